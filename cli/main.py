@@ -1,0 +1,42 @@
+"""The `xtrain` command: one small file a verb, imported only when it is called."""
+
+import argparse
+import sys
+from importlib import import_module
+
+VERBS = ("check", "fmt", "plan", "run", "generate", "explain")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = argparse.ArgumentParser(
+        prog="xtrain",
+        description="Declare a training experiment, review its execution plan, run exactly that plan.",
+        epilog="example: xtrain plan specs/quickstart.xtrain && xtrain run specs/quickstart.xtrain",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    subparsers = parser.add_subparsers(title="verbs", metavar="VERB", dest="verb")
+    # Only the verb that was asked for is imported; for help and for a wrong verb, all of them.
+    asked = next((a for a in arguments if not a.startswith("-")), None)
+    for verb in (asked,) if asked in VERBS else VERBS:
+        import_module(f"{__package__}.{verb}").add_parser(subparsers)
+    parsed = parser.parse_args(arguments)
+    if parsed.version:
+        from .. import __version__
+
+        print(f"xtrain {__version__}")
+        return 0
+    if parsed.verb is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return parsed.run(parsed)
+    except BrokenPipeError:
+        return 0  # the reader of a pipe has seen enough
+    except KeyboardInterrupt:
+        return 130
+
+
+def entry() -> None:
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""`xtrain run SPEC|PLAN`: compile, show, launch, follow; the same command under torchrun is a rank."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..planner.load import Compiled
+    from ..runtime.workspace import Workspace
+
+VIEWS = ("console", "plain", "json", "none")
+
+
+def add_parser(subparsers) -> None:
+    parser = subparsers.add_parser(
+        "run",
+        help="train as a spec or a reviewed plan says",
+        description="Compile a spec (or take a plan.json as it is) and train on local ranks. A run that was stopped "
+        "goes on when the same command is given again.",
+        epilog="example: xtrain run specs/quickstart.xtrain --world 2 --set experiment.budget='100 steps'",
+    )
+    parser.add_argument("spec", help="a .xtrain spec or a plan.json")
+    parser.add_argument("--world", type=int, metavar="N", help="local ranks (default: what the spec's axes need)")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="sets", help="override a field")
+    parser.add_argument("--ui", choices=VIEWS, help="how to show the run (default: console on a terminal, else plain)")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..planner.load import plan_from_path
+
+    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world)
+    if not compiled.report_to(sys.stderr) or compiled.refuse_unexecutable(sys.stderr):
+        return 2
+    # Until the agent takes over, a stop request finds nothing that would have to be saved.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+    from ..runtime.errors import EnvironmentFault
+    from ..runtime.launch import is_worker
+
+    try:
+        return _run_worker(compiled, arguments.ui) if is_worker() else _run_launcher(compiled, arguments.ui)
+    except EnvironmentFault as fault:
+        print(f"error[{fault.code}]: {fault}", file=sys.stderr)
+        return 3
+
+
+def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
+    from ..planner.render import render_summary
+    from ..runtime.outcome import EXIT_CODES
+    from ..runtime.launch import launch
+    from ..runtime.records import JsonLines
+    from ..runtime.workspace import open_workspace
+    from ..tui.view import choose_ui
+
+    plan = compiled.plan
+    assert plan is not None
+    ui = choose_ui(ui, sys.stdout)
+    workspace = open_workspace(plan, compiled.resolved_text)
+    if ui in ("console", "plain"):
+        print(render_summary(plan), flush=True)
+    events = workspace.directory / "events.jsonl"
+    begin = _size(events)
+    with _Following(workspace, ui):
+        args = plan.node("setup.bootstrap").args
+        ended = launch(
+            workspace.directory,
+            workspace.attempt,
+            ranks=plan.mesh.world_size,
+            stop_seconds=args["stop_deadline_seconds"],
+        )
+        said = _events_since(events, begin)
+        spoken = {e.get("rank") for e in said if e["event"] == "failure"}
+        lines = JsonLines(events)
+        for rank, reason in ended.causes().items():
+            if rank not in spoken:
+                log = workspace.directory / "logs" / workspace.attempt
+                lines.write(_event("failure", rank=rank, error=f"{reason}; its output is under {log}", traceback=""))
+        end = next((e for e in reversed(said) if e["event"] == "run_end"), None)
+        if end is None:
+            status = {signal.SIGTERM: "stopped", signal.SIGINT: "interrupted"}.get(ended.signal or 0, "failed")
+            end = _event("run_end", status=status, exit_code=EXIT_CODES[status], seconds=None, loss=None)
+            lines.write(end)
+        lines.close()
+    return end["exit_code"]
+
+
+def _run_worker(compiled: "Compiled", ui: str | None) -> int:
+    """One rank that someone else has started; the first one keeps the directory and shows the run."""
+    from ..runtime.outcome import EXIT_CODES
+    from ..runtime.worker import leave, run_rank
+    from ..runtime.workspace import locate, open_workspace, read_code
+    from ..tui.view import choose_ui
+
+    plan = compiled.plan
+    assert plan is not None
+    if int(os.environ["RANK"]) != 0:
+        directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
+        leave(EXIT_CODES[run_rank(plan, directory, "worker")])
+    workspace = open_workspace(plan, compiled.resolved_text)
+    with _Following(workspace, choose_ui(ui, sys.stdout)):
+        status = run_rank(plan, workspace.directory, workspace.attempt)
+    leave(EXIT_CODES[status])
+    return EXIT_CODES[status]
+
+
+class _Following:
+    """Shows the run from its files, in a thread, until the block ends."""
+
+    def __init__(self, workspace: "Workspace", ui: str) -> None:
+        from ..tui.view import follow
+
+        directory = workspace.directory
+        self._finished = threading.Event()
+        offsets = {name: _size(directory / name) for name in ("metrics.jsonl", "events.jsonl")}
+        options = {"ui": ui, "offsets": offsets, "finished": self._finished}
+        self._thread = threading.Thread(target=follow, args=(directory,), kwargs=options, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self._finished.set()
+        self._thread.join(timeout=10)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def _events_since(path: Path, offset: int) -> list[dict]:
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(offset)
+        return [json.loads(line) for line in file]
+
+
+def _event(event: str, **fields: object) -> dict:
+    import time
+
+    return {"time": time.time(), "step": None, "event": event, **fields}

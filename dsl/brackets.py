@@ -1,0 +1,157 @@
+"""Matching brackets: which one is never closed, which one closes nothing, and where the missing ones must have been.
+
+When the braces of a file do not come out even, indentation says which one was forgotten: a block that is suspect (never
+closed, or closed by a brace in another column) ends where a line begins no deeper than the line that opened it.
+"""
+
+from typing import Final
+
+from .diagnostics import Diagnostics
+from .tokens import CLOSERS, OPENERS, STATEMENTS, Token
+
+_SIGN: Final = {"LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}"}
+
+
+def match_brackets(tokens: list[Token], diagnostics: Diagnostics) -> tuple[list[Token], bool]:
+    """The tokens with every bracket in a pair, and whether something had to be added or left out for that."""
+    if _even(tokens):
+        return tokens, False
+    return _Repair(tokens, diagnostics).run(), True
+
+
+def _even(tokens: list[Token]) -> bool:
+    opened: list[str] = []
+    for token in tokens:
+        if token.type in OPENERS:
+            opened.append(token.type)
+        elif token.type in CLOSERS and (not opened or opened.pop() != CLOSERS[token.type]):
+            return False
+    return not opened
+
+
+class _Repair:
+    def __init__(self, tokens: list[Token], diagnostics: Diagnostics) -> None:
+        self.tokens, self.diagnostics = tokens, diagnostics
+        self.result: list[Token] = []
+        self.opened: list[Token] = []
+        self.excused = False  # an ERROR token was seen: it may have swallowed a closing bracket
+        self.last_closed: Token | None = None
+        self.suspects = self._find_suspects()
+
+    def run(self) -> list[Token]:
+        for place, token in enumerate(self.tokens):
+            if token.type == "ERROR":
+                self.excused = True
+            elif token.type in OPENERS:
+                self.opened.append(token)
+            elif token.type in CLOSERS and not self._close(token):
+                continue
+            elif token.type == "_NEWLINE":
+                self._line_ends(place)
+            self.result.append(token)
+        while self.opened:
+            self._give_up(self.opened[-1], None)
+        return self.result
+
+    def _find_suspects(self) -> set[int]:
+        """The offsets of braces that are never closed, or by a brace that begins a line in another column."""
+        suspects: set[int] = set()
+        opened: list[Token] = []
+        for place, token in enumerate(self.tokens):
+            if token.type == "LBRACE":
+                opened.append(token)
+            elif token.type == "RBRACE" and opened:
+                opener = opened.pop()
+                if self._begins_line(place) and _indent(token) != _indent(opener):
+                    suspects.add(opener.start)
+        return suspects | {token.start for token in opened}
+
+    def _begins_line(self, place: int) -> bool:
+        return place == 0 or self.tokens[place - 1].type == "_NEWLINE"
+
+    def _close(self, token: Token) -> bool:
+        """Take a closing bracket; False if it closes nothing."""
+        wanted = CLOSERS[token.type]
+        if not any(opener.type == wanted for opener in self.opened):
+            self._stray(token)
+            return False
+        if token.type != "RBRACE":
+            # A `)` or `]` closes nothing outside the block it stands in.
+            for opener in reversed(self.opened):
+                if opener.type == wanted:
+                    break
+                if opener.type == "LBRACE":
+                    self._stray(token)
+                    return False
+        while self.opened[-1].type != wanted:
+            self._give_up(self.opened[-1], token)
+        while wanted == "LBRACE" and self._closes_outer(token):
+            self._give_up(self.opened[-1], token)
+        self.last_closed = self.opened.pop()
+        self.excused = False
+        return True
+
+    def _closes_outer(self, token: Token) -> bool:
+        """The brace begins a line in the column of an outer block, deeper than which the innermost one was opened."""
+        inner = self.opened[-1]
+        first = token.source.text[token.source.line_start(token.span.line) : token.start].strip() == ""
+        outer = any(o.type == "LBRACE" and _indent(o) == _indent(token) for o in self.opened[:-1])
+        return first and outer and inner.start in self.suspects and _indent(inner) > _indent(token)
+
+    def _line_ends(self, place: int) -> None:
+        """Decide whether a line that begins here shows that a bracket was forgotten."""
+        following = self.tokens[place + 1 : place + 4]
+        if not following or following[0].type in ("_NEWLINE", "COMMENT") or following[0].type in CLOSERS:
+            return
+        first = following[0]
+        while self.opened:
+            inner = self.opened[-1]
+            if inner.type == "LBRACE":
+                deeper = _indent(first) > _indent(inner)
+                if deeper or inner.start not in self.suspects or inner.span.line == first.span.line:
+                    return
+            elif not _starts_statement(following, inside=inner.type, after=self.tokens[place - 1]):
+                return
+            self._give_up(inner, first)
+
+    def _give_up(self, opener: Token, before: Token | None) -> None:
+        """Report a bracket that is never closed and close it before a token."""
+        assert self.opened.pop() is opener
+        sign, closer = _SIGN[opener.type], OPENERS[opener.type]
+        if not self.excused:
+            where = ((f"it must end before this `{before.text}`", before.span),) if before else ()
+            self.diagnostics.error(
+                "X103", f"this `{sign}` is never closed", opener.span, hint=f"add `{_SIGN[closer]}`", notes=where
+            )
+        at = self.result[-1].end if self.result else 0
+        assumed = Token(closer, opener.source, at, at, assumed=True)
+        self.result.append(assumed)
+
+    def _stray(self, token: Token) -> None:
+        sign = token.text
+        notes = ()
+        if token.type == "RBRACE" and self.last_closed is not None:
+            notes = (("the last block before it was opened here and is closed already", self.last_closed.span),)
+        if not self.excused:
+            self.diagnostics.error(
+                "X104", f"this `{sign}` closes nothing", token.span, hint="remove it", notes=notes,
+                fix=(token.span, ""),
+            )  # fmt: skip
+
+
+def _indent(token: Token) -> int:
+    """The number of blanks before the first character of the token's line."""
+    line = token.source.line(token.span.line)
+    return len(line) - len(line.lstrip())
+
+
+def _starts_statement(following: list[Token], *, inside: str, after: Token) -> bool:
+    """Whether a line can only be a new statement, though a `(` or `[` is open."""
+    first, second = following[0], following[1] if len(following) > 1 else None
+    if first.type != "NAME" or second is None:
+        return False
+    if second.type == "_EQ":  # in a call, an argument may look the same behind a comma
+        return inside == "LSQB" or after.type not in ("_COMMA", "LPAR", "_NEWLINE", "COMMENT")
+    if first.text in STATEMENTS and second.type in ("NAME", "STRING", "NUMBER"):
+        return True
+    return second.type in ("NAME", "STRING", "NUMBER", "LBRACE")

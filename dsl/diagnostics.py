@@ -1,0 +1,135 @@
+"""`Diagnostic`: something to tell the user about a spec; `Diagnostics` collects them; `SpecErrors` carries them."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+from attrs import field, frozen
+
+from .source import Span
+
+Note = tuple[str, Span | None]
+Fix = tuple[Span, str]
+
+
+@frozen(kw_only=True)
+class Diagnostic:
+    """One finding. message: what is wrong, one sentence. hint: what to write instead. notes: what explains it, each
+    with the place it speaks of. fix: a replacement that a tool may apply.
+    """
+
+    severity: Literal["error", "warning"]
+    code: str
+    message: str
+    span: Span | None
+    hint: str | None = None
+    notes: tuple[Note, ...] = ()
+    fix: Fix | None = None
+
+    @property
+    def all_notes(self) -> tuple[Note, ...]:
+        """The notes, and for a span of an included file the `include` statements that lead to it."""
+        notes = list(self.notes)
+        source = self.span.source if self.span else None
+        while source is not None and source.included_at is not None:
+            notes.append((f"`{source.path}` is included here", source.included_at))
+            source = source.included_at.source
+        return tuple(notes)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; lines and columns count from 1, and the end column is the one behind the last character."""
+        return {
+            "severity": self.severity,
+            "code": self.code,
+            "message": self.message,
+            **_place(self.span),
+            "hint": self.hint,
+            "notes": [{"message": message, **_place(span)} for message, span in self.all_notes],
+            "fix": {**_place(self.fix[0]), "replacement": self.fix[1]} if self.fix else None,
+        }
+
+
+def _place(span: Span | None) -> dict[str, Any]:
+    if span is None:
+        return {"path": None, "line": None, "column": None, "end_line": None, "end_column": None}
+    return {
+        "path": span.source.path,
+        "line": span.line,
+        "column": span.column,
+        "end_line": span.end_line,
+        "end_column": span.end_column,
+    }
+
+
+def _order(diagnostic: Diagnostic) -> tuple[int, int, int]:
+    span = diagnostic.span
+    if span is None:
+        return (-1, 0, 0)
+    return (span.source.order, span.start, span.end)
+
+
+@frozen
+class Diagnostics:
+    """A collection of diagnostics: iterates in source order (files in the order of their inclusion), without twins."""
+
+    _found: list[Diagnostic] = field(factory=list)
+
+    def add(self, diagnostic: Diagnostic) -> None:
+        if diagnostic not in self._found:
+            self._found.append(diagnostic)
+
+    def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
+        for diagnostic in diagnostics:
+            self.add(diagnostic)
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        span: Span | None,
+        *,
+        hint: str | None = None,
+        notes: Iterable[Note] = (),
+        fix: Fix | None = None,
+    ) -> None:
+        self.add(
+            Diagnostic(severity="error", code=code, message=message, span=span, hint=hint, notes=tuple(notes), fix=fix)
+        )
+
+    def warning(
+        self, code: str, message: str, span: Span | None, *, hint: str | None = None, notes: Iterable[Note] = ()
+    ) -> None:
+        self.add(
+            Diagnostic(severity="warning", code=code, message=message, span=span, hint=hint, notes=tuple(notes))
+        )
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        return iter(sorted(self._found, key=_order))
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        return tuple(d for d in self if d.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        return tuple(d for d in self if d.severity == "warning")
+
+    @property
+    def has_errors(self) -> bool:
+        return any(d.severity == "error" for d in self._found)
+
+    def render(self, *, color: bool = False) -> str:
+        """All of them as text for people; ends with a newline unless there are none."""
+        from .render import render
+
+        return "".join(render(diagnostic, color=color) + "\n" for diagnostic in self)
+
+
+class SpecErrors(Exception):
+    """A spec that cannot be used; carries the diagnostics that say why."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        super().__init__(f"{len(diagnostics.errors)} error(s) in the spec")
+        self.diagnostics = diagnostics

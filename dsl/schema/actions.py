@@ -1,0 +1,70 @@
+"""What happens besides training: actions, the ticks (`every`) and events (`on`) that call them."""
+
+from typing import Literal
+
+from attrs import frozen
+
+from ..quantity import Quantity
+from .setting import AUTO, Auto, Role, at_least, between, not_negative, setting
+
+
+@frozen
+class LogAction:
+    """`log`: write the metrics of the step."""
+
+
+@frozen
+class EvalAction:
+    """`eval DATASET { … }`: loss on the held-out part of a dataset."""
+
+    dataset: str
+    batches: int | Auto | None = setting(
+        "global batches of micro × data ranks rows; auto: steps // 20, at least 1; none: the whole hold-out",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.CADENCE,
+    )
+
+
+@frozen
+class CheckpointAction:
+    """`checkpoint`: save the full state."""
+
+
+@frozen
+class GenerateAction:
+    """`generate { prompts = […] }`: continue prompts, to look at what the model has learned."""
+
+    prompts: tuple[str, ...] = setting("texts to continue", role=Role.CADENCE)
+    tokens: int = setting("tokens to add to each prompt", default=64, check=at_least(1), role=Role.CADENCE)
+    temperature: float = setting("0 takes the likeliest token", default=0.8, check=not_negative, role=Role.CADENCE)
+    top_p: float = setting(
+        "share of the probability that is sampled from", default=0.95, check=between(0.01, 1), role=Role.CADENCE
+    )
+
+
+@frozen
+class StopAction:
+    """`stop`: end the run after this step; it can be resumed."""
+
+
+Action = LogAction | EvalAction | CheckpointAction | GenerateAction | StopAction
+
+
+@frozen
+class Tick:
+    """`every QUANTITY action then action`: what happens periodically."""
+
+    every: Quantity
+    actions: tuple[Action, ...]
+
+
+EventName = Literal["sigterm", "sigint", "finish"]
+
+
+@frozen
+class Event:
+    """`on EVENT action then action`: what happens when something occurs."""
+
+    event: EventName
+    actions: tuple[Action, ...]

@@ -1,0 +1,63 @@
+"""What is run, where and on what: `experiment`, `workspace`, `launch`."""
+
+from typing import Literal
+
+from attrs import frozen
+
+from ..quantity import Quantity
+from .setting import AUTO, Auto, Role, at_least, positive, setting
+
+
+@frozen
+class Experiment:
+    """`experiment NAME { … }`: the name, the seed and the length of the training."""
+
+    name: str
+    seed: int = setting("seed of initialisation, data order and sampling", default=0, check=at_least(0))
+    budget: Quantity = setting(
+        "how long to train", units=("steps", "tokens", "epochs"), check=positive, role=Role.BUDGET
+    )
+
+
+@frozen
+class Workspace:
+    """`workspace { … }`: where runs are written."""
+
+    root: str = setting("folder that holds all runs, relative to the working folder", default="runs", role=Role.PATH)
+    lineage: str | None = setting(
+        "folder of related runs below the root; the experiment's name unless given", default=None, role=Role.PATH
+    )
+    run: str | None = setting(
+        "name of the run's folder; made of the code and the configuration unless given", default=None, role=Role.PATH
+    )
+
+
+@frozen
+class Launch:
+    """`launch { … }`: the machines the ranks run on."""
+
+    nodes: int = setting("number of machines", default=1, check=at_least(1), role=Role.MESH)
+    ranks_per_node: int | Auto = setting(
+        "ranks on each machine; auto: what the axes of `parallel` need, spread evenly",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.MESH,
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "kind of device a rank computes on; auto: cuda where there is one, else cpu",
+        default="auto",
+        role=Role.EXECUTION,
+    )
+    threads: int | Auto = setting(
+        "CPU threads of one rank; auto: the cores of the machine shared evenly by its ranks",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.EXECUTION,
+    )
+    stop_deadline: Quantity = setting(
+        "time a rank has, after a signal, to save and leave before it is ended",
+        default=Quantity(300, "seconds"),
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+    )

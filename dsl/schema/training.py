@@ -1,0 +1,66 @@
+"""How the model learns: `loss`, `optimizer`, `scheduler`, `checkpoint`."""
+
+from typing import Literal
+
+from attrs import frozen
+
+from ..quantity import Quantity
+from .setting import Role, at_least, momentum_pair, not_negative, positive, setting, share
+
+
+@frozen
+class Loss:
+    """`loss cross_entropy { … }`: summed over valid tokens, divided once by their number in the whole step."""
+
+    kind: Literal["cross_entropy"]
+    z_loss: float = setting("weight of the mean squared log-sum-exp of the logits", default=0.0, check=not_negative)
+    chunk: Quantity = setting(
+        "largest piece of fp32 logits alive at once",
+        default=Quantity(2**30, "bytes"),
+        units=("bytes",),
+        check=positive,
+        role=Role.EXECUTION,
+    )
+
+
+@frozen
+class Optimizer:
+    """`optimizer adamw { … }`: updates parameters from gradients; norms, biases and embeddings do not decay."""
+
+    kind: Literal["adamw"]
+    lr: float = setting("peak learning rate, reached after warm-up", check=positive)
+    betas: tuple[float, ...] = setting("decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
+    eps: float = setting("added to the root of the second moment", default=1e-8, check=positive)
+    weight_decay: float = setting("decoupled decay of matrices", default=0.1, check=not_negative)
+    clip: float | None = setting("largest global gradient norm; none: no clipping", default=1.0, check=positive)
+
+
+@frozen
+class Scheduler:
+    """`scheduler KIND { … }`: the learning rate as a closed form of the step."""
+
+    kind: Literal["cosine", "linear", "constant", "wsd"]
+    warmup: Quantity = setting(
+        "linear rise to the peak", default=Quantity(0, "steps"), units=("steps", "%"), check=share
+    )
+    floor: Quantity = setting(
+        "learning rate at the end, as a share of the peak",
+        default=Quantity(0, "%"),
+        units=("%",),
+        check=share,
+        only=("cosine", "linear", "wsd"),
+    )
+    decay: Quantity = setting(
+        "length of the final fall", default=Quantity(10, "%"), units=("steps", "%"), check=share, only=("wsd",)
+    )
+    shape: Literal["linear", "cosine", "sqrt"] = setting("form of the final fall", default="linear", only=("wsd",))
+
+
+@frozen
+class Checkpoint:
+    """`checkpoint { … }`: what is kept and whether a run goes on where it stopped."""
+
+    resume: bool = setting("go on from the latest checkpoint of this run", default=True, role=Role.EXECUTION)
+    keep: int | None = setting(
+        "newest checkpoints that are kept; none: all", default=3, check=at_least(1), role=Role.CADENCE
+    )

@@ -1,0 +1,99 @@
+"""`Source`, a text with a name, and `Span`, a range of it: what every diagnostic points at."""
+
+from bisect import bisect_right
+
+from attrs import field, frozen
+
+
+def _line_starts(source: "Source") -> tuple[int, ...]:
+    starts = [0]
+    position = source.text.find("\n")
+    while position >= 0:
+        starts.append(position + 1)
+        position = source.text.find("\n", position + 1)
+    return tuple(starts)
+
+
+@frozen(eq=False)
+class Source:
+    """A text that was read. Two sources are equal only if they are the same object.
+
+    path: as people should see it. order: the place among all sources of one load, for sorting diagnostics.
+    included_at: the `include` that brought it in.
+    """
+
+    path: str
+    text: str = field(repr=False)
+    order: int = 0
+    included_at: "Span | None" = field(default=None, repr=False)
+    _starts: tuple[int, ...] = field(init=False, repr=False)
+
+    @_starts.default
+    def _find_line_starts(self) -> tuple[int, ...]:
+        return _line_starts(self)
+
+    @classmethod
+    def from_bytes(cls, path: str, data: bytes, *, order: int = 0, included_at: "Span | None" = None) -> "Source":
+        """Decode a file: UTF-8, with or without byte-order mark, any line ends. Raises UnicodeDecodeError."""
+        text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+        return cls(path, text, order=order, included_at=included_at)
+
+    def position(self, offset: int) -> tuple[int, int]:
+        """Line and column of an offset, both from 1, columns in characters."""
+        line = bisect_right(self._starts, offset)
+        return line, offset - self._starts[line - 1] + 1
+
+    def line(self, number: int) -> str:
+        """The text of a line (from 1) without its end."""
+        start = self._starts[number - 1]
+        end = self._starts[number] - 1 if number < len(self._starts) else len(self.text)
+        return self.text[start:end]
+
+    def line_start(self, number: int) -> int:
+        return self._starts[number - 1]
+
+    def span(self, start: int, end: int) -> "Span":
+        return Span(self, start, end)
+
+    @property
+    def end(self) -> "Span":
+        """The empty span behind the last character that is not blank."""
+        offset = len(self.text.rstrip())
+        return Span(self, offset, offset)
+
+
+@frozen
+class Span:
+    """The characters `start` up to, not including, `end` of a source."""
+
+    source: Source
+    start: int
+    end: int
+
+    @property
+    def line(self) -> int:
+        return self.source.position(self.start)[0]
+
+    @property
+    def column(self) -> int:
+        return self.source.position(self.start)[1]
+
+    @property
+    def end_line(self) -> int:
+        return self.source.position(self.end)[0]
+
+    @property
+    def end_column(self) -> int:
+        """The column behind the last character."""
+        return self.source.position(self.end)[1]
+
+    @property
+    def text(self) -> str:
+        return self.source.text[self.start : self.end]
+
+    def to(self, other: "Span") -> "Span":
+        """From the start of this span to the end of `other`, which stands in the same source."""
+        return Span(self.source, self.start, other.end)
+
+    def __str__(self) -> str:
+        return f"{self.source.path}:{self.line}:{self.column}"

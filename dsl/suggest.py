@@ -1,0 +1,48 @@
+"""Did you mean: the likeliest of some names for a misspelt one, in three tiers."""
+
+from collections.abc import Iterable
+
+
+def closest(word: str, candidates: Iterable[str]) -> str | None:
+    """The candidate that was probably meant, or None.
+
+    First the same letters in another case, then the smallest edit distance up to a third of the word's length, then
+    the same words in another order (`tensor_parallel` for `parallel_tensor`).
+    """
+    names = [name for name in candidates if name != word]
+    for name in names:
+        if name.lower() == word.lower():
+            return name
+    limit = max(len(word), 3) // 3
+    distances = [(distance(word.lower(), name.lower(), limit), place) for place, name in enumerate(names)]
+    best = min(((d, place) for d, place in distances if d is not None), default=None)
+    if best is not None:
+        return names[best[1]]
+    words = sorted(word.lower().split("_"))
+    if len(words) > 1:
+        for name in names:
+            if sorted(name.lower().split("_")) == words:
+                return name
+    return None
+
+
+def did_you_mean(word: str, candidates: Iterable[str]) -> str | None:
+    """The hint ``did you mean `name`?``, or None if no candidate is near."""
+    name = closest(word, candidates)
+    return f"did you mean `{name}`?" if name else None
+
+
+def distance(left: str, right: str, limit: int) -> int | None:
+    """Restricted Damerau-Levenshtein distance: insert, delete, replace, swap neighbours. None above `limit`."""
+    if abs(len(left) - len(right)) > limit:
+        return None
+    before: list[int] = []
+    row = list(range(len(right) + 1))
+    for i, a in enumerate(left, 1):
+        before, last, row = last if i > 1 else [], row, [i]
+        for j, b in enumerate(right, 1):
+            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b))
+            if i > 1 and j > 1 and a == right[j - 2] and left[i - 2] == b:
+                cost = min(cost, before[j - 2] + 1)
+            row.append(cost)
+    return row[-1] if row[-1] <= limit else None

@@ -1,0 +1,159 @@
+"""From the rules of `grammar.lark` to the nodes of `syntax`: lark calls a method for every rule it completes."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+from lark import Lark, Transformer
+from lark.lexer import Lexer
+
+from . import syntax as s
+from .tokens import Token
+
+
+Parts = list[Any]
+
+
+def _name(token: Token) -> s.Name:
+    return s.Name(token.span, token.text)
+
+
+def _label(token: Token) -> s.Label:
+    match token.type:
+        case "NAME":
+            return _name(token)
+        case "STRING":
+            return s.String(token.span, token.value)
+        case "NUMBER":
+            return s.Number(token.span, token.value)
+        case _:
+            return s.Constant(token.span, token.text)
+
+
+class TreeBuilder(Transformer):
+    """One method a rule; `parts` are the named tokens and the nodes of the rule, in order."""
+
+    def items(self, parts: Parts) -> tuple[s.Item, ...]:
+        return tuple(parts)
+
+    def file(self, parts: Parts) -> tuple[s.Item, ...]:
+        return parts[0] if parts and parts[0] is not None else ()
+
+    def assign(self, parts: Parts) -> s.Assign:
+        name, value = parts
+        return s.Assign(name.span.to(value.span), _name(name), value)
+
+    def label(self, parts: Parts) -> s.Label:
+        return _label(parts[0])
+
+    def body(self, parts: Parts) -> s.Body:
+        opener, closer = parts[0], parts[-1]
+        items = parts[1] if len(parts) == 3 and parts[1] is not None else ()
+        return s.Body(opener.span.to(closer.span), items, broken=closer.assumed)
+
+    def block(self, parts: Parts) -> s.Block:
+        kind, *rest = parts
+        body = rest.pop() if rest and isinstance(rest[-1], s.Body) else None
+        end = body.span if body else rest[-1].span if rest else kind.span
+        return s.Block(kind.span.to(end), _name(kind), tuple(rest), body)
+
+    action = block
+
+    def actions(self, parts: Parts) -> tuple[s.Block, ...]:
+        return tuple(part for part in parts if isinstance(part, s.Block))
+
+    def let(self, parts: Parts) -> s.Let:
+        word, name, value = parts
+        return s.Let(word.span.to(value.span), _name(name), value)
+
+    def param(self, parts: Parts) -> s.Param:
+        word, name, value = parts
+        return s.Param(word.span.to(value.span), _name(name), value)
+
+    def include(self, parts: Parts) -> s.Include:
+        return s.Include(parts[0].span.to(parts[1].span), parts[1])
+
+    def use(self, parts: Parts) -> s.Use:
+        return s.Use(parts[0].span.to(parts[1].span), parts[1])
+
+    def every(self, parts: Parts) -> s.Every:
+        word, period, actions = parts
+        return s.Every(word.span.to(actions[-1].span), period, actions)
+
+    def on(self, parts: Parts) -> s.On:
+        word, event, *arguments, actions = parts
+        given = arguments[0][1] if arguments else ()
+        return s.On(word.span.to(actions[-1].span), _name(event), given, actions)
+
+    def broken(self, parts: Parts) -> s.Broken:
+        return s.Broken(parts[0].span, parts[0].value)
+
+    # Expressions ------------------------------------------------------------------------------------------------------
+
+    def chain(self, parts: Parts) -> s.Chain:
+        return s.Chain(parts[0].span.to(parts[-1].span), tuple(parts))
+
+    def binary(self, parts: Parts) -> s.Binary:
+        left, operator, right = parts
+        return s.Binary(left.span.to(right.span), operator.text, left, right)
+
+    def negative(self, parts: Parts) -> s.Negative:
+        return s.Negative(parts[0].span.to(parts[1].span), parts[1])
+
+    def group(self, parts: Parts) -> s.Expression:
+        return parts[1]
+
+    def number(self, parts: Parts) -> s.Number:
+        return s.Number(parts[0].span, parts[0].value)
+
+    def string(self, parts: Parts) -> s.String:
+        return s.String(parts[0].span, parts[0].value)
+
+    def constant(self, parts: Parts) -> s.Constant:
+        return s.Constant(parts[0].span, parts[0].text)
+
+    def reference(self, parts: Parts) -> s.Reference:
+        return s.Reference(parts[0].span.to(parts[-1].span), tuple(part.text for part in parts))
+
+    def call(self, parts: Parts) -> s.Call:
+        name, (end, arguments) = parts
+        return s.Call(name.span.to(end), _name(name), arguments)
+
+    def arguments(self, parts: Parts) -> tuple[Any, tuple[s.Argument, ...]]:
+        return parts[-1].span, tuple(part for part in parts if isinstance(part, s.Argument))
+
+    def argument(self, parts: Parts) -> s.Argument:
+        return s.Argument(parts[0].span, None, parts[0])
+
+    def keyword(self, parts: Parts) -> s.Argument:
+        name, value = parts
+        return s.Argument(name.span.to(value.span), _name(name), value)
+
+    def list(self, parts: Parts) -> s.ListOf:
+        return s.ListOf(parts[0].span.to(parts[-1].span), tuple(parts[1:-1]))
+
+    def map(self, parts: Parts) -> s.Map:
+        return s.Map(parts[0].span.to(parts[-1].span), tuple(parts[1:-1]))
+
+    def entry(self, parts: Parts) -> s.Entry:
+        key, value = parts
+        name = _name(key) if isinstance(key, Token) else key
+        return s.Entry(name.span.to(value.span), name, value)
+
+
+class _NoLexer(Lexer):
+    """The parser is fed with tokens that are made already."""
+
+    def __init__(self, lexer_conf: Any) -> None: ...
+
+    def lex(self, lexer_state: Any, parser_state: Any) -> Any:
+        return iter(())
+
+
+@functools.cache
+def grammar() -> Lark:
+    """The parser of both start rules, `file` and `expression`."""
+    text = Path(__file__).with_name("grammar.lark").read_text(encoding="utf-8")
+    return Lark(text, parser="lalr", lexer=_NoLexer, start=["file", "expression"], transformer=TreeBuilder())
+
+

@@ -1,0 +1,71 @@
+"""Actions of `every` and `on` → nodes: the same action with the same arguments is one node, however often it is named."""
+
+from typing import Any
+
+from ..dsl.schema.actions import Action, CheckpointAction, EvalAction, GenerateAction, LogAction
+from ..dsl.schema.setting import Auto
+from .builder import Builder
+from .plan import NodeKind
+from .resolved import Resolved
+from .units import count_text, plural
+
+
+class ActionNodes:
+    """Adds a node at the first mention of an action, and gives its id again at each further one."""
+
+    def __init__(self, graph: Builder, run: Resolved, after: str) -> None:
+        self._graph = graph
+        self._run = run
+        self._after = after
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def add(self, action: Action, event: str = "") -> str:
+        """The id of the node of an action (any but stop): `tick.eval.web`, or on an event `event.finish.eval.web`."""
+        op, args, does = describe(action, self._run)
+        name = f"{op}.{action.dataset}" if isinstance(action, EvalAction) else op
+        if event:
+            name = f"event.{event}.{name.removeprefix('tick.')}"
+        base, number = name, 1
+        while name in self._known and self._known[name] != args:
+            number += 1
+            name = f"{base}.{number}"
+        if name not in self._known:
+            self._known[name] = args
+            kind: NodeKind = "event" if event else "tick"
+            after: list[str | tuple[str, str]] = [self._after]
+            if isinstance(action, EvalAction):
+                after.append((f"setup.data.{action.dataset}", "held-out rows"))
+            self._graph.add(kind, op, does, id=name, args=args, after=tuple(after))
+        return name
+
+
+def describe(action: Action, run: Resolved) -> tuple[str, dict[str, Any], str]:
+    """(op, arguments, what it does) of any action but stop."""
+    match action:
+        case LogAction():
+            return "tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed"
+        case CheckpointAction():
+            size = count_text(3 * run.inventory.total)
+            return "tick.checkpoint", {}, f"save weights, both moments and the data position: {size} numbers"
+        case EvalAction(dataset=dataset):
+            batches = eval_batches(action, run.batch.steps)
+            rows = run.batch.micro * run.layout.mesh.data_ranks
+            reach = "the whole hold-out" if batches is None else f"{plural(batches, 'batch')} of {plural(rows, 'row')}"
+            return "tick.eval", {"dataset": dataset, "batches": batches}, f"loss on what {dataset} held out: {reach}"
+        case GenerateAction():
+            args = {
+                "prompts": list(action.prompts),
+                "tokens": action.tokens,
+                "temperature": action.temperature,
+                "top_p": action.top_p,
+                "seed": run.spec.experiment.seed,
+            }
+            return "tick.generate", args, f"continue {plural(len(action.prompts), 'prompt')} by {action.tokens} tokens"
+    raise AssertionError(action)
+
+
+def eval_batches(action: EvalAction, steps: int | None) -> int | None:
+    """`auto` is a twentieth of the steps, at least 1; the whole hold-out (None) while the steps are not known."""
+    if not isinstance(action.batches, Auto):
+        return action.batches
+    return None if steps is None else max(steps // 20, 1)

@@ -1,0 +1,93 @@
+"""The nodes that turn documents into microbatches: tokenizer → data → collate chain → loader."""
+
+from typing import Any
+
+from ..dsl.schema.data import Dataset, Pack, PythonStdlib, Text
+from .builder import Builder
+from .data_rules import LINKS, evaluated, portable
+from .resolved import Resolved
+from .units import count_text, plural
+
+DOES = {
+    "to_tensor": "token arrays become int64 tensors",
+    "flatten": "rows become one list of samples",
+    "shift_tokens": "each label is the next token of the same document",
+}
+
+
+def add_data(graph: Builder, run: Resolved) -> str:
+    """Add the chain; the id of the loader."""
+    source = run.spec.tokenizer.source
+    bytewise = source == "bytes"
+    does = "each byte of UTF-8 is a token" if bytewise else f"read tokenizer.json of {portable(source)}"
+    args = {"source": source if bytewise else portable(source)}
+    tokenizer = graph.add("setup", "setup.tokenizer", does, args=args, after=("setup.bootstrap",))
+    wanted = [run.training.name, *(name for name in evaluated(run.spec) if name != run.training.name)]
+    documents = [_dataset(graph, run, run.spec.datasets[name], tokenizer) for name in wanted]
+    last = _chain(graph, run, tuple((id, "rows") for id in documents))
+    batch = run.batch
+    args = {
+        "dataset": run.training.name,
+        "micro": batch.micro,
+        "accumulate": batch.accumulate,
+        "rows": batch.rows,
+        "sequence": batch.sequence,
+        "seed": run.spec.experiment.seed,
+        "steps": batch.steps,
+        "epochs": batch.epochs,
+    }
+    each = plural(batch.rows // run.layout.mesh.data_ranks, "row")
+    tokens = f"{batch.tokens_per_step:,} tokens"
+    does = f"shuffle rows by seed; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank"
+    axes = run.wide("replicate", "fsdp")
+    return graph.add("setup", "setup.loader", does, args=args, axes=axes, after=((last, "microbatches"),))
+
+
+def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) -> str:
+    source = dataset.source
+    patterns: list[str] = []
+    if isinstance(source, PythonStdlib):
+        kind, origin = "python_stdlib", "Python's standard library"
+    else:
+        kind = "text" if isinstance(source, Text) else "jsonl"
+        patterns = [portable(pattern) for pattern in source.patterns]
+        origin = ", ".join(patterns)
+    args: dict[str, Any] = {
+        "dataset": dataset.name,
+        "kind": kind,
+        "patterns": patterns,
+        "text_field": dataset.text,
+        "holdout": dataset.holdout.fraction,
+        "oversized": dataset.oversized,
+        "bad_records": dataset.bad_records,
+        "seed": run.spec.experiment.seed,
+        "sequence": run.batch.sequence,
+    }
+    does = f"tokenize {origin} once, lay documents into rows of {run.batch.sequence:,}"
+    if dataset.holdout.fraction:
+        does += f", hold out {dataset.holdout}"
+    return graph.add(
+        "setup", "setup.data", does, id=f"setup.data.{dataset.name}", args=args, after=((tokenizer, "tokenizer"),)
+    )
+
+
+def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) -> str:
+    batch = run.batch
+    last = ""
+    for link in run.spec.collate:
+        name, _, gives = LINKS[type(link)]
+        args: dict[str, Any] = {}
+        does = DOES.get(name, "")
+        if isinstance(link, Pack):
+            args = {"method": link.method, "capacity": batch.sequence}
+            does = f"{link.method}: samples side by side in rows of {batch.sequence:,}, attention kept apart"
+        last = graph.add("collate", f"collate.{name}", does, args=args, after=after)
+        after = ((last, gives),)
+    rows = f"{plural(batch.micro, 'row')}, {count_text(batch.micro * batch.sequence)} tokens"
+    return graph.add(
+        "collate",
+        "collate.microbatches",
+        f"{plural(batch.accumulate, 'microbatch')} of {rows} on each data rank",
+        args={"micro": batch.micro, "accumulate": batch.accumulate},
+        after=after,
+    )

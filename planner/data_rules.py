@@ -1,0 +1,117 @@
+"""Rules about data: which dataset is trained on, whether evaluations can be made, the order of the collate chain."""
+
+import os
+from glob import iglob
+
+from ..dsl.schema.actions import EvalAction
+from ..dsl.schema.data import Dataset, Flatten, Link, Pack, PythonStdlib, ShiftTokens, ToTensor
+from ..dsl.spec import Spec
+from .findings import Findings
+
+# What a link takes and gives; the first takes what the reader yields, the last gives what a model takes.
+LINKS: dict[type[Link], tuple[str, str, str]] = {
+    ToTensor: ("to_tensor", "rows of token arrays", "rows of token tensors"),
+    Flatten: ("flatten", "rows of token tensors", "token samples"),
+    ShiftTokens: ("shift_tokens", "token samples", "labelled samples"),
+    Pack: ("pack", "labelled samples", "rows of equal length"),
+}
+CHAIN = " -> ".join(name for name, _, _ in LINKS.values())
+
+
+def check_data(spec: Spec, found: Findings) -> Dataset | None:
+    """Check everything about data; the dataset that is trained on, None if there is not exactly one."""
+    training = _training_dataset(spec, found)
+    _check_files(spec, found)
+    _check_evaluations(spec, found)
+    _check_chain(spec, found)
+    return training
+
+
+def evaluated(spec: Spec) -> dict[str, str]:
+    """Dataset name → path of the first tick or event that evaluates on it."""
+    found: dict[str, str] = {}
+    places = [(f"every.{i}", tick.actions) for i, tick in enumerate(spec.ticks)]
+    places += [(f"on.{i}", event.actions) for i, event in enumerate(spec.events)]
+    for path, actions in places:
+        for action in actions:
+            if isinstance(action, EvalAction):
+                found.setdefault(action.dataset, path)
+    return found
+
+
+def trains(dataset: Dataset) -> bool:
+    return dataset.holdout.fraction < 1
+
+
+def portable(path: str) -> str:
+    """One spelling for one path: `./data//x` is `data/x`."""
+    return os.path.normpath(path).replace(os.sep, "/")
+
+
+def _training_dataset(spec: Spec, found: Findings) -> Dataset | None:
+    training = [dataset for dataset in spec.datasets.values() if trains(dataset)]
+    if len(training) == 1:
+        found.passed("data.training", f"`{training[0].name}` is trained on")
+        return training[0]
+    if not training:
+        message = "every dataset is held out whole" if spec.datasets else "there is no dataset"
+        path = f"dataset.{next(iter(spec.datasets))}.holdout" if spec.datasets else "dataset"
+        hint = "lower its holdout" if spec.datasets else "add one, such as `dataset web { source = python_stdlib() }`"
+        found.fail("data.training", "X502", path, f"nothing to train on: {message}", hint)
+    else:
+        names = ", ".join(dataset.name for dataset in training)
+        hint = "set `holdout = 100%` on those that are only evaluated; training on several needs `mixture`"
+        path = f"dataset.{training[1].name}"
+        found.fail("data.training", "X503", path, f"several datasets to train on: {names}", hint)
+    return None
+
+
+def _check_files(spec: Spec, found: Findings) -> None:
+    for dataset in spec.datasets.values():
+        if isinstance(dataset.source, PythonStdlib):
+            continue
+        rule, path = f"data.files.{dataset.name}", f"dataset.{dataset.name}.source"
+        missing = [pattern for pattern in dataset.source.patterns if not _matches(pattern)]
+        if missing:
+            shown = ", ".join(f'"{pattern}"' for pattern in missing)
+            hint = "patterns start at the working folder; the run will look for them again"
+            found.warn(rule, "W501", path, f"dataset {dataset.name}: no file matches {shown}", hint)
+        else:
+            found.passed(rule, f"files match {', '.join(dataset.source.patterns)}")
+
+
+def _matches(pattern: str) -> bool:
+    # Path.glob refuses absolute patterns.
+    return next(iglob(pattern, recursive=True), None) is not None  # noqa: PTH207
+
+
+def _check_evaluations(spec: Spec, found: Findings) -> None:
+    for name, path in evaluated(spec).items():
+        rule = f"data.eval.{name}"
+        dataset = spec.datasets.get(name)
+        if dataset is None:
+            known = ", ".join(spec.datasets) or "none"
+            found.fail(rule, "X501", path, f"eval of unknown dataset `{name}`", f"datasets of this spec: {known}")
+        elif dataset.holdout.fraction == 0:
+            hint = f"write `holdout = 1%` in `dataset {name}`"
+            found.fail(rule, "X504", path, f"eval of `{name}`, which holds nothing out", hint)
+        else:
+            found.passed(rule, f"`{name}` holds out {dataset.holdout}")
+
+
+def _check_chain(spec: Spec, found: Findings) -> None:
+    """Each link must take what the one before it gives."""
+    given = next(iter(LINKS.values()))[1]
+    before = "the reader"
+    for link in spec.collate:
+        name, takes, gives = LINKS[type(link)]
+        if takes != given:
+            message = f"collate: `{name}` takes {takes}, but {before} gives {given}"
+            found.fail("data.collate", "X508", "collate", message, f"write `collate = {CHAIN}`")
+            return
+        given, before = gives, f"`{name}`"
+    if given != LINKS[Pack][2]:
+        message = f"collate: a model takes {LINKS[Pack][2]}, but {before} gives {given}"
+        found.fail("data.collate", "X508", "collate", message, f"write `collate = {CHAIN}`")
+        return
+    found.passed("data.collate", " -> ".join(LINKS[type(link)][0] for link in spec.collate))

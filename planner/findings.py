@@ -1,0 +1,64 @@
+"""`Findings`: collects the verdict of every rule that is checked, so that a spec hears of all its mistakes at once."""
+
+from typing import Literal
+
+from ..dsl.diagnostics import Diagnostic, Diagnostics
+from ..dsl.source import Span
+from ..dsl.spec import Spec
+from .plan import Check
+
+
+def span_of(spec: Spec, path: str) -> Span | None:
+    """The place in the text that set `path`; of a value that is not written, that of the nearest block around it.
+
+    `parallel.cp.ring` falls back to `parallel.cp`, then `parallel`.
+    """
+    while path:
+        origin = spec.origins.get(path)
+        if origin is not None and origin.span is not None:
+            return origin.span
+        path = path.rpartition(".")[0]
+    return None
+
+
+class Findings:
+    """Verdicts in the order in which rules were checked. A rule reports exactly one of passed, warn, fail."""
+
+    def __init__(self, spec: Spec) -> None:
+        self._spec = spec
+        self.checks: list[Check] = []
+        self.diagnostics = Diagnostics()
+
+    @property
+    def failed(self) -> bool:
+        return any(check.status == "fail" for check in self.checks)
+
+    def passed(self, rule: str, evidence: str) -> None:
+        """The rule holds; `evidence` shows the numbers that say so."""
+        self.checks.append(Check(id=rule, status="pass", evidence=evidence))
+
+    def unknown(self, rule: str, evidence: str) -> None:
+        """The rule cannot be decided before the run."""
+        self.checks.append(Check(id=rule, status="unknown", evidence=evidence))
+
+    def fail(self, rule: str, code: str, path: str, message: str, hint: str) -> None:
+        """The rule is broken: `message` names the field and the numbers, `hint` a value that would work."""
+        self._report(rule, "error", code, path, message, hint)
+
+    def warn(self, rule: str, code: str, path: str, message: str, hint: str) -> None:
+        """The plan can be made, but the user should know."""
+        self._report(rule, "warning", code, path, message, hint)
+
+    def _report(
+        self, rule: str, severity: Literal["error", "warning"], code: str, path: str, message: str, hint: str
+    ) -> None:
+        span = span_of(self._spec, path)
+        self.diagnostics.add(Diagnostic(severity=severity, code=code, message=message, span=span, hint=hint))
+        check = Check(
+            id=rule,
+            status="fail" if severity == "error" else "warn",
+            evidence=f"{message}; {hint}",
+            code=code,
+            place=str(span) if span else "",
+        )
+        self.checks.append(check)

@@ -1,0 +1,127 @@
+"""When things happen besides training: ticks with how often they fire, reactions to events, and their defaults."""
+
+from math import ceil
+
+from attrs import frozen
+
+from ..dsl.quantity import Quantity
+from ..dsl.schema.actions import Action, CheckpointAction, Event, EventName, LogAction, StopAction
+from ..dsl.schema.actions import Tick as TickSpec
+from ..dsl.spec import Spec
+from .actions import ActionNodes
+from .arithmetic import Arithmetic
+from .findings import Findings
+from .plan import Reaction, Tick, Timeline
+
+EVENTS: tuple[EventName, ...] = ("finish", "sigterm", "sigint")
+
+
+@frozen(kw_only=True)
+class Schedule:
+    """Ticks and events with the defaults filled in; `origins` gives the path of a tick in the spec, or ``, and `reasons`
+    says of every default (by the path it would have) what it is and why."""
+
+    ticks: tuple[TickSpec, ...]
+    paths: tuple[str, ...]
+    events: dict[EventName, tuple[Action, ...]]
+    reasons: dict[str, tuple[str, str]]
+
+
+def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
+    """A run logs and saves, even if nobody says so: every hundredth and every twentieth of its steps.
+
+    A run also saves when it ends, and on a signal saves and stops.
+    """
+    ticks, paths = list(spec.ticks), [f"every.{i}" for i in range(len(spec.ticks))]
+    reasons: dict[str, tuple[str, str]] = {}
+
+    def default(name: str, action: Action, parts: int, unknown: Quantity) -> None:
+        if any(isinstance(a, type(action)) for tick in spec.ticks for a in tick.actions):
+            return
+        every = unknown if steps is None else Quantity(max(ceil(steps / parts), 1), "steps")
+        why = "the number of steps is not known" if steps is None else f"{steps:,} steps / {parts}, rounded up"
+        ticks.append(TickSpec(every, (action,)))
+        paths.append("")
+        reasons[f"every.{name}"] = (str(every), why)
+
+    default("log", LogAction(), 100, Quantity(10, "steps"))
+    default("checkpoint", CheckpointAction(), 20, Quantity(600, "seconds"))
+    events = {name: _actions(spec.events, name) for name in EVENTS}
+    if not any(isinstance(action, CheckpointAction) for action in events["finish"]):
+        events["finish"] = (CheckpointAction(), *events["finish"])
+        reasons["on.finish"] = ("checkpoint", "a finished run can be used and extended")
+    for name in ("sigterm", "sigint"):
+        if not events[name]:
+            events[name] = (CheckpointAction(), StopAction())
+            reasons[f"on.{name}"] = ("checkpoint then stop", "a run that is asked to leave can be resumed")
+    return Schedule(ticks=tuple(ticks), paths=tuple(paths), events=events, reasons=reasons)
+
+
+def _actions(events: tuple[Event, ...], name: EventName) -> tuple[Action, ...]:
+    return tuple(action for event in events if event.event == name for action in event.actions)
+
+
+def check_ticks(schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
+    """A tick needs a unit that can be counted, and should fire at least once."""
+    for tick, path in zip(schedule.ticks, schedule.paths, strict=True):
+        rule = f"schedule.{path or 'default'}"
+        if (every := _every(tick.every, batch)) is None:
+            message = f"every {tick.every}: the budget does not say how many steps that is"
+            found.fail(rule, "X603", path, message, "use steps, tokens or a time, such as `every 100 steps`")
+        elif (count := _count(every, batch)) == 0:
+            message = f"every {tick.every} never fires: the run has {batch.steps:,} steps, {batch.tokens:,} tokens"
+            found.warn(rule, "W601", path, message, f"use {batch.steps} steps or fewer, or `on finish`")
+        elif path:
+            found.passed(rule, f"every {tick.every} fires {'by the clock' if count is None else f'{count:,} times'}")
+
+
+def lay_timeline(schedule: Schedule, batch: Arithmetic, nodes: ActionNodes) -> Timeline:
+    """Ticks in the order of the spec, defaults last. Every tick must have passed `check_ticks`."""
+    ticks = []
+    for tick in schedule.ticks:
+        every = _every(tick.every, batch)
+        assert every is not None
+        ids = tuple(nodes.add(action) for action in tick.actions if not isinstance(action, StopAction))
+        stop = any(isinstance(action, StopAction) for action in tick.actions)
+        value, unit = every.value, every.unit
+        ticks.append(
+            Tick(
+                nodes=ids,
+                steps=int(value) if unit == "steps" else None,
+                tokens=int(value) if unit == "tokens" else None,
+                seconds=float(value) if unit == "seconds" else None,
+                count=_count(every, batch),
+                stop=stop,
+            )
+        )
+    reactions = tuple(
+        Reaction(
+            event=name,
+            nodes=tuple(nodes.add(action, name) for action in actions if not isinstance(action, StopAction)),
+            stop=any(isinstance(action, StopAction) for action in actions),
+        )
+        for name, actions in schedule.events.items()
+    )
+    return Timeline(
+        steps=batch.steps, tokens=batch.tokens, epochs=batch.epochs, ticks=tuple(ticks), reactions=reactions
+    )
+
+
+def _every(every: Quantity, batch: Arithmetic) -> Quantity | None:
+    """In steps, tokens or seconds; None for a share of a budget or an epoch whose steps nobody knows."""
+    if every.unit in ("steps", "tokens"):
+        return Quantity(max(ceil(every.value), 1), every.unit)
+    if every.unit == "seconds":
+        return every
+    if every.unit == "%" and batch.steps is not None:
+        return Quantity(max(ceil(batch.steps * every.fraction), 1), "steps")
+    return None
+
+
+def _count(every: Quantity, batch: Arithmetic) -> int | None:
+    """How often a tick fires: after every n-th step, or after a step in which the tokens pass a multiple of n."""
+    if batch.steps is None or every.unit == "seconds":
+        return None
+    if every.unit == "steps":
+        return batch.steps // int(every.value)
+    return min(batch.steps, batch.steps * batch.tokens_per_step // int(every.value))

@@ -1,0 +1,103 @@
+"""`setup.bootstrap`: this process becomes a rank: device, threads, number formats, process group, signals."""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from ..planner.plan import Mesh, Plan
+from .errors import EnvironmentFault
+from .ops import op
+from .signals import StopRequests
+from .state import Rank
+
+# The first collective waits for the slowest rank to read its data; later ones for one step.
+START_UP_TIMEOUT = timedelta(minutes=30)
+
+
+@op("setup.bootstrap", gives="rank")
+def bootstrap(
+    plan: Plan,
+    requests: StopRequests,
+    seed: int,
+    device: str,
+    threads: int | None,
+    matmul: str,
+    axes: list,
+    stop_deadline_seconds: float,
+) -> Rank:
+    """Join the process group that RANK, WORLD_SIZE and LOCAL_RANK speak of; alone where they are not set.
+
+    Raises EnvironmentFault if the world is not the one that the plan was made for, or the device is not there.
+    """
+    requests.deadline_seconds = stop_deadline_seconds
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world != plan.mesh.world_size:
+        raise EnvironmentFault(
+            "X703", f"the plan is for {plan.mesh.world_size} ranks and {world} were started; start as many, or plan again"
+        )
+    number = int(os.environ.get("RANK", "0"))
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    chosen = choose_device(device, local)
+    use_threads(threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    set_matmul(matmul, chosen)
+    torch.manual_seed(seed)
+    if world > 1:
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=START_UP_TIMEOUT)
+    mesh: Mesh = plan.mesh
+    assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
+    return Rank(
+        rank=number,
+        local_rank=local,
+        world_size=world,
+        data_rank=mesh.data_rank(number),
+        data_ranks=mesh.data_ranks,
+        device=chosen,
+    )
+
+
+def choose_device(kind: str, local_rank: int) -> torch.device:
+    """The device of this rank; `auto` is cuda where there is one. Raises EnvironmentFault where it is missing."""
+    if kind == "auto":
+        kind = "cuda" if torch.cuda.is_available() else "cpu"
+    if kind == "cpu":
+        return torch.device("cpu")
+    count = torch.cuda.device_count()
+    if local_rank >= count:
+        raise EnvironmentFault("X702", f"local rank {local_rank} needs a CUDA device of its own and there are {count} here")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def use_threads(threads: int | None, local_world: int) -> None:
+    """Set the CPU threads of this rank; None: OMP_NUM_THREADS where it is set, else an even share of the cores."""
+    if threads is None and "OMP_NUM_THREADS" not in os.environ:
+        threads = max(1, len(os.sched_getaffinity(0)) // local_world)
+    if threads is not None:
+        torch.set_num_threads(threads)
+
+
+def set_matmul(setting: str, device: torch.device) -> str:
+    """Choose how fp32 matrix products are computed, and return the setting that is in force.
+
+    `auto` takes `medium` on a CPU whose products keep fp32 accuracy under it: there it selects another library, not
+    another format. On processors and GPUs where it does round inputs, the probe sees it and `highest` stays.
+    """
+    if setting == "auto":
+        setting = "medium" if device.type == "cpu" and _medium_is_exact() else "highest"
+    torch.set_float32_matmul_precision(setting)
+    return setting
+
+
+def _medium_is_exact() -> bool:
+    generator = torch.Generator().manual_seed(0)
+    left = torch.randn(64, 512, generator=generator)
+    right = torch.randn(512, 64, generator=generator)
+    exact = left.double() @ right.double()
+    torch.set_float32_matmul_precision("highest")
+    reference = (left @ right - exact).abs().max()
+    torch.set_float32_matmul_precision("medium")
+    return bool((left @ right - exact).abs().max() <= 4 * reference)

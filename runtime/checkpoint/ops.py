@@ -1,0 +1,143 @@
+"""`setup.resume` and `tick.checkpoint`: the full state of a run, saved and found again."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from attrs import define
+from torch import nn
+from torch.optim import Optimizer
+
+from ...planner.plan import Plan
+from ..data.errors import DataError
+from ..errors import ResumeRefused
+from ..feed import Feed
+from ..observe import Window
+from ..ops import op
+from ..records import Records
+from ..state import Progress, Rank, Step
+from .layout import CheckpointFolder, Entry, size_bytes
+from .tensors import model_tensors, optimizer_tensors
+
+
+@define(kw_only=True)
+class Saver:
+    """Writes checkpoints of this run and reads them back."""
+
+    plan: Plan
+    model: nn.Module
+    optimizer: Optimizer
+    feed: Feed
+    rank: Rank
+    progress: Progress
+    folder: CheckpointFolder
+    keep: int | None
+    saved_step: int | None = None
+
+    def _tensors(self) -> dict[str, Any]:
+        return {**model_tensors(self.model), **optimizer_tensors(self.model, self.optimizer)}
+
+    def save(self) -> Path:
+        """Save the state after `progress.step` steps; on return it is durable and named. Collective."""
+        step = self.progress.step
+        if self.rank.is_first:
+            self.folder.begin(step)
+        self._wait()
+        dcp.save(self._tensors(), checkpoint_id=self.folder.partial(step), no_dist=self.rank.world_size == 1)
+        self._wait()
+        if self.rank.is_first:
+            self.folder.publish(step, self._state())
+            self.folder.retain(self.keep)
+        self._wait()
+        self.saved_step = step
+        return self.folder.path(step)
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.progress.step,
+            "tokens": self.progress.tokens,
+            "plan_id": self.plan.id,
+            "config_id": self.plan.config_id,
+            "world_size": self.plan.mesh.world_size,
+            "loader": self.feed.loader.state(self.progress.step),
+            "tensors": {p.name: list(p.shape) for p in self.plan.parameters.tensors},
+        }
+
+    def load(self, entry: Entry) -> None:
+        """Take over the state of a checkpoint. Raises ResumeRefused if it is of another model or other data."""
+        state = entry.state()
+        planned = {p.name: list(p.shape) for p in self.plan.parameters.tensors}
+        if state["tensors"] != planned:
+            raise ResumeRefused(f"{entry.path} holds another model: {_difference(state['tensors'], planned)}")
+        try:
+            self.feed.loader.check_state(state["loader"])
+        except DataError as error:
+            raise ResumeRefused(f"{entry.path}: {error}") from error
+        dcp.load(self._tensors(), checkpoint_id=entry.path, no_dist=self.rank.world_size == 1)
+        self.progress.step, self.progress.tokens = state["step"], state["tokens"]
+        self.saved_step = state["step"]
+
+    def _wait(self) -> None:
+        if self.rank.world_size > 1:
+            dist.barrier()
+
+
+def _difference(saved: dict[str, list[int]], planned: dict[str, list[int]]) -> str:
+    names = [n for n in {**saved, **planned} if saved.get(n) != planned.get(n)]
+    parts = [f"{n} is {saved.get(n, 'absent')} there and {planned.get(n, 'absent')} in the plan" for n in names[:3]]
+    return "; ".join(parts) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+@op("setup.resume", gives="saver")
+def resume_latest(
+    plan: Plan,
+    model: nn.Module,
+    optimizer: Optimizer,
+    feed: Feed,
+    rank: Rank,
+    progress: Progress,
+    records: Records,
+    window: Window,
+    resume: bool,
+    keep: int | None,
+) -> Saver:
+    """Go on from the latest checkpoint of this run, if there is one and `resume` says so."""
+    saver = Saver(
+        plan=plan,
+        model=model,
+        optimizer=optimizer,
+        feed=feed,
+        rank=rank,
+        progress=progress,
+        folder=CheckpointFolder(records.directory / "checkpoints"),
+        keep=keep,
+    )
+    window.clear()
+    entry = saver.folder.latest() if resume else None
+    if entry is not None:
+        saver.load(entry)
+        records.event("resumed", step=progress.step, path=str(entry.path))
+    return saver
+
+
+@op("tick.checkpoint")
+def checkpoint(saver: Saver, records: Records, progress: Progress, node_id: str):
+    """Save, unless this very step is saved already."""
+
+    def run(step: Step) -> None:
+        if saver.saved_step == progress.step:
+            return
+        begin = time.perf_counter()
+        path = saver.save()
+        records.event(
+            "checkpoint",
+            step=progress.step,
+            node=node_id,
+            path=str(path),
+            bytes=size_bytes(path),
+            seconds=time.perf_counter() - begin,
+        )
+
+    return run

@@ -1,0 +1,27 @@
+"""Model and optimizer as one flat dict of tensors under the parameters' own names, so any layout can read it."""
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """`model.<name>` → parameter; shards stay shards."""
+    return {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+    """`optimizer.<name>.<moment>` → state, with zeros made for parameters that have not been updated yet."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        if not state:
+            # As AdamW makes them itself at its first step; the count is a tensor of the parameter's device when fused.
+            device = parameter.device
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            for moment in MOMENTS:
+                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        tensors |= {f"optimizer.{name}.{key}": state[key] for key in ("step", *MOMENTS)}
+    return tensors

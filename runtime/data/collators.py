@@ -1,0 +1,166 @@
+"""The stages that turn rows of token segments into a microbatch; each is one node of the execution plan.
+
+A stage says what kind of value it takes and gives, so that a chain can be checked before any data flows:
+
+    rows of token arrays ─to_tensor▶ rows of token tensors ─flatten▶ token samples
+        ─shift_tokens▶ labelled samples ─pack▶ microbatch
+"""
+
+# shapes: B rows of the microbatch, S positions of a row, L positions of a sample
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define
+from torch import Tensor
+
+from .batch import IGNORE_INDEX, Microbatch
+from .errors import DataError
+
+RAW_ROWS = "rows of token arrays"
+TENSOR_ROWS = "rows of token tensors"
+TOKEN_SAMPLES = "token samples"
+LABELLED_SAMPLES = "labelled samples"
+MICROBATCH = "microbatch"
+
+# Padding is cut into segments of at most this many positions: attention over it stays cheap, and no position in it
+# is larger than a model may know.
+PAD_SEGMENT = 1024
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class Sample:
+    """One segment on its way into a row."""
+
+    row: int
+    """Row of the microbatch it belongs to."""
+    tokens: Tensor
+    """int64 [L + 1] as read; int64 [L], the inputs, once there are labels."""
+    labels: Tensor | None = None
+    """int64 [L], or None before they are made."""
+
+
+@define(kw_only=True, frozen=True)
+class Samples:
+    """The samples of a microbatch, in row order; rows without any exist all the same."""
+
+    num_rows: int
+    samples: tuple[Sample, ...]
+
+
+@define(kw_only=True, frozen=True)
+class Stage:
+    """A named function with the kinds of value it takes and gives."""
+
+    name: str
+    takes: str
+    gives: str
+    function: Callable[[Any], Any]
+
+    def __call__(self, value: Any) -> Any:
+        return self.function(value)
+
+
+def to_tensor() -> Stage:
+    """Token arrays of any unsigned type become int64 tensors with memory of their own."""
+
+    def convert(rows: list[list[np.ndarray]]) -> list[list[Tensor]]:
+        return [[torch.from_numpy(segment.astype(np.int64)) for segment in row] for row in rows]
+
+    return Stage(name="to_tensor", takes=RAW_ROWS, gives=TENSOR_ROWS, function=convert)
+
+
+def flatten() -> Stage:
+    """Nested rows become one list of samples, each knowing its row."""
+
+    def unnest(rows: list[list[Tensor]]) -> Samples:
+        samples = (Sample(row=index, tokens=tokens) for index, row in enumerate(rows) for tokens in row)
+        return Samples(num_rows=len(rows), samples=tuple(samples))
+
+    return Stage(name="flatten", takes=TENSOR_ROWS, gives=TOKEN_SAMPLES, function=unnest)
+
+
+def shift_tokens() -> Stage:
+    """L + 1 tokens become L inputs, each labelled with the token after it.
+
+    Done per sample and before packing: a label is always the next token of the same document, also at the end of a
+    chunk, and the last token of a document (eos) is only ever a label.
+    The stage raises DataError for a sample of fewer than two tokens, which has no position.
+    """
+
+    def shift(value: Samples) -> Samples:
+        return Samples(num_rows=value.num_rows, samples=tuple(map(_shift, value.samples)))
+
+    return Stage(name="shift_tokens", takes=TOKEN_SAMPLES, gives=LABELLED_SAMPLES, function=shift)
+
+
+def _shift(sample: Sample) -> Sample:
+    if len(sample.tokens) < 2:
+        raise DataError(f"a sample of {len(sample.tokens)} tokens in row {sample.row} has nothing to predict")
+    return Sample(row=sample.row, tokens=sample.tokens[:-1], labels=sample.tokens[1:])
+
+
+def pack(*, capacity: int) -> Stage:
+    """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
+
+    The rest of a row is padding: input 0, label IGNORE_INDEX, in segments of at most PAD_SEGMENT positions.
+    The stage raises DataError if a row's samples do not fit.
+    """
+
+    def lay_out(value: Samples) -> Microbatch:
+        shape = (value.num_rows, capacity)
+        input_ids_BS = torch.zeros(shape, dtype=torch.int64)
+        labels_BS = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
+        filled = [0] * value.num_rows
+        lengths: list[list[int]] = [[] for _ in range(value.num_rows)]
+        for sample in value.samples:
+            assert sample.labels is not None, "compose lets only labelled samples through"
+            row, first = sample.row, filled[sample.row]
+            end = first + len(sample.tokens)
+            if end > capacity:
+                raise DataError(f"row {row} needs {end} positions or more, and it has {capacity}")
+            input_ids_BS[row, first:end] = sample.tokens
+            labels_BS[row, first:end] = sample.labels
+            filled[row] = end
+            lengths[row].append(end - first)
+        for row, used in enumerate(filled):
+            whole, rest = divmod(capacity - used, PAD_SEGMENT)
+            lengths[row] += [PAD_SEGMENT] * whole + [rest] * bool(rest)
+        flat = torch.tensor([0, *(length for row in lengths for length in row)])
+        bounds = flat.cumsum(0)
+        starts = bounds[:-1].repeat_interleave(flat[1:], output_size=value.num_rows * capacity)
+        return Microbatch(
+            input_ids_BS=input_ids_BS,
+            labels_BS=labels_BS,
+            positions_BS=(torch.arange(value.num_rows * capacity) - starts).view(shape),
+            cumulative_lengths=bounds.to(torch.int32),
+            max_length=int(flat.max()),
+            num_valid=int((labels_BS != IGNORE_INDEX).sum()),
+        )
+
+    return Stage(name="pack", takes=LABELLED_SAMPLES, gives=MICROBATCH, function=lay_out)
+
+
+def compose(stages: Sequence[Stage]) -> Callable[[list[list[np.ndarray]]], Microbatch]:
+    """One function that runs `stages` in order, from rows of token arrays to a microbatch.
+
+    Raises DataError if a stage does not take what the one before it gives, or if the chain starts or ends elsewhere.
+    """
+    chain = tuple(stages)
+    kind, giver = RAW_ROWS, "the loader"
+    for stage in chain:
+        if stage.takes != kind:
+            raise DataError(f"collator `{stage.name}` takes {stage.takes}, but {giver} gives {kind}")
+        kind, giver = stage.gives, f"`{stage.name}`"
+    if kind != MICROBATCH:
+        raise DataError(f"the collators end with {kind} from {giver}, but a step takes a {MICROBATCH}")
+
+    def collate(rows: list[list[np.ndarray]]) -> Microbatch:
+        value: Any = rows
+        for stage in chain:
+            value = stage(value)
+        return value
+
+    return collate

@@ -1,0 +1,24 @@
+"""The one exception this room raises for something a user can put right."""
+
+from os import PathLike
+
+
+class DataError(Exception):
+    """Data, a tokenizer or a data setting cannot be used as given.
+
+    The text reads `file:line: what is wrong`, then on a line of its own what to do about it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        path: str | PathLike[str] | None = None,
+        line: int | None = None,
+        remedy: str | None = None,
+    ) -> None:
+        where = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
+        super().__init__(f"{where}{message}" if remedy is None else f"{where}{message}\n  {remedy}")
+        self.path = path
+        self.line = line
+        self.remedy = remedy

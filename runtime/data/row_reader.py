@@ -1,0 +1,35 @@
+"""Reads packed rows out of a token store."""
+
+from functools import cached_property
+from hashlib import blake2b
+
+import numpy as np
+from attrs import define
+
+from .packing import Rows
+from .store import TokenStore
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class RowReader:
+    """Reads the tokens of packed rows."""
+
+    store: TokenStore
+    documents: np.ndarray
+    """int64: the document of the store that each document index in `rows` stands for."""
+    rows: Rows
+
+    def row(self, index: int) -> list[np.ndarray]:
+        """Token segments of one row, views into the store; L positions come with L + 1 tokens, the last a label."""
+        rows = self.rows
+        segments = slice(rows.row_offsets[index], rows.row_offsets[index + 1])
+        first = self.store.offsets[self.documents[rows.document[segments]]] + rows.start[segments]
+        end = first + rows.length[segments] + 1
+        return [self.store.tokens[a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True)]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hex digest of every row's content: the store's, the choice of documents, and their packing."""
+        digest = blake2b(f"{self.store.key} {self.rows.fingerprint()}".encode(), digest_size=16)
+        digest.update(np.ascontiguousarray(self.documents, dtype=np.int64).data)
+        return digest.hexdigest()

@@ -1,0 +1,16 @@
+"""What can go wrong outside the spec, told to a person: the machine, the files, the state of an earlier run."""
+
+
+class EnvironmentFault(Exception):
+    """The environment is not what the plan needs (exit code 3). `code` is a diagnostic code."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ResumeRefused(EnvironmentFault):
+    """A checkpoint does not fit this plan; says what differs."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("X705", message)

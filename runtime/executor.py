@@ -1,0 +1,226 @@
+"""Runs a plan on this rank: set-up nodes in topological order, the step as a flat list of calls, ticks, shutdown.
+
+Nothing here knows what a node does. What the plan does not contain does not happen.
+"""
+
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+from attrs import frozen
+
+from ..planner.plan import Node, Plan, Tick
+from .data.errors import DataError
+from .errors import EnvironmentFault
+from .feed import Feed
+from .observe import Window
+from .ops import OPS, PlanMismatch, load_ops
+from .outcome import EXIT_CODES
+from .records import Records
+from .signals import StopRequests
+from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
+from .timers import Clocks
+
+StepCall = Callable[[Step], None]
+
+STATUS_OF_EVENT = {"sigterm": "stopped", "sigint": "interrupted"}
+
+
+@frozen
+class DueTick:
+    """A tick with its nodes bound; `due` is asked once after every step."""
+
+    tick: Tick
+    calls: tuple[StepCall, ...]
+    clock: int | None
+
+    def due(self, step: int, tokens_per_step: int, clocks: Clocks) -> bool:
+        if self.tick.steps is not None:
+            return step % self.tick.steps == 0
+        if self.tick.tokens is not None:
+            # It fires in the step in which another multiple of its period is reached.
+            return step * tokens_per_step // self.tick.tokens > (step - 1) * tokens_per_step // self.tick.tokens
+        assert self.clock is not None
+        return clocks.due[self.clock]
+
+
+class Executor:
+    """One rank's walk through a plan."""
+
+    def __init__(self, plan: Plan, directory: Path, *, rank: int, attempt: str) -> None:
+        load_ops()
+        self.plan = plan
+        self.records = Records.open(directory, rank)
+        self.progress = Progress()
+        self.requests = StopRequests(deadline_seconds=300.0)
+        self.clocks = Clocks()
+        self.resources: Resources = {
+            "plan": plan,
+            "records": self.records,
+            "progress": self.progress,
+            "requests": self.requests,
+            "clocks": self.clocks,
+            "attempt": attempt,
+            "datasets": {},
+            "stages": [],
+        }
+        self._order = _topological(plan)
+        self._bound: dict[str, StepCall] = {}
+        self._last_step: Step | None = None
+
+    def run(self) -> str:
+        """Set up, train, shut down; returns how it ended (a key of EXIT_CODES). Failures are reported, not raised."""
+        self.requests.listen()
+        begin = time.perf_counter()
+        self.records.event(
+            "run_start",
+            step=0,
+            run_id=self.records.directory.name,
+            plan_id=self.plan.id,
+            name=self.plan.name,
+            world_size=self.plan.mesh.world_size,
+            device=self.plan.node("setup.bootstrap").args["device"],
+            steps=self.plan.timeline.steps,
+            attempt=self.resources["attempt"],
+            directory=str(self.records.directory),
+        )
+        status, last = "failed", None
+        try:
+            self._set_up(begin)
+            status = self._train()
+        except (EnvironmentFault, DataError) as error:
+            status = "environment"
+            self._report(error, trace=False)
+        except (NonFinite, PlanMismatch) as error:
+            self._report(error, trace=False)
+        except BaseException as error:  # also CheckpointException, which is no Exception
+            self._report(error, trace=True)
+        last = self._last_step
+        self.records.event(
+            "run_end",
+            step=self.progress.step,
+            status="failed" if status == "environment" else status,
+            exit_code=EXIT_CODES[status],
+            seconds=time.perf_counter() - begin,
+            loss=last.loss if last else None,
+        )
+        self._shut_down(failed=EXIT_CODES[status] in (1, 3))
+        return status
+
+    # set-up ---------------------------------------------------------------------------------------------------------
+
+    def _set_up(self, begin: float) -> None:
+        for node in self._order:
+            if node.kind in ("setup", "collate"):
+                self._execute(node)
+        self.records.event("setup_done", step=self.progress.step, seconds=time.perf_counter() - begin)
+
+    def _execute(self, node: Node) -> None:
+        """Run a node that acts at once, time it, and keep what it gives."""
+        operation = _operation(node)
+        self.records.event("setup_begin", step=self.progress.step, node=node.id)
+        began = time.perf_counter()
+        result = operation.bind(node, {**self.resources, "node_id": node.id})()
+        if operation.gives:
+            self.resources[operation.gives] = result
+        seconds = time.perf_counter() - began
+        self.records.event("setup", step=self.progress.step, node=node.id, seconds=seconds, detail=node.does)
+
+    # training -------------------------------------------------------------------------------------------------------
+
+    def _train(self) -> str:
+        feed: Feed = self.resources["feed"]
+        window: Window = self.resources["window"]
+        total = self.plan.timeline.steps if self.plan.timeline.steps is not None else feed.steps
+        calls = [(node.id, self._call(node.id)) for node in self._order if node.kind == "step"]
+        ticks = [self._due_tick(tick) for tick in self.plan.timeline.ticks]
+        reactions = {r.event: (tuple(map(self._call, r.nodes)), r.stop) for r in self.plan.timeline.reactions}
+        if self.progress.step >= total:
+            return "complete"
+        tokens_per_step = self.plan.estimates.tokens_per_step
+        seconds = window.node_seconds = dict.fromkeys((node for node, _ in calls), 0.0)
+        clock = time.perf_counter
+        while self.progress.step < total:
+            step = Step(index=self.progress.step, began=clock())
+            try:
+                mark = step.began
+                for node, call in calls:
+                    call(step)
+                    now = clock()
+                    seconds[node] += now - mark
+                    mark = now
+            except SkipStep as reason:
+                self.records.event("skipped", step=step.index + 1, reason=str(reason))
+            except Halt as halt:
+                self._react(halt.event, reactions)
+                if reactions[halt.event][1]:
+                    return STATUS_OF_EVENT[halt.event]
+                self.requests.settle(halt.event)
+                continue
+            self._last_step = step
+            self.progress.step += 1
+            self.progress.tokens += tokens_per_step
+            for tick in ticks:
+                if tick.due(self.progress.step, tokens_per_step, self.clocks):
+                    for call in tick.calls:
+                        call(step)
+            self.records.flush(self.progress.step)
+        self._react("finish", reactions)
+        return "done"
+
+    def _react(self, event: str, reactions: dict[str, tuple[tuple[StepCall, ...], bool]]) -> None:
+        """Run the nodes that the plan names for an event."""
+        if event in STATUS_OF_EVENT:
+            self.records.event("signal", step=self.progress.step, name=event)
+        step = self._last_step or Step(index=self.progress.step)
+        for call in reactions[event][0]:
+            call(step)
+        self.records.flush(self.progress.step)
+
+    def _due_tick(self, tick: Tick) -> DueTick:
+        clock = self.clocks.add(tick.seconds) if tick.seconds is not None else None
+        return DueTick(tick, tuple(map(self._call, tick.nodes)), clock)
+
+    def _call(self, node_id: str) -> StepCall:
+        """The callable of a step, tick or event node, made once."""
+        if node_id not in self._bound:
+            node = self.plan.node(node_id)
+            self._bound[node_id] = _operation(node).bind(node, {**self.resources, "node_id": node_id})()
+        return self._bound[node_id]
+
+    # the end --------------------------------------------------------------------------------------------------------
+
+    def _report(self, error: BaseException, *, trace: bool) -> None:
+        text = "".join(traceback.format_exception(error)) if trace else ""
+        fields: dict[str, Any] = {"rank": self.records.rank, "error": str(error) or repr(error), "traceback": text}
+        if isinstance(error, EnvironmentFault):
+            fields["code"] = error.code
+        if isinstance(error, NonFinite):
+            self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
+        self.records.event("failure", step=self.progress.step, every_rank=True, **fields)
+
+    def _shut_down(self, *, failed: bool) -> None:
+        for node in self._order:
+            if node.kind == "shutdown" and not (failed and node.op == "shutdown.leave"):
+                # After a failure the other ranks may be gone: waiting for them would only hide what happened.
+                _operation(node).bind(node, {**self.resources, "node_id": node.id})()
+
+
+def _operation(node: Node):
+    if node.op not in OPS:
+        raise PlanMismatch(f"node `{node.id}` needs op `{node.op}`, which this version of xtrain does not have")
+    return OPS[node.op]
+
+
+def _topological(plan: Plan) -> list[Node]:
+    """Nodes in an order that respects every edge, the plan's own order where the edges leave a choice."""
+    graph = nx.DiGraph()
+    place = {node.id: number for number, node in enumerate(plan.nodes)}
+    graph.add_nodes_from(place)
+    graph.add_edges_from((edge.before, edge.after) for edge in plan.edges)
+    order = nx.lexicographical_topological_sort(graph, key=place.__getitem__)
+    by_id = {node.id: node for node in plan.nodes}
+    return [by_id[node_id] for node_id in order]

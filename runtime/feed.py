@@ -1,0 +1,167 @@
+"""`setup.tokenizer`, `setup.data`, `collate.*`, `setup.loader`: the data half of a run, node by node."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import torch.distributed as dist
+from attrs import define, frozen
+
+from ..planner.plan import Plan
+from .data import collators
+from .data.loader import Collate, EvalLoader, RowLoader
+from .data.order import RowOrder
+from .data.packing import Rows, pack_sequential
+from .data.sources import open_source
+from .data.split import split_holdout
+from .data.store import TokenStore, build_store
+from .data.tokenizers import Tokenizer, load_tokenizer
+from .ops import op
+from .records import Records
+from .state import Rank
+
+
+@frozen(kw_only=True, eq=False)
+class PreparedDataset:
+    """A tokenised dataset, its documents dealt to training and hold-out, both packed into rows."""
+
+    name: str
+    store: TokenStore
+    train_documents: np.ndarray
+    heldout_documents: np.ndarray
+    train_rows: Rows
+    heldout_rows: Rows
+
+
+@define
+class Feed:
+    """What the loop reads: the training loader, how many steps it is good for, and what evaluation needs."""
+
+    loader: RowLoader
+    collate: Collate
+    micro: int
+    steps: int
+    datasets: dict[str, PreparedDataset]
+
+    def evaluation(self, dataset: str, batches: int | None, rank: Rank) -> EvalLoader:
+        prepared = self.datasets[dataset]
+        return EvalLoader(
+            store=prepared.store,
+            documents=prepared.heldout_documents,
+            rows=prepared.heldout_rows,
+            collate=self.collate,
+            micro=self.micro,
+            data_rank=rank.data_rank,
+            data_ranks=rank.data_ranks,
+            batches=batches,
+        )
+
+
+@op("setup.tokenizer", gives="tokenizer")
+def open_tokenizer(source: str) -> Tokenizer:
+    """`bytes`, or a folder relative to the working folder."""
+    return load_tokenizer(source, Path.cwd())
+
+
+@op("setup.data", gives="datasets")
+def prepare_dataset(
+    plan: Plan,
+    rank: Rank,
+    tokenizer: Tokenizer,
+    records: Records,
+    datasets: dict[str, PreparedDataset],
+    dataset: str,
+    kind: str,
+    patterns: list[str],
+    text_field: str,
+    holdout: float,
+    oversized: str,
+    bad_records: int,
+    seed: int,
+    sequence: int,
+) -> dict[str, PreparedDataset]:
+    """Tokenise (once, then cached), split off the hold-out, pack both parts into rows of `sequence` positions."""
+    source = open_source(
+        kind, patterns=tuple(patterns), text_field=text_field, base=Path.cwd(), bad_record_limit=bad_records
+    )
+    cache = Path(plan.workspace["root"]) / "cache" / "tokens"
+    if rank.local_rank == 0:  # one rank of a machine builds, the others then find it
+        build_store(source, tokenizer, cache)
+    if rank.world_size > 1:
+        dist.barrier()
+    store = build_store(source, tokenizer, cache)
+    for bad in store.bad_records.first:
+        records.event("warning", step=0, message=f"dataset {dataset}: {bad.origin}: {bad.reason}")
+    train, heldout = split_holdout(store.offsets, holdout, seed)
+    lengths = store.lengths()
+    prepared = PreparedDataset(
+        name=dataset,
+        store=store,
+        train_documents=train,
+        heldout_documents=heldout,
+        train_rows=pack_sequential(lengths[train], sequence, oversized),
+        heldout_rows=pack_sequential(lengths[heldout], sequence, oversized),
+    )
+    return {**datasets, dataset: prepared}
+
+
+@op("collate.to_tensor", gives="stages")
+def to_tensor(stages: list[collators.Stage]) -> list[collators.Stage]:
+    return [*stages, collators.to_tensor()]
+
+
+@op("collate.flatten", gives="stages")
+def flatten(stages: list[collators.Stage]) -> list[collators.Stage]:
+    return [*stages, collators.flatten()]
+
+
+@op("collate.shift_tokens", gives="stages")
+def shift_tokens(stages: list[collators.Stage]) -> list[collators.Stage]:
+    return [*stages, collators.shift_tokens()]
+
+
+@op("collate.pack", gives="stages")
+def pack(stages: list[collators.Stage], method: str, capacity: int) -> list[collators.Stage]:
+    assert method == "sequential"
+    return [*stages, collators.pack(capacity=capacity)]
+
+
+@op("collate.microbatches", gives="collate")
+def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> Collate:
+    """The chain as one function; the loader deals `micro` rows to it `accumulate` times a step."""
+    assert micro > 0 and accumulate > 0
+    return collators.compose(stages)
+
+
+@op("setup.loader", gives="feed")
+def build_loader(
+    rank: Rank,
+    datasets: dict[str, PreparedDataset],
+    collate: Collate,
+    dataset: str,
+    micro: int,
+    accumulate: int,
+    rows: int,
+    sequence: int,
+    seed: int,
+    steps: int | None,
+    epochs: float | None,
+) -> Feed:
+    """The rows of every step, dealt to data ranks. With a budget in epochs the steps are known from here on."""
+    prepared = datasets[dataset]
+    loader = RowLoader(
+        store=prepared.store,
+        documents=prepared.train_documents,
+        rows=prepared.train_rows,
+        order=RowOrder(num_rows=prepared.train_rows.num_rows, seed=seed),
+        collate=collate,
+        micro=micro,
+        accumulate=accumulate,
+        data_rank=rank.data_rank,
+        data_ranks=rank.data_ranks,
+    )
+    assert loader.rows_per_step == rows and prepared.train_rows.capacity == sequence
+    if steps is None:
+        assert epochs is not None
+        steps = math.ceil(epochs * prepared.train_rows.num_rows / rows)
+    return Feed(loader=loader, collate=collate, micro=micro, steps=steps, datasets=datasets)

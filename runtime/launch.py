@@ -1,0 +1,73 @@
+"""Starts the ranks of this machine through torch's elastic agent (what torchrun is) and waits for them."""
+
+import logging
+import os
+import signal
+import sys
+from inspect import signature
+from pathlib import Path
+
+from attrs import field, frozen
+
+
+@frozen
+class Ended:
+    """How the gang ended, as the agent saw it: ranks that failed, by exit code (negative: a signal), and the signal
+    that the launcher itself received."""
+
+    failures: dict[int, int] = field(factory=dict)
+    signal: int | None = None
+
+    def causes(self) -> dict[int, str]:
+        """Rank → how it ended, those that were killed first: they had no chance to say anything themselves."""
+        order = sorted(self.failures.items(), key=lambda item: (item[1] >= 0, item[0]))
+        return {rank: _reason(code) for rank, code in order}
+
+
+def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) -> Ended:
+    """Run `ranks` workers over the plan in `directory`; returns when all have ended. Main thread only.
+
+    A signal to this process goes on to every worker, which then has `stop_seconds` to save and leave.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logs = directory / "logs" / attempt
+    logs.mkdir(parents=True, exist_ok=True)
+    options = {
+        "min_nodes": 1,
+        "max_nodes": 1,
+        "nproc_per_node": ranks,
+        "run_id": attempt,
+        "rdzv_backend": "c10d",
+        "rdzv_endpoint": "localhost:0",
+        "max_restarts": 0,
+        "monitor_interval": 0.1,
+        "logs_specs": DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
+        "shutdown_timeout": int(stop_seconds) + 10,
+    }
+    known = signature(LaunchConfig).parameters
+    config = LaunchConfig(**{name: value for name, value in options.items() if name in known})
+    command = [sys.executable, "-m", "xtrain.runtime.worker", str(directory), attempt]
+    try:
+        elastic_launch(config, command[0])(*command[1:])
+    except ChildFailedError as error:
+        return Ended(failures={rank: failure.exitcode for rank, failure in error.failures.items()})
+    except SignalException as error:
+        return Ended(signal=int(error.sigval))
+    except KeyboardInterrupt:
+        return Ended(signal=int(signal.SIGINT))
+    return Ended()
+
+
+def _reason(exit_code: int) -> str:
+    if exit_code < 0:
+        return f"ended by {signal.Signals(-exit_code).name}"
+    return f"left with exit code {exit_code}"
+
+
+def is_worker() -> bool:
+    """Whether another launcher (torchrun, Slurm) has made this process a rank."""
+    return "RANK" in os.environ

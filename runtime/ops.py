@@ -1,0 +1,92 @@
+"""The registry of operations: a plan names them, the executor looks them up here and nowhere else.
+
+An op is a plain function. A parameter of it is filled from the node's `args`, or from what an earlier op gave, by
+name; what it returns is kept under `gives`. Step and tick ops are factories: they take what they need once and return
+the callable that runs in the loop.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar, get_type_hints
+
+import attrs
+import cattrs
+from attrs import frozen
+
+from ..planner.plan import Node
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MODULES = (
+    "bootstrap",
+    "build",
+    "parallel.fsdp",
+    "weights",
+    "feed",
+    "optimizer",
+    "scheduler",
+    "observe",
+    "checkpoint.ops",
+    "step",
+    "evaluate",
+    "sample",
+    "shutdown",
+)
+
+
+class PlanMismatch(Exception):
+    """The plan asks for something that this version of the runtime does not do in that way."""
+
+
+@frozen
+class Op:
+    """A registered function and the name under which its result is kept, if it is."""
+
+    name: str
+    function: Callable[..., Any]
+    gives: str | None
+
+    def bind(self, node: Node, resources: Mapping[str, Any]) -> Callable[[], Any]:
+        """The call with every parameter filled; raises PlanMismatch where the plan and the function do not fit."""
+        wanted = inspect.signature(self.function).parameters
+        hints = get_type_hints(self.function)
+        unused = node.args.keys() - wanted.keys()
+        if unused:
+            raise PlanMismatch(f"node `{node.id}` gives {', '.join(sorted(unused))}, which op `{self.name}` does not take")
+        given: dict[str, Any] = {}
+        for name, parameter in wanted.items():
+            if name in node.args:
+                given[name] = _typed(node.args[name], hints.get(name))
+            elif name in resources:
+                given[name] = resources[name]
+            elif parameter.default is inspect.Parameter.empty:
+                raise PlanMismatch(f"op `{self.name}` of node `{node.id}` needs `{name}`, which nothing before it gives")
+        return lambda: self.function(**given)
+
+
+OPS: dict[str, Op] = {}
+
+
+def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
+    """Register a function as the op `name`."""
+
+    def register(function: F) -> F:
+        assert name not in OPS or OPS[name].function.__module__ == function.__module__, f"op {name} is defined twice"
+        OPS[name] = Op(name, function, gives)
+        return function
+
+    return register
+
+
+def load_ops() -> dict[str, Op]:
+    """Import every module that defines ops, and return the registry."""
+    for module in MODULES:
+        importlib.import_module(f"{__package__}.{module}")
+    return OPS
+
+
+def _typed(value: Any, hint: Any) -> Any:
+    if isinstance(value, dict) and isinstance(hint, type) and attrs.has(hint):
+        return cattrs.structure(value, hint)
+    return value

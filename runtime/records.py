@@ -1,0 +1,108 @@
+"""The files of a run directory that a run writes: metrics, events, and each rank's own numbers, one JSON object a line."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from attrs import define, field, frozen
+
+
+def _plain(value: Any) -> Any:
+    # JSON has no word for these; a reader that is not Python would refuse the whole line.
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+@define
+class JsonLines:
+    """Appends records to a file. A line reaches the file as a whole, so a reader never sees half of one for long."""
+
+    path: Path
+    _fd: int | None = field(default=None, init=False)
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._fd is None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        line = json.dumps({k: _plain(v) for k, v in record.items()}, separators=(",", ":"), ensure_ascii=False)
+        os.write(self._fd, (line + "\n").encode())
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+@frozen
+class Records:
+    """Where a rank reports. `metrics` and `events` are written by the first rank alone, `own` by every rank."""
+
+    directory: Path
+    rank: int
+    metrics: JsonLines
+    events: JsonLines
+    own: JsonLines
+    pending: dict[str, Any] = field(factory=dict)
+
+    @classmethod
+    def open(cls, directory: Path, rank: int) -> "Records":
+        return cls(
+            directory=directory,
+            rank=rank,
+            metrics=JsonLines(directory / "metrics.jsonl"),
+            events=JsonLines(directory / "events.jsonl"),
+            own=JsonLines(directory / "ranks" / f"{rank:05d}.jsonl"),
+        )
+
+    def event(self, event: str, *, step: int, every_rank: bool = False, **fields: Any) -> None:
+        """Report something that happened; only the first rank writes, unless the event is a rank's own."""
+        if self.rank == 0 or every_rank:
+            self.events.write({"time": time.time(), "step": step, "event": event, **fields})
+
+    def metric(self, record: dict[str, Any]) -> None:
+        """Write the record of a step, with what was added to it meanwhile."""
+        if self.rank == 0:
+            self.metrics.write({**record, **self.pending})
+        self.pending.clear()
+
+    def add_to_metric(self, fields: dict[str, Any]) -> None:
+        """Numbers that belong into the record of the step that has just ended."""
+        self.pending.update(fields)
+
+    def flush(self, step: int) -> None:
+        """Write what was added and has found no record, as a record of its own."""
+        if self.pending:
+            self.metric({"step": step, "time": time.time()})
+
+    def close(self) -> None:
+        for lines in (self.metrics, self.events, self.own):
+            lines.close()
+
+
+def trim_after(path: Path, step: int, superseded: Path) -> int:
+    """Drop the records of steps after `step` from a metrics file: they are about to be computed again.
+
+    What is dropped is kept in `superseded`. Returns how many records that were.
+    """
+    if not path.exists():
+        return 0
+    keep: list[bytes] = []
+    drop: list[bytes] = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        try:
+            late = json.loads(line)["step"] > step
+        except (ValueError, KeyError, TypeError):
+            late = True  # the torn last line of a killed run
+        (drop if late else keep).append(line)
+    if drop:
+        superseded.parent.mkdir(parents=True, exist_ok=True)
+        with superseded.open("ab") as out:
+            out.writelines(drop)
+        rest = path.with_suffix(".tmp")
+        rest.write_bytes(b"".join(keep))
+        rest.replace(path)
+    return len(drop)

@@ -1,0 +1,46 @@
+"""Signals become requests that all ranks agree on at the next step boundary; nothing is torn down inside a handler."""
+
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+from attrs import define, field
+
+EVENTS = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint"}
+
+
+@define
+class StopRequests:
+    """The signals this rank has received and not yet acted on."""
+
+    deadline_seconds: float
+    received: list[str] = field(factory=list)
+    _watchdog: threading.Timer | None = None
+
+    def listen(self) -> None:
+        for number in EVENTS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        event = EVENTS[signal.Signals(number)]
+        if "sigint" in self.received and event == "sigint":
+            os._exit(130)  # a second Ctrl-C means now
+        self.received.append(event)
+        if len(self.received) == 1:
+            # A rank that hangs in a collective never reaches the boundary: it must not outlive its deadline.
+            self._watchdog = threading.Timer(self.deadline_seconds, _give_up, (event, self.deadline_seconds))
+            self._watchdog.daemon = True
+            self._watchdog.start()
+
+    def settle(self, event: str) -> None:
+        """The request has been acted on and the run goes on."""
+        self.received = [other for other in self.received if other != event]
+        if self._watchdog is not None and not self.received:
+            self._watchdog.cancel()
+
+
+def _give_up(event: str, seconds: float) -> None:
+    print(f"{event}: the run did not stop within {seconds:g} s, leaving now", file=sys.stderr, flush=True)
+    os._exit(1)

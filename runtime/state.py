@@ -1,0 +1,71 @@
+"""What ops share while a plan runs: who this rank is, how far the run has come, and the step under way."""
+
+from typing import Any
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from .data.batch import Microbatch
+
+
+@frozen(kw_only=True)
+class Rank:
+    """This process among all of them."""
+
+    rank: int
+    local_rank: int
+    world_size: int
+    data_rank: int
+    data_ranks: int
+    device: torch.device
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+
+@define
+class Progress:
+    """How far the run has come. `step` counts optimizer steps that have ended, `tokens` the positions they saw."""
+
+    step: int = 0
+    tokens: int = 0
+
+
+@define(kw_only=True)
+class Step:
+    """One optimizer step under way. `index` counts from 0; sums are over valid tokens of all ranks once reduced."""
+
+    index: int
+    microbatches: list[Microbatch] = field(factory=list)
+    valid_tokens: int = 0
+    loss_sum: Tensor | None = None
+    loss: float = float("nan")
+    grad_norm: float = float("nan")
+    lr: float = 0.0
+    began: float = 0.0
+    data_seconds: float = 0.0
+
+
+class Halt(Exception):
+    """All ranks have agreed to leave the loop before this step; `event` says why (`sigterm`, `sigint`, …)."""
+
+    def __init__(self, event: str) -> None:
+        super().__init__(event)
+        self.event = event
+
+
+class SkipStep(Exception):
+    """This step has nothing to learn from; it is counted and the next one follows."""
+
+
+class NonFinite(Exception):
+    """The loss or the gradient norm is not a number, on all ranks alike."""
+
+    def __init__(self, step: int, loss: float, grad_norm: float) -> None:
+        super().__init__(f"step {step}: loss {loss}, gradient norm {grad_norm}")
+        self.step, self.loss, self.grad_norm = step, loss, grad_norm
+
+
+Resources = dict[str, Any]

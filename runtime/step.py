@@ -1,0 +1,176 @@
+"""The step, node by node. Each op takes what it needs once and returns the callable that the loop runs.
+
+Order: fetch → agree → zero_gradients → forward_backward → clip → check_finite → schedule → optimizer → measure.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from .feed import Feed
+from .models.attention import Packing
+from .models.loss import LossTerms
+from .observe import Window
+from .ops import op
+from .parallel.fsdp import sync_gradients
+from .parallel.gradients import GradientNorm
+from .scheduler import Schedule
+from .signals import StopRequests
+from .state import Halt, NonFinite, Rank, SkipStep, Step
+from .timers import Clocks
+
+StepCall = Callable[[Step], None]
+
+
+@op("step.fetch")
+def fetch(feed: Feed) -> StepCall:
+    """Read this rank's microbatches of the step."""
+
+    def run(step: Step) -> None:
+        begin = time.perf_counter()
+        step.microbatches = feed.loader.microbatches(step.index)
+        step.data_seconds = time.perf_counter() - begin
+
+    return run
+
+
+@op("step.agree")
+def agree(rank: Rank, requests: StopRequests, clocks: Clocks) -> StepCall:
+    """One sum over all ranks: the valid tokens of the step, who was asked to stop, which clocks have run out.
+
+    Raises Halt on all ranks alike if any was asked to stop, SkipStep if no rank has a valid token.
+    """
+    events = ("sigint", "sigterm")
+
+    def run(step: Step) -> None:
+        values = [float(sum(m.num_valid for m in step.microbatches))]
+        values += [float(event in requests.received) for event in events]
+        values += clocks.ask() if rank.is_first else [0.0] * len(clocks.periods)
+        if rank.world_size > 1:
+            shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
+            dist.all_reduce(shared)
+            values = shared.tolist()
+        clocks.answer([value > 0 for value in values[1 + len(events) :]])
+        step.valid_tokens = int(values[0])
+        for event, count in zip(events, values[1:], strict=False):
+            if count > 0:
+                raise Halt(event)
+        if step.valid_tokens == 0:
+            raise SkipStep("no rank has a token to learn from")
+
+    return run
+
+
+@op("step.zero_gradients")
+def zero_gradients(optimizer: Optimizer) -> StepCall:
+    def run(step: Step) -> None:
+        optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+@op("step.forward_backward")
+def forward_backward(model: nn.Module, rank: Rank, accumulate: int) -> StepCall:
+    """Sum of token losses over the step's valid tokens, microbatch by microbatch.
+
+    The division is by the tokens of all ranks and microbatches, so gradients only ever add; ranks exchange them once,
+    in the backward of the last microbatch.
+    """
+
+    def run(step: Step) -> None:
+        assert len(step.microbatches) == accumulate
+        scale = 1.0 / step.valid_tokens
+        loss_sum: Tensor | None = None
+        for number, batch in enumerate(step.microbatches, start=1):
+            sync_gradients(model, number == accumulate)
+            terms = losses(model, batch, rank.device)
+            (terms.objective * scale).backward()
+            loss_sum = terms.cross_entropy if loss_sum is None else loss_sum + terms.cross_entropy
+        step.loss_sum = loss_sum
+
+    return run
+
+
+def losses(model: nn.Module, batch, device: torch.device) -> LossTerms:
+    """Forward one microbatch to its summed losses."""
+    rows, sequence = batch.input_ids_BS.shape
+    packing = Packing.from_lengths(batch.cumulative_lengths, rows, sequence, device)
+    batch = batch.to(device, non_blocking=True)
+    return model(batch.input_ids_BS, batch.positions_BS, packing, batch.labels_BS)
+
+
+@op("step.clip")
+def clip(model: nn.Module, rank: Rank, max_norm: float) -> StepCall:
+    """Scale gradients so that their norm over all ranks is at most `max_norm`."""
+    norm = GradientNorm(list(model.parameters()), rank)
+
+    def run(step: Step) -> None:
+        _reduce(step, norm)
+        norm.scale(max_norm)
+
+    return run
+
+
+@op("step.gradient_norm")
+def gradient_norm(model: nn.Module, rank: Rank) -> StepCall:
+    """Measure the norm of the gradients over all ranks; nothing is scaled."""
+    norm = GradientNorm(list(model.parameters()), rank)
+
+    def run(step: Step) -> None:
+        _reduce(step, norm)
+
+    return run
+
+
+def _reduce(step: Step, norm: GradientNorm) -> None:
+    assert step.loss_sum is not None
+    loss_sum = norm.measure(step.loss_sum)
+    step.loss = loss_sum / step.valid_tokens
+    step.grad_norm = norm.value
+
+
+@op("step.check_finite")
+def check_finite() -> StepCall:
+    """Stop before the update if the loss or the norm is not a number: both are sums over all ranks, so all agree."""
+
+    def run(step: Step) -> None:
+        if not (abs(step.loss) < float("inf") and step.grad_norm < float("inf")):
+            raise NonFinite(step.index + 1, step.loss, step.grad_norm)
+
+    return run
+
+
+@op("step.schedule")
+def schedule_lr(optimizer: Optimizer, schedule: Schedule) -> StepCall:
+    """Set the learning rate of this step."""
+
+    def run(step: Step) -> None:
+        step.lr = schedule(step.index)
+        for group in optimizer.param_groups:
+            group["lr"] = step.lr
+
+    return run
+
+
+@op("step.optimizer")
+def update(optimizer: Optimizer) -> StepCall:
+    def run(step: Step) -> None:
+        optimizer.step()
+
+    return run
+
+
+@op("step.measure")
+def measure(window: Window) -> StepCall:
+    """Add the step to what the next log line speaks of, and let go of its microbatches."""
+
+    def run(step: Step) -> None:
+        window.add(step, time.perf_counter())
+        step.microbatches = []
+        step.loss_sum = None
+
+    return run

@@ -1,0 +1,54 @@
+"""The process of one rank: `python -m xtrain.runtime.worker RUN_DIRECTORY ATTEMPT`, started by the launcher."""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+
+from ..planner.plan import Plan
+from ..planner.serialise import from_json
+from .workspace import WORKER_LOCK, hold
+
+
+def run_rank(plan: Plan, directory: Path, attempt: str) -> str:
+    """Execute the plan as the rank that the environment names; returns how it ended."""
+    from .executor import Executor
+
+    rank = int(os.environ.get("RANK", "0"))
+    lock = hold(directory, WORKER_LOCK) if rank == 0 else None
+    try:
+        return Executor(plan, directory, rank=rank, attempt=attempt).run()
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def leave(code: int) -> None:
+    """End this process without tearing the interpreter down: torch's teardown aborts about once in a hundred runs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def die_with_parent() -> None:
+    """Ask the kernel for a SIGTERM when the launcher dies, so that no rank outlives it (Linux; elsewhere nothing)."""
+    PR_SET_PDEATHSIG = 1
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() == 1:
+            leave(1)  # it died before the kernel was asked
+
+
+def main() -> None:
+    die_with_parent()
+    directory, attempt = Path(sys.argv[1]), sys.argv[2]
+    plan = from_json(json.loads((directory / "plan.json").read_text()))
+    status = run_rank(plan, directory, attempt)
+    # The launcher reads how a run ended from its events: for the elastic agent, stopping on request is no failure.
+    leave(1 if status in ("failed", "environment") else 0)
+
+
+if __name__ == "__main__":
+    main()

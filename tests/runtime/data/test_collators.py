@@ -1,0 +1,137 @@
+"""The collation chain: shifted labels, packed rows, padding, and stages that do not fit together."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.runtime.data.batch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.data.collators import PAD_SEGMENT, compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.errors import DataError
+
+
+def collate(rows: list[list[list[int]]], capacity: int) -> Microbatch:
+    chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=capacity)])
+    return chain([[np.array(segment, dtype=np.uint16) for segment in row] for row in rows])
+
+
+def test_documents_of_a_row_are_shifted_apart():
+    # The stream 5 6 0 | 7 8 9 0 | 3 4 of three documents: no label is another document's token.
+    batch = collate([[[5, 6, 0], [7, 8, 9, 0], [3, 4]]], capacity=8)
+    assert batch.input_ids_BS.tolist() == [[5, 6, 7, 8, 9, 3, 0, 0]]
+    assert batch.labels_BS.tolist() == [[6, 0, 8, 9, 0, 4, IGNORE_INDEX, IGNORE_INDEX]]
+    assert batch.positions_BS.tolist() == [[0, 1, 0, 1, 2, 0, 0, 1]]
+    assert batch.document_ids_BS().tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]]
+    assert batch.cumulative_lengths.tolist() == [0, 2, 5, 6, 8]
+    assert (batch.max_length, batch.num_valid) == (3, 6)
+
+
+def test_types_are_as_documented():
+    batch = collate([[[1, 2]]], capacity=4)
+    types = [tensor.dtype for tensor in (batch.input_ids_BS, batch.labels_BS, batch.positions_BS)]
+    assert types == [torch.int64] * 3
+    assert batch.cumulative_lengths.dtype == batch.document_ids_BS().dtype == torch.int32
+
+
+SEGMENTS = st.lists(st.integers(2, 8), max_size=4)
+
+
+@given(st.lists(SEGMENTS, min_size=1, max_size=4), st.integers(0, 2 * PAD_SEGMENT + 3))
+@settings(deadline=None, max_examples=60)
+def test_segments_never_mix(lengths: list[list[int]], slack: int):
+    capacity = max(1, max(sum(n - 1 for n in row) for row in lengths) + slack)
+    numbers = iter(range(1, 1000))
+    rows = [[[next(numbers) for _ in range(n)] for n in row] for row in lengths]
+    batch = collate(rows, capacity)
+    flat = [(row, segment) for row, segments in enumerate(rows) for segment in segments]
+
+    # Each valid position reads a token and is labelled with its successor in the same segment.
+    successor = {a: b for _, segment in flat for a, b in pairwise(segment)}
+    valid = batch.labels_BS != IGNORE_INDEX
+    inputs, labels = batch.input_ids_BS[valid].tolist(), batch.labels_BS[valid].tolist()
+    assert inputs == [token for _, segment in flat for token in segment[:-1]]
+    assert labels == [successor[token] for token in inputs]
+    assert batch.num_valid == len(inputs)
+    assert not batch.input_ids_BS[~valid].any()
+
+    # Segments tile the microbatch, stay inside rows, and hold one sample or one run of padding.
+    bounds = batch.cumulative_lengths.tolist()
+    assert (bounds[0], bounds[-1]) == (0, len(rows) * capacity)
+    sizes = [b - a for a, b in pairwise(bounds)]
+    assert min(sizes) > 0
+    assert max(sizes) == batch.max_length
+    assert set(range(0, bounds[-1] + 1, capacity)) <= set(bounds)
+    positions, kinds = batch.positions_BS.flatten().tolist(), valid.flatten().tolist()
+    samples = []
+    for a, b in pairwise(bounds):
+        assert positions[a:b] == list(range(b - a))
+        assert len(set(kinds[a:b])) == 1
+        if kinds[a]:
+            samples.append(b - a)
+        else:
+            assert b - a <= PAD_SEGMENT
+    assert samples == [len(segment) - 1 for _, segment in flat]
+    ids = batch.document_ids_BS().flatten().tolist()
+    assert ids == [index for index, size in enumerate(sizes) for _ in range(size)]
+
+
+def test_padding_counts_to_1024_and_starts_again():
+    batch = collate([[[1, 2]], []], capacity=2100)
+    assert batch.positions_BS[0].tolist() == [0, *(n % 1024 for n in range(2099))]
+    assert batch.positions_BS[1].tolist() == [n % 1024 for n in range(2100)]
+    assert batch.cumulative_lengths.tolist() == [0, 1, 1025, 2049, 2100, 3124, 4148, 4200]
+    assert batch.num_valid == 1
+
+
+def test_a_row_of_nothing_is_all_padding():
+    batch = collate([[], []], capacity=3)
+    assert batch.labels_BS.tolist() == [[IGNORE_INDEX] * 3] * 2
+    assert batch.cumulative_lengths.tolist() == [0, 3, 6]
+    assert (batch.num_valid, batch.max_length) == (0, 3)
+
+
+def test_a_full_row_has_no_padding_segment():
+    assert collate([[[1, 2, 3]], [[4, 5], [6, 7]]], capacity=2).cumulative_lengths.tolist() == [0, 2, 3, 4]
+
+
+def test_samples_that_cannot_be_laid_out():
+    with pytest.raises(DataError, match="row 1 needs 3 positions or more, and it has 2"):
+        collate([[[1, 2]], [[1, 2, 3, 4]]], capacity=2)
+    with pytest.raises(DataError, match="nothing to predict"):
+        collate([[[1]]], capacity=2)
+
+
+def test_the_tokens_are_copied_so_that_a_store_cannot_be_changed():
+    tokens = np.array([1, 2, 3], dtype=np.int64)
+    tokens.setflags(write=False)
+    converted = to_tensor()([[tokens]])[0][0]
+    converted[0] = 9
+    assert tokens[0] == 1
+
+
+@pytest.mark.parametrize(
+    ("stages", "message"),
+    [
+        ([flatten()], "`flatten` takes rows of token tensors, but the loader gives rows of token arrays"),
+        (
+            [to_tensor(), flatten(), pack(capacity=4)],
+            "`pack` takes labelled samples, but `flatten` gives token samples",
+        ),
+        ([to_tensor(), flatten()], "end with token samples from `flatten`, but a step takes a microbatch"),
+        ([], "end with rows of token arrays from the loader"),
+    ],
+)
+def test_a_chain_that_does_not_fit_together(stages: list, message: str):
+    with pytest.raises(DataError, match=message):
+        compose(stages)
+
+
+def test_a_microbatch_moves_with_all_its_tensors():
+    batch = collate([[[1, 2]]], capacity=4)
+    moved = batch.to("meta")
+    tensors = (moved.input_ids_BS, moved.labels_BS, moved.positions_BS, moved.cumulative_lengths)
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+    assert (moved.max_length, moved.num_valid) == (batch.max_length, batch.num_valid)

@@ -1,0 +1,136 @@
+"""Packing: every position exactly once, rows never over capacity, and the rule that decides where rows end."""
+
+from itertools import pairwise
+from typing import get_args
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing import Oversized, Rows, pack_sequential
+
+LENGTHS = st.lists(st.integers(2, 30), max_size=60)
+CAPACITIES = st.integers(1, 12)
+
+
+def pack(lengths: list[int], capacity: int, oversized: Oversized) -> Rows:
+    return pack_sequential(np.array(lengths, dtype=np.int64), capacity, oversized)
+
+
+def layout(rows: Rows) -> list[list[tuple[int, int, int]]]:
+    """(document, start, length) of the segments of each row."""
+    segments = list(zip(rows.document.tolist(), rows.start.tolist(), rows.length.tolist(), strict=True))
+    bounds = rows.row_offsets.tolist()
+    assert bounds[0] == 0
+    assert bounds[-1] == len(segments)
+    return [segments[a:b] for a, b in pairwise(bounds)]
+
+
+def plain_next_fit(lengths: list[int], capacity: int, oversized: Oversized) -> list[list[tuple[int, int, int]]]:
+    """The rule again, written for reading: closed rows and one open row."""
+    closed: list[list[tuple[int, int, int]]] = []
+    open_row: list[tuple[int, int, int]] = []
+    for document, tokens in enumerate(lengths):
+        positions, start = tokens - 1, 0
+        if positions > capacity and oversized == "skip":
+            continue
+        if positions > capacity and oversized == "truncate":
+            positions = capacity
+        if sum(length for *_, length in open_row) + positions > capacity:
+            closed.append(open_row)
+            open_row = []
+        while positions - start > capacity:
+            closed.append([(document, start, capacity)])
+            start += capacity
+        open_row.append((document, start, positions - start))
+    return [row for row in [*closed, open_row] if row]
+
+
+@given(LENGTHS, CAPACITIES, st.sampled_from(["split", "truncate", "skip"]))
+@settings(deadline=None)
+def test_packing_is_next_fit_in_order(lengths: list[int], capacity: int, oversized: Oversized):
+    assert layout(pack(lengths, capacity, oversized)) == plain_next_fit(lengths, capacity, oversized)
+
+
+@given(LENGTHS, CAPACITIES)
+@settings(deadline=None)
+def test_splitting_keeps_every_position_exactly_once_and_in_order(lengths: list[int], capacity: int):
+    rows = pack(lengths, capacity, "split")
+    seen = [
+        (document, position)
+        for row in layout(rows)
+        for document, start, length in row
+        for position in range(start, start + length)
+    ]
+    assert seen == [(document, position) for document, n in enumerate(lengths) for position in range(n - 1)]
+    assert rows.num_positions == len(seen)
+    assert (rows.num_truncated, rows.num_skipped, rows.num_dropped_positions) == (0, 0, 0)
+
+
+@given(LENGTHS, CAPACITIES, st.sampled_from(["split", "truncate", "skip"]))
+@settings(deadline=None)
+def test_rows_are_neither_empty_nor_over_capacity_and_losses_are_counted(
+    lengths: list[int], capacity: int, oversized: Oversized
+):
+    rows = pack(lengths, capacity, oversized)
+    assert all(0 < sum(length for *_, length in row) <= capacity for row in layout(rows))
+    assert rows.num_positions + rows.num_dropped_positions == sum(lengths) - len(lengths)
+    too_long = sum(n - 1 > capacity for n in lengths)
+    assert rows.num_truncated == (too_long if oversized == "truncate" else 0)
+    assert rows.num_skipped == (too_long if oversized == "skip" else 0)
+    assert rows.fill == (rows.num_positions / (rows.num_rows * capacity) if rows.num_rows else 0.0)
+
+
+def test_sequential_packing_of_the_reference_lengths():
+    # 4, 5, 3 and 8 positions into rows of 10.
+    rows = pack([5, 6, 4, 9], 10, "error")
+    assert [[length for *_, length in row] for row in layout(rows)] == [[4, 5], [3], [8]]
+    assert rows.fill == 20 / 30
+
+
+def test_a_long_document_starts_afresh_and_its_remainder_shares_a_row():
+    assert layout(pack([3, 12, 3], 4, "split")) == [
+        [(0, 0, 2)],
+        [(1, 0, 4)],
+        [(1, 4, 4)],
+        [(1, 8, 3)],
+        [(2, 0, 2)],
+    ]
+    assert layout(pack([3, 11, 3], 4, "split"))[-1] == [(1, 8, 2), (2, 0, 2)]
+
+
+def test_an_empty_document_has_the_one_position_from_bos_to_eos():
+    assert layout(pack([2, 2], 4, "error")) == [[(0, 0, 1), (1, 0, 1)]]
+
+
+def test_the_error_policy_names_the_document():
+    with pytest.raises(DataError, match=r"document 1 has 9 positions, and a row holds 8 \(2 documents"):
+        pack([9, 10, 11], 8, "error")
+
+
+def test_settings_that_cannot_be_packed_with():
+    assert set(get_args(Oversized)) == {"split", "truncate", "skip", "error"}
+    with pytest.raises(DataError, match="unknown policy `drop`"):
+        pack([3], 8, "drop")  # pyright: ignore[reportArgumentType]
+    for capacity in (0, 1 << 31):
+        with pytest.raises(DataError, match=f"{capacity} positions"):
+            pack([3], capacity, "split")
+
+
+def test_no_documents_give_no_rows():
+    rows = pack([], 8, "split")
+    assert (rows.num_rows, rows.fill) == (0, 0.0)
+
+
+def test_the_types_are_as_documented():
+    rows = pack([3, 12], 4, "split")
+    types = [values.dtype for values in (rows.document, rows.start, rows.length, rows.row_offsets)]
+    assert types == [np.int64, np.int64, np.int32, np.int64]
+
+
+def test_the_fingerprint_follows_the_layout():
+    assert pack([3, 4], 8, "split").fingerprint() == pack([3, 4], 8, "skip").fingerprint()
+    others = [pack([4, 3], 8, "split"), pack([3, 4], 9, "split"), pack([3, 4], 3, "split")]
+    assert pack([3, 4], 8, "split").fingerprint() not in {rows.fingerprint() for rows in others}

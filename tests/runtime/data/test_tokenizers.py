@@ -1,0 +1,102 @@
+"""Tokenizers: the byte one exactly, and `tokenizer.json` with every way of naming its special tokens."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
+
+
+@given(st.text())
+@settings(deadline=None)
+def test_bytes_round_trip(text: str):
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.encode(text)
+    assert ids.tobytes() == text.encode()
+    assert tokenizer.decode([tokenizer.bos, *ids.tolist(), tokenizer.eos]) == text
+
+
+def test_bytes_that_form_no_character_are_replaced():
+    assert ByteTokenizer().decode(np.array([0xC3, 256, 0x41, 9999])) == "\ufffdA"
+
+
+def test_truncation_and_padding_of_the_file_do_not_touch_the_data(tiny_tokenizer: Path):
+    tokenizer = HuggingFaceTokenizer(tiny_tokenizer)
+    assert tokenizer.encode("one two three one two").tolist() == [0, 1, 2, 0, 1]
+    assert [ids.tolist() for ids in tokenizer.encode_batch(["two", "one two three"])] == [[1], [0, 1, 2]]
+    assert tokenizer.encode("one").dtype == np.uint32
+
+
+def test_a_special_token_written_in_a_text_stays_text(tiny_tokenizer: Path):
+    tokenizer = HuggingFaceTokenizer(tiny_tokenizer)
+    ids = tokenizer.encode("one </s> two")
+    assert tokenizer.eos not in ids
+    assert [ids.tolist()] == [batch.tolist() for batch in tokenizer.encode_batch(["one </s> two"])]
+
+
+def test_the_vocabulary_reaches_to_the_largest_id_across_holes(tiny_tokenizer: Path):
+    assert HuggingFaceTokenizer(tiny_tokenizer).vocab_size == 10
+
+
+def test_decoding_leaves_special_and_unknown_ids_out(tiny_tokenizer: Path):
+    assert HuggingFaceTokenizer(tiny_tokenizer).decode([7, 0, 2, 8, 500, 9]) == "one three"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, (7, 9)),
+        ({"tokenizer_config.json": {"bos_token": "one", "eos_token": {"content": "two"}}}, (0, 1)),
+        ({"special_tokens_map.json": {"bos_token": {"content": "two"}, "eos_token": "one"}}, (1, 0)),
+        (
+            {"tokenizer_config.json": {"eos_token": "two"}, "special_tokens_map.json": {"eos_token": "one"}},
+            (7, 1),
+        ),
+        ({"tokenizer_config.json": {"bos_token": None}}, (9, 9)),
+        ({"tokenizer_config.json": {"eos_token": None}}, (7, 7)),
+    ],
+)
+def test_where_the_special_tokens_come_from(files: dict, expected: tuple[int, int], tiny_tokenizer: Path):
+    for name, content in files.items():
+        (tiny_tokenizer / name).write_text(json.dumps(content))
+    tokenizer = HuggingFaceTokenizer(tiny_tokenizer)
+    assert (tokenizer.bos, tokenizer.eos) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"bos_token": null, "eos_token": null}', r"neither a bos nor an eos[^\n]*\n.*tokenizer_config\.json"),
+        ('{"bos_token": "<nope>"}', "`bos_token` is '<nope>', which is not in the vocabulary"),
+        ("{", "invalid JSON"),
+        ("[]", "not a JSON object"),
+    ],
+)
+def test_side_files_that_cannot_be_followed(content: str, message: str, tiny_tokenizer: Path):
+    (tiny_tokenizer / "tokenizer_config.json").write_text(content)
+    with pytest.raises(DataError, match=message):
+        HuggingFaceTokenizer(tiny_tokenizer)
+
+
+def test_the_fingerprint_covers_the_special_tokens(tiny_tokenizer: Path):
+    before = HuggingFaceTokenizer(tiny_tokenizer).fingerprint
+    assert HuggingFaceTokenizer(tiny_tokenizer).fingerprint == before
+    (tiny_tokenizer / "tokenizer_config.json").write_text('{"bos_token": "one"}')
+    assert HuggingFaceTokenizer(tiny_tokenizer).fingerprint != before
+
+
+def test_loading_by_name_folder_or_file(tiny_tokenizer: Path):
+    base = tiny_tokenizer.parent
+    assert isinstance(load_tokenizer("bytes", base), ByteTokenizer)
+    by_folder, by_file = load_tokenizer("tiny", base), load_tokenizer("tiny/tokenizer.json", base)
+    assert by_folder.fingerprint == by_file.fingerprint
+    with pytest.raises(DataError, match="no such tokenizer"):
+        load_tokenizer("absent", base)
+    (base / "tiny" / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json: not a tokenizer"):
+        load_tokenizer("tiny", base)

@@ -1,0 +1,24 @@
+"""What every view of a run is asked to do; the base class does none of it, which is the view `none`."""
+
+from .state import RunState
+from .tail import Record
+
+
+class Drawer:
+    """Draws a run as its records come in. Silent: a view overrides what it shows."""
+
+    def shows(self, record: Record) -> bool:
+        """Whether `draw` wants this record, and the state right after it."""
+        return False
+
+    def draw(self, state: RunState, record: Record) -> None:
+        """Show one record, which led to `state`."""
+
+    def refresh(self, state: RunState) -> None:
+        """Show what moves with time; called with every poll."""
+
+    def close(self, state: RunState) -> None:
+        """Say what the run came to: it is over, or nothing more will be heard of it."""
+
+    def leave(self) -> None:
+        """Give the terminal back without a word: following was broken off."""

@@ -1,0 +1,163 @@
+"""What the events of a run say, as values.
+
+Records come from other processes, perhaps of another version: a field that is missing or of another type reads as
+None (or empty), never as an exception in the view.
+"""
+
+from attrs import frozen
+
+from .tail import Record
+from .words import number
+
+
+def whole(value: object) -> int | None:
+    """`value` as an int if it is a finite number, else None."""
+    found = number(value)
+    return int(found) if found is not None and abs(found) < 1e18 else None
+
+
+def text(value: object) -> str:
+    """`value` as text; None is empty."""
+    return "" if value is None else str(value)
+
+
+@frozen(kw_only=True)
+class RunStart:
+    """`run_start`: one attempt begins."""
+
+    run_id: str
+    plan_id: str
+    name: str
+    world_size: int | None
+    device: str
+    steps: int | None
+    attempt: int
+    directory: str
+    resumed_step: int | None
+    time: float | None
+
+    @classmethod
+    def of(cls, record: Record) -> "RunStart":
+        return cls(
+            run_id=text(record.get("run_id")),
+            plan_id=text(record.get("plan_id")),
+            name=text(record.get("name")),
+            world_size=whole(record.get("world_size")),
+            device=text(record.get("device")),
+            steps=whole(record.get("steps")),
+            attempt=whole(record.get("attempt")) or 1,
+            directory=text(record.get("directory")),
+            resumed_step=whole(record.get("resumed_step")),
+            time=number(record.get("time")),
+        )
+
+
+@frozen(kw_only=True)
+class SetupNode:
+    """`setup_begin`, then `setup`: one start-up node, under way while `seconds` is None."""
+
+    node: str
+    began: float | None
+    seconds: float | None = None
+    detail: str = ""
+
+
+@frozen(kw_only=True)
+class Evaluation:
+    """`eval`: the loss on one held-out dataset."""
+
+    dataset: str
+    step: int | None
+    loss: float | None
+    tokens: int | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, record: Record) -> "Evaluation":
+        return cls(
+            dataset=text(record.get("dataset")),
+            step=whole(record.get("step")),
+            loss=number(record.get("loss")),
+            tokens=whole(record.get("tokens")),
+            seconds=number(record.get("seconds")),
+        )
+
+
+@frozen(kw_only=True)
+class Checkpoint:
+    """`checkpoint`: one was saved."""
+
+    step: int | None
+    path: str
+    num_bytes: int | None
+    seconds: float | None
+
+    @classmethod
+    def of(cls, record: Record) -> "Checkpoint":
+        return cls(
+            step=whole(record.get("step")),
+            path=text(record.get("path")),
+            num_bytes=whole(record.get("bytes")),
+            seconds=number(record.get("seconds")),
+        )
+
+
+@frozen(kw_only=True)
+class Sample:
+    """One text the model wrote, from `generate`."""
+
+    prompt: str
+    text: str
+
+    @classmethod
+    def all_of(cls, record: Record) -> tuple["Sample", ...]:
+        samples = record.get("samples")
+        if not isinstance(samples, list):
+            return ()
+        return tuple(
+            cls(prompt=text(sample.get("prompt")), text=text(sample.get("text")))
+            for sample in samples
+            if isinstance(sample, dict)
+        )
+
+
+@frozen(kw_only=True)
+class Failure:
+    """`failure`: a rank raised."""
+
+    rank: int | None
+    error: str
+    traceback: str
+    step: int | None
+
+    @classmethod
+    def of(cls, record: Record) -> "Failure":
+        return cls(
+            rank=whole(record.get("rank")),
+            error=text(record.get("error")),
+            traceback=text(record.get("traceback")),
+            step=whole(record.get("step")),
+        )
+
+    @property
+    def who(self) -> str:
+        return "a rank" if self.rank is None else f"rank {self.rank}"
+
+
+@frozen(kw_only=True)
+class RunEnd:
+    """`run_end`: the attempt is over, and how."""
+
+    status: str
+    step: int | None
+    seconds: float | None
+    loss: float | None
+
+    @classmethod
+    def of(cls, record: Record) -> "RunEnd":
+        return cls(
+            status=text(record.get("status")) or "ended",
+            step=whole(record.get("step")),
+            seconds=number(record.get("seconds")),
+            loss=number(record.get("loss")),
+        )

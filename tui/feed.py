@@ -1,0 +1,77 @@
+"""The records of a run directory, both files as one stream in time order."""
+
+import heapq
+from collections.abc import Mapping
+from operator import itemgetter
+from pathlib import Path
+
+from .tail import CHUNK_BYTES, Record, Tail
+from .words import number
+
+METRICS = "metrics.jsonl"
+EVENTS = "events.jsonl"
+
+_Timed = tuple[float, Record]
+
+
+class _Lane:
+    """One file's records with the times they are ordered by."""
+
+    def __init__(self, tail: Tail) -> None:
+        self.tail = tail
+        self.waiting: list[_Timed] = []
+        self._latest = float("-inf")
+
+    def take(self) -> bool:
+        """Read on, unless records are still held back (so that memory stays bounded). Says whether any came."""
+        if self.waiting and self.tail.behind:
+            return False
+        records = self.tail.read()
+        for record in records:
+            # A clock set back must not reorder a file: its own order is what happened.
+            self._latest = max(self._latest, number(record.get("time")) or self._latest)
+            self.waiting.append((self._latest, record))
+        return bool(records)
+
+    @property
+    def horizon(self) -> float:
+        """No unread record of this file, written by now, is earlier than this."""
+        return self._latest if self.tail.behind else float("inf")
+
+    def release(self, until: float) -> list[_Timed]:
+        ready = [timed for timed in self.waiting if timed[0] <= until]
+        del self.waiting[: len(ready)]
+        return ready
+
+
+class Feed:
+    """Reads `metrics.jsonl` and `events.jsonl` of `directory` on from `offsets` (file name → byte)."""
+
+    def __init__(
+        self, directory: Path, offsets: Mapping[str, int] | None = None, *, chunk_bytes: int = CHUNK_BYTES
+    ) -> None:
+        first = offsets or {}
+        self._metrics, self._events = (
+            _Lane(Tail(directory / name, first.get(name, 0), chunk_bytes=chunk_bytes)) for name in (METRICS, EVENTS)
+        )
+
+    @property
+    def damaged(self) -> int:
+        """Lines in both files that held no JSON object."""
+        return self._metrics.tail.damaged + self._events.tail.damaged
+
+    @property
+    def behind(self) -> bool:
+        """Whether more was already written than the last read returned."""
+        lanes = (self._metrics, self._events)
+        return any(lane.tail.behind or lane.waiting for lane in lanes)
+
+    def read(self) -> list[Record]:
+        """The next records in time order; at equal times a step comes before the events that followed it."""
+        self._metrics.take()
+        if self._events.take():
+            # An event may close over steps logged between the two reads above: `run_end` must not overtake the last.
+            self._metrics.take()
+        until = min(self._metrics.horizon, self._events.horizon)
+        lanes = (self._metrics.release(until), self._events.release(until))
+        return [record for _, record in heapq.merge(*lanes, key=itemgetter(0))]

@@ -1,0 +1,149 @@
+"""What a view remembers of the logged steps: bounded, however long the run."""
+
+from bisect import bisect_left, insort
+from collections.abc import Mapping
+from itertools import islice
+from statistics import median
+from types import MappingProxyType
+from typing import Any
+
+from attrs import frozen
+
+from .tail import Record
+from .words import number
+
+MAX_POINTS = 2000
+RECENT_STEPS = 64
+
+Point = tuple[int, float]
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@frozen(kw_only=True)
+class History:
+    """The logged steps of one attempt so far."""
+
+    last: Mapping[str, Any] = _NOTHING
+    """The metrics record with the highest step."""
+    curve: tuple[Point, ...] = ()
+    """(step, loss), finite losses only, every `stride`-th one: at most `MAX_POINTS`."""
+    stride: int = 1
+    num_seen: int = 0
+    recent: tuple[float, ...] = ()
+    """Seconds per step, by the wall clock, between each of the latest records and the one before it."""
+    gap: float | None = None
+    """Seconds between the latest two records: how long the next one may be expected to take."""
+    origin: Mapping[str, Any] = _NOTHING
+    """The first metrics record of this attempt."""
+
+    @property
+    def step(self) -> int | None:
+        return self.last.get("step")
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """The median over recent steps, so that an evaluation or a checkpoint in between does not swing it."""
+        return median(self.recent) if self.recent else number(self.last.get("step_seconds"))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Over all of this attempt's steps, what happens between them included."""
+        times, tokens = ([number(r.get(key)) for r in (self.origin, self.last)] for key in ("time", "tokens"))
+        if None not in times and None not in tokens and times[1] > times[0]:  # type: ignore[operator]
+            return (tokens[1] - tokens[0]) / (times[1] - times[0])  # type: ignore[operator]
+        return number(self.last.get("tokens_per_second"))
+
+    def points(self) -> tuple[Point, ...]:
+        """The curve up to the latest loss, which the stride may have left out."""
+        loss, step = number(self.last.get("loss")), self.step
+        if step is None or loss is None or loss - loss != 0 or (self.curve and self.curve[-1][0] >= step):
+            return self.curve
+        return (*self.curve, (step, loss))
+
+    def rewound(self, step: int | None) -> "History":
+        """What remains when an attempt goes on after `step` (None: from nothing); its pace is yet to be measured."""
+        if step is None:
+            return History()
+        kept = tuple(point for point in self.curve if point[0] <= step)
+        here = (self.step or 0) <= step
+        return History(last=self.last if here else _NOTHING, curve=kept, stride=self.stride, num_seen=self.num_seen)
+
+
+class Recorder:
+    """Adds metrics records to a `History`; mutable, so that a million of them cost little."""
+
+    def __init__(self, history: History) -> None:
+        self._last = history.last
+        self._curve = list(history.curve)
+        self._stride = history.stride
+        self._num_seen = history.num_seen
+        self._recent = list(history.recent)
+        self._gap = history.gap
+        self._origin = history.origin
+
+    def history(self) -> History:
+        """Everything so far, as a value."""
+        return History(
+            last=self._last,
+            curve=tuple(self._curve),
+            stride=self._stride,
+            num_seen=self._num_seen,
+            recent=tuple(self._recent[-RECENT_STEPS:]),
+            gap=self._gap,
+            origin=self._origin,
+        )
+
+    def add(self, record: Record) -> None:
+        """Take one record in.
+
+        A step that is not ahead of the last one is a straggler if it is also older, and only completes the curve. If
+        it is newer the run went back (it was resumed from an earlier checkpoint), and what came after it is forgotten.
+        """
+        step = record.get("step")
+        if type(step) is not int:
+            return
+        last_step = self._last.get("step")
+        if last_step is not None:
+            elapsed = (number(record.get("time")) or 0.0) - (number(self._last.get("time")) or 0.0)
+            if step > last_step:
+                self._pace(elapsed, step - last_step)
+            elif elapsed < 0:
+                self._plot(step, record.get("loss"))
+                return
+            else:
+                self._go_back(step)
+        if not self._origin:
+            self._origin = record
+        self._last = record
+        self._plot(step, record.get("loss"))
+
+    def _pace(self, elapsed: float, num_steps: int) -> None:
+        # Without an origin the last record is another attempt's: the time since then was not spent training.
+        if elapsed <= 0 or not self._origin:
+            return
+        self._gap = elapsed
+        self._recent.append(elapsed / num_steps)
+        if len(self._recent) > 4 * RECENT_STEPS:
+            del self._recent[:-RECENT_STEPS]
+
+    def _go_back(self, step: int) -> None:
+        del self._curve[bisect_left(self._curve, (step,)) :]
+        self._recent.clear()
+        self._gap = None
+        self._origin = _NOTHING
+
+    def _plot(self, step: int, loss: object) -> None:
+        value = number(loss)
+        if value is None or value - value != 0:  # infinities and NaN have no place on a curve
+            return
+        self._num_seen += 1
+        if (self._num_seen - 1) % self._stride:
+            return
+        curve = self._curve
+        if not curve or step > curve[-1][0]:
+            curve.append((step, value))
+        else:
+            insort(curve, (step, value))
+        if len(curve) > MAX_POINTS:
+            self._curve = list(islice(curve, 0, None, 2))
+            self._stride *= 2

@@ -1,0 +1,166 @@
+"""What stays on the terminal above the moving line: start-up, and what happens between steps."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from .events import Checkpoint, Evaluation, Failure, RunStart, Sample, text, whole
+from .next_steps import short_path
+from .progress_line import Glyphs, short_node
+from .state import RunState
+from .tail import Record
+from .words import count, decimal, number, perplexity, plural, printable, size, took
+
+# Text is read, not measured: wider boxes than this are hard to follow.
+MAX_BOX = 100
+MAX_SAMPLE_LINES = 12
+
+
+class Lasting:
+    """Turns events into what `console` prints of them."""
+
+    def __init__(self, console: Console, directory: Path, glyphs: Glyphs) -> None:
+        self._console = console
+        self._directory = directory
+        self._glyphs = glyphs
+        self._draw: dict[str, Callable[[RunState, Record], Iterator[RenderableType]]] = {
+            "run_start": self._run_start,
+            "setup_begin": self._nothing,
+            "setup": self._setup,
+            "setup_done": self._setup_done,
+            "eval": self._eval,
+            "generate": self._generate,
+            "checkpoint": self._checkpoint,
+            "signal": self._signal,
+            "nonfinite": self._nonfinite,
+            "skipped": self._skipped,
+            "warning": self._warning,
+            "failure": self._failure,
+            "run_end": self._nothing,
+        }
+
+    def of(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        """What to print of the event `record`, after which the run is in `state`."""
+        event = text(record.get("event"))
+        yield from self._draw.get(event, self._unknown)(state, record)
+
+    def _run_start(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        start = RunStart.of(record)
+        facts = [plural(start.world_size, "rank") if start.world_size else "", start.device]
+        facts.append(plural(start.steps, "step") if start.steps else "open end")
+        if start.attempt > 1:
+            facts.append(f"attempt {start.attempt}")
+        if start.resumed_step is not None:
+            facts.append(f"goes on from step {start.resumed_step:,}")
+        yield Text.assemble(
+            "\n ",
+            (printable(start.name or start.run_id), "bold cyan"),
+            "  ",
+            printable(" · ".join(filter(None, facts))),
+        )
+        yield Text(f" {printable(short_path(self._directory))}\n", "dim", overflow="fold")
+
+    def _setup(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        seconds = number(record.get("seconds"))
+        node_width = 18 if self._console.width < 80 else 26
+        row = Table.grid(padding=(0, 1))
+        row.add_column(width=2, justify="right")
+        row.add_column(width=node_width, overflow="fold")
+        row.add_column(width=8, justify="right", no_wrap=True)
+        row.add_column(overflow="fold")
+        row.add_row(
+            Text(self._glyphs.tick, "green"),
+            Text(printable(short_node(text(record.get("node"))))),
+            Text(took(seconds), "bold" if seconds is not None and seconds >= 1 else "dim"),
+            Text(" " + printable(text(record.get("detail"))).replace("\n", "\n "), "dim"),
+        )
+        yield row
+
+    def _setup_done(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        yield Text.assemble("\n ready in ", (took(number(record.get("seconds"))), "bold"), "\n")
+
+    def _eval(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        evaluation = Evaluation.of(record)
+        body = Text.assemble((printable(evaluation.dataset), "bold"), "  loss ", (decimal(evaluation.loss, 4), "bold"))
+        if (ppl := perplexity(evaluation.loss)) is not None:
+            body.append(f"  ppl {decimal(ppl, 2)}")
+        spent = [f"{count(evaluation.tokens)} tokens"] if evaluation.tokens is not None else []
+        body.append("  " + ", ".join([*spent, took(evaluation.seconds)]), "dim")
+        yield self._tick(state, record, "eval", body)
+
+    def _generate(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        samples = Sample.all_of(record)
+        for index, sample in enumerate(samples, start=1):
+            which = f" {index}/{len(samples)}" if len(samples) > 1 else ""
+            yield self._box(sample, f"step {_step(record)} · sample{which}")
+
+    def _box(self, sample: Sample, title: str) -> RenderableType:
+        width = min(self._console.width, MAX_BOX)
+        prompt, written = printable(sample.prompt), printable(sample.text)
+        body = Text.assemble((prompt, "bold"), written.removeprefix(prompt))
+        body.rstrip()
+        lines = body.wrap(self._console, width - 4)
+        shown = Text("\n").join(lines[:MAX_SAMPLE_LINES])
+        if hidden := len(lines) - MAX_SAMPLE_LINES:
+            if hidden > 0:
+                shown.append(f"\n… {plural(hidden, 'more line')} in events.jsonl", "dim")
+        return Panel(shown, title=title, title_align="left", border_style="dim", width=width)
+
+    def _checkpoint(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        saved = Checkpoint.of(record)
+        how = f"saved in {took(saved.seconds)}" if saved.seconds is not None else "saved"
+        body = Text.assemble((how, "bold"), f"  {size(saved.num_bytes)}  " if saved.num_bytes is not None else "  ")
+        body.append(printable(self._below(saved.path)), "dim")
+        yield self._tick(state, record, "checkpoint", body)
+
+    def _below(self, path: str) -> str:
+        """A path in the run directory without the part that is known already."""
+        try:
+            return str(Path(path).relative_to(self._directory))
+        except ValueError:
+            return path
+
+    def _signal(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        yield self._tick(state, record, "signal", Text(printable(text(record.get("name"))), "bold"), "yellow")
+
+    def _nonfinite(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        loss, norm = (decimal(number(record.get(key)), 4) for key in ("loss", "grad_norm"))
+        yield self._tick(state, record, "nonfinite", Text(f"loss {loss}  grad_norm {norm}"), "bold red")
+
+    def _skipped(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        yield self._tick(state, record, "skipped", Text(printable(text(record.get("reason")))), "yellow")
+
+    def _warning(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        yield self._tick(state, record, "warning", Text(printable(text(record.get("message")))), "yellow")
+
+    def _failure(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        failure = Failure.of(record)
+        body = Text(f"{failure.who}  {printable(failure.error.strip())}")
+        yield self._tick(state, record, f"{self._glyphs.cross} failure", body, "bold red")
+
+    def _nothing(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        yield from ()
+
+    def _unknown(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        """An event of a later version: its fields as they are."""
+        fields = (f"{key} {value}" for key, value in record.items() if key not in ("event", "time", "step"))
+        yield self._tick(state, record, printable(record.get("event")), Text(printable("  ".join(fields))))
+
+    def _tick(self, state: RunState, record: Record, label: str, body: Text, style: str = "green") -> Table:
+        """One row: step, what, and the rest, in columns that stay where they are from row to row."""
+        steps = f"{state.steps:,}" if state.steps else "1,000"
+        row = Table.grid(padding=(0, 2))
+        row.add_column(width=len(f" step {steps}"), no_wrap=True)
+        row.add_column(width=10, overflow="fold")
+        row.add_column(overflow="fold")
+        row.add_row(Text.assemble((" step ", "dim"), f"{_step(record):>{len(steps)}}"), Text(label, style), body)
+        return row
+
+
+def _step(record: Record) -> str:
+    step = whole(record.get("step"))
+    return "–" if step is None else f"{step:,}"

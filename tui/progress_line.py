@@ -1,0 +1,136 @@
+"""The line that moves: what start-up is doing, then how far training is."""
+
+from attrs import frozen
+from rich.cells import cell_len
+from rich.text import Text
+
+from .state import RunState
+from .words import count, decimal, duration, number, printable, size, took
+
+MIN_BAR, MAX_BAR = 8, 60
+# Without a record for this many times the usual gap (and this many seconds), the line says how long it has been.
+QUIET_GAPS, QUIET_SECONDS = 5, 10
+
+
+@frozen(kw_only=True)
+class Glyphs:
+    """What lines are drawn with; done and to do differ in shape, so that they can be told apart without colour."""
+
+    spinner: str
+    done: str
+    to_do: str
+    tick: str
+    cross: str
+
+
+UNICODE = Glyphs(spinner="⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", done="━", to_do="─", tick="✓", cross="✗")
+ASCII = Glyphs(spinner="|/-\\", done="=", to_do="-", tick="+", cross="x")
+
+
+@frozen
+class _Part:
+    text: Text
+    rank: int
+    """Parts of the lowest ranks stay when the line is narrow."""
+
+
+def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyphs: Glyphs = UNICODE) -> Text:
+    """The line at unix time `now`, `quiet` seconds after the last record, in fewer than `width` cells."""
+    if not state.history.origin:
+        return _waiting(state, now=now, quiet=quiet, glyphs=glyphs)
+    return _training(state, width=width, now=now, quiet=quiet, glyphs=glyphs)
+
+
+def _waiting(state: RunState, *, now: float, quiet: float, glyphs: Glyphs) -> Text:
+    """A spinner, what it is that takes time, and how long it has been."""
+    node = state.under_way
+    if node is not None:
+        what, since = short_node(node.node), node.began
+    elif state.setup_seconds is not None:
+        what, since = "waiting for the first step", state.setup_done_time
+    else:
+        what, since = ("starting" if state.start else "waiting for the run to begin"), None
+    # A clock that differs between machines must not show a start-up node as hours old or yet to come.
+    elapsed = quiet if since is None or not 0 <= now - since < 86400 else now - since
+    return Text.assemble(
+        " ", (_spinner(glyphs, now), "cyan"), " ", (printable(what), "bold"), "  ", (duration(elapsed), "dim")
+    )
+
+
+def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: Glyphs) -> Text:
+    parts = _parts(state, quiet=quiet)
+    # One blank for the cursor in front, one unused column behind.
+    room = width - 2 - MIN_BAR
+    kept: list[_Part] = []
+    for part in sorted(parts, key=lambda part: part.rank):
+        cells = cell_len(part.text.plain) + 2
+        if cells > room:
+            break
+        room -= cells
+        kept.append(part)
+    bar_width = min(MAX_BAR, MIN_BAR + room)
+    bar = _bar(state.progress, bar_width, glyphs) if state.progress is not None else _pulse(now, bar_width, glyphs)
+    shown = [part.text for part in parts if part in kept]
+    return Text("  ").join([Text(" ").append_text(bar), *shown])
+
+
+def _parts(state: RunState, *, quiet: float) -> list[_Part]:
+    """All that a wide line says, in its order."""
+    last = state.history.last
+    steps = f"{state.steps:,}" if state.steps else ""
+    at = f"{state.step:,}"
+    parts = [
+        _Part(Text(f"{at:>{len(steps)}}/{steps}" if steps else f"step {at}", "bold"), 0),
+        _Part(_labelled("loss", decimal(number(last.get("loss")), 4), 6), 1),
+    ]
+    if state.progress is not None:
+        parts.insert(1, _Part(Text(f"{state.progress:>4.0%}"), 5))
+    if (rate := number(last.get("lr"))) is not None:
+        parts.append(_Part(_labelled("lr", f"{rate:.2e}", 8), 4))
+    if (norm := number(last.get("grad_norm"))) is not None:
+        parts.append(_Part(_labelled("grad", decimal(norm, 2), 4), 6))
+    if (speed := number(last.get("tokens_per_second"))) is not None:
+        parts.append(_Part(Text(f"{count(speed):>6} tok/s"), 3))
+    if (mfu := number(last.get("mfu"))) is not None:
+        parts.append(_Part(_labelled("mfu", f"{mfu:.0%}", 3), 7))
+    if memory := number(last.get("memory_bytes")):
+        parts.append(_Part(Text(size(memory)), 8))
+    if isinstance(phase := last.get("phase"), str) and phase:
+        parts.append(_Part(Text(printable(phase), "dim"), 9))
+    if quiet > max(QUIET_SECONDS, QUIET_GAPS * (state.history.gap or 0)):
+        parts.append(_Part(Text(f"no step for {duration(quiet)}", "yellow"), 2))
+    elif state.seconds_left is not None:
+        parts.append(_Part(Text(f"{duration(state.seconds_left):>6} left", "cyan"), 2))
+    elif state.history.seconds_per_step is not None:
+        parts.append(_Part(Text(f"{took(state.history.seconds_per_step)}/step", "cyan"), 2))
+    return parts
+
+
+def _labelled(label: str, value: str, width: int) -> Text:
+    """`label value`, the value in a column of its own so that the line does not jump from step to step."""
+    return Text.assemble((f"{label} ", "dim"), f"{value:>{width}}")
+
+
+def _bar(progress: float, width: int, glyphs: Glyphs) -> Text:
+    done = int(progress * width)
+    return Text.assemble((glyphs.done * done, "cyan"), (glyphs.to_do * (width - done), "dim"))
+
+
+def _pulse(now: float, width: int, glyphs: Glyphs) -> Text:
+    """A block that goes to and fro: alive, with no end known."""
+    block = max(2, width // 5)
+    way = width - block
+    at = int(now * 10) % (2 * way)
+    before = at if at <= way else 2 * way - at
+    return Text.assemble(
+        (glyphs.to_do * before, "dim"), (glyphs.done * block, "cyan"), (glyphs.to_do * (way - before), "dim")
+    )
+
+
+def _spinner(glyphs: Glyphs, now: float) -> str:
+    return glyphs.spinner[int(now * 10) % len(glyphs.spinner)]
+
+
+def short_node(node: str) -> str:
+    """Every start-up node's id begins with `setup.`; next to each other that says nothing."""
+    return node.removeprefix("setup.")

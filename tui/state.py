@@ -1,0 +1,204 @@
+"""The state of a run as far as its records tell, and the pure function that moves it on."""
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+
+from attrs import evolve, frozen
+
+from .events import Checkpoint, Evaluation, Failure, RunEnd, RunStart, SetupNode, text
+from .history import History, Recorder
+from .tail import Record
+from .words import number
+
+# Ticks and failures kept: enough to look back on, however long the run and however many ranks fail.
+MAX_TICKS = 200
+MAX_FAILURES = 64
+
+
+@frozen(kw_only=True)
+class RunState:
+    """What is known of a run; every field has a meaning before the first record."""
+
+    start: RunStart | None = None
+    setup: tuple[SetupNode, ...] = ()
+    setup_seconds: float | None = None
+    """How long start-up took, once it is over."""
+    setup_done_time: float | None = None
+    history: History = History()
+    evaluations: Mapping[str, Evaluation] = MappingProxyType({})
+    """The latest evaluation of each dataset, in the order they first came."""
+    checkpoint: Checkpoint | None = None
+    ticks: tuple[Record, ...] = ()
+    """The latest events between steps (evaluations, samples, checkpoints, warnings, …), as recorded."""
+    num_warnings: int = 0
+    num_skipped: int = 0
+    num_nonfinite: int = 0
+    signal: str | None = None
+    failures: tuple[Failure, ...] = ()
+    end: RunEnd | None = None
+
+    @property
+    def status(self) -> str:
+        """`waiting`, `starting`, `training`, then what `run_end` says; `failed` as soon as a rank has."""
+        if self.end is not None:
+            return self.end.status
+        if self.failures:
+            return "failed"
+        if self.history.origin:
+            return "training"
+        return "waiting" if self.start is None and not self.setup else "starting"
+
+    @property
+    def under_way(self) -> SetupNode | None:
+        """The start-up node that has begun and not finished."""
+        return next((node for node in reversed(self.setup) if node.seconds is None), None)
+
+    @property
+    def steps(self) -> int | None:
+        """How many optimizer steps the run takes, if that is known."""
+        return self.start.steps if self.start else None
+
+    @property
+    def step(self) -> int:
+        """Completed optimizer steps."""
+        resumed = self.start.resumed_step if self.start else None
+        ended = self.end.step if self.end else None
+        return max(self.history.step or 0, resumed or 0, ended or 0)
+
+    @property
+    def progress(self) -> float | None:
+        """The share of steps done, from 0 to 1, if their number is known."""
+        return min(1.0, self.step / self.steps) if self.steps else None
+
+    @property
+    def loss(self) -> float | None:
+        """The training loss: as the run ended, or as last logged."""
+        ended = self.end.loss if self.end else None
+        return ended if ended is not None else number(self.history.last.get("loss"))
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Time to the last step at the pace of the recent ones."""
+        pace = self.history.seconds_per_step
+        return None if pace is None or not self.steps else max(0, self.steps - self.step) * pace
+
+
+def reduce(state: RunState, record: Record) -> RunState:
+    """`state` after one metrics record or event."""
+    return reduce_all(state, (record,))
+
+
+def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
+    """`state` after all of `records`: the same as reducing them one by one, and much faster over many steps."""
+    recorder: Recorder | None = None
+    for record in records:
+        if "event" not in record:
+            recorder = recorder or Recorder(state.history)
+            recorder.add(record)
+            continue
+        if recorder is not None:
+            state = evolve(state, history=recorder.history())
+            recorder = None
+        state = _on_event(state, record)
+    return state if recorder is None else evolve(state, history=recorder.history())
+
+
+def _on_event(state: RunState, record: Record) -> RunState:
+    event = text(record.get("event"))
+    if event in _TICKS:
+        state = evolve(state, ticks=(*state.ticks, record)[-MAX_TICKS:])
+    change = _CHANGES.get(event)
+    # An event this version does not know changes nothing; a view may still print it.
+    return change(state, record) if change else state
+
+
+def _run_start(state: RunState, record: Record) -> RunState:
+    """A new attempt: what the earlier ones did up to the step it goes on from still counts, the rest is undone."""
+    start = RunStart.of(record)
+    resumed = start.resumed_step
+    kept = {} if resumed is None else {n: e for n, e in state.evaluations.items() if (e.step or 0) <= resumed}
+    checkpoint = state.checkpoint
+    if resumed is None or (checkpoint and (checkpoint.step or 0) > resumed):
+        checkpoint = None
+    return RunState(
+        start=start,
+        history=state.history.rewound(resumed),
+        evaluations=MappingProxyType(kept),
+        checkpoint=checkpoint,
+    )
+
+
+def _setup_begin(state: RunState, record: Record) -> RunState:
+    node = SetupNode(node=text(record.get("node")), began=number(record.get("time")))
+    return evolve(state, setup=(*state.setup, node))
+
+
+def _setup(state: RunState, record: Record) -> RunState:
+    name, seconds = text(record.get("node")), number(record.get("seconds")) or 0.0
+    begun = next((node for node in state.setup if node.node == name), None)
+    done = SetupNode(
+        node=name, began=begun.began if begun else None, seconds=seconds, detail=text(record.get("detail"))
+    )
+    if begun is None:
+        return evolve(state, setup=(*state.setup, done))
+    return evolve(state, setup=tuple(done if node is begun else node for node in state.setup))
+
+
+def _setup_done(state: RunState, record: Record) -> RunState:
+    finished = tuple(node for node in state.setup if node.seconds is not None)
+    return evolve(
+        state,
+        setup=finished,
+        setup_seconds=number(record.get("seconds")),
+        setup_done_time=number(record.get("time")),
+    )
+
+
+def _eval(state: RunState, record: Record) -> RunState:
+    evaluation = Evaluation.of(record)
+    return evolve(state, evaluations=MappingProxyType({**state.evaluations, evaluation.dataset: evaluation}))
+
+
+def _checkpoint(state: RunState, record: Record) -> RunState:
+    return evolve(state, checkpoint=Checkpoint.of(record))
+
+
+def _signal(state: RunState, record: Record) -> RunState:
+    return evolve(state, signal=text(record.get("name")))
+
+
+def _nonfinite(state: RunState, record: Record) -> RunState:
+    return evolve(state, num_nonfinite=state.num_nonfinite + 1)
+
+
+def _skipped(state: RunState, record: Record) -> RunState:
+    return evolve(state, num_skipped=state.num_skipped + 1)
+
+
+def _warning(state: RunState, record: Record) -> RunState:
+    return evolve(state, num_warnings=state.num_warnings + 1)
+
+
+def _failure(state: RunState, record: Record) -> RunState:
+    return evolve(state, failures=(*state.failures, Failure.of(record))[:MAX_FAILURES])
+
+
+def _run_end(state: RunState, record: Record) -> RunState:
+    return evolve(state, end=RunEnd.of(record))
+
+
+_TICKS = frozenset({"eval", "generate", "checkpoint", "signal", "nonfinite", "skipped", "warning"})
+_CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
+    "run_start": _run_start,
+    "setup_begin": _setup_begin,
+    "setup": _setup,
+    "setup_done": _setup_done,
+    "eval": _eval,
+    "checkpoint": _checkpoint,
+    "signal": _signal,
+    "nonfinite": _nonfinite,
+    "skipped": _skipped,
+    "warning": _warning,
+    "failure": _failure,
+    "run_end": _run_end,
+}

@@ -1,0 +1,117 @@
+"""The panel that closes a run on a terminal: what it came to and what to do next."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.cells import cell_len
+from rich.console import Console, Group, RenderableType
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from .history import Point
+from .lasting import MAX_BOX
+from .next_steps import generate_command, going_on, outcome, short_path, succeeded, wants_logs
+from .progress_line import short_node
+from .state import RunState
+from .words import count, decimal, duration, number, perplexity, plural, printable
+
+MAX_TRACEBACK_LINES = 40
+_SPARKS = "▁▂▃▄▅▆▇█"
+_STYLES = {"done": "green", "complete": "green", "stopped": "yellow", "interrupted": "yellow"}
+
+
+def summary(state: RunState, directory: Path, console: Console) -> Iterator[RenderableType]:
+    """The traceback of the first failure if there is one, the panel, and the next command where it can be copied."""
+    width = min(console.width, MAX_BOX)
+    if state.failures:
+        yield _traceback(state, width)
+    style = _STYLES.get(state.status, "red")
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(overflow="fold")
+    for label, value in _rows(state, directory, sparks=not console.options.ascii_only):
+        rows.add_row(label, value)
+    title = Text.assemble((f" {printable(state.status)} ", f"bold {style}"), f"{outcome(state)} ")
+    yield Panel(rows, title=title, title_align="left", border_style=style, width=width)
+    yield _next(state, directory, console.width)
+
+
+def _rows(state: RunState, directory: Path, *, sparks: bool) -> Iterator[tuple[str, RenderableType]]:
+    last = state.history.last
+    yield "steps", Text(f"{state.step:,} of {state.steps:,}" if state.steps else f"{state.step:,}")
+    if state.loss is not None:
+        loss = Text(decimal(state.loss, 4), "bold")
+        if sparks and (curve := spark(state.history.points())):
+            loss.append(f"  {curve}", "not bold cyan")
+        yield "loss", loss
+    if state.evaluations:
+        yield "held out", _held_out(state)
+    if (tokens := number(last.get("tokens"))) is not None:
+        speed = state.history.tokens_per_second
+        rate = f"  {count(speed)} tok/s" if speed is not None else ""
+        yield "tokens", Text.assemble(count(tokens), (rate, "dim"))
+    if state.end and state.end.seconds is not None:
+        yield "time", Text(duration(state.end.seconds))
+    mishaps = ((state.num_skipped, "skipped step"), (state.num_nonfinite, "nonfinite step"))
+    if seen := [plural(number, noun) for number, noun in (*mishaps, (state.num_warnings, "warning")) if number]:
+        yield "note", Text(", ".join(seen), "yellow")
+    if state.under_way is not None:
+        yield "during", Text(printable(short_node(state.under_way.node)))
+    yield "run", Text(printable(short_path(directory)))
+    if wants_logs(state):
+        yield "logs", Text(printable(short_path(directory / "logs")))
+
+
+def _held_out(state: RunState) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(overflow="fold")
+    for evaluation in state.evaluations.values():
+        ppl = perplexity(evaluation.loss)
+        stale = f"at step {evaluation.step:,}" if evaluation.step is not None and evaluation.step != state.step else ""
+        table.add_row(
+            printable(evaluation.dataset),
+            Text(f"loss {decimal(evaluation.loss, 4)}", "bold"),
+            f"ppl {decimal(ppl, 2)}" if ppl is not None else "",
+            Text(stale, "dim"),
+        )
+    return table
+
+
+def _next(state: RunState, directory: Path, width: int) -> RenderableType:
+    """Outside the panel, so that copying it takes no border along."""
+    if not succeeded(state):
+        return Text.assemble((" next  ", "dim"), going_on(state), "\n")
+    command, prompt = generate_command(directory)
+    one_line = f"{command} {prompt}"
+    if cell_len(one_line) + 7 >= width:
+        # Two lines that the shell reads as one; a longer path is left for the terminal to fold.
+        one_line = f"{command} \\\n           {prompt}"
+    return Text.assemble((" next  ", "dim"), (one_line, "bold"), "\n", overflow="fold")
+
+
+def _traceback(state: RunState, width: int) -> RenderableType:
+    first, *others = state.failures
+    lines = printable(first.traceback.strip("\n")).split("\n")
+    shown: list[RenderableType] = []
+    if hidden := max(0, len(lines) - MAX_TRACEBACK_LINES):
+        shown.append(Text(f"… {plural(hidden, 'earlier line')} in events.jsonl", "dim"))
+    if first.traceback:
+        shown.append(Text("\n".join(lines[-MAX_TRACEBACK_LINES:]), overflow="fold"))
+    else:
+        shown.append(Text(printable(first.error), overflow="fold"))
+    if others:
+        who = ", ".join(failure.who for failure in others[:8]) + (", …" if len(others) > 8 else "")
+        shown.append(Text(f"failed as well: {who}", "dim"))
+    return Panel(Group(*shown), title=f"{first.who} failed", title_align="left", border_style="red", width=width)
+
+
+def spark(points: tuple[Point, ...], width: int = 24) -> str:
+    """The curve as `width` blocks, each the mean of its share of the points; empty for too few points."""
+    if len(points) < 4:
+        return ""
+    width = min(width, len(points))
+    edges = [index * len(points) // width for index in range(width + 1)]
+    means = [sum(loss for _, loss in points[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    low, span = min(means), max(means) - min(means)
+    return "".join(_SPARKS[int((mean - low) / span * 7.999) if span > 0 else 0] for mean in means)

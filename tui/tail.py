@@ -1,0 +1,69 @@
+"""Reads a growing file of JSON lines, a bit at a time."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+# Most bytes parsed in one read: catching up with a long run stays bounded in memory.
+CHUNK_BYTES = 4 << 20
+
+
+class Tail:
+    """The complete records appended to `path` since the last read, beginning at byte `offset`.
+
+    The offset only ever moves past whole lines, so half a line (or half a character of one) is simply read again once
+    the rest of it has been written. A file that shrank or was replaced is another file: it is read from its start.
+    """
+
+    def __init__(self, path: Path, offset: int = 0, *, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.path = path
+        self.offset = offset
+        self.chunk_bytes = chunk_bytes
+        self.damaged = 0
+        """Lines that were complete but held no JSON object."""
+        self.behind = False
+        """Whether the last read stopped at `chunk_bytes` with more already written."""
+        self._inode: tuple[int, int] | None = None
+
+    def read(self) -> list[Record]:
+        """New records in file order; none when there are none, or when the file cannot be read now."""
+        try:
+            block = self._read_lines()
+        except OSError:
+            # Not there yet, gone with its directory, or a file system that hiccups: the next read decides.
+            self.behind = False
+            return []
+        return [record for line in block.split(b"\n") if (record := self._parse(line)) is not None]
+
+    def _read_lines(self) -> bytes:
+        """Whole lines after the offset, at most `chunk_bytes` unless one line alone is longer."""
+        with self.path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            inode = (status.st_dev, status.st_ino)
+            if status.st_size < self.offset or self._inode not in (None, inode):
+                self.offset = 0
+            self._inode = inode
+            file.seek(self.offset)
+            data = file.read(self.chunk_bytes)
+            end = data.rfind(b"\n") + 1
+            while not end and (more := file.read(self.chunk_bytes)):
+                end = len(data) + more.rfind(b"\n") + 1 if b"\n" in more else 0
+                data += more
+            self.behind = file.tell() < status.st_size
+        self.offset += end
+        return data[:end]
+
+    def _parse(self, line: bytes) -> Record | None:
+        if not line.strip():
+            return None
+        try:
+            record = json.loads(line.decode("utf-8"))
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            return record
+        self.damaged += 1
+        return None

@@ -1,0 +1,91 @@
+"""Follows a run directory and draws it, in whichever view is asked for."""
+
+import os
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TextIO, cast, get_args
+
+from rich.console import Console
+
+from .console import ConsoleView
+from .drawer import Drawer
+from .feed import Feed
+from .jsonlines import JsonView
+from .output import Output
+from .plain import PlainView
+from .state import RunState, reduce_all
+from .tail import Record
+
+POLL_SECONDS = 0.1
+
+Ui = Literal["plain", "console", "json", "none"]
+
+
+def choose_ui(requested: str | None, stream: TextIO) -> Ui:
+    """The view to use: the one requested, else `console` for a person at a terminal and `plain` for all others.
+
+    Raises ValueError if there is no view of the requested name.
+    """
+    if requested is not None:
+        if requested not in get_args(Ui):
+            raise ValueError(f"no view is called {requested!r}: choose one of {', '.join(get_args(Ui))}")
+        return cast(Ui, requested)
+    watched = Output(stream).isatty() and os.environ.get("TERM") != "dumb"
+    automated = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return "console" if watched and not automated else "plain"
+
+
+def follow(
+    directory: Path,
+    *,
+    ui: Ui,
+    offsets: Mapping[str, int] | None = None,
+    finished: threading.Event,
+    out: TextIO | None = None,
+) -> RunState:
+    """Draw the run in `directory` on `out` (standard output) until it has ended; the state it ended in.
+
+    The end is a `run_end` that no later attempt follows, or `finished`: whoever sets it knows that nothing more will
+    be written. `offsets` (file name → byte) leaves out what was written before. The directory may not exist yet, and
+    if it disappears the view waits for it to come back; if `out` breaks, following goes on unseen.
+    """
+    feed = Feed(directory, offsets)
+    drawer = _drawer(ui, directory, Output(sys.stdout if out is None else out))
+    state = RunState()
+    try:
+        while True:
+            # Asked before reading: what was written before `finished` was set is read once more.
+            last_round = finished.is_set()
+            state = _read(feed, state, drawer)
+            if (last_round or state.end is not None) and not feed.behind:
+                break
+            if not feed.behind:
+                drawer.refresh(state)
+                finished.wait(POLL_SECONDS)
+        drawer.close(state)
+    finally:
+        drawer.leave()
+    return state
+
+
+def _drawer(ui: Ui, directory: Path, out: Output) -> Drawer:
+    if ui == "none":
+        return Drawer()
+    stream = cast(TextIO, out)
+    if ui == "console":
+        return ConsoleView(Console(file=stream, highlight=False), directory)
+    return PlainView(stream, directory) if ui == "plain" else JsonView(stream)
+
+
+def _read(feed: Feed, state: RunState, drawer: Drawer) -> RunState:
+    """Take in what is new, stopping only at records that are drawn."""
+    unseen: list[Record] = []
+    for record in feed.read():
+        unseen.append(record)
+        if drawer.shows(record):
+            state = reduce_all(state, unseen)
+            unseen.clear()
+            drawer.draw(state, record)
+    return reduce_all(state, unseen)

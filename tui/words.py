@@ -1,0 +1,88 @@
+"""How numbers and foreign texts read, the same in every view."""
+
+import math
+import re
+
+# What a model samples, or a library writes in an error, must not steer the terminal: control characters, the
+# direction marks that reorder a line, and lone surrogates that no encoding can write.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: object) -> str:
+    """`text` with line ends and tabs made plain and everything that could move a cursor shown as `�`."""
+    plain = str(text).replace("\r\n", "\n").expandtabs(4)
+    return _UNPRINTABLE.sub("\ufffd", plain)
+
+
+def number(value: object) -> float | None:
+    """`value` as a float if it is a number (a bool is not, nor is an integer beyond all floats), else None."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return None
+
+
+def decimal(value: float | None, digits: int) -> str:
+    """Fixed digits where they say something, scientific where they would be zeros or a wall of figures."""
+    if value is None:
+        return "–"
+    if value == 0 or not math.isfinite(value) or 10.0**-digits * 10 <= abs(value) < 1e5:
+        return f"{value:.{digits}f}"
+    return f"{value:.2e}"
+
+
+def count(value: float | None) -> str:
+    """`950`, `12.3k`, `1.2M`, `3.4B`, `5.6T`."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    for unit in ("", "k", "M", "B"):
+        if abs(value) < 999.95:
+            return f"{value:.1f}{unit}" if unit else f"{value:.0f}"
+        value /= 1000
+    return f"{value:.1f}T"
+
+
+def size(num_bytes: float | None) -> str:
+    """`512 B`, `12.3 MiB`, `1.4 GiB`: binary units, as memory is counted."""
+    if num_bytes is None or not math.isfinite(num_bytes):
+        return "–"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(num_bytes) < 1023.95:
+            return f"{num_bytes:.0f} B" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"
+
+
+def duration(seconds: float | None) -> str:
+    """`8s`, `6m48s`, `1h05m`, `2d03h`: for spans that people plan with."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def took(seconds: float | None) -> str:
+    """`0.31 s`, `12.3 s`, `2m05s`: for how long something took."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 9.995:
+        return f"{seconds:.2f} s"
+    return f"{seconds:.1f} s" if seconds < 99.95 else duration(seconds)
+
+
+def perplexity(loss: float | None) -> float | None:
+    """e^loss, or None where it would say nothing (no loss, not finite, or beyond any vocabulary)."""
+    return math.exp(loss) if loss is not None and math.isfinite(loss) and loss < 20 else None
+
+
+def plural(value: int, noun: str) -> str:
+    """`1 rank`, `2 ranks`."""
+    return f"{value:,} {noun}" if value == 1 else f"{value:,} {noun}s"
