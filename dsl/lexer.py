@@ -171,9 +171,9 @@ class _Lexer:
         self._emit("ERROR", self.end)
 
     def _unterminated(self) -> None:
-        """Report a string without end. Brackets and commas at the end of the line are taken to stand behind it."""
+        """Report a string without end. It is taken to end before the first closing bracket or comma of the line."""
         line = self.text[self.at : self._line_end()]
-        body = re.sub(r"[\s)\]},]*$", "", line.split(" #")[0]) or line
+        body = re.split(r"[)\]},]| #", line)[0].rstrip()
         end = self.at + len(body)
         self.diagnostics.error("X102", "this string is never closed", self._span(end), hint='add `"` where it ends')
         self._emit("ERROR", end)

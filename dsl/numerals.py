@@ -14,11 +14,21 @@ MULTIPLIERS: Final = {
     "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30,
 }  # fmt: skip
 UNIT_WORDS: Final = tuple(unit for unit in UNITS if unit != "%")
+_OTHER_WORDS: Final = {
+    "second": "s", "seconds": "s", "sec": "s", "secs": "s", "minute": "min", "minutes": "min", "mins": "min",
+    "hour": "h", "hours": "h", "day": "d", "days": "d", "percent": "%", "iters": "steps", "iterations": "steps",
+    "bytes": "B", "KB": "KiB", "kB": "KiB", "MB": "MiB", "GB": "GiB",
+}  # fmt: skip
 _NUMBER: Final = re.compile(r"[0-9]+(?:_[0-9]+)*(?:\.[0-9]+(?:_[0-9]+)*)?(?:[eE][-+]?[0-9]+)?")
 _TAIL: Final = re.compile(r"\w+")
 # A unit word behind blanks; not if it is itself the name of a setting, a function or a map key.
 _UNIT: Final = re.compile(r"[ \t]*(" + "|".join(sorted(UNIT_WORDS, key=len, reverse=True)) + r")(?!\w|[ \t]*[=(:])")
 _LARGEST_EXPONENT: Final = 300
+
+
+def near_unit(word: str) -> str | None:
+    """The unit that a wrong word was probably meant to be."""
+    return _OTHER_WORDS.get(word) or closest(word, UNIT_WORDS)
 
 
 def read_number(source: Source, start: int, end: int, diagnostics: Diagnostics) -> Token:
@@ -68,6 +78,19 @@ def _value(digits: str, scale: int | float, unit: str | None) -> int | float | Q
     return number(exact)
 
 
+def spelling(text: str) -> str:
+    """A number as it is written best: the multiplier touches it, one blank before a unit word, none before `%`."""
+    match = _NUMBER.match(text)
+    assert match is not None
+    digits, tail = match.group(), text[match.end() :]
+    for multiplier in sorted(MULTIPLIERS, key=len, reverse=True):
+        if re.match(rf"{multiplier}(?!\w)", tail):
+            digits, tail = digits + multiplier, tail[len(multiplier) :]
+            break
+    unit = tail.strip()
+    return digits + unit if unit in ("", "%") else f"{digits} {unit}"
+
+
 def number(exact: Fraction) -> int | float:
     return exact.numerator if exact.denominator == 1 else float(exact)
 
@@ -90,11 +113,11 @@ def _bad_tail(span: Span, digits: str, word: str, diagnostics: Diagnostics) -> T
     """Report what is glued to a number. A word that merely begins with a digit (`1f1b`) becomes a string."""
     source = span.source
     at_word = Span(source, span.end - len(word), span.end)
-    meant = closest(word, (*MULTIPLIERS, *UNIT_WORDS))
-    if word == "K":
+    meant = _OTHER_WORDS.get(word) or closest(word, (*MULTIPLIERS, *UNIT_WORDS))
+    if digits == "0" and word[0] in "xXbBoO" and (decimal := _decimal(word)) is not None:
+        message, hint, at_word = "numbers are decimal", f"write `{decimal}`", span
+    elif word == "K":
         message, hint = "`K` is not a multiplier", "`k` is 1000, `Ki` is 1024"
-    elif word in ("KB", "MB", "GB", "TB", "kB"):
-        message, hint = f"`{word}` is not a unit", "sizes in bytes are written in `KiB`, `MiB` or `GiB`"
     elif word in ("m", "G", "Mb"):
         message, hint = f"`{word}` is neither a multiplier nor a unit", "multipliers: k M B T, Ki Mi Gi; units: min, GiB"
     elif any(c.isdigit() for c in word) and not digits.startswith("0"):
@@ -110,3 +133,11 @@ def _bad_tail(span: Span, digits: str, word: str, diagnostics: Diagnostics) -> T
         message, hint = f"`{word}` is neither a multiplier nor a unit", "multipliers: k M B T, Ki Mi Gi"
     diagnostics.error("X107", message, at_word, hint=hint)
     return Token("ERROR", source, span.start, span.end)
+
+
+def _decimal(word: str) -> int | None:
+    """The value of a hexadecimal, binary or octal number without its leading 0."""
+    try:
+        return int(f"0{word}", 0)
+    except ValueError:
+        return None

@@ -4,8 +4,6 @@ lark's LALR parser is fed token by token. At the first token of each item its st
 does not fit, the mistake is explained, the state is put back, and a `BROKEN` token takes the place of the whole item.
 """
 
-from typing import Any
-
 from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
@@ -13,7 +11,7 @@ from .diagnostics import Diagnostics
 from .layout import lay_out
 from .lexer import tokenize
 from .source import Source
-from .syntax import Expression, File
+from .syntax import Assign, Expression, File, Item
 from .syntax_errors import Explanation, explain
 from .tokens import SEPARATORS, Token
 from .tree import grammar
@@ -23,20 +21,26 @@ def parse_file(source: Source, diagnostics: Diagnostics) -> File:
     """The syntax tree of a whole text; items that cannot be read are `Broken` in it."""
     tokens, repaired = lay_out(tokenize(source, diagnostics), source, diagnostics)
     swallowed = any(t.type == "ERROR" and t.end == len(source.text) for t in tokens)
-    items = _Parse(tokens, diagnostics).run("file")
+    items = _Parse(tokens, diagnostics).run()
     return File(source, items, broken=repaired or swallowed)
 
 
 def parse_expression(source: Source, start: int, end: int, diagnostics: Diagnostics) -> Expression | None:
     """The expression that stands between two offsets; None, with diagnostics, if there is none."""
     found = Diagnostics()
-    raw = tokenize(source, found, start, end)
-    depth_of_file = [Token("_EQ", source, start, start), *raw]  # what follows `=` is a value
-    tokens, _ = lay_out(depth_of_file, source, found)
+    # The grammar has one start rule, so the expression is read as the value of a setting without name.
+    before = [Token("NAME", source, start, start), Token("_EQ", source, start, start)]
+    tokens, _ = lay_out([*before, *tokenize(source, found, start, end)], source, found)
     tokens[-1].start = tokens[-1].end = end
-    result = _Parse(tokens[1:], found).run("expression")
+    items = _Parse(tokens, found).run()
+    if not found.has_errors and len(items) != 1:
+        extra = items[1].span
+        found.error("X101", f"unexpected `{extra.text}` behind the value", extra, hint="write one value")
     diagnostics.extend(found)
-    return None if found.has_errors else result
+    match items:
+        case [Assign(value=value)] if not found.has_errors:
+            return value
+    return None
 
 
 class _Parse:
@@ -46,11 +50,9 @@ class _Parse:
         self.begun: list[tuple[int, InteractiveParser]] = []
         self.reported: int | None = None  # the item whose mistake has been explained
 
-    def run(self, start: str) -> Any:
-        """The tree of the start rule. For `expression`, None if it cannot be read."""
-        parser = grammar().parse_interactive("", start)
-        if start == "file":
-            self.begun.append((0, parser.copy(deepcopy_values=False)))
+    def run(self) -> tuple[Item, ...]:
+        parser = grammar().parse_interactive("")
+        self.begun.append((0, parser.copy(deepcopy_values=False)))
         at = 0
         while True:
             token = self.tokens[at]
@@ -63,12 +65,10 @@ class _Parse:
                 if explanation is not None and self._repair(explanation, at, parser):
                     at += explanation.replaces
                     continue
-                if not self.begun:
-                    return None
                 at, parser = self._give_up(at)
                 continue
             if token.type == "$END":
-                return result
+                return result  # type: ignore[return-value]
             at += 1
 
     def _begin(self, at: int, parser: InteractiveParser) -> None:

@@ -1,6 +1,8 @@
 """Diagnostics as text: the place, the line, carets under the range, a hint behind them, notes below."""
 
+import os
 import unicodedata
+from typing import TextIO
 
 from .diagnostics import Diagnostic
 from .source import Span
@@ -9,6 +11,11 @@ _STYLES = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m",
 _RESET = "\x1b[0m"
 _WIDEST = 160  # columns of a source line that are shown; a longer line is cut around the range
 _TAB = "    "
+
+
+def shows_color(stream: TextIO) -> bool:
+    """Whether a stream is a terminal whose user has not asked for plain text (NO_COLOR)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
 
 
 def render(diagnostic: Diagnostic, *, color: bool = False) -> str:

@@ -4,6 +4,7 @@ from typing import Literal
 
 from attrs import field, frozen
 
+from .diagnostics import Note
 from .schema.actions import Event, Tick
 from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link
 from .schema.experiment import Experiment, Launch, Workspace
@@ -15,17 +16,26 @@ from .source import Span
 
 @frozen
 class Origin:
-    """Where a value came from: `text` of a spec, a `let` or `param` it refers to, `--set`, or the schema's default."""
+    """Where a value came from: `text` of a spec, a `let` or `param` it refers to, `--set`, or the schema's default.
+
+    span: the value, or the head of a block. notes: where the names it came through are defined, for diagnostics.
+    """
 
     kind: Literal["text", "let", "param", "set", "default"]
     span: Span | None = None
+    notes: tuple[Note, ...] = ()
 
 
 @frozen(kw_only=True)
 class Spec:
-    """A whole experiment. `origins` maps a dotted path (`optimizer.lr`, `dataset.web.source`) to its origin."""
+    """A whole experiment.
 
-    path: str
+    `origins` maps a dotted path to its origin, for every setting, written or not: `optimizer.lr`, `parallel.tp.size`,
+    `dataset.web.source`, `ticks.0.every`, `events.1.actions.0.dataset`; and for every block: `optimizer`, `dataset.web`.
+    Two specs are equal if they declare the same, wherever it was written.
+    """
+
+    path: str = field(eq=False)
     experiment: Experiment
     model: Model
     tokenizer: Tokenizer
@@ -42,4 +52,4 @@ class Spec:
     collate: tuple[Link, ...] = DEFAULT_CHAIN
     ticks: tuple[Tick, ...] = ()
     events: tuple[Event, ...] = ()
-    origins: dict[str, Origin] = field(factory=dict, eq=False)
+    origins: dict[str, Origin] = field(factory=dict, eq=False, repr=False)

@@ -1,15 +1,20 @@
-"""Did you mean: the likeliest of some names for a misspelt one, in three tiers."""
+"""Did you mean: the likeliest of some names for a misspelt one, in three tiers, and what other trainers call it."""
 
 from collections.abc import Iterable
+
+from .synonyms import ours
 
 
 def closest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that was probably meant, or None.
 
-    First the same letters in another case, then the smallest edit distance up to a third of the word's length, then
+    A name that another trainer uses is answered with ours. Else first the same letters in another case, then the smallest edit distance up to a third of the word's length, then
     the same words in another order (`tensor_parallel` for `parallel_tensor`).
     """
     names = [name for name in candidates if name != word]
+    known_elsewhere = ours(word, names)
+    if known_elsewhere is not None:
+        return known_elsewhere
     for name in names:
         if name.lower() == word.lower():
             return name

@@ -5,10 +5,9 @@ from typing import Final
 from attrs import frozen
 
 from .diagnostics import Diagnostic, Fix
-from .numerals import MULTIPLIERS, UNIT_WORDS
+from .numerals import MULTIPLIERS, UNIT_WORDS, near_unit
 from .quantity import Quantity
 from .source import Span
-from .suggest import closest
 from .tokens import OPENERS, STATEMENTS, Token
 
 _VALUES: Final = {"NUMBER", "STRING", "TRUE", "LSQB"}  # where all of these fit, a value is expected
@@ -42,7 +41,9 @@ def explain(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Expl
             or _missing_separator(token, before, after, accepts)
             or _comment_sign(tokens, at, first)
             or _keyword_as_name(token, before)
-            or _continued(token, before, accepts)
+            or _block_with_sign(tokens, at, first, accepts)
+            or _incomplete_reaction(tokens, at, first, accepts)
+            or _point(token, before, after)
         )
         if found is not None:
             return found
@@ -107,7 +108,7 @@ def _after_number(token: Token, before: Token, after: Token) -> Explanation | No
         return _error(
             "X107", "a multiplier touches its number", both, f"write `{digits}{word}`", fix=(both, f"{digits}{word}")
         )
-    meant = closest(word, UNIT_WORDS)
+    meant = near_unit(word)
     if meant is not None:
         return _error(
             "X107", f"`{word}` is not a unit", token.span, f"did you mean `{meant}`?", fix=(token.span, meant)
@@ -152,12 +153,49 @@ def _keyword_as_name(token: Token, before: Token) -> Explanation | None:
     return None
 
 
-def _continued(token: Token, before: Token, accepts: set[str]) -> Explanation | None:
-    """A list of actions or a value that was meant to go on."""
+def _block_with_sign(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Explanation | None:
+    """`model = qwen3 { … }` and `model qwen3 = { … }`."""
+    token, before = tokens[at], tokens[at - 1]
     if token.type == "LBRACE" and "LBRACE" not in accepts and before.type in ("NAME", "STRING", "NUMBER", "AUTO"):
         return _error("X101", "a value has no body", token.span, "a block is written `kind label { … }`, without `=`")
-    if token.type == "_EQ" and before.type in ("NUMBER", "STRING"):
-        return _error("X101", "a setting begins with its name", before.span, "write `name = value`")
+    head = tokens[first:at]
+    labelled = len(head) > 1 and all(t.type in ("NAME", "STRING", "NUMBER", "AUTO") for t in head)
+    if token.type == "_EQ" and labelled:
+        written = " ".join(t.text for t in head)
+        return _error("X101", f"`{written}` is a block and takes no `=`", token.span, "remove it")
+    return None
+
+
+def _incomplete_reaction(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Explanation | None:
+    """`every` or `on` that stops before its actions."""
+    begin, token = tokens[first], tokens[at]
+    if begin.type not in ("EVERY", "ON") or "NAME" not in accepts or "_NEWLINE" in accepts:
+        return None
+    if begin.type == "EVERY" and at == first + 2 and tokens[at - 1].type == "NAME":
+        action = tokens[at - 1]
+        return _error(
+            "X101", "there is no period between `every` and its action", action.span,
+            f"write `every 10 steps {action.text}`",
+        )  # fmt: skip
+    if at == first + 1:
+        wanted = "a period, such as `10 steps`" if begin.type == "EVERY" else "the name of an event, such as `sigterm`"
+        return _error("X101", f"`{begin.text}` needs {wanted}", begin.span)
+    span = token.span if token.type not in ("_NEWLINE", "$END") else Span(token.source, token.start, token.start)
+    if token.type in _ENDS:
+        return _error("X101", "an action is missing", span, "write one here, such as `checkpoint`")
+    return None
+
+
+def _point(token: Token, before: Token, after: Token) -> Explanation | None:
+    """`.5` and `5.`: numbers have digits on both sides of the point."""
+    if token.type != "_DOT":
+        return None
+    if after.type == "NUMBER" and after.start == token.end:
+        both = Span(token.source, token.start, after.end)
+        return _error("X101", "a number begins with a digit", both, f"write `0{both.text}`", fix=(both, f"0{both.text}"))
+    if before.type == "NUMBER":
+        both = Span(token.source, before.start, token.end)
+        return _error("X101", "a number ends with a digit", both, f"write `{both.text}0`", fix=(both, f"{both.text}0"))
     return None
 
 
@@ -165,6 +203,11 @@ def _start_of_item(token: Token, after: Token, accepts: set[str]) -> Explanation
     """A token that no item begins with."""
     if "BROKEN" not in accepts:
         return None
+    if token.type == "THEN":
+        return _error(
+            "X101", "a new line has ended the statement that this `then` belongs to", token.span,
+            "put it on the line above",
+        )  # fmt: skip
     if token.type == "LBRACE":
         return _error("X101", "this `{` has no block", token.span, "put it on the line of the block it belongs to")
     if token.type == "_ARROW" or token.type in _OPERATORS - {"DSLASH", "SLASH"}:

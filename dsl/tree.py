@@ -1,6 +1,6 @@
 """From the rules of `grammar.lark` to the nodes of `syntax`: lark calls a method for every rule it completes."""
 
-import functools
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -150,10 +150,10 @@ class _NoLexer(Lexer):
         return iter(())
 
 
-@functools.cache
+@cache
 def grammar() -> Lark:
-    """The parser of both start rules, `file` and `expression`."""
+    """The parser; building it takes longer than reading a spec, so there is one."""
     text = Path(__file__).with_name("grammar.lark").read_text(encoding="utf-8")
-    return Lark(text, parser="lalr", lexer=_NoLexer, start=["file", "expression"], transformer=TreeBuilder())
+    return Lark(text, parser="lalr", lexer=_NoLexer, start="file", transformer=TreeBuilder())
 
 

@@ -1,13 +1,14 @@
-"""Actions of `every` and `on` → nodes: the same action with the same arguments is one node, however often it is named."""
+"""Actions of `every` and `on` → nodes; the same action with the same arguments is one node, however often named."""
 
 from typing import Any
 
 from ..dsl.schema.actions import Action, CheckpointAction, EvalAction, GenerateAction, LogAction
 from ..dsl.schema.setting import Auto
 from .builder import Builder
+from .estimates import checkpoint_bytes
 from .plan import NodeKind
 from .resolved import Resolved
-from .units import count_text, plural
+from .units import bytes_text, plural
 
 
 class ActionNodes:
@@ -45,8 +46,8 @@ def describe(action: Action, run: Resolved) -> tuple[str, dict[str, Any], str]:
         case LogAction():
             return "tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed"
         case CheckpointAction():
-            size = count_text(3 * run.inventory.total)
-            return "tick.checkpoint", {}, f"save weights, both moments and the data position: {size} numbers"
+            size = bytes_text(checkpoint_bytes(run.inventory, run.formats.params))
+            return "tick.checkpoint", {}, f"save weights, both moments and the place in the data: {size}"
         case EvalAction(dataset=dataset):
             batches = eval_batches(action, run.batch.steps)
             rows = run.batch.micro * run.layout.mesh.data_ranks

@@ -9,6 +9,7 @@ from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .findings import Findings
 from .plan import Mesh
+from .units import count_text
 
 
 @frozen(kw_only=True)
@@ -45,7 +46,7 @@ def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings) -> Arithmetic:
         steps = ceil(budget.value)
     elif budget.unit == "tokens":
         steps = ceil(budget.value / shares.tokens_per_step)
-        reasons["steps"] = f"{budget} / {shares.tokens_per_step:,} tokens a step, rounded up"
+        reasons["steps"] = f"{count_text(budget.value)} tokens / {shares.tokens_per_step:,} a step, rounded up"
     else:
         epochs = float(budget.value)
     if steps is None:

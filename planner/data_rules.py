@@ -28,14 +28,13 @@ def check_data(spec: Spec, found: Findings) -> Dataset | None:
 
 
 def evaluated(spec: Spec) -> dict[str, str]:
-    """Dataset name → path of the first tick or event that evaluates on it."""
+    """Dataset name → path of the first action that evaluates on it."""
     found: dict[str, str] = {}
-    places = [(f"every.{i}", tick.actions) for i, tick in enumerate(spec.ticks)]
-    places += [(f"on.{i}", event.actions) for i, event in enumerate(spec.events)]
-    for path, actions in places:
-        for action in actions:
-            if isinstance(action, EvalAction):
-                found.setdefault(action.dataset, path)
+    for kind, occasions in (("every", spec.ticks), ("on", spec.events)):
+        for number, occasion in enumerate(occasions):
+            for place, action in enumerate(occasion.actions):
+                if isinstance(action, EvalAction):
+                    found.setdefault(action.dataset, f"{kind}.{number}.actions.{place}.dataset")
     return found
 
 

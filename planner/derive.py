@@ -37,6 +37,8 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     ffn = resolved("ffn", model.ffn, default_ffn(model.dim), f"8/3 · dim {model.dim}, rounded up to a multiple of 64")
     experts: dict[str, Any] = {}
     if moe:
+        if not isinstance(model.expert_ffn, Auto):
+            reasons.pop("model.ffn", None)  # no layer has this width
         experts = {
             "experts": model.experts,
             "experts_per_token": model.experts_per_token,
@@ -57,9 +59,7 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
         rope_theta=model.rope_theta,
         norm_eps=model.norm_eps,
         tie_embeddings=model.tie_embeddings,
-        qk_norm=resolved(
-            "qk_norm", model.qk_norm, qwen, f"the {model.family} family {'has' if qwen else 'has not'} it"
-        ),
+        qk_norm=resolved("qk_norm", model.qk_norm, qwen, f"{'part' if qwen else 'no part'} of a {model.family} block"),
         init_std=model.init_std,
         **experts,
     )

@@ -63,9 +63,14 @@ def estimate(
         flops_per_token=per_token,
         flops_per_step=per_token * batch.tokens_per_step,
         memory=tuple(_memory(architecture, inventory, mesh, cuts, stages_per_rank, width)),
-        checkpoint_bytes=3 * width * inventory.total,
+        checkpoint_bytes=checkpoint_bytes(inventory, params_format),
         sources=SOURCES,
     )
+
+
+def checkpoint_bytes(inventory: Parameters, params_format: str) -> int:
+    """Bytes of a full checkpoint over all ranks; see SOURCES."""
+    return 3 * BYTES[params_format] * inventory.total
 
 
 def _memory(

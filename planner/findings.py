@@ -3,20 +3,19 @@
 from typing import Literal
 
 from ..dsl.diagnostics import Diagnostic, Diagnostics
-from ..dsl.source import Span
-from ..dsl.spec import Spec
+from ..dsl.spec import Origin, Spec
 from .plan import Check
 
 
-def span_of(spec: Spec, path: str) -> Span | None:
-    """The place in the text that set `path`; of a value that is not written, that of the nearest block around it.
+def origin_of(spec: Spec, path: str) -> Origin | None:
+    """Where `path` was written; for a value that is not, the nearest block around it.
 
     `parallel.cp.ring` falls back to `parallel.cp`, then `parallel`.
     """
     while path:
         origin = spec.origins.get(path)
         if origin is not None and origin.span is not None:
-            return origin.span
+            return origin
         path = path.rpartition(".")[0]
     return None
 
@@ -52,8 +51,12 @@ class Findings:
     def _report(
         self, rule: str, severity: Literal["error", "warning"], code: str, path: str, message: str, hint: str
     ) -> None:
-        span = span_of(self._spec, path)
-        self.diagnostics.add(Diagnostic(severity=severity, code=code, message=message, span=span, hint=hint))
+        origin = origin_of(self._spec, path)
+        span = origin.span if origin else None
+        notes = origin.notes if origin else ()
+        self.diagnostics.add(
+            Diagnostic(severity=severity, code=code, message=message, span=span, hint=hint, notes=notes)
+        )
         check = Check(
             id=rule,
             status="fail" if severity == "error" else "warn",

@@ -15,78 +15,82 @@ from .units import plural
 
 @frozen(kw_only=True)
 class Layout:
-    """A mesh, the machines under it, and for every size that was derived the reason (by path in the spec)."""
+    """A mesh, the machines under it, and for every size that was derived the reason (by path in the spec).
+
+    doubtful: what had to be guessed so that the other rules can be checked: `world`, `cp`. Empty in every plan.
+    """
 
     mesh: Mesh
     nodes: int
     ep: int
     reasons: dict[str, str] = field(factory=dict)
+    doubtful: frozenset[str] = frozenset()
 
     def size(self, axis: str) -> int:
         return self.mesh.size(axis)
 
-    @property
-    def cp(self) -> int:
-        return self.size("ring") * self.size("ulysses")
 
-
-def lay_out(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: Findings) -> Layout | None:
-    """Resolve `parallel` and `launch` for `world` ranks; None if no mesh fits, with the reason in `found`.
+def lay_out(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: Findings) -> Layout:
+    """Resolve `parallel` and `launch` for `world` ranks; if no mesh fits, `found` says why and the layout is doubtful.
 
     `world` None: the ranks `launch` names, else as many as the axes need.
     """
     reasons: dict[str, str] = {}
-    sizes = _fixed_sizes(spec, heads, kv_heads, reasons, found)
-    if sizes is None:
-        return None
-    total = _solve_fsdp(spec, sizes, world, reasons, found)
-    if total is None:
-        return None
-    placed = _machines(spec, total, world is not None, reasons, found)
-    if placed is None:
-        return None
+    doubtful: set[str] = set()
+    sizes = _fixed_sizes(spec, found, doubtful)
+    tp = sizes["tp"]
+    split = split_context(spec.parallel.cp, max(heads // tp, 1), max(kv_heads // tp, 1), reasons, found)
+    if split is None:
+        doubtful.add("cp")
+    sizes["ring"], sizes["ulysses"] = split or (spec.parallel.cp.size, 1)
+    total, placed = None, None
+    if not doubtful & {"world"}:
+        total = _solve_fsdp(spec, sizes, world, reasons, found)
+    if total is not None:
+        placed = _machines(spec, total, world is not None, reasons, found)
+    if total is None or placed is None:
+        doubtful.add("world")
+        sizes.setdefault("fsdp", 1)
+        placed = (1, prod(sizes.values()))
     nodes, ranks_per_node = placed
-    group = prod(sizes[axis] for axis in ("fsdp", "ring", "ulysses", "tp"))
-    ep = spec.parallel.ep.size
-    if group % ep:
-        found.fail(
-            "mesh.ep",
-            "X407",
-            "parallel.ep",
-            f"ep {ep} does not divide fsdp · ring · ulysses · tp = {group}",
-            f"use a divisor of {group}, such as ep {largest_divisor(group, ep)}",
-        )
-        ep = 1
-    elif ep > 1:
-        found.passed("mesh.ep", f"ep {ep} divides fsdp · ring · ulysses · tp = {group}")
+    ep = _check_ep(spec, sizes, found) if not doubtful else 1
     mesh = build_mesh(sizes, ep=ep, ranks_per_node=ranks_per_node)
-    return Layout(mesh=mesh, nodes=nodes, ep=ep, reasons=reasons)
+    return Layout(mesh=mesh, nodes=nodes, ep=ep, reasons=reasons, doubtful=frozenset(doubtful))
 
 
-def _fixed_sizes(
-    spec: Spec, heads: int, kv_heads: int, reasons: dict[str, str], found: Findings
-) -> dict[str, int] | None:
-    """Every axis but a free fsdp (left out)."""
+def _fixed_sizes(spec: Spec, found: Findings, doubtful: set[str]) -> dict[str, int]:
+    """Every axis but context and a free fsdp, which are left out."""
     parallel = spec.parallel
     stated = {
         "pp": parallel.pp.size,
         "replicate": parallel.fsdp.replicate,
         "fsdp": parallel.fsdp.size,
-        "cp": parallel.cp.size,
         "tp": parallel.tp.size,
     }
     free = [axis for axis, size in stated.items() if isinstance(size, Auto)]
     if free not in ([], ["fsdp"]):
         other = next(axis for axis in free if axis != "fsdp")
         message = f"`auto` on {' and '.join(free)}: one axis can take what the world leaves over, and that is fsdp"
-        found.fail("mesh.auto", "X410", f"parallel.{other}", message, f"give {other} a number, such as `{other} 2`")
-        return None
-    sizes = {axis: size for axis, size in stated.items() if isinstance(size, int) and axis != "cp"}
-    split = split_context(parallel.cp, max(heads // sizes["tp"], 1), max(kv_heads // sizes["tp"], 1), reasons, found)
-    if split is None:
-        return None
-    sizes["ring"], sizes["ulysses"] = split
-    return sizes
+        found.fail(
+            "mesh.auto", "X410", f"parallel.{other}.size", message, f"give {other} a number, such as `{other} 2`"
+        )
+        doubtful.add("world")
+    sizes = {axis: size for axis, size in stated.items() if isinstance(size, int)}
+    return {**{axis: 1 for axis in free if axis != "fsdp"}, **sizes}
+
+
+def _check_ep(spec: Spec, sizes: dict[str, int], found: Findings) -> int:
+    """Ranks over which experts are spread; 1 if what was asked for does not fit."""
+    group = prod(sizes[axis] for axis in ("fsdp", "ring", "ulysses", "tp"))
+    ep = spec.parallel.ep.size
+    if group % ep:
+        message = f"ep {ep} does not divide fsdp · ring · ulysses · tp = {group}"
+        hint = f"use a divisor of {group}, such as ep {largest_divisor(group, ep)}"
+        found.fail("mesh.ep", "X407", "parallel.ep.size", message, hint)
+        return 1
+    if ep > 1:
+        found.passed("mesh.ep", f"ep {ep} divides fsdp · ring · ulysses · tp = {group}")
+    return ep
 
 
 def _solve_fsdp(
@@ -117,7 +121,9 @@ def _solve_fsdp(
             found.fail("mesh.world", "X401", "parallel", message, f"use {options} ranks, or change an axis")
             return None
         sizes["fsdp"] = world // fixed
-        reasons["parallel.fsdp"] = f"{world} ranks / ({product})"
+        reasons["parallel.fsdp.size"] = (
+            f"all {plural(world, 'rank')}" if fixed == 1 else f"{world:,} ranks / ({product})"
+        )
     elif world is None:
         world = fixed
         reasons["world_size"] = f"the product of the axes: {product}"
@@ -127,7 +133,11 @@ def _solve_fsdp(
         if world % rest == 0:
             hint = f"use {fixed} ranks, or write `fsdp {world // rest}`"
         found.fail(
-            "mesh.world", "X401", "parallel", f"the axes give {product} = {fixed} ranks, but {asked} is {world}", hint
+            "mesh.world",
+            "X401",
+            "parallel.fsdp.size",
+            f"the axes give {product} = {fixed} ranks, but {asked} is {world}",
+            hint,
         )
         return None
     shown = " · ".join(f"{axis} {sizes[axis]}" for axis in AXES if sizes[axis] > 1) or "all axes 1"

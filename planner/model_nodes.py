@@ -1,5 +1,7 @@
 """The nodes that make a model and cut it up: build → tp → ep → expert_fsdp → fsdp → root_fsdp → pp → weights."""
 
+from attrs import asdict
+
 from .builder import Builder
 from .estimates import BYTES, block_tensors
 from .resolved import Resolved, attention_kernels
@@ -19,11 +21,9 @@ def add_model(graph: Builder, run: Resolved) -> str:
 
 
 def _build(graph: Builder, run: Resolved) -> str:
-    from .serialise import plain
-
     arch, spec = run.architecture, run.spec
     args = {
-        "architecture": plain(arch),
+        "architecture": asdict(arch),
         "attention": attention_kernels(spec.model.attention),
         "params": run.formats.params,
         "z_loss": spec.loss.z_loss,

@@ -20,7 +20,7 @@ def add_step(graph: Builder, run: Resolved, after: str, flops_per_step: int) -> 
         last = graph.add("step", op, does, args=args, axes=axes, after=(last,))
 
     rows = plural(batch.rows // run.layout.mesh.data_ranks, "row")
-    then("step.fetch", f"take {rows} a data rank from the loader, read ahead", axes=run.wide("replicate", "fsdp"))
+    then("step.fetch", f"take {rows} a data rank from the loader", axes=run.wide("replicate", "fsdp"))
     agree = "one all-reduce" if everyone else "count"
     then("step.agree", f"{agree}: valid tokens of the step, stop requests, clock", axes=everyone)
     then("step.zero_gradients", "release the gradients of the step before")

@@ -18,8 +18,11 @@ EVENTS: tuple[EventName, ...] = ("finish", "sigterm", "sigint")
 
 @frozen(kw_only=True)
 class Schedule:
-    """Ticks and events with the defaults filled in; `origins` gives the path of a tick in the spec, or ``, and `reasons`
-    says of every default (by the path it would have) what it is and why."""
+    """Ticks and events with the defaults filled in.
+
+    paths: of each tick in the spec, empty for a default. reasons: of each default, by the path it would have, what it
+    is and why.
+    """
 
     ticks: tuple[TickSpec, ...]
     paths: tuple[str, ...]
@@ -32,7 +35,7 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
 
     A run also saves when it ends, and on a signal saves and stops.
     """
-    ticks, paths = list(spec.ticks), [f"every.{i}" for i in range(len(spec.ticks))]
+    ticks, paths = list(spec.ticks), [f"every.{i}.every" for i in range(len(spec.ticks))]
     reasons: dict[str, tuple[str, str]] = {}
 
     def default(name: str, action: Action, parts: int, unknown: Quantity) -> None:
@@ -40,17 +43,17 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
             return
         every = unknown if steps is None else Quantity(max(ceil(steps / parts), 1), "steps")
         why = "the number of steps is not known" if steps is None else f"{steps:,} steps / {parts}, rounded up"
-        ticks.append(TickSpec(every, (action,)))
+        ticks.append(TickSpec(every=every, actions=(action,)))
         paths.append("")
         reasons[f"every.{name}"] = (str(every), why)
 
     default("log", LogAction(), 100, Quantity(10, "steps"))
     default("checkpoint", CheckpointAction(), 20, Quantity(600, "seconds"))
-    events = {name: _actions(spec.events, name) for name in EVENTS}
+    events: dict[EventName, tuple[Action, ...]] = {name: _actions(spec.events, name) for name in EVENTS}
     if not any(isinstance(action, CheckpointAction) for action in events["finish"]):
         events["finish"] = (CheckpointAction(), *events["finish"])
         reasons["on.finish"] = ("checkpoint", "a finished run can be used and extended")
-    for name in ("sigterm", "sigint"):
+    for name in EVENTS[1:]:
         if not events[name]:
             events[name] = (CheckpointAction(), StopAction())
             reasons[f"on.{name}"] = ("checkpoint then stop", "a run that is asked to leave can be resumed")

@@ -1,6 +1,7 @@
 """Rules between the shape of the model, the length of a row and the mesh. Every one is checked, none stops the next."""
 
 from ..dsl.schema.model import MOE
+from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .architecture import Architecture
 from .arithmetic import Arithmetic
@@ -13,7 +14,8 @@ def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch
     """Report every way in which the model does not fit the mesh; axes of size 1 ask for nothing."""
     _check_tensor(architecture, layout, found)
     _check_pipeline(spec, architecture, layout, batch, found)
-    _check_sequence(spec, layout, batch, found)
+    if "cp" not in layout.doubtful:
+        _check_sequence(spec, layout, batch, found)
     _check_experts(spec, architecture, found)
 
 
@@ -24,7 +26,9 @@ def _check_tensor(architecture: Architecture, layout: Layout, found: Findings) -
             continue
         if count % tp:
             hint = f"use tp {largest_divisor(count, tp)}, or {name} {nearest_multiples(count, tp)}"
-            found.fail(f"mesh.tp.{name}", code, "parallel.tp", f"{name} {count} cannot be split over tp {tp}", hint)
+            found.fail(
+                f"mesh.tp.{name}", code, "parallel.tp.size", f"{name} {count} cannot be split over tp {tp}", hint
+            )
         else:
             found.passed(f"mesh.tp.{name}", f"{name} {count} / tp {tp} = {count // tp}")
     # Fewer key/value heads than ulysses ranks are repeated; query heads have to be split.
@@ -52,9 +56,11 @@ def _check_pipeline(spec: Spec, architecture: Architecture, layout: Layout, batc
             f"{architecture.layers} layers cannot fill pp {pp.size} · stages_per_rank {pp.stages_per_rank} = {stages}"
         )
         hint = f"use pp {max(architecture.layers // pp.stages_per_rank, 1)}, or layers {stages}"
-        found.fail("mesh.pp.layers", "X404", "parallel.pp", f"{message} stages", hint)
+        found.fail("mesh.pp.layers", "X404", "parallel.pp.size", f"{message} stages", hint)
     else:
         found.passed("mesh.pp.layers", f"{architecture.layers} layers on {stages} stages")
+    if layout.doubtful and isinstance(spec.batch.accumulate, Auto):
+        return
     if batch.accumulate < pp.size:
         message = f"{batch.accumulate} microbatches of a step cannot fill a pipeline of {pp.size} ranks"
         found.fail("mesh.pp.microbatches", "X411", "batch.accumulate", message, f"use accumulate {pp.size} or more")
@@ -87,12 +93,12 @@ def _check_experts(spec: Spec, architecture: Architecture, found: Findings) -> N
     if not architecture.is_moe:
         message = f"ep {ep}, but a {architecture.family} model has no experts"
         found.fail(
-            "mesh.ep.family", "X409", "parallel.ep", message, f"leave ep out, or use a family of {', '.join(MOE)}"
+            "mesh.ep.family", "X409", "parallel.ep.size", message, f"leave ep out, or use a family of {', '.join(MOE)}"
         )
     elif architecture.experts % ep:
         experts = architecture.experts
         hint = f"use ep {largest_divisor(experts, ep)}, or experts {nearest_multiples(experts, ep)}"
         message = f"{experts} experts cannot be split over ep {ep}"
-        found.fail("mesh.ep.experts", "X406", "parallel.ep", message, hint)
+        found.fail("mesh.ep.experts", "X406", "parallel.ep.size", message, hint)
     else:
         found.passed("mesh.ep.experts", f"{architecture.experts} experts / ep {ep} = {architecture.experts // ep}")

@@ -29,7 +29,6 @@ def count_text(count: float) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """`1 step`, `1,000 steps`."""
-    if count != 1:
-        noun = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}es" if noun.endswith(("ch", "x")) else f"{noun}s"
-    return f"{count:,} {noun}"
+    """`1 step`, `1,000 steps`, `2 matrices`."""
+    many = {"batch": "batches", "microbatch": "microbatches", "matrix": "matrices"}.get(noun, f"{noun}s")
+    return f"{count:,} {noun if count == 1 else many}"

@@ -3,6 +3,7 @@
 Nothing here knows what a node does. What the plan does not contain does not happen.
 """
 
+import os
 import time
 import traceback
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import networkx as nx
 from attrs import frozen
 
 from ..planner.plan import Node, Plan, Tick
+from .bootstrap import choose_device
 from .data.errors import DataError
 from .errors import EnvironmentFault
 from .feed import Feed
@@ -75,18 +77,6 @@ class Executor:
         """Set up, train, shut down; returns how it ended (a key of EXIT_CODES). Failures are reported, not raised."""
         self.requests.listen()
         begin = time.perf_counter()
-        self.records.event(
-            "run_start",
-            step=0,
-            run_id=self.records.directory.name,
-            plan_id=self.plan.id,
-            name=self.plan.name,
-            world_size=self.plan.mesh.world_size,
-            device=self.plan.node("setup.bootstrap").args["device"],
-            steps=self.plan.timeline.steps,
-            attempt=self.resources["attempt"],
-            directory=str(self.records.directory),
-        )
         status, last = "failed", None
         try:
             self._set_up(begin)
@@ -113,6 +103,19 @@ class Executor:
     # set-up ---------------------------------------------------------------------------------------------------------
 
     def _set_up(self, begin: float) -> None:
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.records.event(
+            "run_start",
+            step=0,
+            run_id=self.records.directory.name,
+            plan_id=self.plan.id,
+            name=self.plan.name,
+            world_size=self.plan.mesh.world_size,
+            device=choose_device(self.plan.node("setup.bootstrap").args["device"], local_rank).type,
+            steps=self.plan.timeline.steps,
+            attempt=self.resources["attempt"],
+            directory=str(self.records.directory),
+        )
         for node in self._order:
             if node.kind in ("setup", "collate"):
                 self._execute(node)

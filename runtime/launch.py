@@ -29,7 +29,9 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
 
     A signal to this process goes on to every worker, which then has `stop_seconds` to save and leave.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.ERROR)
+    # How the gang ends is told from its own records, not from the agent's log.
+    for name in ("torch.distributed.elastic", "torch.distributed.elastic.multiprocessing.api", "torch.distributed.run"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -50,6 +52,8 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
     }
     known = signature(LaunchConfig).parameters
     config = LaunchConfig(**{name: value for name, value in options.items() if name in known})
+    # Idle threads sleep instead of spinning: where another process wants the core, spinning costs tenfold.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     command = [sys.executable, "-m", "xtrain.runtime.worker", str(directory), attempt]
     try:
         elastic_launch(config, command[0])(*command[1:])

@@ -38,13 +38,14 @@ class RunStart:
 
     @classmethod
     def of(cls, record: Record) -> "RunStart":
+        steps = whole(record.get("steps"))
         return cls(
             run_id=text(record.get("run_id")),
             plan_id=text(record.get("plan_id")),
             name=text(record.get("name")),
             world_size=whole(record.get("world_size")),
             device=text(record.get("device")),
-            steps=whole(record.get("steps")),
+            steps=steps if steps is not None and steps > 0 else None,
             attempt=whole(record.get("attempt")) or 1,
             directory=text(record.get("directory")),
             resumed_step=whole(record.get("resumed_step")),

@@ -24,7 +24,8 @@ class JsonView(Drawer):
 
 def line(record: Record) -> str:
     """`record` as one line of strict JSON."""
-    tagged = {"kind": "", **record, "kind": "event" if "event" in record else "metrics"}
+    kind = "event" if "event" in record else "metrics"
+    tagged = {"kind": kind, **{key: value for key, value in record.items() if key != "kind"}}
     try:
         return json.dumps(tagged, allow_nan=False)
     except ValueError:

@@ -56,12 +56,8 @@ class Lasting:
             facts.append(f"attempt {start.attempt}")
         if start.resumed_step is not None:
             facts.append(f"goes on from step {start.resumed_step:,}")
-        yield Text.assemble(
-            "\n ",
-            (printable(start.name or start.run_id), "bold cyan"),
-            "  ",
-            printable(" · ".join(filter(None, facts))),
-        )
+        name = (printable(start.name or start.run_id), "bold cyan")
+        yield Text.assemble("\n ", name, "  ", printable(" · ".join(filter(None, facts))))
         yield Text(f" {printable(short_path(self._directory))}\n", "dim", overflow="fold")
 
     def _setup(self, state: RunState, record: Record) -> Iterator[RenderableType]:
@@ -88,8 +84,9 @@ class Lasting:
         body = Text.assemble((printable(evaluation.dataset), "bold"), "  loss ", (decimal(evaluation.loss, 4), "bold"))
         if (ppl := perplexity(evaluation.loss)) is not None:
             body.append(f"  ppl {decimal(ppl, 2)}")
-        spent = [f"{count(evaluation.tokens)} tokens"] if evaluation.tokens is not None else []
-        body.append("  " + ", ".join([*spent, took(evaluation.seconds)]), "dim")
+        wide = self._console.width >= 80
+        over = f"{count(evaluation.tokens)} tokens, " if wide and evaluation.tokens is not None else ""
+        body.append(f"  {over}{took(evaluation.seconds)}", "dim")
         yield self._tick(state, record, "eval", body)
 
     def _generate(self, state: RunState, record: Record) -> Iterator[RenderableType]:
@@ -105,9 +102,8 @@ class Lasting:
         body.rstrip()
         lines = body.wrap(self._console, width - 4)
         shown = Text("\n").join(lines[:MAX_SAMPLE_LINES])
-        if hidden := len(lines) - MAX_SAMPLE_LINES:
-            if hidden > 0:
-                shown.append(f"\n… {plural(hidden, 'more line')} in events.jsonl", "dim")
+        if hidden := max(0, len(lines) - MAX_SAMPLE_LINES):
+            shown.append(f"\n… {plural(hidden, 'more line')} in events.jsonl", "dim")
         return Panel(shown, title=title, title_align="left", border_style="dim", width=width)
 
     def _checkpoint(self, state: RunState, record: Record) -> Iterator[RenderableType]:

@@ -32,18 +32,17 @@ def going_on(state: RunState) -> str:
 
 
 def outcome(state: RunState) -> str:
-    """How the run ended, in a few words."""
+    """What the status leaves open about how the run ended; may be empty."""
+    if state.failures:
+        first = state.failures[0]
+        if state.under_way is not None:
+            return f"{first.who} in {state.under_way.node}"
+        return first.who if first.step is None else f"{first.who} at step {first.step:,}"
     if state.end is None:
-        if state.status == "waiting":
-            return "nothing was recorded"
-        return "a rank failed" if state.failures else "ended without saying why"
-    return {
-        "done": "every step is done",
-        "complete": "nothing was left to do",
-        "stopped": f"stopped early by {state.signal}" if state.signal else "stopped early",
-        "interrupted": "interrupted",
-        "failed": "training failed",
-    }.get(state.end.status, state.end.status)
+        return "nothing was recorded" if state.status == "waiting" else "it ended without saying why"
+    if state.status == "complete":
+        return "nothing was left to do"
+    return f"by {state.signal}" if state.signal and state.status in ("stopped", "interrupted") else ""
 
 
 def wants_logs(state: RunState) -> bool:

@@ -69,7 +69,7 @@ def closing_lines(state: RunState, directory: Path) -> Iterator[str]:
     """What the run came to, and what to do next."""
     if state.end is None:
         of = f"/{state.steps}" if state.steps else ""
-        yield f"end  {state.status}  step {state.step}{of}  ({outcome(state)})"
+        yield f"end  {state.status}  step {state.step}{of}  {outcome(state)}"
     for evaluation in state.evaluations.values():
         yield f"final  {_measured(evaluation)}  (step {_or_dash(evaluation.step)})"
     yield f"directory  {short_path(directory)}"

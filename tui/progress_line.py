@@ -7,7 +7,9 @@ from rich.text import Text
 from .state import RunState
 from .words import count, decimal, duration, number, printable, size, took
 
-MIN_BAR, MAX_BAR = 8, 60
+MIN_BAR, GOOD_BAR, MAX_BAR = 8, 20, 60
+# Parts of a higher rank are left out rather than make the bar shorter than a good one.
+LAST_ESSENTIAL_RANK = 4
 # Without a record for this many times the usual gap (and this many seconds), the line says how long it has been.
 QUIET_GAPS, QUIET_SECONDS = 5, 10
 
@@ -36,6 +38,8 @@ class _Part:
 
 def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyphs: Glyphs = UNICODE) -> Text:
     """The line at unix time `now`, `quiet` seconds after the last record, in fewer than `width` cells."""
+    if state.failures:
+        return _spinning(f"{state.failures[0].who} failed, waiting for the others to end", quiet, now, glyphs)
     if not state.history.origin:
         return _waiting(state, now=now, quiet=quiet, glyphs=glyphs)
     return _training(state, width=width, now=now, quiet=quiet, glyphs=glyphs)
@@ -52,9 +56,12 @@ def _waiting(state: RunState, *, now: float, quiet: float, glyphs: Glyphs) -> Te
         what, since = ("starting" if state.start else "waiting for the run to begin"), None
     # A clock that differs between machines must not show a start-up node as hours old or yet to come.
     elapsed = quiet if since is None or not 0 <= now - since < 86400 else now - since
-    return Text.assemble(
-        " ", (_spinner(glyphs, now), "cyan"), " ", (printable(what), "bold"), "  ", (duration(elapsed), "dim")
-    )
+    return _spinning(what, elapsed, now, glyphs)
+
+
+def _spinning(what: str, elapsed: float, now: float, glyphs: Glyphs) -> Text:
+    spinner = glyphs.spinner[int(now * 10) % len(glyphs.spinner)]
+    return Text.assemble(" ", (spinner, "cyan"), " ", (printable(what), "bold"), "  ", (duration(elapsed), "dim"))
 
 
 def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: Glyphs) -> Text:
@@ -64,7 +71,8 @@ def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: 
     kept: list[_Part] = []
     for part in sorted(parts, key=lambda part: part.rank):
         cells = cell_len(part.text.plain) + 2
-        if cells > room:
+        spare = 0 if part.rank <= LAST_ESSENTIAL_RANK else GOOD_BAR - MIN_BAR
+        if cells + spare > room:
             break
         room -= cells
         kept.append(part)
@@ -97,7 +105,9 @@ def _parts(state: RunState, *, quiet: float) -> list[_Part]:
         parts.append(_Part(Text(size(memory)), 8))
     if isinstance(phase := last.get("phase"), str) and phase:
         parts.append(_Part(Text(printable(phase), "dim"), 9))
-    if quiet > max(QUIET_SECONDS, QUIET_GAPS * (state.history.gap or 0)):
+    if state.signal:
+        parts.append(_Part(Text(f"{printable(state.signal)}, stopping", "yellow"), 2))
+    elif quiet > max(QUIET_SECONDS, QUIET_GAPS * (state.history.gap or 0)):
         parts.append(_Part(Text(f"no step for {duration(quiet)}", "yellow"), 2))
     elif state.seconds_left is not None:
         parts.append(_Part(Text(f"{duration(state.seconds_left):>6} left", "cyan"), 2))
@@ -125,10 +135,6 @@ def _pulse(now: float, width: int, glyphs: Glyphs) -> Text:
     return Text.assemble(
         (glyphs.to_do * before, "dim"), (glyphs.done * block, "cyan"), (glyphs.to_do * (way - before), "dim")
     )
-
-
-def _spinner(glyphs: Glyphs, now: float) -> str:
-    return glyphs.spinner[int(now * 10) % len(glyphs.spinner)]
 
 
 def short_node(node: str) -> str:

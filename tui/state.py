@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 
 from .events import Checkpoint, Evaluation, Failure, RunEnd, RunStart, SetupNode, text
 from .history import History, Recorder
@@ -24,7 +24,7 @@ class RunState:
     setup_seconds: float | None = None
     """How long start-up took, once it is over."""
     setup_done_time: float | None = None
-    history: History = History()
+    history: History = field(factory=History)
     evaluations: Mapping[str, Evaluation] = MappingProxyType({})
     """The latest evaluation of each dataset, in the order they first came."""
     checkpoint: Checkpoint | None = None

@@ -4,6 +4,8 @@ from rich.console import Console, RenderableType
 from rich.text import Text
 
 _ERASE_BELOW = "\x1b[J"
+# While the line is written the terminal must not wrap: it may have become narrower than it last said.
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
 class StatusLine:
@@ -25,7 +27,7 @@ class StatusLine:
             return
         # The last column stays empty: a terminal may wrap as soon as it is written to.
         line.truncate(self._console.width - 1, overflow="ellipsis")
-        drawn = self._rendered(line, end="")
+        drawn = f"{_NO_WRAP}{self._rendered(line, end='')}{_WRAP}"
         if drawn == self._shown and self._console.size == self._size:
             return
         self._shown, self._size = drawn, self._console.size

@@ -1,6 +1,7 @@
 """The panel that closes a run on a terminal: what it came to and what to do next."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 from rich.cells import cell_len
@@ -32,7 +33,9 @@ def summary(state: RunState, directory: Path, console: Console) -> Iterator[Rend
     rows.add_column(overflow="fold")
     for label, value in _rows(state, directory, sparks=not console.options.ascii_only):
         rows.add_row(label, value)
-    title = Text.assemble((f" {printable(state.status)} ", f"bold {style}"), f"{outcome(state)} ")
+    title = Text(" · ").join(Text(printable(word)) for word in (state.status, outcome(state)) if word)
+    title.stylize(f"bold {style}", 0, len(state.status))
+    yield Text()
     yield Panel(rows, title=title, title_align="left", border_style=style, width=width)
     yield _next(state, directory, console.width)
 
@@ -56,7 +59,7 @@ def _rows(state: RunState, directory: Path, *, sparks: bool) -> Iterator[tuple[s
     mishaps = ((state.num_skipped, "skipped step"), (state.num_nonfinite, "nonfinite step"))
     if seen := [plural(number, noun) for number, noun in (*mishaps, (state.num_warnings, "warning")) if number]:
         yield "note", Text(", ".join(seen), "yellow")
-    if state.under_way is not None:
+    if state.under_way is not None and not state.failures:
         yield "during", Text(printable(short_node(state.under_way.node)))
     yield "run", Text(printable(short_path(directory)))
     if wants_logs(state):
@@ -67,21 +70,21 @@ def _held_out(state: RunState) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(overflow="fold")
     for evaluation in state.evaluations.values():
-        ppl = perplexity(evaluation.loss)
-        stale = f"at step {evaluation.step:,}" if evaluation.step is not None and evaluation.step != state.step else ""
-        table.add_row(
-            printable(evaluation.dataset),
-            Text(f"loss {decimal(evaluation.loss, 4)}", "bold"),
-            f"ppl {decimal(ppl, 2)}" if ppl is not None else "",
-            Text(stale, "dim"),
-        )
+        measured = Text.assemble((f"loss {decimal(evaluation.loss, 4)}", "bold"))
+        if (ppl := perplexity(evaluation.loss)) is not None:
+            measured.append(f"  ppl {decimal(ppl, 2)}")
+        if evaluation.step is not None and evaluation.step != state.step:
+            measured.append(f"  at step {evaluation.step:,}", "dim")
+        table.add_row(Text(printable(evaluation.dataset)), measured)
     return table
 
 
 def _next(state: RunState, directory: Path, width: int) -> RenderableType:
     """Outside the panel, so that copying it takes no border along."""
     if not succeeded(state):
-        return Text.assemble((" next  ", "dim"), going_on(state), "\n")
+        row = Table.grid(padding=(0, 2, 1, 0))
+        row.add_row(Text(" next", "dim"), Text(going_on(state)))
+        return row
     command, prompt = generate_command(directory)
     one_line = f"{command} {prompt}"
     if cell_len(one_line) + 7 >= width:
@@ -112,6 +115,6 @@ def spark(points: tuple[Point, ...], width: int = 24) -> str:
         return ""
     width = min(width, len(points))
     edges = [index * len(points) // width for index in range(width + 1)]
-    means = [sum(loss for _, loss in points[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+    means = [sum(loss for _, loss in points[a:b]) / (b - a) for a, b in pairwise(edges)]
     low, span = min(means), max(means) - min(means)
     return "".join(_SPARKS[int((mean - low) / span * 7.999) if span > 0 else 0] for mean in means)

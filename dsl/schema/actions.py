@@ -5,7 +5,7 @@ from typing import Literal
 from attrs import frozen
 
 from ..quantity import Quantity
-from .setting import AUTO, Auto, Role, at_least, between, not_negative, setting
+from .setting import AUTO, Auto, Role, at_least, between, not_negative, positive, setting
 
 
 @frozen
@@ -35,7 +35,7 @@ class CheckpointAction:
 class GenerateAction:
     """`generate { prompts = […] }`: continue prompts, to look at what the model has learned."""
 
-    prompts: tuple[str, ...] = setting("texts to continue", role=Role.CADENCE)
+    prompts: tuple[str, ...] = setting("texts to continue", role=Role.CADENCE, example='["def "]')
     tokens: int = setting("tokens to add to each prompt", default=64, check=at_least(1), role=Role.CADENCE)
     temperature: float = setting("0 takes the likeliest token", default=0.8, check=not_negative, role=Role.CADENCE)
     top_p: float = setting(
@@ -55,7 +55,13 @@ Action = LogAction | EvalAction | CheckpointAction | GenerateAction | StopAction
 class Tick:
     """`every QUANTITY action then action`: what happens periodically."""
 
-    every: Quantity
+    every: Quantity = setting(
+        "how often; a share is one of the budget",
+        units=("steps", "tokens", "seconds", "%"),
+        check=positive,
+        role=Role.CADENCE,
+        example="10 steps",
+    )
     actions: tuple[Action, ...]
 
 

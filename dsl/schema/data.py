@@ -35,7 +35,7 @@ class Dataset:
     """`dataset NAME { … }`: documents, and the share of them kept for evaluation."""
 
     name: str
-    source: Source = setting("where the documents come from")
+    source: Source = setting("where the documents come from", example="python_stdlib()")
     text: str = setting("name of the field that holds the text of a JSON record", default="text")
     holdout: Quantity = setting(
         "share of the tokens kept for evaluation, in whole documents; 100%: evaluation only",
@@ -55,7 +55,7 @@ class Dataset:
 class Batch:
     """`batch { … }`: what one optimizer step sees."""
 
-    sequence: int = setting("length of a row in tokens", check=at_least(2))
+    sequence: int = setting("length of a row in tokens", check=at_least(2), example="512")
     micro: int = setting("rows of one microbatch on one data rank", default=1, check=at_least(1), role=Role.MESH)
     accumulate: int | Auto = setting(
         "microbatches of one step; auto: what `rows` needs, else 1", default=AUTO, check=at_least(1), role=Role.MESH

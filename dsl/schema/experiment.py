@@ -15,7 +15,11 @@ class Experiment:
     name: str
     seed: int = setting("seed of initialisation, data order and sampling", default=0, check=at_least(0))
     budget: Quantity = setting(
-        "how long to train", units=("steps", "tokens", "epochs"), check=positive, role=Role.BUDGET
+        "how long to train",
+        units=("steps", "tokens", "epochs"),
+        check=positive,
+        role=Role.BUDGET,
+        example="600 steps",
     )
 
 

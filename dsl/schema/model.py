@@ -9,6 +9,7 @@ from .setting import AUTO, Auto, Role, at_least, not_negative, positive, setting
 DENSE = ("llama", "qwen3")
 MOE = ("qwen3_moe", "mixtral")
 FAMILIES = DENSE + MOE
+Family = Literal["llama", "qwen3", "qwen3_moe", "mixtral"]
 
 
 @frozen
@@ -25,10 +26,10 @@ class Router:
 class Model:
     """`model FAMILY { … }`: a decoder-only transformer (RMSNorm, rotary positions, grouped heads, SwiGLU)."""
 
-    family: str
-    dim: int = setting("width of the residual stream", check=at_least(1))
-    layers: int = setting("number of decoder blocks", check=at_least(1))
-    heads: int = setting("number of query heads", check=at_least(1))
+    family: Family
+    dim: int = setting("width of the residual stream", check=at_least(1), example="192")
+    layers: int = setting("number of decoder blocks", check=at_least(1), example="4")
+    heads: int = setting("number of query heads", check=at_least(1), example="6")
     kv_heads: int | Auto = setting(
         "number of key and value heads; auto: as many as heads", default=AUTO, check=at_least(1)
     )
@@ -47,7 +48,9 @@ class Model:
         default="auto",
         role=Role.EXECUTION,
     )
-    experts: int = setting("number of routed experts in a block", check=at_least(2), only=MOE)
+    experts: int = setting(
+        "number of routed experts in a block", default=0, check=at_least(2), only=MOE, required_by=MOE, example="8"
+    )
     experts_per_token: int = setting("experts each token is sent to", default=2, check=at_least(1), only=MOE)
     expert_ffn: int | Auto = setting("width of one expert; auto: ffn", default=AUTO, check=at_least(1), only=MOE)
     router: Router = setting("how tokens choose experts", default=Router(), only=MOE)

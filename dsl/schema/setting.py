@@ -45,6 +45,7 @@ class Setting:
     doc: one line for people. units: the units a `Quantity` may have here. check: returns what is wrong with a value as
     the end of a sentence ("must be above 0"), or None. role: see `Role`. example: a value as it is written in a spec.
     only: the block labels (a model family, a scheduler kind) that have this setting; empty means all of them.
+    required_by: the labels that must give it although it has a default, which is what all other labels have.
     """
 
     doc: str
@@ -52,6 +53,8 @@ class Setting:
     check: Callable[[Any], str | None] | None = None
     role: Role = Role.EXPERIMENT
     only: tuple[str, ...] = ()
+    required_by: tuple[str, ...] = ()
+    example: str = ""
 
 
 def setting(
@@ -62,9 +65,13 @@ def setting(
     check: Callable[[Any], str | None] | None = None,
     role: Role = Role.EXPERIMENT,
     only: tuple[str, ...] = (),
+    required_by: tuple[str, ...] = (),
+    example: str = "",
 ) -> Any:
     """Declare a field of a block; without `default` the spec must give it."""
-    meta = Setting(doc=doc, units=units, check=check, role=role, only=only)
+    meta = Setting(
+        doc=doc, units=units, check=check, role=role, only=only, required_by=required_by, example=example
+    )
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
 
 
@@ -104,7 +111,7 @@ def between(low: float, high: float) -> Callable[[Any], str | None]:
 def share(value: Any) -> str | None:
     """A percentage from 0 to 100; other units must not be negative."""
     if getattr(value, "unit", None) == "%":
-        return between(0, 100)(value)
+        return None if 0 <= value.value <= 100 else "must lie between 0% and 100%"
     return not_negative(value)
 
 

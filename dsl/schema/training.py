@@ -28,7 +28,7 @@ class Optimizer:
     """`optimizer adamw { … }`: updates parameters from gradients; norms, biases and embeddings do not decay."""
 
     kind: Literal["adamw"]
-    lr: float = setting("peak learning rate, reached after warm-up", check=positive)
+    lr: float = setting("peak learning rate, reached after warm-up", check=positive, example="3e-4")
     betas: tuple[float, ...] = setting("decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
     eps: float = setting("added to the root of the second moment", default=1e-8, check=positive)
     weight_decay: float = setting("decoupled decay of matrices", default=0.1, check=not_negative)

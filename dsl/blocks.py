@@ -1,0 +1,74 @@
+"""The table of block kinds, and what their classes say of labels and settings."""
+
+from typing import Any, Final, Literal, get_args, get_origin
+
+import attrs
+
+from .schema import actions, data, experiment, model, parallel, training
+from .schema.later import KINDS as LATER_KINDS
+from .schema.setting import settings_of
+
+# Kind → class, in the order a spec is best read in.
+KINDS: Final[dict[str, type]] = {
+    "experiment": experiment.Experiment,
+    "workspace": experiment.Workspace,
+    "launch": experiment.Launch,
+    "model": model.Model,
+    "tokenizer": model.Tokenizer,
+    "dataset": data.Dataset,
+    "batch": data.Batch,
+    "optimizer": training.Optimizer,
+    "scheduler": training.Scheduler,
+    "loss": training.Loss,
+    "precision": model.Precision,
+    "parallel": parallel.Parallel,
+    "checkpoint": training.Checkpoint,
+}
+NAMED: Final = ("dataset", "phase")  # two of them with different labels are two things
+REQUIRED: Final[dict[str, str]] = {
+    "experiment": "experiment quickstart { budget = 600 steps }",
+    "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",
+    "tokenizer": "tokenizer bytes",
+    "batch": "batch { sequence = 512 }",
+    "optimizer": "optimizer adamw { lr = 3e-4 }",
+}
+ACTIONS: Final[dict[str, type]] = {
+    "log": actions.LogAction,
+    "eval": actions.EvalAction,
+    "checkpoint": actions.CheckpointAction,
+    "generate": actions.GenerateAction,
+    "stop": actions.StopAction,
+}
+EVENTS: Final[tuple[str, ...]] = get_args(actions.EventName)
+SOURCES: Final[dict[str, type]] = {
+    "python_stdlib": data.PythonStdlib, "text": data.Text, "jsonl": data.JsonLines
+}  # fmt: skip
+LINKS: Final[dict[str, type]] = {
+    "to_tensor": data.ToTensor, "flatten": data.Flatten, "shift_tokens": data.ShiftTokens, "pack": data.Pack,
+}  # fmt: skip
+ALL_KINDS: Final = (*KINDS, *LATER_KINDS)
+
+
+def label_of(block: type) -> attrs.Attribute | None:
+    """The attribute that the label of a block fills, or None if the block has no label."""
+    names = settings_of(block)
+    return next((a for a in attrs.fields(block) if a.name not in names), None)
+
+
+def nested(block: type) -> dict[str, type]:
+    """The settings of a block that are blocks themselves, as the axes of `parallel`."""
+    return {name: a.type for name, (a, _) in settings_of(block).items() if isinstance(a.type, type) and is_block(a.type)}
+
+
+def is_block(kind: Any) -> bool:
+    return isinstance(kind, type) and attrs.has(kind) and kind.__module__.startswith(_SCHEMA)
+
+
+def choices_of(annotation: Any) -> tuple[str, ...]:
+    """The words of a `Literal`, also inside a union; empty if there are none."""
+    if get_origin(annotation) is Literal:
+        return get_args(annotation)
+    return tuple(word for part in get_args(annotation) for word in choices_of(part))
+
+
+_SCHEMA: Final = experiment.__name__.rpartition(".")[0]

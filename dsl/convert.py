@@ -1,0 +1,167 @@
+"""A value into the type that a setting is annotated with, strictly: nothing is coerced, no text becomes a number.
+
+The only widening is a whole number where a real one is wanted. What does not fit is reported with the place of the
+value and of every name it came through, and `FAILED` stands in for it.
+"""
+
+from collections.abc import Mapping as MappingOf
+from types import NoneType, UnionType
+from typing import Any, Literal, Protocol, Union, get_args, get_origin
+
+from attrs import field, frozen
+
+from .blocks import choices_of, is_block
+from .calls import convert_call, convert_links
+from .diagnostics import Diagnostics, Fix
+from .evaluate import Definition
+from .mismatch import Mismatch, list_mismatch, mismatch, quantity_mismatch, word_mismatch
+from .quantity import Quantity
+from .schema.setting import AUTO, Auto, Setting
+from .values import FAILED, Items, Links, Value, Word, is_number
+
+WHOLE_UNITS = ("steps", "tokens", "samples", "bytes")
+
+
+@frozen
+class Context:
+    """The setting a value is for: its name, the word that opens its block, the class and metadata."""
+
+    name: str
+    kind: str
+    block: type
+    meta: Setting = field(repr=False)
+    is_label: bool = False
+    is_element: bool = False
+
+    @property
+    def subject(self) -> str:
+        if self.is_element:
+            return f"each element of `{self.name}`"
+        return f"the {self.name} of `{self.kind}`" if self.is_label else f"`{self.name}`"
+
+
+class Converter(Protocol):
+    """What a conversion needs of its surroundings."""
+
+    @property
+    def diagnostics(self) -> Diagnostics: ...
+
+    @property
+    def constants(self) -> MappingOf[str, Definition]: ...
+
+
+def convert(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    """The value as the annotated type, checked against the setting's metadata; FAILED after reporting what is wrong."""
+    if value.data is FAILED:
+        return FAILED
+    try:
+        found = _convert(annotation, value, context, around)
+    except Mismatch as wrong:
+        place = wrong.value
+        around.diagnostics.error(
+            wrong.code, wrong.message, place.span, hint=wrong.hint, notes=(*wrong.notes, *place.notes), fix=wrong.fix
+        )
+        return FAILED
+    if found is FAILED:
+        return FAILED
+    problem = context.meta.check(found) if context.meta.check and found is not None and found is not AUTO else None
+    if problem is not None:
+        around.diagnostics.error("X304", f"{context.subject} {problem}", value.span, notes=value.notes)
+        return FAILED
+    return found
+
+
+def _convert(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    data = value.data
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if data is AUTO and Auto in parts:
+        return AUTO
+    if data is None and NoneType in parts:
+        return None
+    parts = tuple(part for part in parts if part not in (Auto, NoneType))
+    if all(is_block(part) for part in parts):
+        return convert_call(parts, value, context, around)
+    (kind,) = parts
+    if get_origin(kind) is Literal:
+        return _word(kind, value, context)
+    if get_origin(kind) is tuple:
+        return _items(get_args(kind)[0], annotation, value, context, around)
+    if kind is Quantity:
+        return _quantity(value, context)
+    return _scalar(kind, annotation, value, context, around)
+
+
+def _word(kind: Any, value: Value, context: Context) -> str:
+    """One of the fixed words of a `Literal`, written as a name, a string, or as one of the constants."""
+    data = value.data
+    text = {True: None, False: None, None: "none", AUTO: "auto"}.get(data) if _is_constant(data) else None
+    if isinstance(data, Word):
+        text = data.text
+    elif isinstance(data, str):
+        text = data
+    if text in choices_of(kind):
+        return text
+    raise word_mismatch(kind, text, value, context)
+
+
+def _is_constant(data: Any) -> bool:
+    return data is None or data is AUTO
+
+
+def _items(item: Any, annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    data = value.data
+    if is_block(item) or any(is_block(part) for part in get_args(item)):
+        links = data.values if isinstance(data, Links) else (value,)
+        return convert_links(item, links, context, around)
+    if not isinstance(data, Items):
+        raise list_mismatch(item, annotation, value, context)
+    found = [convert(item, each, _element(context), around) for each in data.values]
+    return FAILED if any(each is FAILED for each in found) else tuple(found)
+
+
+def _element(context: Context) -> Context:
+    """The context of one element of a list, without the check, which is for the list as a whole."""
+    return Context(context.name, context.kind, context.block, Setting(doc=context.meta.doc), is_element=True)
+
+
+def _quantity(value: Value, context: Context) -> Quantity:
+    data = value.data
+    if not isinstance(data, Quantity) or data.unit not in context.meta.units:
+        raise quantity_mismatch(value, context)
+    if isinstance(data.value, float) and data.value.is_integer():
+        return Quantity(int(data.value), data.unit)
+    if isinstance(data.value, float) and data.unit in WHOLE_UNITS:
+        shown = f"{data.value:g} {data.unit}"
+        raise Mismatch(
+            "X306", f"{context.subject} must be a whole number of {data.unit}, and this is {shown}", value,
+            hint="round it with `round`, `ceil` or `floor`",
+        )  # fmt: skip
+    return data
+
+
+def _scalar(kind: type, annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    data = value.data
+    if kind is bool and isinstance(data, bool):
+        return data
+    if kind is str and isinstance(data, str):
+        return data
+    if kind is str and context.is_label and isinstance(data, Word):
+        return data.text
+    if kind is float and is_number(data):
+        return float(data)
+    if kind is int and is_number(data):
+        if isinstance(data, int):
+            return data
+        whole = round(data)
+        exact = whole == data
+        computed = value.span.text.strip() != str(data)
+        shown = repr(data) if exact else f"{data:g}"
+        came_to = f", and this comes to {shown}" if computed else f", not {shown}"
+        hint = f"write `{whole}`" if exact and not computed else "round it with `round`, `ceil`, `floor`, or divide by `//`"
+        fix: Fix | None = (value.span, str(whole)) if exact and not computed else None
+        if not exact and not computed:
+            hint = f"write a whole number, such as `{max(whole, 1)}`"
+        raise Mismatch("X306", f"{context.subject} must be a whole number{came_to}", value, hint=hint, fix=fix)
+    raise mismatch(kind, annotation, value, context, around.constants)
+
+

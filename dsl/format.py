@@ -1,0 +1,149 @@
+"""`xtrain fmt`: one style. Spacing, indentation and commas are the formatter's; line breaks and comments the author's.
+
+A bracket that holds a line break of its own is opened up: its content is indented by two blanks and it closes on a line
+of its own. Commas at the end of a line go from blocks and maps and come to lists and calls. One blank line at most.
+"""
+
+from .diagnostics import Diagnostics, SpecErrors
+from .layout import lay_out
+from .lexer import tokenize
+from .numerals import spelling
+from .parser import parse_file
+from .source import Source
+from .tokens import CLOSERS, OPENERS, Token
+
+_UNARY_AFTER = frozenset(
+    {*OPENERS, "_EQ", "_COLON", "_COMMA", "_ARROW", "EVERY", "PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW"}
+)
+
+
+def format_source(source: Source) -> str:
+    """The text in the one style. Raises SpecErrors if it has syntax errors."""
+    diagnostics = Diagnostics()
+    parse_file(source, diagnostics)
+    if diagnostics.has_errors:
+        raise SpecErrors(diagnostics)
+    tokens = tokenize(source, diagnostics)
+    lay_out(tokens, source, diagnostics)  # tells keywords from names
+    return _Printer(tokens).run()
+
+
+class _Printer:
+    def __init__(self, tokens: list[Token]) -> None:
+        self.tokens = tokens
+        self.opened_up: set[int] = set()  # places of both brackets of a pair that spans lines
+        self.comma_behind: set[int] = set()
+        self.dropped: set[int] = set()
+        self._plan()
+        self.lines: list[str] = []
+        self.line = ""
+        self.indent = 0
+        self.blank = False  # a blank line is due
+
+    def run(self) -> str:
+        before: Token | None = None  # on the current line
+        unary = False
+        for place, token in enumerate(self.tokens):
+            if place in self.dropped:
+                continue
+            if token.type == "_NEWLINE":
+                if not self.line:
+                    self.blank = bool(self.lines) and not self.lines[-1].endswith(("{", "(", "["))
+                self._end_line()
+                before = None
+                continue
+            if token.type in CLOSERS and place in self.opened_up:
+                self._end_line()
+                self.indent -= 1
+                self.blank, before = False, None
+            text = spelling(token.text) if token.type == "NUMBER" else token.text.rstrip()
+            self._write(("" if before is None or unary else _gap(before, token)) + text)
+            unary = token.type == "MINUS" and self._previous(place) in _UNARY_AFTER
+            before = token
+            if place in self.comma_behind:
+                self.line += ","
+            if token.type in OPENERS and place in self.opened_up:
+                self._end_line()
+                self.indent += 1
+                before = None
+        self._end_line()
+        return "\n".join(self.lines) + ("\n" if self.lines else "")
+
+    def _previous(self, place: int) -> str:
+        """The type of the last token before a place that is no line end or comment; an opener at the start."""
+        while place:
+            place -= 1
+            if self.tokens[place].type not in ("_NEWLINE", "COMMENT"):
+                return self.tokens[place].type
+        return "LPAR"
+
+    def _write(self, text: str) -> None:
+        if not self.line:
+            if self.blank:
+                self.lines.append("")
+                self.blank = False
+            self.line = "  " * self.indent
+        self.line += text
+
+    def _end_line(self) -> None:
+        if self.line:
+            self.lines.append(self.line)
+            self.line = ""
+
+    # What is to change, decided before anything is printed --------------------------------------------------------------
+
+    def _plan(self) -> None:
+        opened: list[int] = []
+        for place, token in enumerate(self.tokens):
+            if token.type in OPENERS:
+                opened.append(place)
+            elif token.type in CLOSERS:
+                self._pair(opened.pop(), place)
+            elif token.type == "_COMMA" and (not opened or self.tokens[opened[-1]].type == "LBRACE"):
+                following = self.tokens[place + 1].type if place + 1 < len(self.tokens) else "_NEWLINE"
+                if following in ("_NEWLINE", "COMMENT", "RBRACE"):
+                    self.dropped.add(place)
+
+    def _pair(self, first: int, last: int) -> None:
+        """Decide whether a pair of brackets is opened up, and what that means for its last comma."""
+        inner = self.tokens[first + 1 : last]
+        solid = [place for place in range(first + 1, last) if self.tokens[place].type not in ("_NEWLINE", "COMMENT")]
+        comments = any(token.type == "COMMENT" for token in inner)
+        if not solid and not comments:
+            self.dropped.update(range(first + 1, last))
+            return
+        across = self._breaks(first, last)
+        if across:
+            self.opened_up.update((first, last))
+        if self.tokens[first].type == "LBRACE" or not solid or self._is_group(first):
+            return
+        ends_with_comma = self.tokens[solid[-1]].type == "_COMMA"
+        if across and not ends_with_comma:
+            self.comma_behind.add(solid[-1])
+        if not across and ends_with_comma:
+            self.dropped.add(solid[-1])
+
+    def _breaks(self, first: int, last: int) -> bool:
+        """Whether a line ends between the brackets, outside of brackets inside them."""
+        depth = 0
+        for token in self.tokens[first + 1 : last]:
+            depth += (token.type in OPENERS) - (token.type in CLOSERS)
+            if depth == 0 and token.type in ("_NEWLINE", "COMMENT"):
+                return True
+        return False
+
+    def _is_group(self, place: int) -> bool:
+        """Whether a `(` only groups an expression, where no comma may follow."""
+        return self.tokens[place].type == "LPAR" and self._previous(place) != "NAME"
+
+
+def _gap(before: Token, token: Token) -> str:
+    """The blanks between two tokens of a line."""
+    left, right = before.type, token.type
+    if right == "COMMENT":
+        return "  "
+    if left in ("LPAR", "LSQB", "_DOT") or right in ("RPAR", "RSQB", "_DOT", "_COMMA", "_COLON"):
+        return ""
+    if (left, right) == ("LBRACE", "RBRACE") or (left == "NAME" and right == "LPAR"):
+        return ""
+    return " "

@@ -1,0 +1,76 @@
+"""`load_spec`: the way into the language. From a path to a typed `Spec`, or to everything that is wrong with it."""
+
+from collections.abc import Sequence
+from os import PathLike, fspath
+
+from attrs import field, frozen
+
+from .diagnostics import Diagnostics, SpecErrors
+from .evaluate import Evaluator
+from .overrides import override_source, read_overrides, set_fields, set_params
+from .reading import Reading, read_spec
+from .resolver import resolve
+from .source import Source
+from .spec import Spec
+from .structure import Structurer
+
+
+@frozen
+class Loaded:
+    """spec: None if and only if there are errors. sources: all files that were read, in order."""
+
+    spec: Spec | None
+    diagnostics: Diagnostics
+    sources: tuple[Source, ...] = field(repr=False)
+
+    def resolved_text(self) -> str:
+        """The spec with everything resolved, defaults included: itself a spec, and one that loads to an equal `Spec`.
+
+        Raises SpecErrors if there is no spec.
+        """
+        from .resolved import resolved_text
+
+        return resolved_text(self.require())
+
+    def require(self) -> Spec:
+        """The spec. Raises SpecErrors, which carries the diagnostics, if there is none."""
+        if self.spec is None:
+            raise SpecErrors(self.diagnostics)
+        return self.spec
+
+
+def load_spec(path: str | PathLike[str], sets: Sequence[str] = ()) -> Loaded:
+    """Load the spec at `path` with `--set` texts (`path.to.field=value`) applied.
+
+    Never raises for what a user wrote, not even for a file that cannot be read: it stands in the diagnostics.
+    """
+    diagnostics = Diagnostics()
+    reading = read_spec(fspath(path), diagnostics)
+    if not reading.sources:
+        return Loaded(None, diagnostics, ())
+    evaluator = Evaluator(diagnostics)
+    overrides = read_overrides(override_source(sets), diagnostics)
+    overrides = set_params(overrides, reading, evaluator, diagnostics)
+    tree = resolve(reading, evaluator, diagnostics)
+    set_fields(overrides, tree, reading, evaluator, diagnostics)
+    structurer = Structurer(evaluator, diagnostics, {d.name.text: d for d in reading.definitions})
+    spec = structurer.spec(tree, fspath(path), reading.sources[0])
+    _check_unused(reading, evaluator, diagnostics)
+    return Loaded(None if diagnostics.has_errors else spec, diagnostics, tuple(reading.sources))
+
+
+def _check_unused(reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
+    """Evaluate constants that nothing refers to, for their mistakes; warn of them if all else is well.
+
+    With errors about, one of them may be a reference that could not be read.
+    """
+    unused = [definition for definition in reading.definitions if not definition.used]
+    for definition in unused:
+        evaluator.definition(definition)
+    if reading.broken or diagnostics.has_errors:
+        return
+    for definition in unused:
+        name, kind = definition.name, definition.kind
+        code = "W201" if kind == "let" else "W202"
+        message = f"nothing uses the `{kind}` called `{name.text}`"
+        diagnostics.warning(code, message, name.span, hint="remove it, or use it")

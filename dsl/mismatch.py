@@ -1,0 +1,200 @@
+"""What to say of a value that does not fit its setting: what is wanted, what is there, what to write instead."""
+
+from collections.abc import Mapping as MappingOf
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from .blocks import choices_of
+from .diagnostics import Fix, Note
+from .evaluate import Definition
+from .numerals import read_number
+from .quantity import Quantity
+from .schema import later
+from .schema.setting import Auto
+from .source import Source
+from .suggest import closest
+from .values import Items, Value, Word, describe, is_number, show_number
+
+if TYPE_CHECKING:
+    from .convert import Context
+
+_WANTED: dict[Any, tuple[str, ...]] = {
+    int: ("a whole number",), float: ("a number",), str: ("a string",), bool: ("`true`", "`false`"),
+}  # fmt: skip
+_MEASURES = {"%": "a percentage", "seconds": "a time", "bytes": "a size in bytes"}
+_UNIT_EXAMPLES = {
+    "%": "10%", "steps": "100 steps", "tokens": "20B tokens", "epochs": "3 epochs", "samples": "1k samples",
+    "seconds": "30 min", "bytes": "1 GiB",
+}  # fmt: skip
+
+
+class Mismatch(Exception):
+    """A value that does not fit; `convert` reports it."""
+
+    def __init__(
+        self, code: str, message: str, value: Value, *, hint: str | None = None, notes: tuple[Note, ...] = (),
+        fix: Fix | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message)
+        self.code, self.message, self.value, self.hint, self.notes, self.fix = code, message, value, hint, notes, fix
+
+
+def wanted(annotation: Any) -> str:
+    """The type in words: "a whole number or `auto`"."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    words: list[str] = []
+    for part in parts:
+        if part in _WANTED:
+            words += _WANTED[part]
+        elif get_origin(part) is tuple:
+            words.append("a list of strings" if get_args(part)[0] is str else "a list of numbers")
+    words += ["`auto`"] if Auto in parts else []
+    words += ["`none`"] if NoneType in parts else []
+    return joined(words)
+
+
+def _units_wanted(units: tuple[str, ...]) -> str:
+    """The units in words: "a number of steps or tokens, or a percentage"."""
+    counted = [unit for unit in units if unit not in _MEASURES]
+    measures = [_MEASURES[unit] for unit in units if unit in _MEASURES]
+    if not counted:
+        return joined(measures)
+    count = f"a number of {joined(counted)}"
+    return f"{count}, or {joined(measures)}" if measures and len(counted) > 1 else joined([count, *measures])
+
+
+def joined(words: list[str], word: str = "or") -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} {word} {words[-1]}"
+
+
+def mismatch(
+    kind: type, annotation: Any, value: Value, context: "Context", constants: MappingOf[str, Definition]
+) -> Mismatch:
+    """For a setting that wants a number, a string or a truth value."""
+    data, text = value.data, value.span.text
+    must = f"{context.subject} must be {wanted(annotation)}"
+    if isinstance(data, Word) and kind is not str:
+        return _unknown_name(data, must, value, annotation, constants)
+    if isinstance(data, Word):
+        fix = (value.span, f'"{text}"')
+        return Mismatch("X301", f"{must}, not a name", value, hint=f'write `"{text}"`', fix=fix)
+    if isinstance(data, Quantity) and kind in (int, float):
+        return _unit_where_none_belongs(data, annotation, value, context)
+    message = f"{must}, not {describe(data)}"
+    hint: str | None = None
+    if isinstance(data, str) and kind in (int, float) and _is_numeral(data):
+        return Mismatch("X301", message, value, hint=f"write `{data.strip()}` without quotes",
+                        fix=(value.span, data.strip()))  # fmt: skip
+    if kind is bool and (is_number(data) and data in (0, 1)):
+        hint = f"write `{'true' if data else 'false'}`"
+    elif kind is bool and isinstance(data, str) and data.lower() in ("true", "false", "yes", "no", "on", "off"):
+        hint = f"write `{'true' if data.lower() in ('true', 'yes', 'on') else 'false'}`"
+    elif isinstance(data, Items) and len(data.values) == 1:
+        hint = "give the value itself, not a list"
+    elif context.meta.example:
+        hint = f"for instance `{context.name} = {context.meta.example}`"
+    return Mismatch("X301", message, value, hint=hint)
+
+
+def _unknown_name(
+    word: Word, must: str, value: Value, annotation: Any, constants: MappingOf[str, Definition]
+) -> Mismatch:
+    notes: tuple[Note, ...] = ()
+    lower = word.text.lower()
+    truth = bool in (annotation, *get_args(annotation))
+    if truth and lower in ("yes", "no", "on", "off", "true", "false"):
+        hint = f"write `{'true' if lower in ('yes', 'on', 'true') else 'false'}`"
+        return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint=hint)
+    if lower in ("null", "nil"):
+        return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint="nothing is written `none`")
+    definition = constants.get(word.text)
+    if definition is not None:
+        notes = ((f"this `{word.text}` is a `let`, which only its own file knows", definition.name.span),)
+        hint = "make it a `param` to use it in other files"
+    elif meant := closest(word.text, (*constants, "true", "false", "none", "auto")):
+        hint = f"did you mean `{meant}`?"
+    else:
+        hint = f"write {wanted(annotation)}, or the name of a `let` or `param`"
+    return Mismatch("X202", f"nothing is called `{word.text}`", value, hint=hint, notes=notes)
+
+
+def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, context: "Context") -> Mismatch:
+    message = f"{context.subject} is a plain number, and this is {describe(data)}"
+    amount = show_number(data.value)
+    hint = f"write `{amount}`"
+    if data.unit == "%":
+        whole = annotation is int or int in get_args(annotation)
+        hint = "write a whole number" if whole else f"write `{data.fraction:g}`"
+    return Mismatch("X302", message, value, hint=hint)
+
+
+def _is_numeral(text: str) -> bool:
+    from .diagnostics import Diagnostics
+
+    stripped = text.strip()
+    if not (stripped.isascii() and stripped[:1].isdigit()):
+        return False
+    token = read_number(Source("", stripped), 0, len(stripped), Diagnostics())
+    return token.type == "NUMBER" and token.end == len(stripped)
+
+
+def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") -> Mismatch:
+    """For a setting that wants a list."""
+    message = f"{context.subject} must be {wanted(annotation)}, not {describe(value.data)}"
+    fits = (item is str and isinstance(value.data, str)) or (item is float and is_number(value.data))
+    fix = (value.span, f"[{value.span.text}]") if fits else None
+    return Mismatch("X301", message, value, hint=f"write `[{value.span.text}]`" if fits else None, fix=fix)
+
+
+def quantity_mismatch(value: Value, context: "Context") -> Mismatch:
+    """For a setting that wants a quantity: a wrong unit, none at all, or no number."""
+    data, units = value.data, context.meta.units
+    must = f"{context.subject} must be {_units_wanted(units)}"
+    if is_number(data):
+        amount = value.span.text if _is_numeral(value.span.text) else show_number(data)
+        if units == ("%",) and isinstance(data, float) and 0 < data < 1:
+            forms = [f"`{round(data * 100, 6):g}%`"]
+        else:
+            forms = [f"`{_with_unit(amount, unit)}`" for unit in units]
+        fix = (value.span, forms[0].strip("`")) if len(forms) == 1 else None
+        return Mismatch("X302", f"{must}; this number has no unit", value, hint=f"write {joined(forms)}", fix=fix)
+    examples = joined([f"`{_UNIT_EXAMPLES[unit]}`" for unit in units])
+    if isinstance(data, Quantity):
+        return Mismatch("X302", f"{must}, not {describe(data)}", value, hint=f"for instance {examples}")
+    if isinstance(data, Word):
+        return Mismatch("X202", f"nothing is called `{data.text}`", value, hint=f"write {examples}")
+    if isinstance(data, str):
+        bare = data.strip()
+        good = _is_numeral(bare)
+        hint = f"write `{bare}` without quotes" if good else f"for instance {examples}"
+        return Mismatch("X301", f"{must}, not a string", value, hint=hint, fix=(value.span, bare) if good else None)
+    return Mismatch("X301", f"{must}, not {describe(data)}", value, hint=f"for instance {examples}")
+
+
+def _with_unit(amount: str, unit: str) -> str:
+    if unit == "%":
+        return f"{amount}%"
+    return f"{amount} {({'seconds': 's', 'bytes': 'B'}).get(unit, unit)}"
+
+
+def word_mismatch(kind: Any, text: str | None, value: Value, context: "Context") -> Mismatch:
+    """For a setting that wants one of some fixed words."""
+    choices = choices_of(kind)
+    if text is None:
+        must = f"{context.subject} must be {joined([f'`{choice}`' for choice in choices])}"
+        return Mismatch("X301", f"{must}, not {describe(value.data)}", value, hint="choose one of these words")
+    if text in later.WORDS.get((context.block, context.name), ()):
+        return Mismatch("X209", f"`{text}` as {context.subject} is not supported yet", value,
+                        hint=f"choose {joined([f'`{choice}`' for choice in choices])}")  # fmt: skip
+    meant = closest(text, choices)
+    message = f"{context.subject} cannot be `{text}`"
+    if context.is_label:
+        message = f"`{context.kind}` has no {context.name} called `{text}`"
+    shown = [f'"{choice}"' if choice[0].isdigit() else choice for choice in choices]
+    one_of: tuple[Note, ...] = ((f"one of {', '.join(shown)}", None),) if len(choices) > 1 else ()
+    if meant is None:
+        hint = f"write `{shown[0]}`" if len(choices) == 1 else f"choose one of {', '.join(shown)}"
+        return Mismatch("X305", message, value, hint=hint)
+    spelled = f'"{meant}"' if meant[0].isdigit() else meant
+    return Mismatch("X305", message, value, hint=f"did you mean `{spelled}`?", notes=one_of, fix=(value.span, spelled))
+

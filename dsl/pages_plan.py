@@ -1,0 +1,148 @@
+"""Pages of what is found when a spec is planned or run: X4xx topology, X5xx data, X6xx budget, X7xx environment."""
+
+from typing import Final
+
+from .page import Code
+
+PAGES: Final = (
+    Code("X401", "the axes do not give the world size", """
+        The world is pp · replicate · fsdp · ring · ulysses · tp ranks, spread evenly over the nodes. With `fsdp auto`
+        the remaining ranks go to fsdp, and the other axes must divide the world; with fixed sizes their product must be
+        the world.
+        """, "launch { nodes = 1, ranks_per_node = 8 }\nparallel { tp 3, fsdp auto }",
+        "launch { nodes = 1, ranks_per_node = 8 }\nparallel { tp 2, fsdp auto }"),
+    Code("X402", "heads cannot be divided among tp or ulysses ranks", """
+        Tensor parallelism gives each rank whole heads, and ulysses exchanges whole heads: `heads` must be a multiple of
+        tp, and the heads of one rank a multiple of ulysses.
+        """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { tp 4 }",
+        "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { tp 2 }"),
+    Code("X403", "key and value heads cannot be divided among tp ranks", """
+        `kv_heads` must be a multiple of tp, because each rank holds whole key and value heads.
+        """, "model qwen3 { dim = 192, layers = 4, heads = 6, kv_heads = 3 }\nparallel { tp 2 }",
+        "model qwen3 { dim = 192, layers = 4, heads = 6, kv_heads = 2 }\nparallel { tp 2 }"),
+    Code("X404", "layers and pipeline stages do not fit", """
+        Each stage needs at least one layer, and the schedule must be one that can run pp · stages_per_rank stages:
+        several stages on a rank need an interleaved or zero-bubble schedule.
+        """, "model qwen3 { dim = 192, layers = 2, heads = 6 }\nparallel { pp 4 }",
+        "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { pp 4 }"),
+    Code("X405", "the sequence cannot be divided", """
+        With `tp N { sequence = true }` the length of a row must be a multiple of tp; context parallelism cuts it into
+        2 · ring parts for balance, each divided by ulysses.
+        """, "batch { sequence = 513 }\nparallel { tp 2 }", "batch { sequence = 512 }\nparallel { tp 2 }"),
+    Code("X406", "experts cannot be divided among ep ranks", """
+        Expert parallelism gives each rank whole experts: `experts` must be a multiple of ep.
+        """, "parallel { ep 3 }  # with experts = 8", "parallel { ep 4 }  # with experts = 8"),
+    Code("X407", "ep does not fit into the ranks of a replica", """
+        ep counts no ranks of its own: it is laid over fsdp · ring · ulysses · tp and must divide that product.
+        """, "parallel { ep 8, fsdp 4 }", "parallel { ep 4, fsdp 4 }"),
+    Code("X408", "the widths of attention do not fit", """
+        `dim` must be a multiple of `heads` unless `head_dim` is given; the width of a head must be even, for rotary
+        positions; `heads` must be a multiple of `kv_heads`.
+        """, "model qwen3 { dim = 100, layers = 4, heads = 6 }", "model qwen3 { dim = 192, layers = 4, heads = 6 }"),
+    Code("X409", "experts on a dense model", """
+        Expert parallelism is for families with experts.
+        """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { ep 2 }",
+        "model qwen3_moe { dim = 192, layers = 4, heads = 6, experts = 8 }\nparallel { ep 2 }"),
+    Code("X410", "more than one axis is auto", """
+        `auto` takes the ranks that the other axes leave over, so only one axis can be auto.
+        """, "parallel { fsdp auto, pp auto }", "parallel { fsdp auto, pp 2 }"),
+    Code("X411", "too few microbatches for the pipeline", """
+        A pipeline needs at least as many microbatches in a step as it has ranks, or some would never work.
+        """, "batch { sequence = 512, accumulate = 2 }\nparallel { pp 4 }",
+        "batch { sequence = 512, accumulate = 8 }\nparallel { pp 4 }"),
+    Code("X412", "more experts for a token than there are", """
+        `experts_per_token` is at most `experts`.
+        """, "model mixtral { dim = 192, layers = 4, heads = 6, experts = 2, experts_per_token = 4 }",
+        "model mixtral { dim = 192, layers = 4, heads = 6, experts = 8, experts_per_token = 2 }"),
+    Code("X413", "cp is not ring · ulysses", """
+        The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
+        """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),
+    Code("X501", "an evaluation of an unknown dataset", """
+        `eval NAME` evaluates the held-out part of a dataset of this spec.
+        """, "every 100 steps eval webb  # the dataset is called web", "every 100 steps eval web"),
+    Code("X502", "nothing to train on", """
+        A spec needs one dataset that is not held out whole.
+        """, "dataset web { source = python_stdlib(), holdout = 100% }",
+        "dataset web { source = python_stdlib(), holdout = 1% }"),
+    Code("X503", "several datasets to train on", """
+        Training on more than one dataset needs weights, which only `mixture` gives. Datasets that are only evaluated
+        are held out whole.
+        """, 'dataset web { source = text("web/*.txt") }\ndataset code { source = text("code/*.txt") }',
+        'dataset web { source = text("web/*.txt") }\ndataset code { source = text("code/*.txt"), holdout = 100% }'),
+    Code("X504", "an evaluation of a dataset without hold-out", """
+        `eval` uses the documents that training never sees; a dataset without hold-out has none.
+        """, "dataset web { source = python_stdlib() }\nevery 100 steps eval web",
+        "dataset web { source = python_stdlib(), holdout = 1% }\nevery 100 steps eval web"),
+    Code("X505", "the tokenizer cannot be read", """
+        The folder or file of the tokenizer is missing or not one. Its size is needed for the embedding; give
+        `model.vocab` to plan without it.
+        """, 'tokenizer "no/such/folder"', "tokenizer bytes"),
+    Code("X506", "the vocabulary is smaller than the tokenizer", """
+        Every token id needs a row of the embedding.
+        """, "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6, vocab = 100 }",
+        "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6 }"),
+    Code("X507", "no file matches", """
+        The run needs the files of a dataset, and nothing on this machine matches its pattern. Patterns start at the
+        folder the command is run in.
+        """, 'dataset web { source = text("no/such/*.txt") }'),
+    Code("X508", "the links of collate do not fit", """
+        Each link takes what the one before it gives: rows of token arrays, tensors, samples, labelled samples, rows.
+        """, "collate = flatten -> to_tensor -> shift_tokens -> pack(sequential)",
+        "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential)"),
+    Code("X601", "rows is not what the ranks take", """
+        A step takes micro · accumulate · data ranks rows. If `rows` is given as well, it must be that product.
+        """, "batch { sequence = 512, micro = 8, accumulate = 1, rows = 30 }",
+        "batch { sequence = 512, micro = 8, rows = 32 }"),
+    Code("X602", "warm-up and decay are longer than the training", """
+        The rise and the final fall of the learning rate have to fit into the budget.
+        """, "experiment try { budget = 100 steps }\nscheduler cosine { warmup = 200 steps }",
+        "experiment try { budget = 1k steps }\nscheduler cosine { warmup = 200 steps }"),
+    Code("X603", "a tick that cannot be counted", """
+        How many steps an epoch, or a share of a budget in epochs, takes is known only when the data is read. A tick
+        needs steps, tokens or a time.
+        """, "experiment try { budget = 3 epochs }\nevery 10% log",
+        "experiment try { budget = 3 epochs }\nevery 10 steps log"),
+    Code("X604", "a budget in epochs where the steps must be known", """
+        The length of an epoch is known only when the data is read, and something in this spec needs the number of steps
+        before that.
+        """, "experiment try { budget = 3 epochs }", "experiment try { budget = 1k steps }"),
+    Code("X701", "this version cannot run it", """
+        The plan is complete and can be reviewed, and this version of xtrain does not execute one of its parts. The
+        message names the part.
+        """),
+    Code("X702", "a device is not there", """
+        The run asks for a device this machine does not have, or for more of them than it has.
+        """),
+    Code("X703", "the wrong number of ranks", """
+        The plan is for one world size and another number of processes was started.
+        """),
+    Code("X704", "a plan that cannot be used", """
+        The file is missing, is not a plan, has the format of another version, or its content is no longer what its id
+        says. Plans are not edited: change the spec and plan it again.
+        """),
+    Code("X705", "a checkpoint does not fit the plan", """
+        The run directory holds a state of another model or another stream of data. The message says what differs.
+        """),
+    Code("X706", "the run directory cannot be written", """
+        The folder below `workspace.root` cannot be made or written: permissions, a full disk, or a file in its place.
+        """),
+    Code("X707", "another process runs in the run directory", """
+        The same experiment is running. Wait for it, or give this run another name with `workspace.run`.
+        """),
+    Code("X708", "no checkpoint yet", """
+        The run has not saved a state that could be used.
+        """),
+    Code("X709", "an environment variable is not set", """
+        `env("NAME")` without a default needs the variable. Give a default as the second argument.
+        """, 'workspace { root = env("NO_SUCH_VARIABLE") }', 'workspace { root = env("NO_SUCH_VARIABLE", "runs") }'),
+    Code("W501", "no file matches yet", """
+        Nothing on this machine matches the pattern of a dataset. The plan can be made; the run will look again.
+        """, 'dataset web { source = text("no/such/*.txt") }'),
+    Code("W505", "the tokenizer cannot be read yet", """
+        The plan takes `model.vocab` for the size of the embedding; the run will need the tokenizer.
+        """, 'tokenizer "no/such/folder"'),
+    Code("W601", "a tick that never fires", """
+        The period is longer than the whole run.
+        """, "experiment try { budget = 100 steps }\nevery 200 steps log",
+        "experiment try { budget = 100 steps }\nevery 20 steps log"),
+)  # fmt: skip

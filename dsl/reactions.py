@@ -1,0 +1,132 @@
+"""`every` and `on`: their period or event, and the actions they call."""
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from . import blocks
+from . import syntax as s
+from .convert import Context, convert
+from .numerals import UNIT_WORDS, near_unit
+from .quantity import Quantity
+from .schema import later
+from .schema.actions import Event, Tick
+from .schema.setting import settings_of
+from .sections import Reaction, Section
+from .spec import Origin
+from .suggest import closest
+from .values import FAILED, Value
+
+if TYPE_CHECKING:
+    from .structure import Structurer
+
+
+def structure_reactions(reactions: list[Reaction], around: "Structurer") -> tuple[tuple[Tick, ...], tuple[Event, ...]]:
+    """All ticks and events that have nothing wrong with them; the rest is reported."""
+    ticks: list[Tick] = []
+    events: list[Event] = []
+    ticks_seen = events_seen = 0
+    for reaction in reactions:
+        if reaction.event is None:
+            path, ticks_seen = f"every.{ticks_seen}", ticks_seen + 1
+            tick = _tick(reaction, path, around)
+            ticks += [tick] if tick is not None else []
+        else:
+            path, events_seen = f"on.{events_seen}", events_seen + 1
+            event = _event(reaction, path, around)
+            events += [event] if event is not None else []
+    return tuple(ticks), tuple(events)
+
+
+def _tick(reaction: Reaction, path: str, around: "Structurer") -> Tick | None:
+    assert reaction.period is not None
+    if _misspelt_unit(reaction, around):
+        return None
+    period = reaction.period
+    if isinstance(period, s.Reference) and period.text == "step":
+        value = Value(Quantity(1, "steps"), period.span)
+    else:
+        value = around.evaluator.value(period, reaction.names)
+    around.origins[path] = Origin("text", attrs.evolve(reaction.span, end=period.span.end))
+    around.origins[f"{path}.every"] = Origin("text", value.span, value.notes)
+    attribute, meta = settings_of(Tick)["every"]
+    every = convert(attribute.type, value, Context("every", "every", Tick, meta), around)
+    actions = _actions(reaction, path, around)
+    return None if every is FAILED or actions is None else Tick(every=every, actions=actions)
+
+
+def _misspelt_unit(reaction: Reaction, around: "Structurer") -> bool:
+    """`every 10 stpes log` reads as the action `stpes` with the label `log`; say what was meant."""
+    name, section = reaction.actions[0]
+    period = reaction.period
+    if not isinstance(period, s.Number) or name.text in (*blocks.ACTIONS, *later.ACTIONS):
+        return False
+    if isinstance(period.value, Quantity):
+        if name.text not in UNIT_WORDS or not period.span.text.endswith("B"):
+            return False
+        both = period.span.to(name.span)
+        meant = f"{period.span.text.split()[0].rstrip('B')}B {name.text}"
+        message = "a multiplier touches its number; apart from it, `B` means bytes"
+        around.diagnostics.error("X107", message, both, hint=f"write `{meant}`", fix=(both, meant))
+        return True
+    meant = near_unit(name.text)
+    follows = section.labels and section.labels[0].value.span.text in (*blocks.ACTIONS, *later.ACTIONS)
+    if meant is None and not follows:
+        return False
+    hint = f"did you mean `{meant}`?" if meant else "units: steps tokens, s min h d, %"
+    around.diagnostics.error(
+        "X107", f"`{name.text}` is not a unit", name.span, hint=hint, fix=(name.span, meant) if meant else None
+    )
+    return True
+
+
+def _event(reaction: Reaction, path: str, around: "Structurer") -> Event | None:
+    assert reaction.event is not None
+    name = reaction.event
+    around.origins[path] = Origin("text", attrs.evolve(reaction.span, end=name.span.end))
+    actions = _actions(reaction, path, around)
+    if name.text in later.EVENTS:
+        around.diagnostics.error("X209", f"the event `{name.text}` is not supported yet", name.span)
+        return None
+    if name.text not in blocks.EVENTS:
+        meant = closest(name.text, blocks.EVENTS)
+        around.diagnostics.error(
+            "X214", f"there is no event called `{name.text}`", name.span,
+            hint=f"did you mean `{meant}`?" if meant else None,
+            notes=[(f"events: {', '.join(blocks.EVENTS)}", None)], fix=(name.span, meant) if meant else None,
+        )  # fmt: skip
+        return None
+    return None if actions is None else Event(event=name.text, actions=actions)  # type: ignore[arg-type]
+
+
+def _actions(reaction: Reaction, path: str, around: "Structurer") -> tuple[Any, ...] | None:
+    found = [
+        _action(name, section, f"{path}.actions.{place}", around)
+        for place, (name, section) in enumerate(reaction.actions)
+    ]
+    return None if any(action is FAILED for action in found) else tuple(found)
+
+
+def _action(name: s.Name, section: Section, path: str, around: "Structurer") -> Any:
+    if name.text in later.ACTIONS:
+        around.diagnostics.error("X209", f"the action `{name.text}` is not supported yet", name.span)
+        return FAILED
+    if name.text not in blocks.ACTIONS:
+        meant = closest(name.text, blocks.ACTIONS)
+        around.diagnostics.error(
+            "X214", f"there is no action called `{name.text}`", name.span,
+            hint=f"did you mean `{meant}`?" if meant else None,
+            notes=[(f"actions: {', '.join(blocks.ACTIONS)}", None)], fix=(name.span, meant) if meant else None,
+        )  # fmt: skip
+        return FAILED
+    block = blocks.ACTIONS[name.text]
+    most = 1 if blocks.label_of(block) else 0
+    for label in section.labels[most:]:
+        if label.value.span.text in (*blocks.ACTIONS, *later.ACTIONS):
+            span = label.value.span
+            around.diagnostics.error(
+                "X207", "actions are joined by `then`", span, hint=f"write `then {span.text}`",
+                fix=(span, f"then {span.text}"),
+            )  # fmt: skip
+            return FAILED
+    return around.block(block, section, path)

@@ -1,0 +1,163 @@
+"""Reading a spec and everything it includes: one list of statements in order, each with the constants it may use."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import define, field
+
+from . import syntax as s
+from .diagnostics import Diagnostics
+from .evaluate import Definition, Names
+from .parser import parse_file
+from .source import Source, Span
+from .suggest import closest
+
+
+@define(eq=False)
+class Reading:
+    """All files of a spec. statements: what they say, includes spliced in. broken: something could not be read."""
+
+    sources: list[Source] = field(factory=list)
+    statements: list[tuple[s.Item, Names]] = field(factory=list)
+    params: dict[str, Definition] = field(factory=dict)
+    files: list[Names] = field(factory=list)
+    broken: bool = False
+
+    @property
+    def definitions(self) -> Iterator[Definition]:
+        yield from self.params.values()
+        for names in self.files:
+            yield from names.lets.values()
+
+
+def read_spec(path: str, diagnostics: Diagnostics) -> Reading:
+    """Read the spec at `path`; what cannot be read is reported."""
+    reading = Reading()
+    _Reader(reading, diagnostics).splice(path, None, ())
+    return reading
+
+
+def read_source(
+    path: str, diagnostics: Diagnostics, *, place: Span | None = None, order: int = 0, data: bytes | None = None
+) -> Source | None:
+    """The text at `path`, or None after reporting why it cannot be read.
+
+    place: the `include` that names it, or None for the spec itself. data: its bytes, if they are here already.
+    """
+    if data is None:
+        data = _read(path, place, diagnostics)
+    if data is None:
+        return None
+    try:
+        return Source.from_bytes(path, data, order=order, included_at=place)
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        diagnostics.error(
+            "X121", f"`{path}` is not UTF-8 text: the byte 0x{data[error.start]:02x} in line {line}", place,
+            hint="save it as UTF-8",
+        )  # fmt: skip
+        return None
+
+
+def _read(path: str, place: Span | None, diagnostics: Diagnostics) -> bytes | None:
+    """The bytes of a file. place: the `include` that names it, or None for the spec itself."""
+    hint = None
+    try:
+        return Path(path).read_bytes()
+    except FileNotFoundError:
+        reason, hint = "there is no such file", _neighbour(path)
+    except IsADirectoryError:
+        reason, hint = "it is a folder", "name a file, as `spec.xtrain`"
+    except PermissionError:
+        reason = "it may not be read by this user"
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "this is no path of a file"
+    shown = path if path.isprintable() else repr(path)
+    diagnostics.error("X120", f"cannot read `{shown}`: {reason}", place, hint=hint)
+    return None
+
+
+def _neighbour(path: str) -> str | None:
+    """A file of the same folder with nearly the same name."""
+    try:
+        files = {p.stem: p for p in sorted(Path(path).parent.iterdir()) if p.suffix == ".xtrain"}
+        name = closest(Path(path).stem, files) or Path(path).stem
+    except (OSError, ValueError):
+        return None
+    return f"did you mean `{files[name]}`?" if name in files else None
+
+
+class _Reader:
+    def __init__(self, reading: Reading, diagnostics: Diagnostics) -> None:
+        self.reading, self.diagnostics = reading, diagnostics
+        self.seen: dict[str, Span | None] = {}
+
+    def splice(self, path: str, place: Span | None, above: tuple[tuple[str, str], ...]) -> None:
+        """Take in the statements of a file. above: (real path, shown path) of the files that include it."""
+        self.seen[_identity(path)] = place
+        above = (*above, (_identity(path), path))
+        source = read_source(path, self.diagnostics, place=place, order=len(self.reading.sources))
+        if source is None:
+            self.reading.broken = True
+            return
+        self.reading.sources.append(source)
+        names = Names(params=self.reading.params)
+        self.reading.files.append(names)
+        file = parse_file(source, self.diagnostics)
+        self.reading.broken |= file.broken
+        for item in file.items:
+            match item:
+                case s.Include():
+                    self._include(item, path, above)
+                case s.Let():
+                    self._define(Definition("let", item.name, item.value, names), names.lets)
+                case s.Param():
+                    self._define(Definition("param", item.name, item.value, names), self.reading.params)
+                case _:
+                    self.reading.statements.append((item, names))
+
+    def _include(self, item: s.Include, path: str, above: tuple[tuple[str, str], ...]) -> None:
+        span = item.path.span
+        if not item.path.value:
+            self.diagnostics.error("X120", "the path of an include is empty", span, hint='write `include "base.xtrain"`')
+            self.reading.broken = True
+            return
+        target = os.path.normpath(os.path.join(os.path.dirname(path), item.path.value))  # noqa: PTH118, PTH120
+        identity = _identity(target)
+        files = [real for real, _ in above]
+        if identity in files:
+            circle = [shown for _, shown in above[files.index(identity) :]]
+            chain = " -> ".join(f"`{shown}`" for shown in [*circle, circle[0]])
+            self.diagnostics.error("X213", "this include leads back to itself", span, hint=f"the circle is {chain}")
+            return
+        if identity in self.seen:
+            first = self.seen[identity]
+            self.diagnostics.warning(
+                "W203", f"`{target}` is included already, so this has no effect", span, hint="remove one of the two",
+                notes=[("it is included here first", first)] if first else [],
+            )  # fmt: skip
+            return
+        self.splice(target, span, above)
+
+    def _define(self, definition: Definition, table: dict[str, Definition]) -> None:
+        name = definition.name
+        earlier = definition.names.lets.get(name.text) or self.reading.params.get(name.text)
+        if earlier is not None:
+            hint = "give one of them another name"
+            if definition.kind == earlier.kind == "param":
+                hint = "define it once; `--set` replaces its value"
+            self.diagnostics.error(
+                "X211", f"`{name.text}` is defined twice", name.span, hint=hint,
+                notes=[("the first is here", earlier.name.span)],
+            )  # fmt: skip
+            return
+        table[name.text] = definition
+
+
+def _identity(path: str) -> str:
+    """One string for one file, however its path is written."""
+    try:
+        return os.path.realpath(path)
+    except (OSError, ValueError):
+        return path

@@ -1,0 +1,107 @@
+"""A `Spec` as text: every value written out, defaults included, in an order that depends on nothing but the schema."""
+
+import re
+from typing import Any
+
+import attrs
+
+from . import blocks
+from .quantity import Quantity
+from .schema.actions import Event, Tick
+from .schema.setting import AUTO, settings_of
+from .spec import Spec
+from .values import quantity_text
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = ("true", "false", "none", "auto", "then")
+_CALLS = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
+_ACTIONS = {kind: name for name, kind in blocks.ACTIONS.items()}
+
+
+def resolved_text(spec: Spec) -> str:
+    """A spec that loads to one equal to `spec`, without references, includes or defaults left to the reader."""
+    parts: list[str] = []
+    for kind, block in blocks.KINDS.items():
+        if kind == "dataset":
+            parts += [_block(kind, block, dataset) for dataset in spec.datasets.values()]
+        else:
+            parts.append(_block(kind, block, getattr(spec, kind)))
+    parts.append(f"collate = {' -> '.join(_value(link) for link in spec.collate)}")
+    parts += ["\n".join(_reaction(reaction) for reaction in group) for group in (spec.ticks, spec.events) if group]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
+    label = blocks.label_of(block)
+    head = kind if label is None else f"{kind} {_label(getattr(value, label.name))}"
+    lines = []
+    inner = indent + "  "
+    for name, (attribute, meta) in settings_of(block).items():
+        given = getattr(value, name)
+        if meta.only and label is not None and getattr(value, label.name) not in meta.only:
+            continue
+        if blocks.is_block(attribute.type):
+            lines.append(inner + _block(name, attribute.type, given, inner))
+        else:
+            lines.append(f"{inner}{name} = {_value(given)}")
+    if not lines:
+        return head
+    return "\n".join([f"{head} {{", *lines, f"{indent}}}"])
+
+
+def _reaction(reaction: Tick | Event) -> str:
+    actions = " then ".join(_action(action) for action in reaction.actions)
+    if isinstance(reaction, Tick):
+        return f"every {quantity_text(reaction.every)} {actions}"
+    return f"on {reaction.event} {actions}"
+
+
+def _action(action: Any) -> str:
+    label = blocks.label_of(type(action))
+    head = _ACTIONS[type(action)]
+    if label is not None:
+        head = f"{head} {_label(getattr(action, label.name))}"
+    fields = [f"{name} = {_value(getattr(action, name))}" for name in settings_of(type(action))]
+    return f"{head} {{ {', '.join(fields)} }}" if fields else head
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, str):
+        return value if _NAME.fullmatch(value) and value not in _RESERVED else _string(value)
+    return _value(value)
+
+
+def _value(value: Any) -> str:
+    """A value as a spec writes it."""
+    if value is AUTO or value is None:
+        return "auto" if value is AUTO else "none"
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case str():
+            return _string(value)
+        case Quantity():
+            return quantity_text(value)
+        case tuple():
+            return f"[{', '.join(_value(item) for item in value)}]"
+    return _call(value)
+
+
+def _call(value: Any) -> str:
+    name = _CALLS[type(value)]
+    arguments = []
+    for attribute in attrs.fields(type(value)):
+        given = getattr(value, attribute.name)
+        if attribute.name in settings_of(type(value)):
+            arguments.append(f"{attribute.name} = {_value(given)}")
+        else:
+            arguments += [_value(item) for item in given]
+    brackets = bool(arguments) or name in blocks.SOURCES
+    return f"{name}({', '.join(arguments)})" if brackets else name
+
+
+def _string(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return '"' + "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in escaped) + '"'

@@ -1,0 +1,126 @@
+"""Statements into one tree: blocks are merged field by field, later ones win, expressions become values."""
+
+from . import syntax as s
+from .blocks import NAMED
+from .diagnostics import Diagnostics
+from .evaluate import Evaluator, Names
+from .reading import Reading
+from .sections import Entry, Label, Reaction, Section, Tree
+from .source import Span
+from .values import Value, Word
+
+_STATEMENT_WORDS = {
+    s.Include: "include", s.Use: "use", s.Let: "let", s.Param: "param", s.Every: "every", s.On: "on"
+}  # fmt: skip
+
+
+def resolve(reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Tree:
+    """Merge all statements of a reading; what no statement can say is reported."""
+    tree = Tree(Section("spec", broken=reading.broken))
+    resolver = _Resolver(tree, evaluator, diagnostics)
+    for item, names in reading.statements:
+        resolver.take(item, names)
+    return tree
+
+
+class _Resolver:
+    def __init__(self, tree: Tree, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
+        self.tree, self.evaluator, self.diagnostics = tree, evaluator, diagnostics
+        self.top: dict[int, dict[str, Span]] = {}  # for each file: the settings written at its top level
+
+    def take(self, item: s.Item, names: Names) -> None:
+        """Apply a statement of the top level."""
+        match item:
+            case s.Block(kind=kind, labels=labels) if kind.text in NAMED and labels:
+                self._merge(self.tree.named_section(kind.text, _label_text(labels[0])), item, names)
+            case s.Block(kind=kind):
+                self._merge(self.tree.root.block(kind.text), item, names)
+            case s.Assign():
+                written = self.top.setdefault(id(item.span.source), {})
+                self._assign(self.tree.root, item, names, written)
+            case s.Every(period=period, actions=actions):
+                self._react(Reaction(item.span, names, self._actions(actions, names), period=period))
+            case s.On(event=event, actions=actions):
+                self._react(Reaction(item.span, names, self._actions(actions, names), event=event))
+            case s.Use(span=span):
+                self.diagnostics.error("X209", "`use` is not supported yet", span)
+            case s.Broken():
+                self._broken(self.tree.root, item)
+            case _:
+                raise AssertionError(item)  # includes and definitions are gone
+
+    def _react(self, reaction: Reaction) -> None:
+        self.tree.reactions.append(reaction)
+
+    def _actions(self, actions: tuple[s.Block, ...], names: Names) -> list[tuple[s.Name, Section]]:
+        found = []
+        for action in actions:
+            section = Section(action.kind.text)
+            self._merge(section, action, names)
+            found.append((action.kind, section))
+        return found
+
+    def _merge(self, section: Section, block: s.Block, names: Names) -> None:
+        """Put a block over what its section says already."""
+        end = block.labels[-1].span if block.labels else block.kind.span
+        section.heads.append(block.kind.span.to(end))
+        if block.labels:
+            section.labels = [self._label(label, names) for label in block.labels]
+        if block.body is None:
+            return
+        section.broken |= block.body.broken
+        written: dict[str, Span] = {}
+        for item in block.body.items:
+            match item:
+                case s.Assign():
+                    self._assign(section, item, names, written)
+                case s.Block(kind=kind):
+                    if kind.text in written and item.labels:
+                        self._twice(kind.text, kind.span, written[kind.text])
+                    written.setdefault(kind.text, kind.span)
+                    self._merge(section.block(kind.text), item, names)
+                case s.Broken():
+                    self._broken(section, item)
+                case _:
+                    word = _STATEMENT_WORDS[type(item)]
+                    self.diagnostics.error(
+                        "X216", f"`{word}` cannot stand inside a block", item.span,
+                        hint="move it out, to the top level of the file",
+                        notes=[(f"the block `{section.kind}` begins here", block.kind.span)],
+                    )  # fmt: skip
+
+    def _assign(self, section: Section, item: s.Assign, names: Names, written: dict[str, Span]) -> None:
+        name = item.name.text
+        value = self.evaluator.value(item.value, names)
+        if name in written:
+            self._twice(name, item.name.span, written[name])
+            return
+        written[name] = item.name.span
+        section.lost.discard(name)
+        section.entries[name] = Entry(item.name.span, value)
+
+    def _twice(self, name: str, span: Span, first: Span) -> None:
+        self.diagnostics.error(
+            "X206", f"`{name}` is given twice in one block", span, hint="keep one", notes=[("the first is here", first)]
+        )
+
+    def _broken(self, section: Section, item: s.Broken) -> None:
+        if item.name is None:
+            section.broken = True
+        else:
+            section.lost.add(item.name)
+
+    def _label(self, label: s.Label, names: Names) -> Label:
+        match label:
+            case s.Name(span=span, text=text):
+                return Label(Value(Word(text), span), names)
+            case _:
+                return Label(self.evaluator.value(label, names))
+
+
+def _label_text(label: s.Label) -> str:
+    match label:
+        case s.Name(text=text) | s.String(value=text):
+            return text
+        case s.Number(span=span) | s.Constant(span=span):
+            return span.text

@@ -1,0 +1,194 @@
+"""A `Tree` into a typed `Spec`: every name known, every value of the right type, unit and range, or reported."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+
+from . import blocks
+from .convert import Context, convert
+from .diagnostics import Diagnostics
+from .evaluate import Definition, Evaluator
+from .fields import FieldErrors
+from .quantity import Quantity
+from .reactions import structure_reactions
+from .schema.setting import Setting, settings_of
+from .sections import Label, Section, Tree
+from .source import Source, Span
+from .spec import Origin, Spec
+from .values import FAILED, Value, Word
+
+_MISSING = object()
+
+
+class Structurer:
+    """Builds the classes of the schema; `origins` grows as it goes."""
+
+    def __init__(self, evaluator: Evaluator, diagnostics: Diagnostics, constants: Mapping[str, Definition]) -> None:
+        self.evaluator, self.diagnostics, self.constants = evaluator, diagnostics, constants
+        self.origins: dict[str, Origin] = {}
+        self.errors = FieldErrors(diagnostics)
+
+    def spec(self, tree: Tree, path: str, source: Source | None) -> Spec | None:
+        """The whole spec, or None if anything is wrong with it."""
+        self.errors.top_level(tree)
+        built: dict[str, Any] = {}
+        for kind, block in blocks.KINDS.items():
+            if kind in blocks.NAMED:
+                continue
+            section = tree.root.blocks.get(kind)
+            if section is not None:
+                built[kind] = self.block(block, section, kind)
+            elif kind not in blocks.REQUIRED:
+                built[kind] = self._default_block(block, kind)
+        self.errors.missing_blocks([kind for kind in blocks.REQUIRED if kind not in built], tree, source)
+        named = {
+            label: self.block(blocks.KINDS["dataset"], section, f"dataset.{label}")
+            for label, section in tree.named.get("dataset", {}).items()
+        }
+        self._collate(tree, built)
+        ticks, events = structure_reactions(tree.reactions, self)
+        if self.diagnostics.has_errors:
+            return None
+        given = {kind: value for kind, value in built.items() if value is not _MISSING}
+        return Spec(path=path, datasets=named, ticks=ticks, events=events, origins=self.origins, **given)
+
+    def _default_block(self, block: type, kind: str) -> Any:
+        """The block of a kind that is not written: `_MISSING`, so that the default of `Spec` holds."""
+        self.origins[kind] = Origin("default")
+        self._default_origins(block, kind, label=None)
+        return _MISSING
+
+    def _default_origins(self, block: type, path: str, label: Any) -> None:
+        for name, (attribute, meta) in settings_of(block).items():
+            if not meta.only or label is None or label in meta.only:
+                self.origins[f"{path}.{name}"] = Origin("default")
+                if blocks.is_block(attribute.type):
+                    self._default_origins(attribute.type, f"{path}.{name}", None)
+
+    def _collate(self, tree: Tree, built: dict[str, Any]) -> None:
+        entry = tree.root.entries.get("collate")
+        if entry is None:
+            self.origins["collate"] = Origin("default")
+            return
+        self.origins["collate"] = origin(entry.value)
+        attribute = attrs.fields_dict(Spec)["collate"]
+        context = Context("collate", "the spec", Spec, Setting(doc="links from samples to rows"))
+        found = convert(attribute.type, entry.value, context, self)
+        built["collate"] = _MISSING if found is FAILED else found
+
+    # Blocks -----------------------------------------------------------------------------------------------------------
+
+    def block(self, block: type, section: Section, path: str) -> Any:
+        """An object of a block class, or FAILED. What is wrong with any of its fields is reported."""
+        if section.head is not None:
+            self.origins[path] = Origin(_kind_of_head(section.head), section.head)
+        arguments: dict[str, Any] = {}
+        label = self._label(block, section, path, arguments)
+        known = settings_of(block)
+        self.errors.unknown_fields(block, section)
+        missing: list[str] = []
+        for name, (attribute, meta) in known.items():
+            where = f"{path}.{name}"
+            written = name in section.entries or name in section.blocks
+            if meta.only and label is not FAILED and label not in meta.only:
+                if written:
+                    self.errors.of_another_label(block, section, name, meta, label)
+                continue
+            is_block = blocks.is_block(attribute.type)
+            if name in section.blocks and not is_block:
+                self.errors.block_for_value(section.blocks[name], name, meta)
+                arguments[name] = FAILED
+                continue
+            if is_block:
+                arguments[name] = self._nested(attribute, section, name, where)
+            elif name in section.entries:
+                entry = section.entries[name]
+                self.origins[where] = origin(entry.value)
+                context = Context(name, section.kind, block, meta)
+                arguments[name] = convert(attribute.type, entry.value, context, self)
+            elif attribute.default is attrs.NOTHING or (label is not FAILED and label in meta.required_by):
+                if name not in section.lost:
+                    missing.append(name)
+                arguments[name] = FAILED
+            else:
+                self.origins[where] = Origin("default")
+        if missing and not section.broken:
+            self.errors.missing_fields(block, section, missing)
+        if missing or section.broken or any(value is FAILED for value in arguments.values()):
+            return FAILED
+        return block(**{name: value for name, value in arguments.items() if value is not _MISSING})
+
+    def _nested(self, attribute: attrs.Attribute, section: Section, name: str, path: str) -> Any:
+        kind: Any = attribute.type
+        if name in section.entries:
+            self.errors.value_for_block(section.entries[name], name, kind)
+            return FAILED
+        if name not in section.blocks:
+            self.origins[path] = Origin("default")
+            label = blocks.label_of(kind)
+            if label is not None:
+                self.origins[f"{path}.{label.name}"] = Origin("default")
+            self._default_origins(kind, path, None)
+            return _MISSING
+        return self.block(kind, section.blocks[name], path)
+
+    # Labels -----------------------------------------------------------------------------------------------------------
+
+    def _label(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> Any:
+        """The value of the label; also put among the arguments. FAILED if it is missing or wrong."""
+        attribute = blocks.label_of(block)
+        if attribute is None:
+            if section.labels:
+                self.errors.label_on_unlabelled(section)
+            return None
+        if not section.labels:
+            says_nothing = not (section.entries or section.blocks or section.lost or section.broken)
+            if attribute.default is not attrs.NOTHING and not says_nothing:
+                self.origins[f"{path}.{attribute.name}"] = Origin("default")
+                return attribute.default
+            self.errors.missing_label(block, section, attribute)
+            arguments[attribute.name] = FAILED
+            return FAILED
+        if len(section.labels) > 1:
+            self.errors.too_many_labels(block, section)
+            arguments[attribute.name] = FAILED
+            return FAILED
+        value = self._label_value(attribute, section.labels[0])
+        self.origins[f"{path}.{attribute.name}"] = origin(value)
+        context = Context(attribute.name, section.kind, block, Setting(doc="label"), is_label=True)
+        found = convert(attribute.type, value, context, self)
+        if found is not FAILED and isinstance(found, int) and found < 1:
+            self.errors.out_of_range(context, value, "must be at least 1")
+            found = FAILED
+        arguments[attribute.name] = found
+        return found
+
+    def _label_value(self, attribute: attrs.Attribute, label: Label) -> Value:
+        """The label itself; where a number is wanted, the constant that it names."""
+        value = label.value
+        wants_number = attribute.type is int or int in getattr(attribute.type, "__args__", ())
+        if wants_number and isinstance(value.data, Word) and label.names is not None:
+            definition = label.names.find(value.data.text)
+            if definition is not None:
+                found = self.evaluator.definition(definition)
+                return Value(found.data, value.span, found.via)
+        if isinstance(value.data, int | float | Quantity) and not wants_number:
+            return Value(value.span.text, value.span, value.via)
+        return value
+
+
+def origin(value: Value) -> Origin:
+    """Where a value came from, by the nearest name it came through."""
+    if value.span.source.path == "--set":
+        return Origin("set", value.span, value.notes)
+    for step in value.via:
+        if step.kind in ("let", "param", "set"):
+            return Origin(step.kind, value.span, value.notes)  # type: ignore[arg-type]
+    return Origin("text", value.span, value.notes)
+
+
+def _kind_of_head(span: Span) -> Any:
+    return "set" if span.source.path == "--set" else "text"
+
+

@@ -1,0 +1,165 @@
+"""`compile_plan`: a typed spec and a number of ranks into a `Plan`, or all the reasons why there is none."""
+
+from typing import Any, TextIO
+
+from attrs import evolve, frozen
+
+from ..dsl.diagnostics import Diagnostics
+from ..dsl.schema.data import Dataset
+from ..dsl.schema.setting import Auto
+from ..dsl.spec import Spec
+from .architecture import Architecture
+from .arithmetic import Arithmetic, derive_arithmetic
+from .data_rules import check_data, portable
+from .derive import Shape, derive_architecture
+from .estimates import count_parameters, estimate
+from .executable import check_executable, refusal
+from .findings import Findings
+from .graph import build_graph
+from .identity import config_id
+from .layout import Layout, lay_out
+from .learning_rate import check_schedule
+from .plan import Plan
+from .provenance import derived_provenance, merge, settings_provenance
+from .resolved import Resolved, resolve_formats
+from .serialise import plan_id
+from .sharding import cuts_of
+from .text import shows_color
+from .timeline import Schedule, check_ticks, fill_schedule
+from .topology import check_topology
+
+
+@frozen
+class Compiled:
+    """A plan, or None with at least one error among the diagnostics. Warnings can stand beside a plan."""
+
+    plan: Plan | None
+    diagnostics: Diagnostics
+
+    @property
+    def resolved_text(self) -> str:
+        """The spec as resolved, to be kept beside a run."""
+        return self.plan.spec_text if self.plan else ""
+
+    def report_to(self, stream: TextIO) -> bool:
+        """Write what is to be said about the spec; whether there is a plan."""
+        stream.write(self.diagnostics.render(color=shows_color(stream)))
+        return self.plan is not None
+
+    def refuse_unexecutable(self, stream: TextIO) -> bool:
+        """Whether the runtime must refuse the plan; if so, the reason is written."""
+        reason = refusal(self.plan) if self.plan else ""
+        if reason:
+            diagnostics = Diagnostics()
+            hint = "change these axes to run it; `xtrain plan` shows what it would do"
+            diagnostics.error("X701", f"this plan {reason}", None, hint=hint)
+            stream.write(diagnostics.render(color=shows_color(stream)))
+        return bool(reason)
+
+
+def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "") -> Compiled:
+    """Compile `spec` for `world` ranks (None: what the spec itself asks for).
+
+    `spec_text` is the resolved text that is kept with the plan. Every rule is checked before the verdict, so that a
+    spec hears of all its mistakes at once. Nothing is read but tokenizer.json and the names of data files.
+    """
+    found = Findings(spec)
+    shape = derive_architecture(spec, found)
+    training = check_data(spec, found)
+    arch = shape.architecture
+    layout = lay_out(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
+    if layout.doubtful:
+        _check_despite_doubt(spec, arch, layout, found)
+        return Compiled(None, found.diagnostics)
+    batch = derive_arithmetic(spec, layout.mesh, found)
+    check_topology(spec, arch, layout, batch, found)
+    check_schedule(spec, batch.steps, found)
+    schedule = fill_schedule(spec, batch.steps)
+    check_ticks(schedule, batch, found)
+    if found.failed or training is None:
+        return Compiled(None, found.diagnostics)
+    return Compiled(_assemble(spec, shape, layout, batch, training, schedule, spec_text, found), found.diagnostics)
+
+
+def _check_despite_doubt(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """The rules that do not depend on the number of data ranks, for a spec whose mesh is wrong."""
+    batch = derive_arithmetic(spec, layout.mesh, Findings(spec))
+    check_topology(spec, architecture, layout, batch, found)
+    if spec.experiment.budget.unit == "steps":
+        check_schedule(spec, batch.steps, found)
+
+
+def _assemble(
+    spec: Spec,
+    shape: Shape,
+    layout: Layout,
+    batch: Arithmetic,
+    training: Dataset,
+    schedule: Schedule,
+    spec_text: str,
+    found: Findings,
+) -> Plan:
+    arch, mesh = shape.architecture, layout.mesh
+    formats = resolve_formats(spec.precision, spec.parallel)
+    inventory = count_parameters(arch)
+    cuts = cuts_of(spec.parallel, mesh, (arch.dim, arch.expert_ffn) if arch.is_moe else ())
+    stages_per_rank = spec.parallel.pp.stages_per_rank if layout.size("pp") > 1 else 1
+    estimates = estimate(
+        arch, inventory, mesh, cuts, batch, stages_per_rank=stages_per_rank, params_format=formats.params
+    )
+    run = Resolved(
+        spec=spec,
+        architecture=arch,
+        layout=layout,
+        batch=batch,
+        training=training,
+        formats=formats,
+        inventory=inventory,
+        cuts=cuts,
+    )
+    graph = build_graph(run, schedule, estimates.flops_per_step)
+    found.passed("graph", graph.proof)
+    check_executable(run, found)
+    derived = derived_provenance(spec, arch, shape.reasons, layout, batch, formats, schedule)
+    plan = Plan(
+        name=spec.experiment.name,
+        spec=spec.path,
+        spec_text=spec_text,
+        seed=spec.experiment.seed,
+        architecture=arch,
+        mesh=mesh,
+        nodes=graph.nodes,
+        edges=graph.edges,
+        timeline=graph.timeline,
+        parameters=inventory,
+        estimates=estimates,
+        provenance=merge(settings_provenance(spec), derived),
+        checks=tuple(found.checks),
+        workspace=_workspace(spec),
+        launch=_launch(spec, layout),
+        config_id=config_id(spec, arch, batch, formats),
+    )
+    return evolve(plan, id=plan_id(plan))
+
+
+def _workspace(spec: Spec) -> dict[str, Any]:
+    """root: folder of all runs; lineage: folder below it; run: name of the run's folder, None to make one."""
+    workspace = spec.workspace
+    return {
+        "root": portable(workspace.root),
+        "lineage": workspace.lineage or spec.experiment.name,
+        "run": workspace.run,
+    }
+
+
+def _launch(spec: Spec, layout: Layout) -> dict[str, Any]:
+    """nodes · ranks_per_node = world_size; threads None: shared evenly; stop_deadline_seconds after a signal."""
+    launch = spec.launch
+    return {
+        "world_size": layout.mesh.world_size,
+        "nodes": layout.nodes,
+        "ranks_per_node": layout.mesh.ranks_per_node,
+        "device": launch.device,
+        "threads": None if isinstance(launch.threads, Auto) else launch.threads,
+        "stop_deadline_seconds": launch.stop_deadline.value,
+    }

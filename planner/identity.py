@@ -1,0 +1,87 @@
+"""`id` says which plan this is, `config_id` which experiment. Both hash resolved values, never text.
+
+Comments, formatting, the names of `let` constants, defaults written out and the folder a command is called from
+therefore change neither.
+"""
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+import attrs
+
+from ..dsl.quantity import Quantity
+from ..dsl.schema.data import JsonLines, Text
+from ..dsl.schema.setting import Role, settings_of
+from ..dsl.spec import Spec
+from .architecture import Architecture
+from .arithmetic import Arithmetic
+from .data_rules import portable
+from .resolved import Formats
+
+DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
+
+
+def fingerprint(content: Any) -> str:
+    """16 hex digits of BLAKE2b over canonical JSON: sorted keys, no blanks, 2.0 as 2."""
+    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    return value
+
+
+def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats: Formats) -> str:
+    """The experiment: what is learned from what and how, without how long, where, over which ranks and how fast.
+
+    A setting belongs to it if its role is EXPERIMENT; what the planner resolved stands in for `auto`, and rows of a
+    step for micro and accumulate, so that another mesh with the same rows is the same experiment.
+    """
+    content = {
+        "name": spec.experiment.name,
+        "experiment": experiment_settings(spec.experiment),
+        "model": attrs.asdict(architecture),
+        "tokenizer": spec.tokenizer.source if spec.tokenizer.source == "bytes" else portable(spec.tokenizer.source),
+        "datasets": {name: experiment_settings(dataset) for name, dataset in spec.datasets.items()},
+        "collate": [[type(link).__name__, experiment_settings(link)] for link in spec.collate],
+        "batch": {**experiment_settings(spec.batch), "rows": batch.rows},
+        "loss": {"kind": spec.loss.kind, **experiment_settings(spec.loss)},
+        "optimizer": {"kind": spec.optimizer.kind, **experiment_settings(spec.optimizer)},
+        "scheduler": {"kind": spec.scheduler.kind, **experiment_settings(spec.scheduler, spec.scheduler.kind)},
+        "precision": {
+            **experiment_settings(spec.precision),
+            "params": formats.params,
+            "compute": formats.compute,
+        },
+    }
+    return fingerprint(content)
+
+
+def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:
+    """The settings of a block that belong to the experiment, as JSON; those only other labels have are left out."""
+    return {
+        name: _json(getattr(block, name))
+        for name, (_, setting) in settings_of(type(block)).items()
+        if setting.role is Role.EXPERIMENT and (not setting.only or not label or label in setting.only)
+    }
+
+
+def _json(value: Any) -> Any:
+    match value:
+        case Quantity():
+            return [value.value, value.unit]
+        case Text() | JsonLines():
+            return [type(value).__name__, [portable(pattern) for pattern in value.patterns]]
+        case tuple():
+            return [_json(item) for item in value]
+        case None | bool() | int() | float() | str():
+            return value
+    return repr(value)

@@ -1,0 +1,149 @@
+"""Where every value of a plan came from: text, `let`, `param`, `--set`, a default, or a derivation and its reason."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import evolve
+
+from ..dsl.quantity import Quantity
+from ..dsl.schema.actions import Action, EvalAction
+from ..dsl.schema.setting import Auto, settings_of
+from ..dsl.spec import Spec
+from .architecture import Architecture
+from .arithmetic import Arithmetic
+from .layout import Layout
+from .plan import Provenance
+from .resolved import Formats
+from .timeline import Schedule
+
+AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
+
+
+def settings_provenance(spec: Spec) -> list[Provenance]:
+    """One entry for every setting this spec has, by dotted path, in the order of the schema."""
+    return [_entry(spec, path, value) for path, value in setting_values(spec)]
+
+
+def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of every setting; those that the chosen family or kind does not have are left out."""
+    yield "experiment.name", spec.experiment.name
+    yield from _block("experiment", spec.experiment)
+    yield "model.family", spec.model.family
+    yield from _block("model", spec.model, spec.model.family)
+    yield "tokenizer", spec.tokenizer.source
+    for dataset in spec.datasets.values():
+        yield from _block(f"dataset.{dataset.name}", dataset)
+    yield from _block("batch", spec.batch)
+    yield "collate", spec.collate
+    for name, block in (("loss", spec.loss), ("optimizer", spec.optimizer), ("scheduler", spec.scheduler)):
+        yield f"{name}.kind", block.kind
+        yield from _block(name, block, block.kind)
+    yield from _block("precision", spec.precision)
+    for axis in AXIS_BLOCKS:
+        block = getattr(spec.parallel, axis)
+        yield f"parallel.{axis}.size", block.size
+        yield from _block(f"parallel.{axis}", block)
+    for number, tick in enumerate(spec.ticks):
+        yield f"every.{number}.every", tick.every
+        yield from _actions(f"every.{number}", tick.actions)
+    for number, event in enumerate(spec.events):
+        yield f"on.{number}.event", event.event
+        yield from _actions(f"on.{number}", event.actions)
+    yield from _block("checkpoint", spec.checkpoint)
+    yield from _block("workspace", spec.workspace)
+    yield from _block("launch", spec.launch)
+
+
+def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]]:
+    for number, action in enumerate(actions):
+        if isinstance(action, EvalAction):
+            yield f"{path}.actions.{number}.dataset", action.dataset
+        yield from _block(f"{path}.actions.{number}", action)
+
+
+def _block(path: str, block: Any, label: str = "") -> Iterator[tuple[str, Any]]:
+    for name, (_, setting) in settings_of(type(block)).items():
+        if setting.only and label not in setting.only:
+            continue
+        value = getattr(block, name)
+        if hasattr(type(value), "__attrs_attrs__") and settings_of(type(value)):
+            yield from _block(f"{path}.{name}", value)
+        else:
+            yield f"{path}.{name}", value
+
+
+def _entry(spec: Spec, path: str, value: Any) -> Provenance:
+    origin = spec.origins.get(path)
+    if origin is None:
+        return Provenance(path=path, value=spell(value), origin="default")
+    place = str(origin.span) if origin.span else ""
+    return Provenance(path=path, value=spell(value), origin=origin.kind, place=place)
+
+
+def spell(value: Any) -> str:
+    """A value as a spec would write it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case None:
+            return "none"
+        case float():
+            return f"{value:g}"
+        case Auto() | int() | str() | Quantity():
+            return str(value)
+        case tuple():
+            links = all(hasattr(item, "__attrs_attrs__") for item in value)
+            return (" -> " if links else ", ").join(spell(item) for item in value).join(("", "") if links else "[]")
+    name = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(value).__name__).strip("_")
+    patterns = getattr(value, "patterns", ())
+    name = {"json_lines": "jsonl"}.get(name, name)
+    return f"{name}({', '.join(spell(pattern) for pattern in patterns)})" if patterns else name
+
+
+def derived_provenance(
+    spec: Spec,
+    architecture: Architecture,
+    shape_reasons: dict[str, str],
+    layout: Layout,
+    batch: Arithmetic,
+    formats: Formats,
+    schedule: Schedule,
+) -> list[Provenance]:
+    """What the planner worked out: entries that stand in for `auto`, and numbers no setting has."""
+    values: dict[str, Any] = {
+        "parallel.fsdp.size": layout.size("fsdp"),
+        "parallel.cp.ring": layout.size("ring"),
+        "parallel.cp.ulysses": layout.size("ulysses"),
+        "launch.nodes": layout.nodes,
+        "launch.ranks_per_node": layout.mesh.ranks_per_node,
+        "world_size": layout.mesh.world_size,
+        "batch.accumulate": batch.accumulate,
+        "batch.rows": batch.rows,
+        "steps": batch.steps,
+        "tokens_per_step": f"{batch.tokens_per_step:,}",
+        "precision.compute": formats.compute,
+        "parallel.fsdp.reduce": formats.reduce,
+    }
+    reasons = {**shape_reasons, **layout.reasons, **batch.reasons}
+    reasons["tokens_per_step"] = f"rows {batch.rows:,} · sequence {batch.sequence:,}"
+    if spec.precision.compute == "auto":
+        reasons["precision.compute"] = "the format of the parameters"
+    if spec.parallel.fsdp.reduce == "auto":
+        reasons["parallel.fsdp.reduce"] = "the format of the parameters"
+    found = []
+    for path, how in reasons.items():
+        value = getattr(architecture, path[6:]) if path.startswith("model.") else values[path]
+        found.append(Provenance(path=path, value=spell(value), origin="derived", how=how))
+    for path, (value, how) in schedule.reasons.items():
+        found.append(Provenance(path=path, value=value, origin="default", how=how))
+    return found
+
+
+def merge(stated: list[Provenance], derived: list[Provenance]) -> tuple[Provenance, ...]:
+    """A derived value takes the place of the `auto` it resolves, and keeps the place where that was written."""
+    replacements = {entry.path: entry for entry in derived}
+    merged = []
+    for entry in stated:
+        replacement = replacements.pop(entry.path, None)
+        merged.append(entry if replacement is None else evolve(replacement, place=entry.place))
+    return (*merged, *replacements.values())

@@ -1,0 +1,184 @@
+"""`Plan` ↔ JSON. The text holds the plan once, and beside it views that other programs ask for, rank by rank.
+
+Only what the plan is gets read back; views are made of it again.
+"""
+
+import json
+from functools import cache
+from typing import Any
+
+from cattrs import Converter
+from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
+
+from .architecture import Architecture
+from .identity import fingerprint
+from .mesh import AXES, EXPERT_AXES, build_mesh
+from .plan import FORMAT, Check, Edge, Estimates, Mesh, Node, Parameters, Plan, Provenance, Timeline
+
+# Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
+OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks")
+
+
+# What follows from the content and is written for others to read.
+VIEWS = ("world_size", "steps", "tokens_per_step", "memory", "ranks")
+
+
+class PlanError(Exception):
+    """A text that is not a plan of this version, or one that was changed by hand. `code` is that of a diagnostic."""
+
+    def __init__(self, code: str, message: str, hint: str) -> None:
+        super().__init__(f"{message}; {hint}")
+        self.code = code
+        self.message = message
+        self.hint = hint
+
+
+@cache
+def _converter() -> Converter:
+    return Converter(forbid_extra_keys=True, detailed_validation=False)
+
+
+def plan_id(plan: Plan) -> str:
+    """The hash of everything a plan does: its content but OUTSIDE_ID."""
+    return fingerprint({key: value for key, value in _content(plan).items() if key not in OUTSIDE_ID})
+
+
+def _content(plan: Plan) -> dict[str, Any]:
+    """The plan, each part once, in the order in which it is written."""
+    plain = _converter().unstructure
+    return {
+        "format": FORMAT,
+        "id": plan.id,
+        "config_id": plan.config_id,
+        "name": plan.name,
+        "spec": plan.spec,
+        "seed": plan.seed,
+        "mesh": _mesh_json(plan.mesh),
+        "architecture": plain(plan.architecture),
+        "parameters": plain(plan.parameters),
+        "estimates": plain(plan.estimates),
+        "timeline": plain(plan.timeline),
+        "graph": {"nodes": plain(plan.nodes), "edges": plain(plan.edges)},
+        "workspace": plan.workspace,
+        "launch": plan.launch,
+        "checks": plain(plan.checks),
+        "provenance": plain(plan.provenance),
+        "spec_text": plan.spec_text,
+    }
+
+
+def _mesh_json(mesh: Mesh) -> dict[str, Any]:
+    """Sizes by name, outer to inner; strides and crossings follow from them and the ranks of a node."""
+    return {
+        "world_size": mesh.world_size,
+        "ranks_per_node": mesh.ranks_per_node,
+        "axes": {axis.name: axis.size for axis in mesh.axes},
+        "expert_axes": {axis.name: axis.size for axis in mesh.expert_axes},
+        "strides": {axis.name: axis.stride for axis in (*mesh.axes, *mesh.expert_axes)},
+        "crosses_nodes": [axis.name for axis in (*mesh.axes, *mesh.expert_axes) if axis.crosses_nodes],
+    }
+
+
+def to_json(plan: Plan) -> dict[str, Any]:
+    """The plan as a JSON object: its content, and views of it by rank."""
+    content = _content(plan)
+    mesh = plan.mesh
+    totals = [memory.total_bytes for memory in plan.estimates.memory]
+    # Spelled out instead of Mesh.coordinates: 16,384 ranks should not take longer than all the rest.
+    strides = [(axis.name, axis.stride, axis.size) for axis in mesh.axes]
+    stages = [rank // mesh.axes[0].stride for rank in range(mesh.world_size)]
+    ranks = [
+        {
+            "rank": rank,
+            "node": rank // mesh.ranks_per_node,
+            "coordinates": {name: rank // stride % size for name, stride, size in strides},
+        }
+        for rank in range(mesh.world_size)
+    ]
+    return {
+        **{key: content.pop(key) for key in ("format", "id", "config_id", "name", "spec", "seed")},
+        "world_size": mesh.world_size,
+        "steps": plan.timeline.steps,
+        "tokens_per_step": plan.estimates.tokens_per_step,
+        **content,
+        "memory": {"per_rank": [{"rank": rank, "pp": pp, "total_bytes": totals[pp]} for rank, pp in enumerate(stages)]},
+        "ranks": ranks,
+    }
+
+
+def dumps(plan: Plan) -> str:
+    """The text of `to_json`: a line for every entry of a list, so that two plans can be compared line by line."""
+    parts = [f'"{key}": {_lines(value, 1, key in _NUMBERS_ONLY)}' for key, value in to_json(plan).items()]
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+# Views whose entries hold no text: their lines can be cut where one ends and the next begins.
+_NUMBERS_ONLY = ("memory", "ranks")
+
+
+def _lines(value: Any, depth: int, numbers: bool = False) -> str:
+    margin = "\n" + "  " * depth
+    end = margin[:-2]
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        if numbers:
+            body = json.dumps(value)[1:-1].replace("}, {", "}," + margin + "{")
+        else:
+            body = ("," + margin).join(json.dumps(item, ensure_ascii=False) for item in value)
+        return f"[{margin}{body}{end}]"
+    if isinstance(value, dict) and any(isinstance(item, list | dict) for item in value.values()):
+        body = ("," + margin).join(f'"{key}": {_lines(item, depth + 1, numbers)}' for key, item in value.items())
+        return f"{{{margin}{body}{end}}}"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def from_json(content: Any) -> Plan:
+    """The plan in a JSON object.
+
+    Raises PlanError for another format, for something that is no plan, and if the id does not fit the content.
+    """
+    if not isinstance(content, dict) or "format" not in content:
+        raise PlanError("X704", "this is not a plan", "write one with `xtrain plan SPEC --out plan.json`")
+    if content["format"] != FORMAT:
+        message = f"the plan has format {content['format']}, this version reads {FORMAT}"
+        raise PlanError("X704", message, "plan the spec again")
+    try:
+        plan = _read(content)
+    except (*_UNREADABLE, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise PlanError("X704", f"the plan cannot be read: {error!r}", "plan the spec again") from error
+    hint = "change the spec and plan it again"
+    if plan_id(plan) != plan.id:
+        raise PlanError("X704", f"the content of the plan no longer has its id {plan.id}", hint)
+    views = to_json(plan)
+    if drifted := [key for key in VIEWS if content.get(key) != views[key]]:
+        raise PlanError("X704", f"{', '.join(drifted)} of the plan no longer follow from its content", hint)
+    return plan
+
+
+_UNREADABLE = (BaseValidationError, ForbiddenExtraKeysError)
+
+
+def _read(content: dict[str, Any]) -> Plan:
+    convert = _converter().structure
+    mesh = content["mesh"]
+    group_sizes = {axis: int(mesh["axes"][axis]) for axis in AXES}
+    return Plan(
+        name=content["name"],
+        spec=content["spec"],
+        spec_text=content["spec_text"],
+        seed=content["seed"],
+        architecture=convert(content["architecture"], Architecture),
+        mesh=build_mesh(
+            group_sizes, ep=int(mesh["expert_axes"][EXPERT_AXES[-1]]), ranks_per_node=int(mesh["ranks_per_node"])
+        ),
+        nodes=convert(content["graph"]["nodes"], tuple[Node, ...]),
+        edges=convert(content["graph"]["edges"], tuple[Edge, ...]),
+        timeline=convert(content["timeline"], Timeline),
+        parameters=convert(content["parameters"], Parameters),
+        estimates=convert(content["estimates"], Estimates),
+        provenance=convert(content["provenance"], tuple[Provenance, ...]),
+        checks=convert(content["checks"], tuple[Check, ...]),
+        workspace=content["workspace"],
+        launch=content["launch"],
+        config_id=content["config_id"],
+        id=content["id"],
+    )

@@ -1,0 +1,160 @@
+"""Parameters, FLOPs and bytes against published models and numbers worked out by hand."""
+
+import pytest
+
+from xtrain.dsl.schema.parallel import Cp, Parallel
+from xtrain.planner.architecture import Architecture, ParameterSpec
+from xtrain.planner.estimates import count_parameters, flops_per_token, matmul_parameters
+from xtrain.planner.mesh import build_mesh
+from xtrain.planner.sharding import Cuts, cuts_of
+from xtrain.planner.stages import stage_layers, stages_of_rank
+
+COMMON = {"rope_theta": 1e4, "norm_eps": 1e-6, "init_std": 0.02}
+LLAMA_8B = Architecture(
+    family="llama",
+    dim=4096,
+    layers=32,
+    heads=32,
+    kv_heads=8,
+    head_dim=128,
+    ffn=14336,
+    vocab=128256,
+    tie_embeddings=False,
+    qk_norm=False,
+    **COMMON,
+)
+QWEN3_06B = Architecture(
+    family="qwen3",
+    dim=1024,
+    layers=28,
+    heads=16,
+    kv_heads=8,
+    head_dim=128,
+    ffn=3072,
+    vocab=151936,
+    tie_embeddings=True,
+    qk_norm=True,
+    **COMMON,
+)
+QWEN3_30B = Architecture(
+    family="qwen3_moe",
+    dim=2048,
+    layers=48,
+    heads=32,
+    kv_heads=4,
+    head_dim=128,
+    ffn=6144,
+    vocab=151936,
+    tie_embeddings=False,
+    qk_norm=True,
+    experts=128,
+    experts_per_token=8,
+    expert_ffn=768,
+    **COMMON,
+)
+
+
+def test_llama_3_8b_has_the_published_size():
+    count = count_parameters(LLAMA_8B)
+    assert count.total == count.active == 8_030_261_248
+
+
+def test_flops_vector_of_llama_3_8b():
+    """6 · 7,504,658,432 + 12 · 32 · 32 · 128 · 4096: embedding and norms left out, the head counted."""
+    assert matmul_parameters(LLAMA_8B) == 7_504_658_432
+    assert flops_per_token(LLAMA_8B, 4096) == 45_027_950_592 + 6_442_450_944
+    assert round(flops_per_token(LLAMA_8B, 4096) / 1e9, 2) == 51.47
+
+
+def test_tied_qwen3_by_hand():
+    """Qwen3-0.6B. A block: q 1024·2048, k and v 1024·1024 each, o 2048·1024, three ffn matrices 1024·3072,
+    two norms of 1024, two of 128 on the heads. 28 blocks, the last norm, one table for embedding and head."""
+    block = 1024 * 2048 + 2 * 1024 * 1024 + 2048 * 1024 + 3 * 1024 * 3072 + 2 * 1024 + 2 * 128
+    assert block == 15_730_944
+    total = 28 * block + 1024 + 151936 * 1024
+    assert total == 596_049_920  # what the published checkpoint holds
+    assert count_parameters(QWEN3_06B).total == total
+    assert not any(tensor.name == "lm_head.weight" for tensor in count_parameters(QWEN3_06B).tensors)
+    # The head is a matrix product although its table is the embedding.
+    assert matmul_parameters(QWEN3_06B) == total - 1024 - 28 * (2 * 1024 + 2 * 128)
+
+
+def test_experts_count_by_those_a_token_uses():
+    count = count_parameters(QWEN3_30B)
+    experts = 48 * 128 * 3 * 2048 * 768
+    assert count.total == 30_532_122_624
+    assert count.active == count.total - experts * 120 // 128
+    dense = 48 * (2048 * 4096 * 2 + 2 * 2048 * 512 + 128 * 2048) + 151936 * 2048
+    assert matmul_parameters(QWEN3_30B) == dense + experts * 8 // 128
+
+
+def test_memory_of_one_rank_is_sixteen_bytes_a_parameter(plan):
+    made = plan()
+    (memory,) = made.estimates.memory
+    assert memory.total_bytes == 16 * made.parameters.total
+    assert made.estimates.checkpoint_bytes == 12 * made.parameters.total
+    half = plan(precision="precision { params = bf16 }").estimates
+    assert half.memory[0].total_bytes == 8 * made.parameters.total
+
+
+def test_memory_is_shared_over_fsdp(plan):
+    """Every first dimension of this model divides by 2 (258 rows of the embedding are 129), so sharding is exact."""
+    one, two = plan(), plan(parallel="parallel { fsdp 2 }")
+    assert two.estimates.memory[0].total_bytes * 2 == one.estimates.memory[0].total_bytes
+    copies = plan(parallel="parallel { fsdp 2 { replicate = 3 } }")
+    assert copies.estimates.memory == two.estimates.memory
+
+
+def test_uneven_shards_count_as_the_largest():
+    cuts = Cuts(tp=1, fsdp=4, ep=1, ep_fsdp=1, expert_dimension=1)
+    assert cuts.largest(ParameterSpec(name="embed_tokens.weight", shape=(10, 3), decays=False)) == 3 * 3
+    assert cuts.largest(ParameterSpec(name="norm.weight", shape=(2,), decays=False)) == 1
+    both = Cuts(tp=2, fsdp=4, ep=1, ep_fsdp=1, expert_dimension=1)
+    # Output features over tp then fsdp; input features of the row-wise matrix over tp, its rows over fsdp.
+    assert both.largest(ParameterSpec(name="layers.0.mlp.up_proj.weight", shape=(18, 5), decays=True)) == 3 * 5
+    assert both.largest(ParameterSpec(name="layers.0.mlp.down_proj.weight", shape=(5, 18), decays=True)) == 2 * 9
+    assert both.largest(ParameterSpec(name="layers.0.input_layernorm.weight", shape=(5,), decays=True)) == 2
+
+
+def test_experts_are_cut_over_the_expert_view():
+    expert = ParameterSpec(name="layers.0.mlp.experts.up_proj", shape=(8, 6, 10), decays=True, expert=True)
+    sizes = {"pp": 1, "replicate": 1, "fsdp": 4, "ring": 1, "ulysses": 1, "tp": 1}
+    mesh = build_mesh(sizes, ep=2, ranks_per_node=4)
+    even = cuts_of(Parallel(), mesh, (6, 10))
+    assert (even.expert_dimension, even.largest(expert)) == (1, 4 * 3 * 10)
+    odd = cuts_of(Parallel(), mesh, (7, 10))
+    assert odd.expert_dimension == 0
+    assert odd.largest(expert) == 2 * 6 * 10
+
+
+@pytest.mark.parametrize(("fold", "ways"), [("all", 12), ("ring_only", 6), ("ulysses_only", 4), ("none", 2)])
+def test_folded_context_ranks_shard_parameters(fold, ways):
+    sizes = {"pp": 1, "replicate": 1, "fsdp": 2, "ring": 3, "ulysses": 2, "tp": 1}
+    mesh = build_mesh(sizes, ep=1, ranks_per_node=12)
+    assert cuts_of(Parallel(cp=Cp(size=6, fold=fold)), mesh, ()).fsdp == ways
+
+
+def test_memory_by_pipeline_rank(plan):
+    """Four equal blocks on two ranks; the first holds the embedding as well, the last one norm and head."""
+    made = plan(parallel="parallel { pp 2 }")
+    sizes = {tensor.name: tensor.size for tensor in made.parameters.tensors}
+    block = sum(size for name, size in sizes.items() if name.startswith("layers.0."))
+    first, last = made.estimates.memory
+    assert first.parameters == 4 * (2 * block + sizes["embed_tokens.weight"])
+    assert last.parameters == 4 * (2 * block + sizes["norm.weight"] + sizes["lm_head.weight"])
+    tied = plan(
+        parallel="parallel { pp 2 }",
+        model="model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, tie_embeddings = true }",
+    )
+    # A tied table lies on both ends of the pipeline.
+    assert [m.parameters for m in tied.estimates.memory] == [first.parameters, last.parameters]
+
+
+def test_layers_are_spread_from_the_middle():
+    assert stage_layers(8, 4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    spans = stage_layers(126, 16)  # as Llama 3 405B was trained
+    assert [last - first + 1 for first, last in spans] == [7, *[8] * 14, 7]
+    assert spans[0][0] == 0 and spans[-1][1] == 125
+    assert stage_layers(5, 1) == [[0, 4]]
+    assert stage_layers(3, 2) == [[0, 1], [2, 2]]
+    assert stages_of_rank(1, 4, 3) == [1, 5, 9]

@@ -1,0 +1,193 @@
+"""No setting is without effect: each one, changed, gives another plan, and another experiment if it is about learning.
+
+The test walks the schema, so that a new setting which the planner ignores fails here.
+"""
+
+from collections.abc import Iterator
+from types import NoneType
+from typing import Any, get_args
+
+import attrs
+import pytest
+
+from xtrain.dsl.blocks import choices_of
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.data import Dataset, Text
+from xtrain.dsl.schema.setting import AUTO, Auto, Role
+from xtrain.dsl.spec import Spec
+from xtrain.planner.compile import compile_plan
+
+# Everything is on, so that every setting has something to act upon.
+ALL_ON = {
+    "model": "model qwen3_moe { dim = 64, layers = 8, heads = 8, kv_heads = 4, vocab = 300, experts = 8 }",
+    "dataset": 'dataset code { source = jsonl("a/*.jsonl"), holdout = 1% }\n'
+    'dataset other { source = text("b/*.txt"), holdout = 100% }',
+    "every": "every 20 steps eval code { batches = 2 } then log\nevery 50 steps eval other then checkpoint\n"
+    'on finish generate { prompts = ["def "] }\non sigterm checkpoint then stop',
+    "scheduler": "scheduler wsd { warmup = 5 steps }",
+}
+AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
+STATED = ALL_ON | {"parallel": f"parallel {{ {AXES}, fsdp 2 }}", "batch": "batch { sequence = 256, accumulate = 4 }"}
+# The same ranks and rows, asked for from the other end.
+FREE = ALL_ON | {
+    "parallel": f"parallel {{ {AXES}, fsdp auto }}",
+    "launch": "launch { ranks_per_node = 16 }",
+    "batch": "batch { sequence = 256, rows = 8 }",
+}
+
+EXEMPT = {
+    "path": "where the spec lies is not part of the experiment",
+    "origins": "nor is how it is written",
+    "datasets.code.name": "the name is the key of the dataset",
+    "datasets.other.name": "the name is the key of the dataset",
+    "datasets.other.holdout": "two datasets need a mixture, so this one stays an evaluation",
+}
+
+
+def places(value: Any, path: str = "") -> Iterator[tuple[str, attrs.Attribute]]:
+    """(path, attribute) of every value in a tree of schema classes, tuples and dicts."""
+    for attribute in attrs.fields(type(value)):
+        name = f"{path}.{attribute.name}".strip(".")
+        if name not in EXEMPT:
+            yield from _inside(getattr(value, attribute.name), name, attribute)
+
+
+def _inside(value: Any, path: str, attribute: attrs.Attribute) -> Iterator[tuple[str, attrs.Attribute]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from places(item, f"{path}.{key}")
+    elif isinstance(value, tuple) and value and attrs.has(type(value[0])):
+        for number, item in enumerate(value):
+            yield from places(item, f"{path}.{number}")
+    elif attrs.has(type(value)) and not isinstance(value, Quantity | Auto) and attribute.name != "source":
+        yield from places(value, path)
+    else:
+        yield path, attribute
+
+
+def at(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = value[name] if isinstance(value, dict) else value[int(name)] if name.isdigit() else getattr(value, name)
+    return value
+
+
+def replaced(value: Any, path: str, new: Any) -> Any:
+    name, _, rest = path.partition(".")
+    if isinstance(value, dict):
+        return {**value, name: replaced(value[name], rest, new)}
+    if isinstance(value, tuple):
+        changed = list(value)
+        changed[int(name)] = replaced(value[int(name)], rest, new)
+        return tuple(changed)
+    return attrs.evolve(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
+
+
+def alternatives(value: Any, annotation: Any) -> list[Any]:
+    """Other values of the same type, likely ones first; not all of them make sense."""
+    if choices := choices_of(annotation):
+        return [choice for choice in choices if choice != value]
+    if isinstance(value, Quantity):
+        return [
+            Quantity(n, value.unit) for n in (value.value * 2, value.value + 5, value.value / 2) if n != value.value
+        ]
+    kinds = get_args(annotation) or (annotation,)
+    if isinstance(value, bool) or bool in kinds:
+        return [not value] if isinstance(value, bool) else [True, False]
+    if isinstance(value, tuple):
+        return [tuple(v / 2 for v in value)] if isinstance(value[0], float) else [(*value, "more")]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return [value * 2, value + 1, value / 2] if isinstance(value, float) else [value * 2, value + 1, value * 3]
+    if isinstance(value, str):
+        return [f"{value}2", "other", "code"]
+    if isinstance(value, Auto) or value is None:
+        found: list[Any] = [2, 4, 6, 16, 1, 128] if int in kinds else [0.5] if float in kinds else ["else"]
+        return [*found, *([None] if NoneType in kinds and value is not None else [])]
+    return [Text(("c/*.txt",))]
+
+
+def compiled_variants(spec: Spec, path: str, attribute: attrs.Attribute) -> Iterator[Any]:
+    for new in alternatives(at(spec, path), attribute.type):
+        variant = replaced(spec, path, new)
+        if variant != spec:
+            plan = compile_plan(variant).plan
+            if plan is not None:
+                yield plan
+
+
+def role_of(attribute: attrs.Attribute) -> Role | None:
+    setting = attribute.metadata.get("setting")
+    return setting.role if setting else None
+
+
+def test_every_setting_changes_the_plan(load):
+    silent = []
+    bases = [load(**STATED), load(**FREE)]
+    for path, attribute in places(bases[0]):
+        if not alternatives(at(bases[0], path), attribute.type):
+            continue  # a word without another choice
+        for spec in bases:
+            base = compile_plan(spec).plan
+            assert base is not None
+            if any(plan.id != base.id for plan in compiled_variants(spec, path, attribute)):
+                break
+        else:
+            silent.append(path)
+    assert silent == []
+
+
+def test_settings_belong_to_the_experiment_by_their_role(load):
+    spec = load(**FREE)
+    base = compile_plan(spec).plan
+    assert base is not None
+    wrong = []
+    for path, attribute in places(spec):
+        if (role := role_of(attribute)) is None or attribute.name == "accumulate":
+            continue
+        plans = list(compiled_variants(spec, path, attribute))
+        changed = [plan.config_id != base.config_id for plan in plans]
+        if role is Role.EXPERIMENT and plans and not any(changed):
+            wrong.append(f"{path} has no effect on the experiment")
+        if role is not Role.EXPERIMENT and any(changed):
+            wrong.append(f"{path} must not change the experiment")
+    assert wrong == []
+
+
+def test_the_walk_sees_the_whole_schema(load):
+    """Guards the tests above: were the walk to skip a block, they would pass."""
+    seen = {path for path, _ in places(load(**STATED))}
+    assert len(seen) > 90
+    for path in (
+        "launch.stop_deadline",
+        "parallel.cp.fold",
+        "model.router.z_loss",
+        "datasets.code.source",
+        "ticks.0.actions.0.batches",
+        "events.0.actions.0.top_p",
+        "tokenizer.source",
+    ):
+        assert path in seen
+    assert {f"datasets.code.{a.name}" for a in attrs.fields(Dataset)} <= seen | EXEMPT.keys()
+
+
+def test_a_setting_without_effect_would_be_found(load, monkeypatch):
+    """Break the planner on purpose: the walk must notice."""
+    from xtrain.planner import graph
+
+    original = graph.Builder.add
+
+    def forgetful(self, kind, op, does, **rest):
+        if op == "setup.bootstrap":
+            rest["args"] = {key: value for key, value in rest["args"].items() if key != "matmul"}
+        return original(self, kind, op, does, **rest)
+
+    monkeypatch.setattr(graph.Builder, "add", forgetful)
+    spec = load(**STATED)
+    base = compile_plan(spec).plan
+    attribute = attrs.fields(type(spec.precision)).matmul
+    assert base is not None
+    assert all(plan.id == base.id for plan in compiled_variants(spec, "precision.matmul", attribute))
+
+
+@pytest.mark.parametrize("value", [AUTO, None])
+def test_alternatives_exist_for_values_that_are_not_set(value):
+    assert alternatives(value, int | Auto | None)

@@ -1,0 +1,138 @@
+"""What changes the id of a plan, what changes the experiment, and what changes neither."""
+
+from pathlib import Path
+
+import pytest
+
+from xtrain.dsl.load import load_spec
+from xtrain.planner.compile import compile_plan
+from xtrain.planner.load import plan_from_spec
+
+BASE = {"batch": "batch { sequence = 256, rows = 8 }", "parallel": "parallel { fsdp auto }"}
+
+
+@pytest.fixture
+def base(plan):
+    return plan(**BASE)
+
+
+def same_experiment(base, other):
+    return other.id != base.id and other.config_id == base.config_id
+
+
+def test_ids_are_short_hex(base):
+    assert len(base.id) == len(base.config_id) == 16
+    assert set(base.id + base.config_id) <= set("0123456789abcdef")
+
+
+def test_the_same_spec_gives_the_same_plan(plan, base):
+    assert plan(**BASE) == base
+
+
+def test_comments_layout_and_constants_change_nothing(plan, base):
+    other = plan(
+        **BASE,
+        comment="# a comment\n\n\n",
+        model="let width = 2 * 32\nmodel llama {\n  layers = 4\n  dim = width, heads = 8 # eight\n  kv_heads = 4\n}",
+    )
+    assert (other.id, other.config_id) == (base.id, base.config_id)
+
+
+def test_defaults_written_out_change_nothing(plan, base):
+    other = plan(
+        **BASE,
+        model="model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, ffn = 192, vocab = 258 }",
+        scheduler="scheduler constant { warmup = 0 steps }",
+        precision="precision { params = fp32, compute = fp32 }",
+        every="every 1 step log\nevery 5 steps checkpoint",
+    )
+    assert (other.id, other.config_id) == (base.id, base.config_id)
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        {"experiment": "experiment tiny { seed = 1, budget = 500 steps }"},
+        {"experiment": "experiment tiny { seed = 1, budget = 1M tokens }"},
+        {"every": "every 7 steps eval code then log"},
+        {"workspace": 'workspace { root = "elsewhere", lineage = "family" }'},
+        {"checkpoint": "checkpoint { keep = 1, resume = false }"},
+        {"parallel": "parallel { fsdp 4 }"},
+        {"parallel": "parallel { tp 2, fsdp 2 { replicate = 2 } }"},
+        {"batch": "batch { sequence = 256, micro = 2, accumulate = 4 }"},
+        {"launch": "launch { device = cpu, threads = 2 }"},
+        {"loss": "loss cross_entropy { chunk = 1 MiB }"},
+    ],
+    ids=lambda blocks: next(iter(blocks)),
+)
+def test_the_same_experiment_in_another_way(plan, base, blocks):
+    assert same_experiment(base, plan(**(BASE | blocks)))
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        {"experiment": "experiment tiny { seed = 2, budget = 100 steps }"},
+        {"experiment": "experiment other { seed = 1, budget = 100 steps }"},
+        {"optimizer": "optimizer adamw { lr = 2e-3 }"},
+        {"model": "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 8 }"},
+        {"batch": "batch { sequence = 256, rows = 16 }"},
+        {"batch": "batch { sequence = 128, rows = 16 }"},
+        {"dataset": "dataset code { source = python_stdlib(), holdout = 2% }"},
+        {"precision": "precision { compute = bf16 }"},
+        {"scheduler": "scheduler cosine { warmup = 10 steps }"},
+    ],
+    ids=lambda blocks: next(iter(blocks)),
+)
+def test_another_experiment(plan, base, blocks):
+    other = plan(**(BASE | blocks))
+    assert other.id != base.id and other.config_id != base.config_id
+
+
+def test_the_world_is_part_of_the_plan_only(plan, base):
+    assert same_experiment(base, plan(4, **BASE))
+    assert plan(1, **BASE).id == base.id
+
+
+def test_paths_may_be_spelled_differently(plan):
+    def made(pattern, root):
+        dataset = f'dataset web {{ source = text("{pattern}") }}'
+        return plan(dataset=dataset, workspace=f'workspace {{ root = "{root}" }}')
+
+    one, other = made("data/*.txt", "runs"), made("./data//*.txt", "./runs/")
+    assert (one.id, one.config_id) == (other.id, other.config_id)
+    assert one.id != made("data/*.md", "runs").id
+
+
+def test_ids_do_not_depend_on_the_working_folder(tmp_path, load, monkeypatch):
+    load(**BASE)
+    path = tmp_path / "spec.xtrain"
+    here = plan_from_spec(path).plan
+    monkeypatch.chdir(tmp_path)
+    there = plan_from_spec("spec.xtrain").plan
+    assert here is not None and there is not None
+    assert (here.id, here.config_id) == (there.id, there.config_id)
+    assert here.spec == str(path) and there.spec == "spec.xtrain"
+
+
+def test_files_that_are_not_there_yet_do_not_change_the_plan(tmp_path, plan, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    blocks = {"dataset": 'dataset web { source = text("data/*.txt") }'}
+    before = plan(**blocks)
+    Path("data").mkdir()
+    Path("data/a.txt").write_text("text")
+    assert plan(**blocks).id == before.id
+
+
+def test_the_resolved_text_is_the_same_plan(tmp_path, plan, load):
+    made = plan(**BASE, every="every 20 steps eval code { batches = 3 } then log", scheduler="scheduler cosine")
+    path = tmp_path / "resolved.xtrain"
+    spec = load(**BASE, every="every 20 steps eval code { batches = 3 } then log", scheduler="scheduler cosine")
+    loaded = load_spec(tmp_path / "spec.xtrain")
+    assert loaded.spec == spec
+    path.write_text(loaded.resolved_text())
+    again = load_spec(path)
+    assert again.spec is not None, again.diagnostics.render()
+    resolved = compile_plan(again.spec).plan
+    assert resolved is not None
+    assert (resolved.id, resolved.config_id) == (made.id, made.config_id)

@@ -1,0 +1,128 @@
+"""The grid of ranks: coordinates, groups, machines, and how free sizes are chosen."""
+
+from math import prod
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xtrain.planner.context import choose_ulysses
+from xtrain.planner.mesh import AXES, build_mesh, groups
+
+SMALL = st.fixed_dictionaries({axis: st.sampled_from((1, 2, 3, 4)) for axis in AXES}).filter(
+    lambda sizes: prod(sizes.values()) <= 96
+)
+
+
+@st.composite
+def meshes(draw):
+    sizes = draw(SMALL)
+    world = prod(sizes.values())
+    group = prod(sizes[axis] for axis in ("fsdp", "ring", "ulysses", "tp"))
+    ep = draw(st.sampled_from([d for d in range(1, group + 1) if group % d == 0]))
+    per_node = draw(st.sampled_from([d for d in range(1, world + 1) if world % d == 0]))
+    return build_mesh(sizes, ep=ep, ranks_per_node=per_node)
+
+
+@given(meshes())
+def test_ranks_and_coordinates_are_one_to_one(mesh):
+    places = {tuple(mesh.coordinates(rank).values()) for rank in range(mesh.world_size)}
+    assert len(places) == mesh.world_size
+    for rank in range(mesh.world_size):
+        place = mesh.coordinates(rank)
+        assert sum(place[axis.name] * axis.stride for axis in mesh.axes) == rank
+        assert all(0 <= place[axis.name] < axis.size for axis in mesh.axes)
+
+
+@given(meshes())
+def test_groups_of_an_axis_are_the_ranks_that_differ_in_it_alone(mesh):
+    for axis in mesh.axes:
+        seen = []
+        for group in groups(mesh, axis.name):
+            assert [mesh.coordinates(rank)[axis.name] for rank in group] == list(range(axis.size))
+            others = [{**mesh.coordinates(rank), axis.name: 0} for rank in group]
+            assert all(place == others[0] for place in others)
+            seen += group
+        assert sorted(seen) == list(range(mesh.world_size))
+
+
+@given(meshes())
+def test_an_axis_crosses_nodes_exactly_if_one_of_its_groups_does(mesh):
+    for axis in (*mesh.axes, *mesh.expert_axes):
+        crossing = any(len({rank // mesh.ranks_per_node for rank in group}) > 1 for group in groups(mesh, axis.name))
+        assert axis.crosses_nodes == crossing, axis
+
+
+@given(meshes())
+def test_expert_view_covers_the_same_ranks(mesh):
+    sizes = {axis.name: axis.size for axis in mesh.expert_axes}
+    assert prod(sizes.values()) == mesh.world_size
+    assert sizes["ep"] * sizes["ep_fsdp"] == prod(mesh.size(axis) for axis in ("fsdp", "ring", "ulysses", "tp"))
+    assert mesh.expert_axes[-1].stride == 1
+
+
+def test_vector_of_sixteen_ranks():
+    sizes = {"pp": 2, "replicate": 1, "fsdp": 2, "ring": 1, "ulysses": 2, "tp": 2}
+    mesh = build_mesh(sizes, ep=4, ranks_per_node=8)
+    assert mesh.coordinates(13) == {"pp": 1, "replicate": 0, "fsdp": 1, "ring": 0, "ulysses": 0, "tp": 1}
+    assert [(axis.name, axis.size, axis.stride) for axis in mesh.expert_axes] == [
+        ("pp", 2, 8),
+        ("ep_replicate", 1, 8),
+        ("ep_fsdp", 2, 4),
+        ("ep", 4, 1),
+    ]
+    assert [axis.name for axis in mesh.axes if axis.crosses_nodes] == ["pp"]
+    assert groups(mesh, "ulysses")[:2] == [[0, 2], [1, 3]]
+    assert mesh.data_ranks == 2 and mesh.data_rank(13) == 1
+
+
+@pytest.mark.parametrize(
+    ("cp", "heads", "kv_heads", "ulysses"),
+    [(4, 32, 8, 4), (16, 32, 8, 8), (6, 32, 8, 2), (4, 16, 1, 4), (3, 16, 4, 1), (1, 8, 8, 1), (8, 4, 1, 4)],
+)
+def test_ulysses_takes_what_heads_allow(cp, heads, kv_heads, ulysses):
+    chosen, why = choose_ulysses(cp, heads, kv_heads)
+    assert chosen == ulysses
+    assert why
+
+
+def sizes_of(plan):
+    return {axis.name: axis.size for axis in plan.mesh.axes if axis.size > 1}
+
+
+def test_world_defaults_to_what_the_axes_need(plan):
+    assert plan().mesh.world_size == 1
+    made = plan(parallel="parallel { tp 2, pp 2 }")
+    assert made.mesh.world_size == 4 and sizes_of(made) == {"pp": 2, "tp": 2}
+
+
+def test_launch_gives_the_world_and_fsdp_takes_the_rest(plan):
+    made = plan(launch="launch { nodes = 4, ranks_per_node = 8 }", parallel="parallel { tp 2, fsdp auto }")
+    assert sizes_of(made) == {"fsdp": 16, "tp": 2}
+    assert [axis.name for axis in made.mesh.axes if axis.crosses_nodes] == ["fsdp"]
+    how = next(entry.how for entry in made.provenance if entry.path == "parallel.fsdp.size")
+    assert how == "32 ranks / (tp 2)"
+
+
+def test_world_on_the_command_line_wins_over_launch(plan):
+    launch = "launch { nodes = 4, ranks_per_node = 8 }"
+    assert plan(64, launch=launch).launch == {**plan(launch=launch).launch, "world_size": 64, "nodes": 8}
+    small = plan(2, launch=launch)
+    assert (small.launch["nodes"], small.launch["ranks_per_node"]) == (1, 2)
+
+
+def test_axes_are_spread_evenly_over_nodes_that_are_only_counted(plan):
+    made = plan(launch="launch { nodes = 2 }", parallel="parallel { tp 4 }")
+    assert made.mesh.world_size == 4 and made.mesh.ranks_per_node == 2
+    assert plan(launch="launch { nodes = 2 }").mesh.world_size == 2
+
+
+def test_context_is_split_with_a_reason(plan):
+    made = plan(parallel="parallel { cp 8, tp 2 }")
+    # 2 key/value heads are left to a tp rank.
+    assert (made.mesh.size("ulysses"), made.mesh.size("ring")) == (2, 4)
+    how = {entry.path: entry.how for entry in made.provenance}
+    assert "2 key/value heads" in how["parallel.cp.ulysses"]
+    assert how["parallel.cp.ring"] == "cp 8 / ulysses 2"
+    half = plan(parallel="parallel { cp 8 { ring = 2 } }", model="model llama { dim = 64, layers = 2, heads = 8 }")
+    assert half.mesh.size("ulysses") == 4

@@ -1,0 +1,179 @@
+"""Rows, tokens, steps, the learning rate's lengths, ticks and their defaults."""
+
+import pytest
+
+
+def batch_of(plan):
+    args = plan.node("setup.loader").args
+    return {name: args[name] for name in ("micro", "accumulate", "rows")}
+
+
+def test_rows_follow_from_micro_and_accumulate(plan):
+    made = plan(
+        parallel="parallel { fsdp 2 { replicate = 3 } }", batch="batch { sequence = 128, micro = 2, accumulate = 5 }"
+    )
+    assert batch_of(made) == {"micro": 2, "accumulate": 5, "rows": 60}
+    assert made.estimates.tokens_per_step == 60 * 128
+
+
+def test_accumulate_follows_from_rows(plan):
+    made = plan(parallel="parallel { fsdp 4 }", batch="batch { sequence = 128, micro = 2, rows = 48 }")
+    assert batch_of(made)["accumulate"] == 6
+    assert batch_of(plan(batch="batch { sequence = 128 }")) == {"micro": 1, "accumulate": 1, "rows": 1}
+
+
+def test_all_three_may_be_given_if_they_agree(plan):
+    made = plan(parallel="parallel { fsdp 2 }", batch="batch { sequence = 128, micro = 3, accumulate = 2, rows = 12 }")
+    assert batch_of(made)["rows"] == 12
+
+
+def test_context_and_tensor_ranks_read_the_same_rows(plan):
+    made = plan(parallel="parallel { fsdp 2, tp 2, cp 2 }")
+    assert made.mesh.data_ranks == 2
+    assert batch_of(made)["rows"] == 8
+
+
+@pytest.mark.parametrize(
+    ("budget", "steps"), [("100 steps", 100), ("1 step", 1), ("10240 tokens", 10), ("10241 tokens", 11)]
+)
+def test_budget_in_steps_and_tokens(plan, budget, steps):
+    made = plan(experiment=f"experiment tiny {{ budget = {budget} }}")  # 4 rows of 256
+    assert made.timeline.steps == steps
+    assert made.timeline.tokens == steps * 1024
+    assert made.node("setup.loader").args["steps"] == steps
+
+
+def test_epochs_leave_the_steps_open(plan):
+    made = plan(
+        experiment="experiment tiny { budget = 2 epochs }",
+        scheduler="scheduler cosine { warmup = 5% }",
+        every="every 10 steps eval code",
+    )
+    assert made.timeline.steps is None and made.timeline.tokens is None and made.timeline.epochs == 2
+    assert made.node("setup.scheduler").args["warmup"] == {"fraction": 0.05}
+    assert made.node("tick.eval.code").args["batches"] is None
+    assert [(t.steps, t.seconds, t.count) for t in made.timeline.ticks] == [
+        (10, None, None),
+        (10, None, None),
+        (None, 600, None),
+    ]
+    assert {check.id for check in made.checks if check.status == "unknown"} == {"schedule.budget"}
+
+
+def test_lengths_of_the_learning_rate(plan):
+    args = (
+        plan(scheduler="scheduler wsd { warmup = 5%, decay = 20 steps, shape = sqrt, floor = 1% }")
+        .node("setup.scheduler")
+        .args
+    )
+    assert args == {
+        "kind": "wsd",
+        "lr": 1e-3,
+        "steps": 100,
+        "warmup": {"steps": 5},
+        "floor": 0.01,
+        "decay": {"steps": 20},
+        "shape": "sqrt",
+    }
+    assert plan().node("setup.scheduler").args == {"kind": "constant", "lr": 1e-3, "steps": 100, "warmup": {"steps": 0}}
+    assert "decay" not in plan(scheduler="scheduler cosine { floor = 10% }").node("setup.scheduler").args
+
+
+@pytest.mark.parametrize(("steps", "log", "save"), [(100, 1, 5), (7, 1, 1), (1000, 10, 50), (101, 2, 6)])
+def test_a_run_logs_and_saves_by_default(plan, steps, log, save):
+    made = plan(experiment=f"experiment tiny {{ budget = {steps} steps }}")
+    assert [(tick.nodes, tick.steps, tick.count) for tick in made.timeline.ticks] == [
+        (("tick.log",), log, steps // log),
+        (("tick.checkpoint",), save, steps // save),
+    ]
+    shown = {entry.path: (entry.value, entry.origin) for entry in made.provenance}
+    assert shown["every.log"] == (f"{log} steps", "default")
+
+
+def test_a_tick_of_the_user_replaces_the_default(plan):
+    made = plan(every="every 20 steps log then checkpoint")
+    (tick,) = made.timeline.ticks
+    assert tick.nodes == ("tick.log", "tick.checkpoint") and tick.count == 5
+    assert not any(entry.path.startswith(("every.log", "every.checkpoint")) for entry in made.provenance)
+
+
+def reactions(plan):
+    return {reaction.event: (reaction.nodes, reaction.stop) for reaction in plan.timeline.reactions}
+
+
+def test_reactions_save_by_default(plan):
+    assert reactions(plan()) == {
+        "finish": (("event.finish.checkpoint",), False),
+        "sigterm": (("event.sigterm.checkpoint",), True),
+        "sigint": (("event.sigint.checkpoint",), True),
+    }
+
+
+def test_reactions_of_the_user(plan):
+    made = plan(more='on finish generate { prompts = ["a"] }\non sigterm stop')
+    found = reactions(made)
+    assert found["finish"][0] == ("event.finish.checkpoint", "event.finish.generate")
+    assert found["sigterm"] == ((), True)
+    own = reactions(plan(more="on finish eval code then checkpoint"))
+    assert own["finish"][0] == ("event.finish.eval.code", "event.finish.checkpoint")
+
+
+@pytest.mark.parametrize(("steps", "batches"), [(10, 1), (100, 5), (1000, 50)])
+def test_evaluation_takes_a_twentieth_of_the_steps(plan, steps, batches):
+    made = plan(experiment=f"experiment tiny {{ budget = {steps} steps }}", every="every 5 steps eval code")
+    assert made.node("tick.eval.code").args == {"dataset": "code", "batches": batches}
+
+
+def test_equal_actions_share_a_node_and_others_get_a_number(plan):
+    made = plan(
+        every="every 10 steps eval code { batches = 2 } then log\n"
+        "every 20 steps eval code { batches = 2 }\nevery 50 steps eval code { batches = none }"
+    )
+    assert [tick.nodes for tick in made.timeline.ticks[:3]] == [
+        ("tick.eval.code", "tick.log"),
+        ("tick.eval.code",),
+        ("tick.eval.code.2",),
+    ]
+    assert made.node("tick.eval.code.2").args["batches"] is None
+
+
+def test_a_tick_can_stop_the_run(plan):
+    made = plan(every="every 50 steps checkpoint then stop")
+    assert made.timeline.ticks[0].stop is True
+    assert made.timeline.ticks[0].nodes == ("tick.checkpoint",)
+
+
+@pytest.mark.parametrize(
+    ("quantity", "expected"),
+    [
+        ((10240, "tokens"), {"tokens": 10240, "count": 10}),
+        ((100, "tokens"), {"tokens": 100, "count": 100}),
+        ((60, "seconds"), {"seconds": 60.0, "count": None}),
+        ((10, "%"), {"steps": 10, "count": 10}),
+    ],
+)
+def test_ticks_in_other_units(load, quantity, expected):
+    """The planner lays out every unit, whichever the language offers."""
+    from attrs import evolve
+
+    from xtrain.dsl.quantity import Quantity
+    from xtrain.planner.compile import compile_plan
+
+    spec = load(every="every 10 steps eval code")
+    spec = evolve(spec, ticks=(evolve(spec.ticks[0], every=Quantity(*quantity)),))
+    compiled = compile_plan(spec).plan
+    assert compiled is not None
+    tick = compiled.timeline.ticks[0]
+    assert {name: getattr(tick, name) for name in expected} == expected
+
+
+def test_units_that_cannot_be_counted(load):
+    from attrs import evolve
+
+    from xtrain.dsl.quantity import Quantity
+    from xtrain.planner.compile import compile_plan
+
+    spec = load(every="every 10 steps log", experiment="experiment tiny { budget = 2 epochs }")
+    for quantity in (Quantity(10, "%"), Quantity(1, "epochs")):
+        changed = evolve(spec, ticks=(evolve(spec.ticks[0], every=quantity),))
+        assert [d.code for d in compile_plan(changed).diagnostics.errors] == ["X603"]

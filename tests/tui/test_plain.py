@@ -1,0 +1,131 @@
+"""Lines for pipes and log files."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from xtrain.tui.jsonlines import JsonView
+from xtrain.tui.plain import PlainView, step_line
+from xtrain.tui.state import RunState, reduce
+from xtrain.tui.words import count, decimal, duration, printable, size, took
+
+GOLDEN = """\
+run  shakespeare  attempt 1  4 ranks on cpu  600 steps
+setup  setup.bootstrap                 0.31 s  gloo, 4 ranks
+setup  setup.weights                   12.3 s  initialised from seed 42
+ready  13.0 s
+step 60/600  loss 3.7000  grad_norm 0.812  lr 3.00e-03  12.3k tok/s  0.85 s/step  eta 7m39s
+step 120/600  loss 3.4000  grad_norm 0.812  lr 3.00e-03  12.3k tok/s  0.85 s/step  eta 6m48s
+eval  step 120  held[bold]out  loss 2.0000  ppl 7.39  65.5k tokens  1.00 s
+sample  step 120  1/1  prompt 'ROMEO:'
+    What �[31mlight� 猫
+    is this?
+checkpoint  step 120  checkpoints/step-120  143.1 MiB  0.41 s
+warning  step 120  the loader is slow
+    raise data.workers
+step 180/600  loss 3.1000  grad_norm 0.812  lr 3.00e-03  12.3k tok/s  0.85 s/step  eta 5m57s
+nonfinite  step 180  loss nan  grad_norm inf
+skipped  step 180  the gradient was not finite
+"""
+GOLDEN_END = """\
+step 600/600  loss 1.0000  grad_norm 0.812  lr 3.00e-03  12.3k tok/s  0.85 s/step  eta 0s
+end  done  step 600  loss 1.0000  8m50s
+final  held[bold]out  loss 2.0000  ppl 7.39  (step 120)
+directory  runs/x
+next  xtrain generate runs/x --prompt "…"
+"""
+GOLDEN_FAILED = """\
+failure  step 180  rank 2  RuntimeError: boom
+    Traceback:
+      line
+    RuntimeError: boom
+end  failed  step 180  2m52s
+final  held[bold]out  loss 2.0000  ppl 7.39  (step 120)
+directory  runs/x
+logs  runs/x/logs
+next  run the same command again to go on from step 120
+"""
+
+
+def plain(records, *, close: bool = True) -> str:
+    out = io.StringIO()
+    view = PlainView(out, Path("runs/x"))
+    state = RunState()
+    for record in records:
+        state = reduce(state, record)
+        view.draw(state, record)
+    if close:
+        view.close(state)
+    return out.getvalue()
+
+
+def test_golden(recorded) -> None:
+    text = plain(recorded)
+    assert text.startswith(GOLDEN)
+    assert text.endswith(GOLDEN_END)
+
+
+def test_golden_failure(failed) -> None:
+    assert plain(failed).endswith(GOLDEN_FAILED)
+
+
+def test_a_step_without_an_end_or_with_little_to_say() -> None:
+    assert step_line(RunState(), {"step": 3, "loss": float("nan")}) == "step 3  loss nan"
+
+
+@pytest.mark.parametrize(
+    ("status", "last"),
+    [
+        ("stopped", "next  run the same command again to go on from step 40"),
+        ("interrupted", "next  run the same command again to go on from step 40"),
+        ("complete", 'next  xtrain generate runs/x --prompt "…"'),
+    ],
+)
+def test_other_ends(event, status: str, last: str) -> None:
+    saved = event("checkpoint", 1, 40, path="p")
+    assert plain([saved, event("run_end", 2, 41, status=status)]).splitlines()[-1] == last
+
+
+def test_an_end_without_a_word(metrics) -> None:
+    assert "end  training  step 7  it ended without saying why\n" in plain([metrics(7, 1)])
+    assert plain([]).startswith("end  waiting  step 0  nothing was recorded\n")
+
+
+def test_an_event_of_a_later_version(event) -> None:
+    assert plain([event("moved", 1, 5, to="node 7", ranks=[1])], close=False) == "moved  step 5  to node 7  ranks [1]\n"
+
+
+def test_foreign_text_cannot_start_a_line_of_its_own(event) -> None:
+    assert plain([event("eval", 1, 5, dataset="a\nend  done", loss=1.0)], close=False).count("\n") == 1
+
+
+def test_json_is_strict_and_says_what_each_line_is(event, metrics) -> None:
+    out = io.StringIO()
+    view = JsonView(out)
+    for record in (metrics(1, 1, loss=float("nan"), kind="own"), event("eval", 2, 1, dataset="猫")):
+        view.draw(RunState(), record)
+    first, second = (json.loads(line, parse_constant=pytest.fail) for line in out.getvalue().splitlines())
+    assert first["kind"] == "metrics" and first["loss"] is None and first["step"] == 1
+    assert second == {"kind": "event", **event("eval", 2, 1, dataset="猫")}
+
+
+def test_words() -> None:
+    assert [count(n) for n in (0, 950, 999.96, 12_345, 999_960, 3.4e9, 5.6e12, float("nan"))] == [
+        "0", "950", "1.0k", "12.3k", "1.0M", "3.4B", "5.6T", "–",
+    ]  # fmt: skip
+    assert [duration(s) for s in (0.4, 59.6, 408, 3900, 183_600, None)] == [
+        "0s",
+        "1m00s",
+        "6m48s",
+        "1h05m",
+        "2d03h",
+        "–",
+    ]
+    assert [took(s) for s in (0.311, 9.996, 12.34, 125)] == ["0.31 s", "10.0 s", "12.3 s", "2m05s"]
+    assert [size(n) for n in (512, 1023.99 * 1024, 1.5 * 2**30)] == ["512 B", "1.0 MiB", "1.5 GiB"]
+    assert [decimal(x, 4) for x in (2.34567, 0.0, 1e-6, 1e9, float("inf"), None)] == [
+        "2.3457", "0.0000", "1.00e-06", "1.00e+09", "inf", "–",
+    ]  # fmt: skip
+    assert printable("a\x1b[2J\r\nb\tc\x85\u202e\ud800") == "a�[2J\nb   c���"

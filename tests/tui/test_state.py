@@ -1,0 +1,144 @@
+"""The reducer, on streams as they are recorded and as they should not be."""
+
+import sys
+import time
+from itertools import pairwise
+
+import pytest
+
+from xtrain.tui.history import MAX_POINTS
+from xtrain.tui.state import MAX_TICKS, RunState, reduce, reduce_all
+
+
+def test_a_run_from_start_to_end(recorded) -> None:
+    state = RunState()
+    seen = [state.status]
+    for record in recorded:
+        state = reduce(state, record)
+        if seen[-1] != state.status:
+            seen.append(state.status)
+    assert seen == ["waiting", "starting", "training", "done"]
+    assert [(node.node, node.seconds) for node in state.setup] == [("setup.bootstrap", 0.31), ("setup.weights", 12.3)]
+    assert state.setup_seconds == 13.0
+    assert (state.step, state.steps, state.progress, state.loss) == (600, 600, 1.0, 1.0)
+    assert state.evaluations["held[bold]out"].loss == 2.0
+    assert state.checkpoint and state.checkpoint.step == 120
+    assert (state.num_warnings, state.num_skipped, state.num_nonfinite) == (1, 1, 1)
+    assert [tick["event"] for tick in state.ticks] == [
+        "eval", "generate", "checkpoint", "warning", "nonfinite", "skipped",
+    ]  # fmt: skip
+    assert len(state.history.points()) == 10
+
+
+def test_all_at_once_is_the_same_as_one_by_one(recorded) -> None:
+    state = RunState()
+    for record in recorded:
+        state = reduce(state, record)
+    assert reduce_all(RunState(), recorded) == state
+
+
+def test_reducing_changes_no_earlier_state(recorded) -> None:
+    states = [RunState()]
+    for record in recorded:
+        states.append(reduce(states[-1], record))
+    again = RunState()
+    for before, record in zip(states, recorded, strict=False):
+        assert before == again
+        again = reduce(again, record)
+
+
+def test_node_under_way(recorded) -> None:
+    state = reduce_all(RunState(), recorded[:4])
+    assert state.under_way and state.under_way.node == "setup.weights"
+    assert reduce(state, recorded[4]).under_way is None
+
+
+def test_time_left_uses_the_median_pace(metrics, event) -> None:
+    state = reduce(RunState(), event("run_start", 0, steps=100))
+    assert state.seconds_left is None
+    state = reduce(state, metrics(10, 10, step_seconds=3.0))
+    assert state.seconds_left == pytest.approx(270)  # one record: its own step time
+    state = reduce_all(state, [metrics(20, 20), metrics(30, 90), metrics(40, 100)])  # a long evaluation at step 20
+    assert state.history.seconds_per_step == pytest.approx(1.0)
+    assert state.seconds_left == pytest.approx(60)
+
+
+def test_unknown_number_of_steps(metrics, event) -> None:
+    state = reduce_all(RunState(), [event("run_start", 0, steps=None), metrics(5, 1), metrics(6, 2)])
+    assert (state.steps, state.progress, state.seconds_left, state.step) == (None, None, None, 6)
+
+
+def test_a_resumed_attempt_forgets_what_came_after_its_checkpoint(metrics, event) -> None:
+    state = reduce_all(
+        RunState(),
+        [
+            event("run_start", 0, steps=100, attempt=1),
+            *(metrics(step, step) for step in range(1, 51)),
+            event("eval", 40, 40, dataset="old", loss=1.0),
+            event("checkpoint", 40, 40, path="a"),
+            event("eval", 50, 50, dataset="new", loss=1.0),
+            event("checkpoint", 50, 50, path="b"),
+            event("failure", 51, 50, rank=1, error="x", traceback=""),
+            event("run_end", 52, 50, status="failed"),
+            event("run_start", 100, 40, steps=100, attempt=2, resumed_step=40),
+        ],
+    )
+    assert state.status == "starting" and not state.failures and state.end is None
+    assert state.step == 40
+    assert list(state.evaluations) == ["old"]
+    assert state.checkpoint is None
+    state = reduce_all(state, [metrics(41, 110), metrics(42, 111)])
+    assert [step for step, _ in state.history.points()] == list(range(1, 43))
+    assert state.history.recent == (1.0,)  # the time between the attempts was not spent training
+    assert state.history.tokens_per_second == pytest.approx(10_000)
+
+
+def test_an_attempt_that_begins_anew_forgets_everything(metrics, event) -> None:
+    state = reduce_all(RunState(), [event("run_start", 0), metrics(5, 1), event("eval", 2, 5, dataset="d", loss=1.0)])
+    state = reduce(state, event("run_start", 9, attempt=2, resumed_step=None))
+    assert state.step == 0 and not state.evaluations and not state.history.points()
+
+
+def test_steps_that_go_back_without_a_start_are_a_rewind(metrics) -> None:
+    state = reduce_all(RunState(), [metrics(1, 1), metrics(2, 2), metrics(3, 3), metrics(2, 9, loss=7.0)])
+    assert state.history.points() == ((1, 3.995), (2, 7.0))
+    assert state.step == 2
+
+
+def test_a_straggler_completes_the_curve_and_nothing_else(metrics) -> None:
+    state = reduce_all(RunState(), [metrics(1, 1), metrics(3, 3), metrics(2, 2)])
+    assert [step for step, _ in state.history.points()] == [1, 2, 3]
+    assert state.history.step == 3
+
+
+def test_the_same_record_twice_counts_once(metrics) -> None:
+    assert len(reduce_all(RunState(), [metrics(1, 1), metrics(1, 1)]).history.points()) == 1
+
+
+def test_nonfinite_losses_are_last_but_not_on_the_curve(metrics) -> None:
+    state = reduce_all(RunState(), [metrics(1, 1), metrics(2, 2, loss=float("nan")), metrics(3, 3, loss=None)])
+    assert [step for step, _ in state.history.points()] == [1]
+    assert state.step == 3
+
+
+def test_failure_before_the_end_is_known(event) -> None:
+    assert reduce(RunState(), event("failure", 1, rank=3, error="e", traceback="t")).status == "failed"
+
+
+def test_a_million_steps_are_quick_and_bounded(metrics) -> None:
+    template = metrics(0, 0)
+    begin = time.perf_counter()
+    state = reduce_all(RunState(), ({**template, "step": n, "time": float(n)} for n in range(1, 1_000_001)))
+    assert time.perf_counter() - begin < 3
+    points = state.history.points()
+    assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS + 1
+    assert points[0][0] == 1 and points[-1][0] == 1_000_000
+    gaps = {b - a for (a, _), (b, _) in pairwise(points[:-1])}
+    assert len(gaps) == 1
+    assert sys.getsizeof(state.history.recent) < 2000
+
+
+def test_ticks_are_bounded(event) -> None:
+    state = reduce_all(RunState(), [event("warning", n, n, message="w") for n in range(1000)])
+    assert len(state.ticks) == MAX_TICKS and state.ticks[-1]["step"] == 999
+    assert state.num_warnings == 1000
