@@ -6,13 +6,16 @@ import os
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..planner.load import Compiled
+    from ..runtime.launch import Ended
     from ..runtime.workspace import Workspace
 
+STATUS_OF_SIGNAL = {signal.SIGTERM: "stopped", signal.SIGINT: "interrupted"}
 VIEWS = ("console", "plain", "json", "none")
 
 
@@ -51,9 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     from ..planner.render import render_summary
-    from ..runtime.outcome import EXIT_CODES
     from ..runtime.launch import launch
-    from ..runtime.records import JsonLines
     from ..runtime.workspace import open_workspace
     from ..tui.view import choose_ui
 
@@ -73,25 +74,39 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
             ranks=plan.mesh.world_size,
             stop_seconds=args["stop_deadline_seconds"],
         )
-        said = _events_since(events, begin)
-        spoken = {e.get("rank") for e in said if e["event"] == "failure"}
-        lines = JsonLines(events)
-        for rank, reason in ended.causes().items():
-            if rank not in spoken:
-                log = workspace.directory / "logs" / workspace.attempt
-                lines.write(_event("failure", rank=rank, error=f"{reason}; its output is under {log}", traceback=""))
-        end = next((e for e in reversed(said) if e["event"] == "run_end"), None)
-        if end is None:
-            status = {signal.SIGTERM: "stopped", signal.SIGINT: "interrupted"}.get(ended.signal or 0, "failed")
-            end = _event("run_end", status=status, exit_code=EXIT_CODES[status], seconds=None, loss=None)
-            lines.write(end)
-        lines.close()
+        end = _conclude(workspace, _events_since(events, begin), ended)
     return end["exit_code"]
+
+
+def _conclude(workspace: "Workspace", said: list[dict], ended: "Ended") -> dict:
+    """The run's last record, written here where no rank could: after a failure, or when all were killed."""
+    from ..runtime.outcome import EXIT_CODES
+    from ..runtime.records import JsonLines
+
+    end = next((e for e in reversed(said) if e["event"] == "run_end"), None)
+    if end is not None:
+        return end
+    lines = JsonLines(workspace.directory / "events.jsonl")
+    failures = [e for e in said if e["event"] == "failure"]
+    spoken = {e["rank"] for e in failures}
+    step = max((e["step"] for e in said if e["step"] is not None), default=0)
+    for rank, reason in ended.causes().items():
+        if rank not in spoken:
+            log = workspace.directory / "logs" / workspace.attempt
+            error = f"{reason}; what it printed is under {log}"
+            lines.write(_event("failure", step, rank=rank, error=error, traceback="", exit_code=1))
+    status = STATUS_OF_SIGNAL.get(ended.signal or 0, "failed") if not failures else "failed"
+    exit_code = 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status]
+    end = _event("run_end", step, status=status, exit_code=exit_code, seconds=None, loss=None)
+    lines.write(end)
+    lines.close()
+    return end
 
 
 def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     """One rank that someone else has started; the first one keeps the directory and shows the run."""
     from ..runtime.outcome import EXIT_CODES
+    from ..runtime.launch import Ended
     from ..runtime.worker import leave, run_rank
     from ..runtime.workspace import locate, open_workspace, read_code
     from ..tui.view import choose_ui
@@ -102,8 +117,10 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
         directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
         leave(EXIT_CODES[run_rank(plan, directory, "worker")])
     workspace = open_workspace(plan, compiled.resolved_text)
+    begin = _size(workspace.directory / "events.jsonl")
     with _Following(workspace, choose_ui(ui, sys.stdout)):
         status = run_rank(plan, workspace.directory, workspace.attempt)
+        _conclude(workspace, _events_since(workspace.directory / "events.jsonl", begin), Ended())
     leave(EXIT_CODES[status])
     return EXIT_CODES[status]
 
@@ -140,7 +157,5 @@ def _events_since(path: Path, offset: int) -> list[dict]:
         return [json.loads(line) for line in file]
 
 
-def _event(event: str, **fields: object) -> dict:
-    import time
-
-    return {"time": time.time(), "step": None, "event": event, **fields}
+def _event(event: str, step: int, **fields: object) -> dict:
+    return {"time": time.time(), "step": step, "event": event, **fields}

@@ -59,7 +59,7 @@ def _parts(data: Any) -> tuple[Plain, str | None]:
     return (data.value, data.unit) if isinstance(data, Quantity) else (data, None)
 
 
-# Units: from the units of both sides (None is a plain number) to that of the result ------------------------------------
+# Units: from the units of both sides (None is a plain number) to that of the result -----------------------------------
 
 
 def _same(sign: str, left: str | None, right: str | None) -> str | None:
@@ -134,9 +134,10 @@ def _power(base: Plain, exponent: Plain) -> Plain:
         raise ArithmeticFailure("X307", "zero has no negative power")
     if base < 0 and exponent != int(exponent):
         raise ArithmeticFailure("X307", "a negative number has no fractional power")
-    whole = isinstance(base, int) and isinstance(exponent, int)
-    if whole and exponent > 0 and abs(base) > 1 and base.bit_length() * exponent > 2 * _LARGEST_BITS:
-        raise ArithmeticFailure("X307", "the result is too large")
+    if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
+        # Not computed first and looked at then: 9 ** 9 ** 9 would take all memory.
+        if base.bit_length() * exponent > 2 * _LARGEST_BITS:
+            raise ArithmeticFailure("X307", "the result is too large")
     return _guarded(operator.pow, base, exponent)
 
 

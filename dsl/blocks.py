@@ -1,6 +1,6 @@
 """The table of block kinds, and what their classes say of labels and settings."""
 
-from typing import Any, Final, Literal, get_args, get_origin
+from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
 import attrs
 
@@ -57,10 +57,11 @@ def label_of(block: type) -> attrs.Attribute | None:
 
 def nested(block: type) -> dict[str, type]:
     """The settings of a block that are blocks themselves, as the axes of `parallel`."""
-    return {name: a.type for name, (a, _) in settings_of(block).items() if isinstance(a.type, type) and is_block(a.type)}
+    return {name: a.type for name, (a, _) in settings_of(block).items() if is_block(a.type)}
 
 
-def is_block(kind: Any) -> bool:
+def is_block(kind: Any) -> TypeGuard[type]:
+    """Whether an annotation is a class of the schema."""
     return isinstance(kind, type) and attrs.has(kind) and kind.__module__.startswith(_SCHEMA)
 
 

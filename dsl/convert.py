@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from .blocks import choices_of, is_block
 from .calls import convert_call, convert_links
-from .diagnostics import Diagnostics, Fix
+from .diagnostics import Diagnostics
 from .evaluate import Definition
 from .mismatch import Mismatch, list_mismatch, mismatch, quantity_mismatch, word_mismatch
 from .quantity import Quantity
@@ -157,11 +157,9 @@ def _scalar(kind: type, annotation: Any, value: Value, context: Context, around:
         computed = value.span.text.strip() != str(data)
         shown = repr(data) if exact else f"{data:g}"
         came_to = f", and this comes to {shown}" if computed else f", not {shown}"
-        hint = f"write `{whole}`" if exact and not computed else "round it with `round`, `ceil`, `floor`, or divide by `//`"
-        fix: Fix | None = (value.span, str(whole)) if exact and not computed else None
-        if not exact and not computed:
-            hint = f"write a whole number, such as `{max(whole, 1)}`"
+        hint, fix = "round it with `round`, `ceil`, `floor`, or divide by `//`", None
+        if not computed:
+            hint = f"write `{whole}`" if exact else f"write a whole number, such as `{max(whole, 1)}`"
+            fix = (value.span, str(whole)) if exact else None
         raise Mismatch("X306", f"{context.subject} must be a whole number{came_to}", value, hint=hint, fix=fix)
     raise mismatch(kind, annotation, value, context, around.constants)
-
-

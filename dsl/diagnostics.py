@@ -71,11 +71,10 @@ def _order(diagnostic: Diagnostic) -> tuple[int, int, int]:
 class Diagnostics:
     """A collection of diagnostics: iterates in source order (files in the order of their inclusion), without twins."""
 
-    _found: list[Diagnostic] = field(factory=list)
+    _found: dict[Diagnostic, None] = field(factory=dict)  # in the order of discovery
 
     def add(self, diagnostic: Diagnostic) -> None:
-        if diagnostic not in self._found:
-            self._found.append(diagnostic)
+        self._found[diagnostic] = None
 
     def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
         for diagnostic in diagnostics:
@@ -98,9 +97,7 @@ class Diagnostics:
     def warning(
         self, code: str, message: str, span: Span | None, *, hint: str | None = None, notes: Iterable[Note] = ()
     ) -> None:
-        self.add(
-            Diagnostic(severity="warning", code=code, message=message, span=span, hint=hint, notes=tuple(notes))
-        )
+        self.add(Diagnostic(severity="warning", code=code, message=message, span=span, hint=hint, notes=tuple(notes)))
 
     def __iter__(self) -> Iterator[Diagnostic]:
         return iter(sorted(self._found, key=_order))

@@ -1,4 +1,4 @@
-"""Expressions to values. References find `let` and `param` in any order; a circle of them is reported with its chain."""
+"""Expressions to values. Constants may stand in any order; a circle of them is reported with its chain."""
 
 from collections.abc import Mapping as MappingOf
 from typing import Any
@@ -124,7 +124,8 @@ class Evaluator:
     def _binary(self, node: s.Binary, names: Names, depth: int) -> Value:
         left = self.value(node.left, names, depth + 1)
         right = self.value(node.right, names, depth + 1)
-        if not all([self._usable(left, names), self._usable(right, names)]):
+        usable = [self._usable(left, names), self._usable(right, names)]
+        if not all(usable):
             return Value(FAILED, node.span)
         try:
             return Value(binary(node.operator, left.data, right.data), node.span, _join(left.via, right.via))
@@ -169,7 +170,8 @@ class Evaluator:
             return Value(Called(name, node.function.span, tuple(positional), keywords), node.span)
         for keyword, (span, _) in keywords.items():
             self.diagnostics.error("X308", f"`{name}` takes no argument called `{keyword}`", span)
-        if keywords or not all([self._usable(value, names) for value in positional]):
+        usable = [self._usable(value, names) for value in positional]
+        if keywords or not all(usable):
             return Value(FAILED, node.span)
         try:
             result = call(name, [value.data for value in positional])
@@ -205,5 +207,3 @@ class Evaluator:
 
 def _join(*trails: tuple[Step, ...]) -> tuple[Step, ...]:
     return tuple(dict.fromkeys(step for trail in trails for step in trail))
-
-

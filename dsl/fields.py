@@ -195,7 +195,8 @@ class FieldErrors:
         if section.head is None or section.broken:
             return
         choices = blocks.choices_of(attribute.type)
-        sample = choices[0] if choices else {"dataset": "web", "source": "bytes", "size": "2"}.get(attribute.name, "name")
+        samples = {"dataset": "web", "source": "bytes", "size": "2"}
+        sample = choices[0] if choices else samples.get(attribute.name, "name")
         notes: list[Note] = [(f"one of {', '.join(choices)}", None)] if len(choices) > 1 else []
         self.diagnostics.error(
             "X207", f"`{section.kind}` needs a {label_word(block)}", section.head,
@@ -245,5 +246,3 @@ def _owners(name: str) -> list[str]:
 def _listed(names: Iterable[str], word: str = "and") -> str:
     quoted = [name if name.startswith("`") else f"`{name}`" for name in names]
     return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {word} {quoted[-1]}"
-
-

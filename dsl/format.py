@@ -12,9 +12,8 @@ from .parser import parse_file
 from .source import Source
 from .tokens import CLOSERS, OPENERS, Token
 
-_UNARY_AFTER = frozenset(
-    {*OPENERS, "_EQ", "_COLON", "_COMMA", "_ARROW", "EVERY", "PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW"}
-)
+_OPERATORS = ("PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW")
+_UNARY_AFTER = frozenset({*OPENERS, *_OPERATORS, "_EQ", "_COLON", "_COMMA", "_ARROW", "EVERY"})
 
 
 def format_source(source: Source) -> str:
@@ -90,7 +89,7 @@ class _Printer:
             self.lines.append(self.line)
             self.line = ""
 
-    # What is to change, decided before anything is printed --------------------------------------------------------------
+    # What is to change, decided before anything is printed ------------------------------------------------------------
 
     def _plan(self) -> None:
         opened: list[int] = []

@@ -198,7 +198,7 @@ class _Lexer:
                 self.diagnostics.error("X110", f"there is no character U+{number:04X}", span)
             else:
                 what = r"`\u` wants hexadecimal digits in braces" if letter == "u" else "this escape does not exist"
-                hint = r'write \u{1F600}' if digits is not None or letter == "u" else r"write \\ for a backslash"
+                hint = r"write \u{1F600}" if digits is not None or letter == "u" else r"write \\ for a backslash"
                 self.diagnostics.error("X110", what, span, hint=hint)
             return ""
 

@@ -197,4 +197,3 @@ def word_mismatch(kind: Any, text: str | None, value: Value, context: "Context")
         return Mismatch("X305", message, value, hint=hint)
     spelled = f'"{meant}"' if meant[0].isdigit() else meant
     return Mismatch("X305", message, value, hint=f"did you mean `{spelled}`?", notes=one_of, fix=(value.span, spelled))
-

@@ -119,7 +119,10 @@ def _bad_tail(span: Span, digits: str, word: str, diagnostics: Diagnostics) -> T
     elif word == "K":
         message, hint = "`K` is not a multiplier", "`k` is 1000, `Ki` is 1024"
     elif word in ("m", "G", "Mb"):
-        message, hint = f"`{word}` is neither a multiplier nor a unit", "multipliers: k M B T, Ki Mi Gi; units: min, GiB"
+        message, hint = (
+            f"`{word}` is neither a multiplier nor a unit",
+            "write M for a million, min for minutes, Gi or GiB",
+        )
     elif any(c.isdigit() for c in word) and not digits.startswith("0"):
         text = span.text
         diagnostics.error(

@@ -97,7 +97,9 @@ def _set_param(
     given, wanted = value.data, default.data
     if isinstance(wanted, float) and isinstance(given, int) and not isinstance(given, bool):
         given = float(given)
-    same = type(given) is type(wanted) and (not isinstance(given, Quantity) or given.unit == wanted.unit)
+    same = type(given) is type(wanted)
+    if isinstance(given, Quantity) and isinstance(wanted, Quantity):
+        same = given.unit == wanted.unit
     if not same and given is not None and wanted is not None:
         name = definition.name.text
         diagnostics.error(
@@ -235,4 +237,3 @@ def _text_value(span: Span, reading: Reading, evaluator: Evaluator, diagnostics:
     if node is not None and (span.text.startswith('"') or span.text == "none"):
         return evaluator.value(node, Names(reading.params))
     return Value(span.text, span)
-

@@ -40,7 +40,7 @@ PAGES: Final = (
         positions; `heads` must be a multiple of `kv_heads`.
         """, "model qwen3 { dim = 100, layers = 4, heads = 6 }", "model qwen3 { dim = 192, layers = 4, heads = 6 }"),
     Code("X409", "experts on a dense model", """
-        Expert parallelism is for families with experts.
+        Expert parallelism spreads experts over ranks, and only the families qwen3_moe and mixtral have experts.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { ep 2 }",
         "model qwen3_moe { dim = 192, layers = 4, heads = 6, experts = 8 }\nparallel { ep 2 }"),
     Code("X410", "more than one axis is auto", """
@@ -51,7 +51,7 @@ PAGES: Final = (
         """, "batch { sequence = 512, accumulate = 2 }\nparallel { pp 4 }",
         "batch { sequence = 512, accumulate = 8 }\nparallel { pp 4 }"),
     Code("X412", "more experts for a token than there are", """
-        `experts_per_token` is at most `experts`.
+        A token is sent to different experts, so `experts_per_token` is at most `experts`.
         """, "model mixtral { dim = 192, layers = 4, heads = 6, experts = 2, experts_per_token = 4 }",
         "model mixtral { dim = 192, layers = 4, heads = 6, experts = 8, experts_per_token = 2 }"),
     Code("X413", "cp is not ring · ulysses", """

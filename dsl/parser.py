@@ -102,7 +102,8 @@ class _Parse:
             return False
         token = self.tokens[at]
         parser.feed_token(Token(meant, token.source, token.start, token.start, depth=token.depth))  # type: ignore[arg-type]
-        if meant in SEPARATORS:
+        item = self._item_of(at)
+        if meant in SEPARATORS and item is not None and token.depth == self.tokens[item].depth:
             token.starts_item = True
             self.reported = None
         return True

@@ -120,7 +120,8 @@ class _Reader:
     def _include(self, item: s.Include, path: str, above: tuple[tuple[str, str], ...]) -> None:
         span = item.path.span
         if not item.path.value:
-            self.diagnostics.error("X120", "the path of an include is empty", span, hint='write `include "base.xtrain"`')
+            hint = 'write `include "base.xtrain"`'
+            self.diagnostics.error("X120", "the path of an include is empty", span, hint=hint)
             self.reading.broken = True
             return
         target = os.path.normpath(os.path.join(os.path.dirname(path), item.path.value))  # noqa: PTH118, PTH120

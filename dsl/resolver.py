@@ -37,7 +37,7 @@ class _Resolver:
                 self._merge(self.tree.root.block(kind.text), item, names)
             case s.Assign():
                 written = self.top.setdefault(id(item.span.source), {})
-                self._assign(self.tree.root, item, names, written)
+                self._assign(self.tree.root, item, names, written, "file")
             case s.Every(period=period, actions=actions):
                 self._react(Reaction(item.span, names, self._actions(actions, names), period=period))
             case s.On(event=event, actions=actions):
@@ -89,19 +89,25 @@ class _Resolver:
                         notes=[(f"the block `{section.kind}` begins here", block.kind.span)],
                     )  # fmt: skip
 
-    def _assign(self, section: Section, item: s.Assign, names: Names, written: dict[str, Span]) -> None:
+    def _assign(
+        self, section: Section, item: s.Assign, names: Names, written: dict[str, Span], where: str = "block"
+    ) -> None:
         name = item.name.text
         value = self.evaluator.value(item.value, names)
         if name in written:
-            self._twice(name, item.name.span, written[name])
+            self._twice(name, item.name.span, written[name], where)
             return
         written[name] = item.name.span
         section.lost.discard(name)
         section.entries[name] = Entry(item.name.span, value)
 
-    def _twice(self, name: str, span: Span, first: Span) -> None:
+    def _twice(self, name: str, span: Span, first: Span, where: str = "block") -> None:
         self.diagnostics.error(
-            "X206", f"`{name}` is given twice in one block", span, hint="keep one", notes=[("the first is here", first)]
+            "X206",
+            f"`{name}` is given twice in one {where}",
+            span,
+            hint="keep one",
+            notes=[("the first is here", first)],
         )
 
     def _broken(self, section: Section, item: s.Broken) -> None:

@@ -5,15 +5,6 @@ from bisect import bisect_right
 from attrs import field, frozen
 
 
-def _line_starts(source: "Source") -> tuple[int, ...]:
-    starts = [0]
-    position = source.text.find("\n")
-    while position >= 0:
-        starts.append(position + 1)
-        position = source.text.find("\n", position + 1)
-    return tuple(starts)
-
-
 @frozen(eq=False)
 class Source:
     """A text that was read. Two sources are equal only if they are the same object.
@@ -26,11 +17,11 @@ class Source:
     text: str = field(repr=False)
     order: int = 0
     included_at: "Span | None" = field(default=None, repr=False)
-    _starts: tuple[int, ...] = field(init=False, repr=False)
+    _starts: list[int] = field(init=False, repr=False)
 
-    @_starts.default
-    def _find_line_starts(self) -> tuple[int, ...]:
-        return _line_starts(self)
+    def __attrs_post_init__(self) -> None:
+        starts = [0, *(place + 1 for place, character in enumerate(self.text) if character == "\n")]
+        object.__setattr__(self, "_starts", starts)
 
     @classmethod
     def from_bytes(cls, path: str, data: bytes, *, order: int = 0, included_at: "Span | None" = None) -> "Source":

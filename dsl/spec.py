@@ -31,7 +31,8 @@ class Spec:
     """A whole experiment.
 
     `origins` maps a dotted path to its origin, for every setting, written or not: `optimizer.lr`, `parallel.tp.size`,
-    `dataset.web.source`, `ticks.0.every`, `events.1.actions.0.dataset`; and for every block: `optimizer`, `dataset.web`.
+    `dataset.web.source`, `every.0.every`, `on.1.actions.0.dataset`; and for every block: `optimizer`, `dataset.web`,
+    `every.0`, `on.1`.
     Two specs are equal if they declare the same, wherever it was written.
     """
 

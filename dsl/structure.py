@@ -190,5 +190,3 @@ def origin(value: Value) -> Origin:
 
 def _kind_of_head(span: Span) -> Any:
     return "set" if span.source.path == "--set" else "text"
-
-

@@ -8,8 +8,9 @@ from .synonyms import ours
 def closest(word: str, candidates: Iterable[str]) -> str | None:
     """The candidate that was probably meant, or None.
 
-    A name that another trainer uses is answered with ours. Else first the same letters in another case, then the smallest edit distance up to a third of the word's length, then
-    the same words in another order (`tensor_parallel` for `parallel_tensor`).
+    A name that another trainer uses is answered with ours. Else first the same letters in another case, then the
+    smallest edit distance up to a third of the word's length, then the same words in another order
+    (`tensor_parallel` for `parallel_tensor`).
     """
     names = [name for name in candidates if name != word]
     known_elsewhere = ours(word, names)
@@ -19,10 +20,10 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
         if name.lower() == word.lower():
             return name
     limit = max(len(word), 3) // 3
-    distances = [(distance(word.lower(), name.lower(), limit), place) for place, name in enumerate(names)]
-    best = min(((d, place) for d, place in distances if d is not None), default=None)
+    near = [(distance(word.lower(), name.lower(), limit), abs(len(name) - len(word)), name) for name in names]
+    best = min((each for each in near if each[0] is not None), key=lambda each: each[:2], default=None)
     if best is not None:
-        return names[best[1]]
+        return best[2]
     words = sorted(word.lower().split("_"))
     if len(words) > 1:
         for name in names:
@@ -41,10 +42,10 @@ def distance(left: str, right: str, limit: int) -> int | None:
     """Restricted Damerau-Levenshtein distance: insert, delete, replace, swap neighbours. None above `limit`."""
     if abs(len(left) - len(right)) > limit:
         return None
-    before: list[int] = []
+    last: list[int] = []
     row = list(range(len(right) + 1))
     for i, a in enumerate(left, 1):
-        before, last, row = last if i > 1 else [], row, [i]
+        before, last, row = last, row, [i]
         for j, b in enumerate(right, 1):
             cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (a != b))
             if i > 1 and j > 1 and a == right[j - 2] and left[i - 2] == b:

@@ -26,5 +26,5 @@ _OURS: Final = {
 
 def ours(word: str, candidates: Iterable[str]) -> str | None:
     """Our name for what another trainer calls `word`, if it is one of the candidates."""
-    name = _OURS.get(word.lower())
+    name = _OURS.get(word.lower(), "")
     return name if name in candidates else None

@@ -180,9 +180,8 @@ def _incomplete_reaction(tokens: list[Token], at: int, first: int, accepts: set[
     if at == first + 1:
         wanted = "a period, such as `10 steps`" if begin.type == "EVERY" else "the name of an event, such as `sigterm`"
         return _error("X101", f"`{begin.text}` needs {wanted}", begin.span)
-    span = token.span if token.type not in ("_NEWLINE", "$END") else Span(token.source, token.start, token.start)
     if token.type in _ENDS:
-        return _error("X101", "an action is missing", span, "write one here, such as `checkpoint`")
+        return _error("X101", "an action is missing", _place(token), "write one here, such as `checkpoint`")
     return None
 
 
@@ -192,10 +191,12 @@ def _point(token: Token, before: Token, after: Token) -> Explanation | None:
         return None
     if after.type == "NUMBER" and after.start == token.end:
         both = Span(token.source, token.start, after.end)
-        return _error("X101", "a number begins with a digit", both, f"write `0{both.text}`", fix=(both, f"0{both.text}"))
+        meant = f"0{both.text}"
+        return _error("X101", "a number begins with a digit", both, f"write `{meant}`", fix=(both, meant))
     if before.type == "NUMBER":
         both = Span(token.source, before.start, token.end)
-        return _error("X101", "a number ends with a digit", both, f"write `{both.text}0`", fix=(both, f"{both.text}0"))
+        meant = f"{both.text}0"
+        return _error("X101", "a number ends with a digit", both, f"write `{meant}`", fix=(both, meant))
     return None
 
 
@@ -225,12 +226,8 @@ def _start_of_item(token: Token, after: Token, accepts: set[str]) -> Explanation
 
 def _generic(token: Token, accepts: set[str]) -> Explanation:
     expected = _expected(accepts)
-    if token.type in ("_NEWLINE", "$END"):
-        span = Span(token.source, token.start, token.start)
-    else:
-        span = token.span
     hint = f"expected {expected}" if expected else None
-    return _error("X101", f"unexpected {_found(token)}", span, hint)
+    return _error("X101", f"unexpected {_found(token)}", _place(token), hint)
 
 
 def _expected(accepts: set[str]) -> str:
@@ -268,6 +265,11 @@ def _found(token: Token) -> str:
 
 def _shown(token: Token) -> str:
     return token.text if len(token.text) <= 24 else token.text[:20] + "…"
+
+
+def _place(token: Token) -> Span:
+    """The span of a token; of the end of a line, the empty one before it."""
+    return Span(token.source, token.start, token.start) if token.type in ("_NEWLINE", "$END") else token.span
 
 
 def _same_line(token: Token, before: Token) -> bool:

@@ -10,7 +10,6 @@ from lark.lexer import Lexer
 from . import syntax as s
 from .tokens import Token
 
-
 Parts = list[Any]
 
 
@@ -155,5 +154,3 @@ def grammar() -> Lark:
     """The parser; building it takes longer than reading a spec, so there is one."""
     text = Path(__file__).with_name("grammar.lark").read_text(encoding="utf-8")
     return Lark(text, parser="lalr", lexer=_NoLexer, start="file", transformer=TreeBuilder())
-
-

@@ -4,6 +4,8 @@ Nothing here knows what a node does. What the plan does not contain does not hap
 """
 
 import os
+import re
+import sys
 import time
 import traceback
 from collections.abc import Callable
@@ -19,7 +21,7 @@ from .data.errors import DataError
 from .errors import EnvironmentFault
 from .feed import Feed
 from .observe import Window
-from .ops import OPS, PlanMismatch, load_ops
+from .ops import OPS, Op, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
 from .records import Records
 from .signals import StopRequests
@@ -53,7 +55,6 @@ class Executor:
     """One rank's walk through a plan."""
 
     def __init__(self, plan: Plan, directory: Path, *, rank: int, attempt: str) -> None:
-        load_ops()
         self.plan = plan
         self.records = Records.open(directory, rank)
         self.progress = Progress()
@@ -77,27 +78,30 @@ class Executor:
         """Set up, train, shut down; returns how it ended (a key of EXIT_CODES). Failures are reported, not raised."""
         self.requests.listen()
         begin = time.perf_counter()
-        status, last = "failed", None
+        status = "failed"
         try:
             self._set_up(begin)
             status = self._train()
         except (EnvironmentFault, DataError) as error:
             status = "environment"
-            self._report(error, trace=False)
+            self._report(error, exit_code=EXIT_CODES[status], trace=False)
         except (NonFinite, PlanMismatch) as error:
             self._report(error, trace=False)
         except BaseException as error:  # also CheckpointException, which is no Exception
-            self._report(error, trace=True)
-        last = self._last_step
-        self.records.event(
-            "run_end",
-            step=self.progress.step,
-            status="failed" if status == "environment" else status,
-            exit_code=EXIT_CODES[status],
-            seconds=time.perf_counter() - begin,
-            loss=last.loss if last else None,
-        )
-        self._shut_down(failed=EXIT_CODES[status] in (1, 3))
+            self._report(error, trace=not lost_a_peer(error))
+        failed = EXIT_CODES[status] in (1, 3)
+        if not failed:  # of a failure only the launcher can say when all has been told
+            loss = self._last_step.loss if self._last_step else None
+            seconds = time.perf_counter() - begin
+            self.records.event(
+                "run_end",
+                step=self.progress.step,
+                status=status,
+                exit_code=EXIT_CODES[status],
+                seconds=seconds,
+                loss=loss,
+            )
+        self._shut_down(failed=failed)
         return status
 
     # set-up ---------------------------------------------------------------------------------------------------------
@@ -116,6 +120,7 @@ class Executor:
             attempt=self.resources["attempt"],
             directory=str(self.records.directory),
         )
+        load_ops()
         for node in self._order:
             if node.kind in ("setup", "collate"):
                 self._execute(node)
@@ -196,23 +201,33 @@ class Executor:
 
     # the end --------------------------------------------------------------------------------------------------------
 
-    def _report(self, error: BaseException, *, trace: bool) -> None:
-        text = "".join(traceback.format_exception(error)) if trace else ""
-        fields: dict[str, Any] = {"rank": self.records.rank, "error": str(error) or repr(error), "traceback": text}
+    def _report(self, error: BaseException, *, exit_code: int = 1, trace: bool) -> None:
+        text = "".join(traceback.format_exception(error))
+        print(text, file=sys.stderr)
+        message = str(error) or repr(error)
+        if lost_a_peer(error):
+            message = f"lost contact with another rank, in step {self.progress.step + 1}"
+        fields: dict[str, Any] = {"rank": self.records.rank, "error": message, "exit_code": exit_code}
         if isinstance(error, EnvironmentFault):
             fields["code"] = error.code
         if isinstance(error, NonFinite):
             self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
-        self.records.event("failure", step=self.progress.step, every_rank=True, **fields)
+        traced = text if trace else ""
+        self.records.event("failure", step=self.progress.step, every_rank=True, traceback=traced, **fields)
 
     def _shut_down(self, *, failed: bool) -> None:
         for node in self._order:
-            if node.kind == "shutdown" and not (failed and node.op == "shutdown.leave"):
-                # After a failure the other ranks may be gone: waiting for them would only hide what happened.
+            # After a failure the other ranks may be gone: waiting for them would only hide what happened.
+            if node.kind == "shutdown" and node.op in OPS and not (failed and node.op == "shutdown.leave"):
                 _operation(node).bind(node, {**self.resources, "node_id": node.id})()
 
 
-def _operation(node: Node):
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether the error only says that another rank is gone: that rank's own report is the one to read."""
+    return isinstance(error, RuntimeError) and bool(re.search(r"Connection (closed|reset) by (peer|remote)", str(error)))
+
+
+def _operation(node: Node) -> Op:
     if node.op not in OPS:
         raise PlanMismatch(f"node `{node.id}` needs op `{node.op}`, which this version of xtrain does not have")
     return OPS[node.op]

@@ -55,6 +55,7 @@ Action = LogAction | EvalAction | CheckpointAction | GenerateAction | StopAction
 class Tick:
     """`every QUANTITY action then action`: what happens periodically."""
 
+    actions: tuple[Action, ...]
     every: Quantity = setting(
         "how often; a share is one of the budget",
         units=("steps", "tokens", "seconds", "%"),
@@ -62,7 +63,6 @@ class Tick:
         role=Role.CADENCE,
         example="10 steps",
     )
-    actions: tuple[Action, ...]
 
 
 EventName = Literal["sigterm", "sigint", "finish"]

@@ -7,7 +7,8 @@ from .parallel import Pp
 from .training import Checkpoint, Loss, Optimizer
 
 KINDS: Final = (
-    "adapter", "mixture", "ema", "compile", "activation", "log", "profile", "fault_tolerance", "serve", "sweep", "phase",
+    "adapter", "mixture", "ema", "compile", "activation", "log", "profile", "fault_tolerance", "serve", "sweep",
+    "phase",
 )  # fmt: skip
 ACTIONS: Final = ("rollback", "health", "profile", "export")
 EVENTS: Final = ("nan",)

@@ -52,10 +52,16 @@ class Cp:
 
     size: int = 1
     ring: int | Auto = setting(
-        "ranks that pass keys and values around", default=AUTO, check=at_least(1), role=Role.MESH
+        "ranks that pass keys and values around; auto: what ulysses leaves of the size",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.MESH,
     )
     ulysses: int | Auto = setting(
-        "ranks that exchange sequence for heads", default=AUTO, check=at_least(1), role=Role.MESH
+        "ranks that exchange sequence for heads; auto: as many as the heads allow",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.MESH,
     )
     fold: Literal["all", "ulysses_only", "ring_only", "none"] = setting(
         "context axes that shard parameters together with fsdp", default="all", role=Role.MESH

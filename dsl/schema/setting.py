@@ -69,9 +69,7 @@ def setting(
     example: str = "",
 ) -> Any:
     """Declare a field of a block; without `default` the spec must give it."""
-    meta = Setting(
-        doc=doc, units=units, check=check, role=role, only=only, required_by=required_by, example=example
-    )
+    meta = Setting(doc=doc, units=units, check=check, role=role, only=only, required_by=required_by, example=example)
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
 
 

@@ -112,7 +112,9 @@ def test_uneven_shards_count_as_the_largest():
     both = Cuts(tp=2, fsdp=4, ep=1, ep_fsdp=1, expert_dimension=1)
     # Output features over tp then fsdp; input features of the row-wise matrix over tp, its rows over fsdp.
     assert both.largest(ParameterSpec(name="layers.0.mlp.up_proj.weight", shape=(18, 5), decays=True)) == 3 * 5
-    assert both.largest(ParameterSpec(name="layers.0.mlp.down_proj.weight", shape=(5, 18), decays=True)) == 2 * 9
+    assert both.largest(ParameterSpec(name="layers.0.mlp.down_proj.weight", shape=(9, 18), decays=True)) == 3 * 9
+    assert both.largest(ParameterSpec(name="layers.0.self_attn.o_proj.weight", shape=(9, 18), decays=True)) == 3 * 9
+    assert both.largest(ParameterSpec(name="layers.0.self_attn.q_proj.weight", shape=(18, 5), decays=True)) == 3 * 5
     assert both.largest(ParameterSpec(name="layers.0.input_layernorm.weight", shape=(5,), decays=True)) == 2
 
 

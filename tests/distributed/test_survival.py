@@ -1,0 +1,202 @@
+"""Signals, deaths and restarts of real runs."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from projects import Project, curve, events
+
+pytestmark = pytest.mark.distributed
+
+LONG = {"steps": 4000}
+
+
+def wait_for_step(project: Project, step: int, root: str = "runs") -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        for path in (project.folder / root).glob("tiny/*/metrics.jsonl"):
+            if path.read_text().count('"loss"') >= step:
+                return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not reached")
+
+
+def workers(directory: Path) -> list[int]:
+    """Process ids of the ranks of a run that are alive."""
+    found = []
+    for process in Path("/proc").iterdir():
+        if process.name.isdecimal():
+            try:
+                command = (process / "cmdline").read_bytes().decode().split("\0")
+                running = (process / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+                here = (process / "cwd").resolve()
+            except (OSError, IndexError):
+                continue
+            if running and "xtrain.runtime.worker" in command and here / command[-3] == directory:
+                found.append(int(process.name))
+    return found
+
+
+def gone(directory: Path, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while workers(directory) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not workers(directory)
+
+
+@pytest.mark.parametrize("world", ["1", "2"])
+def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project, world):
+    spec = project.spec(steps=120)
+    whole = project.run(spec, "--world", world, root="whole")
+    process = project.start(spec, "--world", world, "--ui", "plain")
+    wait_for_step(project, 10)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 75, out + err
+    assert "Traceback" not in out + err
+    stopped = curve(project.directory())
+    assert 10 <= len(stopped) < 120
+    directory = project.run(spec, "--world", world)
+    assert curve(directory) == curve(whole)
+    assert events(directory, "resumed")[0]["step"] == stopped[-1][0]
+
+
+def test_ctrl_c_saves_and_says_130(project):
+    spec = project.spec(**LONG)
+    process = project.start(spec, "--world", "2")
+    wait_for_step(project, 3)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in out + err
+    directory = project.directory()
+    (saved,) = events(directory, "checkpoint")
+    assert saved["step"] == curve(directory)[-1][0]
+    assert gone(directory, 5)
+
+
+def test_a_rank_that_dies_ends_the_run_at_once(project):
+    spec = project.spec(**LONG)
+    process = project.start(spec, "--world", "2", "--ui", "plain")
+    wait_for_step(project, 3)
+    directory = project.directory()
+    victim = next(p for p in workers(directory) if b"\0RANK=1\0" in Path(f"/proc/{p}/environ").read_bytes())
+    begin = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert time.monotonic() - begin < 15
+    assert "rank 1" in out and "SIGKILL" in out, out + err
+    assert gone(directory, 5)
+
+
+def test_an_exception_in_a_rank_is_shown_with_its_traceback(project):
+    """A tokenizer that breaks in the middle of setting up, on one rank alone."""
+    (project.folder / "sitecustomize.py").write_text(
+        "import os\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import importlib.abc, sys\n"
+        "    class Finder(importlib.abc.MetaPathFinder):\n"
+        "        def find_spec(self, name, path, target=None):\n"
+        "            if name == 'xtrain.runtime.scheduler':\n"
+        "                raise RuntimeError('the scheduler has left the building')\n"
+        "    sys.meta_path.insert(0, Finder())\n"
+    )
+    spec = project.spec(**LONG)
+    environment = {**project.environment, "PYTHONPATH": str(project.folder)}
+    command = project.command("run", spec, "--world", "2", "--ui", "plain")
+    done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "the scheduler has left the building" in done.stdout and "rank 1" in done.stdout, done.stdout + done.stderr
+    assert gone(project.directory(), 5)
+
+
+def test_ranks_do_not_outlive_a_killed_launcher_and_leave_a_checkpoint(project):
+    spec = project.spec(**LONG)
+    process = project.start(spec, "--world", "2")
+    wait_for_step(project, 3)
+    directory = project.directory()
+    assert len(workers(directory)) == 2
+    process.kill()
+    process.communicate()
+    assert gone(directory, 30)
+    assert len(events(directory, "checkpoint")) == 1
+
+
+def test_a_killed_run_goes_on_from_its_last_checkpoint(project):
+    spec = project.spec(steps=120)
+    whole = project.run(spec, root="whole")
+    keep_two = ("--set", "checkpoint.keep=2")
+    spec = project.spec(steps=120, more="every 10 steps checkpoint", name="often.xtrain")
+    process = project.start(spec, *keep_two)
+    wait_for_step(project, 25)
+    (worker,) = workers(project.directory())
+    os.kill(worker, signal.SIGKILL)
+    process.kill()
+    process.communicate()
+    directory = project.run(spec, *keep_two)
+    assert events(directory, "resumed")[0]["step"] % 10 == 0
+    assert curve(directory) == curve(whole)
+
+
+def test_a_finished_run_has_nothing_left_to_do_and_can_be_extended(project):
+    spec = project.spec(steps=6)
+    directory = project.run(spec)
+    assert project.run(spec) == directory
+    assert len(curve(directory)) == 6
+    assert events(directory, "run_end")[-1]["status"] == "complete"
+    assert project.run(spec, "--set", "experiment.budget=9 steps") == directory
+    assert [step for step, *_ in curve(directory)] == list(range(1, 10))
+
+
+def test_a_run_that_shall_not_be_resumed_begins_anew_and_loses_nothing(project):
+    spec = project.spec(steps=4)
+    first = project.run(spec)
+    before = curve(first)
+    assert project.run(spec, "--set", "checkpoint.resume=false") == first
+    assert curve(first) == before
+    (aside,) = (d for d in first.parent.iterdir() if "~" in d.name)
+    assert curve(aside) == before and len(events(first, "run_start")) == 1
+
+
+def test_two_processes_do_not_share_a_run_directory(project):
+    spec = project.spec(**LONG)
+    process = project.start(spec)
+    wait_for_step(project, 1)
+    other = project.start(spec)
+    out, err = other.communicate(timeout=60)
+    assert other.returncode == 3 and "another process" in err and "Traceback" not in err
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=60)
+    assert process.returncode == 75
+
+
+def test_under_torchrun_the_same_command_is_a_rank(project):
+    spec = project.spec(steps=5)
+    alone = project.run(spec, root="alone")
+    process = project.start(spec, "--world", "2", "--ui", "plain", torchrun=2)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, out + err
+    assert len(re.findall(r"^step 5/5", out, re.M)) == 1
+    ours, theirs = curve(project.directory()), curve(alone)
+    assert all(abs(a[1] - b[1]) < 1e-5 * b[1] for a, b in zip(ours, theirs, strict=True))
+
+
+def test_another_world_than_planned_is_told_before_anything_starts(project):
+    spec = project.spec(steps=5)
+    process = project.start(spec, "--world", "4", torchrun=2)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "4 ranks and 2 were started" in out + err
+
+
+def test_the_plan_that_was_reviewed_is_the_one_that_runs(project):
+    spec = project.spec(steps=3)
+    subprocess.run(project.command("plan", spec, "--out", "plan.json"), cwd=project.folder, check=True)
+    directory = project.run("plan.json")
+    reviewed, ran = (json.loads((d / "plan.json").read_text())["id"] for d in (project.folder, directory))
+    assert reviewed == ran

@@ -1,0 +1,50 @@
+"""Codes are documented, and their examples do what they say."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from xtrain.dsl.codes import CODES, near
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("dsl", "planner", "runtime", "tui", "cli")
+EMITTED = {
+    code
+    for room in ROOMS
+    for path in (ROOT / room).rglob("*.py")
+    if not path.name.startswith("pages_")
+    for code in re.findall(r'"([XW][1-7][0-9]{2})"', path.read_text(encoding="utf-8"))
+}
+OF_TEXT = [code for code in CODES.values() if re.match(r"X[123]|W2|X709", code.code)]
+
+
+def test_every_code_in_the_tree_has_a_page():
+    assert EMITTED and not EMITTED - set(CODES), "give these codes a page in dsl/pages_*.py"
+
+
+def test_every_page_of_the_language_is_of_a_code_that_is_emitted():
+    assert not {code.code for code in OF_TEXT} - EMITTED
+
+
+@pytest.mark.parametrize("code", CODES.values(), ids=lambda code: code.code)
+def test_pages_are_whole(code):
+    assert code.title and code.title[0].islower() or code.title.startswith("cp")
+    assert len(code.meaning.split()) >= 8
+    assert code.page().startswith(f"{code.code}: {code.title}\n\n")
+    assert all(len(line) <= 120 for line in code.page().splitlines())
+
+
+@pytest.mark.parametrize("code", [c for c in OF_TEXT if c.wrong], ids=lambda code: code.code)
+def test_the_wrong_example_causes_the_code_and_the_right_one_does_not(code, load):
+    alone = code.code in ("X204", "X205", "X207", "X219")  # the base would give what is missing
+    found = [d.code for d in load(code.wrong, base=not alone).diagnostics]
+    assert code.code in found
+    if code.right:
+        assert code.code not in [d.code for d in load(code.right).diagnostics]
+
+
+def test_near():
+    assert near("x203") == "X203"
+    assert near("X2O3") == "X203"
+    assert near("nonsense") is None

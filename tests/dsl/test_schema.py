@@ -1,0 +1,95 @@
+"""The schema is complete: every setting is documented, every unit and choice is known, every class has a place."""
+
+from typing import Any, Literal, get_args, get_origin
+
+import attrs
+import pytest
+
+from xtrain.dsl import blocks
+from xtrain.dsl.quantity import UNITS, Quantity
+from xtrain.dsl.schema import actions, data, experiment, later, model, parallel, training
+from xtrain.dsl.schema.setting import Auto, settings_of
+from xtrain.dsl.spec import Spec
+
+MODULES = (actions, data, experiment, model, parallel, training)
+CLASSES = [c for m in MODULES for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]
+SETTINGS = [(c, name, attribute, meta) for c in CLASSES for name, (attribute, meta) in settings_of(c).items()]
+
+
+@pytest.mark.parametrize("block", CLASSES, ids=lambda c: c.__name__)
+def test_every_class_says_how_it_is_written(block):
+    assert (block.__doc__ or "").startswith("`")
+
+
+@pytest.mark.parametrize(("block", "name", "attribute", "meta"), SETTINGS, ids=lambda x: getattr(x, "__name__", ""))
+def test_every_setting_is_whole(block, name, attribute, meta):
+    parts = get_args(attribute.type) or (attribute.type,)
+    assert meta.doc and meta.doc[0].islower() or meta.doc[0].isdigit() or meta.doc.startswith(("CPU", "RMSNorm"))
+    assert not meta.doc.endswith(".")
+    assert set(meta.units) <= {unit for unit, _ in UNITS.values()}
+    assert bool(meta.units) == (Quantity in parts), "units are for quantities"
+    if attribute.default is attrs.NOTHING or meta.required_by:
+        assert meta.example, "a diagnostic shows it when the setting is missing"
+    elif isinstance(attribute.default, Quantity):
+        assert attribute.default.unit in meta.units
+    if Auto in parts:
+        assert "auto" in meta.doc, "the doc says what auto does"
+    label = blocks.label_of(block)
+    if meta.only or meta.required_by:
+        assert label is not None and set(meta.required_by) <= set(meta.only) <= set(blocks.choices_of(label.type))
+
+
+def test_every_default_passes_its_own_check():
+    for _, name, attribute, meta in SETTINGS:
+        exempt = attribute.default in (attrs.NOTHING, None) or isinstance(attribute.default, Auto) or meta.required_by
+        if meta.check and not exempt:
+            assert meta.check(attribute.default) is None, name
+
+
+def test_every_block_of_a_spec_has_a_kind():
+    kinds = {a.name for a in attrs.fields(Spec) if blocks.is_block(a.type)}
+    assert kinds | {"dataset"} == set(blocks.KINDS)
+    required = {a.name for a in attrs.fields(Spec) if blocks.is_block(a.type) and a.default is attrs.NOTHING}
+    assert required == set(blocks.REQUIRED)
+
+
+def test_every_kind_of_the_language_is_known():
+    language = """experiment workspace launch model adapter tokenizer dataset mixture batch loss optimizer scheduler ema
+    precision compile activation parallel checkpoint log profile fault_tolerance serve sweep phase"""
+    assert set(language.split()) == set(blocks.ALL_KINDS)
+
+
+def test_what_comes_later_is_not_there_yet():
+    assert not set(later.KINDS) & set(blocks.KINDS)
+    assert not set(later.ACTIONS) & set(blocks.ACTIONS)
+    assert not set(later.EVENTS) & set(blocks.EVENTS)
+    assert not set(later.SOURCES) & set(blocks.SOURCES)
+    assert not set(later.LINKS) & set(blocks.LINKS)
+    for block, names in later.SETTINGS.items():
+        assert not set(names) & set(settings_of(block))
+    for (block, name), words in later.WORDS.items():
+        assert not set(words) & set(choices(block, name))
+
+
+def choices(block: type, name: str) -> tuple[Any, ...]:
+    (annotation,) = [a.type for a in attrs.fields(block) if a.name == name]
+    assert get_origin(annotation) is Literal
+    return blocks.choices_of(annotation)
+
+
+@pytest.mark.parametrize(("block", "name", "attribute", "meta"), SETTINGS, ids=lambda x: getattr(x, "__name__", ""))
+def test_every_choice_can_be_written(block, name, attribute, meta, load):
+    """Each word of each `Literal` loads, and shows in what is said of a wrong word."""
+    words = blocks.choices_of(attribute.type)
+    path = next((k for k, v in blocks.KINDS.items() if v is block), None)
+    path = path or next((f"parallel.{k}" for k, v in blocks.nested(parallel.Parallel).items() if v is block), None)
+    if not words or path is None:
+        return
+    path = "dataset.stdlib" if path == "dataset" else path
+    label = f"{path}={meta.only[0]}" if meta.only else f"{path}.{name}=zzz"
+    for word in words:
+        spelled = f'"{word}"' if word[0].isdigit() else word
+        loaded = load("", label, f"{path}.{name}={spelled}")
+        assert loaded.spec is not None, loaded.diagnostics.render()
+    (error,) = load("", label, f"{path}.{name}=zzz").diagnostics
+    assert error.code == "X305" and all(word in error.hint for word in words)

@@ -1,0 +1,49 @@
+"""Binding nodes to ops: the plan and the code cannot drift apart unnoticed."""
+
+import pytest
+
+from xtrain.planner.architecture import Architecture
+from xtrain.planner.plan import Node
+from xtrain.runtime.ops import Op, PlanMismatch, load_ops
+
+
+def make(model: str, size: int, factor: float = 2.0) -> str:
+    return f"{model} {size * factor:g}"
+
+
+OP = Op("setup.make", make, None)
+
+
+def node(**args) -> Node:
+    return Node(id="setup.make", kind="setup", op="setup.make", args=args)
+
+
+def test_arguments_come_from_the_node_then_from_what_was_given():
+    assert OP.bind(node(size=3), {"model": "m", "size": 9, "other": 1})() == "m 6"
+    assert OP.bind(node(size=3, factor=1), {"model": "m"})() == "m 3"
+
+
+def test_an_argument_that_the_op_does_not_take_is_a_mismatch():
+    with pytest.raises(PlanMismatch, match="gives width"):
+        OP.bind(node(size=3, width=1), {"model": "m"})
+
+
+def test_a_parameter_that_nothing_gives_is_a_mismatch():
+    with pytest.raises(PlanMismatch, match="needs `model`"):
+        OP.bind(node(size=3), {})
+
+
+def test_nested_values_are_made_into_their_class():
+    def width(architecture: Architecture) -> int:
+        return architecture.dim
+
+    arch = {
+        "family": "llama", "dim": 8, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 4, "ffn": 16, "vocab": 10,
+        "rope_theta": 1e4, "norm_eps": 1e-6, "tie_embeddings": False, "qk_norm": False, "init_std": 0.02,
+    }  # fmt: skip
+    assert Op("x", width, None).bind(node(architecture=arch), {})() == 8
+
+
+def test_every_op_has_a_name_of_its_kind():
+    kinds = {name.split(".")[0] for name in load_ops()}
+    assert kinds == {"setup", "collate", "step", "tick", "shutdown"}

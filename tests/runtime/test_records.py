@@ -1,0 +1,52 @@
+"""What is written to a run directory, and what a resumed run takes back."""
+
+import json
+
+from xtrain.runtime.records import Records, trim_after
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_only_the_first_rank_writes_metrics_and_shared_events(tmp_path):
+    for rank in (0, 1):
+        records = Records.open(tmp_path, rank)
+        records.metric({"step": 1, "loss": 2.0})
+        records.event("checkpoint", step=1)
+        records.event("failure", step=1, every_rank=True, rank=rank)
+        records.own.write({"step": 1})
+        records.close()
+    assert len(lines(tmp_path / "metrics.jsonl")) == 1
+    assert [e["event"] for e in lines(tmp_path / "events.jsonl")] == ["checkpoint", "failure", "failure"]
+    assert (tmp_path / "ranks" / "00001.jsonl").exists()
+
+
+def test_numbers_added_to_a_step_go_into_its_record_or_get_their_own(tmp_path):
+    records = Records.open(tmp_path, 0)
+    records.add_to_metric({"eval/web/loss": 1.5})
+    records.metric({"step": 1, "loss": 2.0})
+    records.flush(1)
+    records.add_to_metric({"eval/web/loss": 1.4})
+    records.flush(2)
+    records.close()
+    first, second = lines(tmp_path / "metrics.jsonl")
+    assert first == {"step": 1, "loss": 2.0, "eval/web/loss": 1.5}
+    assert second["step"] == 2 and second["eval/web/loss"] == 1.4
+
+
+def test_numbers_json_has_no_word_for_become_text(tmp_path):
+    records = Records.open(tmp_path, 0)
+    records.metric({"step": 1, "loss": float("nan"), "grad_norm": float("inf")})
+    records.close()
+    assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": "nan", "grad_norm": "inf"}]
+
+
+def test_steps_that_come_again_are_moved_aside(tmp_path):
+    path, aside = tmp_path / "metrics.jsonl", tmp_path / "logs" / "superseded.jsonl"
+    path.write_text('{"step":1}\n{"step":2}\n{"step":3}\n{"step":')
+    assert trim_after(path, 2, aside) == 2
+    assert path.read_text() == '{"step":1}\n{"step":2}\n'
+    assert aside.read_text() == '{"step":3}\n{"step":'
+    assert trim_after(path, 2, aside) == 0
+    assert trim_after(tmp_path / "none.jsonl", 0, aside) == 0
