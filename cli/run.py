@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..runtime.launch import Ended
     from ..runtime.workspace import Workspace
 
-STATUS_OF_SIGNAL = {signal.SIGTERM: "stopped", signal.SIGINT: "interrupted"}
+STATUS_OF_SIGNAL: dict[int | None, str] = {signal.SIGTERM: "stopped", signal.SIGINT: "interrupted"}
 VIEWS = ("console", "plain", "json", "none")
 
 
@@ -29,7 +29,7 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("spec", help="a .xtrain spec or a plan.json")
     parser.add_argument("--world", type=int, metavar="N", help="local ranks (default: what the spec's axes need)")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="sets", help="override a field")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="sets", help="set a field")
     parser.add_argument("--ui", choices=VIEWS, help="how to show the run (default: console on a terminal, else plain)")
     parser.set_defaults(run=run)
 
@@ -95,7 +95,7 @@ def _conclude(workspace: "Workspace", said: list[dict], ended: "Ended") -> dict:
             log = workspace.directory / "logs" / workspace.attempt
             error = f"{reason}; what it printed is under {log}"
             lines.write(_event("failure", step, rank=rank, error=error, traceback="", exit_code=1))
-    status = STATUS_OF_SIGNAL.get(ended.signal or 0, "failed") if not failures else "failed"
+    status = STATUS_OF_SIGNAL.get(ended.signal, "failed") if not failures else "failed"
     exit_code = 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status]
     end = _event("run_end", step, status=status, exit_code=exit_code, seconds=None, loss=None)
     lines.write(end)
@@ -105,8 +105,8 @@ def _conclude(workspace: "Workspace", said: list[dict], ended: "Ended") -> dict:
 
 def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     """One rank that someone else has started; the first one keeps the directory and shows the run."""
-    from ..runtime.outcome import EXIT_CODES
     from ..runtime.launch import Ended
+    from ..runtime.outcome import EXIT_CODES
     from ..runtime.worker import leave, run_rank
     from ..runtime.workspace import locate, open_workspace, read_code
     from ..tui.view import choose_ui
@@ -115,11 +115,11 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     assert plan is not None
     if int(os.environ["RANK"]) != 0:
         directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
-        leave(EXIT_CODES[run_rank(plan, directory, "worker")])
+        leave(EXIT_CODES[run_rank(plan, directory)])
     workspace = open_workspace(plan, compiled.resolved_text)
     begin = _size(workspace.directory / "events.jsonl")
     with _Following(workspace, choose_ui(ui, sys.stdout)):
-        status = run_rank(plan, workspace.directory, workspace.attempt)
+        status = run_rank(plan, workspace.directory)
         _conclude(workspace, _events_since(workspace.directory / "events.jsonl", begin), Ended())
     leave(EXIT_CODES[status])
     return EXIT_CODES[status]

@@ -134,10 +134,10 @@ def _power(base: Plain, exponent: Plain) -> Plain:
         raise ArithmeticFailure("X307", "zero has no negative power")
     if base < 0 and exponent != int(exponent):
         raise ArithmeticFailure("X307", "a negative number has no fractional power")
-    if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
-        # Not computed first and looked at then: 9 ** 9 ** 9 would take all memory.
-        if base.bit_length() * exponent > 2 * _LARGEST_BITS:
-            raise ArithmeticFailure("X307", "the result is too large")
+    # Whole numbers are looked at before they are computed: 9 ** 9 ** 9 would take all memory.
+    digits = base.bit_length() if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1 else 0
+    if digits * exponent > 2 * _LARGEST_BITS:
+        raise ArithmeticFailure("X307", "the result is too large")
     return _guarded(operator.pow, base, exponent)
 
 

@@ -57,6 +57,8 @@ class Evaluator:
             self.diagnostics.error("X307", "this expression is nested too deeply", node.span)
             return Value(FAILED, node.span)
         match node:
+            case s.Unread(span=span):
+                return Value(FAILED, span)
             case s.Number(span=span, value=number):
                 return Value(number, span)
             case s.String(span=span, value=text):

@@ -1,7 +1,7 @@
 """What is wrong with the names of a spec: kinds, labels and fields that are unknown, missing or in the wrong place."""
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
@@ -9,7 +9,7 @@ from . import blocks
 from .convert import Context
 from .diagnostics import Diagnostics, Note
 from .schema import later
-from .schema.setting import Setting, settings_of
+from .schema.setting import AUTO, Auto, Setting, settings_of
 from .sections import Entry, Section, Tree
 from .source import Source, Span
 from .suggest import closest
@@ -62,6 +62,10 @@ class FieldErrors:
 
     def _unknown_kind(self, kind: str, section: Section, head: Span) -> None:
         word = _word(head, kind)
+        if kind in blocks.ACTIONS and not section.entries:
+            hint = "actions stand behind `every …` or `on …`, joined by `then`"
+            self.diagnostics.error("X201", f"`{kind}` is an action, not a block", word, hint=hint)
+            return
         if kind in later.KINDS:
             self._not_yet(f"`{kind}`", word)
             return
@@ -76,7 +80,11 @@ class FieldErrors:
         notes: list[Note] = [(f"kinds of blocks: {', '.join(blocks.KINDS)}", None)]
         hint = f"did you mean `{meant}`?" if meant else None
         fix = (word, meant) if meant else None
-        if meant is None and owner:
+        if kind in blocks.LINKS:
+            hint, notes = "links of `collate` are joined by `->`", []
+        elif kind in ("if", "for", "while", "else"):
+            hint, notes = "a spec has no conditions and no loops", []
+        elif meant is None and owner:
             hint, notes = f"`{kind}` belongs into {_listed(owner)}", []
         self.diagnostics.error("X201", f"there is no block called `{kind}`", word, hint=hint, notes=notes, fix=fix)
 
@@ -172,9 +180,12 @@ class FieldErrors:
 
     def value_for_block(self, entry: Entry, name: str, block: type) -> None:
         """`tp = 2` where `tp 2` was meant."""
-        labelled = blocks.label_of(block) is not None
+        label = blocks.label_of(block)
+        labelled = label is not None
         data = entry.value.data
         shown = entry.value.span.text
+        if label is not None and data is AUTO and Auto not in get_args(label.type):
+            shown = "2"
         simple = labelled and not isinstance(data, Mapping | Items) and data is not FAILED
         written = f"{name} {shown}" if simple else f"{name} {{ … }}"
         whole = entry.name_span.to(entry.value.span)

@@ -38,7 +38,7 @@ def lay_out(tokens: list[Token], source: Source, diagnostics: Diagnostics) -> tu
         if token.starts_item:
             reacting[-1] = token.type in ("EVERY", "ON")
         if token.type in OPENERS:
-            value = bool(result) and (result[-1].type in _BEFORE_A_VALUE or _in_list(result[-1], inside))
+            value = inside != "block" or (bool(result) and result[-1].type in _BEFORE_A_VALUE)
             opened.append(token.type if token.type != "LBRACE" else "map" if value else "block")
             reacting.append(False)
         result.append(token)
@@ -56,7 +56,3 @@ def _classify(token: Token, *, first: bool, reacting: bool) -> None:
         token.type = CONSTANTS[word]
     elif word == "then" and reacting:
         token.type = "THEN"
-
-
-def _in_list(before: Token, inside: str) -> bool:
-    return before.type == "_COMMA" and inside in ("LPAR", "LSQB", "map")

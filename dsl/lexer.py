@@ -33,7 +33,8 @@ SIGNS: Final = {
     "=": "_EQ", ":": "_COLON", ",": "_COMMA", ".": "_DOT", "(": "LPAR", ")": "RPAR", "{": "LBRACE", "}": "RBRACE",
     "[": "LSQB", "]": "RSQB",
 }  # fmt: skip
-_MEANT: Final = {"==": "=", ":=": "=", "=>": "->"}
+CORRECTED: Final = {"==": "=", ":=": "=", "=>": "->"}  # reported here and read as what was meant
+_CONDITIONS: Final = ("?", "<", ">", "!", "&&", "||")
 _STRING: Final = re.compile(r'"((?:[^"\\\n]|\\[^\n])*)"')
 _TRIPLE: Final = re.compile(r'"""((?:[^\\]|\\.)*?)"""', re.DOTALL)
 _OTHER_QUOTES: Final = {"'": "'", "`": "`", "“": "”", "„": "“", "‘": "’", "”": "”", "’": "’"}
@@ -100,9 +101,10 @@ class _Lexer:
         self._emit("ERROR", end)
 
     def _wrong_sign(self, sign: str, end: int) -> None:
-        meant = _MEANT.get(sign)
+        meant = CORRECTED.get(sign)
         if meant is None:
-            self.diagnostics.error("X109", f"`{sign}` is not part of the language", self._span(end))
+            hint = "a spec has no conditions"
+            self.diagnostics.error("X109", f"`{sign}` is not part of the language", self._span(end), hint=hint)
             self._emit("ERROR", end)
             return
         what = "a value is given with" if meant == "=" else "links of a chain are joined by"
@@ -127,7 +129,8 @@ class _Lexer:
             self._emit("_COMMA", self.at + 1)
         else:
             shown = character if character.isprintable() else f"U+{ord(character):04X}"
-            self.diagnostics.error("X109", f"`{shown}` is not part of the language", span)
+            hint = "a spec has no conditions" if character in _CONDITIONS else None
+            self.diagnostics.error("X109", f"`{shown}` is not part of the language", span, hint=hint)
             self._emit("ERROR", self.at + 1)
 
     # Strings ----------------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def _unknown_name(
     if truth and lower in ("yes", "no", "on", "off", "true", "false"):
         hint = f"write `{'true' if lower in ('yes', 'on', 'true') else 'false'}`"
         return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint=hint)
-    if lower in ("null", "nil"):
+    if lower in ("null", "nil") and NoneType in get_args(annotation):
         return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint="nothing is written `none`")
     definition = constants.get(word.text)
     if definition is not None:
@@ -157,10 +157,15 @@ def quantity_mismatch(value: Value, context: "Context") -> Mismatch:
         else:
             forms = [f"`{_with_unit(amount, unit)}`" for unit in units]
         fix = (value.span, forms[0].strip("`")) if len(forms) == 1 else None
+        if amount.endswith("B") and units == ("bytes",):
+            fix, forms = None, [f"`{amount[:-1]} B` or `{amount[:-1]} GiB`; a `B` that touches its number is 10^9"]
         return Mismatch("X302", f"{must}; this number has no unit", value, hint=f"write {joined(forms)}", fix=fix)
     examples = joined([f"`{_UNIT_EXAMPLES[unit]}`" for unit in units])
     if isinstance(data, Quantity):
-        return Mismatch("X302", f"{must}, not {describe(data)}", value, hint=f"for instance {examples}")
+        hint = f"for instance {examples}"
+        if data.unit == "bytes" and "tokens" in units and value.span.text.endswith(" B"):
+            hint = f"write `{value.span.text[:-1].strip()}B tokens`; apart from its number, `B` means bytes"
+        return Mismatch("X302", f"{must}, not {describe(data)}", value, hint=hint)
     if isinstance(data, Word):
         return Mismatch("X202", f"nothing is called `{data.text}`", value, hint=f"write {examples}")
     if isinstance(data, str):

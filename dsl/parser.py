@@ -9,10 +9,11 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from .diagnostics import Diagnostics
 from .layout import lay_out
-from .lexer import tokenize
+from .lexer import CORRECTED, tokenize
+from .misfit import Explanation
 from .source import Source
 from .syntax import Assign, Expression, File, Item
-from .syntax_errors import Explanation, explain
+from .syntax_errors import explain
 from .tokens import SEPARATORS, Token
 from .tree import grammar
 
@@ -80,7 +81,9 @@ class _Parse:
     def _explain(self, at: int, parser: InteractiveParser) -> Explanation | None:
         """Report the token that does not fit, unless its item has been reported or the lexer has done so."""
         item = self._item_of(at)
-        if self.tokens[at].type == "ERROR" or (item is not None and item == self.reported):
+        token = self.tokens[at]
+        told = token.type == "ERROR" or token.text in CORRECTED
+        if told or (item is not None and item == self.reported):
             return None
         explanation = explain(self.tokens, at, item if item is not None else 0, parser.accepts())
         self.diagnostics.add(explanation.diagnostic)
@@ -109,10 +112,21 @@ class _Parse:
         return True
 
     def _give_up(self, at: int) -> tuple[int, InteractiveParser]:
-        """Put `BROKEN` in the place of the innermost item: where to go on, and in which state."""
+        """Put `BROKEN` in the place of the innermost item: where to go on, and in which state.
+
+        What the layout takes for an item may not be one to the parser, when the text around it is broken as well; then
+        the item around it is given up.
+        """
         first = self._item_of(at)
         while self.begun[-1][0] != first:
             self.begun.pop()
+        while True:
+            try:
+                return self._replace(at)
+            except UnexpectedToken:
+                self.begun.pop()
+
+    def _replace(self, at: int) -> tuple[int, InteractiveParser]:
         place, parser = self.begun[-1]
         begin = self.tokens[place]
         end = max(at, place)

@@ -98,7 +98,12 @@ class Chain(Node):
     links: tuple["Expression", ...]
 
 
-Expression = Number | String | Constant | Reference | Negative | Binary | ListOf | Map | Call | Chain
+@frozen
+class Unread(Node):
+    """A value whose brackets had to be guessed; nothing more is said about it."""
+
+
+Expression = Unread | Number | String | Constant | Reference | Negative | Binary | ListOf | Map | Call | Chain
 
 # Statements -----------------------------------------------------------------------------------------------------------
 

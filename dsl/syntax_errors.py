@@ -2,275 +2,135 @@
 
 from typing import Final
 
-from attrs import frozen
-
-from .diagnostics import Diagnostic, Fix
+from .item_mistakes import ITEM_RULES, beginning
+from .misfit import ENDS, OPERATORS, VALUES, Explanation, Misfit, mistake, shown
 from .numerals import MULTIPLIERS, UNIT_WORDS, near_unit
 from .quantity import Quantity
 from .source import Span
 from .tokens import OPENERS, STATEMENTS, Token
 
-_VALUES: Final = {"NUMBER", "STRING", "TRUE", "LSQB"}  # where all of these fit, a value is expected
-_WORDS: Final = {
-    "NAME": "a name", "STRING": "a string", "NUMBER": "a number", "AUTO": "`auto`", "_EQ": "`=`", "_COLON": "`:`",
-    "LBRACE": "`{`", "RBRACE": "`}`", "RPAR": "`)`", "RSQB": "`]`", "_COMMA": "`,`", "_NEWLINE": "a new line",
-    "THEN": "`then`",
-}  # fmt: skip
-_OPERATORS: Final = {"PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW"}
-_ENDS: Final = {"_NEWLINE", "_COMMA", "RBRACE", "RPAR", "RSQB", "$END", "THEN"}
-
-
-@frozen
-class Explanation:
-    """meant: a token whose insertion before the wrong one mends the item; `replaces` tokens are dropped for it."""
-
-    diagnostic: Diagnostic
-    meant: str | None = None
-    replaces: int = 0
+_MULTIPLIERS_IN_WORDS: Final = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
+_UNITS: Final = "units: steps tokens epochs samples, s min h d, B KiB MiB GiB, %"
+_WHOLE_VALUES: Final = ("RBRACE", "RPAR", "RSQB", "STRING", "NUMBER", "TRUE", "FALSE", "NONE", "AUTO", "NAME")
 
 
 def explain(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Explanation:
     """Why `tokens[at]` does not fit, in the item that begins at `tokens[first]`, where `accepts` would have."""
-    token, before = tokens[at], tokens[at - 1] if at else None
-    after = tokens[at + 1] if at + 1 < len(tokens) else token
-    if before is not None and at > first:
-        found = (
-            _wrong_sign(token, before, accepts)
-            or _missing_value(token, before, accepts)
-            or _after_number(token, before, after)
-            or _missing_separator(token, before, after, accepts)
-            or _comment_sign(tokens, at, first)
-            or _keyword_as_name(token, before)
-            or _block_with_sign(tokens, at, first, accepts)
-            or _incomplete_reaction(tokens, at, first, accepts)
-            or _point(token, before, after)
-        )
-        if found is not None:
-            return found
-    return _start_of_item(token, after, accepts) or _generic(token, accepts)
+    misfit = Misfit(tokens, at, first, accepts)
+    if at > first:
+        for rule in (*ITEM_RULES, *_VALUE_RULES):
+            found = rule(misfit)
+            if found is not None:
+                return found
+    hint = f"expected {misfit.expected}"
+    return beginning(misfit) or mistake("X101", f"unexpected {misfit.found}", misfit.place, hint)
 
 
-def _error(
-    code: str, message: str, span: Span, hint: str | None = None, *, fix: Fix | None = None,
-    meant: str | None = None, replaces: int = 0,
-) -> Explanation:  # fmt: skip
-    diagnostic = Diagnostic(severity="error", code=code, message=message, span=span, hint=hint, fix=fix)
-    return Explanation(diagnostic, meant, replaces)
-
-
-def _wrong_sign(token: Token, before: Token, accepts: set[str]) -> Explanation | None:
-    if token.type == "_COLON" and "_EQ" in accepts:
-        return _error(
-            "X105", f"`{before.text}` is given its value with `=`, not `:`", token.span, "write `=`",
-            fix=(token.span, "="), meant="_EQ", replaces=1,
-        )  # fmt: skip
-    if token.type == "_EQ" and "_COLON" in accepts:
-        return _error(
-            "X105", "a key and its value are joined by `:` inside a map", token.span, "write `:`",
-            fix=(token.span, ":"), meant="_COLON", replaces=1,
-        )  # fmt: skip
+def _wrong_sign(m: Misfit) -> Explanation | None:
+    if m.token.type == "_COLON" and "_EQ" in m.accepts:
+        message = f"`{m.before.text}` is given its value with `=`, not `:`"
+        return mistake("X105", message, m.token.span, "write `=`", fix="=", meant="_EQ", replaces=1)
+    if m.token.type == "_EQ" and "_COLON" in m.accepts:
+        message = "a key and its value are joined by `:` inside a map"
+        return mistake("X105", message, m.token.span, "write `:`", fix=":", meant="_COLON", replaces=1)
     return None
 
 
-def _missing_value(token: Token, before: Token, accepts: set[str]) -> Explanation | None:
-    if not accepts >= _VALUES or token.type not in _ENDS:
+def _missing_value(m: Misfit) -> Explanation | None:
+    if not m.accepts >= VALUES or m.token.type not in ENDS:
         return None
-    sign = before.text
-    behind = Span(before.source, before.end, before.end)
-    if before.type == "_EQ":
-        return _error("X106", "there is no value behind `=`", behind, "write the value here")
-    if before.type in _OPERATORS or before.type in ("_ARROW", "_COLON"):
-        return _error("X106", f"there is no value behind `{sign}`", behind, "write the value here")
-    if token.type == "_COMMA":
-        return _error("X106", "there is no value before this `,`", token.span, "remove it", fix=(token.span, ""))
+    if m.before.type in OPERATORS or m.before.type in ("_EQ", "_ARROW", "_COLON"):
+        return mistake("X106", f"there is no value behind `{m.before.text}`", m.behind, "write the value here")
+    if m.token.type == "_COMMA":
+        return mistake("X106", "there is no value before this `,`", m.token.span, "remove it", fix="")
     return None
 
 
-def _after_number(token: Token, before: Token, after: Token) -> Explanation | None:
+def _word_behind_number(m: Misfit) -> Explanation | None:
     """`8 k`, `20 B tokens`, `10 stpes`: a word behind a number that is no unit."""
-    if before.type != "NUMBER" or token.type != "NAME" or _same_line(token, before) is False:
+    token, before = m.token, m.before
+    if before.type != "NUMBER" or token.type != "NAME" or token.span.line != before.span.line:
         return None
-    digits = before.text.split()[0]
-    word, both = token.text, Span(token.source, before.start, token.end)
+    digits, word = before.text.split()[0], token.text
+    both = before.span.to(token.span)
     if isinstance(before.value, Quantity):
         if before.text.endswith("B") and word in UNIT_WORDS:
-            meant = f"{digits}B {word}"
-            return _error(
-                "X107", "a multiplier touches its number; apart from it, `B` means bytes", both, f"write `{meant}`",
-                fix=(both, meant),
-            )  # fmt: skip
+            message = "a multiplier touches its number; apart from it, `B` means bytes"
+            return mistake("X107", message, both, f"write `{digits}B {word}`", fix=f"{digits}B {word}")
         if word in UNIT_WORDS:
-            return _error("X107", f"this number has two units, the second is `{word}`", token.span, "keep one")
+            return mistake("X107", f"this number has two units, the second is `{word}`", token.span, "keep one")
         return None
-    if after.type in ("_EQ", "LBRACE", "LPAR", "_COLON"):
+    if m.after.type in ("_EQ", "LBRACE", "LPAR", "_COLON"):
         return None
-    if word in MULTIPLIERS:
-        return _error(
-            "X107", "a multiplier touches its number", both, f"write `{digits}{word}`", fix=(both, f"{digits}{word}")
-        )
+    sign = word if word in MULTIPLIERS else _MULTIPLIERS_IN_WORDS.get(word.lower())
+    if sign is not None:
+        return mistake("X107", "a multiplier touches its number", both, f"write `{digits}{sign}`", fix=digits + sign)
     meant = near_unit(word)
-    if meant is not None:
-        return _error(
-            "X107", f"`{word}` is not a unit", token.span, f"did you mean `{meant}`?", fix=(token.span, meant)
-        )
-    units = "units: steps tokens epochs samples, s min h d, B KiB MiB GiB, %"
-    return _error("X107", f"`{word}` is not a unit", token.span, units)
+    hint = f"did you mean `{meant}`?" if meant else _UNITS
+    return mistake("X107", f"`{word}` is not a unit", token.span, hint, fix=meant)
 
 
-def _missing_separator(token: Token, before: Token, after: Token, accepts: set[str]) -> Explanation | None:
-    """Two items or entries without a line end or comma between them."""
-    if "_COMMA" not in accepts:
+def _missing_separator(m: Misfit) -> Explanation | None:
+    """Two items, entries or elements without a line end or comma between them."""
+    token, before = m.token, m.before
+    if "_COMMA" not in m.accepts:
         return None
-    behind = Span(before.source, before.end, before.end)
-    if "_NEWLINE" in accepts:
+    if "_NEWLINE" in m.accepts:
         starts = token.type in STATEMENTS.values() or token.type == "NAME"
-        whole = before.type in ("RBRACE", "RPAR", "RSQB", "STRING", "NUMBER", "TRUE", "FALSE", "NONE", "AUTO", "NAME")
-        if starts and whole and after.type in ("_EQ", "_COLON", "LBRACE", "NAME", "STRING", "NUMBER", "AUTO"):
-            return _error(
-                "X111", f"`{token.text}` begins a new item on the same line", token.span,
-                "start a new line, or write `,` before it", fix=(behind, ","), meant="_COMMA",
-            )  # fmt: skip
+        goes_on = m.after.type in ("_EQ", "_COLON", "LBRACE", "NAME", "STRING", "NUMBER", "AUTO")
+        if starts and before.type in _WHOLE_VALUES and goes_on:
+            message = f"`{token.text}` begins a new item on the same line"
+            hint = "start a new line, or write `,` before it"
+            return mistake("X111", message, token.span, hint, fix=",", fix_at=m.behind, meant="_COMMA")
         return None
     if token.type in ("NAME", "STRING", "NUMBER", *OPENERS) and before.type != "LPAR":
-        return _error(
-            "X111", f"there is no `,` before `{_shown(token)}`", behind, "write `,` here", fix=(behind, ","),
-            meant="_COMMA",
-        )  # fmt: skip
+        message = f"there is no `,` before `{shown(token)}`"
+        return mistake("X111", message, m.behind, "write `,` here", fix=",", meant="_COMMA")
     return None
 
 
-def _comment_sign(tokens: list[Token], at: int, first: int) -> Explanation | None:
-    for token in tokens[first : at + 1]:
-        if token.type == "DSLASH" and token.span.line == tokens[at].span.line:
-            return _error("X101", "a comment begins with `#`, and `//` divides", token.span, "write `#`")
-    return None
-
-
-def _keyword_as_name(token: Token, before: Token) -> Explanation | None:
-    if before.type in STATEMENTS.values() and token.type in ("_EQ", "LBRACE"):
-        message = f"`{before.text}` starts a statement, so nothing can be called that here"
-        return _error("X101", message, before.span, "choose another name")
-    return None
-
-
-def _block_with_sign(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Explanation | None:
-    """`model = qwen3 { … }` and `model qwen3 = { … }`."""
-    token, before = tokens[at], tokens[at - 1]
-    if token.type == "LBRACE" and "LBRACE" not in accepts and before.type in ("NAME", "STRING", "NUMBER", "AUTO"):
-        return _error("X101", "a value has no body", token.span, "a block is written `kind label { … }`, without `=`")
-    head = tokens[first:at]
-    labelled = len(head) > 1 and all(t.type in ("NAME", "STRING", "NUMBER", "AUTO") for t in head)
-    if token.type == "_EQ" and labelled:
-        written = " ".join(t.text for t in head)
-        return _error("X101", f"`{written}` is a block and takes no `=`", token.span, "remove it")
-    return None
-
-
-def _incomplete_reaction(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Explanation | None:
-    """`every` or `on` that stops before its actions."""
-    begin, token = tokens[first], tokens[at]
-    if begin.type not in ("EVERY", "ON") or "NAME" not in accepts or "_NEWLINE" in accepts:
+def _unit_behind_name(m: Misfit) -> Explanation | None:
+    token, before = m.token, m.before
+    if token.type != "NAME" or token.text not in UNIT_WORDS or before.type not in ("NAME", "RPAR"):
         return None
-    if begin.type == "EVERY" and at == first + 2 and tokens[at - 1].type == "NAME":
-        action = tokens[at - 1]
-        return _error(
-            "X101", "there is no period between `every` and its action", action.span,
-            f"write `every 10 steps {action.text}`",
-        )  # fmt: skip
-    if at == first + 1:
-        wanted = "a period, such as `10 steps`" if begin.type == "EVERY" else "the name of an event, such as `sigterm`"
-        return _error("X101", f"`{begin.text}` needs {wanted}", begin.span)
-    if token.type in _ENDS:
-        return _error("X101", "an action is missing", _place(token), "write one here, such as `checkpoint`")
-    return None
+    hint = f"multiply: `{before.text} * 1 {token.text}`" if before.type == "NAME" else f"multiply by `1 {token.text}`"
+    return mistake("X107", f"the unit `{token.text}` stands behind no number", token.span, hint)
 
 
-def _point(token: Token, before: Token, after: Token) -> Explanation | None:
-    """`.5` and `5.`: numbers have digits on both sides of the point."""
+def _string_behind_name(m: Misfit) -> Explanation | None:
+    if m.token.type != "STRING" or m.before.type != "NAME":
+        return None
+    hint = f"write `{m.before.text}({shown(m.token)})`"
+    return mistake("X101", "arguments stand in parentheses", m.token.span, hint)
+
+
+def _point(m: Misfit) -> Explanation | None:
+    """`.5`, `5.` and `1.2.3`: a number has one point and digits on both sides of it."""
+    token = m.token
     if token.type != "_DOT":
         return None
-    if after.type == "NUMBER" and after.start == token.end:
-        both = Span(token.source, token.start, after.end)
-        meant = f"0{both.text}"
-        return _error("X101", "a number begins with a digit", both, f"write `{meant}`", fix=(both, meant))
-    if before.type == "NUMBER":
-        both = Span(token.source, before.start, token.end)
-        meant = f"{both.text}0"
-        return _error("X101", "a number ends with a digit", both, f"write `{meant}`", fix=(both, meant))
+    touches = m.before.type == "NUMBER" and m.before.end == token.start
+    follows = m.after.type == "NUMBER" and m.after.start == token.end
+    if touches and follows:
+        return mistake("X101", "a number has one point", token.span, "remove one")
+    if follows:
+        both = token.span.to(m.after.span)
+        return mistake("X101", "a number begins with a digit", both, f"write `0{both.text}`", fix=f"0{both.text}")
+    if touches:
+        both = m.before.span.to(token.span)
+        return mistake("X101", "a number ends with a digit", both, f"write `{both.text}0`", fix=f"{both.text}0")
     return None
 
 
-def _start_of_item(token: Token, after: Token, accepts: set[str]) -> Explanation | None:
-    """A token that no item begins with."""
-    if "BROKEN" not in accepts:
-        return None
-    if token.type == "THEN":
-        return _error(
-            "X101", "a new line has ended the statement that this `then` belongs to", token.span,
-            "put it on the line above",
-        )  # fmt: skip
-    if token.type == "LBRACE":
-        return _error("X101", "this `{` has no block", token.span, "put it on the line of the block it belongs to")
-    if token.type == "_ARROW" or token.type in _OPERATORS - {"DSLASH", "SLASH"}:
-        hint = "put it at the end of the line above, inside parentheses"
-        return _error("X101", f"a line cannot begin with `{token.text}`", token.span, hint)
-    if token.type in ("SLASH", "DSLASH"):
-        return _error("X101", "a comment begins with `#`", token.span, "write `#`")
-    if token.type == "_COMMA":
-        return _error("X101", "there is nothing before this `,`", token.span, "remove it", fix=(token.span, ""))
-    if token.type in ("NUMBER", "STRING"):
-        return _error("X101", f"a setting begins with its name, not with {_found(token)}", token.span,
-                      "write `name = value`")  # fmt: skip
+def _comment_sign(m: Misfit) -> Explanation | None:
+    for token in (*m.head, m.token):
+        if token.type == "DSLASH" and token.span.line == m.token.span.line:
+            place = Span(token.source, token.start, token.end)
+            return mistake("X101", "a comment begins with `#`, and `//` divides", place, "write `#`")
     return None
 
 
-def _generic(token: Token, accepts: set[str]) -> Explanation:
-    expected = _expected(accepts)
-    hint = f"expected {expected}" if expected else None
-    return _error("X101", f"unexpected {_found(token)}", _place(token), hint)
-
-
-def _expected(accepts: set[str]) -> str:
-    """The acceptable tokens in English; operators only widen what is there and are not named."""
-    names: list[str] = []
-    rest = set(accepts)
-    if rest >= _VALUES:
-        names.append("a value")
-        rest -= {"NUMBER", "STRING", "TRUE", "FALSE", "NONE", "AUTO", "LSQB", "LBRACE", "LPAR", "MINUS", "NAME"}
-    if "BROKEN" in rest:
-        names.append("an item")
-        rest -= {"NAME", "BROKEN", "_NEWLINE", "_COMMA"}
-    elif {"NAME", "STRING", "NUMBER", "AUTO"} <= rest:
-        names.append("a label")
-        rest -= {"NAME", "STRING", "NUMBER", "AUTO"}
-    names += [word for kind, word in _WORDS.items() if kind in rest]
-    if len(names) > 1:
-        return f"{', '.join(names[:-1])} or {names[-1]}"
-    return names[0] if names else "the end of the spec"
-
-
-def _found(token: Token) -> str:
-    match token.type:
-        case "_NEWLINE":
-            return "end of the line"
-        case "$END":
-            return "end of the spec"
-        case "NUMBER":
-            return f"number `{token.text}`"
-        case "STRING":
-            return "string"
-        case _:
-            return f"`{token.text}`"
-
-
-def _shown(token: Token) -> str:
-    return token.text if len(token.text) <= 24 else token.text[:20] + "…"
-
-
-def _place(token: Token) -> Span:
-    """The span of a token; of the end of a line, the empty one before it."""
-    return Span(token.source, token.start, token.start) if token.type in ("_NEWLINE", "$END") else token.span
-
-
-def _same_line(token: Token, before: Token) -> bool:
-    return token.span.line == before.span.line
+_VALUE_RULES: Final = (
+    _wrong_sign, _missing_value, _word_behind_number, _unit_behind_name, _missing_separator, _string_behind_name,
+    _point, _comment_sign,
+)  # fmt: skip

@@ -1,6 +1,9 @@
 """From the rules of `grammar.lark` to the nodes of `syntax`: lark calls a method for every rule it completes."""
 
+import os
+import sys
 from functools import cache
+from importlib.util import cache_from_source
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +103,7 @@ class TreeBuilder(Transformer):
         return s.Negative(parts[0].span.to(parts[1].span), parts[1])
 
     def group(self, parts: Parts) -> s.Expression:
-        return parts[1]
+        return s.Unread(parts[1].span) if parts[2].assumed else parts[1]
 
     def number(self, parts: Parts) -> s.Number:
         return s.Number(parts[0].span, parts[0].value)
@@ -114,12 +117,13 @@ class TreeBuilder(Transformer):
     def reference(self, parts: Parts) -> s.Reference:
         return s.Reference(parts[0].span.to(parts[-1].span), tuple(part.text for part in parts))
 
-    def call(self, parts: Parts) -> s.Call:
-        name, (end, arguments) = parts
-        return s.Call(name.span.to(end), _name(name), arguments)
+    def call(self, parts: Parts) -> s.Expression:
+        name, (closer, arguments) = parts
+        span = name.span.to(closer.span)
+        return s.Unread(span) if closer.assumed else s.Call(span, _name(name), arguments)
 
-    def arguments(self, parts: Parts) -> tuple[Any, tuple[s.Argument, ...]]:
-        return parts[-1].span, tuple(part for part in parts if isinstance(part, s.Argument))
+    def arguments(self, parts: Parts) -> tuple[Token, tuple[s.Argument, ...]]:
+        return parts[-1], tuple(part for part in parts if isinstance(part, s.Argument))
 
     def argument(self, parts: Parts) -> s.Argument:
         return s.Argument(parts[0].span, None, parts[0])
@@ -128,10 +132,14 @@ class TreeBuilder(Transformer):
         name, value = parts
         return s.Argument(name.span.to(value.span), _name(name), value)
 
-    def list(self, parts: Parts) -> s.ListOf:
+    def list(self, parts: Parts) -> s.Expression:
+        if parts[-1].assumed:
+            return s.Unread(parts[0].span.to(parts[-1].span))
         return s.ListOf(parts[0].span.to(parts[-1].span), tuple(parts[1:-1]))
 
-    def map(self, parts: Parts) -> s.Map:
+    def map(self, parts: Parts) -> s.Expression:
+        if parts[-1].assumed:
+            return s.Unread(parts[0].span.to(parts[-1].span))
         return s.Map(parts[0].span.to(parts[-1].span), tuple(parts[1:-1]))
 
     def entry(self, parts: Parts) -> s.Entry:
@@ -151,6 +159,14 @@ class _NoLexer(Lexer):
 
 @cache
 def grammar() -> Lark:
-    """The parser; building it takes longer than reading a spec, so there is one."""
+    """The parser of `grammar.lark`. Its table is computed once and kept beside the bytecode of this module."""
     text = Path(__file__).with_name("grammar.lark").read_text(encoding="utf-8")
-    return Lark(text, parser="lalr", lexer=_NoLexer, start="file", transformer=TreeBuilder())
+    options = {"parser": "lalr", "lexer": _NoLexer, "start": "file", "transformer": TreeBuilder()}
+    return Lark(text, cache=_table_file() or False, **options)
+
+
+def _table_file() -> str | None:
+    """Where the table is kept; None if Python keeps no bytecode here either. lark compares grammar and version."""
+    file = Path(cache_from_source(__file__)).with_suffix(".table")
+    writable = not sys.dont_write_bytecode and os.access(file.parent, os.W_OK)
+    return str(file) if writable or file.exists() else None

@@ -78,10 +78,19 @@ def check_ticks(schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
             found.passed(rule, f"every {tick.every} fires {'by the clock' if count is None else f'{count:,} times'}")
 
 
+def _turn(tick: TickSpec) -> int:
+    kinds = {type(action) for action in tick.actions}
+    return 2 if CheckpointAction in kinds else 1 if LogAction in kinds else 0
+
+
 def lay_timeline(schedule: Schedule, batch: Arithmetic, nodes: ActionNodes) -> Timeline:
-    """Ticks in the order of the spec, defaults last. Every tick must have passed `check_ticks`."""
+    """Ticks in the order in which they run in a step that several are due in, else in that of the spec.
+
+    Evaluations come first, so that the log has their losses; checkpoints come last, so that a run which dies right
+    after one has lost no record of the steps it holds. Every tick must have passed `check_ticks`.
+    """
     ticks = []
-    for tick in schedule.ticks:
+    for tick in sorted(schedule.ticks, key=_turn):
         every = _every(tick.every, batch)
         assert every is not None
         ids = tuple(nodes.add(action) for action in tick.actions if not isinstance(action, StopAction))

@@ -35,7 +35,8 @@ def bootstrap(
     world = int(os.environ.get("WORLD_SIZE", "1"))
     if world != plan.mesh.world_size:
         raise EnvironmentFault(
-            "X703", f"the plan is for {plan.mesh.world_size} ranks and {world} were started; start as many, or plan again"
+            "X703",
+            f"the plan is for {plan.mesh.world_size} ranks and {world} were started; start as many, or plan again",
         )
     number = int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
@@ -66,7 +67,8 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count()
     if local_rank >= count:
-        raise EnvironmentFault("X702", f"local rank {local_rank} needs a CUDA device of its own and there are {count} here")
+        message = f"local rank {local_rank} needs a CUDA device of its own and there are {count} here"
+        raise EnvironmentFault("X702", message)
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device

@@ -17,6 +17,7 @@ from attrs import frozen
 
 from ..planner.plan import Node, Plan, Tick
 from .bootstrap import choose_device
+from .checkpoint.layout import CheckpointFolder
 from .data.errors import DataError
 from .errors import EnvironmentFault
 from .feed import Feed
@@ -54,7 +55,7 @@ class DueTick:
 class Executor:
     """One rank's walk through a plan."""
 
-    def __init__(self, plan: Plan, directory: Path, *, rank: int, attempt: str) -> None:
+    def __init__(self, plan: Plan, directory: Path, *, rank: int) -> None:
         self.plan = plan
         self.records = Records.open(directory, rank)
         self.progress = Progress()
@@ -66,7 +67,6 @@ class Executor:
             "progress": self.progress,
             "requests": self.requests,
             "clocks": self.clocks,
-            "attempt": attempt,
             "datasets": {},
             "stages": [],
         }
@@ -108,6 +108,8 @@ class Executor:
 
     def _set_up(self, begin: float) -> None:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        latest = CheckpointFolder(self.records.directory / "checkpoints").latest()
+        resumes = latest is not None and self.plan.node("setup.resume").args["resume"]
         self.records.event(
             "run_start",
             step=0,
@@ -117,7 +119,8 @@ class Executor:
             world_size=self.plan.mesh.world_size,
             device=choose_device(self.plan.node("setup.bootstrap").args["device"], local_rank).type,
             steps=self.plan.timeline.steps,
-            attempt=self.resources["attempt"],
+            attempt=self.records.attempts() + 1,
+            resumed_step=latest.step if latest and resumes else None,
             directory=str(self.records.directory),
         )
         load_ops()
@@ -151,6 +154,7 @@ class Executor:
         tokens_per_step = self.plan.estimates.tokens_per_step
         seconds = window.node_seconds = dict.fromkeys((node for node, _ in calls), 0.0)
         clock = time.perf_counter
+        stopping = False
         while self.progress.step < total:
             step = Step(index=self.progress.step, began=clock())
             try:
@@ -175,7 +179,10 @@ class Executor:
                 if tick.due(self.progress.step, tokens_per_step, self.clocks):
                     for call in tick.calls:
                         call(step)
+                    stopping = stopping or tick.tick.stop
             self.records.flush(self.progress.step)
+            if stopping and self.progress.step < total:
+                return "stopped"
         self._react("finish", reactions)
         return "done"
 
@@ -224,7 +231,8 @@ class Executor:
 
 def lost_a_peer(error: BaseException) -> bool:
     """Whether the error only says that another rank is gone: that rank's own report is the one to read."""
-    return isinstance(error, RuntimeError) and bool(re.search(r"Connection (closed|reset) by (peer|remote)", str(error)))
+    gone = re.search(r"Connection (closed|reset) by (peer|remote)", str(error))
+    return isinstance(error, RuntimeError) and gone is not None
 
 
 def _operation(node: Node) -> Op:

@@ -11,7 +11,7 @@ from ..planner.plan import Plan
 from .data import collators
 from .data.loader import Collate, EvalLoader, RowLoader
 from .data.order import RowOrder
-from .data.packing import Rows, pack_sequential
+from .data.packing import Oversized, Rows, pack_sequential
 from .data.sources import open_source
 from .data.split import split_holdout
 from .data.store import TokenStore, build_store
@@ -75,7 +75,7 @@ def prepare_dataset(
     patterns: list[str],
     text_field: str,
     holdout: float,
-    oversized: str,
+    oversized: Oversized,
     bad_records: int,
     seed: int,
     sequence: int,

@@ -54,7 +54,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
     config = LaunchConfig(**{name: value for name, value in options.items() if name in known})
     # Idle threads sleep instead of spinning: where another process wants the core, spinning costs tenfold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    command = [sys.executable, "-m", "xtrain.runtime.worker", str(directory), attempt]
+    command = [sys.executable, "-m", "xtrain.runtime.worker", str(directory), str(os.getpid())]
     try:
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:

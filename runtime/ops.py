@@ -53,7 +53,8 @@ class Op:
         hints = get_type_hints(self.function)
         unused = node.args.keys() - wanted.keys()
         if unused:
-            raise PlanMismatch(f"node `{node.id}` gives {', '.join(sorted(unused))}, which op `{self.name}` does not take")
+            names = ", ".join(sorted(unused))
+            raise PlanMismatch(f"node `{node.id}` gives {names}, which op `{self.name}` does not take")
         given: dict[str, Any] = {}
         for name, parameter in wanted.items():
             if name in node.args:
@@ -61,7 +62,7 @@ class Op:
             elif name in resources:
                 given[name] = resources[name]
             elif parameter.default is inspect.Parameter.empty:
-                raise PlanMismatch(f"op `{self.name}` of node `{node.id}` needs `{name}`, which nothing before it gives")
+                raise PlanMismatch(f"op `{self.name}` of `{node.id}` needs `{name}`, which nothing before it gives")
         return lambda: self.function(**given)
 
 

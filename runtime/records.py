@@ -1,4 +1,4 @@
-"""The files of a run directory that a run writes: metrics, events, and each rank's own numbers, one JSON object a line."""
+"""The files that a run writes: metrics, events, and each rank's own numbers, one JSON object a line."""
 
 import json
 import math
@@ -77,6 +77,13 @@ class Records:
         """Write what was added and has found no record, as a record of its own."""
         if self.pending:
             self.metric({"step": step, "time": time.time()})
+
+    def attempts(self) -> int:
+        """How often this run has been started before."""
+        if not self.events.path.exists():
+            return 0
+        with self.events.path.open("rb") as lines:
+            return sum(b'"event":"run_start"' in line for line in lines)
 
     def close(self) -> None:
         for lines in (self.metrics, self.events, self.own):

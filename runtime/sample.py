@@ -83,7 +83,7 @@ def last_logits(model: nn.Module, ids: list[int], device: torch.device) -> Tenso
 
 
 def draw(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
-    """Nucleus sampling (Holtzman et al. 2020): from the fewest tokens that hold `top_p`; temperature 0 is the argmax."""
+    """Nucleus sampling (Holtzman et al. 2020) from the fewest tokens that hold `top_p`; temperature 0: the argmax."""
     if temperature == 0:
         return int(logits_V.argmax())
     probability_V, order_V = torch.softmax(logits_V / temperature, dim=-1).sort(descending=True)

@@ -3,9 +3,9 @@
 import json
 from pathlib import Path
 
-import torch.distributed.checkpoint as dcp
 from attrs import frozen
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from ..planner.serialise import from_json
 from .bootstrap import choose_device, set_matmul, use_threads
@@ -40,7 +40,7 @@ class TrainedRun:
         args = dict(plan.node("setup.build_model").args)
         model = build_model(plan, rank, **{**args, "architecture": plan.architecture}).to_empty(device=chosen)
         tie(model)
-        dcp.load(model_tensors(model), checkpoint_id=entry.path, no_dist=True)
+        load(model_tensors(model), checkpoint_id=entry.path, no_dist=True)
         tokenizer = open_tokenizer(plan.node("setup.tokenizer").args["source"])
         return cls(model.eval(), tokenizer, rank)
 

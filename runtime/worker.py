@@ -1,4 +1,4 @@
-"""The process of one rank: `python -m xtrain.runtime.worker RUN_DIRECTORY ATTEMPT`, started by the launcher."""
+"""The process of one rank: `python -m xtrain.runtime.worker RUN_DIRECTORY LAUNCHER_PID`, started by the launcher."""
 
 import ctypes
 import json
@@ -12,14 +12,14 @@ from ..planner.serialise import from_json
 from .workspace import WORKER_LOCK, hold
 
 
-def run_rank(plan: Plan, directory: Path, attempt: str) -> str:
+def run_rank(plan: Plan, directory: Path) -> str:
     """Execute the plan as the rank that the environment names; returns how it ended."""
     from .executor import Executor
 
     rank = int(os.environ.get("RANK", "0"))
     lock = hold(directory, WORKER_LOCK) if rank == 0 else None
     try:
-        return Executor(plan, directory, rank=rank, attempt=attempt).run()
+        return Executor(plan, directory, rank=rank).run()
     finally:
         if lock is not None:
             lock.close()
@@ -32,20 +32,20 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def die_with_parent() -> None:
+def die_with_launcher(launcher: int) -> None:
     """Ask the kernel for a SIGTERM when the launcher dies, so that no rank outlives it (Linux; elsewhere nothing)."""
     PR_SET_PDEATHSIG = 1
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-        if os.getppid() == 1:
+        if os.getppid() != launcher:
             leave(1)  # it died before the kernel was asked
 
 
 def main() -> None:
-    die_with_parent()
-    directory, attempt = Path(sys.argv[1]), sys.argv[2]
+    directory, launcher = Path(sys.argv[1]), int(sys.argv[2])
+    die_with_launcher(launcher)
     plan = from_json(json.loads((directory / "plan.json").read_text()))
-    status = run_rank(plan, directory, attempt)
+    status = run_rank(plan, directory)
     # The launcher reads how a run ended from its events: for the elastic agent, stopping on request is no failure.
     leave(1 if status in ("failed", "environment") else 0)
 

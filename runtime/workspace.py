@@ -134,5 +134,7 @@ def _write_metadata(folder: Path, plan: Plan, code: Code | None) -> None:
     }
     (folder / "environment.json").write_text(json.dumps(environment, indent=1))
     if code is not None:
-        (folder / "git.yaml").write_text(f"sha: {code.sha}\ncode_id: {code.code_id}\ndirty: {bool(code.diff)}\n".lower())
+        (folder / "git.yaml").write_text(
+            f"sha: {code.sha}\ncode_id: {code.code_id}\ndirty: {bool(code.diff)}\n".lower()
+        )
         (folder / "git.diff").write_text(code.diff)

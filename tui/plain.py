@@ -24,7 +24,7 @@ class PlainView(Drawer):
         self._directory = directory
 
     def shows(self, record: Record) -> bool:
-        return True
+        return "event" in record or "loss" in record
 
     def draw(self, state: RunState, record: Record) -> None:
         lines = event_lines(record) if "event" in record else (step_line(state, record),)

@@ -93,6 +93,8 @@ def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
     recorder: Recorder | None = None
     for record in records:
         if "event" not in record:
+            if "loss" not in record:
+                continue  # numbers that came after the step's own record, as evaluations do
             recorder = recorder or Recorder(state.history)
             recorder.add(record)
             continue

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from attrs import define
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
@@ -45,7 +46,7 @@ class Saver:
         if self.rank.is_first:
             self.folder.begin(step)
         self._wait()
-        dcp.save(self._tensors(), checkpoint_id=self.folder.partial(step), no_dist=self.rank.world_size == 1)
+        save(self._tensors(), checkpoint_id=self.folder.partial(step), no_dist=self.rank.world_size == 1)
         self._wait()
         if self.rank.is_first:
             self.folder.publish(step, self._state())
@@ -75,7 +76,7 @@ class Saver:
             self.feed.loader.check_state(state["loader"])
         except DataError as error:
             raise ResumeRefused(f"{entry.path}: {error}") from error
-        dcp.load(self._tensors(), checkpoint_id=entry.path, no_dist=self.rank.world_size == 1)
+        load(self._tensors(), checkpoint_id=entry.path, no_dist=self.rank.world_size == 1)
         self.progress.step, self.progress.tokens = state["step"], state["tokens"]
         self.saved_step = state["step"]
 

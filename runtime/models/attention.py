@@ -5,6 +5,7 @@ Shapes: B rows, S positions of a row, H query heads, K key/value heads, A head w
 
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from typing import Protocol
 
 import torch
@@ -29,7 +30,7 @@ class Packing:
         """`cumulative_lengths` int32 [documents + 1] over the flattened B·S positions; no document crosses a row."""
         bounds = cumulative_lengths.tolist()
         segments = tuple(
-            (first // sequence, first % sequence, last - first) for first, last in zip(bounds, bounds[1:], strict=False)
+            (first // sequence, first % sequence, last - first) for first, last in pairwise(bounds)
         )
         lengths = cumulative_lengths.diff().to(device)
         document_T = torch.repeat_interleave(torch.arange(len(segments), device=device, dtype=torch.int32), lengths)

@@ -20,7 +20,9 @@ class LossTerms(NamedTuple):
     cross_entropy: Tensor
 
 
-def token_losses(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, *, z_weight: float, chunk_bytes: int) -> LossTerms:
+def token_losses(
+    hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, *, z_weight: float, chunk_bytes: int
+) -> LossTerms:
     """Σ (−log p(label) + z_weight · lse²) over tokens whose label is not −100; the loss is taken in at least fp32.
 
     z-loss: PaLM (arXiv 2204.02311) §5. Logits of at most `chunk_bytes` (as fp32) are alive at once.

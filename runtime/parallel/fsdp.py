@@ -5,8 +5,9 @@ The loss is already divided by the valid tokens of the whole step, so reduce-sca
 
 from fnmatch import fnmatch
 
-import torch
+import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -26,11 +27,9 @@ def data_mesh(rank: Rank, replicate: int, fsdp: int) -> DeviceMesh:
 
 def _alone(rank: Rank) -> None:
     # FSDP wants a process group even for one rank (it is there then for its mixed precision only).
-    import torch.distributed as dist
-
     if not dist.is_initialized():
         backend = "nccl" if rank.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
 
 
 def policy(compute: str, reduce: str) -> MixedPrecisionPolicy:
@@ -93,7 +92,3 @@ def sync_gradients(model: nn.Module, on: bool) -> None:
     """Reduce gradients in the coming backward, or only add them up on this rank."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(on)
-
-
-def is_low_precision(dtype: torch.dtype) -> bool:
-    return dtype in (torch.bfloat16, torch.float16)

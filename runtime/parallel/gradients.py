@@ -30,7 +30,8 @@ class GradientNorm:
         """Take the norm of the gradients as they are now; returns `loss_sum` summed over all ranks."""
         assert all(p.grad is not None for p in self._parameters), "every parameter is part of every step"
         self._grads = [_local(p.grad) for p in self._parameters if p.grad is not None]
-        norms = torch.stack(torch._foreach_norm([_at_least_fp32(g) for g in self._grads])).double()
+        grads = [_at_least_fp32(g) for g in self._grads]
+        norms = torch.stack(torch._foreach_norm(grads)).double()  # pyright: ignore[reportPrivateImportUsage]
         sums = torch.stack((norms.square() @ self._weights, loss_sum.double()))
         if self._rank.world_size > 1:
             dist.all_reduce(sums)
@@ -42,7 +43,8 @@ class GradientNorm:
     def scale(self, max_norm: float) -> None:
         """Shrink the measured gradients to `max_norm`; smaller ones stay as they are."""
         if self.value > max_norm:
-            torch._foreach_mul_(self._grads, max_norm / (self.value + 1e-6))
+            factor = max_norm / (self.value + 1e-6)
+            torch._foreach_mul_(self._grads, factor)  # pyright: ignore[reportPrivateImportUsage]
         self._grads = []
 
 

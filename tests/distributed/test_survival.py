@@ -168,7 +168,7 @@ def test_two_processes_do_not_share_a_run_directory(project):
     process = project.start(spec)
     wait_for_step(project, 1)
     other = project.start(spec)
-    out, err = other.communicate(timeout=60)
+    _, err = other.communicate(timeout=60)
     assert other.returncode == 3 and "another process" in err and "Traceback" not in err
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=60)

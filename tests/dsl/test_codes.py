@@ -29,7 +29,7 @@ def test_every_page_of_the_language_is_of_a_code_that_is_emitted():
 
 @pytest.mark.parametrize("code", CODES.values(), ids=lambda code: code.code)
 def test_pages_are_whole(code):
-    assert code.title and code.title[0].islower() or code.title.startswith("cp")
+    assert (code.title and code.title[0].islower()) or code.title.startswith("cp")
     assert len(code.meaning.split()) >= 8
     assert code.page().startswith(f"{code.code}: {code.title}\n\n")
     assert all(len(line) <= 120 for line in code.page().splitlines())

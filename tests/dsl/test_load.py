@@ -50,8 +50,8 @@ def test_the_resolved_text_loads_to_an_equal_spec(name, tmp_path):
 
 def test_every_setting_has_an_origin():
     spec = load_spec(DATA / "every_form.xtrain").require()
-    for path in ("model", "model.family", "model.router.aux_loss", "parallel.tp", "parallel.tp.size", "dataset.c++",
-                 "dataset.web.source", "collate", "every.1", "every.1.every", "every.1.actions.0.dataset", "on.2"):  # fmt: skip
+    paths = "model model.family model.router.aux_loss parallel.tp parallel.tp.size dataset.c++ dataset.web.source"
+    for path in f"{paths} collate every.1 every.1.every every.1.actions.0.dataset on.2".split():
         origin = spec.origins[path]
         assert origin.kind in ("text", "let", "param", "set") and origin.span is not None, path
     assert spec.origins["model.dim"].kind == "param"

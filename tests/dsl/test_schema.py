@@ -24,7 +24,7 @@ def test_every_class_says_how_it_is_written(block):
 @pytest.mark.parametrize(("block", "name", "attribute", "meta"), SETTINGS, ids=lambda x: getattr(x, "__name__", ""))
 def test_every_setting_is_whole(block, name, attribute, meta):
     parts = get_args(attribute.type) or (attribute.type,)
-    assert meta.doc and meta.doc[0].islower() or meta.doc[0].isdigit() or meta.doc.startswith(("CPU", "RMSNorm"))
+    assert meta.doc[0].islower() or meta.doc[0].isdigit() or meta.doc.startswith(("CPU", "RMSNorm"))
     assert not meta.doc.endswith(".")
     assert set(meta.units) <= {unit for unit, _ in UNITS.values()}
     assert bool(meta.units) == (Quantity in parts), "units are for quantities"

@@ -1,0 +1,103 @@
+"""The usual mistakes in the form of blocks and statements, each a rule: a `Misfit` to an `Explanation`, or None."""
+
+from typing import Final
+
+from .misfit import ENDS, LABELS, OPERATORS, Explanation, Misfit, mistake
+from .tokens import STATEMENTS
+
+
+def _body_without_braces(m: Misfit) -> Explanation | None:
+    """`model qwen3:`, `model qwen3 (dim = 192)`, `model qwen3 dim = 192`, `tp -2`."""
+    token, head = m.token, m.head
+    if m.begin.type != "NAME" or not all(t.type in LABELS for t in head):
+        return None
+    words = [t.text for t in head]
+    if token.type == "_EQ" and len(head) > 2 and head[-1].type == "NAME":
+        written = f"{' '.join(words[:-1])} {{ {words[-1]} = … }}"
+    elif token.type == "_EQ" and len(head) > 1:
+        return mistake("X101", f"`{' '.join(words)}` is a block and takes no `=`", token.span, "remove it")
+    elif token.type in ("LPAR", "LSQB") or (token.type == "_COLON" and (m.after.type in ENDS or len(head) > 1)):
+        written = f"{' '.join(words)} {{ … }}"
+    elif token.type in OPERATORS - {"DSLASH"}:
+        return mistake("X101", "a label is a single name, number or string", token.span, "compute it in a `let`")
+    else:
+        return None
+    return mistake("X101", "the body of a block stands in braces", token.span, f"write `{written}`")
+
+
+def _value_with_body(m: Misfit) -> Explanation | None:
+    """`model = qwen3 { … }`."""
+    if m.begin.type in ("EVERY", "ON") or m.token.type != "LBRACE" or "LBRACE" in m.accepts:
+        return None
+    if m.before.type not in LABELS:
+        return None
+    return mistake("X101", "a value has no body", m.token.span, "a block is written `kind label { … }`, without `=`")
+
+
+def _reaction(m: Misfit) -> Explanation | None:
+    """`every` or `on` that stops before its actions, or has signs around them."""
+    if m.begin.type not in ("EVERY", "ON"):
+        return None
+    if m.token.type == "_COLON":
+        return mistake("X101", "no `:` stands before the actions", m.token.span, "remove it", fix="")
+    if "NAME" not in m.accepts and m.token.type == "LBRACE":
+        return mistake("X101", "actions stand without braces", m.token.span, "join them by `then`")
+    if "NAME" not in m.accepts or "_NEWLINE" in m.accepts:
+        return None
+    if m.token.type == "LBRACE":
+        return mistake("X101", "actions stand without braces", m.token.span, "join them by `then`")
+    if m.begin.type == "EVERY" and len(m.head) == 2 and m.before.type == "NAME":
+        message = "there is no period between `every` and its action"
+        return mistake("X101", message, m.before.span, f"write `every 10 steps {m.before.text}`")
+    if len(m.head) == 1:
+        of_every = "a period, such as `10 steps`"
+        wanted = of_every if m.begin.type == "EVERY" else "the name of an event, such as `sigterm`"
+        return mistake("X101", f"`{m.begin.text}` needs {wanted}", m.begin.span)
+    if m.token.type in ENDS:
+        return mistake("X101", "an action is missing", m.place, "write one here, such as `checkpoint`")
+    return None
+
+
+def _keyword_as_name(m: Misfit) -> Explanation | None:
+    if m.before.type not in STATEMENTS.values() or m.token.type not in ("_EQ", "LBRACE"):
+        return None
+    message = f"`{m.before.text}` starts a statement, so nothing can be called that here"
+    return mistake("X101", message, m.before.span, "choose another name")
+
+
+def _bare_path(m: Misfit) -> Explanation | None:
+    if m.begin.type != "INCLUDE" or len(m.head) != 1 or m.token.type in ENDS:
+        return None
+    return mistake("X101", "a path stands in double quotes", m.token.span, 'write `include "base.xtrain"`')
+
+
+ITEM_RULES: Final = (_body_without_braces, _keyword_as_name, _reaction, _value_with_body, _bare_path)
+
+
+def beginning(m: Misfit) -> Explanation | None:
+    """A token that no item begins with."""
+    token, span = m.token, m.token.span
+    if "BROKEN" not in m.accepts:
+        return None
+    match token.type:
+        case "THEN":
+            message = "a new line has ended the statement that this `then` belongs to"
+            return mistake("X101", message, span, "put it on the line above")
+        case "LBRACE":
+            return mistake("X101", "this `{` has no block", span, "put it on the line of the block it belongs to")
+        case "SLASH" | "DSLASH":
+            return mistake("X101", "a comment begins with `#`", span, "write `#`")
+        case "_COMMA":
+            return mistake("X101", "there is nothing before this `,`", span, "remove it", fix="")
+        case "LSQB":
+            return mistake("X101", "no item begins with `[`", span, "a block is written `kind label { … }`")
+        case "NUMBER" if m.before.type == "_COMMA" and m.before.end == token.start:
+            return mistake("X101", "commas do not group digits", span, "write `1_000` for a thousand")
+        case "STRING" if token.value and str(token.value).isidentifier():
+            return mistake("X101", "a name stands without quotes", span, f"write `{token.value}`", fix=token.value)
+        case "NUMBER" | "STRING":
+            return mistake("X101", f"an item begins with its name, not with a {m.found}", span, "write `name = value`")
+    if token.type == "_ARROW" or token.type in OPERATORS:
+        hint = "put it at the end of the line above, inside parentheses"
+        return mistake("X101", f"a line cannot begin with `{token.text}`", span, hint)
+    return None
