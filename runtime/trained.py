@@ -11,7 +11,7 @@ from ..planner.serialise import from_json
 from .bootstrap import choose_device, set_matmul, use_threads
 from .build import build_model
 from .checkpoint.layout import CheckpointFolder
-from .checkpoint.tensors import model_tensors
+from .checkpoint.tensors import model_tensors, quiet_alone
 from .data.tokenizers import Tokenizer
 from .errors import EnvironmentFault
 from .feed import open_tokenizer
@@ -40,7 +40,8 @@ class TrainedRun:
         args = dict(plan.node("setup.build_model").args)
         model = build_model(plan, rank, **{**args, "architecture": plan.architecture}).to_empty(device=chosen)
         tie(model)
-        load(model_tensors(model), checkpoint_id=entry.path, no_dist=True)
+        with quiet_alone():
+            load(model_tensors(model), checkpoint_id=entry.path, no_dist=True)
         tokenizer = open_tokenizer(plan.node("setup.tokenizer").args["source"])
         return cls(model.eval(), tokenizer, rank)
 

@@ -20,7 +20,7 @@ from ..ops import op
 from ..records import Records
 from ..state import Progress, Rank, Step
 from .layout import CheckpointFolder, Entry, size_bytes
-from .tensors import model_tensors, optimizer_tensors
+from .tensors import model_tensors, optimizer_tensors, quiet_alone
 
 
 @define(kw_only=True)
@@ -46,7 +46,8 @@ class Saver:
         if self.rank.is_first:
             self.folder.begin(step)
         self._wait()
-        save(self._tensors(), checkpoint_id=self.folder.partial(step), no_dist=self.rank.world_size == 1)
+        with quiet_alone():
+            save(self._tensors(), checkpoint_id=self.folder.partial(step), no_dist=self.rank.world_size == 1)
         self._wait()
         if self.rank.is_first:
             self.folder.publish(step, self._state())
@@ -76,7 +77,8 @@ class Saver:
             self.feed.loader.check_state(state["loader"])
         except DataError as error:
             raise ResumeRefused(f"{entry.path}: {error}") from error
-        load(self._tensors(), checkpoint_id=entry.path, no_dist=self.rank.world_size == 1)
+        with quiet_alone():
+            load(self._tensors(), checkpoint_id=entry.path, no_dist=self.rank.world_size == 1)
         self.progress.step, self.progress.tokens = state["step"], state["tokens"]
         self.saved_step = state["step"]
 

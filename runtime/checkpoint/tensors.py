@@ -1,5 +1,9 @@
 """Model and optimizer as one flat dict of tensors under the parameters' own names, so any layout can read it."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,3 +29,11 @@ def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tenso
                 state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         tensors |= {f"optimizer.{name}.{key}": state[key] for key in ("step", *MOMENTS)}
     return tensors
+
+
+@contextmanager
+def quiet_alone() -> Iterator[None]:
+    """Keep torch from warning that one process saves or loads by itself, which is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

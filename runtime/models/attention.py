@@ -29,9 +29,7 @@ class Packing:
     def from_lengths(cls, cumulative_lengths: Tensor, rows: int, sequence: int, device: torch.device) -> "Packing":
         """`cumulative_lengths` int32 [documents + 1] over the flattened B·S positions; no document crosses a row."""
         bounds = cumulative_lengths.tolist()
-        segments = tuple(
-            (first // sequence, first % sequence, last - first) for first, last in pairwise(bounds)
-        )
+        segments = tuple((first // sequence, first % sequence, last - first) for first, last in pairwise(bounds))
         lengths = cumulative_lengths.diff().to(device)
         document_T = torch.repeat_interleave(torch.arange(len(segments), device=device, dtype=torch.int32), lengths)
         return cls(segments=segments, document_BS=document_T.view(rows, sequence))

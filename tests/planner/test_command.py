@@ -97,10 +97,10 @@ def test_a_plan_that_cannot_be_saved(tmp_path):
 
 def test_a_wrong_spec(tmp_path):
     spec = tmp_path / "wrong.xtrain"
-    spec.write_text((ROOT / "specs/two_ranks_cpu.xtrain").read_text().replace("rows     = 4", "rows     = 5"))
+    spec.write_text((ROOT / "specs/two_ranks_cpu.xtrain").read_text().replace("rows = 4", "rows = 5"))
     done = xtrain("plan", spec)
     assert done.returncode == 2 and done.stdout == ""
-    assert f"{spec}:40:14: error[X601]" in done.stderr
+    assert f"{spec}:40:10: error[X601]" in done.stderr
     assert "use rows 4 or 6" in done.stderr
     done = xtrain("plan", spec, "--json")
     assert [d["code"] for d in json.loads(done.stdout)["diagnostics"]] == ["X601"]

@@ -130,17 +130,22 @@ def test_equal_actions_share_a_node_and_others_get_a_number(plan):
         "every 20 steps eval code { batches = 2 }\nevery 50 steps eval code { batches = none }"
     )
     assert [tick.nodes for tick in made.timeline.ticks[:3]] == [
-        ("tick.eval.code", "tick.log"),
         ("tick.eval.code",),
         ("tick.eval.code.2",),
+        ("tick.eval.code", "tick.log"),
     ]
     assert made.node("tick.eval.code.2").args["batches"] is None
 
 
 def test_a_tick_can_stop_the_run(plan):
     made = plan(every="every 50 steps checkpoint then stop")
-    assert made.timeline.ticks[0].stop is True
-    assert made.timeline.ticks[0].nodes == ("tick.checkpoint",)
+    assert made.timeline.ticks[-1].stop is True
+    assert made.timeline.ticks[-1].nodes == ("tick.checkpoint",)
+
+
+def test_in_a_step_evaluations_come_before_the_log_and_checkpoints_after_it(plan):
+    made = plan(every="every 10 steps checkpoint\nevery 10 steps log\nevery 10 steps eval code")
+    assert [tick.nodes for tick in made.timeline.ticks] == [("tick.eval.code",), ("tick.log",), ("tick.checkpoint",)]
 
 
 @pytest.mark.parametrize(

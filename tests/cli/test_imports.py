@@ -1,0 +1,86 @@
+"""What the light verbs load, and in which direction the rooms import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "numba", "textual", "tokenizers")
+
+# Room → the rooms it may import.
+BELOW = {
+    "dsl": {"dsl"},
+    "planner": {"dsl", "planner"},
+    "runtime": {"dsl", "planner", "runtime"},
+    "tui": {"dsl", "planner", "tui"},
+    "cli": {"dsl", "planner", "runtime", "tui", "cli"},
+}
+FOREIGN = {  # room → packages that it must not know
+    "dsl": {"torch", "numba", "textual", "networkx", "rich"},
+    "planner": {"torch", "numba", "textual", "rich"},
+    "runtime": {"textual", "rich"},
+    "tui": {"torch", "numba"},
+    "cli": {"torch", "numba", "textual", "networkx"},
+}
+
+PROBE = """
+import sys
+from xtrain.cli.main import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+print("loaded:", *[m for m in {heavy!r} if m in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *[(verb, "--help") for verb in ("check", "fmt", "plan", "explain", "run", "generate")],
+        ("--help",),
+        ("check", "specs/quickstart.xtrain"),
+        ("plan", "specs/quickstart.xtrain"),
+        ("plan", "specs/llama_405b_16k.xtrain", "--json"),
+        ("fmt", "--check", "specs/quickstart.xtrain"),
+        ("explain", "X203"),
+        ("run", "specs/qwen3_moe_plan.xtrain"),  # refused before anything heavy is loaded
+    ],
+    ids=" ".join,
+)
+def test_light_verbs_load_nothing_heavy(arguments):
+    command = [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == "loaded:", done.stderr
+
+
+def imports(path: Path) -> list[tuple[int, str]]:
+    """(relative level, dotted module) of every import in a file, at whatever depth of the code."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [(0, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            found.append((node.level, node.module or ""))
+    return found
+
+
+@pytest.mark.parametrize("room", BELOW)
+def test_rooms_import_only_downwards(room):
+    files = sorted((ROOT / room).rglob("*.py"))
+    assert files
+    for path in files:
+        depth = len(path.relative_to(ROOT).parts)  # as many dots lead to the package itself
+        for level, module in imports(path):
+            top = module.split(".")[0]
+            if level == depth:
+                assert top in BELOW[room] or module == "", f"{path}: imports {module}"
+            elif level == 0:
+                assert top not in FOREIGN[room], f"{path}: imports {module}"
+                assert top != "xtrain", f"{path}: imports inside the project are relative"
+            else:
+                assert level < depth

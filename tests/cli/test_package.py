@@ -1,0 +1,28 @@
+"""The wheel holds the whole project: every module of every room, and the grammar."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("cli", "dsl", "planner", "runtime", "tui")
+
+
+def test_the_wheel_holds_every_module_and_the_grammar(tmp_path):
+    tracked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    files = subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    copy = tmp_path / "source"
+    for name in files:
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(copy)]
+    done = subprocess.run(build, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    modules = [f for f in files if f.endswith((".py", ".lark")) and (f.split("/")[0] in ROOMS or "/" not in f)]
+    assert len(modules) > 50 and any(m.endswith(".lark") for m in modules)
+    assert [m for m in modules if f"xtrain/{m}" not in packed] == []
+    assert not any(name.startswith(("tests/", "xtrain/tests", "specs/")) for name in packed)
