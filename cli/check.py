@@ -59,9 +59,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 def diagnose(path: str, sets: Sequence[str]) -> "Diagnostics":
     """Everything there is to say about the spec at `path`."""
-    from ..dsl.load import load_spec
+    from ..planner.load import check_from_spec
 
-    return load_spec(path, sets).diagnostics
+    return check_from_spec(path, sets)
 
 
 def _summary(path: str, diagnostics: "Diagnostics") -> str:

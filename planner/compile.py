@@ -64,21 +64,46 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "") -
     spec hears of all its mistakes at once. Nothing is read but tokenizer.json and the names of data files.
     """
     found = Findings(spec)
+    sound = _examine(spec, world, found)
+    plan = _assemble(spec, sound, spec_text, found) if sound is not None else None
+    return Compiled(plan, found.diagnostics)
+
+
+def check_spec(spec: Spec, world: int | None = None) -> Diagnostics:
+    """All that `compile_plan` would say, without the plan."""
+    found = Findings(spec)
+    _examine(spec, world, found)
+    return found.diagnostics
+
+
+@frozen
+class Sound:
+    """What was derived from a spec that every rule lets pass."""
+
+    shape: Shape
+    layout: Layout
+    batch: Arithmetic
+    training: Dataset
+    schedule: Schedule
+
+
+def _examine(spec: Spec, world: int | None, found: Findings) -> Sound | None:
+    """Derive and check everything; None if any rule fails."""
     shape = derive_architecture(spec, found)
     training = check_data(spec, found)
     arch = shape.architecture
     layout = lay_out(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
     if layout.doubtful:
         _check_despite_doubt(spec, arch, layout, found)
-        return Compiled(None, found.diagnostics)
+        return None
     batch = derive_arithmetic(spec, layout.mesh, found)
     check_topology(spec, arch, layout, batch, found)
     check_schedule(spec, batch.steps, found)
     schedule = fill_schedule(spec, batch.steps)
     check_ticks(schedule, batch, found)
     if found.failed or training is None:
-        return Compiled(None, found.diagnostics)
-    return Compiled(_assemble(spec, shape, layout, batch, training, schedule, spec_text, found), found.diagnostics)
+        return None
+    return Sound(shape, layout, batch, training, schedule)
 
 
 def _check_despite_doubt(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
@@ -89,16 +114,8 @@ def _check_despite_doubt(spec: Spec, architecture: Architecture, layout: Layout,
         check_schedule(spec, batch.steps, found)
 
 
-def _assemble(
-    spec: Spec,
-    shape: Shape,
-    layout: Layout,
-    batch: Arithmetic,
-    training: Dataset,
-    schedule: Schedule,
-    spec_text: str,
-    found: Findings,
-) -> Plan:
+def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan:
+    shape, layout, batch, schedule = sound.shape, sound.layout, sound.batch, sound.schedule
     arch, mesh = shape.architecture, layout.mesh
     formats = resolve_formats(spec.precision, spec.parallel)
     inventory = count_parameters(arch)
@@ -112,7 +129,7 @@ def _assemble(
         architecture=arch,
         layout=layout,
         batch=batch,
-        training=training,
+        training=sound.training,
         formats=formats,
         inventory=inventory,
         cuts=cuts,

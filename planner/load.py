@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..dsl.diagnostics import Diagnostic, Diagnostics
 from ..dsl.load import load_spec
-from .compile import Compiled, compile_plan
+from .compile import Compiled, check_spec, compile_plan
 from .plan import Plan
 from .serialise import PlanError, from_json
 
@@ -31,6 +31,16 @@ def plan_from_spec(path: str | Path, sets: Sequence[str] = (), world: int | None
     merged.extend(loaded.diagnostics)
     merged.extend(compiled.diagnostics)
     return Compiled(None if merged.has_errors else compiled.plan, merged)
+
+
+def check_from_spec(path: str | Path, sets: Sequence[str] = ()) -> Diagnostics:
+    """All that is to be said about the spec at `path`, from its syntax to its topology."""
+    loaded = load_spec(path, sets)
+    said = Diagnostics()
+    said.extend(loaded.diagnostics)
+    if loaded.spec is not None:
+        said.extend(check_spec(loaded.spec))
+    return said
 
 
 def load_plan(path: str | Path) -> Plan:
