@@ -1,0 +1,122 @@
+"""The first command of the README, and what it promises."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xtrain.runtime.data.split import split_holdout
+from xtrain.runtime.data.store import TokenStore, open_store
+
+ROOT = Path(__file__).parents[1]
+PSEUDO_COUNT = 5
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """The folder in which the quickstart ran."""
+    folder = tmp_path_factory.mktemp("quickstart")
+    command = [sys.executable, "-m", "xtrain", "run", str(ROOT / "specs" / "quickstart.xtrain"), "--ui", "plain"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def run_directory(folder: Path) -> Path:
+    (directory,) = (folder / "runs" / "quickstart").iterdir()
+    return directory
+
+
+def events(folder: Path, kind: str) -> list[dict]:
+    lines = (run_directory(folder) / "events.jsonl").read_text().splitlines()
+    return [e for e in map(json.loads, lines) if e["event"] == kind]
+
+
+def store_of(folder: Path) -> TokenStore:
+    (path,) = (folder / "runs" / "cache" / "tokens").iterdir()
+    store = open_store(path)
+    assert store is not None
+    return store
+
+
+def text_bytes(store: TokenStore, documents: np.ndarray) -> list[np.ndarray]:
+    """The bytes of each document, without the marks of its begin and end."""
+    return [store.document(int(d))[1:-1].astype(np.int64) for d in documents]
+
+
+def trigram_loss(train: list[np.ndarray], heldout: list[np.ndarray]) -> float:
+    """Nats a byte of an interpolated trigram model: each order falls back to the next lower with a pseudo-count of 5."""
+    ones, twos, threes = np.zeros(256), np.zeros(256**2), np.zeros(256**3, dtype=np.int32)
+    for text in train:
+        ones += np.bincount(text, minlength=256)
+        twos += np.bincount(text[:-1] * 256 + text[1:], minlength=256**2)
+        np.add.at(threes, (text[:-2] * 256 + text[1:-1]) * 256 + text[2:], 1)
+    p1 = (ones + PSEUDO_COUNT / 256) / (ones.sum() + PSEUDO_COUNT)
+    after_one, after_two = twos.reshape(256, 256).sum(1), threes.reshape(256**2, 256).sum(1)
+    total, number = 0.0, 0
+    for text in heldout:
+        p = p1[text]
+        p[1:] = (twos[text[:-1] * 256 + text[1:]] + PSEUDO_COUNT * p[1:]) / (after_one[text[:-1]] + PSEUDO_COUNT)
+        pair = text[:-2] * 256 + text[1:-1]
+        p[2:] = (threes[pair * 256 + text[2:]] + PSEUDO_COUNT * p[2:]) / (after_two[pair] + PSEUDO_COUNT)
+        total -= np.log(p).sum()
+        number += len(text)
+    return total / number
+
+
+def test_it_learns_more_than_a_trigram_model_of_the_same_bytes(finished):
+    store = store_of(finished)
+    train, heldout = split_holdout(store.offsets, 0.05, seed=0)
+    trigram = trigram_loss(text_bytes(store, train), text_bytes(store, heldout))
+    assert 1.5 < trigram < 1.9
+    *_, last = events(finished, "eval")
+    assert last["tokens"] == sum(len(store.document(int(d))) - 1 for d in heldout), "every held-out byte counts once"
+    assert last["loss"] < trigram
+
+
+def test_its_samples_look_like_python(finished):
+    (generated,) = events(finished, "generate")
+    store = store_of(finished)
+    train, _ = split_holdout(store.offsets, 0.05, seed=0)
+    known = set(re.findall(rb"[A-Za-z_]{2,}", b" ".join(t.astype(np.uint8).tobytes() for t in text_bytes(store, train))))
+    text = " ".join(sample["text"] for sample in generated["samples"]).encode()
+    words = re.findall(rb"[A-Za-z_]{2,}", text)
+    assert len(words) > 10
+    assert sum(word in known for word in words) / len(words) > 0.6
+    assert re.search(rb"[(){}\[\]=:#]", text)
+
+
+def test_its_files_are_where_the_documentation_says(finished):
+    directory = run_directory(finished)
+    for name in ("plan.json", "spec.xtrain", "metrics.jsonl", "events.jsonl", "ranks/00000.jsonl"):
+        assert (directory / name).stat().st_size > 0
+    records = [json.loads(line) for line in (directory / "metrics.jsonl").read_text().splitlines()]
+    steps = [r for r in records if "loss" in r]
+    assert [r["step"] for r in steps] == list(range(1, 301))
+    documented = {
+        "step", "time", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_seconds", "data_seconds",
+        "memory_bytes", "phase",
+    }  # fmt: skip
+    assert all(documented <= r.keys() for r in steps)
+    assert steps[99]["eval/stdlib/loss"] < 2.3
+
+
+def test_the_finished_run_can_be_sampled(finished):
+    command = [sys.executable, "-m", "xtrain", "generate", str(run_directory(finished)), "--prompt", "def "]
+    first, second = (
+        subprocess.run([*command, "--tokens", "60", "--json"], capture_output=True, text=True, timeout=120)
+        for _ in range(2)
+    )
+    assert first.returncode == 0 and not first.stderr, first.stderr
+    assert json.loads(first.stdout)["text"] == json.loads(second.stdout)["text"] != ""
+
+
+def test_its_resolved_spec_makes_the_same_plan(finished):
+    directory = run_directory(finished)
+    command = [sys.executable, "-m", "xtrain", "plan", str(directory / "spec.xtrain"), "--json"]
+    again = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert again["id"] == json.loads((directory / "plan.json").read_text())["id"]
