@@ -18,8 +18,10 @@ def add_parser(subparsers) -> None:
     parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
     parser.add_argument("--top-p", type=float, default=0.95, help="share of probability to draw from (default 0.95)")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws (default 0)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to compute (default: auto)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object a prompt")
     parser.set_defaults(run=run)
 

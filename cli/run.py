@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from ..runtime.launch import Ended
     from ..runtime.workspace import Workspace
 
-STATUS_OF_SIGNAL: dict[int | None, str] = {signal.SIGTERM: "stopped", signal.SIGINT: "interrupted"}
+STATUS_OF_SIGNAL: dict[int | None, str] = {
+    signal.SIGTERM: "stopped",
+    signal.SIGHUP: "stopped",
+    signal.SIGINT: "interrupted",
+}
 VIEWS = ("console", "plain", "json", "none")
 
 
@@ -28,8 +32,15 @@ def add_parser(subparsers) -> None:
         epilog="example: xtrain run specs/quickstart.xtrain --world 2 --set experiment.budget='100 steps'",
     )
     parser.add_argument("spec", help="a .xtrain spec or a plan.json")
-    parser.add_argument("--world", type=int, metavar="N", help="local ranks (default: what the spec's axes need)")
-    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", dest="sets", help="set a field")
+    parser.add_argument("--world", type=int, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="PATH=VALUE",
+        dest="sets",
+        help="replace a setting or param; may be repeated",
+    )
     parser.add_argument("--ui", choices=VIEWS, help="how to show the run (default: console on a terminal, else plain)")
     parser.set_defaults(run=run)
 
@@ -41,7 +52,9 @@ def run(arguments: argparse.Namespace) -> int:
     if not compiled.report_to(sys.stderr) or compiled.refuse_unexecutable(sys.stderr):
         return 2
     # Until the agent takes over, a stop request finds nothing that would have to be saved.
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(75))
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: os._exit(75))
+    from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
     from ..runtime.launch import is_worker
 
@@ -50,20 +63,33 @@ def run(arguments: argparse.Namespace) -> int:
     except EnvironmentFault as fault:
         print(f"error[{fault.code}]: {fault}", file=sys.stderr)
         return 3
+    except DataError as error:
+        print(f"error[X507]: {error}", file=sys.stderr)
+        return 3
 
 
 def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     from ..planner.render import render_summary
     from ..runtime.launch import launch
+    from ..runtime.preflight import check_machine, check_one_machine
     from ..runtime.workspace import open_workspace
     from ..tui.view import choose_ui
 
     plan = compiled.plan
     assert plan is not None
     ui = choose_ui(ui, sys.stdout)
+    check_one_machine(plan)
+    check_machine(plan, plan.mesh.world_size)
     workspace = open_workspace(plan, compiled.resolved_text)
     if ui in ("console", "plain"):
         print(render_summary(plan), flush=True)
+    if workspace.elsewhere:
+        run_id = workspace.elsewhere[-1].name
+        print(
+            f"note: the code has changed since this experiment was last run, so it begins anew; to go on from there "
+            f"under the changed code: --set workspace.run={run_id}",
+            file=sys.stderr,
+        )
     events = workspace.directory / "events.jsonl"
     begin = _size(events)
     with _Following(workspace, ui):
@@ -105,15 +131,24 @@ def _conclude(workspace: "Workspace", said: list[dict], ended: "Ended") -> dict:
 
 def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     """One rank that someone else has started; the first one keeps the directory and shows the run."""
+    from ..runtime.errors import EnvironmentFault
     from ..runtime.launch import Ended
     from ..runtime.outcome import EXIT_CODES
+    from ..runtime.preflight import check_world
     from ..runtime.worker import leave, run_rank
     from ..runtime.workspace import locate, open_workspace, read_code
     from ..tui.view import choose_ui
 
     plan = compiled.plan
     assert plan is not None
-    if int(os.environ["RANK"]) != 0:
+    first = os.environ["RANK"] == "0"
+    try:
+        check_world(plan, int(os.environ["WORLD_SIZE"]))
+    except EnvironmentFault:
+        if first:
+            raise
+        return 3
+    if not first:
         directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
         leave(EXIT_CODES[run_rank(plan, directory)])
     workspace = open_workspace(plan, compiled.resolved_text)

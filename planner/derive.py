@@ -83,10 +83,9 @@ def _head_dim(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
         width = model.dim // model.heads
         reasons["model.head_dim"] = f"dim {model.dim} / heads {model.heads}"
     else:
-        near = model.dim // model.heads * model.heads
-        options = f"dim {near} or {near + model.heads}" if near else f"dim {model.heads}"
         message = f"heads {model.heads} do not divide dim {model.dim}"
-        found.fail("model.head_dim", "X408", "model.dim", message, f"use {options}, or give head_dim")
+        options = " or ".join(map(str, _nearest_divisors(model.dim, model.heads)))
+        found.fail("model.head_dim", "X408", "model.heads", message, f"use heads {options}, or give head_dim")
         return 2
     if width % 2:
         message = f"head_dim {width} is odd, but rotary positions turn pairs"
@@ -94,6 +93,13 @@ def _head_dim(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
     else:
         found.passed("model.head_dim", f"head_dim {width} is even")
     return width
+
+
+def _nearest_divisors(number: int, wanted: int) -> list[int]:
+    """The divisors of `number` next to `wanted`, which is none: one below and, where there is one, one above."""
+    below = next(d for d in range(min(wanted, number), 0, -1) if number % d == 0)
+    above = next((d for d in range(wanted + 1, number + 1) if number % d == 0), None)
+    return [below] if above is None else [below, above]
 
 
 def _check_heads(architecture: Architecture, found: Findings) -> None:

@@ -122,7 +122,7 @@ def _solve_fsdp(
             return None
         sizes["fsdp"] = world // fixed
         reasons["parallel.fsdp.size"] = (
-            f"all {plural(world, 'rank')}" if fixed == 1 else f"{world:,} ranks / ({product})"
+            f"{world:,} ranks / ({product})" if fixed > 1 else f"all {world:,} ranks" if world > 1 else "the only rank"
         )
     elif world is None:
         world = fixed

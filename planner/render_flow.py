@@ -44,6 +44,8 @@ def show_timeline(page: Page, plan: Plan) -> None:
     for reaction in plan.timeline.reactions:
         names = [_name(plan.node(node)) for node in reaction.nodes] + (["stop"] if reaction.stop else [])
         by_default = "default" if f"on.{reaction.event}" in defaults else ""
+        if by_default and reaction.event == "finish" and len(names) > 1:
+            by_default = "checkpoint by default"  # what else happens there was declared
         rows.append((f"on {reaction.event}", " then ".join(names), "", by_default))
     page.table(rows, align="<<>", styles=("cyan", "", "", "dim"))
     page.line()

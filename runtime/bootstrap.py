@@ -9,6 +9,7 @@ import torch.distributed as dist
 from ..planner.plan import Mesh, Plan
 from .errors import EnvironmentFault
 from .ops import op
+from .preflight import check_world
 from .signals import StopRequests
 from .state import Rank
 
@@ -33,11 +34,7 @@ def bootstrap(
     """
     requests.deadline_seconds = stop_deadline_seconds
     world = int(os.environ.get("WORLD_SIZE", "1"))
-    if world != plan.mesh.world_size:
-        raise EnvironmentFault(
-            "X703",
-            f"the plan is for {plan.mesh.world_size} ranks and {world} were started; start as many, or plan again",
-        )
+    check_world(plan, world)
     number = int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = choose_device(device, local)

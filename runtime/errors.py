@@ -2,7 +2,12 @@
 
 
 class EnvironmentFault(Exception):
-    """The environment is not what the plan needs (exit code 3). `code` is a diagnostic code."""
+    """The environment is not what the plan needs (exit code 3). `code` is a diagnostic code.
+
+    `agreed`: every rank finds the same, so that one of them says it.
+    """
+
+    agreed = False
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -11,6 +16,8 @@ class EnvironmentFault(Exception):
 
 class ResumeRefused(EnvironmentFault):
     """A checkpoint does not fit this plan; says what differs."""
+
+    agreed = True
 
     def __init__(self, message: str) -> None:
         super().__init__("X705", message)

@@ -210,8 +210,9 @@ class Executor:
 
     def _report(self, error: BaseException, *, exit_code: int = 1, trace: bool) -> None:
         text = "".join(traceback.format_exception(error))
-        print(text, file=sys.stderr)
         message = str(error) or repr(error)
+        # The rank's own log; of what is no surprise the message is enough.
+        print(text if trace or lost_a_peer(error) else message, file=sys.stderr)
         if lost_a_peer(error):
             message = f"lost contact with another rank, in step {self.progress.step + 1}"
         fields: dict[str, Any] = {"rank": self.records.rank, "error": message, "exit_code": exit_code}
@@ -220,7 +221,8 @@ class Executor:
         if isinstance(error, NonFinite):
             self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
         traced = text if trace else ""
-        self.records.event("failure", step=self.progress.step, every_rank=True, traceback=traced, **fields)
+        every_rank = not getattr(error, "agreed", False)
+        self.records.event("failure", step=self.progress.step, every_rank=every_rank, traceback=traced, **fields)
 
     def _shut_down(self, *, failed: bool) -> None:
         for node in self._order:

@@ -29,13 +29,14 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
 
     A signal to this process goes on to every worker, which then has `stop_seconds` to save and leave.
     """
-    # How the gang ends is told from its own records, not from the agent's log.
-    for name in ("torch.distributed.elastic", "torch.distributed.elastic.multiprocessing.api", "torch.distributed.run"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # How the gang ends is told from its own records, not from the agent's log.
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed"):
+            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
     logs = directory / "logs" / attempt
     logs.mkdir(parents=True, exist_ok=True)
     options = {

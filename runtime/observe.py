@@ -46,7 +46,7 @@ def log(plan: Plan, rank: Rank, records: Records, progress: Progress, window: Wi
     """Write one record: loss, gradient norm and learning rate of the step; times are those of the slowest rank,
     averaged over the steps since the last record."""
     tokens_per_step = plan.estimates.tokens_per_step
-    peak = peak_flops(rank.device, plan.node("setup.build_model").args["params"])
+    peak = peak_flops(rank.device, compute_format(plan))
 
     def run(step: Step) -> None:
         steps = max(1, window.steps)
@@ -78,6 +78,12 @@ def log(plan: Plan, rank: Rank, records: Records, progress: Progress, window: Wi
         window.clear()
 
     return run
+
+
+def compute_format(plan: Plan) -> str:
+    """The number format of forward and backward: that of the parameters, unless sharding casts them."""
+    casts = [node.args["compute"] for node in plan.nodes if node.op == "setup.parallel.root_fsdp"]
+    return casts[0] if casts else plan.node("setup.build_model").args["params"]
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -8,7 +8,8 @@ from types import FrameType
 
 from attrs import define, field
 
-EVENTS = {signal.SIGTERM: "sigterm", signal.SIGINT: "sigint"}
+# A closed terminal asks for the same as SIGTERM.
+EVENTS = {signal.SIGTERM: "sigterm", signal.SIGHUP: "sigterm", signal.SIGINT: "sigint"}
 
 
 @define

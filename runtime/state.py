@@ -63,6 +63,8 @@ class SkipStep(Exception):
 class NonFinite(Exception):
     """The loss or the gradient norm is not a number, on all ranks alike."""
 
+    agreed = True
+
     def __init__(self, step: int, loss: float, grad_norm: float) -> None:
         super().__init__(f"step {step}: loss {loss}, gradient norm {grad_norm}")
         self.step, self.loss, self.grad_norm = step, loss, grad_norm

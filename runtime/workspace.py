@@ -27,11 +27,15 @@ WORKER_LOCK = ".worker.lock"
 
 @frozen
 class Workspace:
-    """A run's directory, opened for one attempt at running it. `lock` is held until the object is gone."""
+    """A run's directory, opened for one attempt at running it. `lock` is held until the object is gone.
+
+    elsewhere: directories with checkpoints of the same experiment under another state of the code, if this one has none.
+    """
 
     directory: Path
     attempt: str
     lock: IO[str]
+    elsewhere: tuple[Path, ...] = ()
 
 
 @frozen
@@ -102,7 +106,12 @@ def open_workspace(plan: Plan, resolved_spec: str) -> Workspace:
         _write_metadata(directory / "metadata", plan, code)
     except OSError as error:
         raise EnvironmentFault("X706", f"the run directory {directory} cannot be written: {error.strerror}") from error
-    return Workspace(directory, attempt, lock)
+    return Workspace(directory, attempt, lock, () if latest else _elsewhere(directory, plan.config_id))
+
+
+def _elsewhere(directory: Path, config_id: str) -> tuple[Path, ...]:
+    others = [other for other in directory.parent.glob(f"*{config_id}") if other != directory]
+    return tuple(sorted(other for other in others if CheckpointFolder(other / "checkpoints").latest()))
 
 
 def hold(directory: Path, name: str) -> IO[str]:

@@ -49,7 +49,7 @@ def text_bytes(store: TokenStore, documents: np.ndarray) -> list[np.ndarray]:
 
 
 def trigram_loss(train: list[np.ndarray], heldout: list[np.ndarray]) -> float:
-    """Nats a byte of an interpolated trigram model: each order falls back to the next lower with a pseudo-count of 5."""
+    """Nats a byte of an interpolated trigram model: each order backs off to the next with a pseudo-count of 5."""
     ones, twos, threes = np.zeros(256), np.zeros(256**2), np.zeros(256**3, dtype=np.int32)
     for text in train:
         ones += np.bincount(text, minlength=256)
@@ -82,7 +82,8 @@ def test_its_samples_look_like_python(finished):
     (generated,) = events(finished, "generate")
     store = store_of(finished)
     train, _ = split_holdout(store.offsets, 0.05, seed=0)
-    known = set(re.findall(rb"[A-Za-z_]{2,}", b" ".join(t.astype(np.uint8).tobytes() for t in text_bytes(store, train))))
+    corpus = b" ".join(text.astype(np.uint8).tobytes() for text in text_bytes(store, train))
+    known = set(re.findall(rb"[A-Za-z_]{2,}", corpus))
     text = " ".join(sample["text"] for sample in generated["samples"]).encode()
     words = re.findall(rb"[A-Za-z_]{2,}", text)
     assert len(words) > 10

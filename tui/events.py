@@ -130,15 +130,22 @@ class Failure:
     error: str
     traceback: str
     step: int | None
+    code: str
 
     @classmethod
     def of(cls, record: Record) -> "Failure":
         return cls(
             rank=whole(record.get("rank")),
             error=text(record.get("error")),
+            code=text(record.get("code")),
             traceback=text(record.get("traceback")),
             step=whole(record.get("step")),
         )
+
+    @property
+    def message(self) -> str:
+        """What went wrong, with the code that `xtrain explain` knows more about, if it has one."""
+        return f"[{self.code}] {self.error}" if self.code else self.error
 
     @property
     def who(self) -> str:

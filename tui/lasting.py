@@ -135,7 +135,7 @@ class Lasting:
 
     def _failure(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         failure = Failure.of(record)
-        body = Text(f"{failure.who}  {printable(failure.error.strip())}")
+        body = Text(f"{failure.who}  {printable(failure.message.strip())}")
         yield self._tick(state, record, f"{self._glyphs.cross} failure", body, "bold red")
 
     def _nothing(self, state: RunState, record: Record) -> Iterator[RenderableType]:

@@ -23,12 +23,22 @@ def generate_command(directory: Path) -> tuple[str, str]:
 
 def going_on(state: RunState) -> str:
     """How a run that stopped before its end goes on."""
+    code = next((failure.code for failure in state.failures if failure.code), None)
+    if code:
+        return f"xtrain explain {code}"
     checkpoint = state.checkpoint
     if checkpoint and checkpoint.step:
         return f"run the same command again to go on from step {checkpoint.step:,}"
     if state.start and state.start.resumed_step:
         return f"run the same command again to go on from step {state.start.resumed_step:,}"
     return "run the same command again; no checkpoint was saved, so it begins anew"
+
+
+def more_of_it(state: RunState) -> str:
+    """How a run that had nothing left to do is made to do more; empty for others."""
+    if state.status != "complete":
+        return ""
+    return "a larger experiment.budget extends it; --set checkpoint.resume=false begins anew"
 
 
 def outcome(state: RunState) -> str:

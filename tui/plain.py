@@ -10,7 +10,7 @@ from typing import TextIO
 
 from .drawer import Drawer
 from .events import Checkpoint, Evaluation, Failure, RunEnd, RunStart, Sample, text, whole
-from .next_steps import generate_command, going_on, outcome, short_path, succeeded, wants_logs
+from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from .state import RunState
 from .tail import Record
 from .words import count, decimal, duration, number, perplexity, plural, printable, size, took
@@ -76,6 +76,8 @@ def closing_lines(state: RunState, directory: Path) -> Iterator[str]:
     if wants_logs(state):
         yield f"logs  {short_path(directory / 'logs')}"
     if succeeded(state):
+        if more := more_of_it(state):
+            yield f"more  {more}"
         yield f"next  {' '.join(generate_command(directory))}"
     else:
         yield f"next  {going_on(state)}"
@@ -153,7 +155,7 @@ def _warning(record: Record) -> Iterator[str]:
 
 def _failure(record: Record) -> Iterator[str]:
     failure = Failure.of(record)
-    yield from _headed(f"failure  step {_or_dash(failure.step)}  {failure.who}", failure.error)
+    yield from _headed(f"failure  step {_or_dash(failure.step)}  {failure.who}", failure.message)
     yield from _indented(failure.traceback)
 
 

@@ -1,5 +1,7 @@
 """The line that moves: what start-up is doing, then how far training is."""
 
+import math
+
 from attrs import frozen
 from rich.cells import cell_len
 from rich.text import Text
@@ -60,7 +62,8 @@ def _waiting(state: RunState, *, now: float, quiet: float, glyphs: Glyphs) -> Te
 
 
 def _spinning(what: str, elapsed: float, now: float, glyphs: Glyphs) -> Text:
-    spinner = glyphs.spinner[int(now * 10) % len(glyphs.spinner)]
+    turn = int(now * 10) if math.isfinite(now * 10) else 0  # a clock that a record claims can be anything
+    spinner = glyphs.spinner[turn % len(glyphs.spinner)]
     return Text.assemble(" ", (spinner, "cyan"), " ", (printable(what), "bold"), "  ", (duration(elapsed), "dim"))
 
 

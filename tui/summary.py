@@ -12,7 +12,7 @@ from rich.text import Text
 
 from .history import Point
 from .lasting import MAX_BOX
-from .next_steps import generate_command, going_on, outcome, short_path, succeeded, wants_logs
+from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from .progress_line import short_node
 from .state import RunState
 from .words import count, decimal, duration, number, perplexity, plural, printable
@@ -36,6 +36,8 @@ def summary(state: RunState, directory: Path, console: Console) -> Iterator[Rend
     title = Text(" · ").join(Text(printable(word)) for word in (state.status, outcome(state)) if word)
     title.stylize(f"bold {style}", 0, len(state.status))
     yield Text()
+    if more := more_of_it(state):
+        rows.add_row("more", Text(more))
     yield Panel(rows, title=title, title_align="left", border_style=style, width=width)
     yield _next(state, directory, console.width)
 
@@ -102,7 +104,7 @@ def _traceback(state: RunState, width: int) -> RenderableType:
     if first.traceback:
         shown.append(Text("\n".join(lines[-MAX_TRACEBACK_LINES:]), overflow="fold"))
     else:
-        shown.append(Text(printable(first.error), overflow="fold"))
+        shown.append(Text(printable(first.message), overflow="fold"))
     if others:
         who = ", ".join(failure.who for failure in others[:8]) + (", …" if len(others) > 8 else "")
         shown.append(Text(f"failed as well: {who}", "dim"))

@@ -21,7 +21,7 @@ CASES = [
     ),
     ("X406", "16", {"parallel": "parallel { ep 16, fsdp 16 }", "model": MOE}, "use ep 8"),
     ("X407", "4", {"parallel": "parallel { ep 4, fsdp 6 }", "model": MOE}, "ep 3"),
-    ("X408", "100", {"model": "model llama { dim = 100, layers = 4, heads = 8 }"}, "dim 96 or 104"),
+    ("X408", "8", {"model": "model llama { dim = 100, layers = 4, heads = 8 }"}, "heads 5 or 10"),
     ("X408", "3", {"model": "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 3 }"}, "kv_heads 2"),
     ("X408", "15", {"model": "model llama { dim = 64, layers = 4, heads = 8, head_dim = 15 }"}, "head_dim 16"),
     ("X409", "2", {"parallel": "parallel { ep 2, fsdp 2 }"}, "qwen3_moe"),
