@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from .data.batch import Microbatch
 from .feed import Feed
 from .models.attention import Packing
 from .models.loss import LossTerms
@@ -95,7 +96,7 @@ def forward_backward(model: nn.Module, rank: Rank, accumulate: int) -> StepCall:
     return run
 
 
-def losses(model: nn.Module, batch, device: torch.device) -> LossTerms:
+def losses(model: nn.Module, batch: Microbatch, device: torch.device) -> LossTerms:
     """Forward one microbatch to its summed losses."""
     rows, sequence = batch.input_ids_BS.shape
     packing = Packing.from_lengths(batch.cumulative_lengths, rows, sequence, device)

@@ -29,7 +29,7 @@ WORKER_LOCK = ".worker.lock"
 class Workspace:
     """A run's directory, opened for one attempt at running it. `lock` is held until the object is gone.
 
-    elsewhere: directories with checkpoints of the same experiment under another state of the code, if this one has none.
+    elsewhere: directories of the same experiment under another state of the code, if this one has no checkpoint.
     """
 
     directory: Path

@@ -31,7 +31,8 @@ class Packing:
         bounds = cumulative_lengths.tolist()
         segments = tuple((first // sequence, first % sequence, last - first) for first, last in pairwise(bounds))
         lengths = cumulative_lengths.diff().to(device)
-        document_T = torch.repeat_interleave(torch.arange(len(segments), device=device, dtype=torch.int32), lengths)
+        numbers = torch.arange(len(segments), device=device, dtype=torch.int32)
+        document_T = numbers.repeat_interleave(lengths, output_size=rows * sequence)
         return cls(segments=segments, document_BS=document_T.view(rows, sequence))
 
 
