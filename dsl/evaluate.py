@@ -19,7 +19,10 @@ _DEEPEST = 200  # nested expressions; a spec written by hand has less than ten
 
 @define(eq=False)
 class Definition:
-    """A `let` or `param`. replaced: what `--set` put in its place. names: those its expression may use."""
+    """A `let` or `param`. replaced: what `--set` put in its place. names: those its expression may use.
+
+    twice: another definition has the same name, so that nobody knows its value.
+    """
 
     kind: str
     name: s.Name
@@ -28,6 +31,7 @@ class Definition:
     replaced: Value | None = None
     value: Value | None = None
     used: bool = False
+    twice: bool = False
 
 
 @define(eq=False)
@@ -91,6 +95,8 @@ class Evaluator:
         self.under_way.append(definition)
         found = definition.replaced or self.value(definition.expression, definition.names)
         self.under_way.pop()
+        if definition.twice:
+            found = Value(FAILED, found.span)
         definition.value = found
         return found
 

@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from .diagnostics import Diagnostics, SpecErrors
 from .evaluate import Evaluator
-from .overrides import override_source, read_overrides, set_fields, set_params
+from .overrides import PATH, override_source, read_overrides, set_fields, set_params
 from .reading import Reading, read_spec
 from .resolver import resolve
 from .source import Source
@@ -17,11 +17,17 @@ from .structure import Structurer
 
 @frozen
 class Loaded:
-    """spec: None if and only if there are errors. sources: all files that were read, in order."""
+    """spec: None if and only if there are errors. sources: all files that were read, in order.
+
+    draft: what can be understood of a spec with errors, for further checks; else the spec. Where something is wrong
+    it has a default or any value, and `doubts` has the paths of these settings (see `Doubts`).
+    """
 
     spec: Spec | None
     diagnostics: Diagnostics
     sources: tuple[Source, ...] = field(repr=False)
+    draft: Spec | None = field(default=None, repr=False)
+    doubts: frozenset[str] = frozenset()
 
     def resolved_text(self) -> str:
         """The spec with everything resolved, defaults included: itself a spec, and one that loads to an equal `Spec`.
@@ -53,10 +59,14 @@ def load_spec(path: str | PathLike[str], sets: Sequence[str] = ()) -> Loaded:
     overrides = set_params(overrides, reading, evaluator, diagnostics)
     tree = resolve(reading, evaluator, diagnostics)
     set_fields(overrides, tree, reading, evaluator, diagnostics)
+    settled = not any(error.span and error.span.source.path == PATH for error in diagnostics.errors)
     structurer = Structurer(evaluator, diagnostics, {d.name.text: d for d in reading.definitions})
     spec = structurer.spec(tree, fspath(path), reading.sources[0])
     _check_unused(reading, evaluator, diagnostics)
-    return Loaded(None if diagnostics.has_errors else spec, diagnostics, tuple(reading.sources))
+    sources = tuple(reading.sources)
+    if not diagnostics.has_errors:
+        return Loaded(spec, diagnostics, sources, spec)
+    return Loaded(None, diagnostics, sources, spec if settled else None, frozenset(structurer.doubts.paths))
 
 
 def _check_unused(reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> None:

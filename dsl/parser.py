@@ -23,7 +23,7 @@ def parse_file(source: Source, diagnostics: Diagnostics) -> File:
     tokens, repaired = lay_out(tokenize(source, diagnostics), source, diagnostics)
     swallowed = any(t.type == "ERROR" and t.end == len(source.text) for t in tokens)
     items = _Parse(tokens, diagnostics).run()
-    return File(source, items, broken=repaired or swallowed)
+    return File(source, items, broken=repaired or swallowed, unread=swallowed)
 
 
 def parse_expression(source: Source, start: int, end: int, diagnostics: Diagnostics) -> Expression | None:

@@ -7,6 +7,7 @@ import attrs
 from . import blocks
 from . import syntax as s
 from .convert import Context, convert
+from .doubts import stand_in
 from .numerals import UNIT_WORDS, near_unit
 from .quantity import Quantity
 from .schema import later
@@ -22,19 +23,16 @@ if TYPE_CHECKING:
 
 
 def structure_reactions(reactions: list[Reaction], around: "Structurer") -> tuple[tuple[Tick, ...], tuple[Event, ...]]:
-    """All ticks and events that have nothing wrong with them; the rest is reported."""
+    """All ticks and events that can be understood, and of those the actions; what is wrong is reported."""
     ticks: list[Tick] = []
     events: list[Event] = []
-    ticks_seen = events_seen = 0
     for reaction in reactions:
         if reaction.event is None:
-            path, ticks_seen = f"every.{ticks_seen}", ticks_seen + 1
+            path = f"every.{len(ticks)}"
             tick = _tick(reaction, path, around)
-            ticks += [tick] if tick is not None else []
+            ticks += [tick] if tick is not None else around.leave_out(path)
         else:
-            path, events_seen = f"on.{events_seen}", events_seen + 1
-            event = _event(reaction, path, around)
-            events += [event] if event is not None else []
+            events.append(_event(reaction, f"on.{len(events)}", around))
     return tuple(ticks), tuple(events)
 
 
@@ -52,7 +50,10 @@ def _tick(reaction: Reaction, path: str, around: "Structurer") -> Tick | None:
     attribute, meta = settings_of(Tick)["every"]
     every = convert(attribute.type, value, Context("every", "every", Tick, meta), around)
     actions = _actions(reaction, path, around)
-    return None if every is FAILED or actions is None else Tick(every=every, actions=actions)
+    if every is FAILED:
+        around.doubts.setting(f"{path}.every", attribute)
+        every = stand_in(attribute, meta)
+    return Tick(every=every, actions=actions)
 
 
 def _misspelt_unit(reaction: Reaction, around: "Structurer") -> bool:
@@ -80,31 +81,32 @@ def _misspelt_unit(reaction: Reaction, around: "Structurer") -> bool:
     return True
 
 
-def _event(reaction: Reaction, path: str, around: "Structurer") -> Event | None:
+def _event(reaction: Reaction, path: str, around: "Structurer") -> Event:
     assert reaction.event is not None
     name = reaction.event
     around.origins[path] = Origin("text", attrs.evolve(reaction.span, end=name.span.end))
     actions = _actions(reaction, path, around)
     if name.text in later.EVENTS:
         around.diagnostics.error("X209", f"the event `{name.text}` is not supported yet", name.span)
-        return None
-    if name.text not in blocks.EVENTS:
+    elif name.text not in blocks.EVENTS:
         meant = closest(name.text, blocks.EVENTS)
         around.diagnostics.error(
             "X214", f"there is no event called `{name.text}`", name.span,
             hint=f"did you mean `{meant}`?" if meant else None,
             notes=[(f"events: {', '.join(blocks.EVENTS)}", None)], fix=(name.span, meant) if meant else None,
         )  # fmt: skip
-        return None
-    return None if actions is None else Event(event=name.text, actions=actions)  # type: ignore[arg-type]
+    else:
+        return Event(event=name.text, actions=actions)  # type: ignore[arg-type]
+    return Event(event="finish", actions=actions)  # the actions can be checked all the same
 
 
-def _actions(reaction: Reaction, path: str, around: "Structurer") -> tuple[Any, ...] | None:
-    found = [
-        _action(name, section, f"{path}.actions.{place}", around)
-        for place, (name, section) in enumerate(reaction.actions)
-    ]
-    return None if any(action is FAILED for action in found) else tuple(found)
+def _actions(reaction: Reaction, path: str, around: "Structurer") -> tuple[Any, ...]:
+    found: list[Any] = []
+    for name, section in reaction.actions:
+        place = f"{path}.actions.{len(found)}"
+        action = _action(name, section, place, around)
+        found += [action] if action is not FAILED else around.leave_out(place)
+    return tuple(found)
 
 
 def _action(name: s.Name, section: Section, path: str, around: "Structurer") -> Any:
@@ -129,4 +131,6 @@ def _action(name: s.Name, section: Section, path: str, around: "Structurer") -> 
                 fix=(span, f"then {span.text}"),
             )  # fmt: skip
             return FAILED
-    return around.block(block, section, path)
+    action = around.block(block, section, path)
+    label = blocks.label_of(block)
+    return FAILED if label is not None and f"{path}.{label.name}" in around.doubts.paths else action

@@ -16,13 +16,17 @@ from .suggest import closest
 
 @define(eq=False)
 class Reading:
-    """All files of a spec. statements: what they say, includes spliced in. broken: something could not be read."""
+    """All files of a spec. statements: what they say, includes spliced in.
+
+    broken: something could not be read; unread: a file, or the end of one, that may hold anything.
+    """
 
     sources: list[Source] = field(factory=list)
     statements: list[tuple[s.Item, Names]] = field(factory=list)
     params: dict[str, Definition] = field(factory=dict)
     files: list[Names] = field(factory=list)
     broken: bool = False
+    unread: bool = False
 
     @property
     def definitions(self) -> Iterator[Definition]:
@@ -99,13 +103,14 @@ class _Reader:
         above = (*above, (_identity(path), path))
         source = read_source(path, self.diagnostics, place=place, order=len(self.reading.sources))
         if source is None:
-            self.reading.broken = True
+            self.reading.broken = self.reading.unread = True
             return
         self.reading.sources.append(source)
         names = Names(params=self.reading.params)
         self.reading.files.append(names)
         file = parse_file(source, self.diagnostics)
         self.reading.broken |= file.broken
+        self.reading.unread |= file.unread
         for item in file.items:
             match item:
                 case s.Include():
@@ -114,6 +119,8 @@ class _Reader:
                     self._define(Definition("let", item.name, item.value, names), names.lets)
                 case s.Param():
                     self._define(Definition("param", item.name, item.value, names), self.reading.params)
+                case s.Broken(name=str()) if (definition := _broken_definition(item, names)) is not None:
+                    self._define(definition, names.lets if definition.kind == "let" else self.reading.params)
                 case _:
                     self.reading.statements.append((item, names))
 
@@ -122,7 +129,7 @@ class _Reader:
         if not item.path.value:
             hint = 'write `include "base.xtrain"`'
             self.diagnostics.error("X120", "the path of an include is empty", span, hint=hint)
-            self.reading.broken = True
+            self.reading.broken = self.reading.unread = True
             return
         target = os.path.normpath(os.path.join(os.path.dirname(path), item.path.value))  # noqa: PTH118, PTH120
         identity = _identity(target)
@@ -145,6 +152,7 @@ class _Reader:
         name = definition.name
         earlier = definition.names.lets.get(name.text) or self.reading.params.get(name.text)
         if earlier is not None:
+            earlier.twice = True
             hint = "give one of them another name"
             if definition.kind == earlier.kind == "param":
                 hint = "define it once; `--set` replaces its value"
@@ -154,6 +162,16 @@ class _Reader:
             )  # fmt: skip
             return
         table[name.text] = definition
+
+
+def _broken_definition(item: s.Broken, names: Names) -> Definition | None:
+    """The `let` or `param` that an item was to be, whose value could not be read: what uses it keeps quiet."""
+    kind, _, rest = item.span.text.partition(" ")
+    if kind not in ("let", "param") or item.name is None:
+        return None
+    start = item.span.start + len(kind) + 1 + len(rest) - len(rest.lstrip())
+    name = s.Name(Span(item.span.source, start, start + len(item.name)), item.name)
+    return Definition(kind, name, s.Unread(item.span), names)
 
 
 def _identity(path: str) -> str:

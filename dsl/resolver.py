@@ -16,7 +16,7 @@ _STATEMENT_WORDS = {
 
 def resolve(reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Tree:
     """Merge all statements of a reading; what no statement can say is reported."""
-    tree = Tree(Section("spec", broken=reading.broken))
+    tree = Tree(Section("spec", broken=reading.broken), unread=reading.unread)
     resolver = _Resolver(tree, evaluator, diagnostics)
     for item, names in reading.statements:
         resolver.take(item, names)
@@ -77,11 +77,13 @@ class _Resolver:
                 case s.Block(kind=kind):
                     if kind.text in written and item.labels:
                         self._twice(kind.text, kind.span, written[kind.text])
+                        section.lost.add(kind.text)
                     written.setdefault(kind.text, kind.span)
                     self._merge(section.block(kind.text), item, names)
                 case s.Broken():
                     self._broken(section, item)
                 case _:
+                    self.tree.unread |= isinstance(item, s.Include)
                     word = _STATEMENT_WORDS[type(item)]
                     self.diagnostics.error(
                         "X216", f"`{word}` cannot stand inside a block", item.span,
@@ -94,8 +96,11 @@ class _Resolver:
     ) -> None:
         name = item.name.text
         value = self.evaluator.value(item.value, names)
+        if isinstance(item.value, s.Unread) and "\n" in item.value.span.text:
+            section.broken = True  # a bracket that is not closed has swallowed lines
         if name in written:
             self._twice(name, item.name.span, written[name], where)
+            section.lost.add(name)
             return
         written[name] = item.name.span
         section.lost.discard(name)
@@ -111,6 +116,11 @@ class _Resolver:
         )
 
     def _broken(self, section: Section, item: s.Broken) -> None:
+        if section is self.tree.root:
+            text = item.span.text
+            reaction = text.partition(" ")[0] in ("every", "on")
+            lines = "\n" in text and (self.tree.root.broken or item.name is None)
+            self.tree.unread |= lines or (item.name is None and not reaction)
         if item.name is None:
             section.broken = True
         else:

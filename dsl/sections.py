@@ -63,11 +63,15 @@ class Reaction:
 
 @define(eq=False)
 class Tree:
-    """A whole spec. named: for each named kind, the sections by label."""
+    """A whole spec. named: for each named kind, the sections by label.
+
+    unread: a file, or a part of one that may hold anything, could not be read.
+    """
 
     root: Section
     named: dict[str, dict[str, Section]] = field(factory=dict)
     reactions: list[Reaction] = field(factory=list)
+    unread: bool = False
 
     def named_section(self, kind: str, label: str) -> Section:
         return self.named.setdefault(kind, {}).setdefault(label, Section(kind))

@@ -8,8 +8,9 @@ import attrs
 from . import blocks
 from .convert import Context, convert
 from .diagnostics import Diagnostics
+from .doubts import Doubts, stand_in, stand_in_block
 from .evaluate import Definition, Evaluator
-from .fields import FieldErrors
+from .fields import FieldErrors, label_word
 from .quantity import Quantity
 from .reactions import structure_reactions
 from .schema.setting import Setting, settings_of
@@ -28,10 +29,12 @@ class Structurer:
         self.evaluator, self.diagnostics, self.constants = evaluator, diagnostics, constants
         self.origins: dict[str, Origin] = {}
         self.errors = FieldErrors(diagnostics)
+        self.doubts = Doubts()
 
-    def spec(self, tree: Tree, path: str, source: Source | None) -> Spec | None:
-        """The whole spec, or None if anything is wrong with it."""
+    def spec(self, tree: Tree, path: str, source: Source | None) -> Spec:
+        """The whole spec. If anything is wrong with it, that is reported, and `doubts` has the paths not to rely on."""
         self.errors.top_level(tree)
+        self.doubts.top_level(tree)
         built: dict[str, Any] = {}
         for kind, block in blocks.KINDS.items():
             if kind in blocks.NAMED:
@@ -41,15 +44,17 @@ class Structurer:
                 built[kind] = self.block(block, section, kind)
             elif kind not in blocks.REQUIRED:
                 built[kind] = self._default_block(block, kind)
-        self.errors.missing_blocks([kind for kind in blocks.REQUIRED if kind not in built], tree, source)
+        missing = [kind for kind in blocks.REQUIRED if kind not in built]
+        self.errors.missing_blocks(missing, tree, source)
+        for kind in missing:
+            self.doubts.kind(kind)
+            built[kind] = stand_in_block(blocks.KINDS[kind])
         named = {
             label: self.block(blocks.KINDS["dataset"], section, f"dataset.{label}")
             for label, section in tree.named.get("dataset", {}).items()
         }
         self._collate(tree, built)
         ticks, events = structure_reactions(tree.reactions, self)
-        if self.diagnostics.has_errors:
-            return None
         given = {kind: value for kind, value in built.items() if value is not _MISSING}
         return Spec(path=path, datasets=named, ticks=ticks, events=events, origins=self.origins, **given)
 
@@ -57,6 +62,8 @@ class Structurer:
         """The block of a kind that is not written: `_MISSING`, so that the default of `Spec` holds."""
         self.origins[kind] = Origin("default")
         self._default_origins(block, kind, label=None)
+        if self.doubts.unread:
+            self.doubts.kind(kind)
         return _MISSING
 
     def _default_origins(self, block: type, path: str, label: Any) -> None:
@@ -75,18 +82,28 @@ class Structurer:
         attribute = attrs.fields_dict(Spec)["collate"]
         context = Context("collate", "the spec", Spec, Setting(doc="links from samples to rows"))
         found = convert(attribute.type, entry.value, context, self)
+        if found is FAILED:
+            self.doubts.kind("collate")
         built["collate"] = _MISSING if found is FAILED else found
+
+    def leave_out(self, path: str) -> list[Any]:
+        """Forget what is known of a reaction or action that is wrong, so that the next one can have its path."""
+        for each in [each for each in self.origins if each == path or each.startswith(f"{path}.")]:
+            del self.origins[each]
+        self.doubts.forget(path)
+        return []
 
     # Blocks -----------------------------------------------------------------------------------------------------------
 
     def block(self, block: type, section: Section, path: str) -> Any:
-        """An object of a block class, or FAILED. What is wrong with any of its fields is reported."""
+        """An object of a block class. What is wrong with a field is reported, and a stand-in takes its place."""
         if section.head is not None:
             self.origins[path] = Origin(_kind_of_head(section.head), section.head)
         arguments: dict[str, Any] = {}
         label = self._label(block, section, path, arguments)
         known = settings_of(block)
         self.errors.unknown_fields(block, section)
+        self.doubts.fields(block, section, path)
         missing: list[str] = []
         for name, (attribute, meta) in known.items():
             where = f"{path}.{name}"
@@ -94,6 +111,7 @@ class Structurer:
             if meta.only and label is not FAILED and label not in meta.only:
                 if written:
                     self.errors.of_another_label(block, section, name, meta, label)
+                    self.doubts.paths |= {where, f"{path}.{label_word(block)}"}
                 continue
             is_block = blocks.is_block(attribute.type)
             if name in section.blocks and not is_block:
@@ -108,15 +126,18 @@ class Structurer:
                 context = Context(name, section.kind, block, meta)
                 arguments[name] = convert(attribute.type, entry.value, context, self)
             elif attribute.default is attrs.NOTHING or (label is not FAILED and label in meta.required_by):
-                if name not in section.lost:
+                if name not in section.lost and where not in self.doubts.misspelt:
                     missing.append(name)
                 arguments[name] = FAILED
             else:
                 self.origins[where] = Origin("default")
         if missing and not section.broken:
             self.errors.missing_fields(block, section, missing)
-        if missing or section.broken or any(value is FAILED for value in arguments.values()):
-            return FAILED
+        for attribute in attrs.fields(block):
+            if arguments.get(attribute.name) is FAILED:
+                self.doubts.setting(f"{path}.{attribute.name}", attribute)
+                meta = known[attribute.name][1] if attribute.name in known else None
+                arguments[attribute.name] = stand_in(attribute, meta)
         return block(**{name: value for name, value in arguments.items() if value is not _MISSING})
 
     def _nested(self, attribute: attrs.Attribute, section: Section, name: str, path: str) -> Any:

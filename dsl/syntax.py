@@ -179,8 +179,9 @@ Item = Assign | Block | Let | Param | Include | Use | Every | On | Broken
 
 @frozen
 class File:
-    """A whole text. broken: brackets had to be guessed or a string ran to the end."""
+    """A whole text. broken: brackets had to be guessed or a string ran to the end; unread: the latter."""
 
     source: Source = field(eq=False)
     items: tuple[Item, ...]
     broken: bool = field(default=False, eq=False)
+    unread: bool = field(default=False, eq=False)

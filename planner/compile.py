@@ -5,28 +5,23 @@ from typing import Any, TextIO
 from attrs import evolve, frozen
 
 from ..dsl.diagnostics import Diagnostics
-from ..dsl.schema.data import Dataset
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
-from .architecture import Architecture
-from .arithmetic import Arithmetic, derive_arithmetic
-from .data_rules import check_data, portable
-from .derive import Shape, derive_architecture
+from .data_rules import portable
 from .estimates import count_parameters, estimate
+from .examine import Sound, examine
 from .executable import check_executable, refusal
 from .findings import Findings
 from .graph import build_graph
 from .identity import config_id
-from .layout import Layout, lay_out
-from .learning_rate import check_schedule
+from .layout import Layout
 from .plan import Plan
+from .premises import Verdicts
 from .provenance import derived_provenance, merge, settings_provenance
 from .resolved import Resolved, resolve_formats
 from .serialise import plan_id
 from .sharding import cuts_of
 from .text import shows_color
-from .timeline import Schedule, check_ticks, fill_schedule
-from .topology import check_topology
 
 
 @frozen
@@ -63,55 +58,10 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "") -
     `spec_text` is the resolved text that is kept with the plan. Every rule is checked before the verdict, so that a
     spec hears of all its mistakes at once. Nothing is read but tokenizer.json and the names of data files.
     """
-    found = Findings(spec)
-    sound = _examine(spec, world, found)
+    found = Verdicts(spec)
+    sound = examine(spec, world, found)
     plan = _assemble(spec, sound, spec_text, found) if sound is not None else None
     return Compiled(plan, found.diagnostics)
-
-
-def check_spec(spec: Spec, world: int | None = None) -> Diagnostics:
-    """All that `compile_plan` would say, without the plan."""
-    found = Findings(spec)
-    _examine(spec, world, found)
-    return found.diagnostics
-
-
-@frozen
-class Sound:
-    """What was derived from a spec that every rule lets pass."""
-
-    shape: Shape
-    layout: Layout
-    batch: Arithmetic
-    training: Dataset
-    schedule: Schedule
-
-
-def _examine(spec: Spec, world: int | None, found: Findings) -> Sound | None:
-    """Derive and check everything; None if any rule fails."""
-    shape = derive_architecture(spec, found)
-    training = check_data(spec, found)
-    arch = shape.architecture
-    layout = lay_out(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
-    if layout.doubtful:
-        _check_despite_doubt(spec, arch, layout, found)
-        return None
-    batch = derive_arithmetic(spec, layout.mesh, found)
-    check_topology(spec, arch, layout, batch, found)
-    check_schedule(spec, batch.steps, found)
-    schedule = fill_schedule(spec, batch.steps)
-    check_ticks(schedule, batch, found)
-    if found.failed or training is None:
-        return None
-    return Sound(shape, layout, batch, training, schedule)
-
-
-def _check_despite_doubt(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
-    """The rules that do not depend on the number of data ranks, for a spec whose mesh is wrong."""
-    batch = derive_arithmetic(spec, layout.mesh, Findings(spec))
-    check_topology(spec, architecture, layout, batch, found)
-    if spec.experiment.budget.unit == "steps":
-        check_schedule(spec, batch.steps, found)
 
 
 def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan:

@@ -21,7 +21,7 @@ def check_executable(run: Resolved, found: Findings) -> None:
     if run.architecture.family not in EXECUTABLE_FAMILIES:
         needs.append(f"model {run.architecture.family}")
     if needs:
-        evidence = f"can be planned, but not run by this version: {', '.join(needs)}"
+        evidence = f"needs what this version only plans: {', '.join(needs)}"
         found.checks.append(Check(id=RULE, status="warn", evidence=evidence, code="X701"))
     else:
         found.passed(RULE, "every operation of the plan can be executed")

@@ -1,31 +1,39 @@
-"""From a path to a plan: a spec is loaded and compiled, a `plan.json` read back."""
+"""From a path to a plan: a spec is loaded and compiled, a `plan.json` read back.
+
+What makes and reads plans is imported when there is one: a spec is checked without.
+"""
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..dsl.diagnostics import Diagnostic, Diagnostics
-from ..dsl.load import load_spec
-from .compile import Compiled, check_spec, compile_plan
-from .plan import Plan
-from .serialise import PlanError, from_json
+from ..dsl.load import Loaded, load_spec
+from .examine import check_spec
+
+if TYPE_CHECKING:
+    from .compile import Compiled
+    from .plan import Plan
 
 
-def plan_from_path(path: str | Path, sets: Sequence[str] = (), world: int | None = None) -> Compiled:
+def plan_from_path(path: str | Path, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
     """Compile a spec, or read a saved plan (`*.json`), which takes neither `sets` nor another `world`."""
     if str(path).endswith(".json"):
         return _saved(Path(path), sets, world)
     return plan_from_spec(path, sets, world)
 
 
-def plan_from_spec(path: str | Path, sets: Sequence[str] = (), world: int | None = None) -> Compiled:
+def plan_from_spec(path: str | Path, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
     """Load the spec at `path` with `--set` texts (`path.to.field=value`) and compile it for `world` ranks.
 
     Never raises for what a user wrote: it stands in the diagnostics, in source order.
     """
+    from .compile import Compiled, compile_plan
+
     loaded = load_spec(path, sets)
     if loaded.spec is None:
-        return Compiled(None, loaded.diagnostics)
+        return Compiled(None, _said(loaded, world))
     compiled = compile_plan(loaded.spec, world=world, spec_text=loaded.resolved_text())
     merged = Diagnostics()
     merged.extend(loaded.diagnostics)
@@ -35,16 +43,13 @@ def plan_from_spec(path: str | Path, sets: Sequence[str] = (), world: int | None
 
 def check_from_spec(path: str | Path, sets: Sequence[str] = ()) -> Diagnostics:
     """All that is to be said about the spec at `path`, from its syntax to its topology."""
-    loaded = load_spec(path, sets)
-    said = Diagnostics()
-    said.extend(loaded.diagnostics)
-    if loaded.spec is not None:
-        said.extend(check_spec(loaded.spec))
-    return said
+    return _said(load_spec(path, sets), None)
 
 
-def load_plan(path: str | Path) -> Plan:
+def load_plan(path: str | Path) -> "Plan":
     """Read a saved plan. Raises PlanError, also for a file that is missing or is not JSON."""
+    from .serialise import PlanError, from_json
+
     try:
         content = json.loads(Path(path).read_bytes())
     except OSError as error:
@@ -54,7 +59,19 @@ def load_plan(path: str | Path) -> Plan:
     return from_json(content)
 
 
-def _saved(path: Path, sets: Sequence[str], world: int | None) -> Compiled:
+def _said(loaded: Loaded, world: int | None) -> Diagnostics:
+    """What the language has to say of a spec, and the rules of the planner as far as they can be checked."""
+    said = Diagnostics()
+    said.extend(loaded.diagnostics)
+    if loaded.draft is not None:
+        said.extend(check_spec(loaded.draft, world, loaded.doubts))
+    return said
+
+
+def _saved(path: Path, sets: Sequence[str], world: int | None) -> "Compiled":
+    from .compile import Compiled
+    from .serialise import PlanError
+
     diagnostics = Diagnostics()
     try:
         plan = load_plan(path)

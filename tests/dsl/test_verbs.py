@@ -35,7 +35,7 @@ def test_check(call, tmp_path):
     assert status == 2 and out == f"{good}: ok\n"
     assert "error[X203]" in err and "did you mean `sequence`?" in err and err.endswith(f"{bad}: 3 errors\n")
     status, out, err = call(check, "--json", str(bad))
-    assert status == 2 and [json.loads(line)["code"] for line in out.splitlines()] == ["X204", "X203", "X205"]
+    assert status == 2 and [json.loads(line)["code"] for line in out.splitlines()] == ["X502", "X203", "X205"]
     assert call(check, good, "--set", "optimizer.lr=1")[0] == 0
     assert call(check, good, "--set", "optimizer.lr=x")[0] == 2
     assert call(check, "no/such.xtrain")[0] == 2

@@ -1,0 +1,55 @@
+"""Every rule of the planner on a spec, without making a plan of it."""
+
+from attrs import frozen
+
+from ..dsl.diagnostics import Diagnostics
+from ..dsl.schema.data import Dataset
+from ..dsl.spec import Spec
+from .arithmetic import Arithmetic, derive_arithmetic
+from .data_rules import check_data
+from .derive import Shape, derive_architecture
+from .layout import Layout, lay_out
+from .learning_rate import check_schedule
+from .premises import Verdicts
+from .timeline import Schedule, check_ticks, fill_schedule
+from .topology import check_topology
+
+
+def check_spec(spec: Spec, world: int | None = None, doubts: frozenset[str] = frozenset()) -> Diagnostics:
+    """All that `compile_plan` would say, without the plan.
+
+    doubts: paths of settings that are wrong; what the spec has in their place, and all that follows from it, is not
+    spoken of.
+    """
+    found = Verdicts(spec, doubts)
+    examine(spec, world, found)
+    return found.diagnostics
+
+
+@frozen
+class Sound:
+    """What was derived from a spec that every rule lets pass."""
+
+    shape: Shape
+    layout: Layout
+    batch: Arithmetic
+    training: Dataset
+    schedule: Schedule
+
+
+def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
+    """Derive and check everything; None if any rule fails."""
+    shape = derive_architecture(spec, found)
+    training = check_data(spec, found)
+    arch = shape.architecture
+    layout = lay_out(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
+    if layout.doubtful:
+        found.doubt("parallel.fsdp.size")  # and with it the number of data ranks
+    batch = derive_arithmetic(spec, layout.mesh, found)
+    check_topology(spec, arch, layout, batch, found)
+    check_schedule(spec, batch.steps, found)
+    schedule = fill_schedule(spec, batch.steps)
+    check_ticks(schedule, batch, found)
+    if found.failed or layout.doubtful or training is None:
+        return None
+    return Sound(shape, layout, batch, training, schedule)
