@@ -6,6 +6,7 @@ from glob import iglob
 from ..dsl.schema.actions import EvalAction
 from ..dsl.schema.data import Dataset, Flatten, Link, Pack, PythonStdlib, ShiftTokens, ToTensor
 from ..dsl.spec import Spec
+from ..dsl.suggest import did_you_mean
 from .findings import Findings
 
 # What a link takes and gives; the first takes what the reader yields, the last gives what a model takes.
@@ -90,7 +91,8 @@ def _check_evaluations(spec: Spec, found: Findings) -> None:
         dataset = spec.datasets.get(name)
         if dataset is None:
             known = ", ".join(spec.datasets) or "none"
-            found.fail(rule, "X501", path, f"eval of unknown dataset `{name}`", f"datasets of this spec: {known}")
+            hint = did_you_mean(name, spec.datasets) or f"datasets of this spec: {known}"
+            found.fail(rule, "X501", path, f"eval of unknown dataset `{name}`", hint)
         elif dataset.holdout.fraction == 0:
             hint = f"write `holdout = 1%` in `dataset {name}`"
             found.fail(rule, "X504", path, f"eval of `{name}`, which holds nothing out", hint)

@@ -6,6 +6,7 @@ from ..dsl.quantity import Quantity
 from ..dsl.spec import Spec
 from .arithmetic import steps_of
 from .findings import Findings
+from .units import plural
 
 
 def scheduler_args(spec: Spec, steps: int | None) -> dict[str, Any]:
@@ -54,5 +55,6 @@ def check_schedule(spec: Spec, steps: int | None, found: Findings) -> None:
         return
     hint = "use `warmup = 2%`"
     if steps is not None and steps > 1:
-        hint = f"use `warmup = {max(steps // 50, 1)} steps` (2 % of the budget) or at most {steps // 2} steps"
-    found.fail(rule, "X602", "scheduler.warmup", f"{shown} = {used}, longer than {total}", hint)
+        hint = f"use `warmup = 2%`, or {plural(steps // 2, 'step')} or fewer"
+    length = shown if shown.endswith(used) else f"{shown} = {used}"
+    found.fail(rule, "X602", "scheduler.warmup", f"{length}, longer than {total}", hint)
