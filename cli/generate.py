@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     if problem:
         print(f"xtrain generate: {problem}", file=sys.stderr)
         return 2
+    from ..planner.serialise import PlanError
     from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
     from ..runtime.trained import TrainedRun
@@ -42,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
                 prompt, arguments.tokens, arguments.temperature, arguments.top_p, arguments.seed
             )
             print(json.dumps({"prompt": prompt, "text": text}) if arguments.json else prompt + text, flush=True)
-    except (EnvironmentFault, DataError) as fault:
+    except (EnvironmentFault, DataError, PlanError) as fault:
         print(f"xtrain generate: {fault}", file=sys.stderr)
         return 3
     return 0

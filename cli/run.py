@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -100,7 +101,7 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
             ranks=plan.mesh.world_size,
             stop_seconds=args["stop_deadline_seconds"],
         )
-        end = _conclude(workspace, _events_since(events, begin), ended)
+        end = _conclude(workspace, _records_since(events, begin), ended)
     return end["exit_code"]
 
 
@@ -115,13 +116,19 @@ def _conclude(workspace: "Workspace", said: list[dict], ended: "Ended") -> dict:
     lines = JsonLines(workspace.directory / "events.jsonl")
     failures = [e for e in said if e["event"] == "failure"]
     spoken = {e["rank"] for e in failures}
-    step = max((e["step"] for e in said if e["step"] is not None), default=0)
+    step = max((m["step"] for m in _records_since(workspace.directory / "metrics.jsonl", 0)), default=0)
     for rank, reason in ended.causes().items():
         if rank not in spoken:
             log = workspace.directory / "logs" / workspace.attempt
             error = f"{reason}; what it printed is under {log}"
             lines.write(_event("failure", step, rank=rank, error=error, traceback="", exit_code=1))
-    status = STATUS_OF_SIGNAL.get(ended.signal, "failed") if not failures else "failed"
+            failures.append({"exit_code": 1})
+    # A stop request that comes before the loop has begun finds nothing to save; one that no rank answered is a failure.
+    begun = any(e["event"] == "setup_done" for e in said)
+    status = "failed" if failures or begun else STATUS_OF_SIGNAL.get(ended.signal, "failed")
+    if status == "failed" and not failures:
+        error = "the ranks were ended before they had saved"
+        lines.write(_event("failure", step, rank=None, error=error, traceback="", exit_code=1))
     exit_code = 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status]
     end = _event("run_end", step, status=status, exit_code=exit_code, seconds=None, loss=None)
     lines.write(end)
@@ -155,7 +162,7 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     begin = _size(workspace.directory / "events.jsonl")
     with _Following(workspace, choose_ui(ui, sys.stdout)):
         status = run_rank(plan, workspace.directory)
-        _conclude(workspace, _events_since(workspace.directory / "events.jsonl", begin), Ended())
+        _conclude(workspace, _records_since(workspace.directory / "events.jsonl", begin), Ended())
     leave(EXIT_CODES[status])
     return EXIT_CODES[status]
 
@@ -184,12 +191,17 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _events_since(path: Path, offset: int) -> list[dict]:
+def _records_since(path: Path, offset: int) -> list[dict]:
     if not path.exists():
         return []
     with path.open("rb") as file:
         file.seek(offset)
-        return [json.loads(line) for line in file]
+        lines = file.read().splitlines()
+    found = []
+    for line in lines:
+        with suppress(ValueError):  # a torn line, of a disk that was full
+            found.append(json.loads(line))
+    return found
 
 
 def _event(event: str, step: int, **fields: object) -> dict:

@@ -106,6 +106,10 @@ PAGES: Final = (
         The length of an epoch is known only when the data is read, and something in this spec needs the number of steps
         before that.
         """, "experiment try { budget = 3 epochs }", "experiment try { budget = 1k steps }"),
+    Code("X605", "a signal that does not stop the run", """
+        SIGTERM and SIGINT come from a scheduler, a launcher or a person who will end the processes soon in any case.
+        What is declared for them has to end with `stop`, so that nothing is lost.
+        """, "on sigterm checkpoint", "on sigterm checkpoint then stop"),
     Code("X701", "this version cannot run it", """
         The plan is complete and can be reviewed, and this version of xtrain does not execute one of its parts. The
         message names the part.

@@ -105,6 +105,8 @@ def _actions(reaction: Reaction, path: str, around: "Structurer") -> tuple[Any, 
     for name, section in reaction.actions:
         place = f"{path}.actions.{len(found)}"
         action = _action(name, section, place, around)
+        if action is FAILED:
+            around.doubts.paths.add(f"{path}.actions")
         found += [action] if action is not FAILED else around.leave_out(place)
     return tuple(found)
 

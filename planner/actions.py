@@ -50,9 +50,10 @@ def describe(action: Action, run: Resolved) -> tuple[str, dict[str, Any], str]:
             return "tick.checkpoint", {}, f"save weights, both moments and the place in the data: {size}"
         case EvalAction(dataset=dataset):
             batches = eval_batches(action, run.batch.steps)
-            rows = run.batch.micro * run.layout.mesh.data_ranks
-            reach = "the whole hold-out" if batches is None else f"{plural(batches, 'batch')} of {plural(rows, 'row')}"
-            return "tick.eval", {"dataset": dataset, "batches": batches}, f"loss on what {dataset} held out: {reach}"
+            # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.
+            rows = None if batches is None else batches * run.batch.rows
+            reach = "the whole hold-out" if rows is None else f"its first {plural(rows, 'row')}"
+            return "tick.eval", {"dataset": dataset, "rows": rows}, f"loss on what {dataset} held out: {reach}"
         case GenerateAction():
             args = {
                 "prompts": list(action.prompts),

@@ -86,7 +86,7 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
     )
     graph = build_graph(run, schedule, estimates.flops_per_step)
     found.passed("graph", graph.proof)
-    check_executable(run, found)
+    check_executable(mesh, arch, found)
     derived = derived_provenance(spec, arch, shape.reasons, layout, batch, formats, schedule)
     plan = Plan(
         name=spec.experiment.name,

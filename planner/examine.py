@@ -11,7 +11,7 @@ from .derive import Shape, derive_architecture
 from .layout import Layout, lay_out
 from .learning_rate import check_schedule
 from .premises import Verdicts
-from .timeline import Schedule, check_ticks, fill_schedule
+from .timeline import Schedule, check_events, check_ticks, fill_schedule
 from .topology import check_topology
 
 
@@ -50,6 +50,7 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     check_schedule(spec, batch.steps, found)
     schedule = fill_schedule(spec, batch.steps)
     check_ticks(schedule, batch, found)
+    check_events(spec, found)
     if found.failed or layout.doubtful or training is None:
         return None
     return Sound(shape, layout, batch, training, schedule)

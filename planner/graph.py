@@ -90,7 +90,7 @@ def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> st
 def _resume(graph: Builder, run: Resolved, loader: str, optimizer: str, scheduler: str) -> str:
     """Where everything that has state meets: the last node of the setup."""
     spec = run.spec
-    observe = graph.add("setup", "setup.observe", "open the run directory and its streams", after=(ROOT,))
+    observe = graph.add("setup", "setup.observe", "count steps, seconds and tokens from here on", after=(ROOT,))
     keep = spec.checkpoint.keep
     kept = "every checkpoint is kept" if keep is None else f"the newest {keep} are kept" if keep > 1 else "one is kept"
     start = "go on from the latest checkpoint of this run, if any" if spec.checkpoint.resume else "start at step 0"

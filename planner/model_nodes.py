@@ -132,7 +132,7 @@ def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     args = {"compute": run.formats.compute, "reduce": run.formats.reduce}
     axes = _fsdp_axes(run)
     size = run.architecture.vocab * run.architecture.dim * (1 if run.architecture.tie_embeddings else 2)
-    does = f"the same for embedding, last norm and head: {count_text(size)} parameters, gathered once a step"
+    does = f"the same for embedding, last norm and head: {count_text(size)} parameters, gathered once a microbatch"
     return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 

@@ -39,6 +39,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "batch.sequence": ("batch.sequence", "parallel.tp.size", "parallel.tp.sequence", "{context}"),
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
     "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
+    "schedule.on.*": ("on.*.actions",),
     "schedule.every.*.every": ("every.{}.every", "{steps}", "{tokens}"),
 }
 

@@ -44,5 +44,5 @@ def add_step(graph: Builder, run: Resolved, after: str, flops_per_step: int) -> 
     then("step.check_finite", "stop if loss or gradient norm is not a number, before it reaches the weights")
     then("step.schedule", "learning rate of this step, a closed form of its number")
     then("step.optimizer", f"{spec.optimizer.kind} updates the parameters a rank owns")
-    then("step.measure", "tokens per second, MFU, memory, time of every node")
+    then("step.measure", "add the step to what the next log line speaks of")
     return last

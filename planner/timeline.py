@@ -78,6 +78,16 @@ def check_ticks(schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
             found.passed(rule, f"every {tick.every} fires {'by the clock' if count is None else f'{count:,} times'}")
 
 
+def check_events(spec: Spec, found: Findings) -> None:
+    """A signal ends the run: whoever sent it, a scheduler or a person, ends the ranks if they do not."""
+    for number, event in enumerate(spec.events):
+        stops = any(isinstance(action, StopAction) for action in _actions(spec.events, event.event))
+        rule = f"schedule.on.{event.event}"
+        if event.event != "finish" and not stops:
+            message = f"on {event.event} does not stop, but what sends it will end the run"
+            found.fail(rule, "X605", f"on.{number}", message, "add `then stop`")
+
+
 def _turn(tick: TickSpec) -> int:
     kinds = {type(action) for action in tick.actions}
     return 2 if CheckpointAction in kinds else 1 if LogAction in kinds else 0

@@ -10,17 +10,19 @@ from ..planner.plan import Mesh, Plan
 from .errors import EnvironmentFault
 from .ops import op
 from .preflight import check_world
+from .records import Records
 from .signals import StopRequests
 from .state import Rank
 
-# The first collective waits for the slowest rank to read its data; later ones for one step.
-START_UP_TIMEOUT = timedelta(minutes=30)
+# Ranks wait this long for the slowest in a collective: the longest wait is for a large dataset to be tokenised.
+TIMEOUT = timedelta(hours=2)
 
 
 @op("setup.bootstrap", gives="rank")
 def bootstrap(
     plan: Plan,
     requests: StopRequests,
+    records: Records,
     seed: int,
     device: str,
     threads: int | None,
@@ -39,11 +41,14 @@ def bootstrap(
     local = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = choose_device(device, local)
     use_threads(threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
-    set_matmul(matmul, chosen)
+    in_force = set_matmul(matmul, chosen)
+    records.event(
+        "device", step=0, device=str(chosen), threads=torch.get_num_threads(), matmul=in_force, torch=torch.__version__
+    )
     torch.manual_seed(seed)
     if world > 1:
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=START_UP_TIMEOUT)
+        dist.init_process_group(backend, timeout=TIMEOUT)
     mesh: Mesh = plan.mesh
     assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
     return Rank(

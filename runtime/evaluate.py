@@ -24,10 +24,10 @@ def evaluate(
     progress: Progress,
     node_id: str,
     dataset: str,
-    batches: int | None,
+    rows: int | None,
 ):
     """Sum of losses over all ranks divided by the sum of valid tokens: no average of averages."""
-    loader = feed.evaluation(dataset, batches, rank)
+    loader = feed.evaluation(dataset, rows, rank)
 
     @torch.no_grad()
     def run(step: Step) -> None:

@@ -1,6 +1,6 @@
 """Runs a plan on this rank: set-up nodes in topological order, the step as a flat list of calls, ticks, shutdown.
 
-Nothing here knows what a node does. What the plan does not contain does not happen.
+What a node does is known to its op alone. What the plan does not contain does not happen.
 """
 
 import os
@@ -59,7 +59,7 @@ class Executor:
         self.plan = plan
         self.records = Records.open(directory, rank)
         self.progress = Progress()
-        self.requests = StopRequests(deadline_seconds=300.0)
+        self.requests = StopRequests(deadline_seconds=300.0, report=self._report_deadline)
         self.clocks = Clocks()
         self.resources: Resources = {
             "plan": plan,
@@ -71,6 +71,8 @@ class Executor:
             "stages": [],
         }
         self._order = _topological(plan)
+        self._finished = directory / "finished"
+        self._under_way = ""
         self._bound: dict[str, StepCall] = {}
         self._last_step: Step | None = None
 
@@ -127,11 +129,13 @@ class Executor:
         for node in self._order:
             if node.kind in ("setup", "collate"):
                 self._execute(node)
+        self._under_way = ""
         self.records.event("setup_done", step=self.progress.step, seconds=time.perf_counter() - begin)
 
     def _execute(self, node: Node) -> None:
         """Run a node that acts at once, time it, and keep what it gives."""
         operation = _operation(node)
+        self._under_way = node.id
         self.records.event("setup_begin", step=self.progress.step, node=node.id)
         began = time.perf_counter()
         result = operation.bind(node, {**self.resources, "node_id": node.id})()
@@ -148,8 +152,8 @@ class Executor:
         total = self.plan.timeline.steps if self.plan.timeline.steps is not None else feed.steps
         calls = [(node.id, self._call(node.id)) for node in self._order if node.kind == "step"]
         ticks = [self._due_tick(tick) for tick in self.plan.timeline.ticks]
-        reactions = {r.event: (tuple(map(self._call, r.nodes)), r.stop) for r in self.plan.timeline.reactions}
-        if self.progress.step >= total:
+        reactions = {r.event: tuple(map(self._call, r.nodes)) for r in self.plan.timeline.reactions}
+        if self.progress.step >= total and self._finished_step() == self.progress.step:
             return "complete"
         tokens_per_step = self.plan.estimates.tokens_per_step
         seconds = window.node_seconds = dict.fromkeys((node for node, _ in calls), 0.0)
@@ -168,10 +172,7 @@ class Executor:
                 self.records.event("skipped", step=step.index + 1, reason=str(reason))
             except Halt as halt:
                 self._react(halt.event, reactions)
-                if reactions[halt.event][1]:
-                    return STATUS_OF_EVENT[halt.event]
-                self.requests.settle(halt.event)
-                continue
+                return STATUS_OF_EVENT[halt.event]
             self._last_step = step
             self.progress.step += 1
             self.progress.tokens += tokens_per_step
@@ -184,14 +185,20 @@ class Executor:
             if stopping and self.progress.step < total:
                 return "stopped"
         self._react("finish", reactions)
+        if self.records.rank == 0:
+            self._finished.write_text(f"{self.progress.step}\n")
         return "done"
 
-    def _react(self, event: str, reactions: dict[str, tuple[tuple[StepCall, ...], bool]]) -> None:
+    def _finished_step(self) -> int | None:
+        """The step at which this run has ended with all that was to happen at its end; None if it has not."""
+        return int(self._finished.read_text()) if self._finished.exists() else None
+
+    def _react(self, event: str, reactions: dict[str, tuple[StepCall, ...]]) -> None:
         """Run the nodes that the plan names for an event."""
         if event in STATUS_OF_EVENT:
             self.records.event("signal", step=self.progress.step, name=event)
         step = self._last_step or Step(index=self.progress.step)
-        for call in reactions[event][0]:
+        for call in reactions[event]:
             call(step)
         self.records.flush(self.progress.step)
 
@@ -214,15 +221,21 @@ class Executor:
         # The rank's own log; of what is no surprise the message is enough.
         print(text if trace or lost_a_peer(error) else message, file=sys.stderr)
         if lost_a_peer(error):
-            message = f"lost contact with another rank, in step {self.progress.step + 1}"
+            message = f"lost contact with another rank in {self._under_way or f'step {self.progress.step + 1}'}"
         fields: dict[str, Any] = {"rank": self.records.rank, "error": message, "exit_code": exit_code}
-        if isinstance(error, EnvironmentFault):
+        if isinstance(error, EnvironmentFault | DataError):
             fields["code"] = error.code
         if isinstance(error, NonFinite):
             self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
         traced = text if trace else ""
         every_rank = not getattr(error, "agreed", False)
         self.records.event("failure", step=self.progress.step, every_rank=every_rank, traceback=traced, **fields)
+
+    def _report_deadline(self, message: str) -> None:
+        rank = self.records.rank
+        self.records.event(
+            "failure", step=self.progress.step, every_rank=True, rank=rank, error=message, traceback="", exit_code=1
+        )
 
     def _shut_down(self, *, failed: bool) -> None:
         for node in self._order:

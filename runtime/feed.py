@@ -14,7 +14,7 @@ from .data.order import RowOrder
 from .data.packing import Oversized, Rows, pack_sequential
 from .data.sources import open_source
 from .data.split import split_holdout
-from .data.store import TokenStore, build_store
+from .data.store import TokenStore, build_store, open_store
 from .data.tokenizers import Tokenizer, load_tokenizer
 from .ops import op
 from .records import Records
@@ -43,7 +43,7 @@ class Feed:
     steps: int
     datasets: dict[str, PreparedDataset]
 
-    def evaluation(self, dataset: str, batches: int | None, rank: Rank) -> EvalLoader:
+    def evaluation(self, dataset: str, max_rows: int | None, rank: Rank) -> EvalLoader:
         prepared = self.datasets[dataset]
         return EvalLoader(
             store=prepared.store,
@@ -53,7 +53,7 @@ class Feed:
             micro=self.micro,
             data_rank=rank.data_rank,
             data_ranks=rank.data_ranks,
-            batches=batches,
+            max_rows=max_rows,
         )
 
 
@@ -85,22 +85,34 @@ def prepare_dataset(
         kind, patterns=tuple(patterns), text_field=text_field, base=Path.cwd(), bad_record_limit=bad_records
     )
     cache = Path(plan.workspace["root"]) / "cache" / "tokens"
-    if rank.local_rank == 0:  # one rank of a machine builds, the others then find it
-        build_store(source, tokenizer, cache)
+    store = build_store(source, tokenizer, cache) if rank.local_rank == 0 else None
     if rank.world_size > 1:
-        dist.barrier()
-    store = build_store(source, tokenizer, cache)
+        dist.barrier()  # one rank of a machine builds, the others then open what it has built
+        key = [store.key if store is not None else None]
+        dist.broadcast_object_list(key, src=0)
+        store = store or open_store(cache / str(key[0]))
+    if store is None:
+        store = build_store(source, tokenizer, cache)  # another machine's folder is not this one's
     for bad in store.bad_records.first:
         records.event("warning", step=0, message=f"dataset {dataset}: {bad.origin}: {bad.reason}")
     train, heldout = split_holdout(store.offsets, holdout, seed)
     lengths = store.lengths()
+    parts = {"training": train, "hold-out": heldout}
+    rows = {part: pack_sequential(lengths[documents], sequence, oversized) for part, documents in parts.items()}
+    for part, packed in rows.items():
+        if packed.num_truncated or packed.num_skipped:
+            message = (
+                f"dataset {dataset}, {part}: {packed.num_truncated:,} documents cut, {packed.num_skipped:,} left out, "
+                f"{packed.num_dropped_positions:,} tokens in all, as oversized = {oversized} says"
+            )
+            records.event("warning", step=0, message=message)
     prepared = PreparedDataset(
         name=dataset,
         store=store,
         train_documents=train,
         heldout_documents=heldout,
-        train_rows=pack_sequential(lengths[train], sequence, oversized),
-        heldout_rows=pack_sequential(lengths[heldout], sequence, oversized),
+        train_rows=rows["training"],
+        heldout_rows=rows["hold-out"],
     )
     return {**datasets, dataset: prepared}
 
@@ -136,6 +148,7 @@ def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> 
 @op("setup.loader", gives="feed")
 def build_loader(
     rank: Rank,
+    records: Records,
     datasets: dict[str, PreparedDataset],
     collate: Collate,
     dataset: str,
@@ -161,6 +174,11 @@ def build_loader(
         data_ranks=rank.data_ranks,
     )
     assert loader.rows_per_step == rows and prepared.train_rows.capacity == sequence
+    if prepared.train_rows.num_rows < rows:
+        message = (
+            f"dataset {dataset} has {prepared.train_rows.num_rows:,} rows, and a step takes {rows:,}: it repeats some"
+        )
+        records.event("warning", step=0, message=message)
     if steps is None:
         assert epochs is not None
         steps = math.ceil(epochs * prepared.train_rows.num_rows / rows)

@@ -75,4 +75,4 @@ def _reason(exit_code: int) -> str:
 
 def is_worker() -> bool:
     """Whether another launcher (torchrun, Slurm) has made this process a rank."""
-    return "RANK" in os.environ
+    return {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= os.environ.keys()

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType
 
 from attrs import define, field
@@ -14,9 +15,10 @@ EVENTS = {signal.SIGTERM: "sigterm", signal.SIGHUP: "sigterm", signal.SIGINT: "s
 
 @define
 class StopRequests:
-    """The signals this rank has received and not yet acted on."""
+    """The signals this rank has received. `report` is told why, should the rank have to be ended at its deadline."""
 
     deadline_seconds: float
+    report: Callable[[str], None]
     received: list[str] = field(factory=list)
     _watchdog: threading.Timer | None = None
 
@@ -31,17 +33,12 @@ class StopRequests:
         self.received.append(event)
         if len(self.received) == 1:
             # A rank that hangs in a collective never reaches the boundary: it must not outlive its deadline.
-            self._watchdog = threading.Timer(self.deadline_seconds, _give_up, (event, self.deadline_seconds))
+            self._watchdog = threading.Timer(self.deadline_seconds, self._give_up, (event,))
             self._watchdog.daemon = True
             self._watchdog.start()
 
-    def settle(self, event: str) -> None:
-        """The request has been acted on and the run goes on."""
-        self.received = [other for other in self.received if other != event]
-        if self._watchdog is not None and not self.received:
-            self._watchdog.cancel()
-
-
-def _give_up(event: str, seconds: float) -> None:
-    print(f"{event}: the run did not stop within {seconds:g} s, leaving now", file=sys.stderr, flush=True)
-    os._exit(1)
+    def _give_up(self, event: str) -> None:
+        message = f"{event}: the run did not stop within {self.deadline_seconds:g} s, and was ended without saving"
+        print(message, file=sys.stderr, flush=True)
+        self.report(message)
+        os._exit(1)

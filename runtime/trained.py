@@ -11,10 +11,10 @@ from ..planner.serialise import from_json
 from .bootstrap import choose_device, set_matmul, use_threads
 from .build import build_model
 from .checkpoint.layout import CheckpointFolder
+from .checkpoint.model_check import check_model
 from .checkpoint.tensors import model_tensors, quiet_alone
-from .data.tokenizers import Tokenizer
+from .data.tokenizers import Tokenizer, load_tokenizer
 from .errors import EnvironmentFault
-from .feed import open_tokenizer
 from .sample import continue_text
 from .state import Rank
 from .weights import tie
@@ -40,9 +40,12 @@ class TrainedRun:
         args = dict(plan.node("setup.build_model").args)
         model = build_model(plan, rank, **{**args, "architecture": plan.architecture}).to_empty(device=chosen)
         tie(model)
+        check_model(plan, entry)
         with quiet_alone():
             load(model_tensors(model), checkpoint_id=entry.path, no_dist=True)
-        tokenizer = open_tokenizer(plan.node("setup.tokenizer").args["source"])
+        # A tokenizer's folder is relative to where the run was started, not to where it is sampled.
+        folder = json.loads((directory / "metadata" / "environment.json").read_text())["folder"]
+        tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path(folder))
         return cls(model.eval(), tokenizer, rank)
 
     def continue_text(self, prompt: str, tokens: int, temperature: float, top_p: float, seed: int) -> str:

@@ -17,6 +17,7 @@ from attrs import frozen
 from ..planner.plan import Plan
 from ..planner.serialise import to_json
 from .checkpoint.layout import CheckpointFolder
+from .checkpoint.model_check import check_model
 from .errors import EnvironmentFault
 from .records import trim_after
 
@@ -92,13 +93,18 @@ def open_workspace(plan: Plan, resolved_spec: str) -> Workspace:
         directory.mkdir(parents=True, exist_ok=True)
         lock = hold(directory, LAUNCHER_LOCK)
         hold(directory, WORKER_LOCK).close()
-        if not plan.node("setup.resume").args["resume"] and (directory / "metrics.jsonl").exists():
+        checkpoints = CheckpointFolder(directory / "checkpoints")
+        checkpoints.sweep()
+        resumes = plan.node("setup.resume").args["resume"]
+        latest = checkpoints.latest() if resumes else None
+        if latest is not None:
+            check_model(plan, latest)  # before anything of the run is overwritten
+        if not resumes and (directory / "metrics.jsonl").exists():
             directory.rename(directory.with_name(f"{directory.name}~{attempt}"))
             directory.mkdir()
             lock = hold(directory, LAUNCHER_LOCK)
         for name in ("metadata", "ranks", "logs", "checkpoints"):
             (directory / name).mkdir(exist_ok=True)
-        latest = CheckpointFolder(directory / "checkpoints").latest()
         superseded = directory / "logs" / f"metrics-superseded-{attempt}.jsonl"
         trim_after(directory / "metrics.jsonl", latest.step if latest else 0, superseded)
         (directory / "spec.xtrain").write_text(resolved_spec)
@@ -106,11 +112,15 @@ def open_workspace(plan: Plan, resolved_spec: str) -> Workspace:
         _write_metadata(directory / "metadata", plan, code)
     except OSError as error:
         raise EnvironmentFault("X706", f"the run directory {directory} cannot be written: {error.strerror}") from error
-    return Workspace(directory, attempt, lock, () if latest else _elsewhere(directory, plan.config_id))
+    named = plan.workspace["run"] is not None
+    elsewhere = () if latest or named else _elsewhere(directory, plan.config_id)
+    return Workspace(directory, attempt, lock, elsewhere)
 
 
 def _elsewhere(directory: Path, config_id: str) -> tuple[Path, ...]:
     others = [other for other in directory.parent.glob(f"*{config_id}") if other != directory]
+    # Only runs whose name says that the code was another one; a run that the user has named says nothing of that.
+    others = [other for other in others if other.name.count("-") in (1, 2) and "~" not in other.name]
     return tuple(sorted(other for other in others if CheckpointFolder(other / "checkpoints").latest()))
 
 
@@ -138,6 +148,7 @@ def _write_metadata(folder: Path, plan: Plan, code: Code | None) -> None:
         "platform": platform.platform(),
         "cores": os.cpu_count(),
         "command": sys.argv,
+        "folder": str(Path.cwd()),
         "plan_id": plan.id,
         "config_id": plan.config_id,
     }

@@ -19,7 +19,7 @@ class EvalAction:
 
     dataset: str
     batches: int | Auto | None = setting(
-        "global batches of micro × data ranks rows; auto: steps // 20, at least 1; none: the whole hold-out",
+        "how much: so many times the rows of a step; auto: steps // 20, at least 1; none: the whole hold-out",
         default=AUTO,
         check=at_least(1),
         role=Role.CADENCE,

@@ -47,14 +47,22 @@ class CheckpointFolder:
         whole = [Entry(path, int(match[1])) for path, match in found if match and is_whole(path)]
         return sorted(whole, key=lambda entry: entry.step)
 
-    def latest(self) -> Entry | None:
-        """The checkpoint the pointer names, or the newest whole one where the pointer is missing or wrong."""
-        entries = self.entries()
+    def named(self) -> str:
+        """The name in the pointer; empty where there is none."""
         try:
-            named = (self.root / LATEST).read_text().strip()
-        except OSError:
-            named = ""
+            return (self.root / LATEST).read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            return ""
+
+    def latest(self) -> Entry | None:
+        """The checkpoint the pointer names, or the newest whole one where that is missing or damaged."""
+        entries, named = self.entries(), self.named()
         return next((e for e in entries if e.path.name == named), entries[-1] if entries else None)
+
+    def sweep(self) -> None:
+        """Remove what saves that were cut off have left; nobody may be saving here."""
+        for partial in self.root.glob("*.partial"):
+            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
 
     def begin(self, step: int) -> Path:
         """An empty folder to write into; what an earlier attempt left half-made is removed."""
@@ -66,7 +74,8 @@ class CheckpointFolder:
     def publish(self, step: int, state: dict[str, Any]) -> Path:
         """Make the written checkpoint durable, give it its name, and point `latest` at it, in that order."""
         partial, final = self.partial(step), self.path(step)
-        (partial / STATE).write_text(json.dumps({"format": FORMAT, **state}, indent=1))
+        files = {file.name: file.stat().st_size for file in partial.iterdir()}
+        (partial / STATE).write_text(json.dumps({"format": FORMAT, **state, "files": files}, indent=1))
         for file in partial.iterdir():
             _sync(file)
         _sync(partial)
@@ -92,8 +101,12 @@ class CheckpointFolder:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether the last files to be written are there."""
-    return (path / ".metadata").is_file() and (path / STATE).is_file()
+    """Whether every file that was published is there in its full size."""
+    try:
+        files = json.loads((path / STATE).read_bytes())["files"]
+        return ".metadata" in files and all((path / name).stat().st_size == size for name, size in files.items())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return False
 
 
 def size_bytes(path: Path) -> int:

@@ -20,6 +20,7 @@ from ..ops import op
 from ..records import Records
 from ..state import Progress, Rank, Step
 from .layout import CheckpointFolder, Entry, size_bytes
+from .model_check import check_model
 from .tensors import model_tensors, optimizer_tensors, quiet_alone
 
 
@@ -63,6 +64,7 @@ class Saver:
             "plan_id": self.plan.id,
             "config_id": self.plan.config_id,
             "world_size": self.plan.mesh.world_size,
+            "steps": self.feed.steps,
             "loader": self.feed.loader.state(self.progress.step),
             "tensors": {p.name: list(p.shape) for p in self.plan.parameters.tensors},
         }
@@ -70,9 +72,7 @@ class Saver:
     def load(self, entry: Entry) -> None:
         """Take over the state of a checkpoint. Raises ResumeRefused if it is of another model or other data."""
         state = entry.state()
-        planned = {p.name: list(p.shape) for p in self.plan.parameters.tensors}
-        if state["tensors"] != planned:
-            raise ResumeRefused(f"{entry.path} holds another model: {_difference(state['tensors'], planned)}")
+        check_model(self.plan, entry)
         try:
             self.feed.loader.check_state(state["loader"])
         except DataError as error:
@@ -85,12 +85,6 @@ class Saver:
     def _wait(self) -> None:
         if self.rank.world_size > 1:
             dist.barrier()
-
-
-def _difference(saved: dict[str, list[int]], planned: dict[str, list[int]]) -> str:
-    names = [n for n in {**saved, **planned} if saved.get(n) != planned.get(n)]
-    parts = [f"{n} is {saved.get(n, 'absent')} there and {planned.get(n, 'absent')} in the plan" for n in names[:3]]
-    return "; ".join(parts) + (f"; and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 @op("setup.resume", gives="saver")
@@ -120,7 +114,14 @@ def resume_latest(
     window.clear()
     entry = saver.folder.latest() if resume else None
     if entry is not None:
+        if saver.folder.named() not in ("", entry.path.name):
+            message = f"checkpoint {saver.folder.named()} is damaged or gone; going on from {entry.path.name}"
+            records.event("warning", step=entry.step, message=message)
         saver.load(entry)
+        before = entry.state()["steps"]
+        if before != feed.steps and plan.node("setup.scheduler").args["kind"] != "constant":
+            message = f"the learning rate was laid out over {before:,} steps, now over {feed.steps:,}: it jumps here"
+            records.event("warning", step=entry.step, message=message)
         records.event("resumed", step=progress.step, path=str(entry.path))
     return saver
 

@@ -4,10 +4,12 @@ from os import PathLike
 
 
 class DataError(Exception):
-    """Data, a tokenizer or a data setting cannot be used as given.
+    """Data, a tokenizer or a data setting cannot be used as given; diagnostic code X507.
 
     The text reads `file:line: what is wrong`, then on a line of its own what to do about it.
     """
+
+    code = "X507"
 
     def __init__(
         self,

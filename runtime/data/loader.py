@@ -115,8 +115,8 @@ class EvalLoader:
     """Rows in a microbatch."""
     data_rank: int
     data_ranks: int
-    batches: int | None = None
-    """Global batches to stop after; None for all rows."""
+    max_rows: int | None = None
+    """Rows to stop after, over all ranks; None for all rows."""
 
     def __attrs_post_init__(self) -> None:
         assert self.micro >= 1
@@ -124,12 +124,16 @@ class EvalLoader:
 
     def __len__(self) -> int:
         """Microbatches of every rank."""
-        needed = -(-self.rows.num_rows // (self.micro * self.data_ranks))
-        return needed if self.batches is None else min(needed, self.batches)
+        return -(-self.num_rows // (self.micro * self.data_ranks))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are evaluated, over all ranks."""
+        return self.rows.num_rows if self.max_rows is None else min(self.rows.num_rows, self.max_rows)
 
     def __iter__(self) -> Iterator[Microbatch]:
         reader = RowReader(store=self.store, documents=self.documents, rows=self.rows)
         for batch in range(len(self)):
             first = (batch * self.data_ranks + self.data_rank) * self.micro
             indices = range(first, first + self.micro)
-            yield self.collate([reader.row(index) if index < self.rows.num_rows else [] for index in indices])
+            yield self.collate([reader.row(index) if index < self.num_rows else [] for index in indices])

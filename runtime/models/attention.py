@@ -77,7 +77,12 @@ def masked(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> 
 
 
 def flex(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Tensor:
-    """FlexAttention with a block mask of the documents: compiled on CUDA, where it skips blocks between documents."""
+    """FlexAttention with a block mask of the documents: compiled on CUDA, where it skips blocks between documents.
+
+    Rows that hold a single document need no mask; a sample that grows token by token would compile anew each time.
+    """
+    if len(packing.segments) == q_BHSA.shape[0]:
+        return by_document(q_BHSA, k_BKSA, v_BKSA, packing)
     attend, make_mask = _flex_functions(q_BHSA.device.type)
     document_BS = packing.document_BS
 

@@ -31,7 +31,10 @@ def token_losses(
     per_chunk = max(1, chunk_bytes // (4 * vocabulary))
     if tokens <= per_chunk:
         return _losses(F.linear(hidden_TD, weight_VD), labels_T, z_weight)
-    objective, cross_entropy = _ChunkedLoss.apply(hidden_TD, weight_VD, labels_T, z_weight, per_chunk)  # pyright: ignore
+    # Asked here: inside a custom forward gradients are off, and the inputs say they need one even under no_grad.
+    needs = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
+    terms = _ChunkedLoss.apply(hidden_TD, weight_VD, labels_T, z_weight, per_chunk, needs)
+    objective, cross_entropy = terms  # pyright: ignore[reportGeneralTypeIssues]
     return LossTerms(objective, cross_entropy)
 
 
@@ -48,11 +51,12 @@ def _losses(logits_TV: Tensor, labels_T: Tensor, z_weight: float) -> LossTerms:
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, z_weight: float, per_chunk: int):
+    def forward(
+        ctx, hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, z_weight: float, per_chunk: int, needs: bool
+    ):
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         objective = torch.zeros((), dtype=exact, device=hidden_TD.device)
         cross_entropy = torch.zeros_like(objective)
-        needs = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
         grad_hidden_TD = torch.empty_like(hidden_TD) if needs else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if needs else None
         for first in range(0, labels_T.numel(), per_chunk):
@@ -77,4 +81,4 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_hidden_TD, grad_weight_VD = ctx.grads
         del ctx.grads
         scale = grad_outputs[0]
-        return grad_hidden_TD.mul_(scale), grad_weight_VD.mul_(scale), None, None, None
+        return grad_hidden_TD.mul_(scale), grad_weight_VD.mul_(scale), None, None, None, None

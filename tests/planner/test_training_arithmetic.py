@@ -51,7 +51,7 @@ def test_epochs_leave_the_steps_open(plan):
     )
     assert made.timeline.steps is None and made.timeline.tokens is None and made.timeline.epochs == 2
     assert made.node("setup.scheduler").args["warmup"] == {"fraction": 0.05}
-    assert made.node("tick.eval.code").args["batches"] is None
+    assert made.node("tick.eval.code").args["rows"] is None
     assert [(t.steps, t.seconds, t.count) for t in made.timeline.ticks] == [
         (10, None, None),
         (10, None, None),
@@ -121,7 +121,8 @@ def test_reactions_of_the_user(plan):
 @pytest.mark.parametrize(("steps", "batches"), [(10, 1), (100, 5), (1000, 50)])
 def test_evaluation_takes_a_twentieth_of_the_steps(plan, steps, batches):
     made = plan(experiment=f"experiment tiny {{ budget = {steps} steps }}", every="every 5 steps eval code")
-    assert made.node("tick.eval.code").args == {"dataset": "code", "batches": batches}
+    rows = batches * made.node("setup.loader").args["rows"]
+    assert made.node("tick.eval.code").args == {"dataset": "code", "rows": rows}
 
 
 def test_equal_actions_share_a_node_and_others_get_a_number(plan):
@@ -134,7 +135,7 @@ def test_equal_actions_share_a_node_and_others_get_a_number(plan):
         ("tick.eval.code.2",),
         ("tick.eval.code", "tick.log"),
     ]
-    assert made.node("tick.eval.code.2").args["batches"] is None
+    assert made.node("tick.eval.code.2").args["rows"] is None
 
 
 def test_a_tick_can_stop_the_run(plan):

@@ -143,7 +143,7 @@ def test_an_incomplete_state_is_refused(store: TokenStore):
         loader(store).check_state({"step": 3})
 
 
-def eval_ranks(store: TokenStore, data_ranks: int, micro: int, batches: int | None = None) -> list[EvalLoader]:
+def eval_ranks(store: TokenStore, data_ranks: int, micro: int, max_rows: int | None = None) -> list[EvalLoader]:
     rows = pack_sequential(store.lengths()[DOCUMENTS], CAPACITY, "split")
     return [
         EvalLoader(
@@ -154,7 +154,7 @@ def eval_ranks(store: TokenStore, data_ranks: int, micro: int, batches: int | No
             micro=micro,
             data_rank=rank,
             data_ranks=data_ranks,
-            batches=batches,
+            max_rows=max_rows,
         )
         for rank in range(data_ranks)
     ]
@@ -180,13 +180,17 @@ def test_evaluation_covers_every_position_once_on_any_number_of_ranks(data_ranks
     assert sum(batch.num_valid for batches in per_rank for batch in batches) == seen.total()
 
 
-def test_a_limit_takes_the_first_global_batches(store: TokenStore):
-    limited = [list(rank) for rank in eval_ranks(store, 2, 2, batches=3)]
-    whole = [list(rank) for rank in eval_ranks(store, 2, 2)]
-    assert [len(batches) for batches in limited] == [3, 3]
-    for some, everything in zip(limited, whole, strict=True):
-        assert list(map(rows_of, some)) == list(map(rows_of, everything[:3]))
-    assert len(list(eval_ranks(store, 1, 2, batches=10**6)[0])) == len(eval_ranks(store, 1, 2)[0])
+@pytest.mark.parametrize(("data_ranks", "micro"), [(1, 1), (1, 4), (2, 2), (3, 2), (4, 4)])
+def test_a_limit_takes_the_same_rows_in_every_layout(store: TokenStore, data_ranks: int, micro: int):
+    def seen(ranks: list[EvalLoader]) -> Counter:
+        rows = (row for rank in ranks for batch in rank for row in rows_of(batch))
+        return Counter(row for row in rows if set(row[1]) != {IGNORE_INDEX})
+
+    limited = eval_ranks(store, data_ranks, micro, max_rows=7)
+    assert len({len(rank) for rank in limited}) == 1
+    reference = eval_ranks(store, 1, 1, max_rows=7)
+    assert seen(limited) == seen(reference) and len(reference[0]) == 7
+    assert len(list(eval_ranks(store, 1, 2, max_rows=10**6)[0])) == len(eval_ranks(store, 1, 2)[0])
 
 
 def test_no_rows_give_no_batches(store: TokenStore):
