@@ -78,7 +78,6 @@ class Executor:
 
     def run(self) -> str:
         """Set up, train, shut down; returns how it ended (a key of EXIT_CODES). Failures are reported, not raised."""
-        self.requests.listen()
         begin = time.perf_counter()
         status = "failed"
         try:
@@ -130,6 +129,7 @@ class Executor:
             if node.kind in ("setup", "collate"):
                 self._execute(node)
         self._under_way = ""
+        self.requests.listen()
         self.records.event("setup_done", step=self.progress.step, seconds=time.perf_counter() - begin)
 
     def _execute(self, node: Node) -> None:

@@ -13,6 +13,13 @@ from attrs import define, field
 EVENTS = {signal.SIGTERM: "sigterm", signal.SIGHUP: "sigterm", signal.SIGINT: "sigint"}
 
 
+def end_at_once() -> None:
+    """Let signals end this process: before training there is nothing to save, and a rank that waits for one that will
+    never come runs no Python that could handle them."""
+    for number in EVENTS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 @define
 class StopRequests:
     """The signals this rank has received. `report` is told why, should the rank have to be ended at its deadline."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ..planner.plan import Plan
 from ..planner.serialise import from_json
+from .signals import end_at_once
 from .workspace import WORKER_LOCK, hold
 
 
@@ -16,6 +17,7 @@ def run_rank(plan: Plan, directory: Path) -> str:
     """Execute the plan as the rank that the environment names; returns how it ended."""
     from .executor import Executor
 
+    end_at_once()
     rank = int(os.environ.get("RANK", "0"))
     lock = hold(directory, WORKER_LOCK) if rank == 0 else None
     try:

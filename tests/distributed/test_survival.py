@@ -51,7 +51,7 @@ def gone(directory: Path, seconds: float) -> bool:
 
 @pytest.mark.parametrize("world", ["1", "2"])
 def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project, world):
-    spec = project.spec(steps=120)
+    spec = project.spec(steps=60)
     whole = project.run(spec, "--world", world, root="whole")
     process = project.start(spec, "--world", world, "--ui", "plain")
     wait_for_step(project, 10)
@@ -60,7 +60,7 @@ def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project,
     assert process.returncode == 75, out + err
     assert "Traceback" not in out + err
     stopped = curve(project.directory())
-    assert 10 <= len(stopped) < 120
+    assert 10 <= len(stopped) < 60
     directory = project.run(spec, "--world", world)
     assert curve(directory) == curve(whole)
     assert events(directory, "resumed")[0]["step"] == stopped[-1][0]
@@ -109,8 +109,9 @@ def test_an_exception_in_a_rank_is_shown_with_its_traceback(project):
     spec = project.spec(**LONG)
     environment = {**project.environment, "PYTHONPATH": str(project.folder)}
     command = project.command("run", spec, "--world", "2", "--ui", "plain")
+    begin = time.monotonic()
     done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1
+    assert done.returncode == 1 and time.monotonic() - begin < 20
     assert "the scheduler has left the building" in done.stdout and "rank 1" in done.stdout, done.stdout + done.stderr
     assert gone(project.directory(), 5)
 
@@ -128,10 +129,10 @@ def test_ranks_do_not_outlive_a_killed_launcher_and_leave_a_checkpoint(project):
 
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(project):
-    spec = project.spec(steps=120)
+    spec = project.spec(steps=60)
     whole = project.run(spec, root="whole")
     keep_two = ("--set", "checkpoint.keep=2")
-    spec = project.spec(steps=120, more="every 10 steps checkpoint", name="often.xtrain")
+    spec = project.spec(steps=60, more="every 10 steps checkpoint", name="often.xtrain")
     process = project.start(spec, *keep_two)
     wait_for_step(project, 25)
     (worker,) = workers(project.directory())
@@ -200,3 +201,77 @@ def test_the_plan_that_was_reviewed_is_the_one_that_runs(project):
     directory = project.run("plan.json")
     reviewed, ran = (json.loads((d / "plan.json").read_text())["id"] for d in (project.folder, directory))
     assert reviewed == ran
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_said(project):
+    spec = project.spec(steps=40, more="every 10 steps checkpoint")
+    whole = project.run(spec)
+    before = curve(whole)
+    newest = whole / "checkpoints" / "ckpt-s000000000040"
+    shard = next(newest.glob("*.distcp"))
+    shard.write_bytes(shard.read_bytes()[:100])
+    (whole / "finished").unlink()
+    assert project.run(spec) == whole
+    assert events(whole, "resumed")[0]["step"] == 30
+    assert "damaged" in events(whole, "warning")[0]["message"]
+    assert curve(whole) == before
+
+
+def test_a_run_directory_of_another_model_is_left_as_it_was(project):
+    spec = project.spec(steps=4)
+    named = ("--set", "workspace.run=mine")
+    directory = project.run(spec, *named)
+    plan = (directory / "plan.json").read_text()
+    project.run(spec, *named, "--set", "model.dim=64", expect=3)
+    assert (directory / "plan.json").read_text() == plan
+    command = project.command("generate", str(directory), "--prompt", "line", "--tokens", "3")
+    assert subprocess.run(command, capture_output=True, cwd=project.folder.parent).returncode == 0
+
+
+def test_a_run_killed_at_its_end_still_does_what_was_to_happen_there(project):
+    spec = project.spec(steps=6, more='on finish generate { prompts = ["line"], tokens = 4000 }')
+    process = project.start(spec)
+    wait_for_step(project, 6)
+    directory = project.directory()
+    deadline = time.monotonic() + 30
+    while not events(directory, "checkpoint") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (worker,) = workers(directory)
+    os.kill(worker, signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == 1
+    short = ("--set", "checkpoint.keep=3")
+    spec = project.spec(steps=6, more='on finish generate { prompts = ["line"], tokens = 4 }')
+    assert project.run(spec, *short) == directory
+    assert len(events(directory, "generate")) == 1
+    assert events(directory, "run_end")[-1]["status"] == "done"
+    project.run(spec, *short)
+    assert len(events(directory, "generate")) == 1
+
+
+def test_ranks_that_cannot_stop_in_time_are_a_failure(project):
+    more = 'launch { stop_deadline = 1 s }\non finish generate { prompts = ["line"], tokens = 100000 }'
+    spec = project.spec(steps=3, more=more)
+    process = project.start(spec, "--ui", "plain")
+    wait_for_step(project, 3)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "did not stop within 1 s" in out
+
+
+def test_partial_evaluations_are_the_same_on_any_number_of_ranks(project):
+    spec = project.spec(steps=4, more="every 2 steps eval lines { batches = 1 }")
+    one = project.run(spec, root="one")
+    two = project.run(spec, "--world", "2", root="two")
+    ours, theirs = events(two, "eval"), events(one, "eval")
+    assert [e["tokens"] for e in ours] == [e["tokens"] for e in theirs]
+    assert [e["loss"] for e in ours] == pytest.approx([e["loss"] for e in theirs], rel=1e-5)
+
+
+def test_a_rank_variable_alone_is_no_launcher(project):
+    spec = project.spec(steps=2)
+    command = project.command("run", spec, "--ui", "none")
+    environment = {**project.environment, "RANK": "0"}
+    assert subprocess.run(command, cwd=project.folder, env=environment).returncode == 0
