@@ -14,6 +14,8 @@ from projects import Project, curve, events
 pytestmark = pytest.mark.distributed
 
 LONG = {"steps": 4000}
+# Minutes of work, though the model may end a single text at any token.
+ENDLESS = "generate { prompts = [" + '"line", ' * 1000 + "], tokens = 400 }"
 
 
 def wait_for_step(project: Project, step: int, root: str = "runs") -> None:
@@ -229,7 +231,7 @@ def test_a_run_directory_of_another_model_is_left_as_it_was(project):
 
 
 def test_a_run_killed_at_its_end_still_does_what_was_to_happen_there(project):
-    spec = project.spec(steps=6, more='on finish generate { prompts = ["line"], tokens = 4000 }')
+    spec = project.spec(steps=6, more=f"on finish {ENDLESS}")
     process = project.start(spec)
     wait_for_step(project, 6)
     directory = project.directory()
@@ -250,8 +252,7 @@ def test_a_run_killed_at_its_end_still_does_what_was_to_happen_there(project):
 
 
 def test_ranks_that_cannot_stop_in_time_are_a_failure(project):
-    more = 'launch { stop_deadline = 1 s }\non finish generate { prompts = ["line"], tokens = 100000 }'
-    spec = project.spec(steps=3, more=more)
+    spec = project.spec(steps=3, more=f"launch {{ stop_deadline = 1 s }}\non finish {ENDLESS}")
     process = project.start(spec, "--ui", "plain")
     wait_for_step(project, 3)
     time.sleep(0.5)
