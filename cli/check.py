@@ -6,6 +6,8 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from .arguments import add_sets
+
 if TYPE_CHECKING:
     from ..dsl.diagnostics import Diagnostics
 
@@ -27,14 +29,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("specs", nargs="+", metavar="SPEC", help="a spec (*.xtrain)")
-    parser.add_argument(
-        "--set",
-        dest="sets",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        help="replace a setting or param; may be repeated",
-    )
+    add_sets(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object a diagnostic, a line each")
     parser.set_defaults(run=run)
 

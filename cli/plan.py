@@ -5,6 +5,8 @@ import json
 import sys
 from pathlib import Path
 
+from .arguments import add_sets
+
 EPILOG = """\
 examples:
   xtrain plan specs/two_ranks_cpu.xtrain
@@ -25,14 +27,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("spec", metavar="SPEC", help="a spec (*.xtrain), or a saved plan (*.json)")
     parser.add_argument("--world", type=_ranks, metavar="N", help="number of ranks; default: what the spec asks for")
-    parser.add_argument(
-        "--set",
-        dest="sets",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        help="replace a setting or param; may be repeated",
-    )
+    add_sets(parser)
     parser.add_argument("--json", action="store_true", help="print the plan as JSON")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the plan as JSON, for `xtrain run FILE`")
     parser.set_defaults(run=run)

@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .arguments import add_sets
+
 if TYPE_CHECKING:
     from ..planner.load import Compiled
     from ..runtime.launch import Ended
@@ -34,14 +36,7 @@ def add_parser(subparsers) -> None:
     )
     parser.add_argument("spec", help="a .xtrain spec or a plan.json")
     parser.add_argument("--world", type=int, metavar="N", help="number of ranks (default: what the spec's axes need)")
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        dest="sets",
-        help="replace a setting or param; may be repeated",
-    )
+    add_sets(parser)
     parser.add_argument("--ui", choices=VIEWS, help="how to show the run (default: console on a terminal, else plain)")
     parser.set_defaults(run=run)
 
