@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..planner.load import plan_from_path
 
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world)
-    if not compiled.report_to(sys.stderr) or compiled.refuse_unexecutable(sys.stderr):
+    if not compiled.report_to(sys.stderr):
         return 2
     # Until the agent takes over, a stop request finds nothing that would have to be saved.
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -22,6 +22,8 @@ KINDS: Final[dict[str, type]] = {
     "loss": training.Loss,
     "precision": model.Precision,
     "parallel": parallel.Parallel,
+    "activation": parallel.Activation,
+    "compile": parallel.Compile,
     "checkpoint": training.Checkpoint,
 }
 NAMED: Final = ("dataset", "phase")  # two of them with different labels are two things
@@ -45,6 +47,7 @@ SOURCES: Final[dict[str, type]] = {
 }  # fmt: skip
 LINKS: Final[dict[str, type]] = {
     "to_tensor": data.ToTensor, "flatten": data.Flatten, "shift_tokens": data.ShiftTokens, "pack": data.Pack,
+    "shard": data.Shard,
 }  # fmt: skip
 ALL_KINDS: Final = (*KINDS, *LATER_KINDS)
 

@@ -15,21 +15,23 @@ def lay_out(tokens: list[Token], source: Source, diagnostics: Diagnostics) -> tu
     """The tokens the parser sees, and whether brackets had to be repaired.
 
     Comments go. A line end counts only between items, once, and not behind a comma or an opening bracket. Words that
-    start a statement (`let`) and `then` become words of their own where they can stand; elsewhere they are names.
+    start a statement (`let`) and `then` become words of their own where they can stand; elsewhere they are names, and
+    so they are before `=` inside a block, where no statement can stand.
     """
     tokens, repaired = match_brackets([t for t in tokens if t.type != "COMMENT"], diagnostics)
     result: list[Token] = []
     opened: list[str] = []  # block, map, ( or [
     reacting = [False]  # for each depth: the statement is `every` or `on`, where `then` joins actions
     fresh = True  # the next token is the first of a statement
-    for token in tokens:
+    for place, token in enumerate(tokens):
         inside = opened[-1] if opened else "block"
         if token.type == "_NEWLINE":
             before = result[-1].type if result else "_NEWLINE"
             if inside in ("LPAR", "LSQB") or before in ("LBRACE", *SEPARATORS):
                 continue
         elif token.type == "NAME":
-            _classify(token, first=fresh, reacting=reacting[-1])
+            is_setting = bool(opened) and place + 1 < len(tokens) and tokens[place + 1].type == "_EQ"
+            _classify(token, first=fresh and not is_setting, reacting=reacting[-1])
         if token.type in CLOSERS:
             opened.pop()
             reacting.pop()

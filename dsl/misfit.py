@@ -9,7 +9,7 @@ from .source import Span
 from .tokens import Token
 
 VALUES: Final = {"NUMBER", "STRING", "TRUE", "LSQB"}  # where all of these fit, a value is expected
-LABELS: Final = ("NAME", "STRING", "NUMBER", "AUTO")
+LABELS: Final = ("NAME", "STRING", "NUMBER", "AUTO", "NONE")
 OPERATORS: Final = {"PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW"}
 ENDS: Final = {"_NEWLINE", "_COMMA", "RBRACE", "RPAR", "RSQB", "$END", "THEN"}
 _WORDS: Final = {

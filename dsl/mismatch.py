@@ -47,10 +47,17 @@ def wanted(annotation: Any) -> str:
         if part in _WANTED:
             words += _WANTED[part]
         elif get_origin(part) is tuple:
-            words.append("a list of strings" if get_args(part)[0] is str else "a list of numbers")
+            words.append(f"a list of {_elements(get_args(part)[0])}")
     words += ["`auto`"] if Auto in parts else []
     words += ["`none`"] if NoneType in parts else []
     return joined(words)
+
+
+def _elements(kind: Any) -> str:
+    """What a list is of, in words: "numbers", "`matmul`, `attention`"."""
+    if choices := choices_of(kind):
+        return joined([f"`{choice}`" for choice in choices], "and")
+    return {str: "strings", int: "whole numbers"}.get(kind, "numbers")
 
 
 def _units_wanted(units: tuple[str, ...]) -> str:
@@ -141,7 +148,10 @@ def _is_numeral(text: str) -> bool:
 def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") -> Mismatch:
     """For a setting that wants a list."""
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(value.data)}"
-    fits = (item is str and isinstance(value.data, str)) or (item is float and is_number(value.data))
+    data = value.data
+    word = data.text if isinstance(data, Word) else data
+    fits = (item is str and isinstance(data, str)) or (item in (int, float) and is_number(data))
+    fits = fits or word in choices_of(item)
     fix = (value.span, f"[{value.span.text}]") if fits else None
     return Mismatch("X301", message, value, hint=f"write `[{value.span.text}]`" if fits else None, fix=fix)
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from attrs import frozen
 
@@ -203,7 +203,9 @@ def _descend(
     if len(rest) > 1:
         diagnostics.error("X217", f"`{name}` has no fields", rest[1][1], hint=f"write `--set …{name}=value`")
         return
-    takes_text = str in _parts(attribute.type)
+    # A shell eats quotes, and `1f1b` is no name without: a word of the setting is one as it stands.
+    is_word = get_origin(attribute.type) is Literal and override.value.text in get_args(attribute.type)
+    takes_text = str in _parts(attribute.type) or is_word
     value = (_text_value if takes_text else _value)(override.value, reading, evaluator, diagnostics)
     if value is not None:
         section.entries[name] = Entry(span, value, PATH)

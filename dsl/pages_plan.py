@@ -16,18 +16,21 @@ PAGES: Final = (
         tp, and the heads of one rank a multiple of ulysses.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { tp 4 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { tp 2 }"),
-    Code("X403", "key and value heads cannot be divided among tp ranks", """
-        `kv_heads` must be a multiple of tp, because each rank holds whole key and value heads.
+    Code("X403", "key and value heads cannot be divided among tp or ulysses ranks", """
+        `kv_heads` must be a multiple of tp, because each rank holds whole key and value heads. Those of one rank must
+        be a multiple of ulysses, or ulysses a multiple of them: fewer heads than ranks are copied, each to equally
+        many.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, kv_heads = 3 }\nparallel { tp 2 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6, kv_heads = 2 }\nparallel { tp 2 }"),
     Code("X404", "layers and pipeline stages do not fit", """
-        Each stage needs at least one layer, and the schedule must be one that can run pp · stages_per_rank stages:
-        several stages on a rank need an interleaved or zero-bubble schedule.
+        Each of the pp · stages_per_rank stages needs at least one layer. If `layers` lists them, the list has a number
+        for every stage, and they add up to the layers of the model. The schedule must be one that can run so many
+        stages on a rank: gpipe and 1f1b run one, zbv two, interleaved_1f1b and zero_bubble any number.
         """, "model qwen3 { dim = 192, layers = 2, heads = 6 }\nparallel { pp 4 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { pp 4 }"),
     Code("X405", "the sequence cannot be divided", """
-        With `tp N { sequence = true }` the length of a row must be a multiple of tp; context parallelism cuts it into
-        2 · ring parts for balance, each divided by ulysses.
+        With `tp N { sequence = true }`, and with experts in any case, the length of a row must be a multiple of tp;
+        context parallelism cuts it into 2 · ring parts for balance, each divided by ulysses.
         """, "batch { sequence = 513 }\nparallel { tp 2 }", "batch { sequence = 512 }\nparallel { tp 2 }"),
     Code("X406", "experts cannot be divided among ep ranks", """
         Expert parallelism gives each rank whole experts: `experts` must be a multiple of ep.
@@ -46,8 +49,10 @@ PAGES: Final = (
     Code("X410", "more than one axis is auto", """
         `auto` takes the ranks that the other axes leave over, so only one axis can be auto.
         """, "parallel { fsdp auto, pp auto }", "parallel { fsdp auto, pp 2 }"),
-    Code("X411", "too few microbatches for the pipeline", """
-        A pipeline needs at least as many microbatches in a step as it has ranks, or some would never work.
+    Code("X411", "microbatches that the pipeline cannot run", """
+        A pipeline needs at least as many microbatches in a step as it has ranks, or some would never work. The
+        schedules interleaved_1f1b and zero_bubble run them in n // pp rounds, which must be of equal size; those of a
+        multiple of pp always are.
         """, "batch { sequence = 512, accumulate = 2 }\nparallel { pp 4 }",
         "batch { sequence = 512, accumulate = 8 }\nparallel { pp 4 }"),
     Code("X412", "more experts for a token than there are", """
@@ -57,6 +62,48 @@ PAGES: Final = (
     Code("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),
+    Code("X414", "documents are not aligned", """
+        A ring cuts every document into 2 · ring equal chunks, an early and a late one for each rank. Documents are
+        padded to a multiple of `align` positions before they are packed, so `align` must be a multiple of 2 · ring and
+        divide the length of a row. Auto is the smallest that fits; give it to pack the same rows on another mesh.
+        Padding behind the last document comes in segments of at most 1024 positions, and `align` cannot be longer.
+        """, "parallel { cp 2 { ring = 2, ulysses = 1 } }\n"
+        "collate = to_tensor -> flatten -> shift_tokens -> pack(align = 2)",
+        "parallel { cp 2 { ring = 2, ulysses = 1 } }\n"
+        "collate = to_tensor -> flatten -> shift_tokens -> pack(align = 4)"),
+    Code("X415", "more than copies with the stack ddp", """
+        `stack = ddp` keeps a whole copy of the model on every rank and lets torch's DistributedDataParallel sum the
+        gradients. It has no other axes, shards nothing and knows one number format. Leave `fsdp` auto: all ranks are
+        copies, or say how many with `fsdp auto { replicate = 4 }`.
+        """, "parallel { stack = ddp, tp 2 }", "parallel { stack = ddp, fsdp auto { replicate = 2 } }"),
+    Code("X416", "a zero-bubble schedule with something it breaks", """
+        The schedules zero_bubble and zbv compute the gradients of weights apart from those of activations, and later.
+        Parameters that `reshard` has freed in between lose their gradients without a word from torch, and compiled
+        blocks cannot be taken apart.
+        """, "batch { sequence = 512, accumulate = 8 }\n"
+        "parallel { pp 2 { schedule = zbv }, fsdp auto { reshard = true } }",
+        "batch { sequence = 512, accumulate = 8 }\nparallel { pp 2 { schedule = zbv }, fsdp auto }"),
+    Code("X417", "nothing to offload from", """
+        `offload` keeps parameters, gradients and optimizer state in host memory and brings them to a cuda device block
+        by block. On a cpu they lie there already.
+        """, "launch { device = cpu }\nparallel { fsdp auto { offload = true } }",
+        "launch { device = cuda }\nparallel { fsdp auto { offload = true } }"),
+    Code("X418", "recomputation that changes nothing", """
+        `every` chooses one block of so many neighbours, so it is at most the number of layers. `save` names what a
+        selective recomputation keeps, something that blocks of this model and mesh have: an all_to_all is there with ep
+        or ulysses.
+        """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 5 }",
+        "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 2 }"),
+    Code("X419", "an attention kernel that does not know a ring", """
+        The kernels flex and mask look at whole rows. A ring passes parts of rows around and has a block kernel of its
+        own, which goes document by document; `attention` auto or documents stands for it.
+        """, "model qwen3 { dim = 192, layers = 4, heads = 6, attention = mask }\nparallel { cp 2 { ring = 2 } }",
+        "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { cp 2 { ring = 2 } }"),
+    Code("X420", "widths cannot be divided among tp ranks", """
+        Tensor parallelism cuts the feed-forward layers evenly: `ffn` must be a multiple of tp. The rows of the
+        vocabulary may be uneven, as long as every rank has some.
+        """, "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 511 }\nparallel { tp 2 }",
+        "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 512 }\nparallel { tp 2 }"),
     Code("X501", "an evaluation of an unknown dataset", """
         `eval NAME` evaluates the held-out part of a dataset of this spec.
         """, "every 100 steps eval webb  # the dataset is called web", "every 100 steps eval web"),
@@ -110,10 +157,6 @@ PAGES: Final = (
         SIGTERM and SIGINT come from a scheduler, a launcher or a person who will end the processes soon in any case.
         What is declared for them has to end with `stop`, so that nothing is lost.
         """, "on sigterm checkpoint", "on sigterm checkpoint then stop"),
-    Code("X701", "this version cannot run it", """
-        The plan is complete and can be reviewed, and this version of xtrain does not execute one of its parts. The
-        message names the part.
-        """),
     Code("X702", "a device is not there", """
         The run asks for a device this machine does not have, or for more of them than it has.
         """),

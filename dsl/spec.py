@@ -9,7 +9,7 @@ from .schema.actions import Event, Tick
 from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link
 from .schema.experiment import Experiment, Launch, Workspace
 from .schema.model import Model, Precision, Tokenizer
-from .schema.parallel import Parallel
+from .schema.parallel import Activation, Compile, Parallel
 from .schema.training import Checkpoint, Loss, Optimizer, Scheduler
 from .source import Span
 
@@ -47,6 +47,8 @@ class Spec:
     loss: Loss = Loss(kind="cross_entropy")
     precision: Precision = Precision()
     parallel: Parallel = Parallel()
+    activation: Activation = Activation(mode="none")
+    compile: Compile = Compile(mode="none")
     checkpoint: Checkpoint = Checkpoint()
     workspace: Workspace = Workspace()
     launch: Launch = Launch()

@@ -28,6 +28,10 @@ class Architecture:
     experts: int = 0
     experts_per_token: int = 0
     expert_ffn: int = 0
+    shared_experts: int = 0
+    router_score: str = "softmax"
+    router_normalise: bool = True
+    router_bias_speed: float = 0.0
     router_aux_loss: float = 0.0
     router_z_loss: float = 0.0
 
@@ -66,12 +70,22 @@ def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
         yield ParameterSpec(name="lm_head.weight", shape=(arch.vocab, arch.dim), decays=True)
 
 
+def block_parameters(arch: Architecture) -> Iterator[ParameterSpec]:
+    """The parameters of one block."""
+    yield from _block(arch, "layers.0.")
+
+
 def _block(arch: Architecture, prefix: str) -> Iterator[ParameterSpec]:
     def norm(name: str, width: int) -> ParameterSpec:
         return ParameterSpec(name=f"{prefix}{name}.weight", shape=(width,), decays=False)
 
     def matrix(name: str, rows: int, columns: int) -> ParameterSpec:
         return ParameterSpec(name=f"{prefix}{name}.weight", shape=(rows, columns), decays=True)
+
+    def swiglu(name: str, width: int) -> Iterator[ParameterSpec]:
+        yield matrix(f"{name}.gate_proj", width, arch.dim)
+        yield matrix(f"{name}.up_proj", width, arch.dim)
+        yield matrix(f"{name}.down_proj", arch.dim, width)
 
     queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
     yield norm("input_layernorm", arch.dim)
@@ -94,7 +108,7 @@ def _block(arch: Architecture, prefix: str) -> Iterator[ParameterSpec]:
             yield ParameterSpec(
                 name=f"{prefix}mlp.experts.{name}", shape=(arch.experts, rows, columns), decays=True, expert=True
             )
+        if arch.shared_experts:
+            yield from swiglu("mlp.shared_experts", arch.shared_experts * arch.expert_ffn)
     else:
-        yield matrix("mlp.gate_proj", arch.ffn, arch.dim)
-        yield matrix("mlp.up_proj", arch.ffn, arch.dim)
-        yield matrix("mlp.down_proj", arch.dim, arch.ffn)
+        yield from swiglu("mlp", arch.ffn)

@@ -38,8 +38,15 @@ class Builder:
         return node.id
 
 
+def check_matches(node: Node) -> None:
+    """Prove that every rule of a node means some module on some pipeline coordinate. Raises GraphError."""
+    for rule in (node.args, *node.args.get("rules", ())):
+        if "matches" in rule and not sum(rule["matches"]):
+            raise GraphError(f"rule `{rule.get('pattern', node.op)}` of {node.id} matches nothing in the whole model")
+
+
 def check_graph(nodes: tuple[Node, ...], edges: tuple[Edge, ...], root: str) -> str:
-    """Prove that ids are unique, edges join known nodes, nothing runs in a circle and all follows `root`.
+    """Prove that ids are unique, edges join known nodes, rules match, nothing runs in a circle, all follows `root`.
 
     The proof in words. Raises GraphError.
     """
@@ -54,6 +61,8 @@ def check_graph(nodes: tuple[Node, ...], edges: tuple[Edge, ...], root: str) -> 
         raise GraphError("an edge joins a node that is not there")
     if not networkx.is_directed_acyclic_graph(graph):
         raise GraphError(f"the graph runs in a circle: {networkx.find_cycle(graph)}")
+    for node in nodes:
+        check_matches(node)
     lost = set(graph) - networkx.descendants(graph, root) - {root}
     if lost:
         raise GraphError(f"nothing leads from {root} to {', '.join(sorted(lost))}")

@@ -10,7 +10,6 @@ from ..dsl.spec import Spec
 from .data_rules import portable
 from .estimates import count_parameters, estimate
 from .examine import Sound, examine
-from .executable import check_executable, refusal
 from .findings import Findings
 from .graph import build_graph
 from .identity import config_id
@@ -41,16 +40,6 @@ class Compiled:
         stream.write(self.diagnostics.render(color=shows_color(stream)))
         return self.plan is not None
 
-    def refuse_unexecutable(self, stream: TextIO) -> bool:
-        """Whether the runtime must refuse the plan; if so, the reason is written."""
-        reason = refusal(self.plan) if self.plan else ""
-        if reason:
-            diagnostics = Diagnostics()
-            hint = "change these axes to run it; `xtrain plan` shows what it would do"
-            diagnostics.error("X701", f"this plan {reason}", None, hint=hint)
-            stream.write(diagnostics.render(color=shows_color(stream)))
-        return bool(reason)
-
 
 def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "") -> Compiled:
     """Compile `spec` for `world` ranks (None: what the spec itself asks for).
@@ -69,11 +58,8 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
     arch, mesh = shape.architecture, layout.mesh
     formats = resolve_formats(spec.precision, spec.parallel)
     inventory = count_parameters(arch)
-    cuts = cuts_of(spec.parallel, mesh, (arch.dim, arch.expert_ffn) if arch.is_moe else ())
-    stages_per_rank = spec.parallel.pp.stages_per_rank if layout.size("pp") > 1 else 1
-    estimates = estimate(
-        arch, inventory, mesh, cuts, batch, stages_per_rank=stages_per_rank, params_format=formats.params
-    )
+    cuts = cuts_of(spec.parallel, mesh, arch)
+    estimates = estimate(arch, inventory, cuts, sound.staging.pipeline, batch, params_format=formats.params)
     run = Resolved(
         spec=spec,
         architecture=arch,
@@ -83,11 +69,11 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
         formats=formats,
         inventory=inventory,
         cuts=cuts,
+        staging=sound.staging,
     )
     graph = build_graph(run, schedule, estimates.flops_per_step)
     found.passed("graph", graph.proof)
-    check_executable(mesh, arch, found)
-    derived = derived_provenance(spec, arch, shape.reasons, layout, batch, formats, schedule)
+    derived = derived_provenance(spec, arch, shape.reasons, layout, batch, formats, schedule, sound.staging)
     plan = Plan(
         name=spec.experiment.name,
         spec=spec.path,
@@ -104,7 +90,7 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
         checks=tuple(found.checks),
         workspace=_workspace(spec),
         launch=_launch(spec, layout),
-        config_id=config_id(spec, arch, batch, formats),
+        config_id=config_id(spec, arch, batch, formats, run.align),
     )
     return evolve(plan, id=plan_id(plan))
 

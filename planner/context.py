@@ -43,7 +43,17 @@ def choose_ulysses(cp: int, heads: int, kv_heads: int) -> tuple[int, str]:
     """
     if (by_kv := gcd(cp, kv_heads)) > 1:
         return by_kv, f"the largest divisor of cp {cp} that divides the {kv_heads} key/value heads of a tp rank"
-    if (by_heads := gcd(cp, heads)) > 1:
-        why = f"{kv_heads} key/value head a tp rank cannot be divided; {by_heads} divides its {heads} query heads"
+    if kv_heads == 1 and (by_heads := gcd(cp, heads)) > 1:
+        why = f"1 key/value head a tp rank cannot be divided; {by_heads} divides its {heads} query heads"
         return by_heads, why
-    return 1, f"neither {kv_heads} key/value heads nor {heads} query heads share a divisor with cp {cp}"
+    return 1, f"{kv_heads} key/value heads a tp rank share no divisor with cp {cp}"
+
+
+def heads_allow(ulysses: int, heads: int, kv_heads: int) -> bool:
+    """Whether `ulysses` ranks can share the heads of a tp rank.
+
+    Each takes whole query heads. Of key/value heads each takes whole ones too, or, where they are fewer than the ranks,
+    as many ranks as go into each take a copy of it.
+    """
+    divides = kv_heads % ulysses if ulysses <= kv_heads else ulysses % kv_heads
+    return heads % ulysses == 0 and divides == 0

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ..dsl.schema.data import Dataset, Pack, PythonStdlib, Text
+from ..dsl.schema.data import Dataset, Pack, PythonStdlib, Shard, Text
 from .builder import Builder
 from .data_rules import LINKS, evaluated, portable
-from .resolved import Resolved
+from .resolved import Resolved, resolve_chain
 from .units import count_text, plural
 
 DOES = {
@@ -62,6 +62,7 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
         "bad_records": dataset.bad_records,
         "seed": run.spec.experiment.seed,
         "sequence": run.batch.sequence,
+        "align": run.align,
     }
     does = f"tokenize {origin} once, lay documents into rows of {run.batch.sequence:,}"
     if dataset.holdout.fraction:
@@ -74,14 +75,20 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
 def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) -> str:
     batch = run.batch
     last = ""
-    for link in run.spec.collate:
+    for link in resolve_chain(run.spec, run.size("ring"), run.size("ulysses")):
         name, _, gives = LINKS[type(link)]
         args: dict[str, Any] = {}
-        does = DOES.get(name, "")
+        does, axes = DOES.get(name, ""), ()
         if isinstance(link, Pack):
-            args = {"method": link.method, "capacity": batch.sequence}
+            args = {"method": link.method, "capacity": batch.sequence, "align": run.align}
             does = f"{link.method}: samples side by side in rows of {batch.sequence:,}, attention kept apart"
-        last = graph.add("collate", f"collate.{name}", does, args=args, after=after)
+            if run.align > 1:
+                does += f", each padded to a multiple of {run.align}"
+        if isinstance(link, Shard):
+            args = {"ring": run.size("ring"), "ulysses": run.size("ulysses")}
+            axes = run.wide("ring", "ulysses")
+            does = f"keep this rank's {batch.sequence // run.context:,} of {batch.sequence:,} positions of every row"
+        last = graph.add("collate", f"collate.{name}", does, args=args, axes=axes, after=after)
         after = ((last, gives),)
     rows = f"{plural(batch.micro, 'row')}, {count_text(batch.micro * batch.sequence)} tokens"
     return graph.add(

@@ -4,7 +4,8 @@ import os
 from glob import iglob
 
 from ..dsl.schema.actions import EvalAction
-from ..dsl.schema.data import Dataset, Flatten, Link, Pack, PythonStdlib, ShiftTokens, ToTensor
+from ..dsl.schema.data import Dataset, Flatten, Link, Pack, PythonStdlib, Shard, ShiftTokens, ToTensor
+from ..dsl.schema.setting import AUTO, Auto
 from ..dsl.spec import Spec
 from ..dsl.suggest import did_you_mean
 from .findings import Findings
@@ -15,8 +16,9 @@ LINKS: dict[type[Link], tuple[str, str, str]] = {
     Flatten: ("flatten", "rows of token tensors", "token samples"),
     ShiftTokens: ("shift_tokens", "token samples", "labelled samples"),
     Pack: ("pack", "labelled samples", "rows of equal length"),
+    Shard: ("shard", "rows of equal length", "a rank's part of rows"),
 }
-CHAIN = " -> ".join(name for name, _, _ in LINKS.values())
+CHAIN = "to_tensor -> flatten -> shift_tokens -> pack"
 
 
 def check_data(spec: Spec, found: Findings) -> Dataset | None:
@@ -37,6 +39,11 @@ def evaluated(spec: Spec) -> dict[str, str]:
                 if isinstance(action, EvalAction):
                     found.setdefault(action.dataset, f"{kind}.{number}.actions.{place}.dataset")
     return found
+
+
+def alignment(spec: Spec) -> int | Auto:
+    """What the chain says of the alignment of documents."""
+    return next((link.align for link in spec.collate if isinstance(link, Pack)), AUTO)
 
 
 def trains(dataset: Dataset) -> bool:
@@ -111,7 +118,7 @@ def _check_chain(spec: Spec, found: Findings) -> None:
             found.fail("data.collate", "X508", "collate", message, f"write `collate = {CHAIN}`")
             return
         given, before = gives, f"`{name}`"
-    if given != LINKS[Pack][2]:
+    if given not in (LINKS[Pack][2], LINKS[Shard][2]):
         message = f"collate: a model takes {LINKS[Pack][2]}, but {before} gives {given}"
         found.fail("data.collate", "X508", "collate", message, f"write `collate = {CHAIN}`")
         return

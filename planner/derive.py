@@ -43,6 +43,10 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
             "experts": model.experts,
             "experts_per_token": model.experts_per_token,
             "expert_ffn": resolved("expert_ffn", model.expert_ffn, ffn, f"ffn {ffn}"),
+            "shared_experts": model.shared_experts,
+            "router_score": model.router.score,
+            "router_normalise": model.router.normalise,
+            "router_bias_speed": model.router.bias_speed,
             "router_aux_loss": model.router.aux_loss,
             "router_z_loss": model.router.z_loss,
         }

@@ -1,10 +1,10 @@
 """What a run costs, in closed forms: parameters, floating-point operations, bytes of model state and checkpoints."""
 
-from .architecture import Architecture, ParameterSpec, parameters
+from .architecture import Architecture, ParameterSpec, block_parameters, parameters
 from .arithmetic import Arithmetic
-from .plan import Estimates, Mesh, Parameters, RankMemory
-from .sharding import Cuts
-from .stages import stage_layers, stages_of_rank
+from .plan import Estimates, Parameters, RankMemory
+from .sharding import EMBEDDING, HEAD, Cuts
+from .stages import Pipeline
 
 BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
 
@@ -13,7 +13,7 @@ SOURCES = {
     "table left out, the head counted, experts by those a token uses, no discount for causality, recomputation not "
     "counted (PaLM, arXiv 2204.02311, appendix B)",
     "memory": "parameters, gradients and two AdamW moments in the format of the parameters, cut by tp, fsdp and ep; "
-    "the rank with the largest pieces (ZeRO stage 3, arXiv 1910.02054)",
+    "of the ranks of a pipeline coordinate the one with the largest pieces (ZeRO stage 3, arXiv 1910.02054)",
     "checkpoint_bytes": "parameters and two moments in the format of the parameters",
 }
 
@@ -31,12 +31,16 @@ def count_parameters(architecture: Architecture) -> Parameters:
 
 def matmul_parameters(architecture: Architecture) -> int:
     """Weights a token is multiplied with: matrices of blocks and the head, tied or not; no lookup, no norms."""
-    layer = sum(
+    return architecture.layers * block_matmul_parameters(architecture) + architecture.vocab * architecture.dim
+
+
+def block_matmul_parameters(architecture: Architecture) -> int:
+    """Those of one block; of the routed experts, as many as a token is sent to."""
+    return sum(
         tensor.size * architecture.experts_per_token // architecture.experts if tensor.expert else tensor.size
-        for tensor in parameters(architecture)
-        if tensor.name.startswith("layers.0.") and len(tensor.shape) > 1
+        for tensor in block_parameters(architecture)
+        if len(tensor.shape) > 1
     )
-    return architecture.layers * layer + architecture.vocab * architecture.dim
 
 
 def flops_per_token(architecture: Architecture, sequence: int) -> int:
@@ -48,11 +52,10 @@ def flops_per_token(architecture: Architecture, sequence: int) -> int:
 def estimate(
     architecture: Architecture,
     inventory: Parameters,
-    mesh: Mesh,
     cuts: Cuts,
+    pipeline: Pipeline,
     batch: Arithmetic,
     *,
-    stages_per_rank: int,
     params_format: str,
 ) -> Estimates:
     """All estimates of a run; memory once for each pipeline coordinate."""
@@ -62,7 +65,7 @@ def estimate(
         tokens_per_step=batch.tokens_per_step,
         flops_per_token=per_token,
         flops_per_step=per_token * batch.tokens_per_step,
-        memory=tuple(_memory(architecture, inventory, mesh, cuts, stages_per_rank, width)),
+        memory=tuple(_memory(architecture, inventory, cuts, pipeline, width)),
         checkpoint_bytes=checkpoint_bytes(inventory, params_format),
         sources=SOURCES,
     )
@@ -74,38 +77,33 @@ def checkpoint_bytes(inventory: Parameters, params_format: str) -> int:
 
 
 def _memory(
-    architecture: Architecture, inventory: Parameters, mesh: Mesh, cuts: Cuts, stages_per_rank: int, width: int
+    architecture: Architecture, inventory: Parameters, cuts: Cuts, pipeline: Pipeline, width: int
 ) -> list[RankMemory]:
-    size = mesh.size("pp")
-    spans = stage_layers(architecture.layers, size * stages_per_rank)
-    # All blocks are alike: count one, multiply.
-    block = sum(cuts.largest(t) for t in inventory.tensors if t.name.startswith("layers.0."))
-    first, last = _ends(inventory, cuts, tied=architecture.tie_embeddings)
+    """Of every coordinate the first rank, whose pieces are the largest; `placement.held` has those of any rank."""
+    block = cuts.largest(block_tensors(inventory))  # all blocks are alike: count one, multiply
+    ends = {tensor.name: tensor for tensor in inventory.tensors if not tensor.name.startswith("layers.")}
     memory = []
-    for pp in range(size):
-        stages = stages_of_rank(pp, size, stages_per_rank)
-        elements = block * sum(spans[stage][1] - spans[stage][0] + 1 for stage in stages)
-        if 0 in stages:
-            elements += first
-        if len(spans) - 1 in stages:
-            elements += last
-            # A tied head on the same rank is the embedding itself; on another one it is a copy.
-            if architecture.tie_embeddings and 0 in stages:
-                elements -= first
+    for pp, blocks in enumerate(pipeline.blocks()):
+        elements = block * blocks + cuts.largest(ends[name] for name in end_names(architecture, pipeline, pp))
         memory.append(
             RankMemory(pp=pp, parameters=width * elements, gradients=width * elements, optimizer=2 * width * elements)
         )
     return memory
 
 
-def _ends(inventory: Parameters, cuts: Cuts, *, tied: bool) -> tuple[int, int]:
-    """Elements on the first stage besides its layers, and on the last one."""
+def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:
+    """The parameters besides blocks on a coordinate, in the order of the inventory.
 
-    def piece(name: str) -> int:
-        return cuts.largest(next(t for t in inventory.tensors if t.name == name))
-
-    embedding = piece("embed_tokens.weight")
-    return embedding, piece("norm.weight") + (embedding if tied else piece("lm_head.weight"))
+    A tied head on another rank than the embedding is a copy of it under the same name.
+    """
+    names = []
+    if pipeline.holds_first(pp) or (architecture.tie_embeddings and pipeline.holds_last(pp)):
+        names.append(f"{EMBEDDING}.weight")
+    if pipeline.holds_last(pp):
+        names.append("norm.weight")
+        if not architecture.tie_embeddings:
+            names.append(f"{HEAD}.weight")
+    return names
 
 
 def block_tensors(inventory: Parameters) -> list[ParameterSpec]:

@@ -10,7 +10,10 @@ from .data_rules import check_data
 from .derive import Shape, derive_architecture
 from .layout import Layout, lay_out
 from .learning_rate import check_schedule
+from .module_rules import check_modules
+from .pipeline import Staging, check_microbatches, lay_stages
 from .premises import Verdicts
+from .stack_rules import check_stack
 from .timeline import Schedule, check_events, check_ticks, fill_schedule
 from .topology import check_topology
 
@@ -32,6 +35,7 @@ class Sound:
 
     shape: Shape
     layout: Layout
+    staging: Staging
     batch: Arithmetic
     training: Dataset
     schedule: Schedule
@@ -46,11 +50,15 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     if layout.doubtful:
         found.doubt("parallel.fsdp.size")  # and with it the number of data ranks
     batch = derive_arithmetic(spec, layout.mesh, found)
+    staging = lay_stages(spec, arch, layout, found)
+    check_microbatches(spec, layout, batch, found)
     check_topology(spec, arch, layout, batch, found)
+    check_stack(spec, found)
+    check_modules(spec, arch, layout, found)
     check_schedule(spec, batch.steps, found)
     schedule = fill_schedule(spec, batch.steps)
     check_ticks(schedule, batch, found)
     check_events(spec, found)
     if found.failed or layout.doubtful or training is None:
         return None
-    return Sound(shape, layout, batch, training, schedule)
+    return Sound(shape, layout, staging, batch, training, schedule)

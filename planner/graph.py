@@ -34,7 +34,7 @@ def build_graph(run: Resolved, schedule: Schedule, flops_per_step: int) -> Graph
     """Put the plan together; features that are off have no node. Raises GraphError for a mistake of the planner."""
     graph = Builder()
     _bootstrap(graph, run)
-    model = add_model(graph, run)
+    model = add_model(graph, run, _mesh(graph, run))
     optimizer = _optimizer(graph, run, model)
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
@@ -62,6 +62,21 @@ def _bootstrap(graph: Builder, run: Resolved) -> None:
     device = "cuda where there is one, else cpu" if launch.device == "auto" else launch.device
     does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}, {device}, seed {args['seed']}"
     graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
+
+
+def _mesh(graph: Builder, run: Resolved) -> str:
+    mesh = run.layout.mesh
+    args: dict[str, Any] = {
+        "axes": [[axis.name, axis.size] for axis in mesh.axes],
+        "expert_axes": [[axis.name, axis.size] for axis in mesh.expert_axes],
+        "shard_axes": list(run.shard_axes),
+    }
+    wide = run.wide(*AXES)
+    experts = run.wide("ep_fsdp", "ep") if run.architecture.is_moe else ()
+    does = f"groups of ranks along {run.product(wide)}" if wide else "one rank, no groups"
+    if experts:
+        does += f"; for experts {run.product(experts)}"
+    return graph.add("setup", "setup.mesh", does, args=args, axes=wide, after=(ROOT,))
 
 
 def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
@@ -94,12 +109,20 @@ def _resume(graph: Builder, run: Resolved, loader: str, optimizer: str, schedule
     keep = spec.checkpoint.keep
     kept = "every checkpoint is kept" if keep is None else f"the newest {keep} are kept" if keep > 1 else "one is kept"
     start = "go on from the latest checkpoint of this run, if any" if spec.checkpoint.resume else "start at step 0"
+    before = [(loader, "loader"), (optimizer, "optimizer"), (scheduler, "scheduler"), observe]
+    if run.size("pp") > 1:
+        counts = [run.batch.accumulate]
+        does = f"lay out the schedule for {plural(counts[0], 'microbatch')} and let stages agree on shapes"
+        after = (("setup.parallel.pp", "pipeline"), (loader, "loader"))
+        before.append(
+            graph.add("setup", "setup.schedule_cache", does, args={"counts": counts}, axes=("pp",), after=after)
+        )
     return graph.add(
         "setup",
         "setup.resume",
         f"{start}; {kept}",
         args={"resume": spec.checkpoint.resume, "keep": keep},
-        after=((loader, "loader"), (optimizer, "optimizer"), (scheduler, "scheduler"), observe),
+        after=tuple(before),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import attrs
 
 from ..dsl.quantity import Quantity
-from ..dsl.schema.data import JsonLines, Text
+from ..dsl.schema.data import JsonLines, Link, Pack, Shard, Text
 from ..dsl.schema.setting import Role, settings_of
 from ..dsl.spec import Spec
 from .architecture import Architecture
@@ -39,11 +39,12 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats: Formats) -> str:
+def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats: Formats, align: int) -> str:
     """The experiment: what is learned from what and how, without how long, where, over which ranks and how fast.
 
     A setting belongs to it if its role is EXPERIMENT; what the planner resolved stands in for `auto`, and rows of a
-    step for micro and accumulate, so that another mesh with the same rows is the same experiment.
+    step for micro and accumulate, so that another mesh with the same rows is the same experiment. `align` decides which
+    documents share a row.
     """
     content = {
         "name": spec.experiment.name,
@@ -51,7 +52,7 @@ def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats
         "model": attrs.asdict(architecture),
         "tokenizer": spec.tokenizer.source if spec.tokenizer.source == "bytes" else portable(spec.tokenizer.source),
         "datasets": {name: experiment_settings(dataset) for name, dataset in spec.datasets.items()},
-        "collate": [[type(link).__name__, experiment_settings(link)] for link in spec.collate],
+        "collate": [[type(link).__name__, _link(link, align)] for link in spec.collate if not isinstance(link, Shard)],
         "batch": {**experiment_settings(spec.batch), "rows": batch.rows},
         "loss": {"kind": spec.loss.kind, **experiment_settings(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **experiment_settings(spec.optimizer)},
@@ -63,6 +64,11 @@ def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats
         },
     }
     return fingerprint(content)
+
+
+def _link(link: Link, align: int) -> dict[str, Any]:
+    settings = experiment_settings(link)
+    return {**settings, "align": align} if isinstance(link, Pack) else settings
 
 
 def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:

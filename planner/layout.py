@@ -1,6 +1,6 @@
 """`parallel` and `launch` of a spec → `Layout`: the mesh, the machines under it, and why."""
 
-from math import lcm, prod
+from math import gcd, lcm, prod
 
 from attrs import field, frozen
 
@@ -25,6 +25,11 @@ class Layout:
     ep: int
     reasons: dict[str, str] = field(factory=dict)
     doubtful: frozenset[str] = frozenset()
+
+    @property
+    def expert_group(self) -> int:
+        """Ranks over which experts can be spread: those of one copy of a pipeline stage."""
+        return prod(self.size(axis) for axis in ("fsdp", "ring", "ulysses", "tp"))
 
     def size(self, axis: str) -> int:
         return self.mesh.size(axis)
@@ -83,9 +88,12 @@ def _check_ep(spec: Spec, sizes: dict[str, int], found: Findings) -> int:
     """Ranks over which experts are spread; 1 if what was asked for does not fit."""
     group = prod(sizes[axis] for axis in ("fsdp", "ring", "ulysses", "tp"))
     ep = spec.parallel.ep.size
+    if spec.parallel.stack == "ddp":
+        return 1
     if group % ep:
         message = f"ep {ep} does not divide fsdp · ring · ulysses · tp = {group}"
-        hint = f"use a divisor of {group}, such as ep {largest_divisor(group, ep)}"
+        fitting = gcd(group, spec.model.experts) or group
+        hint = f"use a divisor of {group}, such as ep {largest_divisor(fitting, ep)}"
         found.fail("mesh.ep", "X407", "parallel.ep.size", message, hint)
         return 1
     if ep > 1:
@@ -124,6 +132,10 @@ def _solve_fsdp(
         reasons["parallel.fsdp.size"] = (
             f"{world:,} ranks / ({product})" if fixed > 1 else f"all {world:,} ranks" if world > 1 else "the only rank"
         )
+        if spec.parallel.stack == "ddp":
+            sizes["replicate"], sizes["fsdp"] = sizes["replicate"] * sizes["fsdp"], 1
+            reasons["parallel.fsdp.replicate"] = f"all {plural(world, 'rank')}: ddp keeps a whole copy on each"
+            reasons["parallel.fsdp.size"] = "ddp shards nothing"
     elif world is None:
         world = fixed
         reasons["world_size"] = f"the product of the axes: {product}"

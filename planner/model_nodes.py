@@ -1,55 +1,101 @@
-"""The nodes that make a model and cut it up: build → tp → ep → expert_fsdp → fsdp → root_fsdp → pp → weights."""
+"""The nodes that make a model and prepare its modules: build → tp → cp → ep → activation → routing_replay → compile."""
+
+from typing import Any, Final
 
 from attrs import asdict
 
 from .builder import Builder
-from .estimates import BYTES, block_tensors
-from .resolved import Resolved, attention_kernels
-from .sharding import shard_axes
-from .stages import stage_layers, stages_of_rank
-from .units import bytes_text, count_text, plural
+from .resolved import Resolved, attention_kernels, resolve_save
+from .shard_nodes import add_sharding
+from .sharding import EMBEDDING, HEAD, tensor_rules
+from .units import count_text, plural
+
+BLOCKS: Final = "layers.*"
+EXPERTS: Final = "layers.*.mlp.experts"
 
 
-def add_model(graph: Builder, run: Resolved) -> str:
+def add_model(graph: Builder, run: Resolved, after: str) -> str:
     """Add the chain; the id of its last node, after which the model holds its initial weights."""
-    last = _build(graph, run)
-    for part in (_tensor_parallel, _expert_parallel, _expert_fsdp, _fsdp, _root_fsdp, _pipeline):
+    last = _build(graph, run, after)
+    for part in (_tensor_parallel, _context_parallel, _expert_parallel, _activation, _routing_replay, _compile):
         last = part(graph, run, last)
+    last = add_sharding(graph, run, last)
     args = {"seed": run.spec.experiment.seed, "init_std": run.architecture.init_std}
     does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
     return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
 
 
-def _build(graph: Builder, run: Resolved) -> str:
-    arch, spec = run.architecture, run.spec
-    args = {
+def _build(graph: Builder, run: Resolved, after: str) -> str:
+    arch, spec, pipeline = run.architecture, run.spec, run.pipeline
+    args: dict[str, Any] = {
         "architecture": asdict(arch),
         "attention": attention_kernels(spec.model.attention),
         "params": run.formats.params,
         "z_loss": spec.loss.z_loss,
         "chunk_bytes": int(spec.loss.chunk.value),
+        "stages": [list(span) for span in pipeline.spans],
+        "owners": [list(stages) for stages in pipeline.owners],
     }
+    if arch.is_moe:
+        args["rows"] = run.batch.rows
     size = f"{count_text(run.inventory.total)} parameters"
     if arch.is_moe:
         size += f", {count_text(run.inventory.active)} active"
-    blocks = plural(arch.layers, "block")
-    does = f"{arch.family}: {blocks} of width {arch.dim}, {size}, {run.formats.params}, on the meta device"
-    return graph.add("setup", "setup.build_model", does, args=args, after=("setup.bootstrap",))
+    does = f"{arch.family}: {plural(arch.layers, 'block')} of width {arch.dim}, {size}"
+    if run.size("pp") > 1:
+        does += f"; a rank builds its {_range_text(pipeline.blocks())} blocks"
+    does += f", {run.formats.params}, on the meta device"
+    return graph.add("setup", "setup.build_model", does, args=args, after=((after, "meshes"),))
+
+
+def _range_text(counts: list[int]) -> str:
+    """`8`, or `7 to 8` where ranks differ."""
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def _tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
-    size, tp = run.size("tp"), run.spec.parallel.tp
+    size, tp, arch = run.size("tp"), run.spec.parallel.tp, run.architecture
     if size == 1:
         return last
-    arch = run.architecture
-    # Projections of attention and of a dense feed-forward layer in every block, the embedding, the head.
-    matches = arch.layers * (4 if arch.is_moe else 7) + 2
-    args = {"size": size, "sequence": tp.sequence, "loss": tp.loss, "matches": matches}
+    rules = [
+        {"pattern": pattern, "style": style, "matches": _owners(run, pattern)} for pattern, style in tensor_rules(arch)
+    ]
+    args = {"size": size, "sequence": tp.sequence, "loss": tp.loss, "rules": rules}
     extras = [name for name, on in (("sequence between blocks", tp.sequence), ("loss over vocabulary", tp.loss)) if on]
-    does = f"split {plural(matches, 'matrix')} over tp={size}: {arch.heads // size} of {arch.heads} heads a rank"
+    matrices = sum(sum(rule["matches"]) for rule in rules)
+    does = f"split {plural(matrices, 'matrix')} over tp={size}: {arch.heads // size} of {arch.heads} heads a rank"
     if extras:
         does += f"; {' and '.join(extras)} sharded"
     return graph.add("setup", "setup.parallel.tp", does, args=args, axes=("tp",), after=((last, "model"),))
+
+
+def _owners(run: Resolved, pattern: str) -> list[int]:
+    """How many modules on each pipeline coordinate a rule of tensor parallelism means."""
+    pipeline = run.pipeline
+    if pattern.startswith(BLOCKS):
+        return pipeline.blocks()
+    tied = run.architecture.tie_embeddings
+    found = []
+    for pp in range(run.size("pp")):
+        first, last = pipeline.holds_first(pp), pipeline.holds_last(pp)
+        found.append(int({EMBEDDING: first or (last and tied), HEAD: last}[pattern]))
+    return found
+
+
+def _context_parallel(graph: Builder, run: Resolved, last: str) -> str:
+    if run.context == 1:
+        return last
+    ring, ulysses, arch = run.size("ring"), run.size("ulysses"), run.architecture
+    args = {"ring": ring, "ulysses": ulysses, "matches": run.pipeline.blocks()}
+    heads = arch.heads // run.size("tp")
+    parts = []
+    if ulysses > 1:
+        parts.append(f"{heads // ulysses} of {heads} heads over whole parts (ulysses={ulysses})")
+    if ring > 1:
+        parts.append(f"keys and values go round {ring} ranks (ring={ring})")
+    does = f"attention over rows spread over {run.context} ranks: {', '.join(parts)}"
+    axes = run.wide("ring", "ulysses")
+    return graph.add("setup", "setup.parallel.cp", does, args=args, axes=axes, after=((last, "model"),))
 
 
 def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
@@ -57,92 +103,38 @@ def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
     if size == 1:
         return last
     does = f"keep {arch.experts // size} of {arch.experts} experts a rank, tokens travel over ep={size}"
-    args = {"size": size, "matches": arch.layers}
+    args = {"size": size, "pattern": EXPERTS, "matches": run.pipeline.blocks()}
     return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
 
 
-def _expert_fsdp(graph: Builder, run: Resolved, last: str) -> str:
-    arch, cuts = run.architecture, run.cuts
-    axes = run.wide("ep_replicate", "ep_fsdp")
-    if not arch.is_moe or not (axes or run.formats.compute != run.formats.params):
+def _activation(graph: Builder, run: Resolved, last: str) -> str:
+    chosen = run.spec.activation
+    if chosen.mode == "none":
         return last
-    experts = [t for t in block_tensors(run.inventory) if t.expert]
-    before, after = sum(map(cuts.gathered, experts)), sum(map(cuts.largest, experts))
-    args = {
-        "pattern": "layers.*.mlp.experts",
-        "matches": arch.layers,
-        "dimension": cuts.expert_dimension,
-        "compute": run.formats.compute,
-        "reduce": run.formats.reduce,
-        "reshard": run.spec.parallel.fsdp.reshard,
-        "replicate": run.size("replicate"),
-        "fsdp": cuts.ep_fsdp,
-    }
-    does = f"shard experts of {plural(arch.layers, 'block')}" + _cut_text(run, axes, before, after)
-    return graph.add("setup", "setup.parallel.expert_fsdp", does, args=args, axes=axes, after=((last, "model"),))
+    save = list(resolve_save(run.spec, run.layout)) if chosen.mode == "selective" else []
+    matches = run.recomputed
+    args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": matches}
+    kept = f"all but {', '.join(save)}" if save else "keep what goes in"
+    does = f"compute {sum(matches)} of {plural(run.architecture.layers, 'block')} again in the backward: {kept}"
+    return graph.add("setup", "setup.activation", does, args=args, after=((last, "model"),))
 
 
-def _fsdp_axes(run: Resolved) -> tuple[str, ...]:
-    return run.wide("replicate", *shard_axes(run.spec.parallel))
-
-
-def _needs_fsdp(run: Resolved) -> bool:
-    """One process that computes in the format it stores has nothing to gather, sum or convert."""
-    return bool(_fsdp_axes(run)) or run.formats.compute != run.formats.params
-
-
-def _fsdp(graph: Builder, run: Resolved, last: str) -> str:
-    if not _needs_fsdp(run):
+def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
+    if run.spec.activation.mode == "none" or run.layout.ep == 1:
         return last
-    layers, fsdp = run.architecture.layers, run.spec.parallel.fsdp
-    dense = [t for t in block_tensors(run.inventory) if not t.expert]
-    before, after = sum(map(run.cuts.gathered, dense)), sum(map(run.cuts.largest, dense))
-    args = {
-        "pattern": "layers.*",
-        "matches": layers,
-        "compute": run.formats.compute,
-        "reduce": run.formats.reduce,
-        "reshard": fsdp.reshard,
-        "replicate": run.size("replicate"),
-        "fsdp": run.cuts.fsdp,
-    }
-    axes = _fsdp_axes(run)
-    does = f"shard {plural(layers, 'block')}" + _cut_text(run, axes, before, after)
-    return graph.add("setup", "setup.parallel.fsdp", does, args=args, axes=axes, after=((last, "model"),))
+    does = "a block that is computed again sends its tokens to the experts it has chosen the first time"
+    args = {"matches": run.recomputed}
+    return graph.add("setup", "setup.routing_replay", does, args=args, after=((last, "model"),))
 
 
-def _cut_text(run: Resolved, axes: tuple[str, ...], before: int, after: int) -> str:
-    """What cutting does to the blocks of one pipeline rank, `before` and `after` elements a block."""
-    stages = run.spec.parallel.pp.stages_per_rank
-    spans = stage_layers(run.architecture.layers, run.size("pp") * stages)
-    held = max(
-        sum(spans[stage][1] - spans[stage][0] + 1 for stage in stages_of_rank(rank, run.size("pp"), stages))
-        for rank in range(run.size("pp"))
-    )
-    width = BYTES[run.formats.params]
-    if not axes:
-        return f": computed in {run.formats.compute}, kept in {run.formats.params}"
-    cut = f" over {run.product(axes)}: {bytes_text(before * held * width)} → {bytes_text(after * held * width)} a rank"
-    return f"{cut}, gradients summed in {run.formats.reduce}"
+# What torch calls them; CUDA graphs are left out, as FSDP gives a block other memory for its weights every time.
+COMPILE_MODES: Final = {"default": "default", "max_autotune": "max-autotune-no-cudagraphs"}
 
 
-def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
-    if not _needs_fsdp(run):
+def _compile(graph: Builder, run: Resolved, last: str) -> str:
+    mode = run.spec.compile.mode
+    if mode == "none":
         return last
-    args = {"compute": run.formats.compute, "reduce": run.formats.reduce}
-    axes = _fsdp_axes(run)
-    size = run.architecture.vocab * run.architecture.dim * (1 if run.architecture.tie_embeddings else 2)
-    does = f"the same for embedding, last norm and head: {count_text(size)} parameters, gathered once a microbatch"
-    return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
-
-
-def _pipeline(graph: Builder, run: Resolved, last: str) -> str:
-    size, pp = run.size("pp"), run.spec.parallel.pp
-    if size == 1:
-        return last
-    layers = stage_layers(run.architecture.layers, size * pp.stages_per_rank)
-    args = {"size": size, "schedule": pp.schedule, "stages_per_rank": pp.stages_per_rank, "layers": layers}
-    counts = [final - first + 1 for first, final in layers]
-    each = f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-    does = f"{plural(len(layers), 'stage')} of {each} layers over pp={size}, schedule {pp.schedule}"
-    return graph.add("setup", "setup.parallel.pp", does, args=args, axes=("pp",), after=((last, "model"),))
+    args = {"mode": COMPILE_MODES[mode], "pattern": BLOCKS, "matches": run.pipeline.blocks()}
+    does = f"torch.compile of {plural(run.architecture.layers, 'block')}, each by itself; compiled in the first step"
+    return graph.add("setup", "setup.compile", does, args=args, after=((last, "model"),))

@@ -32,11 +32,23 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "mesh.ep.experts": ("parallel.ep.size", "model.family", "model.experts"),
     "mesh.tp.heads": ("parallel.tp.size", "model.heads"),
     "mesh.tp.kv_heads": ("parallel.tp.size", "{kv_heads}"),
+    "mesh.tp.ffn": ("parallel.tp.size", "model.family", "{ffn}"),
+    "mesh.tp.vocab": ("parallel.tp.size", "model.vocab", "tokenizer.source"),
     "mesh.ulysses.heads": ("parallel.tp.size", "model.heads", "{context}"),
+    "mesh.ulysses.kv_heads": ("parallel.tp.size", "{kv_heads}", "{context}"),
+    "mesh.ring.attention": ("model.attention", "{context}"),
     "mesh.pp.schedule": ("parallel.pp.size", "parallel.pp.schedule", "parallel.pp.stages_per_rank"),
-    "mesh.pp.layers": ("parallel.pp.size", "parallel.pp.stages_per_rank", "model.layers"),
-    "mesh.pp.microbatches": ("parallel.pp.size", "{accumulate}"),
-    "batch.sequence": ("batch.sequence", "parallel.tp.size", "parallel.tp.sequence", "{context}"),
+    "mesh.pp.layers": ("{stages}", "parallel.pp.layers", "model.layers"),
+    "mesh.pp.costs": ("parallel.pp.size", "parallel.pp.layers", "parallel.pp.embedding_cost", "parallel.pp.head_cost"),
+    "mesh.pp.microbatches": ("parallel.pp.size", "parallel.pp.schedule", "{accumulate}"),
+    "mesh.pp.reshard": ("parallel.pp.size", "parallel.pp.schedule", "parallel.fsdp.reshard"),
+    "mesh.pp.compile": ("parallel.pp.size", "parallel.pp.schedule", "compile.mode"),
+    "mesh.offload": ("parallel.fsdp.offload", "launch.device"),
+    "mesh.ddp.*": ("parallel.stack", "parallel.{}", "precision.params", "precision.compute"),
+    "activation.every": ("activation.mode", "activation.every", "model.layers"),
+    "activation.save": ("activation.mode", "activation.save", "parallel.ep.size", "{context}"),
+    "batch.sequence": ("batch.sequence", "model.family", "parallel.tp.size", "parallel.tp.sequence", "{context}"),
+    "data.align": ("collate", "batch.sequence", "{context}"),
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
     "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
     "schedule.on.*": ("on.*.actions",),
@@ -112,6 +124,10 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
             own = ("parallel.cp.size", "parallel.cp.ring", "parallel.cp.ulysses")
             derived = isinstance(parallel.cp.ring, Auto) and isinstance(parallel.cp.ulysses, Auto)
             return (*own, "{kv_heads}", "parallel.tp.size") if derived and parallel.cp.size > 1 else own
+        case "ffn":
+            return ("model.ffn", *(("model.dim",) if isinstance(spec.model.ffn, Auto) else ()))
+        case "stages":
+            return ("parallel.pp.size", "parallel.pp.stages_per_rank", "parallel.pp.schedule")
         case "accumulate":
             rest = ("batch.rows", "batch.micro", "{data_ranks}") if isinstance(batch.accumulate, Auto) else ()
             return ("batch.accumulate", *rest)

@@ -7,13 +7,16 @@ from attrs import evolve
 
 from ..dsl.quantity import Quantity
 from ..dsl.schema.actions import Action, EvalAction
+from ..dsl.schema.data import Shard
 from ..dsl.schema.setting import Auto, settings_of
 from ..dsl.spec import Spec
 from .architecture import Architecture
 from .arithmetic import Arithmetic
+from .data_rules import alignment
 from .layout import Layout
+from .pipeline import Staging
 from .plan import Provenance
-from .resolved import Formats
+from .resolved import Formats, resolve_align, resolve_chain, resolve_save
 from .timeline import Schedule
 
 AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
@@ -39,10 +42,14 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
         yield f"{name}.kind", block.kind
         yield from _block(name, block, block.kind)
     yield from _block("precision", spec.precision)
+    yield "parallel.stack", spec.parallel.stack
     for axis in AXIS_BLOCKS:
         block = getattr(spec.parallel, axis)
         yield f"parallel.{axis}.size", block.size
         yield from _block(f"parallel.{axis}", block)
+    yield "activation.mode", spec.activation.mode
+    yield from _block("activation", spec.activation, spec.activation.mode)
+    yield from _block("compile", spec.compile)
     for number, tick in enumerate(spec.ticks):
         yield f"every.{number}.every", tick.every
         yield from _actions(f"every.{number}", tick.actions)
@@ -108,10 +115,12 @@ def derived_provenance(
     batch: Arithmetic,
     formats: Formats,
     schedule: Schedule,
+    staging: Staging,
 ) -> list[Provenance]:
     """What the planner worked out: entries that stand in for `auto`, and numbers no setting has."""
     values: dict[str, Any] = {
         "parallel.fsdp.size": layout.size("fsdp"),
+        "parallel.fsdp.replicate": layout.size("replicate"),
         "parallel.cp.ring": layout.size("ring"),
         "parallel.cp.ulysses": layout.size("ulysses"),
         "launch.nodes": layout.nodes,
@@ -130,12 +139,34 @@ def derived_provenance(
         reasons["precision.compute"] = "the format of the parameters"
     if spec.parallel.fsdp.reduce == "auto":
         reasons["parallel.fsdp.reduce"] = "the format of the parameters"
+    chosen = {**{path: (_value(path, architecture, values), how) for path, how in reasons.items()}, **staging.reasons}
+    chosen |= _parallel_choices(spec, layout)
     found = []
-    for path, how in reasons.items():
-        value = getattr(architecture, path[6:]) if path.startswith("model.") else values[path]
+    for path, (value, how) in chosen.items():
         found.append(Provenance(path=path, value=spell(value), origin="derived", how=how))
     for path, (value, how) in schedule.reasons.items():
         found.append(Provenance(path=path, value=value, origin="default", how=how))
+    return found
+
+
+def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any:
+    return getattr(architecture, path.removeprefix("model.")) if path.startswith("model.") else values[path]
+
+
+def _parallel_choices(spec: Spec, layout: Layout) -> dict[str, tuple[Any, str]]:
+    """What follows from context and pipeline axes, where there are any."""
+    ring, pp = layout.size("ring"), layout.size("pp")
+    found: dict[str, tuple[Any, str]] = {}
+    if ring > 1 and isinstance(alignment(spec), Auto):
+        found["collate.pack.align"] = (resolve_align(spec, ring), f"2 · ring {ring} chunks of each document")
+    chain = resolve_chain(spec, ring, layout.size("ulysses"))
+    if chain != spec.collate:
+        why = f"rows are sharded over cp {spec.parallel.cp.size}" if Shard() in chain else "cp is 1"
+        found["collate"] = (chain, why)
+    if pp > 1 and isinstance(spec.parallel.fsdp.reshard, Auto):
+        found["parallel.fsdp.reshard"] = (False, "a pipeline comes back to a block once for each microbatch")
+    if spec.activation.mode == "selective" and isinstance(spec.activation.save, Auto):
+        found["activation.save"] = (resolve_save(spec, layout), "what is dear to compute, or to send, again")
     return found
 
 

@@ -10,7 +10,7 @@ from .units import bytes_text, count_text, flops_text, plural
 
 # Derived values that repeat what another line says, or that nobody asks for.
 QUIET = {"world_size", "steps", "tokens_per_step", "precision.compute", "parallel.fsdp.reduce", "launch.ranks_per_node"}
-QUIET |= {"model.qk_norm", "batch.accumulate"}
+QUIET |= {"model.qk_norm", "batch.accumulate", "collate", "parallel.pp.layers", "parallel.fsdp.reshard"}
 MOST_VALUES = 14
 
 

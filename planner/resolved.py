@@ -2,16 +2,19 @@
 
 from attrs import frozen
 
-from ..dsl.schema.data import Dataset
+from ..dsl.schema.data import Dataset, Link, Shard
 from ..dsl.schema.model import Precision
 from ..dsl.schema.parallel import Parallel
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .architecture import Architecture
 from .arithmetic import Arithmetic
+from .data_rules import alignment
 from .layout import Layout
+from .pipeline import Staging
 from .plan import Parameters
-from .sharding import Cuts
+from .sharding import Cuts, shard_axes
+from .stages import Pipeline
 
 
 @frozen(kw_only=True)
@@ -33,6 +36,37 @@ def resolve_formats(precision: Precision, parallel: Parallel) -> Formats:
     )
 
 
+def resolve_align(spec: Spec, ring: int) -> int:
+    """Positions to a multiple of which documents are padded: a ring cuts each of them into 2 · ring equal chunks."""
+    given = alignment(spec)
+    return (2 * ring if ring > 1 else 1) if isinstance(given, Auto) else given
+
+
+def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:
+    """The links of `collate`, with `shard` exactly where there is context parallelism."""
+    links = tuple(link for link in spec.collate if not isinstance(link, Shard))
+    return (*links, Shard()) if ring * ulysses > 1 else links
+
+
+def resolve_reshard(parallel: Parallel, pp: int) -> bool:
+    """Pipelines run other microbatches between a block's forward and its backward, and would gather anew for each."""
+    reshard = parallel.fsdp.reshard
+    return pp == 1 if isinstance(reshard, Auto) else reshard
+
+
+def resolve_save(spec: Spec, layout: Layout) -> tuple[str, ...]:
+    """What selective recomputation keeps."""
+    save = spec.activation.save
+    if not isinstance(save, Auto):
+        return save
+    return ("matmul", "attention", *(("all_to_all",) if exchanges(spec, layout) else ()))
+
+
+def exchanges(spec: Spec, layout: Layout) -> bool:
+    """Whether a block has an all-to-all: of tokens to experts, or of the sequence for heads."""
+    return spec.parallel.ep.size > 1 or layout.size("ulysses") > 1
+
+
 @frozen(kw_only=True)
 class Resolved:
     """What the graph, the timeline and the estimates are derived from."""
@@ -45,6 +79,51 @@ class Resolved:
     formats: Formats
     inventory: Parameters
     cuts: Cuts
+    staging: Staging
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.staging.pipeline
+
+    @property
+    def ddp(self) -> bool:
+        return self.spec.parallel.stack == "ddp"
+
+    @property
+    def context(self) -> int:
+        return self.size("ring") * self.size("ulysses")
+
+    @property
+    def shard_axes(self) -> tuple[str, ...]:
+        """The axes over which FSDP cuts dense parameters."""
+        return shard_axes(self.spec.parallel, self.layout.mesh)
+
+    @property
+    def dense_fsdp(self) -> bool:
+        """Whether dense parameters are FSDP's; a rank of its own that computes in the format it stores needs none."""
+        return self._needs_fsdp(self.wide("replicate", *self.shard_axes))
+
+    @property
+    def expert_fsdp(self) -> bool:
+        return self.architecture.is_moe and self._needs_fsdp(self.wide("ep_replicate", "ep_fsdp"))
+
+    def _needs_fsdp(self, axes: tuple[str, ...]) -> bool:
+        needs = bool(axes) or self.formats.compute != self.formats.params or self.spec.parallel.fsdp.offload
+        return needs and not self.ddp
+
+    @property
+    def reshard(self) -> bool:
+        return resolve_reshard(self.spec.parallel, self.size("pp"))
+
+    @property
+    def align(self) -> int:
+        return resolve_align(self.spec, self.size("ring"))
+
+    @property
+    def recomputed(self) -> list[int]:
+        """Blocks on each coordinate that are computed again in the backward: every n-th, counted from the first."""
+        every = self.spec.activation.every
+        return [sum((layer + 1) % every == 0 for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
 
     def size(self, axis: str) -> int:
         return self.layout.size(axis)

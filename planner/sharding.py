@@ -1,25 +1,65 @@
-"""How large the largest piece of a parameter is on a rank, from the axes that cut it."""
+"""How parameters are cut: by rules of tensor parallelism, by FSDP over the shard axes, by expert parallelism."""
 
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
 from math import prod
+from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ..dsl.schema.parallel import Parallel
-from .architecture import ParameterSpec
+from .architecture import Architecture, ParameterSpec
 from .plan import Mesh
 
-# The dimension tensor parallelism cuts: output features (0) or input features (1). Everything else is whole.
-TP_DIMENSION = {
-    "embed_tokens.weight": 0,
-    "lm_head.weight": 0,
-    "q_proj.weight": 0,
-    "k_proj.weight": 0,
-    "v_proj.weight": 0,
-    "o_proj.weight": 1,
-    "gate_proj.weight": 0,
-    "up_proj.weight": 0,
-    "down_proj.weight": 1,
-}
+# Which matrices tensor parallelism cuts: pattern over the modules that own a weight, and the style, which names the
+# dimension: column and embedding cut the output features or the rows of the table (0), row the input features (1).
+ATTENTION_RULES: Final = (
+    ("layers.*.self_attn.q_proj", "column"),
+    ("layers.*.self_attn.k_proj", "column"),
+    ("layers.*.self_attn.v_proj", "column"),
+    ("layers.*.self_attn.o_proj", "row"),
+)
+DENSE_RULES: Final = (
+    ("layers.*.mlp.gate_proj", "column"),
+    ("layers.*.mlp.up_proj", "column"),
+    ("layers.*.mlp.down_proj", "row"),
+)
+EMBEDDING: Final = "embed_tokens"
+HEAD: Final = "lm_head"
+DIMENSION: Final = {"column": 0, "embedding": 0, "row": 1}
+
+Rules = tuple[tuple[str, str], ...]
+
+
+def tensor_rules(architecture: Architecture) -> Rules:
+    """(pattern, style) of every matrix that is cut; experts, routers, shared experts and norms are whole."""
+    dense = () if architecture.is_moe else DENSE_RULES
+    head = () if architecture.tie_embeddings else ((HEAD, "column"),)
+    return (*ATTENTION_RULES, *dense, (EMBEDDING, "embedding"), *head)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a pattern means a module: `*` stands for one part of its name."""
+    return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
+
+
+def piece(extent: int, parts: int, index: int) -> int:
+    """Rows of the piece `index` where torch.chunk cuts `extent` rows: all equal but the last ones, which may be 0."""
+    size = -(-extent // parts)
+    return max(0, min(size, extent - index * size))
+
+
+@frozen(kw_only=True)
+class Place:
+    """The place of a rank along the cuts; the first place has the largest piece of every parameter."""
+
+    tp: int = 0
+    shard: int = 0
+    ep: int = 0
+    ep_fsdp: int = 0
+
+
+FIRST: Final = Place()
 
 
 @frozen(kw_only=True)
@@ -31,31 +71,36 @@ class Cuts:
     ep: int
     ep_fsdp: int
     expert_dimension: int
+    rules: Rules = field(default=())
 
-    def largest(self, parameter: ParameterSpec) -> int:
-        """Elements of the largest piece: a dimension that does not divide evenly leaves more to the first ranks."""
+    def shape(self, parameter: ParameterSpec, place: Place = FIRST) -> tuple[int, ...]:
+        """The piece of a parameter that a rank owns."""
+        shape = list(self.gathered_shape(parameter, place))
+        if parameter.expert:
+            shape[self.expert_dimension] = piece(shape[self.expert_dimension], self.ep_fsdp, place.ep_fsdp)
+        else:
+            shape[0] = piece(shape[0], self.fsdp, place.shard)
+        return tuple(shape)
+
+    def gathered_shape(self, parameter: ParameterSpec, place: Place = FIRST) -> tuple[int, ...]:
+        """A piece before FSDP cuts it: what a rank computes with."""
         shape = list(parameter.shape)
         if parameter.expert:
-            shape[0] = -(-shape[0] // self.ep)
-            shape[self.expert_dimension] = -(-shape[self.expert_dimension] // self.ep_fsdp)
-        else:
-            self._cut_tp(parameter.name, shape)
-            shape[0] = -(-shape[0] // self.fsdp)
-        return prod(shape)
+            shape[0] = piece(shape[0], self.ep, place.ep)
+        elif self.tp > 1:
+            owner = parameter.name.rpartition(".")[0]
+            for pattern, style in self.rules:
+                if fits(owner, pattern):
+                    shape[DIMENSION[style]] = piece(shape[DIMENSION[style]], self.tp, place.tp)
+        return tuple(shape)
 
-    def gathered(self, parameter: ParameterSpec) -> int:
-        """Elements of a piece before fsdp cuts it: what a rank holds while it computes."""
-        shape = list(parameter.shape)
-        if parameter.expert:
-            shape[0] = -(-shape[0] // self.ep)
-        else:
-            self._cut_tp(parameter.name, shape)
-        return prod(shape)
+    def largest(self, parameters: Iterable[ParameterSpec]) -> int:
+        """Elements that the rank with the largest pieces owns."""
+        return sum(prod(self.shape(parameter)) for parameter in parameters)
 
-    def _cut_tp(self, name: str, shape: list[int]) -> None:
-        dimension = TP_DIMENSION.get(".".join(name.split(".")[-2:]))
-        if dimension is not None:
-            shape[dimension] = -(-shape[dimension] // self.tp)
+    def gathered(self, parameters: Iterable[ParameterSpec]) -> int:
+        """Elements that it computes with."""
+        return sum(prod(self.gathered_shape(parameter)) for parameter in parameters)
 
 
 def folded_axes(parallel: Parallel) -> tuple[str, ...]:
@@ -65,22 +110,26 @@ def folded_axes(parallel: Parallel) -> tuple[str, ...]:
     ]
 
 
-def shard_axes(parallel: Parallel) -> tuple[str, ...]:
-    """The axes over which a dense parameter is cut by fsdp."""
-    return ("fsdp", *folded_axes(parallel))
+def shard_axes(parallel: Parallel, mesh: Mesh) -> tuple[str, ...]:
+    """The axes over which FSDP cuts a dense parameter, outer to inner; context axes only where they have ranks."""
+    return ("fsdp", *(axis for axis in folded_axes(parallel) if mesh.size(axis) > 1))
 
 
-def cuts_of(parallel: Parallel, mesh: Mesh, expert_widths: tuple[int, ...]) -> Cuts:
-    """The cuts a mesh makes. `expert_widths` are dim 1 of the stacked expert matrices [E, K, N].
+def cuts_of(parallel: Parallel, mesh: Mesh, architecture: Architecture) -> Cuts:
+    """The cuts a mesh makes; with the stack ddp, none.
 
-    Experts are cut along K, which leaves whole experts on a rank; torch wants that even, so otherwise along E.
+    Expert matrices [E, K, N] are cut along K, which leaves whole experts on a rank; torch wants that even, so otherwise
+    along E.
     """
+    if parallel.stack == "ddp":
+        return Cuts(tp=1, fsdp=1, ep=1, ep_fsdp=1, expert_dimension=1)
     ep, ep_fsdp = mesh.expert_axes[3].size, mesh.expert_axes[2].size
-    even = all(width % ep_fsdp == 0 for width in expert_widths)
+    even = all(width % ep_fsdp == 0 for width in (architecture.dim, architecture.expert_ffn))
     return Cuts(
         tp=mesh.size("tp"),
-        fsdp=prod(mesh.size(axis) for axis in shard_axes(parallel)),
+        fsdp=prod(mesh.size(axis) for axis in shard_axes(parallel, mesh)),
         ep=ep,
         ep_fsdp=ep_fsdp,
         expert_dimension=1 if even else 0,
+        rules=tensor_rules(architecture),
     )

@@ -58,6 +58,8 @@ def bootstrap(
         data_rank=mesh.data_rank(number),
         data_ranks=mesh.data_ranks,
         device=chosen,
+        pipeline_ranks=mesh.size("pp"),
+        coordinates=mesh.coordinates(number),
     )
 
 

@@ -2,41 +2,57 @@
 
 import math
 import time
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
+from ..planner.plan import Plan
 from .feed import Feed
+from .models.batch import ModelBatch
+from .models.parts import Parts
 from .ops import op
 from .parallel.fsdp import reshard
+from .parallel.mesh import Meshes
+from .parallel.outline import Outlines
+from .parallel.pipeline import Pipeline
 from .records import Records
 from .state import Progress, Rank, Step
-from .step import losses
 
 
 @op("tick.eval")
 def evaluate(
-    model: nn.Module,
+    plan: Plan,
+    model: Parts,
     feed: Feed,
     rank: Rank,
     records: Records,
     progress: Progress,
+    meshes: Meshes,
     node_id: str,
     dataset: str,
     rows: int | None,
+    pipeline: Pipeline | None = None,
 ):
     """Sum of losses over all ranks divided by the sum of valid tokens: no average of averages."""
     loader = feed.evaluation(dataset, rows, rank)
+    outlines = Outlines.of(plan, feed, rank, meshes)
+    counts = rank.speaks and rank.coordinates["pp"] == 0
 
     @torch.no_grad()
     def run(step: Step) -> None:
         begin = time.perf_counter()
-        model.eval()
+        model.train(False)
         sums = torch.zeros(2, dtype=torch.float64, device=rank.device)
-        for batch in loader:
-            sums[0] += losses(model, batch, rank.device).cross_entropy
-            sums[1] += batch.num_valid
+
+        def batches() -> Iterator[ModelBatch]:
+            for microbatch in outlines.completed(loader, len(loader)):
+                sums[1] += microbatch.num_valid if counts else 0
+                yield ModelBatch.of(microbatch, rank.device)
+
+        for batch in forwarded(model, pipeline, batches()):
+            if batch.cross_entropy is not None and rank.speaks:
+                sums[0] += batch.cross_entropy
         if rank.world_size > 1:
             dist.all_reduce(sums)
         reshard(model)
@@ -57,3 +73,14 @@ def evaluate(
         records.add_to_metric({f"eval/{dataset}/loss": loss})
 
     return run
+
+
+def forwarded(model: Parts, pipeline: Pipeline | None, batches: Iterator[ModelBatch]) -> Iterator[ModelBatch]:
+    """Every batch after its forward, through all stages. Collective."""
+    if pipeline is None:
+        for batch in batches:
+            model.whole(None, batch)
+            yield batch
+        return
+    for batch, _ in pipeline.forward(batches):
+        yield batch

@@ -9,7 +9,8 @@ from attrs import define, frozen
 
 from ..planner.plan import Plan
 from .data import collators
-from .data.loader import Collate, EvalLoader, RowLoader
+from .data.collators import Chain
+from .data.loader import EvalLoader, RowLoader
 from .data.order import RowOrder
 from .data.packing import Oversized, Rows, pack_sequential
 from .data.sources import open_source
@@ -38,7 +39,7 @@ class Feed:
     """What the loop reads: the training loader, how many steps it is good for, and what evaluation needs."""
 
     loader: RowLoader
-    collate: Collate
+    collate: Chain
     micro: int
     steps: int
     datasets: dict[str, PreparedDataset]
@@ -79,8 +80,12 @@ def prepare_dataset(
     bad_records: int,
     seed: int,
     sequence: int,
+    align: int = 1,
 ) -> dict[str, PreparedDataset]:
-    """Tokenise (once, then cached), split off the hold-out, pack both parts into rows of `sequence` positions."""
+    """Tokenise (once, then cached), split off the hold-out, pack both parts into rows of `sequence` positions.
+
+    Documents take a multiple of `align` positions in a row.
+    """
     source = open_source(
         kind, patterns=tuple(patterns), text_field=text_field, base=Path.cwd(), bad_record_limit=bad_records
     )
@@ -98,7 +103,7 @@ def prepare_dataset(
     train, heldout = split_holdout(store.offsets, holdout, seed)
     lengths = store.lengths()
     parts = {"training": train, "hold-out": heldout}
-    rows = {part: pack_sequential(lengths[documents], sequence, oversized) for part, documents in parts.items()}
+    rows = {part: pack_sequential(lengths[documents], sequence, oversized, align) for part, documents in parts.items()}
     for part, packed in rows.items():
         if packed.num_truncated or packed.num_skipped:
             message = (
@@ -133,13 +138,21 @@ def shift_tokens(stages: list[collators.Stage]) -> list[collators.Stage]:
 
 
 @op("collate.pack", gives="stages")
-def pack(stages: list[collators.Stage], method: str, capacity: int) -> list[collators.Stage]:
+def pack(stages: list[collators.Stage], method: str, capacity: int, align: int = 1) -> list[collators.Stage]:
     assert method == "sequential"
-    return [*stages, collators.pack(capacity=capacity)]
+    return [*stages, collators.pack(capacity=capacity, align=align)]
+
+
+@op("collate.shard", gives="stages")
+def shard(stages: list[collators.Stage], rank: Rank, ring: int, ulysses: int) -> list[collators.Stage]:
+    """Keep this rank's positions of every row: zigzag over the ring, then contiguous over ulysses."""
+    at = rank.coordinates
+    part = collators.shard(ring=ring, ulysses=ulysses, ring_rank=at["ring"], ulysses_rank=at["ulysses"])
+    return [*stages, part]
 
 
 @op("collate.microbatches", gives="collate")
-def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> Collate:
+def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> Chain:
     """The chain as one function; the loader deals `micro` rows to it `accumulate` times a step."""
     assert micro > 0 and accumulate > 0
     return collators.compose(stages)
@@ -150,7 +163,7 @@ def build_loader(
     rank: Rank,
     records: Records,
     datasets: dict[str, PreparedDataset],
-    collate: Collate,
+    collate: Chain,
     dataset: str,
     micro: int,
     accumulate: int,

@@ -9,9 +9,12 @@ import torch.distributed as dist
 from attrs import define, field
 
 from ..planner.plan import Plan
+from .build import compute_format
 from .devices import peak_flops
+from .models.parts import Parts
 from .ops import op
 from .records import Records
+from .router_step import RouterMetrics
 from .state import Progress, Rank, Step
 
 
@@ -42,11 +45,12 @@ def observe() -> Window:
 
 
 @op("tick.log")
-def log(plan: Plan, rank: Rank, records: Records, progress: Progress, window: Window):
+def log(plan: Plan, model: Parts, rank: Rank, records: Records, progress: Progress, window: Window):
     """Write one record: loss, gradient norm and learning rate of the step; times are those of the slowest rank,
     averaged over the steps since the last record."""
     tokens_per_step = plan.estimates.tokens_per_step
     peak = peak_flops(rank.device, compute_format(plan))
+    routers = RouterMetrics.of(plan, model, rank)
 
     def run(step: Step) -> None:
         steps = max(1, window.steps)
@@ -72,18 +76,12 @@ def log(plan: Plan, rank: Rank, records: Records, progress: Progress, window: Wi
         }
         if peak is not None:
             record["mfu"] = rate * plan.estimates.flops_per_token / (peak * rank.world_size)
-        records.metric(record)
+        records.metric(record | routers.take(steps))
         nodes = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
         records.own.write({"step": progress.step, "time": now, "memory_bytes": int(own[2]), "node_seconds": nodes})
         window.clear()
 
     return run
-
-
-def compute_format(plan: Plan) -> str:
-    """The number format of forward and backward: that of the parameters, unless sharding casts them."""
-    casts = [node.args["compute"] for node in plan.nodes if node.op == "setup.parallel.root_fsdp"]
-    return casts[0] if casts else plan.node("setup.build_model").args["params"]
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -4,40 +4,119 @@ Shapes: S positions so far, V vocabulary.
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from attrs import frozen
+from torch import Tensor
 
+from .data.batch import IGNORE_INDEX, Microbatch
 from .data.tokenizers import Tokenizer
-from .models.attention import Packing
+from .feed import Feed
+from .models.batch import ModelBatch
+from .models.parts import Parts
 from .ops import op
 from .parallel.fsdp import reshard
+from .parallel.pipeline import Pipeline
 from .records import Records
 from .state import Progress, Rank, Step
 
 
+@frozen(kw_only=True, eq=False)
+class Writer:
+    """The model as something that continues texts, whatever it is cut over. Every call is collective.
+
+    local_part: leaves a rank its positions of a row, under context parallel. multiple: what the number of positions has
+    to be a multiple of.
+    """
+
+    model: Parts
+    rank: Rank
+    local_part: Callable[[Microbatch], Microbatch] | None = None
+    multiple: int = 1
+    pipeline: Pipeline | None = None
+
+    @torch.no_grad()
+    def next_token(self, ids: list[int], temperature: float, top_p: float, generator: torch.Generator) -> int:
+        """The token after `ids`: one rank draws it, all learn of it."""
+        logits_V = self._logits(ids)
+        token = -1 if logits_V is None else draw(logits_V.cpu().float(), temperature, top_p, generator)
+        if self.rank.world_size > 1:
+            told = torch.tensor(token, device=self.rank.device)
+            dist.broadcast(told, src=0 if self.pipeline is None else self.pipeline.last_rank)
+            token = int(told)
+        return token
+
+    def _logits(self, ids: list[int]) -> Tensor | None:
+        """Logits [V] of the token after `ids`, where the last stage of a pipeline is."""
+        batch = self._batch(ids)
+        if self.pipeline is None:
+            return self.model.whole(None, batch)[0]
+        ((_, logits_BV),) = self.pipeline.forward([batch])
+        return None if logits_BV is None else logits_BV[0]
+
+    def _batch(self, ids: list[int]) -> ModelBatch:
+        """One document, filled up behind its end where no token before it can see that."""
+        length = -(-len(ids) // self.multiple) * self.multiple
+        tokens_BS = torch.zeros(1, length, dtype=torch.int64)
+        tokens_BS[0, : len(ids)] = torch.tensor(ids)
+        positions_BS = torch.arange(length)[None]
+        batch = Microbatch(
+            input_ids_BS=tokens_BS,
+            labels_BS=torch.full_like(tokens_BS, IGNORE_INDEX),
+            positions_BS=positions_BS,
+            real_BS=positions_BS < len(ids),
+            cumulative_lengths=torch.tensor([0, length], dtype=torch.int32),
+            real_lengths=torch.tensor([len(ids)], dtype=torch.int32),
+            max_length=length,
+            num_valid=0,
+        )
+        if self.local_part is not None:
+            batch = self.local_part(batch)
+        batch = ModelBatch.of(batch, self.rank.device)
+        batch.last_BS = batch.positions_BS == len(ids) - 1
+        return batch
+
+
+def writer(model: Parts, rank: Rank, feed: Feed, pipeline: Pipeline | None) -> Writer:
+    """The writer of a running plan."""
+    axes = model.axes
+    sizes = [1 if group is None else group.size() for group in (axes.ring, axes.ulysses)]
+    pieces = 1 if axes.tensor is None else axes.tensor.size
+    return Writer(
+        model=model,
+        rank=rank,
+        local_part=feed.collate.local_part,
+        multiple=(2 * sizes[0] if sizes[0] > 1 else 1) * sizes[1] * pieces,
+        pipeline=pipeline,
+    )
+
+
 @op("tick.generate")
 def generate(
-    model: nn.Module,
+    model: Parts,
     tokenizer: Tokenizer,
     rank: Rank,
     records: Records,
     progress: Progress,
+    feed: Feed,
     node_id: str,
     prompts: list[str],
     tokens: int,
     temperature: float,
     top_p: float,
     seed: int,
+    pipeline: Pipeline | None = None,
 ):
-    """Every rank runs the model, the first one draws; the draw depends on the seed and the prompt alone."""
+    """Every rank runs the model, one draws; the draw depends on the seed and the prompt alone."""
+    author = writer(model, rank, feed, pipeline)
 
     def run(step: Step) -> None:
         begin = time.perf_counter()
-        model.eval()
+        model.train(False)
         samples = [
-            {"prompt": p, "text": continue_text(model, tokenizer, rank, p, tokens, temperature, top_p, seed)}
+            {"prompt": p, "text": continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)}
             for p in prompts
         ]
         reshard(model)
@@ -48,38 +127,19 @@ def generate(
     return run
 
 
-@torch.no_grad()
 def continue_text(
-    model: nn.Module,
-    tokenizer: Tokenizer,
-    rank: Rank,
-    prompt: str,
-    tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
+    author: Writer, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, top_p: float, seed: int
 ) -> str:
     """The text that follows `prompt`, at most `tokens` tokens, ending early at the end of a document. Collective."""
     ids = [tokenizer.bos, *map(int, tokenizer.encode(prompt))]
     begin = len(ids)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(tokens):
-        logits_V = last_logits(model, ids, rank.device)
-        following = torch.tensor(draw(logits_V.cpu().float(), temperature, top_p, generator), device=rank.device)
-        if rank.world_size > 1:
-            dist.broadcast(following, src=0)
-        if int(following) == tokenizer.eos:
+        following = author.next_token(ids, temperature, top_p, generator)
+        if following == tokenizer.eos:
             break
-        ids.append(int(following))
+        ids.append(following)
     return tokenizer.decode(ids[begin:])
-
-
-def last_logits(model: nn.Module, ids: list[int], device: torch.device) -> Tensor:
-    """Logits [V] of the token after `ids`."""
-    input_ids_BS = torch.tensor([ids], device=device)
-    positions_BS = torch.arange(len(ids), device=device)[None]
-    packing = Packing.from_lengths(torch.tensor([0, len(ids)], dtype=torch.int32), 1, len(ids), device)
-    return model(input_ids_BS, positions_BS, packing)[0, -1]
 
 
 def draw(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:

@@ -19,10 +19,18 @@ class Rank:
     data_rank: int
     data_ranks: int
     device: torch.device
+    pipeline_ranks: int
+    coordinates: dict[str, int]
+    """Its place on every axis of the mesh."""
 
     @property
     def is_first(self) -> bool:
         return self.rank == 0
+
+    @property
+    def speaks(self) -> bool:
+        """Whether what this rank counts of its positions is to be summed: tensor-parallel peers count the same."""
+        return self.coordinates["tp"] == 0
 
 
 @define

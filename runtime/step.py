@@ -1,6 +1,7 @@
 """The step, node by node. Each op takes what it needs once and returns the callable that the loop runs.
 
-Order: fetch → agree → zero_gradients → forward_backward → clip → check_finite → schedule → optimizer → measure.
+Order: fetch → share_outline → agree → zero_gradients → forward_backward → sums of gradients → clip → check_finite →
+schedule → optimizer → router_bias → measure; the plan has those of them that its topology needs.
 """
 
 import time
@@ -8,17 +9,21 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
-from .data.batch import Microbatch
+from ..planner.plan import Plan
 from .feed import Feed
-from .models.attention import Packing
-from .models.loss import LossTerms
+from .models.batch import ModelBatch
+from .models.parts import Parts
 from .observe import Window
 from .ops import op
+from .parallel.ddp import runner
 from .parallel.fsdp import sync_gradients
 from .parallel.gradients import GradientNorm
+from .parallel.mesh import Meshes
+from .parallel.outline import Outlines
+from .parallel.pipeline import Pipeline
 from .scheduler import Schedule
 from .signals import StopRequests
 from .state import Halt, NonFinite, Rank, SkipStep, Step
@@ -28,13 +33,26 @@ StepCall = Callable[[Step], None]
 
 
 @op("step.fetch")
-def fetch(feed: Feed) -> StepCall:
-    """Read this rank's microbatches of the step."""
+def fetch(feed: Feed, rank: Rank, readers: list[int]) -> StepCall:
+    """Read this rank's microbatches of the step, on the pipeline coordinates `readers`; others have none yet."""
+    reads = rank.coordinates["pp"] in readers
 
     def run(step: Step) -> None:
         begin = time.perf_counter()
-        step.microbatches = feed.loader.microbatches(step.index)
+        step.microbatches = feed.loader.microbatches(step.index) if reads else []
         step.data_seconds = time.perf_counter() - begin
+
+    return run
+
+
+@op("step.share_outline")
+def outline(plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int) -> StepCall:
+    """Tell the ranks that read nothing where documents lie, from the pipeline coordinate `source`."""
+    outlines = Outlines.of(plan, feed, rank, meshes)
+    assert outlines.readers[0] == source
+
+    def run(step: Step) -> None:
+        step.microbatches = outlines.share(step.microbatches, feed.loader.accumulate)
 
     return run
 
@@ -46,9 +64,10 @@ def agree(rank: Rank, requests: StopRequests, clocks: Clocks) -> StepCall:
     Raises Halt on all ranks alike if any was asked to stop, SkipStep if no rank has a valid token.
     """
     events = ("sigint", "sigterm")
+    counts = rank.speaks and rank.coordinates["pp"] == 0
 
     def run(step: Step) -> None:
-        values = [float(sum(m.num_valid for m in step.microbatches))]
+        values = [float(sum(m.num_valid for m in step.microbatches)) if counts else 0.0]
         values += [float(event in requests.received) for event in events]
         values += clocks.ask() if rank.is_first else [0.0] * len(clocks.periods)
         if rank.world_size > 1:
@@ -75,61 +94,67 @@ def zero_gradients(optimizer: Optimizer) -> StepCall:
 
 
 @op("step.forward_backward")
-def forward_backward(model: nn.Module, rank: Rank, accumulate: int) -> StepCall:
+def forward_backward(model: Parts, rank: Rank, accumulate: int) -> StepCall:
     """Sum of token losses over the step's valid tokens, microbatch by microbatch.
 
     The division is by the tokens of all ranks and microbatches, so gradients only ever add; ranks exchange them once,
     in the backward of the last microbatch.
     """
+    whole = runner(model)
 
     def run(step: Step) -> None:
         assert len(step.microbatches) == accumulate
         scale = 1.0 / step.valid_tokens
-        loss_sum: Tensor | None = None
-        for number, batch in enumerate(step.microbatches, start=1):
-            sync_gradients(model, number == accumulate)
-            terms = losses(model, batch, rank.device)
-            (terms.objective * scale).backward()
-            loss_sum = terms.cross_entropy if loss_sum is None else loss_sum + terms.cross_entropy
-        step.loss_sum = loss_sum
+        sums: list[Tensor] = []
+        for number, microbatch in enumerate(step.microbatches, start=1):
+            sync_gradients(whole, number == accumulate)
+            batch = ModelBatch.of(microbatch, rank.device)
+            (whole(None, batch) * scale).sum().backward()
+            assert batch.cross_entropy is not None
+            sums.append(batch.cross_entropy)
+        step.loss_sum = torch.stack(sums).sum()
 
     return run
 
 
-def losses(model: nn.Module, batch: Microbatch, device: torch.device) -> LossTerms:
-    """Forward one microbatch to its summed losses."""
-    rows, sequence = batch.input_ids_BS.shape
-    packing = Packing.from_lengths(batch.cumulative_lengths, rows, sequence, device)
-    batch = batch.to(device, non_blocking=True)
-    return model(batch.input_ids_BS, batch.positions_BS, packing, batch.labels_BS)
+@op("step.pipeline")
+def pipelined(pipeline: Pipeline, rank: Rank, accumulate: int) -> StepCall:
+    """The same over the stages of a pipeline: its schedule decides which microbatch goes when."""
+
+    def run(step: Step) -> None:
+        assert len(step.microbatches) == accumulate
+        batches = [ModelBatch.of(microbatch, rank.device) for microbatch in step.microbatches]
+        step.loss_sum = pipeline.train(batches, 1.0 / step.valid_tokens)
+
+    return run
 
 
 @op("step.clip")
-def clip(model: nn.Module, rank: Rank, max_norm: float) -> StepCall:
+def clip(model: Parts, rank: Rank, max_norm: float) -> StepCall:
     """Scale gradients so that their norm over all ranks is at most `max_norm`."""
-    norm = GradientNorm(list(model.parameters()), rank)
+    norm = GradientNorm(model, rank)
 
     def run(step: Step) -> None:
-        _reduce(step, norm)
+        _reduce(step, norm, rank)
         norm.scale(max_norm)
 
     return run
 
 
 @op("step.gradient_norm")
-def gradient_norm(model: nn.Module, rank: Rank) -> StepCall:
+def gradient_norm(model: Parts, rank: Rank) -> StepCall:
     """Measure the norm of the gradients over all ranks; nothing is scaled."""
-    norm = GradientNorm(list(model.parameters()), rank)
+    norm = GradientNorm(model, rank)
 
     def run(step: Step) -> None:
-        _reduce(step, norm)
+        _reduce(step, norm, rank)
 
     return run
 
 
-def _reduce(step: Step, norm: GradientNorm) -> None:
+def _reduce(step: Step, norm: GradientNorm, rank: Rank) -> None:
     assert step.loss_sum is not None
-    loss_sum = norm.measure(step.loss_sum)
+    loss_sum = norm.measure(step.loss_sum if rank.speaks else torch.zeros_like(step.loss_sum))
     step.loss = loss_sum / step.valid_tokens
     step.grad_norm = norm.value
 

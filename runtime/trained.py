@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import torch
 from attrs import frozen
-from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from ..planner.mesh import AXES
+from ..planner.plan import Plan
 from ..planner.serialise import from_json
 from .bootstrap import choose_device, set_matmul, use_threads
 from .build import build_model
@@ -15,16 +17,15 @@ from .checkpoint.model_check import check_model
 from .checkpoint.tensors import model_tensors, quiet_alone
 from .data.tokenizers import Tokenizer, load_tokenizer
 from .errors import EnvironmentFault
-from .sample import continue_text
+from .models.parts import Parts
+from .sample import Writer, continue_text
 from .state import Rank
-from .weights import tie
 
 
 @frozen(eq=False)
 class TrainedRun:
-    model: nn.Module
+    writer: Writer
     tokenizer: Tokenizer
-    rank: Rank
 
     @classmethod
     def load(cls, directory: Path, device: str) -> "TrainedRun":
@@ -36,17 +37,38 @@ class TrainedRun:
         chosen = choose_device(device, local_rank=0)
         use_threads(None, local_world=1)
         set_matmul(plan.node("setup.bootstrap").args["matmul"], chosen)
-        rank = Rank(rank=0, local_rank=0, world_size=1, data_rank=0, data_ranks=1, device=chosen)
-        args = dict(plan.node("setup.build_model").args)
-        model = build_model(plan, rank, **{**args, "architecture": plan.architecture}).to_empty(device=chosen)
-        tie(model)
+        rank = _alone(chosen)
         check_model(plan, entry)
+        model = _whole_model(plan, rank)
         with quiet_alone():
             load(model_tensors(model), checkpoint_id=entry.path, no_dist=True)
         # A tokenizer's folder is relative to where the run was started, not to where it is sampled.
         folder = json.loads((directory / "metadata" / "environment.json").read_text())["folder"]
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path(folder))
-        return cls(model.eval(), tokenizer, rank)
+        model.train(False)
+        return cls(Writer(model=model, rank=rank), tokenizer)
 
     def continue_text(self, prompt: str, tokens: int, temperature: float, top_p: float, seed: int) -> str:
-        return continue_text(self.model, self.tokenizer, self.rank, prompt, tokens, temperature, top_p, seed)
+        return continue_text(self.writer, self.tokenizer, prompt, tokens, temperature, top_p, seed)
+
+
+def _alone(device: torch.device) -> Rank:
+    return Rank(
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        data_rank=0,
+        data_ranks=1,
+        device=device,
+        pipeline_ranks=1,
+        coordinates=dict.fromkeys(AXES, 0),
+    )
+
+
+def _whole_model(plan: Plan, rank: Rank) -> Parts:
+    """The model in one piece, whatever it was cut over while it was trained; its memory holds nothing yet."""
+    args = dict(plan.node("setup.build_model").args)
+    whole = {"stages": [[0, plan.architecture.layers - 1]], "owners": [[0]]}
+    model = build_model(plan, rank, **{**args, **whole, "architecture": plan.architecture})
+    model.whole.to_empty(device=rank.device)
+    return model

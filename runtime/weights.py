@@ -4,11 +4,13 @@ import math
 from hashlib import blake2b
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ..planner.placement import held
 from ..planner.plan import Plan
-from .ops import op
+from .models.parts import Parts
+from .ops import PlanMismatch, op
 from .state import Rank
 
 # Their outputs are added to the residual stream 2·layers times (GPT-2: scaled down by the root of that).
@@ -17,18 +19,32 @@ RESIDUAL = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
 
 @op("setup.weights")
 @torch.no_grad()
-def initialise(plan: Plan, model: nn.Module, rank: Rank, seed: int, init_std: float) -> None:
-    """Give memory and values to every parameter: norms 1, matrices normal with `init_std`.
+def initialise(plan: Plan, model: Parts, rank: Rank, seed: int, init_std: float, offload: bool = False) -> None:
+    """Give memory and values to every parameter: norms 1, matrices normal with `init_std`; buffers are zero.
 
     Each value is drawn in fp32 for the whole parameter and then cut, so every rank of every layout, and every number
-    format, starts from the same model.
+    format, starts from the same model. Raises PlanMismatch if what this rank holds is not what the plan says.
     """
-    model.to_empty(device=rank.device)
-    tie(model)
+    device = torch.device("cpu") if offload else rank.device
+    for part in model.parts:
+        part.to_empty(device=device)
+    assert_held(plan, model, rank)
     residual_std = init_std / math.sqrt(2 * plan.architecture.layers)
     for name, parameter in model.named_parameters():
         std = residual_std if name.endswith(RESIDUAL) else init_std
-        _fill(parameter, initial_values(name, tuple(parameter.shape), std, seed, rank.device))
+        fill(parameter, initial_values(name, tuple(parameter.shape), std, seed, device))
+    for _, buffer in model.named_buffers():
+        buffer.zero_()
+
+
+def assert_held(plan: Plan, model: Parts, rank: Rank) -> None:
+    """Hold the pieces of this rank against the plan, by name and local shape."""
+    planned = held(plan, rank.rank)
+    built = {name: tuple(_piece(p).shape) for name, p in model.named_parameters()}
+    if built != planned:
+        different = sorted(n for n in built.keys() | planned.keys() if built.get(n) != planned.get(n))
+        shown = "; ".join(f"{n}: planned {planned.get(n)}, built {built.get(n)}" for n in different[:5])
+        raise PlanMismatch(f"rank {rank.rank} does not hold what the plan says: {shown}")
 
 
 def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int, device: torch.device) -> Tensor:
@@ -41,7 +57,8 @@ def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int, dev
     return torch.empty(shape, device=device).normal_(0.0, std, generator=generator)
 
 
-def _fill(parameter: Tensor, whole: Tensor) -> None:
+def fill(parameter: Tensor, whole: Tensor) -> None:
+    """Copy this rank's piece of `whole` into `parameter`, in its number format."""
     whole = whole.to(parameter.dtype)
     if isinstance(parameter, DTensor):
         cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
@@ -50,7 +67,5 @@ def _fill(parameter: Tensor, whole: Tensor) -> None:
         parameter.copy_(whole)
 
 
-def tie(model: nn.Module) -> None:
-    """Make the head the embedding again: giving memory to a model makes two parameters of a shared one."""
-    if model.arch.tie_embeddings:  # pyright: ignore[reportAttributeAccessIssue]
-        model.lm_head.weight = model.embed_tokens.weight  # pyright: ignore[reportAttributeAccessIssue]
+def _piece(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

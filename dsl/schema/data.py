@@ -85,7 +85,17 @@ class Pack:
     """`pack(sequential)`: samples into rows of equal length."""
 
     method: Literal["sequential"] = setting("how rows are filled", default="sequential")
+    align: int | Auto = setting(
+        "documents are padded to a multiple of so many positions; auto: 2 · ring where there is a ring, else 1",
+        default=AUTO,
+        check=at_least(1),
+    )
 
 
-Link = ToTensor | Flatten | ShiftTokens | Pack
+@frozen
+class Shard:
+    """`shard`: the part of each row that a rank of context parallel holds; added where cp is above 1."""
+
+
+Link = ToTensor | Flatten | ShiftTokens | Pack | Shard
 DEFAULT_CHAIN: tuple[Link, ...] = (ToTensor(), Flatten(), ShiftTokens(), Pack())

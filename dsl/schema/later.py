@@ -6,20 +6,17 @@ from .data import Pack
 from .parallel import Pp
 from .training import Checkpoint, Loss, Optimizer
 
-KINDS: Final = (
-    "adapter", "mixture", "ema", "compile", "activation", "log", "profile", "fault_tolerance", "serve", "sweep",
-    "phase",
-)  # fmt: skip
+KINDS: Final = ("adapter", "mixture", "ema", "log", "profile", "fault_tolerance", "serve", "sweep", "phase")
 ACTIONS: Final = ("rollback", "health", "profile", "export")
 EVENTS: Final = ("nan",)
 SOURCES: Final = ("parquet",)
-LINKS: Final = ("shard",)
+LINKS: Final = ()
 
 # Settings, and words of settings that exist, by the class they belong to.
 SETTINGS: Final[dict[type, tuple[str, ...]]] = {Checkpoint: ("mode", "best"), Pack: ("group",)}
 WORDS: Final[dict[tuple[type, str], tuple[str, ...]]] = {
     (Pack, "method"): ("multipack",),
-    (Pp, "schedule"): ("zbv", "dual_pipe"),
+    (Pp, "schedule"): ("dual_pipe",),
     (Optimizer, "kind"): ("muon", "lion", "sgd"),
     (Loss, "kind"): ("dpo", "kl"),
 }

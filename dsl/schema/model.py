@@ -16,6 +16,13 @@ Family = Literal["llama", "qwen3", "qwen3_moe", "mixtral"]
 class Router:
     """`router { … }` inside `model`: how tokens choose experts."""
 
+    score: Literal["softmax", "sigmoid"] = setting("how logits become scores", default="softmax")
+    normalise: bool = setting("divide the scores of the chosen experts by their sum", default=True)
+    bias_speed: float = setting(
+        "step of the biases that even out the loads, once an optimizer step; 0: no biases",
+        default=0.0,
+        check=not_negative,
+    )
     aux_loss: float = setting("weight of the load-balance loss", default=1e-3, check=not_negative)
     z_loss: float = setting(
         "weight of the mean squared log-sum-exp of the router logits", default=0.0, check=not_negative
@@ -53,6 +60,9 @@ class Model:
     )
     experts_per_token: int = setting("experts each token is sent to", default=2, check=at_least(1), only=MOE)
     expert_ffn: int | Auto = setting("width of one expert; auto: ffn", default=AUTO, check=at_least(1), only=MOE)
+    shared_experts: int = setting(
+        "experts every token is sent to, as one SwiGLU of their joint width", default=0, check=at_least(0), only=MOE
+    )
     router: Router = setting("how tokens choose experts", default=Router(), only=MOE)
 
 

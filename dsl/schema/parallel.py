@@ -1,10 +1,10 @@
-"""How the work is spread over ranks: `parallel` with its axes."""
+"""How the work is spread over ranks and done there: `parallel` with its axes, `activation`, `compile`."""
 
 from typing import Literal
 
 from attrs import frozen
 
-from .setting import AUTO, Auto, Role, at_least, setting
+from .setting import AUTO, Auto, Role, at_least, not_negative, setting
 
 
 @frozen
@@ -32,7 +32,14 @@ class Fsdp:
     reduce: Literal["auto", "fp32", "fp64", "bf16"] = setting(
         "format in which gradients are summed; auto: that of the parameters", default="auto", role=Role.EXECUTION
     )
-    reshard: bool = setting("free gathered parameters between forward and backward", default=True, role=Role.MESH)
+    reshard: bool | Auto = setting(
+        "free the gathered parameters of a block between its forward and its backward; auto: only without a pipeline",
+        default=AUTO,
+        role=Role.MESH,
+    )
+    offload: bool = setting(
+        "keep parameters, gradients and optimizer state in host memory, for cuda", default=False, role=Role.MESH
+    )
 
 
 @frozen
@@ -40,10 +47,32 @@ class Pp:
     """`pp N { … }`: pipeline of stages."""
 
     size: int = 1
-    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble"] = setting(
+    schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv"] = setting(
         "order of forwards and backwards", default="1f1b", role=Role.MESH
     )
-    stages_per_rank: int = setting("stages on one rank", default=1, check=at_least(1), role=Role.MESH)
+    stages_per_rank: int | Auto = setting(
+        "stages on one rank; auto: 2 for interleaved_1f1b and zbv, else 1",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.MESH,
+    )
+    layers: tuple[int, ...] | Auto = setting(
+        "layers of each stage, in the order of the pipeline; auto: as even as the costs below allow",
+        default=AUTO,
+        role=Role.MESH,
+    )
+    embedding_cost: float | Auto = setting(
+        "work of the embedding, in layers, where stages are balanced; auto: 0, it is a lookup",
+        default=AUTO,
+        check=not_negative,
+        role=Role.MESH,
+    )
+    head_cost: float | Auto = setting(
+        "work of the head, in layers, where stages are balanced; auto: its matrix against those of a block",
+        default=AUTO,
+        check=not_negative,
+        role=Role.MESH,
+    )
 
 
 @frozen
@@ -72,8 +101,43 @@ class Cp:
 class Parallel:
     """`parallel { … }`: the size of each axis; an axis that is not named is 1, but fsdp, which is auto."""
 
+    stack: Literal["parallel", "ddp"] = setting(
+        "parallel: every axis below; ddp: a whole copy of the model on each rank, kept alike by torch's "
+        "DistributedDataParallel",
+        default="parallel",
+        role=Role.MESH,
+    )
     tp: Tp = setting("tensor parallel", default=Tp(), role=Role.MESH)
     ep: Ep = setting("expert parallel", default=Ep(), role=Role.MESH)
     fsdp: Fsdp = setting("sharded data parallel", default=Fsdp(), role=Role.MESH)
     pp: Pp = setting("pipeline parallel", default=Pp(), role=Role.MESH)
     cp: Cp = setting("context parallel", default=Cp(), role=Role.MESH)
+
+
+@frozen
+class Activation:
+    """`activation MODE { … }`: what the backward computes again instead of keeping it; without this block, nothing."""
+
+    mode: Literal["full", "selective", "none"]
+    every: int = setting(
+        "of so many neighbouring blocks, the last one is recomputed",
+        default=1,
+        check=at_least(1),
+        role=Role.EXECUTION,
+        only=("full", "selective"),
+    )
+    save: tuple[Literal["matmul", "attention", "all_to_all"], ...] | Auto = setting(
+        "operations whose results are kept all the same; auto: matmul and attention, and all_to_all where there is one",
+        default=AUTO,
+        role=Role.EXECUTION,
+        only=("selective",),
+    )
+
+
+@frozen
+class Compile:
+    """`compile { … }`: torch.compile, a decoder block at a time; without this block, nothing is compiled."""
+
+    mode: Literal["none", "default", "max_autotune"] = setting(
+        "how much the compiler tries", default="default", role=Role.EXECUTION
+    )

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch.distributed as dist
 from attrs import define
-from torch import nn
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
@@ -15,6 +14,7 @@ from ...planner.plan import Plan
 from ..data.errors import DataError
 from ..errors import ResumeRefused
 from ..feed import Feed
+from ..models.parts import Parts
 from ..observe import Window
 from ..ops import op
 from ..records import Records
@@ -29,7 +29,7 @@ class Saver:
     """Writes checkpoints of this run and reads them back."""
 
     plan: Plan
-    model: nn.Module
+    model: Parts
     optimizer: Optimizer
     feed: Feed
     rank: Rank
@@ -90,7 +90,7 @@ class Saver:
 @op("setup.resume", gives="saver")
 def resume_latest(
     plan: Plan,
-    model: nn.Module,
+    model: Parts,
     optimizer: Optimizer,
     feed: Feed,
     rank: Rank,

@@ -5,18 +5,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
+
+from ..models.parts import Parts
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """`model.<name>` → parameter; shards stay shards."""
-    return {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+def model_tensors(model: Parts) -> dict[str, Tensor]:
+    """`model.<name>` → parameter or buffer that is part of the model's state; shards stay shards."""
+    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    for part in model.parts:
+        kept = part.state_dict().keys()
+        tensors |= {f"model.{name}": buffer for name, buffer in part.named_buffers() if name in kept}
+    return tensors
 
 
-def optimizer_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(model: Parts, optimizer: Optimizer) -> dict[str, Tensor]:
     """`optimizer.<name>.<moment>` → state, with zeros made for parameters that have not been updated yet."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

@@ -1,6 +1,6 @@
 """What a training or evaluation step is fed."""
 
-# shapes: B rows of the microbatch, S positions of a row
+# shapes: B rows of the microbatch, S positions of a row that this rank holds, T = B · whole positions of a row
 
 import torch
 from attrs import define
@@ -12,34 +12,58 @@ IGNORE_INDEX = -100
 
 @define(kw_only=True, eq=False)
 class Microbatch:
-    """Rows of packed segments. A segment is a run of positions that attend to each other and to nothing else."""
+    """Rows of packed segments. A segment is a run of positions that attend to each other and to nothing else.
 
-    input_ids_BS: Tensor
+    Under context parallel a rank holds some positions of every row: tensors [B, S] speak of these, all else of whole
+    rows. The tokens are absent where the pipeline stages of a rank need none.
+    """
+
+    input_ids_BS: Tensor | None
     """int64."""
-    labels_BS: Tensor
+    labels_BS: Tensor | None
     """int64: the token to predict at each position, or IGNORE_INDEX."""
     positions_BS: Tensor
     """int64: position within the segment, from 0."""
+    real_BS: Tensor
+    """bool: True where a position holds a token of a document, False for padding of any kind."""
     cumulative_lengths: Tensor
-    """int32 [segments + 1]: segment bounds over the flattened B·S positions, none across rows, padding included."""
+    """int32 [segments + 1]: segment bounds over the T positions of whole rows, none across rows, padding included."""
+    real_lengths: Tensor
+    """int32 [segments]: how many positions of each segment hold tokens; they come first, padding after them."""
     max_length: int
     """Positions of the longest segment."""
     num_valid: int
-    """Labels that are not IGNORE_INDEX, counted where the microbatch was made so that no device has to be asked."""
+    """Labels here that are not IGNORE_INDEX, counted where they were made so that no device has to be asked."""
 
-    def document_ids_BS(self) -> Tensor:
-        """int32: the index of the segment each position belongs to, so equal ids mean the same segment."""
+    @property
+    def sequence(self) -> int:
+        """Positions of a whole row. Asks the device of `cumulative_lengths`."""
+        return int(self.cumulative_lengths[-1]) // self.positions_BS.shape[0]
+
+    def document_ids(self) -> Tensor:
+        """int32 [B, positions of a whole row]: the index of the segment of each position: equal ids, same segment."""
         lengths = self.cumulative_lengths.diff()
         ids = torch.arange(len(lengths), dtype=torch.int32, device=lengths.device)
-        return ids.repeat_interleave(lengths, output_size=self.input_ids_BS.numel()).view_as(self.input_ids_BS)
+        rows, sequence = self.positions_BS.shape[0], self.sequence
+        return ids.repeat_interleave(lengths, output_size=rows * sequence).view(rows, sequence)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Microbatch":
         """The same microbatch with its tensors on `device`."""
+        input_ids, labels = self.input_ids_BS, self.labels_BS
         return Microbatch(
-            input_ids_BS=self.input_ids_BS.to(device, non_blocking=non_blocking),
-            labels_BS=self.labels_BS.to(device, non_blocking=non_blocking),
+            input_ids_BS=None if input_ids is None else input_ids.to(device, non_blocking=non_blocking),
+            labels_BS=None if labels is None else labels.to(device, non_blocking=non_blocking),
             positions_BS=self.positions_BS.to(device, non_blocking=non_blocking),
+            real_BS=self.real_BS.to(device, non_blocking=non_blocking),
             cumulative_lengths=self.cumulative_lengths.to(device, non_blocking=non_blocking),
+            real_lengths=self.real_lengths.to(device, non_blocking=non_blocking),
             max_length=self.max_length,
             num_valid=self.num_valid,
         )
+
+
+def whole_positions(cumulative_lengths: Tensor, real_lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:
+    """int64 [T] positions within segments, and bool [T] whether they hold tokens; T is `total`."""
+    starts, lengths = cumulative_lengths[:-1].long(), cumulative_lengths.diff()
+    positions_T = torch.arange(total) - starts.repeat_interleave(lengths, output_size=total)
+    return positions_T, positions_T < real_lengths.repeat_interleave(lengths, output_size=total)

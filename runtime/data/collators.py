@@ -3,7 +3,9 @@
 A stage says what kind of value it takes and gives, so that a chain can be checked before any data flows:
 
     rows of token arrays ─to_tensor▶ rows of token tensors ─flatten▶ token samples
-        ─shift_tokens▶ labelled samples ─pack▶ microbatch
+        ─shift_tokens▶ labelled samples ─pack▶ microbatch ─shard▶ this rank's part of a microbatch
+
+Only under context parallel does a rank take a part of a microbatch; otherwise the chain ends with `pack`.
 """
 
 # shapes: B rows of the microbatch, S positions of a row, L positions of a sample
@@ -13,17 +15,21 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from attrs import define
 from torch import Tensor
 
-from .batch import IGNORE_INDEX, Microbatch
+from .batch import IGNORE_INDEX, Microbatch, whole_positions
 from .errors import DataError
+from .packing import check_align
+from .zigzag import local_part
 
 RAW_ROWS = "rows of token arrays"
 TENSOR_ROWS = "rows of token tensors"
 TOKEN_SAMPLES = "token samples"
 LABELLED_SAMPLES = "labelled samples"
 MICROBATCH = "microbatch"
+LOCAL_MICROBATCH = "this rank's part of a microbatch"
 
 # Padding is cut into segments of at most this many positions: attention over it stays cheap, and no position in it
 # is larger than a model may know.
@@ -102,48 +108,83 @@ def _shift(sample: Sample) -> Sample:
     return Sample(row=sample.row, tokens=sample.tokens[:-1], labels=sample.tokens[1:])
 
 
-def pack(*, capacity: int) -> Stage:
+def pack(*, capacity: int, align: int = 1) -> Stage:
     """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
 
-    The rest of a row is padding: input 0, label IGNORE_INDEX, in segments of at most PAD_SEGMENT positions.
-    The stage raises DataError if a row's samples do not fit.
+    A sample is padded to a multiple of `align` positions, which belong to its segment. The rest of a row is padding in
+    segments of its own. Padding is input 0, label IGNORE_INDEX; positions go on counting in it.
+    Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit.
     """
+    check_align(capacity, align)
+    pad_segment = max(align, PAD_SEGMENT // align * align)
 
     def lay_out(value: Samples) -> Microbatch:
         shape = (value.num_rows, capacity)
         input_ids_BS = torch.zeros(shape, dtype=torch.int64)
         labels_BS = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
         filled = [0] * value.num_rows
-        lengths: list[list[int]] = [[] for _ in range(value.num_rows)]
+        segments: list[list[tuple[int, int]]] = [[] for _ in range(value.num_rows)]
         for sample in value.samples:
             assert sample.labels is not None, "compose lets only labelled samples through"
-            row, first = sample.row, filled[sample.row]
-            end = first + len(sample.tokens)
-            if end > capacity:
-                raise DataError(f"row {row} needs {end} positions or more, and it has {capacity}")
-            input_ids_BS[row, first:end] = sample.tokens
-            labels_BS[row, first:end] = sample.labels
-            filled[row] = end
-            lengths[row].append(end - first)
+            row, first, real = sample.row, filled[sample.row], len(sample.tokens)
+            room = -(-real // align) * align
+            if first + room > capacity:
+                raise DataError(f"row {row} needs {first + room} positions or more, and it has {capacity}")
+            input_ids_BS[row, first : first + real] = sample.tokens
+            labels_BS[row, first : first + real] = sample.labels
+            filled[row] = first + room
+            segments[row].append((room, real))
         for row, used in enumerate(filled):
-            whole, rest = divmod(capacity - used, PAD_SEGMENT)
-            lengths[row] += [PAD_SEGMENT] * whole + [rest] * bool(rest)
-        flat = torch.tensor([0, *(length for row in lengths for length in row)])
-        bounds = flat.cumsum(0)
-        starts = bounds[:-1].repeat_interleave(flat[1:], output_size=value.num_rows * capacity)
+            whole, rest = divmod(capacity - used, pad_segment)
+            segments[row] += [(pad_segment, 0)] * whole + [(rest, 0)] * bool(rest)
+        lengths, real_lengths = torch.tensor([pair for row in segments for pair in row], dtype=torch.int32).unbind(1)
+        bounds = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+        positions_T, real_T = whole_positions(bounds, real_lengths, value.num_rows * capacity)
         return Microbatch(
             input_ids_BS=input_ids_BS,
             labels_BS=labels_BS,
-            positions_BS=(torch.arange(value.num_rows * capacity) - starts).view(shape),
-            cumulative_lengths=bounds.to(torch.int32),
-            max_length=int(flat.max()),
+            positions_BS=positions_T.view(shape),
+            real_BS=real_T.view(shape),
+            cumulative_lengths=bounds,
+            real_lengths=real_lengths,
+            max_length=int(lengths.max()),
             num_valid=int((labels_BS != IGNORE_INDEX).sum()),
         )
 
     return Stage(name="pack", takes=LABELLED_SAMPLES, gives=MICROBATCH, function=lay_out)
 
 
-def compose(stages: Sequence[Stage]) -> Callable[[list[list[np.ndarray]]], Microbatch]:
+def shard(*, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Stage:
+    """Keep the positions of one context-parallel rank. The stage raises DataError if they cannot be dealt evenly."""
+
+    def keep(batch: Microbatch) -> Microbatch:
+        return local_part(batch, ring, ulysses, ring_rank, ulysses_rank)
+
+    return Stage(name="shard", takes=MICROBATCH, gives=LOCAL_MICROBATCH, function=keep)
+
+
+@define(kw_only=True, frozen=True)
+class Chain:
+    """Stages in order, each of which takes what the one before it gives."""
+
+    stages: tuple[Stage, ...]
+
+    def __call__(self, rows: list[list[np.ndarray]]) -> Microbatch:
+        """From rows of token arrays to what this rank holds of them."""
+        value: Any = rows
+        for stage in self.stages:
+            value = stage(value)
+        return value
+
+    def local_part(self, whole: Microbatch) -> Microbatch:
+        """What this rank holds of a microbatch of whole rows that was made elsewhere."""
+        for stage in self.stages:
+            if stage.takes == MICROBATCH:
+                whole = stage(whole)
+        return whole
+
+
+def compose(stages: Sequence[Stage]) -> Chain:
     """One function that runs `stages` in order, from rows of token arrays to a microbatch.
 
     Raises DataError if a stage does not take what the one before it gives, or if the chain starts or ends elsewhere.
@@ -154,13 +195,6 @@ def compose(stages: Sequence[Stage]) -> Callable[[list[list[np.ndarray]]], Micro
         if stage.takes != kind:
             raise DataError(f"collator `{stage.name}` takes {stage.takes}, but {giver} gives {kind}")
         kind, giver = stage.gives, f"`{stage.name}`"
-    if kind != MICROBATCH:
+    if kind not in (MICROBATCH, LOCAL_MICROBATCH):
         raise DataError(f"the collators end with {kind} from {giver}, but a step takes a {MICROBATCH}")
-
-    def collate(rows: list[list[np.ndarray]]) -> Microbatch:
-        value: Any = rows
-        for stage in chain:
-            value = stage(value)
-        return value
-
-    return collate
+    return Chain(stages=chain)

@@ -19,6 +19,7 @@ Collate = Callable[[list[list[np.ndarray]]], Microbatch]
 RESUME_FIELDS = {
     "num_rows": "number of packed rows",
     "capacity": "positions in a row",
+    "align": "multiple of positions that documents are padded to",
     "rows_per_step": "rows in an optimizer step (micro · accumulate · data ranks)",
     "seed": "seed of the row order",
     "content": "content of the rows (data, tokenizer, hold-out or packing)",
@@ -78,6 +79,7 @@ class RowLoader:
             "step": step,
             "num_rows": self.rows.num_rows,
             "capacity": self.rows.capacity,
+            "align": self.rows.align,
             "rows_per_step": self.rows_per_step,
             "seed": self.order.seed,
             "content": self._reader.fingerprint,

@@ -1,6 +1,7 @@
 """Packing of documents into rows of a fixed number of training positions.
 
 A document of n tokens (bos … eos) has n - 1 positions: position i reads token i and is to predict token i + 1.
+Every piece of a document can be given room for a multiple of `align` positions, the rest of which is padding.
 """
 
 from hashlib import blake2b
@@ -24,12 +25,14 @@ class Rows:
 
     capacity: int
     """Positions in a row."""
+    align: int
+    """Every segment takes the next multiple of this many positions of its row."""
     document: np.ndarray
     """int64 [segments]: index into the lengths that were packed."""
     start: np.ndarray
     """int64 [segments]: the segment's first position in its document."""
     length: np.ndarray
-    """int32 [segments]: positions in the segment."""
+    """int32 [segments]: positions in the segment, without padding."""
     row_offsets: np.ndarray
     """int64 [rows + 1]: row r has the segments row_offsets[r] up to row_offsets[r + 1]."""
     num_truncated: int
@@ -55,21 +58,23 @@ class Rows:
 
     def fingerprint(self) -> str:
         """Hex digest of which positions stand in which row."""
-        digest = blake2b(str(self.capacity).encode(), digest_size=16)
+        digest = blake2b(f"{self.capacity} {self.align}".encode(), digest_size=16)
         for values in (self.document, self.start, self.length, self.row_offsets):
             digest.update(np.ascontiguousarray(values).data)
         return digest.hexdigest()
 
 
-def pack_sequential(document_lengths: np.ndarray, capacity: int, oversized: Oversized) -> Rows:
+def pack_sequential(document_lengths: np.ndarray, capacity: int, oversized: Oversized, align: int = 1) -> Rows:
     """Pack documents in their order: each goes into the open row if it fits, else that row closes and one opens.
 
-    `document_lengths` are tokens, bos and eos included [documents]; `capacity` is in positions. A document with more
-    positions than that is handled by `oversized`:
+    `document_lengths` are tokens, bos and eos included [documents]; `capacity` is in positions, a multiple of `align`,
+    and so is the room that a document or a piece of one takes. A document with more positions than `capacity` is
+    handled by `oversized`:
     `split` cuts it into full rows of its own, the first one fresh, and packs the remainder like any document;
     `truncate` keeps its first `capacity` positions; `skip` leaves it out; `error` raises.
     Time and memory are linear in documents + segments.
-    Raises DataError for an unknown policy, a capacity outside 1 to 2³¹ - 1, or as `error` demands.
+    Raises DataError for an unknown policy, a capacity outside 1 to 2³¹ - 1 or no multiple of `align`, or as `error`
+    demands.
     """
     if oversized not in _POLICIES:
         raise DataError(
@@ -77,6 +82,7 @@ def pack_sequential(document_lengths: np.ndarray, capacity: int, oversized: Over
         )
     if not 1 <= capacity < 1 << 31:
         raise DataError(f"a row cannot have {capacity} positions")
+    check_align(capacity, align)
     positions = np.asarray(document_lengths, dtype=np.int64) - 1
     assert positions.size == 0 or positions.min() >= 1, "every document has at least bos and eos"
     longer = positions > capacity
@@ -92,10 +98,11 @@ def pack_sequential(document_lengths: np.ndarray, capacity: int, oversized: Over
     start = np.empty(most, dtype=np.int64)
     length = np.empty(most, dtype=np.int32)
     row_offsets = np.zeros(most + 1, dtype=np.int64)
-    segments, rows = _pack(positions, capacity, _POLICIES[oversized], document, start, length, row_offsets)
+    segments, rows = _pack(positions, capacity, align, _POLICIES[oversized], document, start, length, row_offsets)
     lost = int((positions[longer] - (capacity if oversized == "truncate" else 0)).sum())
     return Rows(
         capacity=capacity,
+        align=align,
         document=document[:segments],
         start=start[:segments],
         length=length[:segments],
@@ -106,10 +113,20 @@ def pack_sequential(document_lengths: np.ndarray, capacity: int, oversized: Over
     )
 
 
+def check_align(capacity: int, align: int) -> None:
+    """Raise DataError unless rows of `capacity` positions can be filled with multiples of `align`."""
+    if align < 1 or capacity % align:
+        raise DataError(
+            f"rows of {capacity} positions cannot hold documents padded to a multiple of {align}",
+            remedy=f"Choose rows whose length is a multiple of {align}." if align > 1 else "Choose 1 or more.",
+        )
+
+
 @njit(cache=True)
 def _pack(
     positions: np.ndarray,
     capacity: int,
+    align: int,
     policy: int,
     document: np.ndarray,
     start: np.ndarray,
@@ -129,6 +146,7 @@ def _pack(
             if policy == 1:
                 remaining = capacity
         # A full row closes at once, so an open one always has room; a long document closes it to start afresh.
+        # Rows and what fills them are multiples of `align`: what fits does so with its padding.
         if filled and filled + remaining > capacity:
             row += 1
             row_offsets[row] = segment
@@ -141,7 +159,7 @@ def _pack(
             segment += 1
             first += take
             remaining -= take
-            filled += take
+            filled += -(-take // align) * align
             if filled == capacity:
                 row += 1
                 row_offsets[row] = segment

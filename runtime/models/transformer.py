@@ -1,63 +1,47 @@
-"""The decoder-only transformer of the `llama` and `qwen3` families: RMSNorm, rotary positions, grouped heads, SwiGLU.
+"""The decoder-only transformer of every family: RMSNorm, rotary positions, grouped heads, SwiGLU or experts.
 
-Shapes: B rows, S positions, D dim, H query heads, K key/value heads, A head width, F ffn, V vocabulary.
+Shapes: B rows, S positions, D dim, H query heads, K key/value heads, A head width, V vocabulary. Under context or
+tensor parallel S is what this rank holds of a row, under tensor parallel H and K are its heads.
 Module names are those of Hugging Face's files, without the leading `model.`.
 """
 
+from collections.abc import Callable
+
 import torch
-import torch.nn.functional as F
-from attrs import frozen
+import torch.distributed as dist
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ...planner.architecture import Architecture
+from ..parallel.axes import Axes
+from ..parallel.collectives import own_piece
+from ..parallel.tensor import enter, leave, local
 from .attention import KERNELS, AttentionKernel, Packing
-from .loss import LossTerms, token_losses
+from .batch import ModelBatch
+from .layers import Embedding, Linear, RMSNorm, Rotation, SwiGLU
+from .loss import Head, token_losses, whole_logits
+from .moe import MoE
 
 
-class RMSNorm(nn.Module):
-    """x / rms(x) · weight (Zhang and Sennrich 2019), computed in at least fp32."""
+@frozen
+class Span:
+    """The layers of a pipeline stage, both ends included, and whether the embedding and the head are part of it."""
 
-    def __init__(self, width: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dtype == torch.bfloat16:
-            return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.eps).to(x.dtype)
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-
-
-@frozen(eq=False)
-class Rotation:
-    """Cosine and sine of every position's angles, each [B, 1, S, A]; made once a forward for all blocks."""
-
-    cos: Tensor
-    sin: Tensor
-
-    @classmethod
-    def of(cls, positions_BS: Tensor, width: int, theta: float, dtype: torch.dtype) -> "Rotation":
-        # Angles in fp64 when the model is, else fp32: a bf16 angle is wrong by whole turns at long positions.
-        exact = torch.float64 if dtype == torch.float64 else torch.float32
-        half = torch.arange(0, width, 2, device=positions_BS.device, dtype=exact)
-        angle = positions_BS.to(exact)[:, None, :, None] * (theta ** (-half / width))
-        angle = torch.cat((angle, angle), dim=-1)
-        return cls(cos=angle.cos().to(dtype), sin=angle.sin().to(dtype))
-
-    def __call__(self, x_BHSA: Tensor) -> Tensor:
-        left, right = x_BHSA.chunk(2, dim=-1)
-        return x_BHSA * self.cos + torch.cat((-right, left), dim=-1) * self.sin
+    first: int
+    last: int
+    embeds: bool
+    predicts: bool
 
 
 class Attention(nn.Module):
-    def __init__(self, arch: Architecture, kernel: AttentionKernel) -> None:
+    def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes) -> None:
         super().__init__()
-        self.head_dim, self.kernel = arch.head_dim, kernel
+        self.head_dim, self.kernel, self.axes = arch.head_dim, kernel, axes
         queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        self.q_proj = nn.Linear(arch.dim, queries, bias=False)
-        self.k_proj = nn.Linear(arch.dim, keys, bias=False)
-        self.v_proj = nn.Linear(arch.dim, keys, bias=False)
-        self.o_proj = nn.Linear(queries, arch.dim, bias=False)
+        self.q_proj = Linear(arch.dim, queries)
+        self.k_proj = Linear(arch.dim, keys)
+        self.v_proj = Linear(arch.dim, keys)
+        self.o_proj = Linear(queries, arch.dim)
         self.q_norm = RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else nn.Identity()
 
@@ -66,77 +50,103 @@ class Attention(nn.Module):
             return flat.unflatten(-1, (-1, self.head_dim))
 
         # The number of heads is read off the tensor, so a layer that holds only some of them needs no change.
+        x_BSD = enter(x_BSD, self.axes.tensor)
         q_BHSA = rotate(self.q_norm(heads(self.q_proj(x_BSD))).transpose(1, 2))
         k_BKSA = rotate(self.k_norm(heads(self.k_proj(x_BSD))).transpose(1, 2))
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing)
-        return self.o_proj(out_BHSA.transpose(1, 2).flatten(-2))
-
-
-class SwiGLU(nn.Module):
-    """down(silu(gate(x)) · up(x)) (Shazeer 2020)."""
-
-    def __init__(self, dim: int, ffn: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(dim, ffn, bias=False)
-        self.up_proj = nn.Linear(dim, ffn, bias=False)
-        self.down_proj = nn.Linear(ffn, dim, bias=False)
-
-    def forward(self, x_BSD: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD))
+        return leave(self.o_proj(out_BHSA.transpose(1, 2).flatten(-2)), self.axes.tensor)
 
 
 class Block(nn.Module):
-    def __init__(self, arch: Architecture, kernel: AttentionKernel) -> None:
+    """One decoder block. `recompute`, where it is set, runs `compute` so that the backward can run it again."""
+
+    def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, rows: int) -> None:
         super().__init__()
         self.input_layernorm = RMSNorm(arch.dim, arch.norm_eps)
-        self.self_attn = Attention(arch, kernel)
+        self.self_attn = Attention(arch, kernel, axes)
         self.post_attention_layernorm = RMSNorm(arch.dim, arch.norm_eps)
-        self.mlp = SwiGLU(arch.dim, arch.ffn)
+        self.mlp = MoE(arch, axes, rows) if arch.is_moe else SwiGLU(arch.dim, arch.ffn, axes)
+        self.recompute: Callable[..., Tensor] | None = None
 
-    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: Packing) -> Tensor:
+    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: Packing, real_BS: Tensor) -> Tensor:
+        if self.recompute is None:
+            return self.compute(x_BSD, rotate, packing, real_BS)
+        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS)
+
+    def compute(self, x_BSD: Tensor, rotate: Rotation, packing: Packing, real_BS: Tensor) -> Tensor:
         x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), rotate, packing)
-        return x_BSD + self.mlp(self.post_attention_layernorm(x_BSD))
+        normed_BSD = self.post_attention_layernorm(x_BSD)
+        if isinstance(self.mlp, MoE):
+            return x_BSD + self.mlp(normed_BSD, real_BS)
+        return x_BSD + self.mlp(normed_BSD)
 
 
 class Transformer(nn.Module):
-    """Token ids to summed losses, or to logits where no labels are given.
+    """One stage of the model, or all of it: token ids or the residual stream in, losses or the residual stream out.
 
-    `layers` is a dict by layer number, so that a part of the model keeps the names of the whole.
+    `layers` is a dict by layer number, so that a part of the model keeps the names of the whole. A tied head is the
+    embedding; a stage that predicts without embedding holds a copy of it.
     """
 
-    def __init__(self, arch: Architecture, *, kernel: str, z_loss: float = 0.0, chunk_bytes: int = 2**30) -> None:
+    def __init__(self, arch: Architecture, span: Span, *, axes: Axes, kernel: str, head: Head, rows: int) -> None:
         super().__init__()
-        self.arch, self.z_loss, self.chunk_bytes = arch, z_loss, chunk_bytes
-        self.embed_tokens = nn.Embedding(arch.vocab, arch.dim)
-        self.layers = nn.ModuleDict({str(i): Block(arch, KERNELS[kernel]) for i in range(arch.layers)})
-        self.norm = RMSNorm(arch.dim, arch.norm_eps)
-        self.lm_head = nn.Linear(arch.dim, arch.vocab, bias=False)
-        if arch.tie_embeddings:
-            self.lm_head.weight = self.embed_tokens.weight
+        self.arch, self.span, self.axes, self.head = arch, span, axes, head
+        if span.embeds or (span.predicts and arch.tie_embeddings):
+            self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
+        numbers = range(span.first, span.last + 1)
+        self.layers = nn.ModuleDict({str(i): Block(arch, KERNELS[kernel], axes, rows) for i in numbers})
+        if span.predicts:
+            self.norm = RMSNorm(arch.dim, arch.norm_eps)
+            if not arch.tie_embeddings:
+                self.lm_head = Linear(arch.dim, arch.vocab)
+        # What a pipeline's schedule passes on is a tensor: it names a batch of this list by its number.
+        self.inbox: list[ModelBatch] = []
+        self.splits_backward, self.replicated = False, False
 
-    def hidden(self, input_ids_BS: Tensor, positions_BS: Tensor, packing: Packing) -> Tensor:
-        """The normed residual stream [B, S, D] that the head reads."""
-        x_BSD = self.embed_tokens(input_ids_BS)
-        rotate = Rotation.of(positions_BS, self.arch.head_dim, self.arch.rope_theta, x_BSD.dtype)
-        for block in self.layers.values():
-            x_BSD = block(x_BSD, rotate, packing)
-        return self.norm(x_BSD)
-
-    def forward(
-        self, input_ids_BS: Tensor, positions_BS: Tensor, packing: Packing, labels_BS: Tensor | None = None
-    ) -> LossTerms | Tensor:
-        """`LossTerms` (sums over valid tokens) with labels, else logits [B, S, V].
+    def forward(self, x_BSD: Tensor | None, batch: ModelBatch | Tensor) -> Tensor:
+        """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid
+        tokens of the batch, or the logits [B, V] of its `last_BS`.
 
         The head runs inside this forward, so that sharded weights are whole when the chunked loss reads them.
         """
-        hidden_BSD = self.hidden(input_ids_BS, positions_BS, packing)
-        if labels_BS is None:
-            return self.lm_head(hidden_BSD)
-        return token_losses(
-            hidden_BSD.flatten(0, 1),
-            self.lm_head.weight,
-            labels_BS.flatten(),
-            z_weight=self.z_loss,
-            chunk_bytes=self.chunk_bytes,
-        )
+        if isinstance(batch, Tensor):
+            batch = self.inbox[int(batch)]
+        if self.span.embeds:
+            assert batch.input_ids_BS is not None
+            x_BSD = self.embed_tokens(batch.input_ids_BS)
+        assert x_BSD is not None, "a stage that does not embed takes what the one before it gives"
+        return self._decode(x_BSD, batch)
+
+    def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
+        rotate = Rotation.of(batch.positions_BS, self.arch.head_dim, self.arch.rope_theta, x_BSD.dtype)
+        for block in self.layers.values():
+            x_BSD = block(x_BSD, rotate, batch.packing, batch.real_BS)
+        if not self.span.predicts:
+            return x_BSD
+        hidden_BSD = self.norm(x_BSD)
+        if batch.last_BS is not None:
+            return self._logits(hidden_BSD, batch.last_BS)
+        assert batch.labels_BS is not None
+        hidden_BSD = enter(hidden_BSD, self.axes.tensor)
+        terms = token_losses(hidden_BSD.flatten(0, 1), self._head_VD(), batch.labels_BS.flatten(), self._head())
+        batch.cross_entropy = terms.cross_entropy
+        return torch.stack((terms.objective,))  # FSDP wants no view
+
+    def _logits(self, hidden_BSD: Tensor, last_BS: Tensor) -> Tensor:
+        """Logits [B, V] of one position a row, on every rank."""
+        tensor, groups = self.axes.tensor, [self.axes.ring, self.axes.ulysses]
+        if tensor is not None and tensor.sequence:
+            last_BS = own_piece(last_BS, 1, tensor.group)
+            groups.append(tensor.group)
+        hidden_BD = (hidden_BSD * last_BS[..., None]).sum(1)
+        for group in groups:
+            if group is not None:
+                dist.all_reduce(hidden_BD, group=group)
+        return whole_logits(hidden_BD, self._head_VD(), self._head())
+
+    def _head_VD(self) -> Tensor:
+        return local((self.embed_tokens if self.arch.tie_embeddings else self.lm_head).weight)
+
+    def _head(self) -> Head:
+        return evolve(self.head, tensor=self.axes.tensor, twice=self.splits_backward)

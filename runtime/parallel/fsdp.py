@@ -1,39 +1,40 @@
-"""`setup.parallel.fsdp` and `root_fsdp`: FSDP2 over the data ranks, gradients summed, never averaged.
+"""`setup.parallel.fsdp` and `root_fsdp`: FSDP2 over the shard axes, gradients summed, never averaged.
 
 The loss is already divided by the valid tokens of the whole step, so reduce-scatter only adds.
 """
 
-from fnmatch import fnmatch
-
-import torch.distributed as dist
 from torch import nn
-from torch._C._distributed_c10d import HashStore
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.nn.parallel import DistributedDataParallel
 
 from ..build import DTYPES
-from ..ops import PlanMismatch, op
+from ..models.moe import Experts
+from ..models.parts import Parts
+from ..ops import op
 from ..state import Rank
-
-
-def data_mesh(rank: Rank, replicate: int, fsdp: int) -> DeviceMesh:
-    """The data ranks as one axis, or as two where the sharded model is replicated (HSDP)."""
-    if rank.world_size == 1:
-        _alone(rank)
-    if replicate > 1:
-        return init_device_mesh(rank.device.type, (replicate, fsdp), mesh_dim_names=("replicate", "fsdp"))
-    return init_device_mesh(rank.device.type, (fsdp,), mesh_dim_names=("fsdp",))
-
-
-def _alone(rank: Rank) -> None:
-    # FSDP wants a process group even for one rank (it is there then for its mixed precision only).
-    if not dist.is_initialized():
-        backend = "nccl" if rank.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+from .mesh import Meshes
+from .rules import matching
 
 
 def policy(compute: str, reduce: str) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce])
+
+
+def offloading(offload: bool) -> OffloadPolicy:
+    """Where shards, their gradients and the optimizer state live: in host memory, or where the work is done."""
+    return CPUOffloadPolicy() if offload else OffloadPolicy()
+
+
+def whole_experts(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters of experts that expert FSDP does not shard: a rank owns them alone, no dense mesh has a part in it."""
+    experts = [m for m in module.modules() if isinstance(m, Experts) and not isinstance(m, FSDPModule)]
+    return {parameter for m in experts for parameter in m.parameters()}
 
 
 def sum_gradients(module: nn.Module) -> None:
@@ -43,42 +44,52 @@ def sum_gradients(module: nn.Module) -> None:
     module.set_force_sum_reduction_for_comms(True)
 
 
-@op("setup.parallel.fsdp", gives="fsdp_mesh")
+@op("setup.parallel.fsdp")
 def shard_blocks(
-    model: nn.Module,
+    model: Parts,
     rank: Rank,
+    meshes: Meshes,
     pattern: str,
-    matches: int,
+    matches: list[int],
     compute: str,
     reduce: str,
     reshard: bool,
-    replicate: int,
-    fsdp: int,
-) -> DeviceMesh:
+    offload: bool,
+) -> None:
     """Make every module whose name fits `pattern` a unit of its own.
 
-    Raises PlanMismatch unless exactly `matches` modules do.
+    Raises PlanMismatch unless as many do as the plan says.
     """
-    depth = pattern.count(".")
-    units = [m for name, m in model.named_modules() if name.count(".") == depth and fnmatch(name, pattern)]
-    if len(units) != matches:
-        raise PlanMismatch(f"`{pattern}` fits {len(units)} modules of the model, and the plan says {matches}")
-    mesh = data_mesh(rank, replicate, fsdp)
-    for unit in units:
-        fully_shard(unit, mesh=mesh, mp_policy=policy(compute, reduce), reshard_after_forward=reshard)
+    for _, unit in matching(model, pattern, matches, rank):
+        fully_shard(
+            unit,
+            mesh=meshes.fsdp,
+            mp_policy=policy(compute, reduce),
+            reshard_after_forward=reshard,
+            offload_policy=offloading(offload),
+            ignored_params=whole_experts(unit),
+        )
         sum_gradients(unit)
-    return mesh
 
 
-@op("setup.parallel.root_fsdp", gives="model")
-def shard_root(model: nn.Module, fsdp_mesh: DeviceMesh, compute: str, reduce: str) -> nn.Module:
-    """Shard what the blocks left: embedding, last norm and head, as one unit."""
-    fully_shard(model, mesh=fsdp_mesh, mp_policy=policy(compute, reduce))
-    sum_gradients(model)
-    return model
+@op("setup.parallel.root_fsdp")
+def shard_root(model: Parts, meshes: Meshes, compute: str, reduce: str, reshard: bool, offload: bool) -> None:
+    """Shard what the blocks left of every part: embedding, last norm and head, as one unit."""
+    for part in model.parts:
+        # None: torch's choice for a root, to keep it gathered between forward and backward.
+        keeps = None if reshard else False
+        fully_shard(
+            part,
+            mesh=meshes.fsdp,
+            mp_policy=policy(compute, reduce),
+            reshard_after_forward=keeps,
+            offload_policy=offloading(offload),
+            ignored_params=whole_experts(part),
+        )
+        sum_gradients(part)
 
 
-def reshard(model: nn.Module) -> None:
+def reshard(model: Parts) -> None:
     """Free gathered parameters everywhere.
 
     After a forward without backward the root keeps them, and `parameters()` would name those instead of the shards.
@@ -92,3 +103,5 @@ def sync_gradients(model: nn.Module, on: bool) -> None:
     """Reduce gradients in the coming backward, or only add them up on this rank."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(on)
+    elif isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = on

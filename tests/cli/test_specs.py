@@ -57,12 +57,6 @@ def test_a_plan_has_the_same_id_wherever_and_however_its_spec_is_named(tmp_path)
     assert there["id"] == here["id"]
 
 
-def test_what_can_only_be_planned_is_refused_by_run(tmp_path):
-    done = xtrain("run", str(ROOT / "specs" / "qwen3_moe_plan.xtrain"), cwd=tmp_path)
-    assert done.returncode == 2 and "error[X701]" in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_files_that_are_not_there_are_told_by_run(tmp_path):
     (tmp_path / "s.xtrain").write_text(
         "experiment x { budget = 2 steps }\n"

@@ -1,9 +1,11 @@
-"""Any number of data ranks computes the run that one rank computes."""
+"""Runs of the real command on one rank and on several; the table of layouts is in test_topologies.py."""
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from projects import Project, curve, events, worst
+from topologies import Topology
 from torch.distributed.checkpoint import FileSystemReader
 
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
@@ -11,15 +13,7 @@ from xtrain.runtime.checkpoint.tensors import quiet_alone
 
 pytestmark = pytest.mark.distributed
 
-LAYOUTS = {
-    "fsdp 2": ("--world", "2"),
-    "fsdp 4": ("--world", "4"),
-    "replicate 2 · fsdp 2": ("--world", "4", "--set", "parallel.fsdp.replicate=2"),
-    "replicate 2": ("--world", "2", "--set", "parallel.fsdp.replicate=2"),
-    "fsdp 2, gathered parameters kept": ("--world", "2", "--set", "parallel.fsdp.reshard=false"),
-}
-FP64 = ("--set", "precision.params=fp64")
-TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
+TOLERANCE = 1e-5
 
 
 def tensors(directory) -> dict[str, torch.Tensor]:
@@ -31,58 +25,29 @@ def tensors(directory) -> dict[str, torch.Tensor]:
     return state
 
 
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory):
-    return Project(tmp_path_factory.mktemp("parity"))
-
-
-@pytest.fixture(scope="module")
-def alone(shared):
-    """The run of one rank in either format."""
-    spec = shared.spec(more="on finish eval lines { batches = none }")
-    return {
-        "fp64": shared.run(spec, *FP64, root="alone64"),
-        "fp32": shared.run(spec, root="alone32"),
-    }
-
-
-# fp64 and fp32 take different paths through FSDP's reduction; the layouts of the second list cover both kinds of mesh.
-CASES = [*((layout, "fp64") for layout in LAYOUTS), ("fsdp 2", "fp32"), ("replicate 2 · fsdp 2", "fp32")]
-
-
-@pytest.mark.parametrize(("layout", "params"), CASES)
-def test_losses_norms_and_parameters_are_those_of_one_rank(shared, alone, layout, params):
-    more = FP64 if params == "fp64" else ()
-    directory = shared.run("tiny.xtrain", *LAYOUTS[layout], *more, root=f"{params}-{layout}".replace(" ", "_"))
-    loss, norm = worst(curve(directory), curve(alone[params]))
-    assert loss < TOLERANCE[params] and norm < TOLERANCE[params]
-    ours, theirs = tensors(directory), tensors(alone[params])
+def test_the_command_on_two_ranks_computes_the_run_and_saves_the_checkpoint_of_one(tmp_path):
+    project = Project(tmp_path)
+    spec = project.spec(more="on finish eval lines { batches = none }")
+    alone = project.run(spec, root="alone")
+    directory = project.run(spec, "--world", "2")
+    loss, norm = worst(curve(directory), curve(alone))
+    assert loss < TOLERANCE and norm < TOLERANCE
+    ours, theirs = tensors(directory), tensors(alone)
     assert ours.keys() == theirs.keys()
     gaps = {
         name: float((ours[name] - expected).abs().max() / expected.abs().max().clamp(min=1e-30))
         for name, expected in theirs.items()
     }
-    assert not {name: gap for name, gap in gaps.items() if gap > TOLERANCE[params]}
-    (ours,), (theirs,) = events(directory, "eval"), events(alone[params], "eval")
+    assert not {name: gap for name, gap in gaps.items() if gap > TOLERANCE}
+    (ours,), (theirs,) = events(directory, "eval"), events(alone, "eval")
     assert ours["tokens"] == theirs["tokens"]
-    assert ours["loss"] == pytest.approx(theirs["loss"], rel=TOLERANCE[params])
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=TOLERANCE)
 
 
-def test_rows_are_unevenly_filled(alone):
-    """The parity above would prove nothing of the normalisation if all ranks had as many valid tokens."""
-    from xtrain.runtime.data.packing import pack_sequential
-    from xtrain.runtime.data.store import open_store
-
-    (key,) = (p for p in (alone["fp64"].parents[1] / "cache" / "tokens").iterdir())
-    rows = pack_sequential(open_store(key).lengths(), 64, "split")
-    filled = [rows.length[a:b].sum() for a, b in zip(rows.row_offsets[:-1], rows.row_offsets[1:], strict=True)]
-    assert len(set(map(int, filled))) > 10
-
-
-def test_bf16_compute_follows_fp32_and_is_the_same_on_two_ranks(shared, alone):
-    bf16 = ("--set", "precision.compute=bf16")
-    one = shared.run("tiny.xtrain", *bf16, root="bf16-1")
-    two = shared.run("tiny.xtrain", *bf16, "--world", "2", root="bf16-2")
-    assert worst(curve(one), curve(alone["fp32"]))[0] < 5e-3
-    assert worst(curve(two), curve(one))[0] < 5e-3
-    assert tensors(one)["model.norm.weight"].dtype == torch.float32
+def test_bf16_compute_follows_fp32_and_is_the_same_on_two_ranks(lab):
+    exact = lab.alone(Topology().trial("fp32"))
+    trial = Topology(shared=("precision.compute=bf16",)).trial("fp32")
+    one, two = lab.alone(trial), lab.run(trial, Topology(fsdp=2).layout)
+    assert 1e-6 < worst(one.curve, exact.curve)[0] < 5e-3, "it computes in bf16"
+    assert worst(two.curve, one.curve)[0] < 5e-3
+    assert {value.dtype for value in one.parameters.values()} == {np.dtype("float32")}

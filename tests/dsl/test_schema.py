@@ -57,6 +57,7 @@ def test_every_kind_of_the_language_is_known():
     language = """experiment workspace launch model adapter tokenizer dataset mixture batch loss optimizer scheduler ema
     precision compile activation parallel checkpoint log profile fault_tolerance serve sweep phase"""
     assert set(language.split()) == set(blocks.ALL_KINDS)
+    assert {"compile", "activation"} <= set(blocks.KINDS)
 
 
 def test_what_comes_later_is_not_there_yet():
@@ -77,6 +78,10 @@ def choices(block: type, name: str) -> tuple[Any, ...]:
     return blocks.choices_of(annotation)
 
 
+def parts_of(attribute: attrs.Attribute) -> tuple[Any, ...]:
+    return (attribute.type, *get_args(attribute.type))
+
+
 @pytest.mark.parametrize(("block", "name", "attribute", "meta"), SETTINGS, ids=lambda x: getattr(x, "__name__", ""))
 def test_every_choice_can_be_written(block, name, attribute, meta, load):
     """Each word of each `Literal` loads, and shows in what is said of a wrong word."""
@@ -85,11 +90,12 @@ def test_every_choice_can_be_written(block, name, attribute, meta, load):
     path = path or next((f"parallel.{k}" for k, v in blocks.nested(parallel.Parallel).items() if v is block), None)
     if not words or path is None:
         return
+    spell = (lambda word: f"[{word}]") if tuple in map(get_origin, parts_of(attribute)) else str
     path = "dataset.stdlib" if path == "dataset" else path
     label = f"{path}={meta.only[0]}" if meta.only else f"{path}.{name}=zzz"
     for word in words:
         spelled = f'"{word}"' if word[0].isdigit() else word
-        loaded = load("", label, f"{path}.{name}={spelled}")
+        loaded = load("", label, f"{path}.{name}={spell(spelled)}")
         assert loaded.spec is not None, loaded.diagnostics.render()
-    (error,) = load("", label, f"{path}.{name}=zzz").diagnostics
+    (error,) = load("", label, f"{path}.{name}={spell('zzz')}").diagnostics
     assert error.code == "X305" and all(word in error.hint for word in words)

@@ -165,6 +165,35 @@ GALLERY = {
         parallel { tp 3, cp 2 { ulysses = «X402|2», ring = 1 } }
         every «W601|2M tokens» checkpoint
     """,
+    "schedules, stages, widths, kernels, recomputation, alignment, offloading": """
+        experiment e { budget = 100 steps }
+        model llama { dim = 64, layers = 4, heads = 8, ffn = «X420|190», attention = «X419|mask» }
+        tokenizer bytes
+        dataset code { source = python_stdlib(), holdout = 1% }
+        batch { sequence = 512, accumulate = «X411|5» }
+        optimizer adamw { lr = 1e-3 }
+        parallel {
+          tp 4
+          cp 2 { ring = 2 }
+          pp 2 { schedule = zero_bubble, layers = «X404|[1, 2]» }
+          fsdp 1 { reshard = «X416|true», offload = «X417|true» }
+        }
+        launch { device = cpu }
+        activation full { every = «X418|9» }
+        collate = «X414|to_tensor -> flatten -> shift_tokens -> pack(align = 6)»
+    """,
+    "copies with anything else, a word too many, a list that is none": """
+        experiment e { budget = 100 steps }
+        model llama { dim = 64, layers = 4, heads = 8 }
+        tokenizer bytes
+        dataset code { source = python_stdlib(), holdout = 1% }
+        batch { sequence = 512 }
+        optimizer adamw { lr = 1e-3 }
+        precision { compute = «X415|bf16» }
+        parallel { stack = ddp, tp «X415|2», fsdp «X415|2» { offload = «X415|true» } }
+        activation selective { save = [«X305|softmax»] }
+        compile { mode = «X301|3» }
+    """,
     "machines that are not filled, an axis that is a setting, a pipeline that starves": """
         experiment e { budget = 100 steps }
         model llama { dim = 64, layers = 4, heads = 8, «X210|ffn 64» }
@@ -270,7 +299,20 @@ dataset more { source = python_stdlib(), holdout = 100% }
 batch { sequence = 256, micro = 2, accumulate = 4, rows = rows }
 optimizer adamw { lr = 1e-3, betas = [0.9, 0.95] }
 scheduler wsd { warmup = 10 steps, decay = 20%, floor = 1% }
-parallel { tp 2 { sequence = true }, fsdp 2 { replicate = 2 }, ep 4, pp 2, cp 1 }
+parallel {
+  tp 2 { sequence = true }
+  fsdp 2 { replicate = 2, reshard = auto }
+  ep 4, cp 1
+  pp 2 {
+    schedule = interleaved_1f1b
+    stages_per_rank = 2
+  }
+}
+activation selective {
+  every = 2
+  save = [matmul]
+}
+compile { mode = default }
 collate = to_tensor -> flatten -> shift_tokens -> pack(sequential)
 every 10 steps eval more { batches = 4 } then log
 every 10% eval code then checkpoint
@@ -369,6 +411,11 @@ def variants():
         "parallel.tp.size": ("tp 2", "tp 16"), "parallel.fsdp.size": ("fsdp 2", "fsdp 3"),
         "parallel.fsdp.replicate": ("replicate = 2", "replicate = 3"), "parallel.ep.size": ("ep 4", "ep 3"),
         "parallel.pp.size": ("pp 2", "pp 3"), "parallel.cp.size": ("cp 1", "cp 2"),
+        "parallel.pp.schedule": ("schedule = interleaved_1f1b", "schedule = zbv"),
+        "parallel.pp.stages_per_rank": ("stages_per_rank = 2", "stages_per_rank = 3"),
+        "parallel.fsdp.reshard": ("reshard = auto", "reshard = true"),
+        "activation.every": ("  every = 2", "  every = 9"),
+        "activation.save": ("[matmul]", "[all_to_all]"), "compile.mode": ("mode = default", "mode = none"),
         "collate": ("flatten -> shift", "shift"),
     }  # fmt: skip
     for path, (before, after) in changes.items():

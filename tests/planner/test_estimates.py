@@ -1,13 +1,14 @@
 """Parameters, FLOPs and bytes against published models and numbers worked out by hand."""
 
 import pytest
+from attrs import evolve
 
 from xtrain.dsl.schema.parallel import Cp, Parallel
 from xtrain.planner.architecture import Architecture, ParameterSpec
 from xtrain.planner.estimates import count_parameters, flops_per_token, matmul_parameters
 from xtrain.planner.mesh import build_mesh
-from xtrain.planner.sharding import Cuts, cuts_of
-from xtrain.planner.stages import stage_layers, stages_of_rank
+from xtrain.planner.sharding import Cuts, cuts_of, tensor_rules
+from xtrain.planner.stages import balance, pipeline_of, stages_of_rank
 
 COMMON = {"rope_theta": 1e4, "norm_eps": 1e-6, "init_std": 0.02}
 LLAMA_8B = Architecture(
@@ -105,35 +106,40 @@ def test_memory_is_shared_over_fsdp(plan):
     assert copies.estimates.memory == two.estimates.memory
 
 
+def largest(cuts, name, shape, expert=False):
+    return cuts.largest([ParameterSpec(name=name, shape=shape, decays=True, expert=expert)])
+
+
 def test_uneven_shards_count_as_the_largest():
     cuts = Cuts(tp=1, fsdp=4, ep=1, ep_fsdp=1, expert_dimension=1)
-    assert cuts.largest(ParameterSpec(name="embed_tokens.weight", shape=(10, 3), decays=False)) == 3 * 3
-    assert cuts.largest(ParameterSpec(name="norm.weight", shape=(2,), decays=False)) == 1
-    both = Cuts(tp=2, fsdp=4, ep=1, ep_fsdp=1, expert_dimension=1)
+    assert largest(cuts, "embed_tokens.weight", (10, 3)) == 3 * 3
+    assert largest(cuts, "norm.weight", (2,)) == 1
+    both = Cuts(tp=2, fsdp=4, ep=1, ep_fsdp=1, expert_dimension=1, rules=tensor_rules(LLAMA_8B))
     # Output features over tp then fsdp; input features of the row-wise matrix over tp, its rows over fsdp.
-    assert both.largest(ParameterSpec(name="layers.0.mlp.up_proj.weight", shape=(18, 5), decays=True)) == 3 * 5
-    assert both.largest(ParameterSpec(name="layers.0.mlp.down_proj.weight", shape=(9, 18), decays=True)) == 3 * 9
-    assert both.largest(ParameterSpec(name="layers.0.self_attn.o_proj.weight", shape=(9, 18), decays=True)) == 3 * 9
-    assert both.largest(ParameterSpec(name="layers.0.self_attn.q_proj.weight", shape=(18, 5), decays=True)) == 3 * 5
-    assert both.largest(ParameterSpec(name="layers.0.input_layernorm.weight", shape=(5,), decays=True)) == 2
+    assert largest(both, "layers.0.mlp.up_proj.weight", (18, 5)) == 3 * 5
+    assert largest(both, "layers.0.mlp.down_proj.weight", (9, 18)) == 3 * 9
+    assert largest(both, "layers.0.self_attn.o_proj.weight", (9, 18)) == 3 * 9
+    assert largest(both, "layers.0.self_attn.q_proj.weight", (18, 5)) == 3 * 5
+    assert largest(both, "layers.0.input_layernorm.weight", (5,)) == 2
+    # Shared experts carry the names of a feed-forward layer one part deeper, and are whole.
+    assert largest(both, "layers.0.mlp.shared_experts.up_proj.weight", (18, 5)) == 5 * 5
 
 
 def test_experts_are_cut_over_the_expert_view():
-    expert = ParameterSpec(name="layers.0.mlp.experts.up_proj", shape=(8, 6, 10), decays=True, expert=True)
     sizes = {"pp": 1, "replicate": 1, "fsdp": 4, "ring": 1, "ulysses": 1, "tp": 1}
     mesh = build_mesh(sizes, ep=2, ranks_per_node=4)
-    even = cuts_of(Parallel(), mesh, (6, 10))
-    assert (even.expert_dimension, even.largest(expert)) == (1, 4 * 3 * 10)
-    odd = cuts_of(Parallel(), mesh, (7, 10))
-    assert odd.expert_dimension == 0
-    assert odd.largest(expert) == 2 * 6 * 10
+    even = cuts_of(Parallel(), mesh, evolve(QWEN3_30B, dim=10, expert_ffn=6))
+    assert (even.expert_dimension, largest(even, "layers.0.mlp.experts.up_proj", (8, 6, 10), True)) == (1, 4 * 3 * 10)
+    odd = cuts_of(Parallel(), mesh, evolve(QWEN3_30B, dim=10, expert_ffn=7))
+    assert (odd.expert_dimension, largest(odd, "layers.0.mlp.experts.up_proj", (8, 6, 10), True)) == (0, 2 * 6 * 10)
+    assert cuts_of(Parallel(stack="ddp"), mesh, QWEN3_30B).ep == 1
 
 
 @pytest.mark.parametrize(("fold", "ways"), [("all", 12), ("ring_only", 6), ("ulysses_only", 4), ("none", 2)])
 def test_folded_context_ranks_shard_parameters(fold, ways):
     sizes = {"pp": 1, "replicate": 1, "fsdp": 2, "ring": 3, "ulysses": 2, "tp": 1}
     mesh = build_mesh(sizes, ep=1, ranks_per_node=12)
-    assert cuts_of(Parallel(cp=Cp(size=6, fold=fold)), mesh, ()).fsdp == ways
+    assert cuts_of(Parallel(cp=Cp(size=6, fold=fold)), mesh, LLAMA_8B).fsdp == ways
 
 
 def test_memory_by_pipeline_rank(plan):
@@ -153,10 +159,52 @@ def test_memory_by_pipeline_rank(plan):
 
 
 def test_layers_are_spread_from_the_middle():
-    assert stage_layers(8, 4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    spans = stage_layers(126, 16)  # as Llama 3 405B was trained
-    assert [last - first + 1 for first, last in spans] == [7, *[8] * 14, 7]
-    assert spans[0][0] == 0 and spans[-1][1] == 125
-    assert stage_layers(5, 1) == [[0, 4]]
-    assert stage_layers(3, 2) == [[0, 1], [2, 2]]
-    assert stages_of_rank(1, 4, 3) == [1, 5, 9]
+    assert balance(8, 4) == [2, 2, 2, 2]
+    assert balance(126, 16) == [7, *[8] * 14, 7]  # as Llama 3 405B was trained
+    assert balance(5, 1) == [5]
+    assert balance(3, 2) == [2, 1]
+
+
+def test_the_ends_of_the_model_count_as_layers():
+    assert balance(10, 4, 0.0, 2.0) == [3, 3, 3, 1]
+    assert balance(10, 4, 1.0, 1.0) == [2, 3, 3, 2]
+    assert balance(4, 4, 0.0, 9.0) == [1, 1, 1, 1]  # each stage keeps a layer, whatever the head costs
+    assert balance(8, 2, 0.0, 0.6) == [4, 4]
+    assert balance(8, 2, 0.0, 1.1) == [5, 3]
+
+
+@pytest.mark.parametrize("layers", range(4, 30))
+@pytest.mark.parametrize(("stages", "head"), [(2, 0.3), (3, 1.7), (4, 2.5)])
+def test_no_other_way_to_spread_is_cheaper(layers, stages, head):
+    """By trial: the dearest stage cannot be made cheaper by giving each stage what fits under a lower bound."""
+    counts = balance(layers, stages, 0.5, head)
+    ends = [0.5, *[0.0] * (stages - 2), head]
+    costs = [count + end for count, end in zip(counts, ends, strict=True)]
+    assert sum(counts) == layers and min(counts) >= 1
+    room = sum(max(1, int(max(costs) - 1e-9 - end)) for end in ends)
+    forced = max(1 + end for end in ends)  # a stage has one layer at least
+    assert max(costs) == forced or room < layers
+
+
+def test_stages_of_ranks():
+    assert stages_of_rank(1, 4, 3, "interleaved_1f1b") == [1, 5, 9]
+    pipeline = pipeline_of([3, 2, 2, 1], 2, "zbv")
+    assert pipeline.spans == ((0, 2), (3, 4), (5, 6), (7, 7))
+    assert pipeline.owners == ((0, 3), (1, 2))
+    assert pipeline.blocks() == [4, 4] and pipeline.readers == [0] and not pipeline.ends_apart
+    looped = pipeline_of([3, 2, 2, 1], 2, "interleaved_1f1b")
+    assert looped.owners == ((0, 2), (1, 3))
+    assert looped.readers == [0, 1] and looped.ends_apart and looped.layers(1) == [3, 4, 7]
+
+
+def test_shared_experts_are_counted_for_every_token():
+    more = evolve(QWEN3_30B, shared_experts=2)
+    extra = 48 * 3 * 2048 * 2 * 768
+    assert count_parameters(more).total == count_parameters(QWEN3_30B).total + extra
+    assert count_parameters(more).active == count_parameters(QWEN3_30B).active + extra
+    assert matmul_parameters(more) == matmul_parameters(QWEN3_30B) + extra
+    names = [tensor.name for tensor in count_parameters(more).tensors if tensor.name.startswith("layers.0.mlp.")]
+    assert names[-4:] == [
+        "layers.0.mlp.experts.down_proj",
+        *(f"layers.0.mlp.shared_experts.{name}_proj.weight" for name in ("gate", "up", "down")),
+    ]

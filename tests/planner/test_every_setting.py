@@ -5,7 +5,7 @@ The test walks the schema, so that a new setting which the planner ignores fails
 
 from collections.abc import Iterator
 from types import NoneType
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import attrs
 import pytest
@@ -26,6 +26,8 @@ ALL_ON = {
     "every": "every 20 steps eval code { batches = 2 } then log\nevery 50 steps eval other then checkpoint\n"
     'on finish generate { prompts = ["def "] }\non sigterm checkpoint then stop',
     "scheduler": "scheduler wsd { warmup = 5 steps }",
+    "activation": "activation selective",
+    "compile": "compile { mode = default }",
 }
 AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
 STATED = ALL_ON | {"parallel": f"parallel {{ {AXES}, fsdp 2 }}", "batch": "batch { sequence = 256, accumulate = 4 }"}
@@ -35,6 +37,8 @@ FREE = ALL_ON | {
     "launch": "launch { ranks_per_node = 16 }",
     "batch": "batch { sequence = 256, rows = 8 }",
 }
+# Ranks that could as well be copies of the whole model.
+COPIES = ALL_ON | {"parallel": "parallel { fsdp 1 { replicate = 2 } }"}
 
 EXEMPT = {
     "path": "where the spec lies is not part of the experiment",
@@ -85,6 +89,9 @@ def replaced(value: Any, path: str, new: Any) -> Any:
 
 def alternatives(value: Any, annotation: Any) -> list[Any]:
     """Other values of the same type, likely ones first; not all of them make sense."""
+    for kind in (annotation, *get_args(annotation)):
+        if get_origin(kind) is tuple and not attrs.has(get_args(kind)[0]):
+            return lists(value, get_args(kind)[0])
     if choices := choices_of(annotation):
         return [choice for choice in choices if choice != value]
     if isinstance(value, Quantity):
@@ -94,16 +101,23 @@ def alternatives(value: Any, annotation: Any) -> list[Any]:
     kinds = get_args(annotation) or (annotation,)
     if isinstance(value, bool) or bool in kinds:
         return [not value] if isinstance(value, bool) else [True, False]
-    if isinstance(value, tuple):
-        return [tuple(v / 2 for v in value)] if isinstance(value[0], float) else [(*value, "more")]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [value * 2, value + 1, value / 2] if isinstance(value, float) else [value * 2, value + 1, value * 3]
     if isinstance(value, str):
         return [f"{value}2", "other", "code"]
     if isinstance(value, Auto) or value is None:
-        found: list[Any] = [2, 4, 6, 16, 1, 128] if int in kinds else [0.5] if float in kinds else ["else"]
+        found: list[Any] = [2, 4, 6, 16, 1, 128] if int in kinds else [0.5, 3.0] if float in kinds else ["else"]
         return [*found, *([None] if NoneType in kinds and value is not None else [])]
     return [Text(("c/*.txt",))]
+
+
+def lists(value: Any, kind: Any) -> list[Any]:
+    """Other lists of a kind of elements: words, layers of four stages that have eight, numbers, texts."""
+    if choices := choices_of(kind):
+        return [(choice,) for choice in choices if (choice,) != value]
+    if kind is int:
+        return [(1, 2, 2, 3)]
+    return [tuple(v / 2 for v in value)] if kind is float else [(*value, "more")]
 
 
 def compiled_variants(spec: Spec, path: str, attribute: attrs.Attribute) -> Iterator[Any]:
@@ -131,7 +145,7 @@ def role_of(attribute: attrs.Attribute) -> Role | None:
 
 def test_every_setting_changes_the_plan(load):
     silent = []
-    bases = [load(**STATED), load(**FREE)]
+    bases = [load(**STATED), load(**FREE), load(**COPIES)]
     for path, attribute in places(bases[0]):
         if not alternatives(at(bases[0], path), attribute.type):
             continue  # a word without another choice
@@ -146,7 +160,8 @@ def test_every_setting_changes_the_plan(load):
 
 
 def test_settings_belong_to_the_experiment_by_their_role(load):
-    spec = load(**FREE)
+    """With the alignment of documents given, which else follows from the ring."""
+    spec = load(**FREE, collate="collate = to_tensor -> flatten -> shift_tokens -> pack(align = 16) -> shard")
     base = compile_plan(spec).plan
     assert base is not None
     wrong = []
@@ -174,6 +189,11 @@ def test_the_walk_sees_the_whole_schema(load):
         "ticks.0.actions.0.batches",
         "events.0.actions.0.top_p",
         "tokenizer.source",
+        "parallel.stack",
+        "parallel.pp.layers",
+        "activation.save",
+        "compile.mode",
+        "collate.3.align",
     ):
         assert path in seen
     assert {f"datasets.code.{a.name}" for a in attrs.fields(Dataset)} <= seen | EXEMPT.keys()

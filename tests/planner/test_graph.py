@@ -9,6 +9,7 @@ from xtrain.planner.builder import GraphError, check_graph
 from xtrain.planner.plan import Edge, Node
 
 MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
+TIED = "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, tie_embeddings = true }"
 
 
 def ids(plan, kind):
@@ -31,9 +32,13 @@ def test_one_rank_in_one_format_has_nothing_parallel(plan):
         ({"precision": "precision { compute = bf16 }"}, ["fsdp", "root_fsdp"]),
         ({"precision": "precision { params = bf16 }"}, []),
         ({"parallel": "parallel { tp 2 }"}, ["tp"]),
-        ({"parallel": "parallel { cp 2 }"}, ["fsdp", "root_fsdp"]),
-        ({"parallel": "parallel { cp 2 { fold = none } }"}, []),
+        ({"parallel": "parallel { cp 2 }"}, ["cp", "fsdp", "root_fsdp"]),
+        ({"parallel": "parallel { cp 2 { fold = none } }"}, ["cp"]),
         ({"parallel": "parallel { pp 2 }"}, ["pp"]),
+        ({"parallel": "parallel { stack = ddp, fsdp auto { replicate = 2 } }"}, ["ddp"]),
+        ({"parallel": "parallel { fsdp 1 { offload = true } }"}, ["fsdp", "root_fsdp"]),
+        # Experts are not cut by tp, so its ranks share their state.
+        ({"model": MOE, "parallel": "parallel { tp 2 }"}, ["tp", "expert_fsdp"]),
         ({"model": MOE}, []),
         ({"model": MOE, "parallel": "parallel { fsdp 2 }"}, ["expert_fsdp", "fsdp", "root_fsdp"]),
         ({"model": MOE, "parallel": "parallel { fsdp 2, ep 2 }"}, ["ep", "fsdp", "root_fsdp"]),
@@ -51,6 +56,7 @@ def test_setup_follows_the_architecture(plan):
     made = plan(model=MOE, parallel="parallel { fsdp 2, ep 2, tp 2, pp 2 }")
     order = [
         "setup.bootstrap",
+        "setup.mesh",
         "setup.build_model",
         "setup.parallel.tp",
         "setup.parallel.ep",
@@ -117,9 +123,172 @@ def test_data_of_evaluations_is_prepared_too(plan):
 
 
 def test_rules_say_how_many_modules_they_match(plan):
+    """A number for each pipeline coordinate: of blocks there, or of modules that own a matrix."""
     made = plan(parallel="parallel { fsdp 2, tp 2 }")
-    assert made.node("setup.parallel.fsdp").args["matches"] == 4
-    assert made.node("setup.parallel.tp").args["matches"] == 4 * 7 + 2
+    assert made.node("setup.parallel.fsdp").args["matches"] == [4]
+    rules = {rule["pattern"]: rule for rule in made.node("setup.parallel.tp").args["rules"]}
+    assert len(rules) == 9 and sum(sum(rule["matches"]) for rule in rules.values()) == 4 * 7 + 2
+    assert rules["layers.*.mlp.down_proj"] == {"pattern": "layers.*.mlp.down_proj", "style": "row", "matches": [4]}
+    assert {name: rules[name]["style"] for name in ("embed_tokens", "lm_head")} == {
+        "embed_tokens": "embedding",
+        "lm_head": "column",
+    }
+
+
+def test_rules_of_a_pipeline(plan):
+    made = plan(parallel="parallel { pp 3, tp 2, fsdp 2 }", model=TIED.replace("layers = 4", "layers = 5"))
+    assert made.node("setup.build_model").args["stages"] == [[0, 1], [2, 3], [4, 4]]
+    assert made.node("setup.build_model").args["owners"] == [[0], [1], [2]]
+    assert made.node("setup.parallel.fsdp").args["matches"] == [2, 2, 1]
+    rules = {rule["pattern"]: rule["matches"] for rule in made.node("setup.parallel.tp").args["rules"]}
+    assert rules["layers.*.self_attn.q_proj"] == [2, 2, 1]
+    assert rules["embed_tokens"] == [1, 0, 1] and "lm_head" not in rules
+    loose = plan(parallel="parallel { pp 2, tp 2 }")
+    rules = {rule["pattern"]: rule["matches"] for rule in loose.node("setup.parallel.tp").args["rules"]}
+    assert (rules["embed_tokens"], rules["lm_head"]) == ([1, 0], [0, 1])
+
+
+def test_the_mesh_has_a_node_of_its_own(plan):
+    made = plan(model=MOE, parallel="parallel { fsdp 2, cp 2 { ring = 2, fold = ring_only }, tp 2, ep 4 }")
+    node = made.node("setup.mesh")
+    assert node.args == {
+        "axes": [["pp", 1], ["replicate", 1], ["fsdp", 2], ["ring", 2], ["ulysses", 1], ["tp", 2]],
+        "expert_axes": [["pp", 1], ["ep_replicate", 1], ["ep_fsdp", 2], ["ep", 4]],
+        "shard_axes": ["fsdp", "ring"],
+    }
+    assert Edge(before="setup.mesh", after="setup.build_model", data="meshes") in made.edges
+    assert plan().node("setup.mesh").args["shard_axes"] == ["fsdp"]
+    assert plan(4, parallel="parallel { stack = ddp }").node("setup.mesh").args["axes"][1:3] == [
+        ["replicate", 4],
+        ["fsdp", 1],
+    ]
+
+
+def test_arguments_of_experts(plan):
+    made = plan(model=MOE, parallel="parallel { fsdp 4, ep 2 }", batch="batch { sequence = 256, accumulate = 4 }")
+    assert made.node("setup.build_model").args["rows"] == 16
+    assert "rows" not in plan().node("setup.build_model").args
+    assert made.node("setup.parallel.ep").args == {"size": 2, "pattern": "layers.*.mlp.experts", "matches": [4]}
+    assert made.node("setup.parallel.expert_fsdp").args == {
+        "pattern": "layers.*.mlp.experts",
+        "matches": [4],
+        "dimension": 1,
+        "compute": "fp32",
+        "reduce": "fp32",
+        "reshard": True,
+        "offload": False,
+    }
+
+
+def test_policies_of_fsdp(plan):
+    made = plan(
+        parallel="parallel { fsdp 2 { offload = true, reduce = fp64 } }", precision="precision { compute = bf16 }"
+    )
+    policy = {"compute": "bf16", "reduce": "fp64", "reshard": True, "offload": True}
+    assert made.node("setup.parallel.fsdp").args == {"pattern": "layers.*", "matches": [4], **policy}
+    # The root lets go of nothing: its backward follows its forward at once.
+    assert made.node("setup.parallel.root_fsdp").args == {**policy, "reshard": False}
+    piped = plan(parallel="parallel { pp 2, fsdp 2 }")
+    assert piped.node("setup.parallel.fsdp").args["reshard"] is False
+    asked = plan(parallel="parallel { pp 2, fsdp 2 { reshard = true } }")
+    assert asked.node("setup.parallel.fsdp").args["reshard"] is True
+
+
+def test_recomputation(plan):
+    """Of five blocks every second one: 1 and 3."""
+    model = MOE.replace("layers = 4", "layers = 5")
+    chosen = "activation selective { every = 2 }"
+    made = plan(model=model, activation=chosen, parallel="parallel { fsdp 2, ep 2 }")
+    assert made.node("setup.activation").args == {
+        "mode": "selective",
+        "every": 2,
+        "save": ["matmul", "attention", "all_to_all"],
+        "pattern": "layers.*",
+        "matches": [2],
+    }
+    assert made.node("setup.routing_replay").args == {"matches": [2]}
+    whole = plan(model=model, activation="activation full")
+    assert whole.node("setup.activation").args["save"] == [] and whole.node("setup.activation").args["matches"] == [5]
+    assert "setup.routing_replay" not in ids(whole, "setup")  # nothing travels, so nothing can travel elsewhere
+    two = plan(model=model, activation=chosen, parallel="parallel { pp 2 }").node("setup.activation").args
+    assert two["matches"] == [1, 1] and two["save"] == ["matmul", "attention"]
+
+
+def test_compilation(plan):
+    assert plan(compile="compile").node("setup.compile").args == {
+        "mode": "default",
+        "pattern": "layers.*",
+        "matches": [4],
+    }
+    tuned = plan(compile="compile { mode = max_autotune }").node("setup.compile").args["mode"]
+    assert tuned == "max-autotune-no-cudagraphs"
+    assert "setup.compile" not in ids(plan(), "setup")
+
+
+def test_context_parallel(plan):
+    made = plan(parallel="parallel { cp 4 { ring = 2, ulysses = 2 } }")
+    assert made.node("setup.parallel.cp").args == {"ring": 2, "ulysses": 2, "matches": [4]}
+    assert made.node("collate.pack").args == {"method": "sequential", "capacity": 256, "align": 4}
+    assert made.node("collate.shard").args == {"ring": 2, "ulysses": 2}
+    chain = [node.id for node in made.of_kind("collate")]
+    assert chain[-3:] == ["collate.pack", "collate.shard", "collate.microbatches"]
+    ulysses = plan(parallel="parallel { cp 2 }")  # which cuts rows, not documents
+    assert ulysses.node("collate.pack").args["align"] == 1
+    written = plan(collate="collate = to_tensor -> flatten -> shift_tokens -> pack(align = 8) -> shard")
+    assert "collate.shard" not in ids(written, "collate") and written.node("collate.pack").args["align"] == 8
+
+
+def test_pipelines_in_the_step(plan):
+    made = plan(parallel="parallel { pp 4, fsdp 2 }", model=TIED)
+    assert made.node("setup.parallel.pp").args == {"size": 4, "schedule": "1f1b", "stages_per_rank": 1}
+    assert made.node("setup.schedule_cache").args == {"counts": [4]}
+    assert Edge(before="setup.schedule_cache", after="setup.resume", data="") in made.edges
+    assert made.node("step.fetch").args == {"readers": [0, 3]}
+    assert made.node("step.forward_backward").op == "step.pipeline"
+    assert ids(made, "step")[:6] == [
+        "step.fetch",
+        "step.share_outline",
+        "step.agree",
+        "step.zero_gradients",
+        "step.forward_backward",
+        "step.tied_grad_sync",
+    ]
+    assert "bubble 43%" in made.node("step.forward_backward").does  # 3 / (4 + 3)
+    both = plan(parallel="parallel { pp 2 }")
+    assert both.node("step.fetch").args == {"readers": [0, 1]} and "step.share_outline" not in ids(both, "step")
+    there_and_back = plan(parallel="parallel { pp 2 { schedule = zbv } }", model=TIED)
+    assert there_and_back.node("setup.build_model").args["owners"] == [[0, 3], [1, 2]]
+    assert there_and_back.node("step.fetch").args == {"readers": [0]}
+    assert there_and_back.node("step.share_outline").args == {"source": 0}
+    assert "step.tied_grad_sync" not in ids(there_and_back, "step")
+
+
+def test_gradients_of_what_tp_does_not_cut_are_summed_where_fsdp_does_not(plan):
+    made = plan(parallel="parallel { tp 2, cp 2 { fold = none } }")
+    steps = ids(made, "step")
+    at = steps.index("step.forward_backward")
+    assert steps[at + 1 : at + 3] == ["step.tensor_grad_sync", "step.context_grad_sync"]
+    assert made.node("step.tensor_grad_sync").args == {"axes": ["tp"]}
+    assert "step.tensor_grad_sync" not in ids(plan(parallel="parallel { tp 2, fsdp 2 }"), "step")
+
+
+def test_biases_of_routers(plan):
+    model = MOE.replace("}", ", router { bias_speed = 0.001, score = sigmoid, normalise = false } }")
+    made = plan(model=model)
+    steps = ids(made, "step")
+    assert steps[steps.index("step.optimizer") + 1] == "step.router_bias"
+    assert made.node("step.router_bias").args == {"speed": 0.001}
+    arch = made.architecture
+    assert (arch.router_score, arch.router_normalise, arch.router_bias_speed) == ("sigmoid", False, 0.001)
+    assert "step.router_bias" not in ids(plan(model=MOE), "step")
+
+
+def test_a_rule_that_matches_nothing_is_a_mistake_of_the_planner(plan, monkeypatch):
+    from xtrain.planner.resolved import Resolved
+
+    monkeypatch.setattr(Resolved, "recomputed", property(lambda run: [0]))
+    with pytest.raises(GraphError, match=r"`layers\.\*` of setup.activation matches nothing"):
+        plan(activation="activation full")
 
 
 def test_fsdp_says_what_it_does_with_numbers(plan):

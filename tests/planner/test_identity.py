@@ -62,6 +62,11 @@ def test_defaults_written_out_change_nothing(plan, base):
         {"batch": "batch { sequence = 256, micro = 2, accumulate = 4 }"},
         {"launch": "launch { device = cpu, threads = 2 }"},
         {"loss": "loss cross_entropy { chunk = 1 MiB }"},
+        {"activation": "activation full"},
+        {"compile": "compile"},
+        {"parallel": "parallel { cp 2 { ulysses = 2 }, fsdp 2 }"},
+        {"parallel": "parallel { pp 2 { schedule = zbv }, tp 2 }"},
+        {"parallel": "parallel { stack = ddp, fsdp auto { replicate = 2 } }"},
     ],
     ids=lambda blocks: next(iter(blocks)),
 )
@@ -87,6 +92,21 @@ def test_the_same_experiment_in_another_way(plan, base, blocks):
 def test_another_experiment(plan, base, blocks):
     other = plan(**(BASE | blocks))
     assert other.id != base.id and other.config_id != base.config_id
+
+
+def chain(align):
+    return f"collate = to_tensor -> flatten -> shift_tokens -> pack(align = {align})"
+
+
+def test_rows_depend_on_the_alignment_of_documents(plan, base):
+    """A ring needs aligned documents, and so packs other rows; on one rank the same can be asked for."""
+    ring = plan(**BASE | {"parallel": "parallel { cp 2 { ring = 2 } }"})
+    assert ring.config_id != base.config_id
+    assert plan(**BASE, collate=chain(4)).config_id == ring.config_id
+    written = BASE | {"parallel": "parallel { cp 2 { ring = 2 } }", "collate": f"{chain(4)} -> shard"}
+    assert plan(**written).id == ring.id
+    assert plan(**BASE, collate=chain(8)).config_id != ring.config_id
+    assert plan(**BASE, collate=chain(1)).id == base.id
 
 
 def test_the_world_is_part_of_the_plan_only(plan, base):

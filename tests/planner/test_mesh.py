@@ -117,6 +117,37 @@ def test_axes_are_spread_evenly_over_nodes_that_are_only_counted(plan):
     assert plan(launch="launch { nodes = 2 }").mesh.world_size == 2
 
 
+def test_copies_take_what_is_left_over(plan):
+    """With the stack ddp all data ranks are copies, however many there are."""
+    for world, parallel in (
+        (4, "stack = ddp"),
+        (4, "stack = ddp, fsdp auto { replicate = 2 }"),
+        (None, "stack = ddp, fsdp auto { replicate = 4 }"),
+        (None, "stack = ddp, fsdp 1 { replicate = 4 }"),
+    ):
+        made = plan(world, parallel=f"parallel {{ {parallel} }}")
+        assert sizes_of(made) == {"replicate": 4} and made.mesh.data_ranks == 4
+    how = {entry.path: (entry.value, entry.how) for entry in plan(4, parallel="parallel { stack = ddp }").provenance}
+    assert how["parallel.fsdp.replicate"] == ("4", "all 4 ranks: ddp keeps a whole copy on each")
+    assert how["parallel.fsdp.size"] == ("1", "ddp shards nothing")
+
+
+def test_what_follows_from_axes_has_a_reason(plan):
+    made = plan(
+        parallel="parallel { pp 2 { schedule = interleaved_1f1b }, cp 2 { ring = 2 }, fsdp 2 }",
+        activation="activation selective",
+    )
+    how = {entry.path: (entry.value, entry.how) for entry in made.provenance}
+    assert how["parallel.pp.stages_per_rank"] == ("2", "schedule interleaved_1f1b runs two stages on a rank")
+    assert how["parallel.pp.layers"][0] == "[1, 1, 1, 1]"
+    # 258 · 64 weights of the head; a block has q and o of 64 · 64, k and v of 32 · 64, three of 64 · 192.
+    assert how["parallel.pp.head_cost"] == ("0.34", "vocab · dim = 16,512 / 49,152 weights of a block")
+    assert how["parallel.fsdp.reshard"][0] == "false"
+    assert how["collate.pack.align"] == ("4", "2 · ring 2 chunks of each document")
+    assert how["collate"][0].endswith("pack -> shard")
+    assert how["activation.save"][0] == "[matmul, attention]"
+
+
 def test_context_is_split_with_a_reason(plan):
     made = plan(parallel="parallel { cp 8, tp 2 }")
     # 2 key/value heads are left to a tp rank.

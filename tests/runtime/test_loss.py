@@ -3,8 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from attrs import evolve
+from ranks import on_ranks
 
-from xtrain.runtime.models.loss import IGNORE, token_losses
+from xtrain.runtime.models.loss import IGNORE, Head, token_losses
+from xtrain.runtime.parallel.axes import TensorAxis
+from xtrain.runtime.parallel.collectives import shared
 
 T, D, V = 37, 16, 50
 
@@ -19,6 +23,10 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return hidden, weight, labels
 
 
+def head(z_weight: float, per_chunk: int) -> Head:
+    return Head(vocabulary=V, z_weight=z_weight, chunk_bytes=4 * V * per_chunk)
+
+
 def plain(hidden, weight, labels, z_weight):
     valid = labels != IGNORE
     logits = hidden[valid] @ weight.T
@@ -31,7 +39,7 @@ def plain(hidden, weight, labels, z_weight):
 @pytest.mark.parametrize("per_chunk", [1, 5, 7, 36, 37, 1000])
 def test_every_chunk_size_gives_the_plain_loss(per_chunk, z_weight):
     hidden, weight, labels = inputs()
-    terms = token_losses(hidden, weight, labels, z_weight=z_weight, chunk_bytes=4 * V * per_chunk)
+    terms = token_losses(hidden, weight, labels, head(z_weight, per_chunk))
     (terms.objective * 0.25).backward()
     ours = hidden.grad, weight.grad
     hidden, weight, labels = inputs()
@@ -46,7 +54,7 @@ def test_every_chunk_size_gives_the_plain_loss(per_chunk, z_weight):
 @pytest.mark.parametrize("per_chunk", [5, 1000])
 def test_without_valid_labels_the_loss_is_zero_and_has_a_gradient(per_chunk):
     hidden, weight, _ = inputs()
-    terms = token_losses(hidden, weight, torch.full((T,), IGNORE), z_weight=0.1, chunk_bytes=4 * V * per_chunk)
+    terms = token_losses(hidden, weight, torch.full((T,), IGNORE), head(0.1, per_chunk))
     terms.objective.backward()
     assert terms.objective.item() == 0.0
     assert hidden.grad.abs().sum() == 0 and weight.grad.abs().sum() == 0
@@ -54,14 +62,50 @@ def test_without_valid_labels_the_loss_is_zero_and_has_a_gradient(per_chunk):
 
 def test_bf16_logits_are_taken_to_fp32():
     hidden, weight, labels = (t.detach() for t in inputs())
-    terms = token_losses(hidden.bfloat16(), weight.bfloat16(), labels, z_weight=0.0, chunk_bytes=2**30)
+    terms = token_losses(hidden.bfloat16(), weight.bfloat16(), labels, head(0.0, 1000))
     assert terms.cross_entropy.dtype == torch.float32
     logits = F.linear(hidden.bfloat16(), weight.bfloat16()).float()
-    assert torch.equal(terms.cross_entropy, F.cross_entropy(logits, labels, reduction="sum"))
+    assert torch.allclose(terms.cross_entropy, F.cross_entropy(logits, labels, reduction="sum"), rtol=1e-6)
 
 
 def test_evaluation_needs_no_gradient():
     hidden, weight, labels = (t.detach() for t in inputs())
     with torch.no_grad():
-        terms = token_losses(hidden, weight, labels, z_weight=0.0, chunk_bytes=4 * V * 3)
+        terms = token_losses(hidden, weight, labels, head(0.0, 3))
     assert torch.allclose(terms.cross_entropy, plain(hidden, weight, labels, 0.0)[1])
+
+
+def cut_over_ranks(rank: int, world: int, whole_logits: bool, z_weight: float):
+    """Of three ranks, whose vocabulary of 50 is 17, 17 and 16 rows."""
+    group = torch.distributed.group.WORLD
+    hidden, weight, labels = inputs()
+    own = weight.detach().chunk(world)[rank].clone().requires_grad_()
+    axis = TensorAxis(group=group, sequence=False, loss=not whole_logits)
+    terms = token_losses(shared(hidden, group), own, labels, evolve(head(z_weight, 7), tensor=axis))
+    (terms.objective * 0.25).backward()
+    return terms.objective.detach(), terms.cross_entropy, hidden.grad, own.grad
+
+
+@pytest.mark.parametrize("z_weight", [0.0, 0.3])
+@pytest.mark.parametrize("whole_logits", [False, True])
+def test_a_vocabulary_cut_over_ranks_gives_the_plain_loss(whole_logits, z_weight, tmp_path):
+    ranks = on_ranks(3, cut_over_ranks, tmp_path, whole_logits, z_weight)
+    hidden, weight, labels = inputs()
+    objective, cross_entropy = plain(hidden, weight, labels, z_weight)
+    (objective * 0.25).backward()
+    for piece, found in zip(weight.grad.chunk(3), ranks, strict=True):
+        own_objective, own_cross_entropy, hidden_grad, weight_grad = found
+        assert torch.allclose(own_objective, objective, rtol=1e-13)
+        assert torch.allclose(own_cross_entropy, cross_entropy, rtol=1e-13)
+        assert torch.allclose(hidden_grad, hidden.grad, atol=1e-13)
+        assert torch.allclose(weight_grad, piece, atol=1e-13)
+
+
+def test_a_backward_that_runs_twice_gives_the_same_gradients():
+    """As under schedules that take the gradients of inputs and of weights apart."""
+    hidden, weight, labels = inputs()
+    terms = token_losses(hidden, weight, labels, evolve(head(0.3, 7), twice=True))
+    once = torch.autograd.grad(terms.objective * 0.25, (hidden, weight), retain_graph=True)
+    first = [grad.clone() for grad in once]
+    again = torch.autograd.grad(terms.objective * 0.25, (hidden, weight))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))

@@ -67,15 +67,18 @@ class Project:
         return found
 
 
+def records(directory: Path, kind: str) -> list[dict]:
+    """All lines of `metrics` or `events` of a run."""
+    return list(map(json.loads, (directory / f"{kind}.jsonl").read_text().splitlines()))
+
+
 def curve(directory: Path) -> list[tuple[int, float, float]]:
     """(step, loss, gradient norm) of every logged step."""
-    records = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
-    return [(r["step"], r["loss"], r["grad_norm"]) for r in records if "loss" in r]
+    return [(r["step"], r["loss"], r["grad_norm"]) for r in records(directory, "metrics") if "loss" in r]
 
 
 def events(directory: Path, kind: str) -> list[dict]:
-    records = map(json.loads, (directory / "events.jsonl").read_text().splitlines())
-    return [r for r in records if r["event"] == kind]
+    return [r for r in records(directory, "events") if r["event"] == kind]
 
 
 def worst(ours: list, theirs: list) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -13,8 +14,8 @@ from xtrain.runtime.data.collators import PAD_SEGMENT, compose, flatten, pack, s
 from xtrain.runtime.data.errors import DataError
 
 
-def collate(rows: list[list[list[int]]], capacity: int) -> Microbatch:
-    chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=capacity)])
+def collate(rows: list[list[list[int]]], capacity: int, align: int = 1) -> Microbatch:
+    chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=capacity, align=align)])
     return chain([[np.array(segment, dtype=np.uint16) for segment in row] for row in rows])
 
 
@@ -24,16 +25,33 @@ def test_documents_of_a_row_are_shifted_apart():
     assert batch.input_ids_BS.tolist() == [[5, 6, 7, 8, 9, 3, 0, 0]]
     assert batch.labels_BS.tolist() == [[6, 0, 8, 9, 0, 4, IGNORE_INDEX, IGNORE_INDEX]]
     assert batch.positions_BS.tolist() == [[0, 1, 0, 1, 2, 0, 0, 1]]
-    assert batch.document_ids_BS().tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]]
+    assert batch.document_ids().tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]]
     assert batch.cumulative_lengths.tolist() == [0, 2, 5, 6, 8]
-    assert (batch.max_length, batch.num_valid) == (3, 6)
+    assert batch.real_BS.tolist() == [[True] * 6 + [False] * 2]
+    assert batch.real_lengths.tolist() == [2, 3, 1, 0]
+    assert (batch.max_length, batch.num_valid, batch.sequence) == (3, 6, 8)
+
+
+def test_documents_are_padded_within_their_segments():
+    batch = collate([[[5, 6, 0], [7, 8, 9, 0, 2], [3, 4, 1, 2, 6, 7]]], capacity=20, align=4)
+    none = IGNORE_INDEX
+    assert batch.input_ids_BS.tolist() == [[5, 6, 0, 0, 7, 8, 9, 0, 3, 4, 1, 2, 6, 0, 0, 0, 0, 0, 0, 0]]
+    assert batch.labels_BS.tolist() == [
+        [6, 0, none, none, 8, 9, 0, 2, 4, 1, 2, 6, 7, none, none, none, none, none, none, none]
+    ]
+    assert batch.positions_BS.tolist() == [[0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3]]
+    assert "".join("x" if real else "." for real in batch.real_BS[0].tolist()) == "xx..xxxxxxxxx......."
+    assert batch.cumulative_lengths.tolist() == [0, 4, 8, 16, 20]
+    assert batch.real_lengths.tolist() == [2, 4, 5, 0]
+    assert (batch.max_length, batch.num_valid) == (8, 11)
 
 
 def test_types_are_as_documented():
     batch = collate([[[1, 2]]], capacity=4)
     types = [tensor.dtype for tensor in (batch.input_ids_BS, batch.labels_BS, batch.positions_BS)]
     assert types == [torch.int64] * 3
-    assert batch.cumulative_lengths.dtype == batch.document_ids_BS().dtype == torch.int32
+    assert batch.real_BS.dtype == torch.bool and batch.real_lengths.dtype == torch.int32
+    assert batch.cumulative_lengths.dtype == batch.document_ids().dtype == torch.int32
 
 
 SEGMENTS = st.lists(st.integers(2, 8), max_size=4)
@@ -74,7 +92,7 @@ def test_segments_never_mix(lengths: list[list[int]], slack: int):
         else:
             assert b - a <= PAD_SEGMENT
     assert samples == [len(segment) - 1 for _, segment in flat]
-    ids = batch.document_ids_BS().flatten().tolist()
+    ids = batch.document_ids().flatten().tolist()
     assert ids == [index for index, size in enumerate(sizes) for _ in range(size)]
 
 
@@ -84,6 +102,18 @@ def test_padding_counts_to_1024_and_starts_again():
     assert batch.positions_BS[1].tolist() == [n % 1024 for n in range(2100)]
     assert batch.cumulative_lengths.tolist() == [0, 1, 1025, 2049, 2100, 3124, 4148, 4200]
     assert batch.num_valid == 1
+
+
+@pytest.mark.parametrize(
+    ("align", "bounds"), [(6, [0, 6, 1026, 2046, 2100]), (100, [0, 100, 1100, 2100]), (2100, [0, 2100])]
+)
+def test_segments_of_padding_are_aligned_too(align: int, bounds: list[int]):
+    batch = collate([[[1, 2]]], capacity=2100, align=align)
+    assert batch.cumulative_lengths.tolist() == bounds
+
+
+def test_segments_of_padding_may_be_longer_only_where_every_segment_is():
+    assert collate([[[1, 2]]], capacity=6000, align=1500).cumulative_lengths.tolist() == [0, 1500, 3000, 4500, 6000]
 
 
 def test_a_row_of_nothing_is_all_padding():
@@ -100,6 +130,10 @@ def test_a_full_row_has_no_padding_segment():
 def test_samples_that_cannot_be_laid_out():
     with pytest.raises(DataError, match="row 1 needs 3 positions or more, and it has 2"):
         collate([[[1, 2]], [[1, 2, 3, 4]]], capacity=2)
+    with pytest.raises(DataError, match="row 0 needs 12 positions or more, and it has 8"):
+        collate([[[1, 2], [1, 2, 3, 4, 5, 6]]], capacity=8, align=4)
+    with pytest.raises(DataError, match="rows of 10 positions cannot hold documents padded to a multiple of 4"):
+        pack(capacity=10, align=4)
     with pytest.raises(DataError, match="nothing to predict"):
         collate([[[1]]], capacity=2)
 
@@ -132,6 +166,7 @@ def test_a_chain_that_does_not_fit_together(stages: list, message: str):
 def test_a_microbatch_moves_with_all_its_tensors():
     batch = collate([[[1, 2]]], capacity=4)
     moved = batch.to("meta")
-    tensors = (moved.input_ids_BS, moved.labels_BS, moved.positions_BS, moved.cumulative_lengths)
+    tensors = [value for value in attrs.asdict(moved).values() if isinstance(value, torch.Tensor)]
+    assert len(tensors) == 6
     assert {tensor.device.type for tensor in tensors} == {"meta"}
     assert (moved.max_length, moved.num_valid) == (batch.max_length, batch.num_valid)

@@ -22,8 +22,8 @@ DOCUMENTS = np.arange(1, len(LENGTHS), 2, dtype=np.int64)
 LAYOUTS = [(m, a, r) for m in (1, 2, 3, 4, 6, 12) for a in (1, 2, 3, 4, 6, 12) for r in (1, 2, 3, 4) if m * a * r == 12]
 
 
-def chain():
-    return compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=CAPACITY)])
+def chain(capacity: int = CAPACITY, align: int = 1):
+    return compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=capacity, align=align)])
 
 
 @pytest.fixture
@@ -41,14 +41,15 @@ def loader(
     seed: int = 0,
     documents: np.ndarray = DOCUMENTS,
     capacity: int = CAPACITY,
+    align: int = 1,
 ) -> RowLoader:
-    rows = pack_sequential(store.lengths()[documents], capacity, "split")
+    rows = pack_sequential(store.lengths()[documents], capacity, "split", align)
     return RowLoader(
         store=store,
         documents=documents,
         rows=rows,
         order=RowOrder(rows.num_rows, seed),
-        collate=chain(),
+        collate=chain(align=align),
         micro=micro,
         accumulate=accumulate,
         data_rank=data_rank,
@@ -94,6 +95,19 @@ def test_an_epoch_trains_on_each_position_of_the_chosen_documents_once(store: To
     assert seen == expected
 
 
+@pytest.mark.parametrize("align", [2, 4, 8])
+def test_padded_documents_are_trained_on_once_too(align: int, store: TokenStore):
+    one = loader(store, micro=1, accumulate=1, align=align)
+    seen: Counter[tuple[int, int]] = Counter()
+    for step in range(one.rows.num_rows):
+        batch = one.microbatches(step)[0]
+        lengths = batch.cumulative_lengths.diff()
+        assert not (lengths % align).any()
+        seen.update((a, b) for row in rows_of(batch) for a, b in zip(*row, strict=True) if b != IGNORE_INDEX)
+    documents = [store.document(int(index)).tolist() for index in DOCUMENTS]
+    assert seen == Counter(pair for document in documents for pair in pairwise(document))
+
+
 def test_a_new_loader_continues_exactly(store: TokenStore):
     first = loader(store)
     for step in range(9):
@@ -115,6 +129,7 @@ def test_a_state_holds_on_another_layout_of_as_many_rows(store: TokenStore):
         ({"micro": 4}, r"rows in an optimizer step .*: 4 in the checkpoint, 8 now"),
         ({"seed": 1}, r"seed of the row order: 0 in the checkpoint, 1 now"),
         ({"capacity": 7}, r"number of packed rows: (.|\n)*positions in a row: 8 in the checkpoint, 7 now"),
+        ({"align": 2}, r"multiple of positions that documents are padded to: 1 in the checkpoint, 2 now"),
         ({"documents": DOCUMENTS - 1}, r"content of the rows"),
         ({"documents": DOCUMENTS[:-3]}, r"number of packed rows"),
     ],

@@ -1,5 +1,6 @@
 """Packing: every position exactly once, rows never over capacity, and the rule that decides where rows end."""
 
+import math
 from itertools import pairwise
 from typing import get_args
 
@@ -15,8 +16,8 @@ LENGTHS = st.lists(st.integers(2, 30), max_size=60)
 CAPACITIES = st.integers(1, 12)
 
 
-def pack(lengths: list[int], capacity: int, oversized: Oversized) -> Rows:
-    return pack_sequential(np.array(lengths, dtype=np.int64), capacity, oversized)
+def pack(lengths: list[int], capacity: int, oversized: Oversized, align: int = 1) -> Rows:
+    return pack_sequential(np.array(lengths, dtype=np.int64), capacity, oversized, align)
 
 
 def layout(rows: Rows) -> list[list[tuple[int, int, int]]]:
@@ -28,7 +29,13 @@ def layout(rows: Rows) -> list[list[tuple[int, int, int]]]:
     return [segments[a:b] for a, b in pairwise(bounds)]
 
 
-def plain_next_fit(lengths: list[int], capacity: int, oversized: Oversized) -> list[list[tuple[int, int, int]]]:
+def room(positions: int, align: int) -> int:
+    return math.ceil(positions / align) * align
+
+
+def plain_next_fit(
+    lengths: list[int], capacity: int, oversized: Oversized, align: int = 1
+) -> list[list[tuple[int, int, int]]]:
     """The rule again, written for reading: closed rows and one open row."""
     closed: list[list[tuple[int, int, int]]] = []
     open_row: list[tuple[int, int, int]] = []
@@ -38,7 +45,7 @@ def plain_next_fit(lengths: list[int], capacity: int, oversized: Oversized) -> l
             continue
         if positions > capacity and oversized == "truncate":
             positions = capacity
-        if sum(length for *_, length in open_row) + positions > capacity:
+        if sum(room(length, align) for *_, length in open_row) + room(positions, align) > capacity:
             closed.append(open_row)
             open_row = []
         while positions - start > capacity:
@@ -52,6 +59,24 @@ def plain_next_fit(lengths: list[int], capacity: int, oversized: Oversized) -> l
 @settings(deadline=None)
 def test_packing_is_next_fit_in_order(lengths: list[int], capacity: int, oversized: Oversized):
     assert layout(pack(lengths, capacity, oversized)) == plain_next_fit(lengths, capacity, oversized)
+
+
+@given(LENGTHS, st.integers(1, 4), st.integers(1, 4), st.sampled_from(["split", "truncate", "skip"]))
+@settings(deadline=None)
+def test_rows_are_laid_out_by_padded_lengths(lengths: list[int], units: int, align: int, oversized: Oversized):
+    capacity = units * align
+    rows = pack(lengths, capacity, oversized, align)
+    assert layout(rows) == plain_next_fit(lengths, capacity, oversized, align)
+    assert all(sum(room(length, align) for *_, length in row) <= capacity for row in layout(rows))
+
+
+def test_padding_takes_room_of_the_row():
+    # 3, 3 and 5 positions: side by side as they are in 12, in two rows of 12 if each takes a multiple of 4.
+    assert [len(row) for row in layout(pack([4, 4, 6], 12, "error"))] == [3]
+    assert [len(row) for row in layout(pack([4, 4, 6], 12, "error", 4))] == [2, 1]
+    # A long document: two full rows and a remainder of 2, which takes 4 beside the next one's 8.
+    split = layout(pack([27, 8, 5], 12, "split", 4))
+    assert split == [[(0, 0, 12)], [(0, 12, 12)], [(0, 24, 2), (1, 0, 7)], [(2, 0, 4)]]
 
 
 @given(LENGTHS, CAPACITIES)
@@ -119,6 +144,12 @@ def test_settings_that_cannot_be_packed_with():
             pack([3], capacity, "split")
 
 
+@pytest.mark.parametrize(("capacity", "align"), [(8, 3), (8, 16), (8, 0), (8, -2)])
+def test_rows_that_are_no_multiple_of_what_documents_are_padded_to(capacity: int, align: int):
+    with pytest.raises(DataError, match=f"rows of 8 positions cannot hold documents padded to a multiple of {align}"):
+        pack([3], capacity, "split", align)
+
+
 def test_no_documents_give_no_rows():
     rows = pack([], 8, "split")
     assert (rows.num_rows, rows.fill) == (0, 0.0)
@@ -133,4 +164,5 @@ def test_the_types_are_as_documented():
 def test_the_fingerprint_follows_the_layout():
     assert pack([3, 4], 8, "split").fingerprint() == pack([3, 4], 8, "skip").fingerprint()
     others = [pack([4, 3], 8, "split"), pack([3, 4], 9, "split"), pack([3, 4], 3, "split")]
+    others.append(pack([3, 4], 8, "split", 2))
     assert pack([3, 4], 8, "split").fingerprint() not in {rows.fingerprint() for rows in others}

@@ -1,0 +1,72 @@
+"""Rules between the settings of `parallel` and those around it: stacks, schedules, offloading."""
+
+from ..dsl.schema.setting import Auto
+from ..dsl.spec import Spec
+from .findings import Findings
+from .pipeline import ZERO_BUBBLE
+from .resolved import resolve_formats
+
+
+def check_stack(spec: Spec, found: Findings) -> None:
+    """Report settings that torch cannot combine, or of which one leaves the other without effect."""
+    if spec.parallel.stack == "ddp":
+        _check_ddp(spec, found)
+    _check_zero_bubble(spec, found)
+    _check_offload(spec, found)
+
+
+def _check_ddp(spec: Spec, found: Findings) -> None:
+    """Every rank holds a whole copy of the model, as it is stored."""
+    parallel, fsdp = spec.parallel, spec.parallel.fsdp
+    formats = resolve_formats(spec.precision, parallel)
+    for axis in ("tp", "pp", "cp", "ep"):
+        if (size := getattr(parallel, axis).size) != 1:
+            message = f"stack ddp keeps a whole copy of the model and of every row on a rank, and {axis} is {size}"
+            _refuse_ddp(found, f"{axis}.size", message, f"use {axis} 1")
+    if fsdp.size != 1 and not isinstance(fsdp.size, Auto):
+        copies = fsdp.size * fsdp.replicate
+        message = f"stack ddp shards nothing, and fsdp is {fsdp.size}"
+        hint = "use fsdp auto, which makes all ranks copies"
+        _refuse_ddp(found, "fsdp.size", message, f"{hint}, or fsdp 1 {{ replicate = {copies} }}")
+    if formats.compute != formats.params:
+        message = f"stack ddp computes in the format of the parameters, {formats.params}, not in {formats.compute}"
+        _refuse_ddp(found, "precision.compute", message, f"use compute {formats.params}")
+    if formats.reduce != formats.params:
+        message = f"stack ddp sums gradients in the format of the parameters, {formats.params}, not in {formats.reduce}"
+        _refuse_ddp(found, "fsdp.reduce", message, f"use reduce {formats.params}")
+    if not isinstance(fsdp.reshard, Auto):
+        _refuse_ddp(found, "fsdp.reshard", "stack ddp gathers nothing that reshard could free", "use reshard auto")
+    if fsdp.offload:
+        _refuse_ddp(found, "fsdp.offload", "stack ddp keeps model states where they are used", "use offload false")
+
+
+def _refuse_ddp(found: Findings, name: str, message: str, hint: str) -> None:
+    path = name if name.startswith("precision") else f"parallel.{name}"
+    found.fail(f"mesh.ddp.{name}", "X415", path, message, f"{hint}, or stack parallel")
+
+
+def _check_zero_bubble(spec: Spec, found: Findings) -> None:
+    """A backward in two parts looks for gathered parameters after FSDP has freed them, and torch refuses compiled
+    blocks."""
+    pp, fsdp = spec.parallel.pp, spec.parallel.fsdp
+    if pp.size == 1 or pp.schedule not in ZERO_BUBBLE:
+        return
+    others = "or schedule interleaved_1f1b"
+    if fsdp.reshard is True:
+        message = f"schedule {pp.schedule} loses gradients of parameters that reshard has freed"
+        found.fail("mesh.pp.reshard", "X416", "parallel.fsdp.reshard", message, f"use reshard false, {others}")
+    else:
+        found.passed("mesh.pp.reshard", f"schedule {pp.schedule} finds parameters gathered")
+    if spec.compile.mode != "none":
+        message = f"schedule {pp.schedule} takes the backward of a block apart, which torch.compile does not allow"
+        found.fail("mesh.pp.compile", "X416", "compile.mode", message, f"use mode none, {others}")
+
+
+def _check_offload(spec: Spec, found: Findings) -> None:
+    if not spec.parallel.fsdp.offload:
+        return
+    if spec.launch.device == "cpu":
+        message = "offload moves model states from cuda to host memory, and launch.device is cpu"
+        found.fail("mesh.offload", "X417", "parallel.fsdp.offload", message, "use offload false, or device cuda")
+    else:
+        found.passed("mesh.offload", f"model states of device {spec.launch.device} lie in host memory")

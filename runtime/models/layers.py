@@ -1,0 +1,104 @@
+"""Layers that read their weights as this rank's pieces, so that the same code runs whole and cut.
+
+Shapes: B rows, S positions, D dim, A head width, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor, nn
+
+from ..parallel.axes import Axes
+from ..parallel.tensor import enter, leave, local
+
+
+class Linear(nn.Linear):
+    """x · Wᵀ without bias. `partial` as in `local`."""
+
+    partial = False
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return F.linear(input, local(self.weight, partial=self.partial))
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) · weight (Zhang and Sennrich 2019), computed in at least fp32. `partial` as in `local`."""
+
+    partial = False
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = local(self.weight, partial=self.partial)
+        if x.dtype == torch.bfloat16:
+            return F.rms_norm(x.float(), weight.shape, weight.float(), self.eps).to(x.dtype)
+        return F.rms_norm(x, weight.shape, weight, self.eps)
+
+
+class Embedding(nn.Embedding):
+    """Rows of a table of which a tensor-parallel rank holds some: the others are looked up where they are."""
+
+    def __init__(self, vocabulary: int, dim: int, axes: Axes) -> None:
+        super().__init__(vocabulary, dim)
+        self.axes = axes
+
+    def forward(self, input: Tensor) -> Tensor:
+        weight_VD = local(self.weight)
+        tensor = self.axes.tensor
+        if tensor is None:
+            return F.embedding(input, weight_VD)
+        first = tensor.group.rank() * piece_size(self.num_embeddings, tensor.size)
+        own_BS = (input >= first) & (input < first + len(weight_VD))
+        if not len(weight_VD):
+            x_BSD = weight_VD.new_zeros(*input.shape, self.embedding_dim) + 0 * weight_VD.sum()
+        else:
+            x_BSD = F.embedding(torch.where(own_BS, input - first, 0), weight_VD) * own_BS[..., None]
+        return leave(x_BSD, tensor)
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) · up(x)) (Shazeer 2020). With `axes` its width is cut where there is tensor parallel."""
+
+    def __init__(self, dim: int, ffn: int, axes: Axes | None = None) -> None:
+        super().__init__()
+        self.axes = axes
+        self.gate_proj = Linear(dim, ffn)
+        self.up_proj = Linear(dim, ffn)
+        self.down_proj = Linear(ffn, dim)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        tensor = None if self.axes is None else self.axes.tensor
+        x_BSD = enter(x_BSD, tensor)
+        return leave(self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)), tensor)
+
+
+@frozen(eq=False)
+class Rotation:
+    """Cosine and sine of every position's angles, each [B, 1, S, A]; made once a forward for all blocks."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of(cls, positions_BS: Tensor, width: int, theta: float, dtype: torch.dtype) -> "Rotation":
+        # Angles in fp64 when the model is, else fp32: a bf16 angle is wrong by whole turns at long positions.
+        exact = torch.float64 if dtype == torch.float64 else torch.float32
+        half = torch.arange(0, width, 2, device=positions_BS.device, dtype=exact)
+        angle = positions_BS.to(exact)[:, None, :, None] * (theta ** (-half / width))
+        angle = torch.cat((angle, angle), dim=-1)
+        return cls(cos=angle.cos().to(dtype), sin=angle.sin().to(dtype))
+
+    def __call__(self, x_BHSA: Tensor) -> Tensor:
+        left, right = x_BHSA.chunk(2, dim=-1)
+        return x_BHSA * self.cos + torch.cat((-right, left), dim=-1) * self.sin
+
+
+def piece_size(extent: int, pieces: int) -> int:
+    """Size of the first pieces when `extent` is cut in `pieces` as torch.chunk does; the last ones may be smaller."""
+    return -(-extent // pieces)

@@ -1,0 +1,46 @@
+"""`Parts`: what a rank holds of the model, one part for each of its pipeline stages."""
+
+from collections.abc import Iterator
+
+from attrs import frozen
+from torch import Tensor, nn
+
+from ..parallel.axes import Axes
+from .transformer import Transformer
+
+
+@frozen(eq=False)
+class Parts:
+    """Parts in the order of the pipeline; their parameters bear the names they have in the whole model."""
+
+    parts: tuple[Transformer, ...]
+    axes: Axes
+
+    @property
+    def whole(self) -> Transformer:
+        """The model, where it is not cut into stages."""
+        (model,) = self.parts
+        return model
+
+    def modules(self) -> Iterator[nn.Module]:
+        for part in self.parts:
+            yield from part.modules()
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for part in self.parts:
+            yield from part.named_modules()
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        for part in self.parts:
+            yield from part.named_parameters()
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return (parameter for _, parameter in self.named_parameters())
+
+    def named_buffers(self) -> Iterator[tuple[str, Tensor]]:
+        for part in self.parts:
+            yield from part.named_buffers()
+
+    def train(self, mode: bool = True) -> None:
+        for part in self.parts:
+            part.train(mode)

@@ -1,0 +1,169 @@
+"""Running a function again in the backward instead of keeping what it computed in the forward.
+
+What a router chose can be kept all the same, so that the second run takes the same experts. It is kept by the one
+checkpointed call it belongs to: calls may end in any order, and a call that fails leaves nothing behind.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Self
+
+import torch
+from attrs import define
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
+
+aten = torch.ops.aten
+
+# Word of the plan → operators whose results are kept. An exchange is waited for again, which is over at once.
+SAVED: Mapping[str, tuple[Any, ...]] = {
+    "matmul": (aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten._grouped_mm.default),
+    "attention": (
+        aten._scaled_dot_product_flash_attention.default,
+        aten._scaled_dot_product_flash_attention_for_cpu.default,
+        aten._scaled_dot_product_efficient_attention.default,
+        aten._scaled_dot_product_cudnn_attention.default,
+        aten._scaled_dot_product_fused_attention_overrideable.default,
+    ),
+    "all_to_all": (torch.ops._c10d_functional.all_to_all_single.default,),
+}
+
+_here = threading.local()
+
+
+def recomputing() -> bool:
+    """Whether this is the second run of a checkpointed function: counters have counted in the first."""
+    run = getattr(_here, "run", None)
+    return run is not None and run.again
+
+
+def remember(make: Callable[[], Tensor]) -> Tensor:
+    """`make()`; in the second run of a checkpoint that keeps choices, what the first run made in its place."""
+    run = getattr(_here, "run", None)
+    return make() if run is None else run.remember(make)
+
+
+@define(eq=False)
+class Recompute:
+    """Calls functions so that the backward runs them again.
+
+    save: operators whose results are kept; none: only the arguments are. routes: there are routers in the functions,
+    and keep_choices: what they choose is kept, see `remember`. compiled: the calls are part of what is compiled.
+    """
+
+    save: frozenset[Any] = frozenset()
+    routes: bool = False
+    keep_choices: bool = False
+    compiled: bool = False
+
+    def __call__(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        # Nothing in a block draws random numbers, so there is no state of a generator to keep.
+        how: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+        if self.compiled and self.save:
+            # The compiler knows torch's own contexts, and takes from them what to keep.
+            how["context_fn"] = partial(create_selective_checkpoint_contexts, list(self.save))
+        elif self.save or self.routes:
+            how["context_fn"] = partial(_contexts, self)
+        return checkpoint(function, *args, **how)  # pyright: ignore[reportReturnType]
+
+
+def _contexts(how: Recompute) -> tuple[AbstractContextManager, AbstractContextManager]:
+    choices: list[Tensor] | None = [] if how.keep_choices else None
+    first, second = _Run(choices, again=False), _Run(choices, again=True)
+    if not how.save:
+        return first, second
+    kept: dict[Any, list[Any]] = {operator: [] for operator in how.save}
+    return _Both(first, _Keeping(kept)), _Both(second, _Reusing(kept))
+
+
+class _Run:
+    """Marks what runs under it as the first or a second run of one call. A second run can happen more than once:
+    pipelines that take the gradients of inputs and of weights apart go through the block twice."""
+
+    def __init__(self, choices: list[Tensor] | None, *, again: bool) -> None:
+        self.again, self._choices, self._next = again, choices, 0
+        self._outer: _Run | None = None
+
+    def __enter__(self) -> None:
+        self._next = 0
+        self._outer = getattr(_here, "run", None)
+        _here.run = self
+
+    def __exit__(self, *exception: object) -> None:
+        _here.run = self._outer
+
+    def remember(self, make: Callable[[], Tensor]) -> Tensor:
+        if self._choices is None:
+            return make()
+        if not self.again:
+            self._choices.append(make())
+            return self._choices[-1]
+        self._next += 1
+        return self._choices[self._next - 1]
+
+
+class _Keeping(TorchDispatchMode):
+    """Keeps what some operators return.
+
+    torch's own contexts (`create_selective_checkpoint_contexts`) compare all operators of both runs, and refuse where
+    FSDP units inside the block gather their parameters in one of them only; and they hand out a result just once.
+    """
+
+    def __init__(self, kept: dict[Any, list[Any]]) -> None:
+        super().__init__()
+        self._kept = kept
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What is compiled inside the block stays so; its operators are not seen here."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if func in self._kept:
+            self._kept[func].append(_detached(out))
+        return out
+
+
+class _Reusing(TorchDispatchMode):
+    """Gives what was kept instead of calling the operators again, in the order of the calls."""
+
+    def __init__(self, kept: dict[Any, list[Any]]) -> None:
+        super().__init__()
+        self._kept = kept
+        self._left: dict[Any, Iterator[Any]] = {}
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+    def __enter__(self) -> Self:
+        self._left = {operator: iter(results) for operator, results in self._kept.items()}
+        return super().__enter__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in self._left:
+            return func(*args, **(kwargs or {}))
+        return _detached(next(self._left[func]))
+
+
+def _detached(results: Any) -> Any:
+    # The tensors themselves become part of the graph of the run they are returned in.
+    return tree_map(lambda result: result.detach() if isinstance(result, Tensor) else result, results)
+
+
+class _Both:
+    def __init__(self, outer: AbstractContextManager, inner: AbstractContextManager) -> None:
+        self._outer, self._inner = outer, inner
+
+    def __enter__(self) -> None:
+        self._outer.__enter__()
+        self._inner.__enter__()
+
+    def __exit__(self, *exception: Any) -> None:
+        self._inner.__exit__(*exception)
+        self._outer.__exit__(*exception)

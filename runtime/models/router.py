@@ -1,0 +1,136 @@
+"""Choosing experts: scores, the balance of their load, and the losses that keep it.
+
+Shapes: B rows, S positions, D dim, E experts, K experts of a token, T = B·S tokens.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor, nn
+
+from ...planner.architecture import Architecture
+from ..parallel.axes import Axes
+from ..parallel.collectives import all_reduce
+from ..parallel.tensor import local
+from .recompute import recomputing, remember
+
+
+@frozen(eq=False)
+class Routing:
+    """chosen_TK: int64, experts of every token. weights_TK: what each of their outputs is multiplied with.
+
+    loss: the share of this layer and these tokens in the step's objective; None outside training.
+    """
+
+    chosen_TK: Tensor
+    weights_TK: Tensor
+    loss: Tensor | None
+
+
+class Router(nn.Module):
+    """Scores = softmax or sigmoid of x · Wᵀ, in at least fp32; a token takes the K experts of highest score.
+
+    With a balance bias (DeepSeek-V3, arXiv 2412.19437) experts are chosen by score + bias and weighted by score.
+
+    `loads_E` (int64) and `aux` (fp64) count what was trained on: assignments of this rank's real tokens to experts, and
+    the sum of aux losses over rows and layers' calls. They only grow; who reads them keeps what they were before.
+    """
+
+    def __init__(self, arch: Architecture, axes: Axes, rows: int) -> None:
+        super().__init__()
+        self.axes = axes
+        self.experts, self.per_token = arch.experts, arch.experts_per_token
+        self.sigmoid, self.normalise = arch.router_score == "sigmoid", arch.router_normalise
+        # Means over all rows of a step and all layers of the model, however many of them are here.
+        self.aux_weight = arch.router_aux_loss / (rows * arch.layers)
+        self.z_weight = arch.router_z_loss / (rows * arch.layers)
+        self.weight = nn.Parameter(torch.empty(arch.experts, arch.dim))
+        # Named as in the files of DeepSeek-V3.
+        bias_E = torch.zeros(arch.experts) if arch.router_bias_speed else None
+        self.register_buffer("e_score_correction_bias", bias_E)
+        self.e_score_correction_bias: Tensor | None
+        # Plain attributes, no buffers: DDP would overwrite these with those of the first rank.
+        self.loads_E: Tensor | None = None
+        self.aux: Tensor | None = None
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Router":
+        super()._apply(fn, recurse)
+        bias_E = self.e_score_correction_bias
+        # Steps of the bias are a thousandth; a model cast to bf16 would round them away.
+        if bias_E is not None and bias_E.dtype not in (torch.float32, torch.float64):
+            self.e_score_correction_bias = bias_E.float()
+        return self
+
+    def forward(self, x_BSD: Tensor, real_BS: Tensor) -> Routing:
+        """Route every token; those that are not real count in no loss and no load."""
+        exact = torch.float64 if x_BSD.dtype == torch.float64 else torch.float32
+        # A rank's tokens are its own under tensor parallel too, so its gradient is one summand.
+        weight_ED = local(self.weight, partial=True)
+        logits_BSE = F.linear(x_BSD.to(exact), weight_ED.to(exact))
+        scores_BSE = logits_BSE.sigmoid() if self.sigmoid else logits_BSE.softmax(-1)
+        chosen_BSK = remember(lambda: self._choose(scores_BSE))
+        weights_BSK = scores_BSE.gather(-1, chosen_BSK)
+        if self.normalise:
+            # Sigmoids can all be zero; the addend is lost in the rounding of any other sum.
+            weights_BSK = weights_BSK / (weights_BSK.sum(-1, keepdim=True) + 1e-20)
+        loss = self._loss(logits_BSE, scores_BSE, chosen_BSK, real_BS) if self.training else None
+        return Routing(chosen_BSK.flatten(0, 1), weights_BSK.flatten(0, 1), loss)
+
+    @torch.no_grad()
+    def _choose(self, scores_BSE: Tensor) -> Tensor:
+        bias_E = self.e_score_correction_bias
+        return (scores_BSE if bias_E is None else scores_BSE + bias_E).topk(self.per_token).indices
+
+    def _loss(self, logits_BSE: Tensor, scores_BSE: Tensor, chosen_BSK: Tensor, real_BS: Tensor) -> Tensor:
+        """Per row, with f the shares of its assignments and P its mean probabilities: E · Σ f·P (Switch Transformers,
+        arXiv 2101.03961, eq. 4), and the mean of logsumexp² (ST-MoE, arXiv 2202.08906, eq. 5).
+
+        f and the number of tokens speak of the whole row, the sums over tokens of this rank's part of it.
+        """
+        with torch.no_grad():
+            taken_BSE = torch.zeros_like(scores_BSE, dtype=torch.bool).scatter_(-1, chosen_BSK, True)
+            loads_BE = (taken_BSE & real_BS[..., None]).sum(1)
+            counts = torch.cat((loads_BE, real_BS.sum(1, keepdim=True)), dim=1)
+            if self.axes.row is not None:
+                counts = all_reduce(counts, self.axes.row)
+            # A row without real tokens has sums of zero, whatever they are divided by.
+            tokens_B1 = counts[:, self.experts :].clamp(min=1)
+            shares_BE = counts[:, : self.experts] / (tokens_B1 * self.per_token).to(scores_BSE.dtype)
+        unreal_BS1 = ~real_BS[..., None]
+        probabilities_BSE = scores_BSE / scores_BSE.sum(-1, keepdim=True) if self.sigmoid else scores_BSE
+        means_BE = probabilities_BSE.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1
+        aux = self.experts * (shares_BE * means_BE).sum()
+        if not recomputing():
+            self._count(loads_BE.sum(0), aux)
+        loss = self.aux_weight * aux
+        if self.z_weight:
+            squares_BS1 = logits_BSE.logsumexp(-1, keepdim=True).square()
+            loss = loss + self.z_weight * (squares_BS1.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1).sum()
+        return loss
+
+    @torch.no_grad()
+    def _count(self, loads_E: Tensor, aux: Tensor) -> None:
+        if self.loads_E is None or self.aux is None:
+            self.loads_E = torch.zeros_like(loads_E)
+            self.aux = torch.zeros_like(aux, dtype=torch.float64)
+        self.loads_E += loads_E
+        self.aux += aux
+
+
+def attach(x: Tensor, loss: Tensor) -> Tensor:
+    """`x`, whose backward also takes the gradient of `loss`, with factor one: the loss joins the objective where it
+    arises, whatever comes after it and on whatever rank."""
+    return _Attach.apply(x, loss)  # pyright: ignore[reportReturnType]
+
+
+class _Attach(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, loss: Tensor) -> Tensor:
+        ctx.dtype, ctx.device = loss.dtype, loss.device
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return grad_outputs[0], torch.ones((), dtype=ctx.dtype, device=ctx.device)

@@ -1,0 +1,165 @@
+"""Collectives with gradients: each is a linear map over the ranks of a group, and its backward is the transposed map.
+
+| forward                                  | backward                                 |
+| ---------------------------------------- | ---------------------------------------- |
+| `gather`: pieces → whole                 | sum over ranks, own piece                |
+| `scatter_sum`: sum over ranks, own piece | pieces → whole                           |
+| `total`: sum over ranks                  | identity: every rank has the same grad   |
+| `shared`: identity                       | sum over ranks                           |
+| `split`: own piece of a shared tensor    | pieces → whole                           |
+| `join`: pieces → whole                   | own piece: every rank has the same grad  |
+| `exchange`: all-to-all                   | all-to-all back                          |
+
+They go through the dispatcher, so that a checkpoint policy and the compiler see them. Every rank of the group must
+call with the same shapes (but for `exchange`): gloo ends the process otherwise, without an exception.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+OPS = torch.ops._c10d_functional
+
+
+def gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """The pieces of all ranks along `dim`, in rank order; gradients are summed over ranks."""
+    return _Gather.apply(x, dim, group)  # pyright: ignore[reportReturnType]
+
+
+def scatter_sum(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """This rank's piece along `dim` of the sum over ranks; the size of `dim` must be a multiple of the group's."""
+    return _ScatterSum.apply(x, dim, group)  # pyright: ignore[reportReturnType]
+
+
+def total(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The sum over ranks, whose gradient is the same on every rank."""
+    return _Total.apply(x, group)  # pyright: ignore[reportReturnType]
+
+
+def shared(x: Tensor, group: ProcessGroup) -> Tensor:
+    """`x`, the same on every rank, of which every rank makes another use: gradients are summed over ranks."""
+    return _Shared.apply(x, group)  # pyright: ignore[reportReturnType]
+
+
+def split(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """This rank's piece along `dim` of a tensor that is the same on every rank, and whose gradient shall be too."""
+    return _Split.apply(x, dim, group)  # pyright: ignore[reportReturnType]
+
+
+def join(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """The pieces of all ranks along `dim`, to be used by every rank alike: a rank keeps the gradient of its piece."""
+    return _Join.apply(x, dim, group)  # pyright: ignore[reportReturnType]
+
+
+def exchange(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> Tensor:
+    """All-to-all along dim 0: `in_splits[r]` rows go to rank r, `out_splits[r]` rows come from it."""
+    return _Exchange.apply(x, group, out_splits, in_splits)  # pyright: ignore[reportReturnType]
+
+
+def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Without gradient: the pieces of all ranks along `dim`."""
+    size = group.size()
+    whole = OPS.wait_tensor(OPS.all_gather_into_tensor(x.contiguous(), size, group.group_name))
+    return whole if dim % x.dim() == 0 else torch.cat(whole.chunk(size), dim)
+
+
+def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    """Without gradient: this rank's piece along `dim` of the sum over ranks."""
+    size = group.size()
+    assert x.shape[dim] % size == 0, f"dim {dim} of {tuple(x.shape)} cannot be cut in {size}"
+    stacked = x if dim % x.dim() == 0 else torch.cat(x.chunk(size, dim))
+    return OPS.wait_tensor(OPS.reduce_scatter_tensor(stacked.contiguous(), "sum", size, group.group_name))
+
+
+def all_reduce(x: Tensor, group: ProcessGroup, op: str = "sum") -> Tensor:
+    """Without gradient: the sum (or `max`) over ranks, in a new tensor."""
+    return OPS.wait_tensor(OPS.all_reduce(x.contiguous(), op, group.group_name))
+
+
+def all_to_all(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> Tensor:
+    """Without gradient: rows of dim 0 to and from every rank."""
+    return OPS.wait_tensor(OPS.all_to_all_single(x.contiguous(), out_splits, in_splits, group.group_name))
+
+
+def own_piece(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+    size = group.size()
+    assert x.shape[dim] % size == 0, f"dim {dim} of {tuple(x.shape)} cannot be cut in {size}"
+    return x.chunk(size, dim)[group.rank()].contiguous()
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return reduce_scatter(grad_outputs[0], ctx.dim, ctx.group), None, None
+
+
+class _ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return reduce_scatter(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return all_gather(grad_outputs[0], ctx.dim, ctx.group), None, None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        return all_reduce(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return grad_outputs[0], None
+
+
+class _Shared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return all_reduce(grad_outputs[0], ctx.group), None
+
+
+class _Split(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return own_piece(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return all_gather(grad_outputs[0], ctx.dim, ctx.group), None, None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
+        ctx.dim, ctx.group = dim, group
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return own_piece(grad_outputs[0], ctx.dim, ctx.group), None, None
+
+
+class _Exchange(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> Tensor:
+        ctx.group, ctx.out_splits, ctx.in_splits = group, out_splits, in_splits
+        return all_to_all(x, group, out_splits, in_splits)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        return all_to_all(grad_outputs[0], ctx.group, ctx.in_splits, ctx.out_splits), None, None, None

@@ -1,0 +1,34 @@
+"""`setup.parallel.ddp`: the whole model on every rank, gradients summed by DistributedDataParallel."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from ..models.parts import Parts
+from ..ops import op
+
+
+@op("setup.parallel.ddp")
+def replicate(model: Parts) -> None:
+    """Have the step run the model under DDP. It is wrapped there, once it has weights."""
+    model.whole.replicated = True
+
+
+def runner(model: Parts) -> nn.Module:
+    """What a step calls to run a model that is not cut into stages."""
+    whole = model.whole
+    if not whole.replicated:
+        return whole
+    # Every rank has drawn the same weights from their names: there is nothing to broadcast.
+    ddp = DistributedDataParallel(whole, init_sync=False, broadcast_buffers=False, gradient_as_bucket_view=True)
+    ddp.register_comm_hook(None, _sum)
+    return ddp
+
+
+def _sum(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Add up, where DDP's own hook would average: the loss is divided by the tokens of all ranks already."""
+    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    assert work is not None
+    return work.get_future().then(lambda future: future.value()[0])

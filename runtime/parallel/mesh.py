@@ -1,0 +1,105 @@
+"""`setup.mesh`: the ranks as torch sees them: device meshes of dense parameters and of experts, groups of axes."""
+
+from math import prod
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from torch._C._distributed_c10d import HashStore
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...planner.mesh import groups
+from ...planner.plan import Mesh, Plan
+from ..ops import op
+from ..state import Rank
+
+SHARD = "shard"
+
+
+@define(eq=False)
+class Meshes:
+    """dense: the ranks as `pp · unfolded context axes · replicate · shard · tp`, axes of one rank left out but shard,
+    which stands for fsdp and the context axes folded into it. experts: `pp · ep_replicate · ep_fsdp · ep`."""
+
+    dense: DeviceMesh
+    experts: DeviceMesh
+    _groups: dict[str, ProcessGroup] = field(factory=dict)
+
+    def group(self, axis: str) -> ProcessGroup:
+        """The group of this rank along `axis`; `row`: all ranks that hold positions of the same rows."""
+        return self._groups[axis]
+
+    @property
+    def fsdp(self) -> DeviceMesh:
+        """What dense parameters are sharded over, and where the sharded model is replicated (HSDP) that too."""
+        return _some(self.dense, ("replicate", SHARD))
+
+    @property
+    def expert_fsdp(self) -> DeviceMesh:
+        return _some(self.experts, ("ep_replicate", "ep_fsdp"))
+
+
+@op("setup.mesh", gives="meshes")
+def lay_meshes(plan: Plan, rank: Rank, axes: list, expert_axes: list, shard_axes: list[str]) -> Meshes:
+    """Make every process group the plan needs. Collective; every rank makes the groups of all others with it."""
+    if not dist.is_initialized():
+        # FSDP wants a process group even for one rank (it is there then for its mixed precision only).
+        backend = "nccl" if rank.device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+    mesh = plan.mesh
+    assert [[a.name, a.size] for a in mesh.axes] == axes
+    assert [[a.name, a.size] for a in mesh.expert_axes] == expert_axes
+    meshes = Meshes(dense=_dense(mesh, shard_axes, rank), experts=_experts(mesh, rank))
+    wide = [name for name, size in axes if size > 1]
+    for name in wide:
+        meshes._groups[name] = _group_of(groups(mesh, name), meshes.dense, name)
+    if mesh.size("ring") * mesh.size("ulysses") * mesh.size("tp") > 1:
+        meshes._groups["row"] = _row_group(mesh)
+    if dict(expert_axes)["ep"] > 1:
+        meshes._groups["ep"] = meshes.experts.get_group("ep")
+    return meshes
+
+
+def _dense(mesh: Mesh, shard_axes: list[str], rank: Rank) -> DeviceMesh:
+    """Shard axes need not be neighbours in rank numbers (`fold = ulysses_only` steps over ring): ranks are permuted."""
+    names = [axis.name for axis in mesh.axes]
+    sizes = {axis.name: axis.size for axis in mesh.axes}
+    unfolded = [name for name in ("ring", "ulysses") if name not in shard_axes]
+    order = ["pp", *unfolded, "replicate", *shard_axes, "tp"]
+    ranks = torch.arange(mesh.world_size).view([sizes[name] for name in names]).permute(*map(names.index, order))
+    extents = {"pp": sizes["pp"], **{name: sizes[name] for name in unfolded}, "replicate": sizes["replicate"]}
+    extents |= {SHARD: prod(sizes[name] for name in shard_axes), "tp": sizes["tp"]}
+    return _mesh(extents, ranks.reshape(-1), SHARD, rank)
+
+
+def _experts(mesh: Mesh, rank: Rank) -> DeviceMesh:
+    extents = {axis.name: axis.size for axis in mesh.expert_axes}
+    return _mesh(extents, torch.arange(mesh.world_size), "ep_fsdp", rank)
+
+
+def _mesh(extents: dict[str, int], ranks: torch.Tensor, always: str, rank: Rank) -> DeviceMesh:
+    kept = {name: size for name, size in extents.items() if size > 1 or name == always}
+    return DeviceMesh(rank.device.type, ranks.view(*kept.values()), mesh_dim_names=tuple(kept))
+
+
+def _group_of(ranks: list[list[int]], dense: DeviceMesh, name: str) -> ProcessGroup:
+    """The mesh's own group of an axis where it has one."""
+    if name in (dense.mesh_dim_names or ()):
+        return dense.get_group(name)
+    group, _ = dist.new_subgroups_by_enumeration(ranks)
+    assert isinstance(group, ProcessGroup)
+    return group
+
+
+def _row_group(mesh: Mesh) -> ProcessGroup:
+    size = mesh.size("ring") * mesh.size("ulysses") * mesh.size("tp")
+    starts = range(0, mesh.world_size, size)
+    group, _ = dist.new_subgroups_by_enumeration([list(range(start, start + size)) for start in starts])
+    assert isinstance(group, ProcessGroup)
+    return group
+
+
+def _some(mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
+    present = tuple(name for name in names if name in (mesh.mesh_dim_names or ()))
+    return mesh[present] if present != mesh.mesh_dim_names else mesh

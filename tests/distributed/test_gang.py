@@ -1,0 +1,62 @@
+"""The gang that the other tests rest on: jobs leave nothing behind, and what goes wrong is told."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gang import GangFailed, Mutation
+from topologies import Topology
+
+pytestmark = pytest.mark.distributed
+
+FSDP, REPLICATE = Topology(fsdp=2), Topology(replicate=2, sets=("parallel.fsdp.reshard=false",))
+
+
+def children(process: int) -> list[int]:
+    lines = Path(f"/proc/{process}/task/{process}/children").read_text().split()
+    found = [int(number) for number in lines]
+    return found + [grandchild for child in found for grandchild in children(child)]
+
+
+def same(ours, theirs) -> bool:
+    return ours.curve == theirs.curve and all(
+        np.array_equal(a[name], b[name]) for a, b in zip(ours.whole, theirs.whole, strict=True) for name in a
+    )
+
+
+def test_a_job_is_the_same_bit_for_bit_whatever_ran_before(lab):
+    trial, other = FSDP.trial("fp32"), REPLICATE.trial("fp64")
+    first = lab.run(trial, FSDP.layout)
+    between = lab.run(other, REPLICATE.layout)
+    assert same(lab.run(trial, FSDP.layout), first)
+    assert same(lab.run(other, REPLICATE.layout), between)
+    assert not same(between, first)
+
+
+def test_an_exception_is_quoted_and_nothing_is_left(lab):
+    before = children(os.getpid())
+    with pytest.raises(GangFailed) as failure:
+        lab.run(FSDP.trial("fp64"), FSDP.layout, mutation=Mutation("fail", rank=1, how="raise"))
+    assert "--- rank 1\nTraceback" in str(failure.value)
+    assert "the optimizer has left the building" in str(failure.value)
+    assert children(os.getpid()) == before
+    lab.run(FSDP.trial("fp64"), FSDP.layout)
+
+
+def test_an_aborted_rank_shows_where_it_was(lab):
+    with pytest.raises(GangFailed) as failure:
+        lab.run(FSDP.trial("fp64"), FSDP.layout, mutation=Mutation("fail", rank=0, how="abort"))
+    assert "rank 0: signal 6" in str(failure.value)
+    assert "Fatal Python error: Aborted" in str(failure.value)
+
+
+def test_ranks_that_hang_are_ended_and_show_where_they_were(lab):
+    before = children(os.getpid())
+    with pytest.raises(GangFailed) as failure:
+        mutation = Mutation("fail", rank=1, how="hang")
+        lab.run(FSDP.trial("fp64"), FSDP.layout, mutation=mutation, timeout=6)
+    assert "not finished within 6 s (rank 0: signal 9, rank 1: signal 9)" in str(failure.value)
+    assert "_wait_for_ever" in str(failure.value), "rank 1"
+    assert "--- rank 0\n(log)" in str(failure.value)
+    assert children(os.getpid()) == before

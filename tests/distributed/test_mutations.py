@@ -1,0 +1,37 @@
+"""Faults of parallelism that the table of topologies must notice, each in a row that is named here.
+
+A row that a fault leaves untouched would be no evidence against it. That a job still runs to its end is part of these
+tests: the faults are silent ones.
+"""
+
+import pytest
+from gang import Mutation
+from topologies import BY_NAME
+from trials import TOLERANCE, gaps
+
+pytestmark = pytest.mark.distributed
+
+FAULTS = [
+    ("fsdp 2 (dense)", Mutation("average")),
+    ("replicate 2 · fsdp 2 (dense)", Mutation("average")),
+    ("fsdp 2 (dense)", Mutation("own_tokens")),
+    ("fsdp 2 · ep 2 (moe)", Mutation("divide_experts", by=2)),
+    ("tp 2, no clipping (qwen3)", Mutation("own_summands")),
+    ("tp 2 (moe)", Mutation("own_summands")),
+    ("tp 2 (moe)", Mutation("own_statistics")),
+    ("pp 2, gpipe (dense)", Mutation("clip_per_stage", stages=2)),
+    ("pp 2, tied (dense)", Mutation("skip", op="step.tied_grad_sync")),
+    ("ring 2 · ulysses 2, fold none (dense)", Mutation("skip", op="step.context_grad_sync")),
+    ("ring 2 · ulysses 2, fold ring_only (dense)", Mutation("sync_context_over", axis="ring")),
+    ("fsdp 2 · ring 2, fold none (dense)", Mutation("shard_over", axis="ring")),
+    ("fsdp 2 · ep 2, balance bias (moe)", Mutation("skip", op="step.router_bias")),
+]
+
+
+@pytest.mark.parametrize(("row", "fault"), FAULTS, ids=[f"{fault} in {row}" for row, fault in FAULTS])
+def test_a_fault_is_noticed(lab, row, fault):
+    topology = BY_NAME[row]
+    assert topology.ci, "the ordinary tests must notice it"
+    trial = topology.trial("fp64")
+    found = gaps(lab.run(trial, topology.layout, mutation=fault), lab.alone(trial))
+    assert found.worst > 1e3 * TOLERANCE["fp64"]

@@ -1,0 +1,66 @@
+"""Every layout of the table computes what one process computes: losses, gradient norms, all parameters.
+
+Losses and norms of three steps and of an evaluation, parameters after them. The table is tests/support/topologies.py.
+"""
+
+import pytest
+from topologies import CASES, Topology
+from trials import TOLERANCE, Laboratory, gaps, stray_shapes
+
+pytestmark = pytest.mark.distributed
+
+
+def check(lab: Laboratory, topology: Topology, params: str) -> None:
+    trial = topology.trial(params)
+    alone = lab.alone(trial)
+    plan = lab.plan(trial, topology.layout)
+    assert plan.mesh.world_size == topology.world
+    outcome = lab.run(trial, topology.layout)
+    found = gaps(outcome, alone)
+    limit = TOLERANCE[params]
+    assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
+    assert not {name: gap for name, gap in found.parameters.items() if not gap < limit}
+    assert not stray_shapes(plan, outcome)
+
+
+def cases(chosen: list[tuple[Topology, str]]):
+    return pytest.mark.parametrize(
+        ("topology", "params"), chosen, ids=[f"{topology.name} {params}" for topology, params in chosen]
+    )
+
+
+@cases([case for case in CASES if case[0].ci])
+def test_a_layout_computes_what_one_process_computes(lab, topology, params):
+    check(lab, topology, params)
+
+
+@pytest.mark.matrix
+@cases(list(CASES))
+def test_the_whole_table(lab, topology, params):
+    check(lab, topology, params)
+
+
+def test_one_process_clips_where_it_should_and_its_parameters_move(lab):
+    """Rows would prove little if clipping never happened, or always, or if three steps changed next to nothing."""
+    clipped, free = (lab.alone(Topology(clip=clip).trial("fp64")) for clip in ("0.5", "1e3"))
+    assert all(norm > 0.5 for _, _, norm in clipped.curve)
+    assert all(norm < 1e3 for _, _, norm in free.curve)
+    still = lab.run(Topology(shared=("optimizer.lr=1e-30",)).trial("fp64"), (), alone=True)
+    for name, value in clipped.parameters.items():
+        assert abs(value - still.parameters[name]).max() > 1e-3 * abs(value).max(), name
+
+
+def test_rows_are_unevenly_filled(lab):
+    """The table would prove nothing of the normalisation if all ranks had as many valid tokens."""
+    from xtrain.runtime.data.packing import pack_sequential
+    from xtrain.runtime.data.store import open_store
+
+    lab.alone(Topology().trial("fp64"))
+    (store,) = (lab.folder / "runs" / "cache" / "tokens").iterdir()
+    rows = pack_sequential(open_store(store).lengths(), 64, "split")
+    bounds = list(zip(rows.row_offsets[:-1], rows.row_offsets[1:], strict=True))
+    filled = [int(rows.length[a:b].sum()) for a, b in bounds]
+    documents = [b - a for a, b in bounds]
+    assert len(set(filled)) > 10
+    assert sum(count > 1 for count in documents) > len(documents) / 2
+    assert len(rows.row_offsets) > 3 * 12, "no row is seen twice"

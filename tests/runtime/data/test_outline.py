@@ -1,0 +1,49 @@
+"""Outlines: one tensor of fixed shape tells a rank without tokens all that lies in the rows of a step."""
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.runtime.data.batch import Microbatch
+from xtrain.runtime.data.collators import Chain, compose, flatten, pack, shard, shift_tokens, to_tensor
+from xtrain.runtime.data.outline import decode_outline, encode_outline
+
+CAPACITY, ALIGN = 24, 4
+ROWS = st.lists(st.lists(st.integers(1, 8), max_size=3), min_size=2, max_size=2)
+
+
+def chain(rank: int | None) -> Chain:
+    """Of whole rows, or of what a rank of a ring of two holds of them."""
+    stages = [to_tensor(), flatten(), shift_tokens(), pack(capacity=CAPACITY, align=ALIGN)]
+    part = [shard(ring=2, ulysses=1, ring_rank=rank, ulysses_rank=0)] if rank is not None else []
+    return compose([*stages, *part])
+
+
+def assert_same_but_tokens(found: Microbatch, expected: Microbatch):
+    assert found.input_ids_BS is None and found.labels_BS is None and found.num_valid == 0
+    for name in ("positions_BS", "real_BS", "cumulative_lengths", "real_lengths"):
+        ours, theirs = getattr(found, name), getattr(expected, name)
+        assert ours.dtype == theirs.dtype and torch.equal(ours, theirs), name
+    assert (found.max_length, found.sequence) == (expected.max_length, expected.sequence)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=3))
+@settings(deadline=None, max_examples=40)
+def test_what_is_encoded_is_decoded(steps: list[list[list[int]]]):
+    read = [[[np.ones(n + 1, dtype=np.uint8) for n in row] for row in rows] for rows in steps]
+    for rank in (None, 0, 1):
+        collate = chain(rank)
+        batches = [collate(rows) for rows in read]
+        outline = encode_outline(batches)
+        assert outline.dtype == torch.int32 and outline.shape == (len(steps), 2, CAPACITY)
+        found = [collate.local_part(whole) for whole in decode_outline(outline)]
+        for ours, theirs in zip(found, batches, strict=True):
+            assert_same_but_tokens(ours, theirs)
+
+
+def test_padding_is_told_by_its_sign():
+    batch = chain(None)([[np.ones(6, dtype=np.uint8), np.ones(5, dtype=np.uint8)], []])
+    outline = encode_outline([batch])[0].tolist()
+    pads = [~n for n in range(24)]
+    assert outline == [[0, 1, 2, 3, 4, ~5, ~6, ~7, 0, 1, 2, 3, *pads[:12]], pads]

@@ -1,0 +1,254 @@
+"""Blocks that run again in the backward compute what those do that keep everything."""
+
+import threading
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from mixtures import ROUTERS, architecture, tokens
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from towers import tower
+
+from xtrain.planner.architecture import Architecture
+from xtrain.runtime.activation import compile_blocks, recompute_blocks, replay_routing
+from xtrain.runtime.models import recompute
+from xtrain.runtime.models.parts import Parts
+from xtrain.runtime.models.recompute import recomputing, remember
+from xtrain.runtime.ops import PlanMismatch
+
+RANK: Any = SimpleNamespace(coordinates={"pp": 0}, device=torch.device("cpu"))
+MOE = architecture(**ROUTERS["sigmoid, biased, with shared experts"])
+DENSE = architecture(experts=0)
+HOW: dict[str, dict[str, Any]] = {
+    "full": {"mode": "full"},
+    "selective, matmul": {"mode": "selective", "save": ["matmul"]},
+    "selective, attention": {"mode": "selective", "save": ["attention"]},
+    "selective, all": {"mode": "selective", "save": ["matmul", "attention", "all_to_all"]},
+}
+
+
+def made(arch: Architecture, how: dict[str, Any] | None, *, every: int = 1, replay: bool = False) -> Parts:
+    model = tower(arch)
+    if how is not None:
+        matches = [arch.layers // every]
+        recompute_blocks(model, RANK, **how, every=every, pattern="layers.*", matches=matches)
+        if replay:
+            replay_routing(model, RANK, matches)
+    return model
+
+
+def gradients(model: Parts, between: Any = None) -> list[Tensor]:
+    """Of input and parameters; `between` is called between forward and backward."""
+    x_BSD, real_BS = tokens(3, 9)
+    loss = model.parts[0](x_BSD, real_BS).square().sum()
+    if between is not None:
+        between()
+    for parameter in model.parameters():
+        parameter.grad = None
+    loss.backward()
+    return [x_BSD.grad, *(p.grad for p in model.parameters())]
+
+
+def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def gates(model: Parts) -> list[Any]:
+    return [block.mlp.gate for block in model.parts[0].layers.values()]
+
+
+class Calls(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[Any] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.counts[func] += 1
+        return func(*args, **(kwargs or {}))
+
+    def of(self, word: str) -> int:
+        return sum(self.counts[operator] for operator in recompute.SAVED[word])
+
+
+@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("how", HOW)
+def test_gradients_are_bitwise_those_of_blocks_that_keep_everything(how, every, replay):
+    assert same(gradients(made(MOE, HOW[how], every=every, replay=replay)), gradients(made(MOE, None)))
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_dense_blocks_too(how):
+    assert same(gradients(made(DENSE, HOW[how])), gradients(made(DENSE, None)))
+
+
+@pytest.mark.parametrize(
+    ("how", "again"),
+    [
+        (None, {"matmul": 0, "attention": 0}),
+        ("full", {"matmul": 1, "attention": 1}),
+        ("selective, matmul", {"matmul": 0, "attention": 1}),
+        ("selective, attention", {"matmul": 1, "attention": 0}),
+        ("selective, all", {"matmul": 0, "attention": 0}),
+    ],
+)
+@pytest.mark.parametrize("arch", [DENSE, MOE], ids=["dense", "experts"])
+def test_what_is_kept_is_not_computed_again(how, again, arch):
+    def calls(how: dict[str, Any] | None) -> tuple[Calls, Calls]:
+        forward, backward = Calls(), Calls()
+        x_BSD, real_BS = tokens(3, 9)
+        model = made(arch, how)
+        with forward:
+            loss = model.parts[0](x_BSD, real_BS).square().sum()
+        with backward:
+            loss.backward()
+        return forward, backward
+
+    forward, plain = calls(None)
+    _, backward = calls(HOW[how] if how else None)
+    for word, times in again.items():
+        more = backward.of(word) - plain.of(word)
+        # The run stops where nothing is wanted any more: after the last product's inputs are there.
+        assert (more > 0.7 * forward.of(word)) if times else (more == 0), (word, more)
+
+
+def test_the_last_of_so_many_neighbours_is_recomputed():
+    def chosen(every: int) -> list[int]:
+        blocks = made(architecture(layers=7), HOW["full"], every=every).parts[0].layers.items()
+        return [int(name) for name, block in blocks if block.recompute is not None]
+
+    assert chosen(1) == [0, 1, 2, 3, 4, 5, 6]
+    assert chosen(2) == [1, 3, 5]
+    assert chosen(7) == [6]
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_gradients_of_inputs_and_weights_can_be_taken_apart(how):
+    wanted = gradients(made(MOE, None))
+    model = made(MOE, HOW[how], replay=True)
+    x_BSD, real_BS = tokens(3, 9)
+    loss = model.parts[0](x_BSD, real_BS).square().sum()
+    (x_grad,) = torch.autograd.grad(loss, x_BSD, retain_graph=True)
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    assert same([x_grad, *grads], wanted)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_replay_takes_the_experts_of_the_forward(how):
+    def change(model: Parts) -> None:
+        for gate in gates(model):
+            gate.e_score_correction_bias.mul_(-1)
+
+    wanted = gradients(made(MOE, None))
+    replayed = made(MOE, HOW[how], replay=True)
+    assert same(gradients(replayed, lambda: change(replayed)), wanted)
+    chosen_again = made(MOE, HOW[how])
+    try:
+        found = gradients(chosen_again, lambda: change(chosen_again))
+    except (RuntimeError, StopIteration):  # other numbers of tokens make other shapes
+        return
+    assert not same(found, wanted)
+
+
+def test_calls_may_end_in_any_order():
+    """As pipelines run them: several forwards before the first backward, the last one first."""
+    model, plain = made(MOE, HOW["selective, all"], replay=True), made(MOE, None)
+    batches = [tokens(2, 6, seed=seed) for seed in range(3)]
+    losses = [model.parts[0](x, real).square().sum() for x, real in batches]
+    for gate in gates(model):
+        gate.e_score_correction_bias.mul_(-1)
+    for loss in reversed(losses):
+        loss.backward()
+    for x_BSD, real_BS in reversed([tokens(2, 6, seed=seed) for seed in range(3)]):
+        plain.parts[0](x_BSD, real_BS).square().sum().backward()
+    assert same([p.grad for p in model.parameters()], [p.grad for p in plain.parameters()])
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_exception_leaves_nothing_behind(again, monkeypatch):
+    model = made(MOE, HOW["selective, all"], replay=True)
+    mlp, whole = model.parts[0].layers["1"].mlp, type(model.parts[0].layers["1"].mlp).forward
+
+    def fails(*args: Any) -> Tensor:
+        if recomputing() is again:
+            raise ValueError("out of luck")
+        return whole(mlp, *args)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(mlp, "forward", fails)
+        with pytest.raises(ValueError, match="out of luck"):
+            gradients(model)
+    assert not recomputing() and getattr(recompute._here, "run", None) is None
+    assert same(gradients(model), gradients(made(MOE, None)))
+
+
+@pytest.mark.parametrize("how", [*HOW, None])
+def test_loads_are_counted_once(how):
+    model, plain = made(MOE, HOW[how] if how else None, replay=bool(how)), made(MOE, None)
+    gradients(model)
+    gradients(plain)
+    for gate, other in zip(gates(model), gates(plain), strict=True):
+        assert torch.equal(gate.loads_E, other.loads_E) and torch.equal(gate.aux, other.aux)
+        # 27 positions less 3 of padding, three experts each
+        assert gate.loads_E.sum() == 24 * 3
+
+
+def test_kept_results_stay_out_of_the_graphs_they_are_used_in():
+    """They would hold all that the second run computed."""
+    product = torch.ops.aten.mm.default
+    kept: dict[Any, list[Any]] = {product: []}
+    a, b = torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)
+    with recompute._Keeping(kept):
+        a @ b
+    with recompute._Reusing(kept):
+        result = a @ b
+    assert result.grad_fn is not None and len(kept[product]) == 1 and kept[product][0].grad_fn is None
+
+
+def test_without_gradient_nothing_is_recorded():
+    model = made(MOE, HOW["selective, all"], replay=True)
+    with torch.no_grad():
+        out = model.parts[0](*tokens(3, 9))
+        assert torch.equal(out, made(MOE, None).parts[0](*tokens(3, 9)))
+
+
+def test_runs_of_other_threads_are_others():
+    """The backward of a GPU runs in a thread of its own."""
+    seen = []
+    with recompute._Run(None, again=True):
+        thread = threading.Thread(target=lambda: seen.append(recomputing()))
+        thread.start()
+        thread.join()
+        assert recomputing() and seen == [False]
+    assert remember(lambda: torch.ones(1)).item() == 1
+
+
+def test_what_the_plan_says_is_held_against_the_model():
+    with pytest.raises(PlanMismatch, match="fits 1 modules of the model, and the plan says 3"):
+        recompute_blocks(tower(MOE), RANK, "full", 2, "layers.*", [3])
+    with pytest.raises(PlanMismatch, match="mode `some`"):
+        recompute_blocks(tower(MOE), RANK, "some", 1, "layers.*", [3])
+    with pytest.raises(PlanMismatch, match="softmax"):
+        recompute_blocks(tower(MOE), RANK, "selective", 1, "layers.*", [3], ["softmax"])
+    with pytest.raises(PlanMismatch, match="0 blocks with experts are recomputed, and the plan says 3"):
+        replay_routing(tower(MOE), RANK, [3])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [None, "full", "selective, all"])
+@pytest.mark.parametrize("arch", [DENSE, MOE], ids=["dense", "experts"])
+def test_compiled_blocks_compute_the_same(arch, how):
+    torch.compiler.reset()
+    model = made(arch, HOW[how] if how else None, replay=bool(how) and arch.is_moe)
+    names = [name for name, _ in model.named_parameters()]
+    compile_blocks(model, RANK, "default", "layers.*", [arch.layers])
+    assert [name for name, _ in model.named_parameters()] == names
+    for _ in range(2):
+        found = gradients(model)
+    for ours, plain in zip(found, gradients(made(arch, None)), strict=True):
+        assert (ours - plain).abs().max() <= 1e-12 * plain.abs().max()

@@ -1,0 +1,170 @@
+"""Runs plans on several ranks of this machine, fast: ranks are forked from a process that has torch loaded.
+
+    with Gang() as gang:
+        outcome = gang.run(plan, folder, name="tp2")
+
+Does not import torch itself.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from projects import curve, events, records
+
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import to_json
+
+TIMEOUT = 60.0
+
+
+class GangFailed(Exception):
+    """A rank failed, was killed or hung; the message has what every rank had to say."""
+
+
+@frozen(kw_only=True)
+class Outcome:
+    """A job that went well.
+
+    routing: what each record of metrics says of experts. whole: by rank, every parameter the rank holds a part of, put
+    together, and buffers. shapes: of the parts it holds. bytes: of these parts with their gradients and moments.
+    """
+
+    directory: Path
+    seconds: float
+    curve: list[tuple[int, float, float]]
+    routing: list[dict[str, float | list[float]]]
+    evals: list[dict[str, Any]]
+    whole: list[dict[str, np.ndarray]]
+    shapes: list[dict[str, tuple[int, ...]]]
+    bytes: list[dict[str, int]]
+
+    @classmethod
+    def read(cls, directory: Path, world: int, seconds: float) -> "Outcome":
+        whole = [dict(np.load(directory / "held" / f"{rank}.npz")) for rank in range(world)]
+        parts = [json.loads((directory / "held" / f"{rank}.json").read_text()) for rank in range(world)]
+        return cls(
+            directory=directory,
+            seconds=seconds,
+            curve=curve(directory),
+            routing=[{key: r[key] for key in r if key.startswith("moe/")} for r in records(directory, "metrics")],
+            evals=events(directory, "eval"),
+            whole=whole,
+            shapes=[{name: tuple(part["shape"]) for name, part in held.items()} for held in parts],
+            bytes=[{name: part["bytes"] for name, part in held.items()} for held in parts],
+        )
+
+    @property
+    def parameters(self) -> dict[str, np.ndarray]:
+        """The whole model: of every parameter what the first rank that holds it has."""
+        return {name: value for held in reversed(self.whole) for name, value in held.items()}
+
+
+class Mutation:
+    """A fault of `gang_mutations.py` by name, and what it is called with."""
+
+    def __init__(self, name: str, **arguments: Any) -> None:
+        self.name, self.arguments = name, arguments
+
+    def __str__(self) -> str:
+        return " ".join((self.name, *(f"{name}={value}" for name, value in self.arguments.items())))
+
+
+class Gang:
+    """Holds the nursery for as long as it is open."""
+
+    def __init__(self) -> None:
+        self._nursery: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> "Gang":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def start(self) -> None:
+        """Load torch in the background; `run` does so too if need be."""
+        if self._nursery is None:
+            ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+            clean = {name: value for name, value in os.environ.items() if name not in ours}
+            threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+            self._nursery = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("gang_nursery.py")), str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                bufsize=1,
+                env={**clean, **threads, "OMP_WAIT_POLICY": "passive", "GLOO_SOCKET_IFNAME": "lo"},
+            )
+
+    def close(self) -> None:
+        if self._nursery is not None:
+            assert self._nursery.stdin is not None
+            self._nursery.stdin.close()
+            self._nursery.wait(timeout=60)
+            self._nursery = None
+
+    def run(
+        self, plan: Plan, folder: Path, *, name: str, timeout: float = TIMEOUT, mutation: Mutation | None = None
+    ) -> Outcome:
+        """Run `plan` on as many ranks as it asks for, with `folder` as working folder; files go to `folder/jobs/name`.
+
+        Raises GangFailed, with all ranks gone, if one of them fails or `timeout` seconds are over.
+        """
+        world = plan.mesh.world_size
+        directory = folder / "jobs" / name
+        directory.mkdir(parents=True)
+        (directory / "plan.json").write_text(json.dumps(to_json(plan), sort_keys=True))
+        job = {
+            "world": world,
+            "folder": str(folder),
+            "directory": str(directory),
+            "timeout": timeout,
+            "mutation": mutation.name if mutation else "",
+            "mutation_arguments": mutation.arguments if mutation else {},
+        }
+        begin = time.monotonic()
+        answer = self._ask(job)
+        if any(answer["codes"]):
+            raise GangFailed(_report(directory, answer, timeout))
+        return Outcome.read(directory, world, time.monotonic() - begin)
+
+    def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
+        if self._nursery is None:
+            self.start()
+            assert self._nursery is not None
+        assert self._nursery.stdin is not None and self._nursery.stdout is not None
+        self._nursery.stdin.write(json.dumps(job) + "\n")
+        while line := self._nursery.stdout.readline():
+            if line.startswith("{"):
+                return json.loads(line)
+        raise GangFailed(f"the nursery has ended with {self._nursery.wait()}")
+
+
+def _report(directory: Path, answer: dict[str, Any], timeout: float) -> str:
+    """What is known of a failure: who ended how, each error once with the ranks that had it, and their logs."""
+    how = ", ".join(f"rank {rank}: {_ending(code)}" for rank, code in enumerate(answer["codes"]))
+    parts = [f"not finished within {timeout:g} s ({how})" if answer["timed_out"] else f"failed ({how})"]
+    failures: dict[str, list[int]] = {}
+    if (directory / "events.jsonl").exists():
+        for event in events(directory, "failure"):
+            failures.setdefault(event["traceback"] or event["error"], []).append(event["rank"])
+    told = {rank for ranks in failures.values() for rank in ranks}
+    for rank, code in enumerate(answer["codes"]):
+        if code and rank not in told:
+            log = (directory / "logs" / f"{rank}.log").read_text(errors="replace").strip()
+            failures.setdefault(f"(log)\n{log[-6000:]}", []).append(rank)
+    parts += [f"--- rank {', '.join(map(str, sorted(ranks)))}\n{text}" for text, ranks in failures.items()]
+    return "\n".join(parts)
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "did not die"
+    return f"signal {-code}" if code < 0 else "ok" if code == 0 else f"exit code {code}"

@@ -1,0 +1,185 @@
+"""The process that all ranks of the tests are forked from: torch is imported once, and every rank starts fresh.
+
+    python gang_nursery.py PARENT_PID
+
+Importing torch costs a core two seconds, a fork some milliseconds; and a rank that was never used before cannot carry
+anything over from another job: no signal handler, no group, no cache, no patch. Reads jobs from stdin, a JSON object a
+line, and answers each with one line on stdout: exit status by rank (negative: a signal), and whether time ran out.
+"""
+
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+# Imported by a rank on its way through a plan; here it is done once.
+PRELOADED = (
+    "xtrain.runtime.executor",
+    "xtrain.planner.serialise",
+    "torch.distributed.checkpoint",
+    "torch.distributed.device_mesh",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor",
+    "torch.distributed.tensor.parallel",
+    "torch.nn.attention.flex_attention",
+    "torch.utils.checkpoint",
+)
+GRACE = 3.0  # seconds the others have after the first failure to report what they saw
+LAST_WORDS = 1.0  # seconds a rank has to write down where it hangs
+
+
+def die_with(parent: int) -> None:
+    """Ask the kernel for a SIGKILL when the parent dies, so that no rank outlives the tests."""
+    PR_SET_PDEATHSIG = 1
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def fork(work: Callable[[], int]) -> int:
+    """Run `work` in a child, whose exit code it returns; the child's process id."""
+    nursery = os.getpid()
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        die_with(nursery)
+        code = work()
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def keep_store() -> tuple[int, int]:
+    """Start a process that holds a store for process groups, as torchrun's agent does: its process id, its port."""
+    reading, writing = os.pipe()
+
+    def work() -> int:
+        from torch.distributed import TCPStore
+
+        store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        os.write(writing, f"{store.port}\n".encode())
+        while True:
+            signal.pause()
+
+    keeper = fork(work)
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        return keeper, int(lines.readline())
+
+
+def serve(job: dict[str, Any]) -> dict[str, Any]:
+    """Fork the ranks of a job, and wait until all have ended, one has failed or time is out."""
+    world, directory = job["world"], Path(job["directory"])
+    (directory / "logs").mkdir(parents=True, exist_ok=True)
+    keeper, port = keep_store() if world > 1 else (None, 0)
+    ranks = {}
+    for rank in range(world):
+
+        def work(rank: int = rank) -> int:
+            become_rank(rank, world, port, directory / "logs" / f"{rank}.log")
+            from gang_rank import run
+
+            return run(job, rank)
+
+        ranks[fork(work)] = rank
+    deadline = time.monotonic() + job["timeout"]
+    codes, timed_out = _wait(ranks, deadline)
+    left = {child: rank for child, rank in ranks.items() if rank not in codes}
+    if left:
+        for child in left:
+            os.kill(child, signal.SIGUSR1)  # each writes its stack into its log
+        time.sleep(LAST_WORDS)
+        for child in left:
+            os.kill(child, signal.SIGKILL)
+        codes |= _wait(left, time.monotonic() + 30)[0]
+    if keeper is not None:
+        os.kill(keeper, signal.SIGKILL)
+        os.waitpid(keeper, 0)
+    return {"codes": [codes.get(rank) for rank in range(world)], "timed_out": timed_out}
+
+
+def _wait(ranks: dict[int, int], deadline: float) -> tuple[dict[int, int], bool]:
+    """Exit codes by rank of those that ended in time; the first failure shortens the time for all."""
+    watched = {os.pidfd_open(child): child for child in ranks}
+    codes: dict[int, int] = {}
+    shortened = False
+    while watched:
+        ready, _, _ = select.select(list(watched), [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            break
+        for handle in ready:
+            child = watched.pop(handle)
+            code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            os.close(handle)
+            codes[ranks[child]] = code
+            if code and not shortened:
+                shortened, deadline = True, min(deadline, time.monotonic() + GRACE)
+    for handle in watched:
+        os.close(handle)
+    return codes, bool(watched) and not shortened
+
+
+def become_rank(rank: int, world: int, port: int, log: Path) -> None:
+    """Give this process the streams and the environment of a rank under torchrun; alone: of a plain process."""
+    import faulthandler
+
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    faulthandler.enable(sys.stderr)  # gloo ends a process with SIGABRT
+    faulthandler.register(signal.SIGUSR1, sys.stderr)
+    if world > 1:
+        os.environ |= {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(world),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is there already
+        }
+
+
+def preload() -> None:
+    import importlib
+
+    import numpy as np
+
+    from xtrain.runtime.data.packing import pack_sequential
+    from xtrain.runtime.ops import load_ops
+
+    for module in PRELOADED:
+        importlib.import_module(module)
+    pack_sequential(np.array([8]), 4, "split")  # numba reads the compiled kernel once
+    with suppress(Exception):  # every rank does it again, and reports what is wrong
+        load_ops()
+
+
+def main() -> None:
+    die_with(int(sys.argv[1]))
+    preload()
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not be forked"
+    for line in sys.stdin:
+        print(json.dumps(serve(json.loads(line))), flush=True)
+    os._exit(0)  # taking torch down takes a second
+
+
+if __name__ == "__main__":
+    main()

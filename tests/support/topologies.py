@@ -1,0 +1,290 @@
+"""The table of layouts that must compute what one process computes: one row each, nothing but data.
+
+`ci` rows run with the ordinary tests, all of them with `-m matrix`, or one after the other with tabulate.py.
+"""
+
+from itertools import product
+from math import prod
+
+from attrs import frozen
+from trials import Trial
+
+AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp", "ep")
+
+
+@frozen(kw_only=True)
+class Topology:
+    """Sizes of the axes, and what else the layout says.
+
+    accumulate: microbatches of a step on a data rank; a pipeline has as many as there are rows on one, unless given.
+    sets: `--set` texts of the layout alone; shared: of the layout and of one process. note: what they are, in a word.
+    formats: in which the row must hold.
+    """
+
+    model: str = "dense"
+    pp: int = 1
+    replicate: int = 1
+    fsdp: int = 1
+    ring: int = 1
+    ulysses: int = 1
+    tp: int = 1
+    ep: int = 1
+    accumulate: int = 0
+    rows: int = 8
+    clip: str = "0.5"
+    sets: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    note: str = ""
+    formats: tuple[str, ...] = ("fp64",)
+    ci: bool = False
+
+    @property
+    def name(self) -> str:
+        """Such as `pp 2 · tp 2, zbv (moe)`: unique in the table."""
+        axes = [f"{axis} {getattr(self, axis)}" for axis in AXES if getattr(self, axis) > 1]
+        notes = [self.note] if self.note else []
+        return ", ".join([" · ".join(axes) or "one rank", *notes]) + f" ({self.model})"
+
+    @property
+    def world(self) -> int:
+        return prod(getattr(self, axis) for axis in AXES[:-1])
+
+    @property
+    def layout(self) -> tuple[str, ...]:
+        """All `--set` texts of the layout."""
+        sizes = {axis: getattr(self, axis) for axis in ("pp", "tp", "ep") if getattr(self, axis) > 1}
+        texts = [f"parallel.{axis}={size}" for axis, size in sizes.items()]
+        texts += [f"parallel.fsdp={self.fsdp}"]
+        if self.replicate > 1:
+            texts += [f"parallel.fsdp.replicate={self.replicate}"]
+        if self.ring * self.ulysses > 1:
+            texts += [f"parallel.cp={self.ring * self.ulysses}"]
+            texts += [f"parallel.cp.ring={self.ring}", f"parallel.cp.ulysses={self.ulysses}"]
+        rows = self.rows // (self.replicate * self.fsdp)
+        accumulate = self.accumulate or (rows if self.pp > 1 else min(rows, 2))
+        assert rows * self.replicate * self.fsdp == self.rows and rows % accumulate == 0, self.name
+        texts += [f"batch.micro={rows // accumulate}"]
+        return (*texts, *self.sets)
+
+    def trial(self, params: str) -> Trial:
+        """What one process computes for comparison."""
+        align = 2 * self.ring if self.ring > 1 else 1
+        return Trial(model=self.model, params=params, rows=self.rows, clip=self.clip, align=align, settings=self.shared)
+
+
+BOTH = ("fp64", "fp32")
+DEEP = ("model.layers=8",)
+TIED = ("model.tie_embeddings=true",)
+# Neither two nor four ranks divide it; one more than the tokenizer's.
+ODD = ("model.vocab=259",)
+
+
+def _pipeline(schedule: str, stages: int = 1) -> tuple[str, ...]:
+    more = (f"parallel.pp.stages_per_rank={stages}",) if stages > 1 else ()
+    return (f"parallel.pp.schedule={schedule}", *more)
+
+
+SCHEDULES = {
+    "gpipe": _pipeline("gpipe"),
+    "1f1b": _pipeline("1f1b"),
+    "interleaved_1f1b": _pipeline("interleaved_1f1b", 2),
+    "zero_bubble": _pipeline("zero_bubble"),
+    "zbv": _pipeline("zbv", 2),
+}
+ZBV = SCHEDULES["zbv"]
+
+
+def _data() -> list[Topology]:
+    """Data ranks alone."""
+    return [
+        Topology(accumulate=1, note="one microbatch", ci=True),
+        Topology(accumulate=1, note="one microbatch", model="moe", ci=True),
+        *(Topology(fsdp=size, formats=BOTH, ci=size != 4) for size in (2, 4, 8)),
+        Topology(fsdp=2, model="qwen3", clip="none", note="no clipping", ci=True),
+        Topology(fsdp=2, clip="1e3", note="norm below clip"),
+        Topology(fsdp=2, accumulate=3, rows=12, note="three microbatches", ci=True),
+        Topology(fsdp=2, accumulate=1, note="one microbatch"),
+        Topology(fsdp=2, sets=("parallel.fsdp.reshard=false",), note="gathered parameters kept", ci=True),
+        Topology(fsdp=2, shared=TIED, note="tied"),
+        Topology(replicate=2, formats=BOTH, ci=True),
+        Topology(replicate=4),
+        Topology(replicate=2, fsdp=2, formats=BOTH, ci=True),
+        Topology(replicate=2, fsdp=4),
+        Topology(replicate=2, sets=("parallel.stack=ddp",), formats=BOTH, note="ddp", ci=True),
+        Topology(replicate=4, accumulate=2, sets=("parallel.stack=ddp",), shared=TIED, note="ddp, tied"),
+        Topology(replicate=2, sets=("parallel.stack=ddp",), model="moe", note="ddp", ci=True),
+        Topology(replicate=2, sets=("parallel.stack=ddp",), accumulate=3, rows=12, note="ddp, three microbatches"),
+    ]
+
+
+def _tensor() -> list[Topology]:
+    rows = []
+    for size, sequence, loss in product((2, 4), (True, False), (True, False)):
+        off = [name for name, on in (("sequence", sequence), ("loss", loss)) if not on]
+        note = f"without {' and '.join(off)}" if off else ""
+        sets = tuple(f"parallel.tp.{name}=false" for name in off)
+        both = size == 2 or not off
+        rows.append(Topology(tp=size, sets=sets, note=note, formats=BOTH if both else ("fp64",), ci=size == 2))
+    return [
+        *rows,
+        Topology(tp=2, model="qwen3", clip="none", note="no clipping", ci=True),
+        Topology(tp=2, model="moe", formats=BOTH, ci=True),
+        Topology(tp=4, model="moe", sets=("parallel.tp.sequence=false",), note="without sequence"),
+        Topology(tp=2, shared=ODD, note="uneven vocabulary", ci=True),
+        Topology(tp=4, shared=(*ODD, *TIED), note="uneven vocabulary, tied", ci=True),
+        Topology(tp=2, shared=TIED, sets=("parallel.tp.loss=false",), note="tied, without loss"),
+        Topology(tp=2, shared=("loss=cross_entropy", "loss.z_loss=1e-2"), note="z loss", ci=True),
+    ]
+
+
+def _context() -> list[Topology]:
+    return [
+        Topology(ring=2, formats=BOTH, ci=True),
+        Topology(ring=4, formats=BOTH),
+        Topology(ulysses=2, formats=BOTH, ci=True),
+        Topology(ulysses=4, formats=BOTH),
+        Topology(ring=2, model="qwen3", clip="none", note="no clipping"),
+        Topology(ulysses=2, model="qwen3", shared=TIED, note="tied"),
+        Topology(ulysses=4, shared=("model.kv_heads=2",), note="fewer key/value heads than ranks", ci=True),
+        *(
+            Topology(ring=2, ulysses=2, sets=(f"parallel.cp.fold={fold}",), note=f"fold {fold}", ci=True)
+            for fold in ("all", "ulysses_only", "ring_only", "none")
+        ),
+        Topology(ring=2, sets=("parallel.cp.fold=none",), note="fold none"),
+        Topology(ulysses=2, model="moe", sets=("parallel.cp.fold=none",), note="fold none", ci=True),
+    ]
+
+
+def _experts() -> list[Topology]:
+    moe = {"model": "moe"}
+    return [
+        Topology(fsdp=2, formats=BOTH, ci=True, **moe),
+        Topology(fsdp=4, **moe),
+        Topology(fsdp=2, ep=2, formats=BOTH, ci=True, **moe),
+        Topology(fsdp=4, ep=4, formats=BOTH, **moe),
+        Topology(fsdp=4, ep=2, ci=True, **moe),
+        Topology(fsdp=8, ep=4, **moe),
+        Topology(fsdp=2, ep=2, accumulate=3, rows=12, note="three microbatches", ci=True, **moe),
+        Topology(fsdp=2, ep=2, shared=("model.shared_experts=1",), note="shared expert", **moe),
+        Topology(fsdp=2, ep=2, shared=("model.router.score=sigmoid",), note="sigmoid", **moe),
+        Topology(
+            fsdp=2, ep=2, shared=("model.router.bias_speed=0.05",), note="balance bias", formats=BOTH, ci=True, **moe
+        ),
+        Topology(fsdp=2, ep=2, shared=("model.experts_per_token=1",), clip="none", note="one expert a token", **moe),
+    ]
+
+
+def _pipelines() -> list[Topology]:
+    both = {"1f1b", "zbv"}
+    return [
+        *(
+            Topology(pp=2, sets=sets, note=schedule, formats=BOTH if schedule in both else ("fp64",), ci=True)
+            for schedule, sets in SCHEDULES.items()
+        ),
+        *(Topology(pp=4, sets=sets, shared=DEEP, note=schedule) for schedule, sets in SCHEDULES.items()),
+        Topology(pp=2, model="qwen3", clip="none", note="no clipping"),
+        Topology(pp=2, shared=TIED, note="tied", formats=BOTH, ci=True),
+        Topology(pp=2, sets=ZBV, shared=TIED, note="zbv, tied", ci=True),
+        Topology(pp=2, accumulate=3, rows=12, note="three microbatches", ci=True),
+        Topology(pp=2, model="moe", formats=BOTH, ci=True),
+        Topology(pp=2, sets=("parallel.pp.layers=[3, 1]",), note="uneven stages"),
+    ]
+
+
+def _pairs() -> list[Topology]:
+    """Every two of tp, ep, fsdp, replicate, pp, ring, ulysses."""
+    moe = {"model": "moe"}
+    return [
+        Topology(tp=2, fsdp=2, formats=BOTH, ci=True),
+        Topology(tp=2, replicate=2),
+        Topology(tp=2, pp=2, ci=True),
+        Topology(tp=2, ring=2, ci=True),
+        Topology(tp=2, ulysses=2),
+        Topology(tp=2, ep=2, ci=True, **moe),
+        Topology(tp=2, fsdp=2, ep=2, **moe),
+        Topology(tp=2, fsdp=2, ep=4, ci=True, **moe),
+        Topology(replicate=2, fsdp=2, ep=2, ci=True, **moe),
+        Topology(pp=2, fsdp=2, ep=2, ci=True, **moe),
+        Topology(ring=2, ep=2, ci=True, **moe),
+        Topology(ring=2, fsdp=2, ep=4, shared=("model.router.bias_speed=0.05",), note="balance bias", **moe),
+        Topology(ulysses=2, ep=2, **moe),
+        Topology(ulysses=2, fsdp=2, ep=2, ci=True, **moe),
+        Topology(fsdp=2, pp=2, formats=BOTH, ci=True),
+        Topology(fsdp=2, ring=2, ci=True),
+        Topology(fsdp=2, ulysses=2),
+        Topology(fsdp=2, ring=2, sets=("parallel.cp.fold=none",), note="fold none", ci=True),
+        Topology(replicate=2, pp=2, ci=True),
+        Topology(replicate=2, ring=2),
+        Topology(replicate=2, ulysses=2, ci=True),
+        Topology(pp=2, ring=2, ci=True),
+        Topology(pp=2, ulysses=2),
+        Topology(tp=2, pp=2, shared=(*TIED, *ODD), note="tied, uneven vocabulary", ci=True),
+        Topology(tp=2, pp=2, sets=ZBV, shared=TIED, note="zbv, tied"),
+        Topology(tp=2, pp=2, sets=("parallel.tp.sequence=false",), note="without sequence"),
+        Topology(fsdp=2, pp=2, sets=SCHEDULES["zero_bubble"], note="zero_bubble"),
+        Topology(fsdp=2, pp=2, sets=ZBV, shared=TIED, note="zbv, tied"),
+    ]
+
+
+def _triples() -> list[Topology]:
+    moe = {"model": "moe"}
+    return [
+        Topology(pp=2, tp=2, fsdp=2, formats=BOTH, ci=True),
+        Topology(pp=2, ep=2, fsdp=2, tp=2, formats=BOTH, **moe),
+        Topology(pp=2, ep=4, fsdp=4, formats=BOTH, **moe),
+        Topology(ring=2, ulysses=2, fsdp=2, formats=BOTH, ci=True),
+        Topology(tp=2, ep=2, ring=2, fsdp=2, formats=BOTH, **moe),
+        Topology(tp=2, ep=4, ring=2, ulysses=2, formats=BOTH, ci=True, **moe),
+        Topology(replicate=2, fsdp=2, tp=2, formats=BOTH, ci=True),
+        Topology(pp=2, ring=2, fsdp=2, formats=BOTH),
+        Topology(pp=2, tp=2, ep=2, fsdp=2, sets=ZBV, note="zbv", formats=BOTH, ci=True, **moe),
+        Topology(pp=2, ulysses=2, ep=2, fsdp=2, formats=BOTH, **moe),
+        Topology(
+            pp=2, ring=2, ep=4, fsdp=2, sets=SCHEDULES["interleaved_1f1b"], note="interleaved_1f1b", formats=BOTH, **moe
+        ),
+        Topology(replicate=2, pp=2, tp=2, formats=BOTH),
+        Topology(
+            replicate=2, ring=2, ulysses=2, sets=("parallel.cp.fold=ring_only",), note="fold ring_only", formats=BOTH
+        ),
+        Topology(replicate=2, fsdp=2, ulysses=2, formats=BOTH),
+        Topology(replicate=2, fsdp=2, pp=2, formats=BOTH),
+        Topology(replicate=2, fsdp=2, tp=2, ep=4, formats=BOTH, **moe),
+        Topology(tp=2, ring=2, fsdp=2, sets=("parallel.cp.fold=none",), note="fold none", formats=BOTH),
+        Topology(tp=2, ulysses=2, fsdp=2, formats=BOTH),
+        Topology(tp=2, ulysses=2, pp=2, shared=TIED, note="tied", formats=BOTH),
+    ]
+
+
+def _recomputing() -> list[Topology]:
+    """Activation checkpointing must change nothing, also where routing or a schedule is run twice."""
+    full, selective = ("activation.mode=full",), ("activation.mode=selective",)
+    return [
+        Topology(fsdp=2, sets=full, note="full recomputation", ci=True),
+        Topology(fsdp=2, sets=selective, note="selective recomputation", ci=True),
+        Topology(fsdp=2, sets=(*full, "activation.every=2"), note="every second block recomputed"),
+        Topology(fsdp=2, ep=2, model="moe", sets=full, note="full recomputation", ci=True),
+        Topology(fsdp=2, ep=2, model="moe", sets=selective, note="selective recomputation", ci=True),
+        Topology(pp=2, sets=full, note="full recomputation", ci=True),
+        Topology(pp=2, sets=selective, note="selective recomputation"),
+        Topology(pp=2, sets=(*ZBV, *full), note="zbv, full recomputation"),
+        Topology(tp=2, sets=full, note="full recomputation", ci=True),
+        Topology(tp=2, sets=selective, note="selective recomputation"),
+        Topology(ring=2, sets=full, note="full recomputation"),
+        Topology(ulysses=2, sets=selective, note="selective recomputation"),
+        Topology(pp=2, fsdp=2, ep=2, tp=2, model="moe", sets=selective, note="selective recomputation"),
+    ]
+
+
+TOPOLOGIES = (
+    *_data(),
+    *_tensor(),
+    *_context(),
+    *_experts(),
+    *_pipelines(),
+    *_pairs(),
+    *_triples(),
+    *_recomputing(),
+)
+CASES = tuple((topology, params) for topology in TOPOLOGIES for params in topology.formats)
+BY_NAME = {topology.name: topology for topology in TOPOLOGIES}
+assert len(BY_NAME) == len(TOPOLOGIES), "names of topologies are unique"

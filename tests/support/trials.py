@@ -1,0 +1,202 @@
+"""Experiments that any layout must compute alike, and how far a layout is from one process.
+
+A trial is a small experiment; a layout is a tuple of `--set` texts on top of it, such as `parallel.tp=2`.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import field, frozen
+from gang import TIMEOUT, Gang, Mutation, Outcome
+
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.plan import Plan
+
+TOLERANCE = {"fp64": 1e-10, "fp32": 1e-5}
+
+# Initial deviations are large and the learning rate high, so that every part of the model counts and moves. A large eps
+# keeps the optimizer smooth: with a tiny one an element whose gradient is all rounding error moves by the whole
+# learning rate to one side or the other.
+MODELS = {
+    "dense": "llama { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, ffn = 48, init_std = 0.2 }",
+    "qwen3": "qwen3 { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, ffn = 48, init_std = 0.2 }",
+    "moe": "qwen3_moe { dim = 32, layers = 4, heads = 8, kv_heads = 4, head_dim = 8, experts = 8, "
+    "experts_per_token = 2, expert_ffn = 24, init_std = 0.2, router { aux_loss = 0.1, z_loss = 0.01 } }",
+}
+SPEC = """
+experiment trial {{ seed = 3, budget = {steps} steps }}
+model {model}
+tokenizer bytes
+dataset lines {{ source = jsonl("data.jsonl"), holdout = 10% }}
+batch {{ sequence = 64, micro = 1, rows = {rows} }}
+{collate}
+optimizer adamw {{ lr = 1e-2, eps = 1e-3, clip = {clip} }}
+scheduler constant {{}}
+every 1 step log
+every 1000 steps checkpoint
+on finish eval lines {{ batches = none }}
+"""
+CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential, align = {align})"
+
+
+@frozen(kw_only=True)
+class Trial:
+    """What is computed, whatever the layout.
+
+    clip: the first makes every step clip, gradient norms being above it; `none` leaves gradients alone.
+    align: what one process must pad documents to where the layout does; 1: not at all.
+    settings: `--set` texts that both sides share.
+    """
+
+    model: str = "dense"
+    params: str = "fp64"
+    rows: int = 8
+    steps: int = 3
+    clip: str = "0.5"
+    align: int = 1
+    settings: tuple[str, ...] = ()
+
+    def write(self, folder: Path, *, alone: bool) -> Path:
+        """The spec, as a file of `folder`."""
+        collate = CHAIN.format(align=self.align) if alone and self.align > 1 else ""
+        text = SPEC.format(steps=self.steps, model=MODELS[self.model], rows=self.rows, clip=self.clip, collate=collate)
+        path = folder / "trial.xtrain"
+        path.write_text(text)
+        return path
+
+
+@frozen(kw_only=True)
+class Gaps:
+    """The largest difference from one process: of numbers relative to each, of tensors to the largest element.
+
+    routing: of the balance loss and the experts' loads. parameters: by name, buffers among them.
+    """
+
+    loss: float
+    norm: float
+    eval: float
+    routing: float
+    parameters: dict[str, float]
+    seconds: float
+
+    @property
+    def worst_parameter(self) -> float:
+        return max(self.parameters.values())
+
+    @property
+    def worst(self) -> float:
+        return max(self.loss, self.norm, self.eval, self.routing, self.worst_parameter)
+
+
+class NoPlan(Exception):
+    """The spec of a layout has no plan, or one that cannot be executed; the message is the diagnostics."""
+
+
+@frozen(kw_only=True, eq=False)
+class Laboratory:
+    """A folder with data and a gang: runs trials, and keeps what one process computes of each."""
+
+    folder: Path
+    gang: Gang
+    _alone: dict[Trial, Outcome] = field(factory=dict, init=False)
+    _count: list[int] = field(factory=lambda: [0], init=False)
+
+    @classmethod
+    def open(cls, folder: Path, gang: Gang) -> "Laboratory":
+        gang.start()
+        # Up to 70 tokens, most rows with several documents and hardly one full: ranks differ in their valid tokens.
+        words = [f"line {i} " + "abc def ghi "[: i % 13] * (1 + i % 5) for i in range(150)]
+        (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
+        return cls(folder=folder, gang=gang)
+
+    def plan(self, trial: Trial, sets: tuple[str, ...], world: int | None = None, *, alone: bool = False) -> Plan:
+        path = trial.write(self.folder, alone=alone)
+        compiled = plan_from_spec(
+            path, (f"precision.params={trial.params}", "workspace.root=runs", *trial.settings, *sets), world
+        )
+        if compiled.plan is None:
+            raise NoPlan("\n".join(error.message for error in compiled.diagnostics.errors))
+        return compiled.plan
+
+    def run(
+        self,
+        trial: Trial,
+        sets: tuple[str, ...],
+        world: int | None = None,
+        *,
+        alone: bool = False,
+        timeout: float = TIMEOUT,
+        mutation: Mutation | None = None,
+    ) -> Outcome:
+        self._count[0] += 1
+        slug = re.sub(r"[^a-z0-9]+", "-", " ".join((trial.model, trial.params, *sets)).replace("parallel.", ""))[:60]
+        name = f"{self._count[0]:03d}-{slug.strip('-')}"
+        plan = self.plan(trial, sets, world, alone=alone)
+        return self.gang.run(plan, self.folder, name=name, timeout=timeout, mutation=mutation)
+
+    def alone(self, trial: Trial) -> Outcome:
+        """The trial in one process; computed once."""
+        if trial not in self._alone:
+            self._alone[trial] = self.run(trial, (), alone=True)
+        return self._alone[trial]
+
+
+def gaps(ours: Outcome, theirs: Outcome) -> Gaps:
+    """Compare a layout with one process; every rank's view of a parameter counts."""
+    expected = theirs.parameters
+    assert ours.parameters.keys() == expected.keys(), ours.parameters.keys() ^ expected.keys()
+    distances: dict[str, float] = dict.fromkeys(expected, 0.0)
+    for held in ours.whole:
+        for name, value in held.items():
+            distances[name] = max(distances[name], _distance(value, expected[name]))
+    assert [step for step, *_ in ours.curve] == [step for step, *_ in theirs.curve]
+    assert [e["tokens"] for e in ours.evals] == [e["tokens"] for e in theirs.evals]
+    return Gaps(
+        loss=_relative([c[1] for c in ours.curve], [c[1] for c in theirs.curve]),
+        norm=_relative([c[2] for c in ours.curve], [c[2] for c in theirs.curve]),
+        eval=_relative([e["loss"] for e in ours.evals], [e["loss"] for e in theirs.evals]),
+        routing=_routing(ours, theirs),
+        parameters=distances,
+        seconds=ours.seconds,
+    )
+
+
+def _relative(ours: list[float], theirs: list[float]) -> float:
+    return max((_worse(abs(a - b) / abs(b)) for a, b in zip(ours, theirs, strict=True)), default=0.0)
+
+
+def _routing(ours: Outcome, theirs: Outcome) -> float:
+    pairs = list(zip(ours.routing, theirs.routing, strict=True))
+    assert all(a.keys() == b.keys() for a, b in pairs)
+    return max((_distance(np.array(a[key]), np.array(b[key])) for a, b in pairs for key in b), default=0.0)
+
+
+def _distance(ours: np.ndarray, theirs: np.ndarray) -> float:
+    if ours.shape != theirs.shape:
+        return float("inf")
+    return _worse(float(np.abs(ours - theirs).max() / max(float(np.abs(theirs).max()), 1e-30)))
+
+
+def _worse(gap: float) -> float:
+    """NaN is farther than anything."""
+    return gap if gap == gap else float("inf")
+
+
+def stray_shapes(plan: Plan, outcome: Outcome) -> list[str]:
+    """What ranks hold otherwise than `planner.placement` says, in words."""
+    from xtrain.planner.placement import held, held_bytes
+
+    found = []
+    for rank, shapes in enumerate(outcome.shapes):
+        planned: dict[str, Any] = held(plan, rank)
+        for name in sorted(planned.keys() | shapes.keys()):
+            ours, theirs = shapes.get(name), planned.get(name)
+            if theirs is None or ours is None or tuple(theirs) != ours:
+                found.append(f"rank {rank}: {name} is {ours}, planned {theirs}")
+        total = sum(outcome.bytes[rank].values())
+        if not found and total != held_bytes(plan, rank):
+            found.append(f"rank {rank}: {total} bytes, planned {held_bytes(plan, rank)}")
+    return found
