@@ -205,10 +205,8 @@ def word_mismatch(kind: Any, text: str | None, value: Value, context: "Context")
     message = f"{context.subject} cannot be `{text}`"
     if context.is_label:
         message = f"`{context.kind}` has no {context.name} called `{text}`"
-    shown = [f'"{choice}"' if choice[0].isdigit() else choice for choice in choices]
-    one_of: tuple[Note, ...] = ((f"one of {', '.join(shown)}", None),) if len(choices) > 1 else ()
+    one_of: tuple[Note, ...] = ((f"one of {', '.join(choices)}", None),) if len(choices) > 1 else ()
     if meant is None:
-        hint = f"write `{shown[0]}`" if len(choices) == 1 else f"choose one of {', '.join(shown)}"
+        hint = f"write `{choices[0]}`" if len(choices) == 1 else f"choose one of {', '.join(choices)}"
         return Mismatch("X305", message, value, hint=hint)
-    spelled = f'"{meant}"' if meant[0].isdigit() else meant
-    return Mismatch("X305", message, value, hint=f"did you mean `{spelled}`?", notes=one_of, fix=(value.span, spelled))
+    return Mismatch("X305", message, value, hint=f"did you mean `{meant}`?", notes=one_of, fix=(value.span, meant))

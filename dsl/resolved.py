@@ -12,7 +12,7 @@ from .schema.setting import AUTO, settings_of
 from .spec import Spec
 from .values import quantity_text
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|1f1b")
 _RESERVED = ("true", "false", "none", "auto", "then")
 _CALLS = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
 _ACTIONS = {kind: name for name, kind in blocks.ACTIONS.items()}

@@ -56,7 +56,7 @@ def one_by_one(rows_ND: Tensor, counts_E: Tensor, gate_EDF: Tensor, up_EDF: Tens
 
 
 class MoE(nn.Module):
-    """Σ weight · expert(x) over a token's experts, plus its shared experts, which are one SwiGLU as wide as they all are.
+    """Σ weight · expert(x) over a token's experts, plus the shared experts: one SwiGLU as wide as they are together.
 
     Its ranks take different tokens, tensor-parallel ones too: they cut the positions, not the matrices.
     rows: those of a step, for the means of the router's losses.

@@ -35,7 +35,8 @@ class Router(nn.Module):
     With a balance bias (DeepSeek-V3, arXiv 2412.19437) experts are chosen by score + bias and weighted by score.
 
     `loads_E` (int64) and `aux` (fp64) count what was trained on: assignments of this rank's real tokens to experts, and
-    the sum of aux losses over rows and layers' calls. They only grow; who reads them keeps what they were before.
+    aux losses summed over rows (of a row that several ranks hold, this rank's part). They only grow; who reads them
+    keeps what they were before.
     """
 
     def __init__(self, arch: Architecture, axes: Axes, rows: int) -> None:

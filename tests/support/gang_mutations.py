@@ -84,7 +84,7 @@ def divide_experts(by: int) -> None:
 
 @mutation
 def own_summands() -> None:
-    """Weights that tensor-parallel ranks use for their parts of the work keep the rank's own summand of the gradient."""
+    """Weights that tensor-parallel ranks use for their parts of the work keep their summand of the gradient."""
     from xtrain.runtime.models import layers, router
 
     for module in (layers, router):
