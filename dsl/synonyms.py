@@ -20,6 +20,10 @@ _OURS: Final = {
     "tensor_parallel": "tp", "expert_parallel": "ep", "pipeline_parallel": "pp", "context_parallel": "cp",
     "hsdp": "replicate", "max_tokens": "tokens", "output_dir": "root", "path": "source", "files": "source",
     "evaluate": "eval", "validate": "eval", "save": "checkpoint", "sample": "generate", "optim": "optimizer",
+    "cpu_offload": "offload", "reshard_after_forward": "reshard", "virtual_stages": "stages_per_rank",
+    "num_virtual_stages": "stages_per_rank", "sequence_parallel": "sequence", "norm_topk_prob": "normalise",
+    "n_shared_experts": "shared_experts", "num_shared_experts": "shared_experts", "scoring_func": "score",
+    "router_aux_loss_coef": "aux_loss", "data_parallel_mode": "stack",
     "lr_scheduler": "scheduler", "schedule": "scheduler", "data": "dataset", "training": "experiment", "end": "finish",
 }  # fmt: skip
 

@@ -20,7 +20,11 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     for part in (_tensor_parallel, _context_parallel, _expert_parallel, _activation, _routing_replay, _compile):
         last = part(graph, run, last)
     last = add_sharding(graph, run, last)
-    args = {"seed": run.spec.experiment.seed, "init_std": run.architecture.init_std}
+    args = {
+        "seed": run.spec.experiment.seed,
+        "init_std": run.architecture.init_std,
+        "offload": run.spec.parallel.fsdp.offload,
+    }
     does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
     return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
 
@@ -122,8 +126,9 @@ def _activation(graph: Builder, run: Resolved, last: str) -> str:
 def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
     if run.spec.activation.mode == "none" or run.layout.ep == 1:
         return last
-    does = "a block that is computed again sends its tokens to the experts it has chosen the first time"
     args = {"matches": run.recomputed}
+    blocks = plural(sum(run.recomputed), "block")
+    does = f"of {blocks}, send tokens in the backward to the experts they were sent to in the forward"
     return graph.add("setup", "setup.routing_replay", does, args=args, after=((last, "model"),))
 
 

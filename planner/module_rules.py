@@ -23,9 +23,13 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
         found.fail("activation.every", "X418", "activation.every", message, f"use every {layers} or less")
     else:
         found.passed("activation.every", f"{layers // chosen.every} of {layers} layers are recomputed")
-    if chosen.mode != "selective" or isinstance(chosen.save, Auto):
+    if isinstance(chosen.save, Auto):
         return
-    if not chosen.save:
+    if chosen.mode == "full":
+        message = "full recomputation keeps nothing but what goes into a block, so save would change nothing"
+        hint = "use save auto, or write `activation selective`"
+        found.fail("activation.save", "X418", "activation.save", message, hint)
+    elif not chosen.save:
         message = "selective recomputation that keeps nothing is full recomputation"
         hint = "use save [matmul], or write `activation full`"
         found.fail("activation.save", "X418", "activation.save", message, hint)

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from .architecture import Architecture, ParameterSpec
 
-FORMAT = 1
+FORMAT = 2
 
 NodeKind = Literal["setup", "collate", "step", "tick", "event", "shutdown"]
 Status = Literal["pass", "warn", "fail", "unknown"]

@@ -48,7 +48,7 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
         yield f"parallel.{axis}.size", block.size
         yield from _block(f"parallel.{axis}", block)
     yield "activation.mode", spec.activation.mode
-    yield from _block("activation", spec.activation, spec.activation.mode)
+    yield from _block("activation", spec.activation)
     yield from _block("compile", spec.compile)
     for number, tick in enumerate(spec.ticks):
         yield f"every.{number}.every", tick.every

@@ -62,7 +62,9 @@ def _grid(page: Page, mesh: Mesh, wide: list[Axis]) -> None:
 def show_memory(page: Page, plan: Plan) -> None:
     """Model states of the largest rank of every pipeline coordinate; neighbours with equal sizes share a line."""
     memory = plan.estimates.memory
-    page.heading("MEMORY", "model states of a rank; activations not estimated")
+    offloaded = any(node.args.get("offload") for node in plan.nodes)
+    host = ", in host memory" if offloaded else ""
+    page.heading("MEMORY", f"model states of a rank{host}; activations not estimated")
     rows: list[tuple[str, ...]] = [("ranks", "parameters", "gradients", "optimizer", "total")]
 
     def sizes(one: RankMemory) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ from .builder import Builder
 from .mesh import AXES
 from .resolved import Resolved
 from .sharding import folded_axes
-from .units import flops_text, plural
+from .units import count_text, flops_text, plural
 
 
 def add_step(graph: Builder, run: Resolved, after: str, flops_per_step: int) -> str:
@@ -60,7 +60,8 @@ def _add_syncs(run: Resolved, then: Any) -> None:
         does = f"sum gradients of norms and other weights that tp={tp} does not cut"
         then("step.tensor_grad_sync", does, {"axes": ["tp"]}, ("tp",))
     if run.size("pp") > 1 and run.architecture.tie_embeddings and run.pipeline.ends_apart:
-        does = "sum the gradients of the embedding and of its copy, the head on the last stage"
+        table = count_text(run.architecture.vocab * run.architecture.dim)
+        does = f"sum the gradients of the embedding, {table} parameters, and of its copy, the head on the last stage"
         then("step.tied_grad_sync", does, {"axes": ["pp"]}, ("pp",))
     unfolded = run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(parallel)))
     if unfolded:

@@ -19,8 +19,10 @@ RESIDUAL = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
 
 @op("setup.weights")
 @torch.no_grad()
-def initialise(plan: Plan, model: Parts, rank: Rank, seed: int, init_std: float, offload: bool = False) -> None:
+def initialise(plan: Plan, model: Parts, rank: Rank, seed: int, init_std: float, offload: bool) -> None:
     """Give memory and values to every parameter: norms 1, matrices normal with `init_std`; buffers are zero.
+
+    offload: parameters live in host memory.
 
     Each value is drawn in fp32 for the whole parameter and then cut, so every rank of every layout, and every number
     format, starts from the same model. Raises PlanMismatch if what this rank holds is not what the plan says.
@@ -33,8 +35,10 @@ def initialise(plan: Plan, model: Parts, rank: Rank, seed: int, init_std: float,
     for name, parameter in model.named_parameters():
         std = residual_std if name.endswith(RESIDUAL) else init_std
         fill(parameter, initial_values(name, tuple(parameter.shape), std, seed, device))
-    for _, buffer in model.named_buffers():
-        buffer.zero_()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            # Where the work is done, wherever the parameters live.
+            setattr(module, name, torch.zeros_like(buffer, device=rank.device))
 
 
 def assert_held(plan: Plan, model: Parts, rank: Rank) -> None:

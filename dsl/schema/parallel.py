@@ -124,13 +124,11 @@ class Activation:
         default=1,
         check=at_least(1),
         role=Role.EXECUTION,
-        only=("full", "selective"),
     )
     save: tuple[Literal["matmul", "attention", "all_to_all"], ...] | Auto = setting(
-        "operations whose results are kept all the same; auto: matmul and attention, and all_to_all where there is one",
+        "what selective recomputation keeps all the same; auto: matmul, attention, and all_to_all where there is one",
         default=AUTO,
         role=Role.EXECUTION,
-        only=("selective",),
     )
 
 

@@ -50,4 +50,4 @@ def test_bf16_compute_follows_fp32_and_is_the_same_on_two_ranks(lab):
     one, two = lab.alone(trial), lab.run(trial, Topology(fsdp=2).layout)
     assert 1e-6 < worst(one.curve, exact.curve)[0] < 5e-3, "it computes in bf16"
     assert worst(two.curve, one.curve)[0] < 5e-3
-    assert {value.dtype for value in one.parameters.values()} == {np.dtype("float32")}
+    assert {value.dtype for value in one.tensors.values()} == {np.dtype("float32")}

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gang import GangFailed, Mutation
 from topologies import Topology
+from trials import stray_shapes
 
 pytestmark = pytest.mark.distributed
 
@@ -32,6 +33,18 @@ def test_a_job_is_the_same_bit_for_bit_whatever_ran_before(lab):
     assert same(lab.run(trial, FSDP.layout), first)
     assert same(lab.run(other, REPLICATE.layout), between)
     assert not same(between, first)
+
+
+def test_parts_that_are_not_the_planned_ones_are_named(lab):
+    """What the table of topologies asks of every row."""
+    trial = FSDP.trial("fp64")
+    outcome = lab.run(trial, FSDP.layout)
+    assert stray_shapes(lab.plan(trial, FSDP.layout), outcome) == []
+    wrong = stray_shapes(lab.plan(trial, Topology(tp=2).layout), outcome)
+    assert "rank 0: layers.0.self_attn.o_proj.weight is (16, 64), planned (32, 32)" in wrong
+    for held in outcome.bytes:
+        held["norm.weight"] += 8
+    assert [text.split(":")[0] for text in stray_shapes(lab.plan(trial, FSDP.layout), outcome)] == ["rank 0"]
 
 
 def test_an_exception_is_quoted_and_nothing_is_left(lab):

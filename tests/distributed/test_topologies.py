@@ -1,9 +1,11 @@
-"""Every layout of the table computes what one process computes: losses, gradient norms, all parameters.
+"""Every layout of the table computes what one process computes: losses, gradient norms, all tensors.
 
-Losses and norms of three steps and of an evaluation, parameters after them. The table is tests/support/topologies.py.
+Losses and norms of three steps, the loss of an evaluation, parameters and moments after them, where experts are their
+loads. Every rank holds what the plan foresees. The table is tests/support/topologies.py.
 """
 
 import pytest
+from attrs import evolve
 from topologies import CASES, Topology
 from trials import TOLERANCE, Laboratory, gaps, stray_shapes
 
@@ -19,7 +21,7 @@ def check(lab: Laboratory, topology: Topology, params: str) -> None:
     found = gaps(outcome, alone)
     limit = TOLERANCE[params]
     assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
-    assert not {name: gap for name, gap in found.parameters.items() if not gap < limit}
+    assert not {name: gap for name, gap in found.tensors.items() if not gap < limit}
     assert not stray_shapes(plan, outcome)
 
 
@@ -46,8 +48,22 @@ def test_one_process_clips_where_it_should_and_its_parameters_move(lab):
     assert all(norm > 0.5 for _, _, norm in clipped.curve)
     assert all(norm < 1e3 for _, _, norm in free.curve)
     still = lab.run(Topology(shared=("optimizer.lr=1e-30",)).trial("fp64"), (), alone=True)
-    for name, value in clipped.parameters.items():
-        assert abs(value - still.parameters[name]).max() > 1e-3 * abs(value).max(), name
+    parameters = {name: value for name, value in clipped.tensors.items() if not name.startswith("optimizer.")}
+    assert parameters
+    for name, value in parameters.items():
+        assert abs(value - still.tensors[name]).max() > 1e-3 * abs(value).max(), name
+
+
+def test_partial_evaluations_are_the_same_in_every_layout(lab):
+    """They take the same first rows, however many ranks share them."""
+    more = "every 2 steps eval lines { batches = 1 }"
+    trial = evolve(Topology().trial("fp64"), steps=4, more=more)
+    alone = lab.alone(trial)
+    assert [e["step"] for e in alone.evals] == [2, 4, 4]
+    assert alone.evals[0]["tokens"] < alone.evals[2]["tokens"]
+    for topology in (Topology(fsdp=2), Topology(fsdp=2, tp=2), Topology(pp=2)):
+        found = gaps(lab.run(trial, topology.layout), alone)  # also that they have seen as many tokens
+        assert found.eval < TOLERANCE["fp64"]
 
 
 def test_rows_are_unevenly_filled(lab):

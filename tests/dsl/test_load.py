@@ -76,6 +76,12 @@ def test_nested_blocks_merge_too(good):
     assert spec.parallel.pp.size == 2
 
 
+def test_none_is_a_label_too(good):
+    assert good("activation none").activation.mode == "none"
+    spec = good("activation full { every = 2 }\nactivation none\ncompile")
+    assert (spec.activation.mode, spec.activation.every, spec.compile.mode) == ("none", 2, "default")
+
+
 def test_datasets_of_different_names_are_different_things(good):
     spec = good('dataset web { source = text("a") }\ndataset stdlib { holdout = 1% }\ndataset web { text = "t" }')
     assert list(spec.datasets) == ["stdlib", "web"]

@@ -7,7 +7,7 @@ from xtrain.dsl.schema.parallel import Cp, Parallel
 from xtrain.planner.architecture import Architecture, ParameterSpec
 from xtrain.planner.estimates import count_parameters, flops_per_token, matmul_parameters
 from xtrain.planner.mesh import build_mesh
-from xtrain.planner.sharding import Cuts, cuts_of, tensor_rules
+from xtrain.planner.sharding import Cuts, cuts_of, fits, tensor_rules
 from xtrain.planner.stages import balance, pipeline_of, stages_of_rank
 
 COMMON = {"rope_theta": 1e4, "norm_eps": 1e-6, "init_std": 0.02}
@@ -123,6 +123,12 @@ def test_uneven_shards_count_as_the_largest():
     assert largest(both, "layers.0.input_layernorm.weight", (5,)) == 2
     # Shared experts carry the names of a feed-forward layer one part deeper, and are whole.
     assert largest(both, "layers.0.mlp.shared_experts.up_proj.weight", (18, 5)) == 5 * 5
+
+
+def test_a_star_stands_for_one_part_of_a_name():
+    assert fits("layers.12.mlp.up_proj", "layers.*.mlp.up_proj") and fits("lm_head", "lm_head")
+    assert not fits("layers.0.inner.mlp.up_proj", "layers.*.mlp.up_proj")
+    assert not fits("layers.0.mlp", "layers.*")
 
 
 def test_experts_are_cut_over_the_expert_view():

@@ -229,6 +229,7 @@ def test_context_parallel(plan):
     made = plan(parallel="parallel { cp 4 { ring = 2, ulysses = 2 } }")
     assert made.node("setup.parallel.cp").args == {"ring": 2, "ulysses": 2, "matches": [4]}
     assert made.node("collate.pack").args == {"method": "sequential", "capacity": 256, "align": 4}
+    assert made.node("setup.data.code").args["align"] == 4
     assert made.node("collate.shard").args == {"ring": 2, "ulysses": 2}
     chain = [node.id for node in made.of_kind("collate")]
     assert chain[-3:] == ["collate.pack", "collate.shard", "collate.microbatches"]

@@ -78,7 +78,16 @@ def test_vector_of_sixteen_ranks():
 
 @pytest.mark.parametrize(
     ("cp", "heads", "kv_heads", "ulysses"),
-    [(4, 32, 8, 4), (16, 32, 8, 8), (6, 32, 8, 2), (4, 16, 1, 4), (3, 16, 4, 1), (1, 8, 8, 1), (8, 4, 1, 4)],
+    [
+        (4, 32, 8, 4),
+        (16, 32, 8, 8),
+        (6, 32, 8, 2),
+        (4, 16, 1, 4),
+        (3, 16, 4, 1),
+        (3, 12, 4, 1),
+        (1, 8, 8, 1),
+        (8, 4, 1, 4),
+    ],
 )
 def test_ulysses_takes_what_heads_allow(cp, heads, kv_heads, ulysses):
     chosen, why = choose_ulysses(cp, heads, kv_heads)

@@ -50,6 +50,11 @@ def test_the_page_says_what_matters(plan):
         assert re.sub(r"\s+", " ", words) in re.sub(r"\s+", " ", text), words
 
 
+def test_the_page_says_where_offloaded_states_lie(plan):
+    assert "a rank, in host memory;" in render(plan(parallel="parallel { fsdp 2 { offload = true } }"))
+    assert "host memory" not in render(plan(parallel="parallel { fsdp 2 }"))
+
+
 def test_large_and_small_grids(plan):
     assert "each rank as" not in render(plan(parallel="parallel { fsdp 64, tp 2 }"))
     spread = render(plan(parallel="parallel { fsdp 4, tp 2 }", launch="launch { nodes = 2 }"))

@@ -34,7 +34,7 @@ def test_round_trip(rich, plan):
 
 def test_views_stand_under_their_names(rich):
     content = json.loads(dumps(rich))
-    assert content["format"] == 1
+    assert content["format"] == 2
     assert content["id"] == rich.id
     assert content["world_size"] == 16
     assert content["mesh"]["axes"] == {"pp": 2, "replicate": 1, "fsdp": 2, "ring": 1, "ulysses": 2, "tp": 2}
@@ -77,7 +77,7 @@ def test_a_plan_changed_by_hand_is_refused(rich, change):
     assert "plan it again" in caught.value.hint
 
 
-@pytest.mark.parametrize("content", [None, [], {}, {"format": 99}, {"format": 1}, {"format": 1, "id": "x", "mesh": 3}])
+@pytest.mark.parametrize("content", [None, [], {}, {"format": 99}, {"format": 2}, {"format": 2, "id": "x", "mesh": 3}])
 def test_what_is_no_plan_is_refused(content):
     with pytest.raises(PlanError) as caught:
         from_json(content)

@@ -10,6 +10,8 @@ from attrs import frozen
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
+from xtrain.planner.examine import examine
+from xtrain.planner.premises import Verdicts, premises
 
 from .conftest import spec_text
 
@@ -383,6 +385,10 @@ TABLE = {
         "activation.save=[matmul]", activation="activation selective { save = [all_to_all] }",
         parallel=parallel("cp 2 { ring = 2 }"),
     ),
+    "full recomputation that keeps something": wrong(
+        "X418", "[matmul]", "full recomputation keeps nothing but what goes into a block", "use save auto",
+        "activation.save=auto", activation="activation full { save = [matmul] }",
+    ),
     "selective recomputation that keeps nothing": wrong(
         "X418", "[]", "keeps nothing is full recomputation", "use save [matmul]", "activation.save=[matmul]",
         activation="activation selective { save = [] }",
@@ -431,6 +437,20 @@ def test_a_wrong_layout_is_named_with_a_value_that_works(case, tmp_path):
     if case.fix:
         again = compiled(path, case, case.fix)
         assert again.plan is not None, again.diagnostics.render()
+
+
+def test_every_rule_of_the_table_knows_what_it_rests_on(tmp_path):
+    """A rule without premises of its own would be silenced by any mistake elsewhere."""
+    rules = set()
+    for case in TABLE.values():
+        path = tmp_path / "spec.xtrain"
+        path.write_text(spec_text(**case.blocks))
+        spec = load_spec(path).require()
+        found = Verdicts(spec)
+        examine(spec, case.world, found)
+        rules |= {check.id for check in found.checks}
+        assert [check.id for check in found.checks if "*" in premises(check.id, spec)] == ["schedule.budget"]
+    assert len(rules) >= 35
 
 
 SEVERAL = [

@@ -33,7 +33,8 @@ class Outcome:
     """A job that went well.
 
     routing: what each record of metrics says of experts. whole: by rank, every parameter the rank holds a part of, put
-    together, and buffers. shapes: of the parts it holds. bytes: of these parts with their gradients and moments.
+    together, buffers and optimizer state. shapes: of the parts of parameters it holds. bytes: of these parts with their
+    gradients and moments.
     """
 
     directory: Path
@@ -61,8 +62,8 @@ class Outcome:
         )
 
     @property
-    def parameters(self) -> dict[str, np.ndarray]:
-        """The whole model: of every parameter what the first rank that holds it has."""
+    def tensors(self) -> dict[str, np.ndarray]:
+        """The whole state: of every tensor what the first rank that holds it has."""
         return {name: value for held in reversed(self.whole) for name, value in held.items()}
 
 

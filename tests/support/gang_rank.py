@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from xtrain.planner.serialise import from_json
 from xtrain.runtime.checkpoint.tensors import MOMENTS
 from xtrain.runtime.executor import Executor
+from xtrain.runtime.models.parts import Parts
 
 
 class Observed(Executor):
@@ -25,24 +26,32 @@ class Observed(Executor):
         super()._shut_down(failed=failed)
 
 
-def save(model: nn.Module, optimizer: Optimizer, directory: Path, rank: int) -> None:
-    """Write `held/<rank>.npz` with buffers and every parameter this rank has a part of, whole; `.json` about the parts.
+def save(model: Parts, optimizer: Optimizer, directory: Path, rank: int) -> None:
+    """Write `held/<rank>.npz` with every tensor this rank has a part of, put together, and `.json` about the parts.
 
-    That says by name the shape, and the bytes of parameter, gradient and moments. Putting shards together takes the
-    other ranks: all ranks of a parameter's mesh must call.
+    Tensors are parameters, buffers, and as `optimizer.<name>.<moment>` the optimizer's. The parts are those of
+    parameters: by name the shape, and the bytes with gradient and moments. Putting shards together takes the other
+    ranks: all ranks of a parameter's mesh must call.
     """
     folder = directory / "held"
     folder.mkdir(exist_ok=True)
-    whole, parts = {}, {}
-    for name, parameter in model.named_parameters():
-        value = parameter.detach()
+    whole: dict[str, np.ndarray] = {}
+    parts: dict[str, dict[str, Any]] = {}
+
+    def keep(name: str, value: Tensor) -> None:
         array = (value.full_tensor() if isinstance(value, DTensor) else value).numpy()
         assert np.array_equal(whole.setdefault(name, array), array), f"two stages of this rank disagree on {name}"
-        state = [parameter.grad, *(optimizer.state[parameter][moment] for moment in MOMENTS)]
-        tensors = [_local(tensor) for tensor in (value, *state) if tensor is not None]
-        parts[name] = {"shape": list(tensors[0].shape), "bytes": sum(t.numel() * t.element_size() for t in tensors)}
+
+    for name, parameter in model.named_parameters():
+        keep(name, parameter.detach())
+        tensors = [parameter.detach(), parameter.grad]
+        for moment in MOMENTS:
+            tensors.append(optimizer.state[parameter][moment])
+            keep(f"optimizer.{name}.{moment}", optimizer.state[parameter][moment])
+        local = [_local(tensor) for tensor in tensors if tensor is not None]
+        parts[name] = {"shape": list(local[0].shape), "bytes": sum(t.numel() * t.element_size() for t in local)}
     for name, buffer in model.named_buffers():
-        whole[name] = buffer.numpy()
+        keep(name, buffer)
     np.savez(folder / f"{rank}.npz", **whole)
     (folder / f"{rank}.json").write_text(json.dumps(parts))
 

@@ -24,13 +24,13 @@ Written by `python tests/support/tabulate.py --write`.
 Each row is a layout that ran three optimizer steps and an evaluation on gloo ranks of one machine, held against one
 process that saw the same rows: uneven documents, a held-out set, AdamW with clipping. A gap is the largest difference,
 relative to the value (loss, gradient norm, evaluation) or to the largest element of the tensor (routing: the experts'
-loads and the balance loss; parameters: every one of them, as every rank holds it). The tests fail above 1e-10 in fp64
-and 1e-5 in fp32. Each rank's shapes and bytes are those that the plan foresees.
+loads and the balance loss; tensors: parameters and both moments, every one of them, as every rank holds it). The tests
+fail above 1e-10 in fp64 and 1e-5 in fp32. Each rank's shapes and bytes are those that the plan foresees.
 
 `tests/support/topologies.py` is the table as data; `pytest tests/distributed` runs the rows marked `ci`,
 `pytest -m matrix` all of them. The seconds are those of two cores, set-up included.
 
-| layout | model | ranks | format | ci | loss | norm | eval | routing | worst parameter | s |
+| layout | model | ranks | format | ci | loss | norm | eval | routing | worst tensor | s |
 | --- | --- | --: | --- | --- | --: | --: | --: | --: | --: | --: |
 """
 
@@ -63,7 +63,7 @@ class Row:
         if self.gaps is None:
             return ["–"] * 6
         g = self.gaps
-        return [*(f"{gap:.0e}" for gap in (g.loss, g.norm, g.eval, g.routing, g.worst_parameter)), f"{g.seconds:.1f}"]
+        return [*(f"{gap:.0e}" for gap in (g.loss, g.norm, g.eval, g.routing, g.worst_tensor)), f"{g.seconds:.1f}"]
 
 
 def run(lab: Laboratory, topology: Topology, params: str) -> Row:

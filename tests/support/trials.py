@@ -38,6 +38,7 @@ scheduler constant {{}}
 every 1 step log
 every 1000 steps checkpoint
 on finish eval lines {{ batches = none }}
+{more}
 """
 CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential, align = {align})"
 
@@ -48,7 +49,7 @@ class Trial:
 
     clip: the first makes every step clip, gradient norms being above it; `none` leaves gradients alone.
     align: what one process must pad documents to where the layout does; 1: not at all.
-    settings: `--set` texts that both sides share.
+    settings: `--set` texts that both sides share. more: lines of the spec.
     """
 
     model: str = "dense"
@@ -58,11 +59,19 @@ class Trial:
     clip: str = "0.5"
     align: int = 1
     settings: tuple[str, ...] = ()
+    more: str = ""
 
     def write(self, folder: Path, *, alone: bool) -> Path:
         """The spec, as a file of `folder`."""
         collate = CHAIN.format(align=self.align) if alone and self.align > 1 else ""
-        text = SPEC.format(steps=self.steps, model=MODELS[self.model], rows=self.rows, clip=self.clip, collate=collate)
+        text = SPEC.format(
+            steps=self.steps,
+            model=MODELS[self.model],
+            rows=self.rows,
+            clip=self.clip,
+            collate=collate,
+            more=self.more,
+        )
         path = folder / "trial.xtrain"
         path.write_text(text)
         return path
@@ -72,23 +81,23 @@ class Trial:
 class Gaps:
     """The largest difference from one process: of numbers relative to each, of tensors to the largest element.
 
-    routing: of the balance loss and the experts' loads. parameters: by name, buffers among them.
+    routing: of the balance loss and the experts' loads. tensors: by name, parameters, buffers and moments.
     """
 
     loss: float
     norm: float
     eval: float
     routing: float
-    parameters: dict[str, float]
+    tensors: dict[str, float]
     seconds: float
 
     @property
-    def worst_parameter(self) -> float:
-        return max(self.parameters.values())
+    def worst_tensor(self) -> float:
+        return max(self.tensors.values())
 
     @property
     def worst(self) -> float:
-        return max(self.loss, self.norm, self.eval, self.routing, self.worst_parameter)
+        return max(self.loss, self.norm, self.eval, self.routing, self.worst_tensor)
 
 
 class NoPlan(Exception):
@@ -145,9 +154,9 @@ class Laboratory:
 
 
 def gaps(ours: Outcome, theirs: Outcome) -> Gaps:
-    """Compare a layout with one process; every rank's view of a parameter counts."""
-    expected = theirs.parameters
-    assert ours.parameters.keys() == expected.keys(), ours.parameters.keys() ^ expected.keys()
+    """Compare a layout with one process; every rank's view of a tensor counts."""
+    expected = theirs.tensors
+    assert ours.tensors.keys() == expected.keys(), ours.tensors.keys() ^ expected.keys()
     distances: dict[str, float] = dict.fromkeys(expected, 0.0)
     for held in ours.whole:
         for name, value in held.items():
@@ -159,7 +168,7 @@ def gaps(ours: Outcome, theirs: Outcome) -> Gaps:
         norm=_relative([c[2] for c in ours.curve], [c[2] for c in theirs.curve]),
         eval=_relative([e["loss"] for e in ours.evals], [e["loss"] for e in theirs.evals]),
         routing=_routing(ours, theirs),
-        parameters=distances,
+        tensors=distances,
         seconds=ours.seconds,
     )
 

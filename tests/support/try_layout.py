@@ -63,7 +63,7 @@ def try_layout(lab: Laboratory, arguments: argparse.Namespace) -> bool:
     found = gaps(outcome, alone)
     print(f"gaps: loss {found.loss:.1e}, norm {found.norm:.1e}, eval {found.eval:.1e}, routing {found.routing:.1e}")
     limit = TOLERANCE[trial.params]
-    for name, gap in sorted(found.parameters.items(), key=lambda item: -item[1])[:12]:
+    for name, gap in sorted(found.tensors.items(), key=lambda item: -item[1])[:12]:
         print(f"  {gap:.1e} {name}{'' if gap <= limit else '  <<<'}")
     stray = stray_shapes(plan, outcome) if find_spec("xtrain.planner.placement") else []
     print("\n".join(stray[:20]) or "every rank holds what was planned")
