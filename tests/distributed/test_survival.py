@@ -20,12 +20,15 @@ LONG = {"steps": 4000}
 ENDLESS = "generate { prompts = [" + '"line", ' * 1000 + "], tokens = 400 }"
 
 
-def wait_for_step(project: Project, step: int, root: str = "runs") -> None:
+def wait_for_step(project: Project, process: subprocess.Popen, step: int) -> None:
+    """Return as soon as `process` has logged `step`."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:
-        for path in (project.folder / root).glob("tiny/*/metrics.jsonl"):
+        ended = process.poll() is not None
+        for path in (project.folder / "runs").glob("tiny/*/metrics.jsonl"):
             if path.read_text().count('"loss"') >= step:
                 return
+        assert not ended, "\n".join(process.communicate())
         time.sleep(0.02)
     raise AssertionError(f"step {step} was not reached")
 
@@ -69,7 +72,7 @@ def unbroken(tmp_path_factory) -> Callable[[str], list[tuple[int, float, float]]
 def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project, unbroken, world):
     spec = project.spec(steps=60)
     process = project.start(spec, "--world", world, "--ui", "plain")
-    wait_for_step(project, 10)
+    wait_for_step(project, process, 10)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 75, out + err
@@ -84,7 +87,7 @@ def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project,
 def test_ctrl_c_saves_and_says_130(project):
     spec = project.spec(**LONG)
     process = project.start(spec, "--world", "2")
-    wait_for_step(project, 3)
+    wait_for_step(project, process, 3)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in out + err
@@ -97,7 +100,7 @@ def test_ctrl_c_saves_and_says_130(project):
 def test_a_rank_that_dies_ends_the_run_at_once(project):
     spec = project.spec(**LONG)
     process = project.start(spec, "--world", "2", "--ui", "plain")
-    wait_for_step(project, 3)
+    wait_for_step(project, process, 3)
     directory = project.directory()
     victim = next(p for p in workers(directory) if b"\0RANK=1\0" in Path(f"/proc/{p}/environ").read_bytes())
     begin = time.monotonic()
@@ -134,7 +137,7 @@ def test_an_exception_in_a_rank_is_shown_with_its_traceback(project):
 def test_ranks_do_not_outlive_a_killed_launcher_and_leave_a_checkpoint(project):
     spec = project.spec(**LONG)
     process = project.start(spec, "--world", "2")
-    wait_for_step(project, 3)
+    wait_for_step(project, process, 3)
     directory = project.directory()
     assert len(workers(directory)) == 2
     process.kill()
@@ -147,7 +150,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint(project, unbroken):
     keep_two = ("--set", "checkpoint.keep=2")
     spec = project.spec(steps=60, more="every 10 steps checkpoint", name="often.xtrain")
     process = project.start(spec, *keep_two)
-    wait_for_step(project, 25)
+    wait_for_step(project, process, 25)
     (worker,) = workers(project.directory())
     os.kill(worker, signal.SIGKILL)
     process.kill()
@@ -180,7 +183,7 @@ def test_a_run_that_shall_not_be_resumed_begins_anew_and_loses_nothing(project):
 def test_two_processes_do_not_share_a_run_directory(project):
     spec = project.spec(**LONG)
     process = project.start(spec)
-    wait_for_step(project, 1)
+    wait_for_step(project, process, 1)
     other = project.start(spec)
     _, err = other.communicate(timeout=60)
     assert other.returncode == 3 and "another process" in err and "Traceback" not in err
@@ -245,7 +248,7 @@ def test_a_run_directory_of_another_model_is_left_as_it_was(project):
 def test_a_run_killed_at_its_end_still_does_what_was_to_happen_there(project):
     spec = project.spec(steps=6, more=f"on finish {ENDLESS}")
     process = project.start(spec)
-    wait_for_step(project, 6)
+    wait_for_step(project, process, 6)
     directory = project.directory()
     deadline = time.monotonic() + 30
     while not events(directory, "checkpoint") and time.monotonic() < deadline:
@@ -266,7 +269,7 @@ def test_a_run_killed_at_its_end_still_does_what_was_to_happen_there(project):
 def test_ranks_that_cannot_stop_in_time_are_a_failure(project):
     spec = project.spec(steps=3, more=f"launch {{ stop_deadline = 1 s }}\non finish {ENDLESS}")
     process = project.start(spec, "--ui", "plain")
-    wait_for_step(project, 3)
+    wait_for_step(project, process, 3)
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)

@@ -120,7 +120,7 @@ class Gang:
         """
         world = plan.mesh.world_size
         directory = folder / "jobs" / name
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)  # a job of the same name goes on with its run
         (directory / "plan.json").write_text(json.dumps(to_json(plan), sort_keys=True))
         job = {
             "world": world,
