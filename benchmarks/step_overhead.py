@@ -16,7 +16,7 @@ import torch
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.step import losses
+from xtrain.runtime.models.batch import ModelBatch
 
 SPEC = """
 experiment overhead {{ budget = {steps} steps }}
@@ -52,7 +52,7 @@ def by_hand(executor: Executor) -> float:
     begin = time.process_time()
     for batch in batches:
         optimizer.zero_grad()
-        loss = losses(model, batch, device).objective / batch.num_valid
+        loss = model.whole(None, ModelBatch.of(batch, device)).sum() / batch.num_valid
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

@@ -1,4 +1,4 @@
-"""The groups in which the modules of this rank work together. Set-up ops fill them in; None means an axis of one rank."""
+"""The groups in which the modules of a rank work together. Set-up ops fill them in; None means an axis of one rank."""
 
 from attrs import define, frozen
 from torch.distributed import ProcessGroup
