@@ -58,8 +58,10 @@ class Doubts:
         if section.broken or self.unread or misplaced:
             doubtful.update(unwritten)
         written = {*section.entries, *section.blocks, *section.lost}
+        label = blocks.label_of(block)
+        if section.broken and label is not None and not section.labels:
+            self.paths.add(f"{path}.{label.name}")  # `pp { {`: something else stands in its place
         for name in written - known.keys() - set(later.SETTINGS.get(block, ())):
-            label = blocks.label_of(block)
             meant = closest(name, known)
             if meant is not None:
                 doubtful.add(meant)

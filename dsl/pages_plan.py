@@ -79,7 +79,8 @@ PAGES: Final = (
     Code("X416", "a zero-bubble schedule with something it breaks", """
         The schedules zero_bubble and zbv compute the gradients of weights apart from those of activations, and later.
         Parameters that `reshard` has freed in between lose their gradients without a word from torch, and compiled
-        blocks cannot be taken apart.
+        blocks cannot be taken apart. zbv brings the last stage back to the rank of the first one, where a tied
+        embedding would have to be part of both.
         """, "batch { sequence = 512, accumulate = 8 }\n"
         "parallel { pp 2 { schedule = zbv }, fsdp auto { reshard = true } }",
         "batch { sequence = 512, accumulate = 8 }\nparallel { pp 2 { schedule = zbv }, fsdp auto }"),

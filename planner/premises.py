@@ -42,6 +42,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "mesh.pp.costs": ("parallel.pp.size", "parallel.pp.layers", "parallel.pp.embedding_cost", "parallel.pp.head_cost"),
     "mesh.pp.microbatches": ("parallel.pp.size", "parallel.pp.schedule", "{accumulate}"),
     "mesh.pp.reshard": ("parallel.pp.size", "parallel.pp.schedule", "parallel.fsdp.reshard"),
+    "mesh.pp.tied": ("parallel.pp.size", "parallel.pp.schedule", "model.tie_embeddings"),
     "mesh.pp.compile": ("parallel.pp.size", "parallel.pp.schedule", "compile.mode"),
     "mesh.offload": ("parallel.fsdp.offload", "launch.device"),
     "mesh.ddp.*": ("parallel.stack", "parallel.{}", "precision.params", "precision.compute"),

@@ -46,8 +46,8 @@ def _refuse_ddp(found: Findings, name: str, message: str, hint: str) -> None:
 
 
 def _check_zero_bubble(spec: Spec, found: Findings) -> None:
-    """A backward in two parts looks for gathered parameters after FSDP has freed them, and torch refuses compiled
-    blocks."""
+    """A backward in two parts looks for gathered parameters after FSDP has freed them, torch refuses compiled blocks,
+    and a stage that comes back to the rank of the first one would share its embedding."""
     pp, fsdp = spec.parallel.pp, spec.parallel.fsdp
     if pp.size == 1 or pp.schedule not in ZERO_BUBBLE:
         return
@@ -60,6 +60,9 @@ def _check_zero_bubble(spec: Spec, found: Findings) -> None:
     if spec.compile.mode != "none":
         message = f"schedule {pp.schedule} takes the backward of a block apart, which torch.compile does not allow"
         found.fail("mesh.pp.compile", "X416", "compile.mode", message, f"use mode none, {others}")
+    if pp.schedule == "zbv" and spec.model.tie_embeddings:
+        message = "schedule zbv has the first and the last stage on one rank, and fsdp cannot shard one matrix in both"
+        found.fail("mesh.pp.tied", "X416", "model.tie_embeddings", message, f"use tie_embeddings false, {others}")
 
 
 def _check_offload(spec: Spec, found: Findings) -> None:

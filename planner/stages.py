@@ -19,11 +19,6 @@ class Pipeline:
         """The coordinates that read rows: the first stage takes inputs, the last one labels."""
         return sorted({self.owner(0), self.owner(len(self.spans) - 1)})
 
-    @property
-    def ends_apart(self) -> bool:
-        """Whether embedding and head lie on different ranks."""
-        return self.owner(0) != self.owner(len(self.spans) - 1)
-
     def owner(self, stage: int) -> int:
         return next(pp for pp, stages in enumerate(self.owners) if stage in stages)
 

@@ -59,7 +59,7 @@ def _add_syncs(run: Resolved, then: Any) -> None:
     if tp > 1 and not run.dense_fsdp:
         does = f"sum gradients of norms and other weights that tp={tp} does not cut"
         then("step.tensor_grad_sync", does, {"axes": ["tp"]}, ("tp",))
-    if run.size("pp") > 1 and run.architecture.tie_embeddings and run.pipeline.ends_apart:
+    if run.size("pp") > 1 and run.architecture.tie_embeddings:
         table = count_text(run.architecture.vocab * run.architecture.dim)
         does = f"sum the gradients of the embedding, {table} parameters, and of its copy, the head on the last stage"
         then("step.tied_grad_sync", does, {"axes": ["pp"]}, ("pp",))

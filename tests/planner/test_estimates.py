@@ -197,10 +197,10 @@ def test_stages_of_ranks():
     pipeline = pipeline_of([3, 2, 2, 1], 2, "zbv")
     assert pipeline.spans == ((0, 2), (3, 4), (5, 6), (7, 7))
     assert pipeline.owners == ((0, 3), (1, 2))
-    assert pipeline.blocks() == [4, 4] and pipeline.readers == [0] and not pipeline.ends_apart
+    assert pipeline.blocks() == [4, 4] and pipeline.readers == [0]
     looped = pipeline_of([3, 2, 2, 1], 2, "interleaved_1f1b")
     assert looped.owners == ((0, 2), (1, 3))
-    assert looped.readers == [0, 1] and looped.ends_apart and looped.layers(1) == [3, 4, 7]
+    assert looped.readers == [0, 1] and looped.layers(1) == [3, 4, 7]
 
 
 def test_shared_experts_are_counted_for_every_token():

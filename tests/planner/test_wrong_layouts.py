@@ -323,6 +323,11 @@ TABLE = {
         "compile.mode=none",
         parallel=parallel("pp 2 { schedule = zero_bubble }"), compile="compile { mode = default }",
     ),
+    "zbv with a tied embedding": wrong(
+        "X416", "true", "schedule zbv has the first and the last stage on one rank", "schedule interleaved_1f1b",
+        "model.tie_embeddings=false", model=dense(more="tie_embeddings = true"),
+        parallel=parallel("pp 2 { schedule = zbv }"),
+    ),
     "zbv with compile": wrong(
         "X416", "compile", "schedule zbv takes the backward of a block apart", "schedule interleaved_1f1b",
         "parallel.pp.schedule=interleaved_1f1b", parallel=parallel("pp 2 { schedule = zbv }"), compile="compile",

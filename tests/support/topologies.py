@@ -184,7 +184,6 @@ def _pipelines() -> list[Topology]:
         *(Topology(pp=4, sets=sets, shared=DEEP, note=schedule) for schedule, sets in SCHEDULES.items()),
         Topology(pp=2, model="qwen3", clip="none", note="no clipping"),
         Topology(pp=2, shared=TIED, note="tied", formats=BOTH, ci=True),
-        Topology(pp=2, sets=ZBV, shared=TIED, note="zbv, tied", ci=True),
         Topology(pp=2, accumulate=3, rows=12, note="three microbatches", ci=True),
         Topology(pp=2, model="moe", formats=BOTH, ci=True),
         Topology(pp=2, sets=("parallel.pp.layers=[3, 1]",), note="uneven stages"),
@@ -219,10 +218,8 @@ def _pairs() -> list[Topology]:
         Topology(pp=2, ring=2, ci=True),
         Topology(pp=2, ulysses=2),
         Topology(tp=2, pp=2, shared=(*TIED, *ODD), note="tied, uneven vocabulary", ci=True),
-        Topology(tp=2, pp=2, sets=ZBV, shared=TIED, note="zbv, tied"),
         Topology(tp=2, pp=2, sets=("parallel.tp.sequence=false",), note="without sequence"),
         Topology(fsdp=2, pp=2, sets=SCHEDULES["zero_bubble"], note="zero_bubble"),
-        Topology(fsdp=2, pp=2, sets=ZBV, shared=TIED, note="zbv, tied"),
     ]
 
 
