@@ -5,6 +5,7 @@ tensor parallel S is what this rank holds of a row, under tensor parallel H and 
 Module names are those of Hugging Face's files, without the leading `model.`.
 """
 
+from collections import deque
 from collections.abc import Callable
 
 import torch
@@ -100,18 +101,18 @@ class Transformer(nn.Module):
             self.norm = RMSNorm(arch.dim, arch.norm_eps)
             if not arch.tie_embeddings:
                 self.lm_head = Linear(arch.dim, arch.vocab)
-        # What a pipeline's schedule passes on is a tensor: it names a batch of this list by its number.
-        self.inbox: list[ModelBatch] = []
+        # A pipeline's schedule passes on tensors alone: batches wait here, and come in this order on every stage.
+        self.inbox: deque[ModelBatch] = deque()
         self.splits_backward, self.replicated = False, False
 
-    def forward(self, x_BSD: Tensor | None, batch: ModelBatch | Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
         """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid
-        tokens of the batch, or the logits [B, V] of its `last_BS`.
+        tokens of the batch, or the logits [B, V] of its `last_BS`. Without a batch, the next one of the inbox.
 
         The head runs inside this forward, so that sharded weights are whole when the chunked loss reads them.
         """
-        if isinstance(batch, Tensor):
-            batch = self.inbox[int(batch)]
+        if batch is None:
+            batch = self.inbox.popleft()
         if self.span.embeds:
             assert batch.input_ids_BS is not None
             x_BSD = self.embed_tokens(batch.input_ids_BS)

@@ -1,7 +1,7 @@
 """`setup.parallel.pp`: the stages of this rank under one of torch's pipeline schedules.
 
 What stages pass on is the residual stream [B, S, D]. Everything else of a batch (positions, documents, labels) every
-rank has itself, in the inbox of its parts; a schedule only passes its number along.
+rank has itself, in the inbox of its parts.
 """
 
 from collections.abc import Iterable, Iterator
@@ -78,14 +78,14 @@ class Pipeline:
         assert all(batch.shape == batches[0].shape for batch in batches)
         schedule = self.schedule_for(len(batches), rows, positions)
         for part in self.model.parts:
-            part.inbox = batches
+            part.inbox.extend(batches)
+        # What is to be cut into microbatches, where a schedule asks for something: nobody reads it.
         numbers = torch.arange(len(batches))
         first = (numbers,) if 0 in self.own else ()
         schedule._loss_fn = lambda objective, _: objective.sum() * scale
         last: dict[str, Any] = {"target": numbers, "losses": []} if self.has_last else {}
-        schedule.step(*first, batch=numbers, return_outputs=False, **last)
+        schedule.step(*first, return_outputs=False, **last)
         sums = [batch.cross_entropy for batch in batches if batch.cross_entropy is not None]
-        self._empty_inbox()
         return torch.stack(sums).sum() if sums else torch.zeros((), dtype=self.objective, device=self.rank.device)
 
     def schedule_for(self, count: int, rows: int, positions: int) -> Any:
@@ -158,10 +158,6 @@ class Pipeline:
         rows, positions = batch.shape
         tensor = self.model.axes.tensor
         return rows, positions // tensor.size if tensor is not None and tensor.sequence else positions
-
-    def _empty_inbox(self) -> None:
-        for part in self.model.parts:
-            part.inbox = []
 
 
 def _unset(*_: Any) -> Tensor:
