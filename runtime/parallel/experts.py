@@ -2,13 +2,12 @@
 the same ones."""
 
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 from ..models.parts import Parts
 from ..ops import op
 from ..state import Rank
-from .fsdp import offloading, policy, sum_gradients
+from .fsdp import make_unit
 from .mesh import Meshes
 from .rules import matching
 
@@ -48,12 +47,12 @@ def shard_experts(
     whole: they are summed as those of dense parameters are, and divided by nothing.
     """
     for _, experts in matching(model, pattern, matches, rank):
-        fully_shard(
+        make_unit(
             experts,
-            mesh=meshes.expert_fsdp,
-            shard_placement_fn=lambda parameter: Shard(dimension),
-            mp_policy=policy(compute, reduce),
-            reshard_after_forward=reshard,
-            offload_policy=offloading(offload),
+            meshes.expert_fsdp,
+            compute=compute,
+            reduce=reduce,
+            reshard=reshard,
+            offload=offload,
+            dimension=dimension,
         )
-        sum_gradients(experts)

@@ -4,6 +4,7 @@ The loss is already divided by the valid tokens of the whole step, so reduce-sca
 """
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -11,6 +12,7 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from ..build import DTYPES
@@ -22,13 +24,30 @@ from .mesh import Meshes
 from .rules import matching
 
 
-def policy(compute: str, reduce: str) -> MixedPrecisionPolicy:
-    return MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce])
+def make_unit(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    compute: str,
+    reduce: str,
+    reshard: bool,
+    offload: bool,
+    dimension: int = 0,
+) -> None:
+    """Shard what no unit inside `module` has sharded, along `dimension` of every parameter, and have gradients added.
 
-
-def offloading(offload: bool) -> OffloadPolicy:
-    """Where shards, their gradients and the optimizer state live: in host memory, or where the work is done."""
-    return CPUOffloadPolicy() if offload else OffloadPolicy()
+    offload: shards, their gradients and the optimizer state live in host memory.
+    """
+    fully_shard(
+        module,
+        mesh=mesh,
+        shard_placement_fn=lambda parameter: Shard(dimension),
+        mp_policy=MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce]),
+        reshard_after_forward=reshard,
+        offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
+        ignored_params=set() if isinstance(module, Experts) else whole_experts(module),
+    )
+    sum_gradients(module)
 
 
 def whole_experts(module: nn.Module) -> set[nn.Parameter]:
@@ -61,32 +80,14 @@ def shard_blocks(
     Raises PlanMismatch unless as many do as the plan says.
     """
     for _, unit in matching(model, pattern, matches, rank):
-        fully_shard(
-            unit,
-            mesh=meshes.fsdp,
-            mp_policy=policy(compute, reduce),
-            reshard_after_forward=reshard,
-            offload_policy=offloading(offload),
-            ignored_params=whole_experts(unit),
-        )
-        sum_gradients(unit)
+        make_unit(unit, meshes.fsdp, compute=compute, reduce=reduce, reshard=reshard, offload=offload)
 
 
 @op("setup.parallel.root_fsdp")
 def shard_root(model: Parts, meshes: Meshes, compute: str, reduce: str, reshard: bool, offload: bool) -> None:
     """Shard what the blocks left of every part: embedding, last norm and head, as one unit."""
     for part in model.parts:
-        # None: torch's choice for a root, to keep it gathered between forward and backward.
-        keeps = None if reshard else False
-        fully_shard(
-            part,
-            mesh=meshes.fsdp,
-            mp_policy=policy(compute, reduce),
-            reshard_after_forward=keeps,
-            offload_policy=offloading(offload),
-            ignored_params=whole_experts(part),
-        )
-        sum_gradients(part)
+        make_unit(part, meshes.fsdp, compute=compute, reduce=reduce, reshard=reshard, offload=offload)
 
 
 def reshard(model: Parts) -> None:

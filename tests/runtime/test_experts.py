@@ -24,7 +24,7 @@ from xtrain.runtime.activation import recompute_blocks, replay_routing
 from xtrain.runtime.models.moe import MoE
 from xtrain.runtime.models.parts import Parts
 from xtrain.runtime.ops import PlanMismatch
-from xtrain.runtime.parallel import experts as expert_ops
+from xtrain.runtime.parallel import fsdp
 from xtrain.runtime.parallel.axes import Axes, TensorAxis
 from xtrain.runtime.parallel.experts import shard_experts, spread_experts
 from xtrain.runtime.parallel.mesh import Meshes
@@ -183,12 +183,12 @@ def ranks_without_tokens() -> None:
 
 
 def averaged_gradients_are_seen() -> None:
-    kept = expert_ops.sum_gradients
-    expert_ops.sum_gradients = lambda module: None
+    kept = fsdp.sum_gradients
+    fsdp.sum_gradients = lambda module: None
     try:
         found = errors(architecture(), {"ep_fsdp": 2, "ep": 2})
     finally:
-        expert_ops.sum_gradients = kept
+        fsdp.sum_gradients = kept
     assert found["experts.gate_proj"] > 0.4 and found["gate.weight"] < 1e-12, found
 
 
