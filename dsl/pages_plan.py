@@ -95,14 +95,15 @@ PAGES: Final = (
         or ulysses.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 5 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 2 }"),
-    Code("X419", "an attention kernel that does not know a ring", """
-        The kernels flex and mask look at whole rows. A ring passes parts of rows around and has a block kernel of its
-        own, which goes document by document; `attention` auto or documents stands for it.
+    Code("X419", "an attention kernel that cannot be used here", """
+        flex has no backward on a cpu. The kernels flex and mask look at whole rows; a ring passes parts of rows around
+        and has a block kernel of its own, which goes document by document: `attention` auto or documents stands for it.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, attention = mask }\nparallel { cp 2 { ring = 2 } }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { cp 2 { ring = 2 } }"),
     Code("X420", "widths cannot be divided among tp ranks", """
         Tensor parallelism cuts the feed-forward layers evenly: `ffn` must be a multiple of tp. The rows of the
-        vocabulary may be uneven, as long as every rank has some.
+        vocabulary may be uneven, as long as every rank has some, and fsdp shards of them can be told apart again; a
+        vocabulary that is a multiple of tp always works, and its last ids are then never used.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 511 }\nparallel { tp 2 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 512 }\nparallel { tp 2 }"),
     Code("X501", "an evaluation of an unknown dataset", """

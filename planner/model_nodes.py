@@ -6,7 +6,7 @@ from attrs import asdict
 
 from .builder import Builder
 from .resolved import Resolved, attention_kernels, resolve_save
-from .shard_nodes import add_sharding
+from .shard_nodes import add_ddp, add_sharding
 from .sharding import EMBEDDING, HEAD, tensor_rules
 from .units import count_text, plural
 
@@ -26,7 +26,8 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
         "offload": run.spec.parallel.fsdp.offload,
     }
     does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
-    return graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
+    last = graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
+    return add_ddp(graph, run, last)
 
 
 def _build(graph: Builder, run: Resolved, after: str) -> str:

@@ -3,7 +3,7 @@
 from attrs import frozen
 
 from ..dsl.schema.data import Dataset, Link, Shard
-from ..dsl.schema.model import Precision
+from ..dsl.schema.model import MOE, Precision
 from ..dsl.schema.parallel import Parallel
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
@@ -59,7 +59,18 @@ def resolve_save(spec: Spec, layout: Layout) -> tuple[str, ...]:
     save = spec.activation.save
     if not isinstance(save, Auto):
         return save
-    return ("matmul", "attention", *(("all_to_all",) if exchanges(spec, layout) else ()))
+    attention = () if hides_attention(spec) else ("attention",)
+    return ("matmul", *attention, *(("all_to_all",) if exchanges(spec, layout) else ()))
+
+
+def hides_attention(spec: Spec) -> bool:
+    """Whether attention may run as a compiled piece of its own, whose results selective recomputation cannot keep.
+
+    So does flex, the kernel of cuda, but where whole blocks are compiled; of blocks with experts parts are.
+    """
+    compiled, moe = spec.compile.mode != "none", spec.model.family in MOE
+    flex = spec.launch.device != "cpu" and spec.model.attention in ("auto", "flex")
+    return moe if compiled else flex
 
 
 def exchanges(spec: Spec, layout: Layout) -> bool:
@@ -100,8 +111,11 @@ class Resolved:
 
     @property
     def dense_fsdp(self) -> bool:
-        """Whether dense parameters are FSDP's; a rank of its own that computes in the format it stores needs none."""
-        return self._needs_fsdp(self.wide("replicate", *self.shard_axes))
+        """Whether dense parameters are FSDP's; a rank of its own that computes in the format it stores needs none.
+
+        Where experts are, the stage around them is too: it is the outermost unit that is told when to sum gradients.
+        """
+        return self._needs_fsdp(self.wide("replicate", *self.shard_axes)) or self.expert_fsdp
 
     @property
     def expert_fsdp(self) -> bool:
@@ -121,7 +135,7 @@ class Resolved:
 
     @property
     def recomputed(self) -> list[int]:
-        """Blocks on each coordinate that are computed again in the backward: every n-th, counted from the first."""
+        """Blocks on each coordinate that are computed again in the backward: of every n neighbours the last."""
         every = self.spec.activation.every
         return [sum((layer + 1) % every == 0 for layer in self.pipeline.layers(pp)) for pp in range(self.size("pp"))]
 

@@ -1,4 +1,4 @@
-"""The nodes that spread a model's state over ranks: expert_fsdp → fsdp → root_fsdp, or ddp; then the pipeline."""
+"""The nodes that spread a model's state over ranks: expert_fsdp → fsdp → root_fsdp → pipeline, or ddp."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from .units import bytes_text, count_text, plural
 
 def add_sharding(graph: Builder, run: Resolved, last: str) -> str:
     """Add the chain; the id of its last node."""
-    for part in (_expert_fsdp, _fsdp, _root_fsdp, _ddp, _pipeline):
+    for part in (_expert_fsdp, _fsdp, _root_fsdp, _pipeline):
         last = part(graph, run, last)
     return last
 
@@ -48,6 +48,8 @@ def _fsdp(graph: Builder, run: Resolved, last: str) -> str:
     dense = [t for t in block_tensors(run.inventory) if not t.expert]
     args = {"pattern": "layers.*", "matches": run.pipeline.blocks(), **_policy(run, run.reshard)}
     does = f"shard {plural(layers, 'block')}" + _cut_text(run, axes, cuts.gathered(dense), cuts.largest(dense))
+    if not axes and run.expert_fsdp:
+        does = f"make units of {plural(layers, 'block')}, in which the experts sum their gradients once a step"
     return graph.add("setup", "setup.parallel.fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
@@ -80,7 +82,8 @@ def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
-def _ddp(graph: Builder, run: Resolved, last: str) -> str:
+def add_ddp(graph: Builder, run: Resolved, last: str) -> str:
+    """Add the node of the stack ddp, which wraps a model that has its weights; the id of the last node."""
     if not run.ddp:
         return last
     copy = bytes_text(BYTES[run.formats.params] * run.inventory.total)

@@ -49,6 +49,15 @@ def piece(extent: int, parts: int, index: int) -> int:
     return max(0, min(size, extent - index * size))
 
 
+def found_again(extent: int, tp: int, shards: int) -> bool:
+    """Whether torch finds the pieces that tp and then FSDP cut from a dimension.
+
+    It takes every shard for one that tp has cut last (`_StridedShard`), which differs where pieces are uneven.
+    """
+    every = [[piece(piece(extent, tp, t), shards, shard) for t in range(tp)] for shard in range(shards)]
+    return all([piece(sum(pieces), tp, t) for t in range(tp)] == pieces for pieces in every)
+
+
 @frozen(kw_only=True)
 class Place:
     """The place of a rank along the cuts; the first place has the largest piece of every parameter."""

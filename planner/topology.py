@@ -1,6 +1,6 @@
 """Rules between the shape of the model, the length of a row and the mesh. Every one is checked, none stops the next."""
 
-from math import gcd, lcm
+from math import gcd, lcm, prod
 
 from ..dsl.schema.model import MOE
 from ..dsl.schema.setting import Auto
@@ -13,7 +13,7 @@ from .findings import Findings
 from .layout import Layout
 from .mesh import largest_divisor, nearest_multiples
 from .resolved import resolve_align
-from .sharding import piece
+from .sharding import found_again, piece, shard_axes
 
 LONGEST_PADDING = 1024  # positions of a segment of padding
 
@@ -21,7 +21,7 @@ LONGEST_PADDING = 1024  # positions of a segment of padding
 def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Report every way in which the model does not fit the mesh; axes of size 1 ask for nothing."""
     _check_heads(architecture, layout, found)
-    _check_widths(architecture, layout, found)
+    _check_widths(spec, architecture, layout, found)
     if "cp" not in layout.doubtful:
         _check_ulysses(spec, architecture, layout, found)
         _check_sequence(spec, architecture, layout, batch, found)
@@ -50,7 +50,7 @@ def _smaller_tp(architecture: Architecture, tp: int) -> int:
     return largest_divisor(gcd(*widths), tp)
 
 
-def _check_widths(architecture: Architecture, layout: Layout, found: Findings) -> None:
+def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
     """Feed-forward layers are cut evenly; rows of the vocabulary need not be, but no rank may be left without any."""
     tp, ffn, vocab = layout.size("tp"), architecture.ffn, architecture.vocab
     if tp == 1:
@@ -67,6 +67,13 @@ def _check_widths(architecture: Architecture, layout: Layout, found: Findings) -
         message = f"vocab {vocab} in pieces of {each} leaves nothing for the last of tp {tp} ranks"
         hint = f"use vocab {each * tp}, or a smaller tp"
         found.fail("mesh.tp.vocab", "X420", "model.vocab", message, hint)
+        return
+    shards = prod(layout.size(axis) for axis in shard_axes(spec.parallel, layout.mesh))
+    if vocab % tp and not layout.doubtful and not found_again(vocab, tp, shards):
+        message = (
+            f"vocab {vocab} is uneven over tp {tp}, and torch cannot find such pieces again on {shards} fsdp shards"
+        )
+        found.fail("mesh.tp.vocab", "X420", "model.vocab", message, f"use vocab {-(-vocab // tp) * tp}")
     else:
         found.passed("mesh.tp.vocab", f"vocab {vocab} / tp {tp}: {piece(vocab, tp, 0)} rows a rank, the last {last}")
 

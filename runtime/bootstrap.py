@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ..planner.plan import Mesh, Plan
 from .errors import EnvironmentFault
 from .ops import op
-from .preflight import check_world
+from .preflight import check_device, check_world
 from .records import Records
 from .signals import StopRequests
 from .state import Rank
@@ -40,6 +40,7 @@ def bootstrap(
     number = int(os.environ.get("RANK", "0"))
     local = int(os.environ.get("LOCAL_RANK", "0"))
     chosen = choose_device(device, local)
+    check_device(plan, chosen.type)
     use_threads(threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     in_force = set_matmul(matmul, chosen)
     records.event(

@@ -42,6 +42,17 @@ def check_one_machine(plan: Plan) -> None:
         )
 
 
+def check_device(plan: Plan, device: str) -> None:
+    """Raise EnvironmentFault if the plan needs cuda and `device` is another, as `launch.device = auto` can turn out."""
+    if device == "cuda":
+        return
+    build = plan.node("setup.build_model").args
+    wants = [f"attention {kernel}" for kernel in ("flex",) if build["attention"].get(device) == kernel]
+    wants += ["fsdp offload"] if plan.node("setup.weights").args["offload"] else []
+    if wants:
+        raise EnvironmentFault("X702", f"{' and '.join(wants)} needs cuda, and this rank computes on {device}")
+
+
 def check_world(plan: Plan, started: int) -> None:
     """Raise EnvironmentFault if another number of ranks was started than planned."""
     planned = plan.mesh.world_size

@@ -115,10 +115,12 @@ def generate(
     def run(step: Step) -> None:
         begin = time.perf_counter()
         model.train(False)
-        samples = [
-            {"prompt": p, "text": continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)}
-            for p in prompts
-        ]
+        # A text is longer with every token: compiled for one length, a block is of no use for the next.
+        with torch.compiler.set_stance("force_eager"):
+            samples = [
+                {"prompt": p, "text": continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)}
+                for p in prompts
+            ]
         reshard(model)
         model.train()
         seconds = time.perf_counter() - begin

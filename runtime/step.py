@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..planner.plan import Plan
@@ -18,7 +19,6 @@ from .models.batch import ModelBatch
 from .models.parts import Parts
 from .observe import Window
 from .ops import op
-from .parallel.ddp import runner
 from .parallel.fsdp import sync_gradients
 from .parallel.gradients import GradientNorm
 from .parallel.mesh import Meshes
@@ -94,13 +94,13 @@ def zero_gradients(optimizer: Optimizer) -> StepCall:
 
 
 @op("step.forward_backward")
-def forward_backward(model: Parts, rank: Rank, accumulate: int) -> StepCall:
+def forward_backward(model: Parts, rank: Rank, accumulate: int, ddp: DistributedDataParallel | None = None) -> StepCall:
     """Sum of token losses over the step's valid tokens, microbatch by microbatch.
 
     The division is by the tokens of all ranks and microbatches, so gradients only ever add; ranks exchange them once,
     in the backward of the last microbatch.
     """
-    whole = runner(model)
+    whole = ddp or model.whole
 
     def run(step: Step) -> None:
         assert len(step.microbatches) == accumulate

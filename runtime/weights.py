@@ -34,7 +34,7 @@ def initialise(plan: Plan, model: Parts, rank: Rank, seed: int, init_std: float,
     residual_std = init_std / math.sqrt(2 * plan.architecture.layers)
     for name, parameter in model.named_parameters():
         std = residual_std if name.endswith(RESIDUAL) else init_std
-        fill(parameter, initial_values(name, tuple(parameter.shape), std, seed, device))
+        fill(parameter, initial_values(name, tuple(parameter.shape), std, seed, rank.device))
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             # Where the work is done, wherever the parameters live.

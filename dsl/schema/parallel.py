@@ -30,7 +30,7 @@ class Fsdp:
     size: int | Auto = AUTO
     replicate: int = setting("copies of the sharded model (HSDP)", default=1, check=at_least(1), role=Role.MESH)
     reduce: Literal["auto", "fp32", "fp64", "bf16"] = setting(
-        "format in which gradients are summed; auto: that of the parameters", default="auto", role=Role.EXECUTION
+        "format in which fsdp sums gradients; auto: that of the parameters", default="auto", role=Role.EXECUTION
     )
     reshard: bool | Auto = setting(
         "free the gathered parameters of a block between its forward and its backward; auto: only without a pipeline",
@@ -126,7 +126,8 @@ class Activation:
         role=Role.EXECUTION,
     )
     save: tuple[Literal["matmul", "attention", "all_to_all"], ...] | Auto = setting(
-        "what selective recomputation keeps all the same; auto: matmul, attention, and all_to_all where there is one",
+        "what selective recomputation keeps all the same; auto: matmul, all_to_all where there is one, and attention "
+        "where it is not flex outside of a compiled block",
         default=AUTO,
         role=Role.EXECUTION,
     )

@@ -6,11 +6,11 @@ Shapes: B rows, S positions of a row, H query heads, K key/value heads, A head w
 from collections.abc import Callable
 from functools import cache
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
 
@@ -20,10 +20,13 @@ class Packing:
 
     segments: (row, first position, length) of every document, in order; together they cover every position.
     document_BS: int32, a number of its own for every document of the microbatch.
+    single: every row is one document. block_mask: what flex wants to know, made once for all layers.
     """
 
     segments: tuple[tuple[int, int, int], ...]
     document_BS: Tensor
+    single: bool
+    block_mask: Any = None
 
     @classmethod
     def from_lengths(cls, cumulative_lengths: Tensor, rows: int, sequence: int, device: torch.device) -> "Packing":
@@ -33,7 +36,7 @@ class Packing:
         lengths = cumulative_lengths.diff().to(device)
         numbers = torch.arange(len(segments), device=device, dtype=torch.int32)
         document_T = numbers.repeat_interleave(lengths, output_size=rows * sequence)
-        return cls(segments=segments, document_BS=document_T.view(rows, sequence))
+        return cls(segments=segments, document_BS=document_T.view(rows, sequence), single=len(segments) == rows)
 
 
 class AttentionKernel(Protocol):
@@ -45,10 +48,20 @@ def by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing
 
     Rows that hold a single document go through one batched call.
     """
+    if packing.single:
+        return causal(q_BHSA, k_BKSA, v_BKSA)
+    return _one_by_one(q_BHSA, k_BKSA, v_BKSA, packing)
+
+
+def causal(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor) -> Tensor:
+    """Attention of rows that are one document each."""
+    grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
+    return F.scaled_dot_product_attention(q_BHSA, k_BKSA, v_BKSA, is_causal=True, enable_gqa=grouped)
+
+
+def _by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Tensor:
     rows, sequence = q_BHSA.shape[0], q_BHSA.shape[2]
     grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
-    if len(packing.segments) == rows:
-        return F.scaled_dot_product_attention(q_BHSA, k_BKSA, v_BKSA, is_causal=True, enable_gqa=grouped)
     by_row: list[list[Tensor]] = [[] for _ in range(rows)]
     for row, first, length in packing.segments:
         part = slice(first, first + length)
@@ -66,6 +79,10 @@ def by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing
     return out
 
 
+# The compiler would make a graph for every number and every length of documents.
+_one_by_one: AttentionKernel = torch.compiler.disable(_by_document)  # pyright: ignore[reportAssignmentType]
+
+
 def masked(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Tensor:
     """Scaled dot-product attention under a boolean mask; S² booleans a row, for short rows and any device."""
     document_BS = packing.document_BS
@@ -81,17 +98,27 @@ def flex(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Te
 
     Rows that hold a single document need no mask; a sample that grows token by token would compile anew each time.
     """
-    if len(packing.segments) == q_BHSA.shape[0]:
-        return by_document(q_BHSA, k_BKSA, v_BKSA, packing)
-    attend, make_mask = _flex_functions(q_BHSA.device.type)
+    if packing.single:
+        return causal(q_BHSA, k_BKSA, v_BKSA)
+    assert packing.block_mask is not None, "made by `with_block_mask` before the first layer"
+    attend, _ = _flex_functions(q_BHSA.device.type)
+    grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
+    return attend(q_BHSA, k_BKSA, v_BKSA, block_mask=packing.block_mask, enable_gqa=grouped)
+
+
+def with_block_mask(packing: Packing) -> Packing:
+    """The packing with what flex needs: which blocks of queries and keys have anything to do with each other."""
+    if packing.single:
+        return packing
     document_BS = packing.document_BS
+    _, make_mask = _flex_functions(document_BS.device.type)
 
     def same_document(b: Tensor, h: Tensor, q: Tensor, kv: Tensor) -> Tensor:
         return (q >= kv) & (document_BS[b, q] == document_BS[b, kv])
 
     rows, sequence = document_BS.shape
-    mask = make_mask(same_document, rows, None, sequence, sequence, device=str(q_BHSA.device))
-    return attend(q_BHSA, k_BKSA, v_BKSA, block_mask=mask, enable_gqa=q_BHSA.shape[1] != k_BKSA.shape[1])
+    mask = make_mask(same_document, rows, None, sequence, sequence, device=str(document_BS.device))
+    return evolve(packing, block_mask=mask)
 
 
 @cache

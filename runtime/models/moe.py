@@ -35,9 +35,14 @@ class Experts(nn.Module):
 
 
 def can_group(rows_ND: Tensor, weights: tuple[Tensor, ...]) -> bool:
-    """Whether one kernel may do the products of all experts: bf16 on CUDA, strides of whole 16 bytes."""
+    """Whether one kernel may do the products of all experts: bf16 on CUDA, strides of whole 16 bytes.
+
+    On Hopper alone: on Blackwell experts without rows get weight gradients that are not zero (pytorch #172439).
+    """
+    if not rows_ND.is_cuda or rows_ND.dtype != torch.bfloat16 or len(rows_ND) == 0:
+        return False
     aligned = all(extent % 8 == 0 for weight in weights for extent in weight.shape[1:])
-    return rows_ND.is_cuda and rows_ND.dtype == torch.bfloat16 and len(rows_ND) > 0 and aligned
+    return aligned and torch.cuda.get_device_capability(rows_ND.device)[0] == 9
 
 
 def grouped(rows_ND: Tensor, counts_E: Tensor, gate_EDF: Tensor, up_EDF: Tensor, down_EFD: Tensor) -> Tensor:

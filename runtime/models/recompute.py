@@ -28,6 +28,7 @@ SAVED: Mapping[str, tuple[Any, ...]] = {
         aten._scaled_dot_product_efficient_attention.default,
         aten._scaled_dot_product_cudnn_attention.default,
         aten._scaled_dot_product_fused_attention_overrideable.default,
+        torch.ops.higher_order.flex_attention,
     ),
     "all_to_all": (torch.ops._c10d_functional.all_to_all_single.default,),
 }

@@ -17,7 +17,7 @@ from ...planner.architecture import Architecture
 from ..parallel.axes import Axes
 from ..parallel.collectives import own_piece
 from ..parallel.tensor import enter, leave, local
-from .attention import KERNELS, AttentionKernel, Packing
+from .attention import KERNELS, AttentionKernel, Packing, with_block_mask
 from .batch import ModelBatch
 from .layers import Embedding, Linear, RMSNorm, Rotation, SwiGLU
 from .loss import Head, token_losses, whole_logits
@@ -93,6 +93,7 @@ class Transformer(nn.Module):
     def __init__(self, arch: Architecture, span: Span, *, axes: Axes, kernel: str, head: Head, rows: int) -> None:
         super().__init__()
         self.arch, self.span, self.axes, self.head = arch, span, axes, head
+        self.uses_flex = kernel == "flex"
         if span.embeds or (span.predicts and arch.tie_embeddings):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)
@@ -103,7 +104,7 @@ class Transformer(nn.Module):
                 self.lm_head = Linear(arch.dim, arch.vocab)
         # A pipeline's schedule passes on tensors alone: batches wait here, and come in this order on every stage.
         self.inbox: deque[ModelBatch] = deque()
-        self.splits_backward, self.replicated = False, False
+        self.splits_backward = False
 
     def forward(self, x_BSD: Tensor | None, batch: ModelBatch | None = None) -> Tensor:
         """The residual stream [B, S, D] for the next stage; on the last one the objective [1], summed over the valid
@@ -121,8 +122,9 @@ class Transformer(nn.Module):
 
     def _decode(self, x_BSD: Tensor, batch: ModelBatch) -> Tensor:
         rotate = Rotation.of(batch.positions_BS, self.arch.head_dim, self.arch.rope_theta, x_BSD.dtype)
+        packing = with_block_mask(batch.packing) if self.uses_flex and self.axes.ring is None else batch.packing
         for block in self.layers.values():
-            x_BSD = block(x_BSD, rotate, batch.packing, batch.real_BS)
+            x_BSD = block(x_BSD, rotate, packing, batch.real_BS)
         if not self.span.predicts:
             return x_BSD
         hidden_BSD = self.norm(x_BSD)

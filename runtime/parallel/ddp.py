@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
@@ -10,19 +10,11 @@ from ..models.parts import Parts
 from ..ops import op
 
 
-@op("setup.parallel.ddp")
-def replicate(model: Parts) -> None:
-    """Have the step run the model under DDP. It is wrapped there, once it has weights."""
-    model.whole.replicated = True
-
-
-def runner(model: Parts) -> nn.Module:
-    """What a step calls to run a model that is not cut into stages."""
-    whole = model.whole
-    if not whole.replicated:
-        return whole
+@op("setup.parallel.ddp", gives="ddp")
+def replicate(model: Parts) -> DistributedDataParallel:
+    """Wrap the model for training."""
     # Every rank has drawn the same weights from their names: there is nothing to broadcast.
-    ddp = DistributedDataParallel(whole, init_sync=False, broadcast_buffers=False, gradient_as_bucket_view=True)
+    ddp = DistributedDataParallel(model.whole, init_sync=False, broadcast_buffers=False)
     ddp.register_comm_hook(None, _sum)
     return ddp
 

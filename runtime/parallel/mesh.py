@@ -5,7 +5,6 @@ from math import prod
 import torch
 import torch.distributed as dist
 from attrs import define, field
-from torch._C._distributed_c10d import HashStore
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -46,7 +45,8 @@ def lay_meshes(plan: Plan, rank: Rank, axes: list, expert_axes: list, shard_axes
     if not dist.is_initialized():
         # FSDP wants a process group even for one rank (it is there then for its mixed precision only).
         backend = "nccl" if rank.device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage]
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     mesh = plan.mesh
     assert [[a.name, a.size] for a in mesh.axes] == axes
     assert [[a.name, a.size] for a in mesh.expert_axes] == expert_axes

@@ -5,6 +5,7 @@ rank has itself, in the inbox of its parts.
 """
 
 from collections.abc import Iterable, Iterator
+from inspect import signature
 from typing import Any, Final
 
 import torch
@@ -84,7 +85,7 @@ class Pipeline:
         first = (numbers,) if 0 in self.own else ()
         schedule._loss_fn = lambda objective, _: objective.sum() * scale
         last: dict[str, Any] = {"target": numbers, "losses": []} if self.has_last else {}
-        schedule.step(*first, return_outputs=False, **last)
+        schedule.step(*first, **_without_outputs(schedule), **last)
         sums = [batch.cross_entropy for batch in batches if batch.cross_entropy is not None]
         return torch.stack(sums).sum() if sums else torch.zeros((), dtype=self.objective, device=self.rank.device)
 
@@ -158,6 +159,11 @@ class Pipeline:
         rows, positions = batch.shape
         tensor = self.model.axes.tensor
         return rows, positions // tensor.size if tensor is not None and tensor.sequence else positions
+
+
+def _without_outputs(schedule: Any) -> dict[str, bool]:
+    """Nobody looks at the outputs. Schedules of older versions of torch keep them all the same."""
+    return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}
 
 
 def _unset(*_: Any) -> Tensor:

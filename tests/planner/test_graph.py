@@ -37,8 +37,8 @@ def test_one_rank_in_one_format_has_nothing_parallel(plan):
         ({"parallel": "parallel { pp 2 }"}, ["pp"]),
         ({"parallel": "parallel { stack = ddp, fsdp auto { replicate = 2 } }"}, ["ddp"]),
         ({"parallel": "parallel { fsdp 1 { offload = true } }"}, ["fsdp", "root_fsdp"]),
-        # Experts are not cut by tp, so its ranks share their state.
-        ({"model": MOE, "parallel": "parallel { tp 2 }"}, ["tp", "expert_fsdp"]),
+        # Experts are not cut by tp, so its ranks share their state; what is around them are units as well.
+        ({"model": MOE, "parallel": "parallel { tp 2 }"}, ["tp", "expert_fsdp", "fsdp", "root_fsdp"]),
         ({"model": MOE}, []),
         ({"model": MOE, "parallel": "parallel { fsdp 2 }"}, ["expert_fsdp", "fsdp", "root_fsdp"]),
         ({"model": MOE, "parallel": "parallel { fsdp 2, ep 2 }"}, ["ep", "fsdp", "root_fsdp"]),
@@ -202,16 +202,20 @@ def test_recomputation(plan):
     assert made.node("setup.activation").args == {
         "mode": "selective",
         "every": 2,
-        "save": ["matmul", "attention", "all_to_all"],
+        "save": ["matmul", "all_to_all"],
         "pattern": "layers.*",
         "matches": [2],
     }
     assert made.node("setup.routing_replay").args == {"matches": [2]}
+    on_cpu = plan(activation="activation selective", launch="launch { device = cpu }")
+    assert on_cpu.node("setup.activation").args["save"] == ["matmul", "attention"]
+    compiled = plan(activation="activation selective", compile="compile { mode = default }")
+    assert compiled.node("setup.activation").args["save"] == ["matmul", "attention"]
     whole = plan(model=model, activation="activation full")
     assert whole.node("setup.activation").args["save"] == [] and whole.node("setup.activation").args["matches"] == [5]
     assert "setup.routing_replay" not in ids(whole, "setup")  # nothing travels, so nothing can travel elsewhere
     two = plan(model=model, activation=chosen, parallel="parallel { pp 2 }").node("setup.activation").args
-    assert two["matches"] == [1, 1] and two["save"] == ["matmul", "attention"]
+    assert two["matches"] == [1, 1] and two["save"] == ["matmul"]
 
 
 def test_compilation(plan):

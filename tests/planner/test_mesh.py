@@ -154,7 +154,7 @@ def test_what_follows_from_axes_has_a_reason(plan):
     assert how["parallel.fsdp.reshard"][0] == "false"
     assert how["collate.pack.align"] == ("4", "2 · ring 2 chunks of each document")
     assert how["collate"][0].endswith("pack -> shard")
-    assert how["activation.save"][0] == "[matmul, attention]"
+    assert how["activation.save"][0] == "[matmul]"
 
 
 def test_context_is_split_with_a_reason(plan):

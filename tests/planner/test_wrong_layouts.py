@@ -323,6 +323,14 @@ TABLE = {
         "compile.mode=none",
         parallel=parallel("pp 2 { schedule = zero_bubble }"), compile="compile { mode = default }",
     ),
+    "an uneven vocabulary that fsdp cuts again": wrong(
+        "X420", "259", "vocab 259 is uneven over tp 2", "use vocab 260", "model.vocab=260",
+        model=dense(more="vocab = 259"), parallel=parallel("tp 2, fsdp 3"),
+    ),
+    "flex on a cpu": wrong(
+        "X419", "flex", "attention flex has no backward on cpu", "use attention auto", "model.attention=auto",
+        model=dense(more="attention = flex"), launch="launch { device = cpu }",
+    ),
     "zbv with a tied embedding": wrong(
         "X416", "true", "schedule zbv has the first and the last stage on one rank", "schedule interleaved_1f1b",
         "model.tie_embeddings=false", model=dense(more="tie_embeddings = true"),

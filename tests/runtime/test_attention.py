@@ -5,7 +5,7 @@
 import pytest
 import torch
 
-from xtrain.runtime.models.attention import KERNELS, Packing
+from xtrain.runtime.models.attention import KERNELS, Packing, with_block_mask
 
 B, S, H, K, A = 3, 24, 4, 2, 8
 LENGTHS = [24, 5, 12, 7, 10, 13, 1]  # row 0: one document; row 1: three; row 2: three, the last a single position
@@ -13,7 +13,7 @@ LENGTHS = [24, 5, 12, 7, 10, 13, 1]  # row 0: one document; row 1: three; row 2:
 
 def packing() -> Packing:
     bounds = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-    return Packing.from_lengths(bounds, B, S, torch.device("cpu"))
+    return with_block_mask(Packing.from_lengths(bounds, B, S, torch.device("cpu")))
 
 
 def inputs(seed: int = 0) -> list[torch.Tensor]:
@@ -82,3 +82,20 @@ def test_packing_knows_segments_and_document_numbers():
     found = packing()
     assert found.segments == ((0, 0, 24), (1, 0, 5), (1, 5, 12), (1, 17, 7), (2, 0, 10), (2, 10, 13), (2, 23, 1))
     assert found.document_BS[1].tolist() == [1] * 5 + [2] * 12 + [3] * 7
+
+
+def test_the_compiler_makes_no_graph_for_every_number_of_documents():
+    """Rows are packed anew in every step: a graph for each number of documents would soon be one too many."""
+    graphs = []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, k, v, packing: KERNELS["documents"](q, k, v, packing) * 2.0, backend=count)
+    q, k, v = (t.detach()[:1] for t in inputs())
+    for documents in range(1, 9):
+        bounds = torch.tensor([*range(documents), S], dtype=torch.int32)
+        compiled(q, k, v, Packing.from_lengths(bounds, 1, S, torch.device("cpu")))
+    assert len(graphs) <= 3

@@ -187,6 +187,16 @@ def _pipelines() -> list[Topology]:
         Topology(pp=2, accumulate=3, rows=12, note="three microbatches", ci=True),
         Topology(pp=2, model="moe", formats=BOTH, ci=True),
         Topology(pp=2, sets=("parallel.pp.layers=[3, 1]",), note="uneven stages"),
+        # Experts are sharded over ranks that share dense parameters: the stage must be a unit around them.
+        Topology(pp=2, tp=2, model="moe", sets=ZBV, note="zbv", ci=True),
+        Topology(
+            pp=2,
+            ulysses=2,
+            model="moe",
+            sets=(*SCHEDULES["zero_bubble"], "parallel.cp.fold=none"),
+            note="zero_bubble, fold none",
+        ),
+        Topology(tp=2, model="moe", accumulate=4, note="four microbatches", formats=BOTH, ci=True),
     ]
 
 
