@@ -184,6 +184,10 @@ PAGES: Final = (
     Code("X709", "an environment variable is not set", """
         `env("NAME")` without a default needs the variable. Give a default as the second argument.
         """, 'workspace { root = env("NO_SUCH_VARIABLE") }', 'workspace { root = env("NO_SUCH_VARIABLE", "runs") }'),
+    Code("W401", "a setting that changes nothing here", """
+        A setting speaks of an axis that has one rank here, or of sums of gradients where nothing is sharded. The plan
+        is what it would be without it.
+        """, "parallel { tp 1 { loss = false } }", "parallel { tp 2 { loss = false } }"),
     Code("W501", "no file matches yet", """
         Nothing on this machine matches the pattern of a dataset. The plan can be made; the run will look again.
         """, 'dataset web { source = text("no/such/*.txt") }'),

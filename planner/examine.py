@@ -8,6 +8,7 @@ from ..dsl.spec import Spec
 from .arithmetic import Arithmetic, derive_arithmetic
 from .data_rules import check_data
 from .derive import Shape, derive_architecture
+from .idle_rules import check_idle
 from .layout import Layout, lay_out
 from .learning_rate import check_schedule
 from .module_rules import check_modules
@@ -61,4 +62,5 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     check_events(spec, found)
     if found.failed or layout.doubtful or training is None:
         return None
+    check_idle(spec, layout, found)
     return Sound(shape, layout, staging, batch, training, schedule)

@@ -15,7 +15,9 @@ from .mesh import largest_divisor, nearest_multiples
 from .resolved import resolve_align
 from .sharding import found_again, piece, shard_axes
 
-LONGEST_PADDING = 1024  # positions of a segment of padding
+# Padding is cut into segments of at most this many positions: attention over it stays cheap, and no position in it is
+# larger than a model may know.
+LONGEST_PADDING = 1024
 
 
 def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch: Arithmetic, found: Findings) -> None:

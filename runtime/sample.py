@@ -69,7 +69,6 @@ class Writer:
             real_BS=positions_BS < len(ids),
             cumulative_lengths=torch.tensor([0, length], dtype=torch.int32),
             real_lengths=torch.tensor([len(ids)], dtype=torch.int32),
-            max_length=length,
             num_valid=0,
         )
         if self.local_part is not None:

@@ -30,36 +30,13 @@ class Microbatch:
     """int32 [segments + 1]: segment bounds over the T positions of whole rows, none across rows, padding included."""
     real_lengths: Tensor
     """int32 [segments]: how many positions of each segment hold tokens; they come first, padding after them."""
-    max_length: int
-    """Positions of the longest segment."""
     num_valid: int
     """Labels here that are not IGNORE_INDEX, counted where they were made so that no device has to be asked."""
 
     @property
     def sequence(self) -> int:
-        """Positions of a whole row. Asks the device of `cumulative_lengths`."""
+        """Positions of a whole row."""
         return int(self.cumulative_lengths[-1]) // self.positions_BS.shape[0]
-
-    def document_ids(self) -> Tensor:
-        """int32 [B, positions of a whole row]: the index of the segment of each position: equal ids, same segment."""
-        lengths = self.cumulative_lengths.diff()
-        ids = torch.arange(len(lengths), dtype=torch.int32, device=lengths.device)
-        rows, sequence = self.positions_BS.shape[0], self.sequence
-        return ids.repeat_interleave(lengths, output_size=rows * sequence).view(rows, sequence)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "Microbatch":
-        """The same microbatch with its tensors on `device`."""
-        input_ids, labels = self.input_ids_BS, self.labels_BS
-        return Microbatch(
-            input_ids_BS=None if input_ids is None else input_ids.to(device, non_blocking=non_blocking),
-            labels_BS=None if labels is None else labels.to(device, non_blocking=non_blocking),
-            positions_BS=self.positions_BS.to(device, non_blocking=non_blocking),
-            real_BS=self.real_BS.to(device, non_blocking=non_blocking),
-            cumulative_lengths=self.cumulative_lengths.to(device, non_blocking=non_blocking),
-            real_lengths=self.real_lengths.to(device, non_blocking=non_blocking),
-            max_length=self.max_length,
-            num_valid=self.num_valid,
-        )
 
 
 def whole_positions(cumulative_lengths: Tensor, real_lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:

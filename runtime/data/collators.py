@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from attrs import define
 from torch import Tensor
 
+from ...planner.topology import LONGEST_PADDING
 from .batch import IGNORE_INDEX, Microbatch, whole_positions
 from .errors import DataError
 from .packing import check_align
@@ -30,10 +31,6 @@ TOKEN_SAMPLES = "token samples"
 LABELLED_SAMPLES = "labelled samples"
 MICROBATCH = "microbatch"
 LOCAL_MICROBATCH = "this rank's part of a microbatch"
-
-# Padding is cut into segments of at most this many positions: attention over it stays cheap, and no position in it
-# is larger than a model may know.
-PAD_SEGMENT = 1024
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -116,7 +113,7 @@ def pack(*, capacity: int, align: int = 1) -> Stage:
     Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit.
     """
     check_align(capacity, align)
-    pad_segment = max(align, PAD_SEGMENT // align * align)
+    pad_segment = max(align, LONGEST_PADDING // align * align)
 
     def lay_out(value: Samples) -> Microbatch:
         shape = (value.num_rows, capacity)
@@ -147,7 +144,6 @@ def pack(*, capacity: int, align: int = 1) -> Stage:
             real_BS=real_T.view(shape),
             cumulative_lengths=bounds,
             real_lengths=real_lengths,
-            max_length=int(lengths.max()),
             num_valid=int((labels_BS != IGNORE_INDEX).sum()),
         )
 

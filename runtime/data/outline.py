@@ -45,6 +45,5 @@ def _decode(outline_BS: Tensor) -> Microbatch:
         real_BS=real_BS,
         cumulative_lengths=bounds.to(torch.int32),
         real_lengths=real_before[bounds].diff().to(torch.int32),
-        max_length=int(bounds.diff().max()),
         num_valid=0,
     )

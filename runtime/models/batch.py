@@ -31,15 +31,12 @@ class ModelBatch:
     def of(cls, batch: Microbatch, device: torch.device) -> "ModelBatch":
         """Move a microbatch to `device`; its segments stay what they are: those of whole rows."""
         rows = batch.positions_BS.shape[0]
-        whole = int(batch.cumulative_lengths[-1]) // rows
-        packing = Packing.from_lengths(batch.cumulative_lengths, rows, whole, device)
-        batch = batch.to(device, non_blocking=True)
         return cls(
-            input_ids_BS=batch.input_ids_BS,
-            labels_BS=batch.labels_BS,
-            positions_BS=batch.positions_BS,
-            real_BS=batch.real_BS,
-            packing=packing,
+            input_ids_BS=None if batch.input_ids_BS is None else batch.input_ids_BS.to(device),
+            labels_BS=None if batch.labels_BS is None else batch.labels_BS.to(device),
+            positions_BS=batch.positions_BS.to(device),
+            real_BS=batch.real_BS.to(device),
+            packing=Packing.from_lengths(batch.cumulative_lengths, rows, batch.sequence, device),
         )
 
     @property

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
-from ..parallel.axes import Axes
+from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import enter, leave, local
 
 
@@ -53,7 +53,7 @@ class Embedding(nn.Embedding):
         tensor = self.axes.tensor
         if tensor is None:
             return F.embedding(input, weight_VD)
-        first = tensor.group.rank() * piece_size(self.num_embeddings, tensor.size)
+        first = first_row(self.num_embeddings, tensor)
         own_BS = (input >= first) & (input < first + len(weight_VD))
         if not len(weight_VD):
             x_BSD = weight_VD.new_zeros(*input.shape, self.embedding_dim) + 0 * weight_VD.sum()
@@ -97,6 +97,11 @@ class Rotation:
     def __call__(self, x_BHSA: Tensor) -> Tensor:
         left, right = x_BHSA.chunk(2, dim=-1)
         return x_BHSA * self.cos + torch.cat((-right, left), dim=-1) * self.sin
+
+
+def first_row(extent: int, tensor: TensorAxis | None) -> int:
+    """Where this rank's piece of `extent` rows begins."""
+    return 0 if tensor is None else tensor.group.rank() * piece_size(extent, tensor.size)
 
 
 def piece_size(extent: int, pieces: int) -> int:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..parallel.axes import TensorAxis
 from ..parallel.collectives import all_gather, all_reduce
-from .layers import piece_size
+from .layers import first_row, piece_size
 
 IGNORE = -100
 
@@ -43,7 +43,7 @@ class Head:
     @property
     def first(self) -> int:
         """The first token id of this rank's piece."""
-        return 0 if self.tensor is None else self.tensor.group.rank() * self.widest
+        return first_row(self.vocabulary, self.tensor)
 
     @property
     def widest(self) -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
+from ...planner.pipeline import SINGLE, ZERO_BUBBLE
 from ...planner.plan import Plan
 from ..build import DTYPES, compute_format
 from ..models.batch import ModelBatch
@@ -31,9 +32,6 @@ SCHEDULES: Final = {
     "zero_bubble": pipelining.ScheduleInterleavedZeroBubble,
     "zbv": pipelining.ScheduleZBVZeroBubble,
 }
-ONE_STAGE: Final = ("gpipe", "1f1b")
-# They take the gradients of inputs and of weights apart.
-SPLIT_BACKWARD: Final = ("zero_bubble", "zbv")
 
 
 @define(kw_only=True, eq=False)
@@ -41,7 +39,7 @@ class Pipeline:
     """This rank's stages, and a schedule for every number and shape of microbatches, made once.
 
     owners: the stages of each pipeline coordinate. objective: number format of the loss; stream: of the residual
-    stream. tensor: ranks over which tensor parallel cuts positions between blocks.
+    stream.
     """
 
     model: Parts
@@ -115,7 +113,7 @@ class Pipeline:
             )
             for part, index in zip(self.model.parts, self.own, strict=True)
         ]
-        stage = stages[0] if self.schedule in ONE_STAGE else stages
+        stage = stages[0] if self.schedule in SINGLE else stages
         # The loss is divided by the tokens of the whole step already: nothing is to be averaged over microbatches.
         return SCHEDULES[self.schedule](stage, count, loss_fn=_unset, scale_grads=False)
 
@@ -157,8 +155,12 @@ class Pipeline:
     def _stream_shape(self, batch: ModelBatch) -> tuple[int, int]:
         """Rows and positions of the residual stream between blocks."""
         rows, positions = batch.shape
+        return rows, self.between_blocks(positions)
+
+    def between_blocks(self, positions: int) -> int:
+        """How many of a rank's positions of a row it holds between blocks."""
         tensor = self.model.axes.tensor
-        return rows, positions // tensor.size if tensor is not None and tensor.sequence else positions
+        return positions // tensor.size if tensor is not None and tensor.sequence else positions
 
 
 def _without_outputs(schedule: Any) -> dict[str, bool]:
@@ -179,7 +181,7 @@ def connect_stages(
     group = meshes.group("pp")
     assert group.size() == size == len(owners) and len(model.parts) == stages_per_rank
     for part in model.parts:
-        part.splits_backward = schedule in SPLIT_BACKWARD
+        part.splits_backward = schedule in ZERO_BUBBLE
     stream = DTYPES[compute_format(plan)]
     return Pipeline(
         model=model,
@@ -196,9 +198,6 @@ def connect_stages(
 def build_schedules(plan: Plan, pipeline: Pipeline, counts: list[int]) -> None:
     """Make the schedule of every number of microbatches that training meets, before the first step."""
     loader, mesh = plan.node("setup.loader").args, plan.mesh
-    positions = loader["sequence"] // (mesh.size("ring") * mesh.size("ulysses"))
-    tensor = pipeline.model.axes.tensor
-    if tensor is not None and tensor.sequence:
-        positions //= tensor.size
+    positions = pipeline.between_blocks(loader["sequence"] // (mesh.size("ring") * mesh.size("ulysses")))
     for count in counts:
         pipeline.schedule_for(count, loader["micro"], positions)

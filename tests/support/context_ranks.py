@@ -79,7 +79,6 @@ def microbatch(case: Case) -> Microbatch:
         real_BS=real_T.view(shape),
         cumulative_lengths=bounds,
         real_lengths=lengths,
-        max_length=int(lengths.max()),
         num_valid=0,
     )
 

@@ -2,15 +2,15 @@
 
 from itertools import pairwise
 
-import attrs
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.planner.topology import LONGEST_PADDING
 from xtrain.runtime.data.batch import IGNORE_INDEX, Microbatch
-from xtrain.runtime.data.collators import PAD_SEGMENT, compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.errors import DataError
 
 
@@ -25,11 +25,10 @@ def test_documents_of_a_row_are_shifted_apart():
     assert batch.input_ids_BS.tolist() == [[5, 6, 7, 8, 9, 3, 0, 0]]
     assert batch.labels_BS.tolist() == [[6, 0, 8, 9, 0, 4, IGNORE_INDEX, IGNORE_INDEX]]
     assert batch.positions_BS.tolist() == [[0, 1, 0, 1, 2, 0, 0, 1]]
-    assert batch.document_ids().tolist() == [[0, 0, 1, 1, 1, 2, 3, 3]]
     assert batch.cumulative_lengths.tolist() == [0, 2, 5, 6, 8]
     assert batch.real_BS.tolist() == [[True] * 6 + [False] * 2]
     assert batch.real_lengths.tolist() == [2, 3, 1, 0]
-    assert (batch.max_length, batch.num_valid, batch.sequence) == (3, 6, 8)
+    assert (batch.num_valid, batch.sequence) == (6, 8)
 
 
 def test_documents_are_padded_within_their_segments():
@@ -43,7 +42,7 @@ def test_documents_are_padded_within_their_segments():
     assert "".join("x" if real else "." for real in batch.real_BS[0].tolist()) == "xx..xxxxxxxxx......."
     assert batch.cumulative_lengths.tolist() == [0, 4, 8, 16, 20]
     assert batch.real_lengths.tolist() == [2, 4, 5, 0]
-    assert (batch.max_length, batch.num_valid) == (8, 11)
+    assert batch.num_valid == 11
 
 
 def test_types_are_as_documented():
@@ -51,13 +50,13 @@ def test_types_are_as_documented():
     types = [tensor.dtype for tensor in (batch.input_ids_BS, batch.labels_BS, batch.positions_BS)]
     assert types == [torch.int64] * 3
     assert batch.real_BS.dtype == torch.bool and batch.real_lengths.dtype == torch.int32
-    assert batch.cumulative_lengths.dtype == batch.document_ids().dtype == torch.int32
+    assert batch.cumulative_lengths.dtype == torch.int32
 
 
 SEGMENTS = st.lists(st.integers(2, 8), max_size=4)
 
 
-@given(st.lists(SEGMENTS, min_size=1, max_size=4), st.integers(0, 2 * PAD_SEGMENT + 3))
+@given(st.lists(SEGMENTS, min_size=1, max_size=4), st.integers(0, 2 * LONGEST_PADDING + 3))
 @settings(deadline=None, max_examples=60)
 def test_segments_never_mix(lengths: list[list[int]], slack: int):
     capacity = max(1, max(sum(n - 1 for n in row) for row in lengths) + slack)
@@ -80,7 +79,6 @@ def test_segments_never_mix(lengths: list[list[int]], slack: int):
     assert (bounds[0], bounds[-1]) == (0, len(rows) * capacity)
     sizes = [b - a for a, b in pairwise(bounds)]
     assert min(sizes) > 0
-    assert max(sizes) == batch.max_length
     assert set(range(0, bounds[-1] + 1, capacity)) <= set(bounds)
     positions, kinds = batch.positions_BS.flatten().tolist(), valid.flatten().tolist()
     samples = []
@@ -90,10 +88,8 @@ def test_segments_never_mix(lengths: list[list[int]], slack: int):
         if kinds[a]:
             samples.append(b - a)
         else:
-            assert b - a <= PAD_SEGMENT
+            assert b - a <= LONGEST_PADDING
     assert samples == [len(segment) - 1 for _, segment in flat]
-    ids = batch.document_ids().flatten().tolist()
-    assert ids == [index for index, size in enumerate(sizes) for _ in range(size)]
 
 
 def test_padding_counts_to_1024_and_starts_again():
@@ -120,7 +116,7 @@ def test_a_row_of_nothing_is_all_padding():
     batch = collate([[], []], capacity=3)
     assert batch.labels_BS.tolist() == [[IGNORE_INDEX] * 3] * 2
     assert batch.cumulative_lengths.tolist() == [0, 3, 6]
-    assert (batch.num_valid, batch.max_length) == (0, 3)
+    assert batch.num_valid == 0
 
 
 def test_a_full_row_has_no_padding_segment():
@@ -161,12 +157,3 @@ def test_the_tokens_are_copied_so_that_a_store_cannot_be_changed():
 def test_a_chain_that_does_not_fit_together(stages: list, message: str):
     with pytest.raises(DataError, match=message):
         compose(stages)
-
-
-def test_a_microbatch_moves_with_all_its_tensors():
-    batch = collate([[[1, 2]]], capacity=4)
-    moved = batch.to("meta")
-    tensors = [value for value in attrs.asdict(moved).values() if isinstance(value, torch.Tensor)]
-    assert len(tensors) == 6
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
-    assert (moved.max_length, moved.num_valid) == (batch.max_length, batch.num_valid)

@@ -1,0 +1,45 @@
+"""Settings that are written and change nothing on this mesh: said, so that nobody waits for what they would do."""
+
+from ..dsl.schema.model import MOE
+from ..dsl.spec import Spec
+from .findings import Findings
+from .layout import Layout
+from .resolved import resolve_formats
+from .sharding import shard_axes
+
+# Axis → the settings that only speak of it.
+OF_AXIS = {
+    "tp": ("sequence", "loss"),
+    "pp": ("schedule", "stages_per_rank", "layers", "embedding_cost", "head_cost"),
+    "cp": ("fold",),
+}
+
+
+def check_idle(spec: Spec, layout: Layout, found: Findings) -> None:
+    """Warn of what is written for an axis of one rank, or of how gradients are summed where nothing is sharded."""
+    sizes = {"tp": layout.size("tp"), "pp": layout.size("pp"), "cp": layout.size("ring") * layout.size("ulysses")}
+    for axis, names in OF_AXIS.items():
+        if sizes[axis] == 1:
+            for name in names:
+                _warn(spec, f"parallel.{axis}.{name}", f"{axis} is 1", f"leave it out, or use {axis} 2", found)
+    if spec.parallel.stack != "ddp" and not _shards(spec, layout):
+        for name in ("reduce", "reshard"):
+            _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)
+
+
+def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:
+    origin = spec.origins.get(path)
+    if origin is not None and origin.kind != "default":
+        name = path.rpartition(".")[2]
+        found.warn(f"idle.{path}", "W401", path, f"{name} changes nothing, as {why}", hint)
+
+
+def _shards(spec: Spec, layout: Layout) -> bool:
+    """Whether any parameter is FSDP's; the same question as `Resolved.dense_fsdp` asks, before there is one."""
+    formats = resolve_formats(spec.precision, spec.parallel)
+    axes = {"replicate", *shard_axes(spec.parallel, layout.mesh)}
+    if spec.model.family in MOE:
+        axes |= {"ep_replicate", "ep_fsdp"}
+    sizes = {axis.name: axis.size for axis in (*layout.mesh.axes, *layout.mesh.expert_axes)}
+    wide = any(sizes[axis] > 1 for axis in axes)
+    return wide or formats.compute != formats.params or spec.parallel.fsdp.offload
