@@ -1,0 +1,45 @@
+"""Settings that are written and change nothing on the mesh at hand are said; the plan stays what it is without them."""
+
+import re
+
+import pytest
+
+IDLE = {
+    "parallel { tp 1 { loss = false } }": "loss changes nothing, as tp is 1",
+    "parallel { pp 1 { schedule = gpipe } }": "schedule changes nothing, as pp is 1",
+    "parallel { cp 1 { fold = none } }": "fold changes nothing, as cp is 1",
+    "parallel { tp 2, fsdp 1 { reduce = bf16 } }": "reduce changes nothing, as nothing is sharded",
+    "parallel { pp 2, fsdp 1 { reshard = false } }": "reshard changes nothing, as nothing is sharded",
+}
+USED = (
+    "parallel { tp 2 { loss = false } }",
+    "parallel { pp 2 { schedule = gpipe } }",
+    "parallel { cp 2 { fold = none } }",
+    "parallel { fsdp 2 { reduce = bf16 } }",
+    "parallel { fsdp 1 { reduce = bf16, replicate = 2 } }",
+    "parallel { cp 2, fsdp 1 { reduce = bf16 } }",
+)
+
+
+def warnings(result) -> list[str]:
+    return [d.message for d in result.diagnostics if d.code == "W401"]
+
+
+@pytest.mark.parametrize(("parallel", "message"), IDLE.items())
+def test_what_changes_nothing_is_said(compiled, parallel, message):
+    result = compiled(parallel=parallel)
+    assert warnings(result) == [message]
+    bare = compiled(parallel=re.sub(r" \{ \w+ = \w+ \}", "", parallel))
+    assert result.plan is not None and bare.plan is not None
+    assert result.plan.nodes == bare.plan.nodes
+
+
+@pytest.mark.parametrize("parallel", USED)
+def test_what_changes_something_is_not(compiled, parallel):
+    result = compiled(parallel=parallel)
+    assert result.plan is not None and warnings(result) == []
+
+
+def test_a_reduce_format_is_used_where_only_experts_are_sharded(compiled):
+    model = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
+    assert warnings(compiled(model=model, parallel="parallel { tp 2, fsdp 1 { reduce = bf16 } }")) == []
