@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from mixtures import ROUTERS, architecture, fill
+from ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -328,16 +328,10 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
-def work(rank: int, file: str, case: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=WORLD)
+def check(rank: int, world: int, case: str) -> None:
     CASES[case]()
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_together(case, tmp_path):
-    # Forked: torch is loaded here, and takes seconds to load.
-    arguments = (str(tmp_path / "store"), case)
-    multiprocessing.start_processes(work, args=arguments, nprocs=WORLD, start_method="fork")
+    on_ranks(WORLD, check, tmp_path, case)
