@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
+from ...planner.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import enter, leave, local
 
@@ -101,9 +102,4 @@ class Rotation:
 
 def first_row(extent: int, tensor: TensorAxis | None) -> int:
     """Where this rank's piece of `extent` rows begins."""
-    return 0 if tensor is None else tensor.group.rank() * piece_size(extent, tensor.size)
-
-
-def piece_size(extent: int, pieces: int) -> int:
-    """Size of the first pieces when `extent` is cut in `pieces` as torch.chunk does; the last ones may be smaller."""
-    return -(-extent // pieces)
+    return 0 if tensor is None else tensor.group.rank() * piece(extent, tensor.size, 0)

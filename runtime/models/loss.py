@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
+from ...planner.sharding import piece
 from ..parallel.axes import TensorAxis
 from ..parallel.collectives import all_gather, all_reduce
-from .layers import first_row, piece_size
+from .layers import first_row
 
 IGNORE = -100
 
@@ -48,7 +49,7 @@ class Head:
     @property
     def widest(self) -> int:
         """The largest piece of a rank."""
-        return self.vocabulary if self.tensor is None else piece_size(self.vocabulary, self.tensor.size)
+        return self.vocabulary if self.tensor is None else piece(self.vocabulary, self.tensor.size, 0)
 
     @property
     def chunk(self) -> int:

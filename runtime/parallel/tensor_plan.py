@@ -6,6 +6,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
+from ...planner.sharding import DIMENSION
 from ..models.layers import RMSNorm
 from ..models.parts import Parts
 from ..ops import op
@@ -13,9 +14,6 @@ from ..state import Rank
 from .axes import TensorAxis
 from .mesh import Meshes
 from .rules import matching
-
-# The dimension of the weight that each style cuts: its outputs, its inputs, its rows of the vocabulary.
-STYLES: dict[str, int] = {"column": 0, "row": 1, "embedding": 0}
 
 # These see the heads of this rank only, whatever is whole between blocks.
 BY_HEAD = ("q_norm", "k_norm")
@@ -36,7 +34,7 @@ def cut_matrices(
     cut: set[nn.Module] = set()
     for rule in rules:
         for _, module in matching(model, rule["pattern"], rule["matches"], rank):
-            _place(module, mesh, Shard(STYLES[rule["style"]]))
+            _place(module, mesh, Shard(DIMENSION[rule["style"]]))
             cut.add(module)
     for name, module in model.named_modules():
         if module in cut or name.endswith("mlp.experts"):
