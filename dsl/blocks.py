@@ -4,7 +4,7 @@ from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
 import attrs
 
-from .schema import actions, data, experiment, model, parallel, training
+from .schema import actions, cluster, data, experiment, model, parallel, training
 from .schema.later import KINDS as LATER_KINDS
 from .schema.setting import settings_of
 
@@ -13,6 +13,7 @@ KINDS: Final[dict[str, type]] = {
     "experiment": experiment.Experiment,
     "workspace": experiment.Workspace,
     "launch": experiment.Launch,
+    "cluster": cluster.Cluster,
     "model": model.Model,
     "tokenizer": model.Tokenizer,
     "dataset": data.Dataset,

@@ -106,6 +106,14 @@ PAGES: Final = (
         vocabulary that is a multiple of tp always works, and its last ids are then never used.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 511 }\nparallel { tp 2 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 512 }\nparallel { tp 2 }"),
+    Code("X421", "the cluster is smaller than the run", """
+        `cluster` says how many machines there are and how many devices each has. The run needs more of them than
+        that: use fewer ranks, or correct the cluster.
+        """, "cluster h100 { nodes = 1, devices = 8 }\nparallel { fsdp 16 }",
+        "cluster h100 { nodes = 2, devices = 8 }\nparallel { fsdp 16 }"),
+    Code("X422", "the cluster has other devices than the run asks for", """
+        A preset of `cluster` names the device of its machines, and `launch.device` asks for one of another kind.
+        """, "cluster h100 { nodes = 1 }\nlaunch { device = cpu }", "cluster h100 { nodes = 1 }"),
     Code("X501", "an evaluation of an unknown dataset", """
         `eval NAME` evaluates the held-out part of a dataset of this spec.
         """, "every 100 steps eval webb  # the dataset is called web", "every 100 steps eval web"),

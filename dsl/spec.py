@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from .diagnostics import Note
 from .schema.actions import Event, Tick
+from .schema.cluster import Cluster
 from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link
 from .schema.experiment import Experiment, Launch, Workspace
 from .schema.model import Model, Precision, Tokenizer
@@ -52,6 +53,7 @@ class Spec:
     checkpoint: Checkpoint = Checkpoint()
     workspace: Workspace = Workspace()
     launch: Launch = Launch()
+    cluster: Cluster = Cluster(preset="none")
     collate: tuple[Link, ...] = DEFAULT_CHAIN
     ticks: tuple[Tick, ...] = ()
     events: tuple[Event, ...] = ()

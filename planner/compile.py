@@ -7,6 +7,7 @@ from attrs import evolve, frozen
 from ..dsl.diagnostics import Diagnostics
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
+from .cluster import device_kind, resolve_cluster
 from .data_rules import portable
 from .estimates import count_parameters, estimate
 from .examine import Sound, examine
@@ -59,7 +60,10 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
     formats = resolve_formats(spec.precision, spec.parallel)
     inventory = count_parameters(arch)
     cuts = cuts_of(spec.parallel, mesh, arch)
-    estimates = estimate(arch, inventory, cuts, sound.staging.pipeline, batch, params_format=formats.params)
+    ranks = mesh.world_size // mesh.size("pp")
+    estimates = estimate(
+        arch, inventory, cuts, sound.staging.pipeline, batch, params_format=formats.params, ranks=ranks
+    )
     run = Resolved(
         spec=spec,
         architecture=arch,
@@ -90,6 +94,7 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
         checks=tuple(found.checks),
         workspace=_workspace(spec),
         launch=_launch(spec, layout),
+        cluster=resolve_cluster(spec, formats.compute, layout.nodes, mesh.ranks_per_node),
         config_id=config_id(spec, arch, batch, formats, run.align),
     )
     return evolve(plan, id=plan_id(plan))
@@ -112,7 +117,7 @@ def _launch(spec: Spec, layout: Layout) -> dict[str, Any]:
         "world_size": layout.mesh.world_size,
         "nodes": layout.nodes,
         "ranks_per_node": layout.mesh.ranks_per_node,
-        "device": launch.device,
+        "device": device_kind(spec),
         "threads": None if isinstance(launch.threads, Auto) else launch.threads,
         "stop_deadline_seconds": launch.stop_deadline.value,
     }

@@ -2,7 +2,7 @@
 
 from .architecture import Architecture, ParameterSpec, block_parameters, parameters
 from .arithmetic import Arithmetic
-from .plan import Estimates, Parameters, RankMemory
+from .plan import Estimates, Memory, Parameters, RankClass
 from .sharding import EMBEDDING, HEAD, Cuts
 from .stages import Pipeline
 
@@ -57,16 +57,18 @@ def estimate(
     batch: Arithmetic,
     *,
     params_format: str,
+    ranks: int,
 ) -> Estimates:
-    """All estimates of a run; memory once for each pipeline coordinate."""
+    """All estimates of a run, once for each pipeline coordinate, which has `ranks` ranks."""
     width = BYTES[params_format]
     per_token = flops_per_token(architecture, batch.sequence)
     return Estimates(
         tokens_per_step=batch.tokens_per_step,
         flops_per_token=per_token,
         flops_per_step=per_token * batch.tokens_per_step,
-        memory=tuple(_memory(architecture, inventory, cuts, pipeline, width)),
         checkpoint_bytes=checkpoint_bytes(inventory, params_format),
+        classes=tuple(_classes(architecture, inventory, cuts, pipeline, width, ranks)),
+        times=None,
         sources=SOURCES,
     )
 
@@ -76,19 +78,18 @@ def checkpoint_bytes(inventory: Parameters, params_format: str) -> int:
     return 3 * BYTES[params_format] * inventory.total
 
 
-def _memory(
-    architecture: Architecture, inventory: Parameters, cuts: Cuts, pipeline: Pipeline, width: int
-) -> list[RankMemory]:
+def _classes(
+    architecture: Architecture, inventory: Parameters, cuts: Cuts, pipeline: Pipeline, width: int, ranks: int
+) -> list[RankClass]:
     """Of every coordinate the first rank, whose pieces are the largest; `placement.held` has those of any rank."""
     block = cuts.largest(block_tensors(inventory))  # all blocks are alike: count one, multiply
     ends = {tensor.name: tensor for tensor in inventory.tensors if not tensor.name.startswith("layers.")}
-    memory = []
+    classes = []
     for pp, blocks in enumerate(pipeline.blocks()):
         elements = block * blocks + cuts.largest(ends[name] for name in end_names(architecture, pipeline, pp))
-        memory.append(
-            RankMemory(pp=pp, parameters=width * elements, gradients=width * elements, optimizer=2 * width * elements)
-        )
-    return memory
+        memory = Memory(parameters=width * elements, gradients=width * elements, optimizer=2 * width * elements)
+        classes.append(RankClass(pp=pp, ranks=ranks, memory=memory))
+    return classes
 
 
 def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:

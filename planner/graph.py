@@ -7,6 +7,7 @@ from attrs import frozen
 from ..dsl.schema.setting import Auto
 from .actions import ActionNodes
 from .builder import Builder, check_graph
+from .cluster import device_kind
 from .data_nodes import add_data
 from .learning_rate import scheduler_args
 from .mesh import AXES
@@ -53,13 +54,13 @@ def _bootstrap(graph: Builder, run: Resolved) -> None:
     launch, mesh = run.spec.launch, run.layout.mesh
     args: dict[str, Any] = {
         "seed": run.spec.experiment.seed,
-        "device": launch.device,
+        "device": device_kind(run.spec),
         "threads": None if isinstance(launch.threads, Auto) else launch.threads,
         "matmul": run.spec.precision.matmul,
         "axes": [[axis.name, axis.size] for axis in mesh.axes],
         "stop_deadline_seconds": launch.stop_deadline.value,
     }
-    device = "cuda where there is one, else cpu" if launch.device == "auto" else launch.device
+    device = "cuda where there is one, else cpu" if args["device"] == "auto" else args["device"]
     does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}, {device}, seed {args['seed']}"
     graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
 

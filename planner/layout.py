@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
+from .cluster import check_cluster
 from .context import split_context
 from .findings import Findings
 from .mesh import AXES, build_mesh, largest_divisor
@@ -52,11 +53,14 @@ def lay_out(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: 
     if not doubtful & {"world"}:
         total = _solve_fsdp(spec, sizes, world, reasons, found)
     if total is not None:
-        placed = _machines(spec, total, world is not None, reasons, found)
+        fills = world is not None or isinstance(spec.launch.ranks_per_node, Auto)
+        placed = _machines(spec, total, fills, reasons, found)
     if total is None or placed is None:
         doubtful.add("world")
         sizes.setdefault("fsdp", 1)
         placed = (1, prod(sizes.values()))
+    else:
+        check_cluster(spec, *placed, found)
     nodes, ranks_per_node = placed
     ep = _check_ep(spec, sizes, found) if not doubtful else 1
     mesh = build_mesh(sizes, ep=ep, ranks_per_node=ranks_per_node)
@@ -105,10 +109,11 @@ def _solve_fsdp(
     spec: Spec, sizes: dict[str, int], world: int | None, reasons: dict[str, str], found: Findings
 ) -> int | None:
     """Complete `sizes` with fsdp if it is free; the number of ranks, or None if the axes cannot give it."""
-    launch = spec.launch
-    if world is None and isinstance(launch.ranks_per_node, int):
-        world, asked = launch.nodes * launch.ranks_per_node, "launch.nodes · ranks_per_node"
-        reasons["world_size"] = f"launch.nodes {launch.nodes} · ranks_per_node {launch.ranks_per_node}"
+    nodes, per_node = _wanted_machines(spec)
+    whole = "fsdp" not in sizes or not isinstance(spec.launch.ranks_per_node, Auto)  # not only a part of the cluster
+    if world is None and per_node is not None and whole:
+        world, asked = nodes * per_node, "launch.nodes · ranks_per_node"
+        reasons["world_size"] = f"launch.nodes {nodes} · ranks_per_node {per_node}"
     elif world is not None:
         asked = "--world"
         reasons["world_size"] = f"--world {world}"
@@ -118,10 +123,10 @@ def _solve_fsdp(
     product = " · ".join(f"{axis} {sizes[axis]}" for axis in AXES if sizes.get(axis, 1) > 1) or "1"
     if "fsdp" not in sizes:
         if world is None:
-            world = lcm(fixed, launch.nodes)
+            world = lcm(fixed, nodes)
             reasons["world_size"] = f"what the axes need: {product}"
             if world > fixed:
-                reasons["world_size"] = f"what the axes need, {product}, spread evenly over {launch.nodes} nodes"
+                reasons["world_size"] = f"what the axes need, {product}, spread evenly over {nodes} nodes"
         if world % fixed or world < fixed:
             near = sorted({max(world // fixed, 1) * fixed, (world // fixed + 1) * fixed})
             options = " or ".join(f"{count}" for count in near)
@@ -157,13 +162,23 @@ def _solve_fsdp(
     return world
 
 
-def _machines(
-    spec: Spec, world: int, overridden: bool, reasons: dict[str, str], found: Findings
-) -> tuple[int, int] | None:
-    """(nodes, ranks per node). With `--world`, ranks per node stay and the number of machines follows."""
-    nodes, per_node = spec.launch.nodes, spec.launch.ranks_per_node
-    if isinstance(per_node, int):
-        if overridden and world != nodes * per_node:
+def _wanted_machines(spec: Spec) -> tuple[int, int | None]:
+    """(nodes, ranks per node) as `launch` says, else as `cluster` does; None: whatever the axes need."""
+    launch, cluster = spec.launch, spec.cluster
+    nodes = cluster.nodes if isinstance(launch.nodes, Auto) else launch.nodes
+    per_node = cluster.devices if isinstance(launch.ranks_per_node, Auto) else launch.ranks_per_node
+    return (1 if isinstance(nodes, Auto) else nodes), (None if isinstance(per_node, Auto) else per_node)
+
+
+def _machines(spec: Spec, world: int, fills: bool, reasons: dict[str, str], found: Findings) -> tuple[int, int] | None:
+    """(nodes, ranks per node). If the run `fills` machines one by one, ranks per node stay and machines follow."""
+    nodes, per_node = _wanted_machines(spec)
+    if isinstance(spec.launch.nodes, Auto) and not isinstance(spec.cluster.nodes, Auto):
+        reasons["launch.nodes"] = f"cluster.nodes {nodes}"
+    if isinstance(spec.launch.ranks_per_node, Auto) and per_node is not None:
+        reasons["launch.ranks_per_node"] = f"cluster.devices {per_node}"
+    if per_node is not None:
+        if fills and world != nodes * per_node:
             per_node = min(per_node, world)
             nodes = world // per_node
             reasons["launch.nodes"] = f"{world} ranks / {per_node} a node"

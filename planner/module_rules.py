@@ -3,6 +3,7 @@
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .architecture import Architecture
+from .cluster import device_kind
 from .findings import Findings
 from .layout import Layout
 from .resolved import exchanges
@@ -44,7 +45,7 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
 def _check_attention(spec: Spec, layout: Layout, found: Findings) -> None:
     """A ring has a kernel of its own, which goes document by document and block by block, and flex is made for cuda."""
     kernel, ring = spec.model.attention, layout.size("ring")
-    if kernel == "flex" and spec.launch.device == "cpu":
+    if kernel == "flex" and device_kind(spec) == "cpu":
         message = "attention flex has no backward on cpu, and launch.device is cpu"
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto, or device cuda")
     if "cp" in layout.doubtful or ring == 1 or kernel in ("auto", "documents"):

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from .architecture import Architecture, ParameterSpec
 
-FORMAT = 2
+FORMAT = 3
 
 NodeKind = Literal["setup", "collate", "step", "tick", "event", "shutdown"]
 Status = Literal["pass", "warn", "fail", "unknown"]
@@ -116,29 +116,128 @@ class Parameters:
 
 
 @frozen(kw_only=True)
-class RankMemory:
-    """Bytes of model state on the ranks of one class (all ranks with the same pipeline coordinate)."""
+class Cluster:
+    """The machines a run is planned for; None where neither the spec nor a preset says.
 
-    pp: int
+    memory_bytes: of one device. flops: operations a second of one device in dense products of the compute format, of
+    which a step reaches a share in the range `efficiency`. link, network: bytes a second that one device sends inside
+    its machine and to others. price: of one device for an hour.
+    """
+
+    preset: str
+    nodes: int
+    devices: int
+    memory_bytes: int | None
+    flops: float | None
+    efficiency: tuple[float, ...]
+    link: float | None
+    network: float | None
+    price: float | None
+
+
+@frozen(kw_only=True)
+class Memory:
+    """Bytes on one rank, by what they are for.
+
+    parameters, gradients, optimizer: what the rank owns; in host memory if `offloaded`. unsharded: parameters that
+    fsdp has gathered, as many as are alive at once. activations: what forwards have left for backwards, of all
+    microbatches in flight. loss: what the head's forward leaves. working: the most that is alive beside all this,
+    while a block or a piece of the loss is computed. reserve: what libraries and the allocator need, from outside.
+    """
+
     parameters: int
     gradients: int
     optimizer: int
+    unsharded: int = 0
+    activations: int = 0
+    loss: int = 0
+    working: int = 0
+    reserve: int = 0
+    offloaded: bool = False
+
+    @property
+    def states(self) -> int:
+        return self.parameters + self.gradients + self.optimizer
 
     @property
     def total_bytes(self) -> int:
-        return self.parameters + self.gradients + self.optimizer
+        """On the device, at the peak of a step."""
+        states = 0 if self.offloaded else self.states
+        return states + self.unsharded + self.activations + self.loss + self.working + self.reserve
+
+
+@frozen(kw_only=True)
+class Traffic:
+    """Calls of one collective by one rank in one step, all for the same node of the plan.
+
+    axis: `fsdp`, or axes joined by ` · ` whose ranks call together. bytes: over all calls, of the larger of what goes
+    in and what comes out. exposed: nothing can be computed meanwhile. seconds: all calls, at the bandwidth of the axis.
+    """
+
+    axis: str
+    op: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]
+    node: str
+    count: int
+    bytes: int
+    exposed: bool
+    seconds: float | None = None
+
+
+@frozen(kw_only=True)
+class RankClass:
+    """What a step costs on the ranks with one pipeline coordinate, each figure that of the rank with the most.
+
+    flops: operations of a step, without and with what is computed a second time.
+    """
+
+    pp: int
+    ranks: int
+    memory: Memory
+    traffic: tuple[Traffic, ...] = ()
+    flops: int = 0
+    hardware_flops: int = 0
+
+
+@frozen(kw_only=True)
+class Times:
+    """Seconds of one step on the slowest rank, and what follows; `step` is the likely one between `fast` and `slow`.
+
+    computing: products at the likely efficiency. exposed: communication nothing is computed beside. bubble: share of
+    the step in which a pipeline rank waits. mfu: operations without recomputation, against what devices could do.
+    """
+
+    computing: float
+    exposed: float
+    bubble: float
+    step: float
+    fast: float
+    slow: float
+    tokens_per_second: float
+    mfu: float
 
 
 @frozen(kw_only=True)
 class Estimates:
-    """Closed forms; `sources` says where each formula comes from."""
+    """Closed forms; `sources` says where each formula comes from. times: None where the cluster is not known."""
 
     tokens_per_step: int
     flops_per_token: int
     flops_per_step: int
-    memory: tuple[RankMemory, ...]
     checkpoint_bytes: int
+    classes: tuple[RankClass, ...]
+    times: Times | None
     sources: dict[str, str]
+
+
+@frozen(kw_only=True)
+class Traced:
+    """What one rank was seen to hold and send in one step of the real program on tensors without memory."""
+
+    rank: int
+    pp: int
+    memory: Memory
+    traffic: tuple[Traffic, ...]
+    seconds: float  # that the trace took
 
 
 @frozen(kw_only=True)
@@ -165,7 +264,10 @@ class Check:
 
 @frozen(kw_only=True)
 class Plan:
-    """Everything a run does. `id` hashes the whole content, `config_id` what makes it this experiment and no other."""
+    """Everything a run does. `id` hashes the whole content, `config_id` what makes it this experiment and no other.
+
+    traced: one rank of every pipeline coordinate, where it was asked for; no part of what is done, nor of the id.
+    """
 
     name: str
     spec: str
@@ -182,8 +284,10 @@ class Plan:
     checks: tuple[Check, ...]
     workspace: dict[str, Any]
     launch: dict[str, Any]
+    cluster: Cluster
     config_id: str
     id: str = ""
+    traced: tuple[Traced, ...] = ()
 
     def node(self, node_id: str) -> Node:
         return next(n for n in self.nodes if n.id == node_id)

@@ -27,6 +27,9 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "mesh.cp": ("parallel.cp.size", "parallel.cp.ring", "parallel.cp.ulysses"),
     "mesh.world": ("{world}",),
     "mesh.nodes": ("{world}",),
+    "cluster.nodes": ("{world}",),
+    "cluster.devices": ("{world}",),
+    "cluster.device": ("cluster.preset", "launch.device"),
     "mesh.ep": ("parallel.ep.size", "{world}"),
     "mesh.ep.family": ("parallel.ep.size", "model.family", "model.experts"),
     "mesh.ep.experts": ("parallel.ep.size", "model.family", "model.experts"),
@@ -36,7 +39,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "mesh.tp.vocab": ("parallel.tp.size", "model.vocab", "tokenizer.source", "{world}", "parallel.cp.fold"),
     "mesh.ulysses.heads": ("parallel.tp.size", "model.heads", "{context}"),
     "mesh.ulysses.kv_heads": ("parallel.tp.size", "{kv_heads}", "{context}"),
-    "model.attention": ("model.attention", "launch.device"),
+    "model.attention": ("model.attention", "launch.device", "cluster.preset"),
     "mesh.ring.attention": ("model.attention", "{context}"),
     "mesh.pp.schedule": ("parallel.pp.size", "parallel.pp.schedule", "parallel.pp.stages_per_rank"),
     "mesh.pp.layers": ("{stages}", "parallel.pp.layers", "model.layers"),
@@ -45,7 +48,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "mesh.pp.reshard": ("parallel.pp.size", "parallel.pp.schedule", "parallel.fsdp.reshard"),
     "mesh.pp.tied": ("parallel.pp.size", "parallel.pp.schedule", "model.tie_embeddings"),
     "mesh.pp.compile": ("parallel.pp.size", "parallel.pp.schedule", "compile.mode"),
-    "mesh.offload": ("parallel.fsdp.offload", "launch.device"),
+    "mesh.offload": ("parallel.fsdp.offload", "launch.device", "cluster.preset"),
     "mesh.ddp.*": ("parallel.stack", "parallel.{}", "precision.params", "precision.compute"),
     "activation.every": ("activation.mode", "activation.every", "model.layers"),
     "activation.save": ("activation.mode", "activation.save", "parallel.ep.size", "{context}"),
@@ -116,7 +119,9 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
         case "world":
             sizes = tuple(f"parallel.{axis}.size" for axis in ("pp", "fsdp", "tp", "cp"))
             context = ("parallel.cp.ring", "parallel.cp.ulysses")
-            return (*sizes, *context, "parallel.fsdp.replicate", "launch.nodes", "launch.ranks_per_node")
+            return (*sizes, *context, "parallel.fsdp.replicate", "{machines}")
+        case "machines":
+            return ("launch.nodes", "launch.ranks_per_node", "cluster.nodes", "cluster.devices")
         case "data_ranks":
             rest = ("{world}",) if isinstance(parallel.fsdp.size, Auto) else ()
             return ("parallel.fsdp.size", "parallel.fsdp.replicate", *rest)

@@ -59,6 +59,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     yield from _block("checkpoint", spec.checkpoint)
     yield from _block("workspace", spec.workspace)
     yield from _block("launch", spec.launch)
+    yield "cluster.preset", spec.cluster.preset
+    yield from _block("cluster", spec.cluster)
 
 
 def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]]:

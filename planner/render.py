@@ -40,7 +40,7 @@ def render_summary(plan: Plan, *, color: bool = False) -> str:
         f"{plan.architecture.family}, {count_text(plan.parameters.total)} parameters",
         f"{estimates.tokens_per_step:,} tokens a step",
         axes,
-        f"{bytes_text(max(memory.total_bytes for memory in estimates.memory))} of model states a rank",
+        f"{bytes_text(max(each.memory.states for each in estimates.classes))} of model states a rank",
     ]
     page.wrapped(" · ".join(part for part in parts if part), first="", rest="")
     _warnings(page, plan)

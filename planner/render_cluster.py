@@ -2,7 +2,7 @@
 
 from itertools import groupby
 
-from .plan import Axis, Mesh, Plan, RankMemory
+from .plan import Axis, Mesh, Plan, RankClass
 from .text import Page
 from .units import bytes_text, plural
 
@@ -61,22 +61,21 @@ def _grid(page: Page, mesh: Mesh, wide: list[Axis]) -> None:
 
 def show_memory(page: Page, plan: Plan) -> None:
     """Model states of the largest rank of every pipeline coordinate; neighbours with equal sizes share a line."""
-    memory = plan.estimates.memory
+    classes = plan.estimates.classes
     offloaded = any(node.args.get("offload") for node in plan.nodes)
     host = ", in host memory" if offloaded else ""
     page.heading("MEMORY", f"model states of a rank{host}; activations not estimated")
     rows: list[tuple[str, ...]] = [("ranks", "parameters", "gradients", "optimizer", "total")]
 
-    def sizes(one: RankMemory) -> tuple[int, int, int]:
-        return (one.parameters, one.gradients, one.optimizer)
+    def sizes(one: RankClass) -> tuple[int, int, int]:
+        return (one.memory.parameters, one.memory.gradients, one.memory.optimizer)
 
-    for _, group in groupby(memory, key=sizes):
+    for _, group in groupby(classes, key=sizes):
         members = list(group)
         first, last = members[0], members[-1]
-        name = "every rank" if len(members) == len(memory) else f"pp {first.pp}"
-        if 1 < len(members) < len(memory):
+        name = "every rank" if len(members) == len(classes) else f"pp {first.pp}"
+        if 1 < len(members) < len(classes):
             name = f"pp {first.pp} to {last.pp}"
-        parts = (first.parameters, first.gradients, first.optimizer, first.total_bytes)
-        shown = [bytes_text(part) for part in parts]
+        shown = [bytes_text(part) for part in (*sizes(first), first.memory.states)]
         rows.append((name, *shown))
     page.table(rows, align="<>>>>")

@@ -9,6 +9,7 @@ from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .architecture import Architecture
 from .arithmetic import Arithmetic
+from .cluster import device_kind
 from .data_rules import alignment
 from .layout import Layout
 from .pipeline import Staging
@@ -69,7 +70,7 @@ def hides_attention(spec: Spec) -> bool:
     So does flex, the kernel of cuda, but where whole blocks are compiled; of blocks with experts parts are.
     """
     compiled, moe = spec.compile.mode != "none", spec.model.family in MOE
-    flex = spec.launch.device != "cpu" and spec.model.attention in ("auto", "flex")
+    flex = device_kind(spec) != "cpu" and spec.model.attention in ("auto", "flex")
     return moe if compiled else flex
 
 

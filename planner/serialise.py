@@ -13,10 +13,23 @@ from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from .architecture import Architecture
 from .identity import fingerprint
 from .mesh import AXES, EXPERT_AXES, build_mesh
-from .plan import FORMAT, Check, Edge, Estimates, Mesh, Node, Parameters, Plan, Provenance, Timeline
+from .plan import (
+    FORMAT,
+    Check,
+    Cluster,
+    Edge,
+    Estimates,
+    Mesh,
+    Node,
+    Parameters,
+    Plan,
+    Provenance,
+    Timeline,
+    Traced,
+)
 
 # Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
-OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks")
+OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced")
 
 
 # What follows from the content and is written for others to read.
@@ -61,6 +74,8 @@ def _content(plan: Plan) -> dict[str, Any]:
         "graph": {"nodes": plain(plan.nodes), "edges": plain(plan.edges)},
         "workspace": plan.workspace,
         "launch": plan.launch,
+        "cluster": plain(plan.cluster),
+        "traced": plain(plan.traced),
         "checks": plain(plan.checks),
         "provenance": plain(plan.provenance),
         "spec_text": plan.spec_text,
@@ -83,7 +98,9 @@ def to_json(plan: Plan) -> dict[str, Any]:
     """The plan as a JSON object: its content, and views of it by rank."""
     content = _content(plan)
     mesh = plan.mesh
-    totals = [memory.total_bytes for memory in plan.estimates.memory]
+    memory = [
+        {"states_bytes": each.memory.states, "total_bytes": each.memory.total_bytes} for each in plan.estimates.classes
+    ]
     # Spelled out instead of Mesh.coordinates: 16,384 ranks should not take longer than all the rest.
     strides = [(axis.name, axis.stride, axis.size) for axis in mesh.axes]
     stages = [rank // mesh.axes[0].stride for rank in range(mesh.world_size)]
@@ -101,7 +118,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "steps": plan.timeline.steps,
         "tokens_per_step": plan.estimates.tokens_per_step,
         **content,
-        "memory": {"per_rank": [{"rank": rank, "pp": pp, "total_bytes": totals[pp]} for rank, pp in enumerate(stages)]},
+        "memory": {"per_rank": [{"rank": rank, "pp": pp, **memory[pp]} for rank, pp in enumerate(stages)]},
         "ranks": ranks,
     }
 
@@ -179,6 +196,8 @@ def _read(content: dict[str, Any]) -> Plan:
         checks=convert(content["checks"], tuple[Check, ...]),
         workspace=content["workspace"],
         launch=content["launch"],
+        cluster=convert(content["cluster"], Cluster),
+        traced=convert(content["traced"], tuple[Traced, ...]),
         config_id=content["config_id"],
         id=content["id"],
     )

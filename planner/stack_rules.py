@@ -2,6 +2,7 @@
 
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
+from .cluster import device_kind
 from .findings import Findings
 from .pipeline import ZERO_BUBBLE
 from .resolved import resolve_formats
@@ -68,10 +69,10 @@ def _check_zero_bubble(spec: Spec, found: Findings) -> None:
 def _check_offload(spec: Spec, found: Findings) -> None:
     if not spec.parallel.fsdp.offload:
         return
-    if spec.launch.device == "cpu":
+    if device_kind(spec) == "cpu":
         message = "offload moves model states from cuda to host memory, and launch.device is cpu"
         found.fail("mesh.offload", "X417", "parallel.fsdp.offload", message, "use offload false, or device cuda")
-    elif spec.launch.device == "cuda":
+    elif device_kind(spec) == "cuda":
         found.passed("mesh.offload", "model states of cuda devices lie in host memory")
     else:
         found.unknown("mesh.offload", "launch.device is auto: a run without cuda has nothing to offload from, and ends")

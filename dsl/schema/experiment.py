@@ -40,15 +40,21 @@ class Workspace:
 class Launch:
     """`launch { … }`: the machines the ranks run on."""
 
-    nodes: int = setting("number of machines", default=1, check=at_least(1), role=Role.MESH)
+    nodes: int | Auto = setting(
+        "number of machines; auto: those of `cluster` where it says so, else 1",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.MESH,
+    )
     ranks_per_node: int | Auto = setting(
-        "ranks on each machine; auto: what the axes of `parallel` need, spread evenly",
+        "ranks on each machine; auto: the devices of `cluster` where it says so, else what the axes of `parallel` "
+        "need, spread evenly",
         default=AUTO,
         check=at_least(1),
         role=Role.MESH,
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
-        "kind of device a rank computes on; auto: cuda where there is one, else cpu",
+        "kind of device a rank computes on; auto: that of `cluster`, else cuda where there is one, else cpu",
         default="auto",
         role=Role.EXECUTION,
     )

@@ -91,19 +91,19 @@ def test_experts_count_by_those_a_token_uses():
 
 def test_memory_of_one_rank_is_sixteen_bytes_a_parameter(plan):
     made = plan()
-    (memory,) = made.estimates.memory
-    assert memory.total_bytes == 16 * made.parameters.total
+    (only,) = made.estimates.classes
+    assert only.memory.states == 16 * made.parameters.total
     assert made.estimates.checkpoint_bytes == 12 * made.parameters.total
     half = plan(precision="precision { params = bf16 }").estimates
-    assert half.memory[0].total_bytes == 8 * made.parameters.total
+    assert half.classes[0].memory.states == 8 * made.parameters.total
 
 
 def test_memory_is_shared_over_fsdp(plan):
     """Every first dimension of this model divides by 2 (258 rows of the embedding are 129), so sharding is exact."""
     one, two = plan(), plan(parallel="parallel { fsdp 2 }")
-    assert two.estimates.memory[0].total_bytes * 2 == one.estimates.memory[0].total_bytes
+    assert two.estimates.classes[0].memory.states * 2 == one.estimates.classes[0].memory.states
     copies = plan(parallel="parallel { fsdp 2 { replicate = 3 } }")
-    assert copies.estimates.memory == two.estimates.memory
+    assert copies.estimates.classes[0].memory.states == two.estimates.classes[0].memory.states
 
 
 def largest(cuts, name, shape, expert=False):
@@ -153,7 +153,7 @@ def test_memory_by_pipeline_rank(plan):
     made = plan(parallel="parallel { pp 2 }")
     sizes = {tensor.name: tensor.size for tensor in made.parameters.tensors}
     block = sum(size for name, size in sizes.items() if name.startswith("layers.0."))
-    first, last = made.estimates.memory
+    first, last = (each.memory for each in made.estimates.classes)
     assert first.parameters == 4 * (2 * block + sizes["embed_tokens.weight"])
     assert last.parameters == 4 * (2 * block + sizes["norm.weight"] + sizes["lm_head.weight"])
     tied = plan(
@@ -161,7 +161,7 @@ def test_memory_by_pipeline_rank(plan):
         model="model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, tie_embeddings = true }",
     )
     # A tied table lies on both ends of the pipeline.
-    assert [m.parameters for m in tied.estimates.memory] == [first.parameters, last.parameters]
+    assert [each.memory.parameters for each in tied.estimates.classes] == [first.parameters, last.parameters]
 
 
 def test_layers_are_spread_from_the_middle():

@@ -28,6 +28,7 @@ ALL_ON = {
     "scheduler": "scheduler wsd { warmup = 5 steps }",
     "activation": "activation selective",
     "compile": "compile { mode = default }",
+    "cluster": "cluster other {\n  memory = 80 GiB, flops = 900T, efficiency = 40%, link = 400 GiB, network = 40 GiB\n}",
 }
 AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
 STATED = ALL_ON | {"parallel": f"parallel {{ {AXES}, fsdp 2 }}", "batch": "batch { sequence = 256, accumulate = 4 }"}
@@ -183,6 +184,7 @@ def test_the_walk_sees_the_whole_schema(load):
     assert len(seen) > 90
     for path in (
         "launch.stop_deadline",
+        "cluster.price",
         "parallel.cp.fold",
         "model.router.z_loss",
         "datasets.code.source",

@@ -145,9 +145,9 @@ def test_estimates_are_the_largest_of_what_ranks_own(tmp_path, text):
     by_stage: dict[int, list[int]] = {}
     for rank in range(world):
         by_stage.setdefault(made.mesh.coordinates(rank)["pp"], []).append(held_bytes(made, rank))
-    assert [memory.total_bytes for memory in made.estimates.memory] == [max(sizes) for sizes in by_stage.values()]
+    assert [each.memory.states for each in made.estimates.classes] == [max(sizes) for sizes in by_stage.values()]
     content = json.loads(dumps(made))
-    assert [rank["total_bytes"] for rank in content["memory"]["per_rank"]] == [
+    assert [rank["states_bytes"] for rank in content["memory"]["per_rank"]] == [
         max(by_stage[made.mesh.coordinates(rank)["pp"]]) for rank in range(world)
     ]
     again = from_json(content)

@@ -34,7 +34,7 @@ def test_round_trip(rich, plan):
 
 def test_views_stand_under_their_names(rich):
     content = json.loads(dumps(rich))
-    assert content["format"] == 2
+    assert content["format"] == 3
     assert content["id"] == rich.id
     assert content["world_size"] == 16
     assert content["mesh"]["axes"] == {"pp": 2, "replicate": 1, "fsdp": 2, "ring": 1, "ulysses": 2, "tp": 2}
@@ -44,7 +44,7 @@ def test_views_stand_under_their_names(rich):
     assert content["tokens_per_step"] == 8 * 256
     assert [rank["coordinates"] for rank in content["ranks"]] == [rich.mesh.coordinates(r) for r in range(16)]
     assert [rank["node"] for rank in content["ranks"]] == [0] * 8 + [1] * 8
-    totals = [memory.total_bytes for memory in rich.estimates.memory]
+    totals = [each.memory.total_bytes for each in rich.estimates.classes]
     assert [rank["total_bytes"] for rank in content["memory"]["per_rank"]] == [totals[0]] * 8 + [totals[1]] * 8
     assert [node["id"] for node in content["graph"]["nodes"]] == [node.id for node in rich.nodes]
     assert {"before": "setup.resume", "after": "step.fetch", "data": ""} in content["graph"]["edges"]
@@ -77,7 +77,7 @@ def test_a_plan_changed_by_hand_is_refused(rich, change):
     assert "plan it again" in caught.value.hint
 
 
-@pytest.mark.parametrize("content", [None, [], {}, {"format": 99}, {"format": 2}, {"format": 2, "id": "x", "mesh": 3}])
+@pytest.mark.parametrize("content", [None, [], {}, {"format": 99}, {"format": 3}, {"format": 3, "id": "x", "mesh": 3}])
 def test_what_is_no_plan_is_refused(content):
     with pytest.raises(PlanError) as caught:
         from_json(content)
