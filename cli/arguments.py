@@ -13,3 +13,10 @@ def add_sets(parser: argparse.ArgumentParser) -> None:
         metavar="PATH=VALUE",
         help="replace a setting or param; may be repeated",
     )
+
+
+def ranks(text: str) -> int:
+    """A number of ranks, as the type of `--world`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of ranks; use 1 or more")
+    return int(text)

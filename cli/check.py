@@ -1,20 +1,22 @@
-"""`xtrain check`: find everything that is wrong with specs, without planning or running them."""
+"""`xtrain check`: find everything that is wrong with specs, without planning or running them; mend what is certain."""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import add_sets
 
 if TYPE_CHECKING:
-    from ..dsl.diagnostics import Diagnostics
+    from ..dsl.diagnostics import Diagnostic, Diagnostics
+    from ..dsl.mend import Mended
 
 EPILOG = """\
 examples:
   xtrain check specs/quickstart.xtrain
   xtrain check specs/*.xtrain --set optimizer.lr=1e-4
+  xtrain check specs/quickstart.xtrain --fix --diff     (shows what --fix would write)
   xtrain check specs/quickstart.xtrain --json | jq -r .message
 """
 
@@ -23,43 +25,118 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "check",
-        help="find all mistakes in specs",
+        help="find all mistakes in specs, and mend those with a certain fix",
         description="Check specs and report all that is wrong with them, in the order of the text.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("specs", nargs="+", metavar="SPEC", help="a spec (*.xtrain)")
     add_sets(parser)
+    parser.add_argument("--fix", action="store_true", help="write what is certain into SPEC and the files it includes")
+    parser.add_argument("--diff", action="store_true", help="with --fix: print what would change, and write nothing")
     parser.add_argument("--json", action="store_true", help="print one JSON object a diagnostic, a line each")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 nothing is wrong (there may be warnings), 2 there are errors."""
-    from ..dsl.render import shows_color
-
-    wrong = False
+    """Exit status: 0 nothing is wrong (there may be warnings), 2 there are errors, 3 a file cannot be written."""
+    if arguments.diff and not arguments.fix:
+        print("xtrain check: --diff shows what --fix would write; give both", file=sys.stderr)
+        return 2
+    status = 0
     for path in arguments.specs:
-        diagnostics = diagnose(path, arguments.sets)
-        wrong |= diagnostics.has_errors
-        if arguments.json:
-            for diagnostic in diagnostics:
-                print(json.dumps(diagnostic.to_json(), ensure_ascii=False))
-        else:
-            sys.stderr.write(diagnostics.render(color=shows_color(sys.stderr)))
-            summary = _summary(path, diagnostics)
-            print(summary, file=sys.stderr if diagnostics.has_errors else sys.stdout, flush=True)
-    return 2 if wrong else 0
+        status = max(status, _fix(path, arguments) if arguments.fix else _check(path, arguments))
+    return status
 
 
-def diagnose(path: str, sets: Sequence[str]) -> "Diagnostics":
-    """Everything there is to say about the spec at `path`."""
+def _check(path: str, arguments: argparse.Namespace) -> int:
     from ..planner.load import check_from_spec
 
-    return check_from_spec(path, sets)
+    diagnostics = check_from_spec(path, arguments.sets)
+    _report(path, diagnostics, arguments)
+    return 2 if diagnostics.has_errors else 0
 
 
-def _summary(path: str, diagnostics: "Diagnostics") -> str:
-    counts = [(len(diagnostics.errors), "error"), (len(diagnostics.warnings), "warning")]
-    found = ", ".join(f"{count} {word}{'s' if count > 1 else ''}" for count, word in counts if count)
-    return f"{path}: {found or 'ok'}"
+def _fix(path: str, arguments: argparse.Namespace) -> int:
+    from ..dsl.mend import mend
+    from ..planner.load import check_from_spec
+
+    mended = mend(lambda texts: check_from_spec(path, arguments.sets, texts))
+    if arguments.diff:
+        _show_difference(mended)
+        if mended.fixed:
+            print(f"{path}: {_count(len(mended.fixed), 'fix')} to write", file=sys.stderr)
+        return 2 if check_from_spec(path, arguments.sets).has_errors else 0
+    for file, text in mended.texts.items():
+        problem = _write(file, text)
+        if problem:
+            print(f"xtrain check: {file} cannot be written: {problem}", file=sys.stderr)
+            return 3
+    for diagnostic in mended.fixed:
+        _tell(diagnostic, arguments.json)
+    _report(path, mended.diagnostics, arguments, fixed=len(mended.fixed))
+    return 2 if mended.diagnostics.has_errors else 0
+
+
+def _show_difference(mended: "Mended") -> None:
+    from ..dsl.render import shows_color
+    from .rewrite import difference
+
+    color = shows_color(sys.stdout)
+    for file, text in mended.texts.items():
+        # The first fix of a file was found in the text that stands on disk.
+        before = next(d.fix.span.source.text for d in mended.fixed if d.fix and d.fix.span.source.path == file)
+        sys.stdout.write(difference(before, text, file, color=color))
+
+
+def _write(file: str, text: str) -> str | None:
+    """Write a file that was mended; what was wrong with that, if anything."""
+    from .rewrite import like, write
+
+    try:
+        write(file, like(text, Path(file).read_bytes()))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def _tell(diagnostic: "Diagnostic", as_json: bool) -> None:
+    """One line for a fix that was written."""
+    assert diagnostic.fix is not None
+    span, text = diagnostic.fix
+    if as_json:
+        print(json.dumps({**diagnostic.to_json(), "fixed": True}, ensure_ascii=False))
+        return
+    old, new = _shown(span.text), _shown(text)
+    change = f"{old} is now {new}" if old and new else f"{new} is new" if new else f"{old} is gone"
+    print(f"{span}: fixed[{diagnostic.code}]: {change}")
+
+
+def _shown(text: str) -> str:
+    """A piece of a spec in a sentence."""
+    line = " ".join(text.split())
+    return f"`{line if len(line) <= 40 else line[:36] + '…'}`" if line else ""
+
+
+def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace, *, fixed: int = 0) -> None:
+    """What is wrong, and for people a last line that counts it."""
+    from ..dsl.mend import fixable
+    from ..dsl.render import shows_color
+
+    if arguments.json:
+        for diagnostic in diagnostics:
+            print(json.dumps(diagnostic.to_json(), ensure_ascii=False))
+        return
+    sys.stderr.write(diagnostics.render(color=shows_color(sys.stderr)))
+    counts = [(fixed, "fixed"), (len(diagnostics.errors), "error"), (len(diagnostics.warnings), "warning")]
+    found = ", ".join(_count(count, word) for count, word in counts if count)
+    summary = f"{path}: {found or 'ok'}"
+    if not arguments.fix and any(d.fix for d in diagnostics) and (known := fixable(diagnostics)):
+        summary += f"; `xtrain check --fix` mends {'it' if known == len(diagnostics) == 1 else known}"
+    print(summary, file=sys.stderr if diagnostics.has_errors else sys.stdout, flush=True)
+
+
+def _count(count: int, word: str) -> str:
+    if word == "fixed":
+        return f"{count} fixed"
+    return f"{count} {word}{'es' if word == 'fix' else 's'}" if count > 1 else f"{count} {word}"

@@ -8,6 +8,7 @@ EPILOG = """\
 examples:
   xtrain explain X203
   xtrain explain            (lists all codes)
+  xtrain explain --json | jq -r '.[] | select(.wrong) | .code'
 """
 
 
@@ -27,21 +28,26 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 there is such a code, 2 there is none."""
+    return explain(arguments.code, as_json=arguments.json)
+
+
+def explain(code: str | None, *, as_json: bool = False) -> int:
+    """Print the page of a code, or the list of all; the exit status."""
     from attrs import asdict
 
     from ..dsl.codes import CODES, near
 
-    if arguments.code is None:
-        if arguments.json:
-            print(json.dumps([asdict(code) for code in CODES.values()], ensure_ascii=False))
+    if code is None:
+        if as_json:
+            print(json.dumps([asdict(page) for page in CODES.values()], ensure_ascii=False))
         else:
-            print("\n".join(f"{code.code}  {code.title}" for code in CODES.values()))
+            print("\n".join(f"{page.code}  {page.title}" for page in CODES.values()))
         return 0
-    meant = near(arguments.code)
-    if meant is None or meant != arguments.code.strip().upper():
+    meant = near(code)
+    if meant is None or meant != code.strip().upper():
         hint = f"did you mean {meant}?" if meant else "`xtrain explain` lists them all"
-        print(f"xtrain explain: there is no code {arguments.code}; {hint}", file=sys.stderr)
+        print(f"xtrain explain: there is no code {code}; {hint}", file=sys.stderr)
         return 2
     page = CODES[meant]
-    print(json.dumps(asdict(page), ensure_ascii=False) if arguments.json else page.page())
+    print(json.dumps(asdict(page), ensure_ascii=False) if as_json else page.page())
     return 0

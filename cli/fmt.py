@@ -1,8 +1,8 @@
 """`xtrain fmt`: write specs in the one style."""
 
 import argparse
-import difflib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +11,9 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 examples:
-  xtrain fmt specs/*.xtrain
-  xtrain fmt --check --diff specs/quickstart.xtrain
+  xtrain fmt specs/                       every *.xtrain below a folder
+  xtrain fmt --check specs/ *.xtrain      lists what would change, and exits with 1 if anything would
+  xtrain fmt --diff specs/quickstart.xtrain
   xtrain fmt - < specs/quickstart.xtrain
 """
 
@@ -26,24 +27,55 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("files", nargs="+", metavar="FILE", help="a spec; - reads standard input and writes to output")
-    parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if a file would change")
+    parser.add_argument(
+        "files",
+        nargs="+",
+        metavar="FILE",
+        help="a spec, or a folder of them; - for input and output",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="change nothing; list files that would change, exit 1 for any"
+    )
     parser.add_argument("--diff", action="store_true", help="change nothing; print what would change")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 done, 1 a file would change (`--check`), 2 a file cannot be formatted, 3 or not be written."""
+    """Exit status: 0 done, 1 a file would change (`--check`), 2 a file cannot be formatted, 3 or not be written.
+
+    70 the formatter is at fault: it would have changed what a spec says, and has left it as it is.
+    """
     status = 0
     for file in arguments.files:
-        status = max(status, _format(file, check=arguments.check, diff=arguments.diff))
+        found = list(_specs(file))
+        if not found:
+            print(f"xtrain fmt: there is no *.xtrain below {file}", file=sys.stderr)
+            status = max(status, 2)
+        for path in found:
+            status = max(status, _format(path, check=arguments.check, diff=arguments.diff))
     return status
+
+
+def _specs(file: str) -> Iterator[str]:
+    """The file itself, or the specs below a folder that is no hidden one."""
+    try:
+        is_folder = file != "-" and Path(file).is_dir()
+    except OSError:  # a name that is too long, which reading the file will say
+        is_folder = False
+    if not is_folder:
+        yield file
+        return
+    for path in sorted(Path(file).rglob("*.xtrain")):
+        hidden = any(part.startswith(".") for part in path.relative_to(file).parts)
+        if path.is_file() and not hidden:
+            yield str(path)
 
 
 def _format(file: str, *, check: bool, diff: bool) -> int:
     from ..dsl.diagnostics import Diagnostics, SpecErrors
-    from ..dsl.format import format_source
+    from ..dsl.format import FormatFault, format_source
     from ..dsl.reading import read_source
+    from ..dsl.render import shows_color
 
     diagnostics = Diagnostics()
     data = sys.stdin.buffer.read() if file == "-" else None
@@ -54,21 +86,35 @@ def _format(file: str, *, check: bool, diff: bool) -> int:
         after = format_source(source)
     except SpecErrors as errors:
         return _refuse(errors.diagnostics)
+    except FormatFault:
+        print(f"xtrain fmt: {source.path} is left as it is: formatting would change what it says, which is a mistake of"
+              " the formatter; please report it with the spec", file=sys.stderr)  # fmt: skip
+        return 70
     before = (data if data is not None else Path(file).read_bytes()).decode("utf-8")
     changed = before != after
     if diff and changed:
-        sys.stdout.writelines(_diff(before, after, source.path))
+        from .rewrite import difference
+
+        sys.stdout.write(difference(before, after, source.path, color=shows_color(sys.stdout)))
     elif check and changed:
-        print(f"{source.path} is not formatted; run `xtrain fmt {file}`", file=sys.stderr)
+        print(source.path)
     elif file == "-" and not (check or diff):
         sys.stdout.write(after)
-    if file != "-" and changed and not (check or diff):
-        try:
-            Path(file).write_text(after, encoding="utf-8", newline="\n")
-        except OSError as error:
-            print(f"xtrain fmt: {file} cannot be written: {error.strerror}", file=sys.stderr)
-            return 3
+    elif changed and not (check or diff):
+        return _write(file, after)
     return 1 if check and changed else 0
+
+
+def _write(file: str, text: str) -> int:
+    from .rewrite import write
+
+    try:
+        write(file, text.encode())
+    except OSError as error:
+        print(f"xtrain fmt: {file} cannot be written: {error.strerror}", file=sys.stderr)
+        return 3
+    print(f"{file}: formatted")
+    return 0
 
 
 def _refuse(diagnostics: "Diagnostics") -> int:
@@ -76,10 +122,3 @@ def _refuse(diagnostics: "Diagnostics") -> int:
 
     sys.stderr.write(diagnostics.render(color=shows_color(sys.stderr)))
     return 2
-
-
-def _diff(before: str, after: str, path: str) -> list[str]:
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True), after.splitlines(keepends=True), f"{path} (as it is)", f"{path} (formatted)"
-    )
-    return [line if line.endswith("\n") else f"{line}\n\\ no new line at the end\n" for line in lines]

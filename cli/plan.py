@@ -1,16 +1,30 @@
-"""`xtrain plan`: compile a spec into the plan of its run, and print or save it. Nothing is executed."""
+"""`xtrain plan`: compile a spec into the plan of its run, and print, draw or save it. Nothing is executed."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .arguments import add_sets
+from .arguments import add_sets, ranks
+from .plan_alternatives import add_alternatives, show_alternatives, wants_alternatives
+from .plan_views import FORMATS, NotThere, json_text, view
+
+if TYPE_CHECKING:
+    from ..planner.compile import Compiled
+    from ..planner.plan import Plan
 
 EPILOG = """\
 examples:
   xtrain plan specs/two_ranks_cpu.xtrain
   xtrain plan specs/llama_8b_64gpu.xtrain --world 128 --set optimizer.lr=1e-4
+  xtrain plan specs/llama_8b_64gpu.xtrain --part memory --part communication
+  xtrain plan specs/llama_405b_16k.xtrain --rank 137
+  xtrain plan specs/llama_405b_16k.xtrain --why parallel.tp
+  xtrain plan specs/llama_405b_16k.xtrain --show 'setup.parallel.*'
+  xtrain plan specs/llama_8b_64gpu.xtrain --compare tp=2 tp=4,pp=2 activation=full
+  xtrain plan specs/llama_8b_64gpu.xtrain --fit
+  xtrain plan specs/two_ranks_cpu.xtrain --trace
+  xtrain plan specs/two_ranks_cpu.xtrain --format dot | dot -Tsvg > plan.svg
   xtrain plan specs/two_ranks_cpu.xtrain --out plan.json && xtrain run plan.json
   xtrain plan specs/llama_405b_16k.xtrain --json | jq .memory.per_rank[0]
 """
@@ -21,46 +35,112 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "plan",
         help="show what a spec would do, before anything is done",
-        description="Compile SPEC and print its plan: mesh, memory, graph, step, timeline, checks.",
+        description="Compile SPEC and print its plan: memory, time, mesh, graph, traffic, timeline, checks.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("spec", metavar="SPEC", help="a spec (*.xtrain), or a saved plan (*.json)")
-    parser.add_argument("--world", type=_ranks, metavar="N", help="number of ranks; default: what the spec asks for")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks; default: what the spec asks for")
     add_sets(parser)
-    parser.add_argument("--json", action="store_true", help="print the plan as JSON")
+    parser.add_argument("--trace", action="store_true", help="also run a step of one rank of each kind without memory")
     parser.add_argument("--out", type=Path, metavar="FILE", help="save the plan as JSON, for `xtrain run FILE`")
+    _add_views(parser)
+    add_alternatives(parser)
     parser.set_defaults(run=run)
 
 
-def _ranks(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"`{text}` is not a number of ranks; use 1 or more")
-    return int(text)
+def _add_views(parser: argparse.ArgumentParser) -> None:
+    """What is printed; without any of these, one page."""
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--format", choices=FORMATS, default="text", help="what to print; text unless given")
+    form.add_argument("--json", dest="format", action="store_const", const="json", help="the same as --format json")
+    what = parser.add_argument_group("views", "in place of the page").add_mutually_exclusive_group()
+    what.add_argument("--full", action="store_true", help="the page with everything there is, however long")
+    what.add_argument("--part", action="append", default=[], metavar="NAME", help="a part of the page in full")
+    what.add_argument("--rank", type=int, metavar="N", help="everything about one rank")
+    what.add_argument("--show", metavar="NODE", help="a node of the graph: an id, its beginning, or a pattern with *")
+    what.add_argument("--why", metavar="SETTING", help="a value: who said so, and what would be otherwise without it")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Exit status: 0 there is a plan, 2 the spec is wrong, 3 the plan cannot be saved."""
+    """Exit status: 0 there is a plan, 2 the spec or the command line is wrong, 3 the plan cannot be saved or traced."""
+    if wants_alternatives(arguments):
+        return show_alternatives(arguments)
     from ..planner.load import plan_from_path
-    from ..planner.render import render
-    from ..planner.serialise import dumps
-    from ..planner.text import shows_color
 
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world)
-    compiled.report_to(sys.stderr)
-    plan = compiled.plan
-    if plan is None:
-        if arguments.json:
-            print(json.dumps({"diagnostics": [diagnostic.to_json() for diagnostic in compiled.diagnostics]}))
+    if compiled.plan is None:
+        compiled.report_to(sys.stderr)
+        if arguments.format == "json":
+            print(json_text(compiled.diagnostics))
         return 2
-    if arguments.out is not None:
-        try:
-            arguments.out.parent.mkdir(parents=True, exist_ok=True)
-            arguments.out.write_text(dumps(plan), encoding="utf-8")
-        except OSError as error:
-            print(f"error: {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+    _warn(compiled, arguments)
+    plan = compiled.plan
+    if arguments.trace:
+        plan = _traced(plan)
+        if plan is None:
             return 3
-    sys.stdout.write(dumps(plan) if arguments.json else render(plan, color=shows_color(sys.stdout)))
-    if arguments.out is not None and not arguments.json:
+    try:
+        text = view(plan, arguments)
+    except NotThere as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    if arguments.out is not None and not _save(plan, arguments):
+        return 3
+    sys.stdout.write(text)
+    if arguments.out is not None and arguments.format == "text":
         print(f"Saved to {arguments.out}; run it with: xtrain run {arguments.out}")
     return 0
+
+
+def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
+    """Say on stderr what is to be said about the spec, but for what stands on the page that follows."""
+    from ..dsl.diagnostics import Diagnostics
+    from ..planner.text import shows_color
+
+    page = (
+        arguments.format == "text"
+        and arguments.rank is None
+        and not (arguments.part or arguments.show or arguments.why)
+    )
+    shown = [check.evidence for check in compiled.plan.checks] if page and compiled.plan else []
+    rest = Diagnostics()
+    rest.extend(each for each in compiled.diagnostics if not any(text.startswith(each.message) for text in shown))
+    sys.stderr.write(rest.render(color=shows_color(sys.stderr)))
+
+
+def _traced(plan: "Plan") -> "Plan | None":
+    """The plan with a trace of each kind of rank, and checks that hold the closed forms against it; None, after saying
+    why, if it cannot be traced."""
+    from ..planner.agreement import ranks_to_trace, with_trace
+    from ..runtime.ops import PlanMismatch
+    from ..runtime.trace.trace import trace_plan
+
+    found, ranks = [], ranks_to_trace(plan)
+    for number, rank in enumerate(ranks, 1):
+        if sys.stderr.isatty():
+            print(f"\rtracing rank {rank:,}, {number} of {len(ranks)} … ", end="", file=sys.stderr, flush=True)
+        try:
+            found += trace_plan(plan, [rank])
+        except PlanMismatch as problem:
+            print(f"error: the plan cannot be traced: {problem}", file=sys.stderr)
+            return None
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    return with_trace(plan, tuple(found))
+
+
+def _save(plan: "Plan", arguments: argparse.Namespace) -> bool:
+    from ..planner.load import is_saved
+    from ..planner.made import signed
+    from ..planner.serialise import dumps
+
+    if not is_saved(arguments.spec):
+        plan = signed(plan, arguments.sets, arguments.world)
+    try:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(dumps(plan), encoding="utf-8")
+    except OSError as error:
+        print(f"error: {arguments.out} cannot be written: {error.strerror}", file=sys.stderr)
+        return False
+    return True

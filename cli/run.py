@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import add_sets
+from .arguments import add_sets, ranks
 
 if TYPE_CHECKING:
     from ..planner.load import Compiled
@@ -35,8 +35,11 @@ def add_parser(subparsers) -> None:
         epilog="example: xtrain run specs/quickstart.xtrain --world 2 --set experiment.budget='100 steps'",
     )
     parser.add_argument("spec", help="a .xtrain spec or a plan.json")
-    parser.add_argument("--world", type=int, metavar="N", help="number of ranks (default: what the spec's axes need)")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks (default: what the spec's axes need)")
     add_sets(parser)
+    parser.add_argument(
+        "--accept-drift", action="store_true", help="run a plan.json although its spec or xtrain has changed since"
+    )
     parser.add_argument("--ui", choices=VIEWS, help="how to show the run (default: console on a terminal, else plain)")
     parser.set_defaults(run=run)
 
@@ -46,6 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
 
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world)
     if not compiled.report_to(sys.stderr):
+        return 2
+    compiled = _settled(compiled, arguments)
+    if compiled is None:
         return 2
     # Until the agent takes over, a stop request finds nothing that would have to be saved.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -64,6 +70,32 @@ def run(arguments: argparse.Namespace) -> int:
         return 3
 
 
+def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled | None":
+    """The plan with a note of how it was made; None if it was saved, and something has changed since."""
+    from attrs import evolve
+
+    from ..planner.load import is_saved
+
+    plan = compiled.plan
+    assert plan is not None
+    if not is_saved(arguments.spec):
+        if arguments.accept_drift:
+            print("xtrain run: --accept-drift is for a saved plan, and this is a spec", file=sys.stderr)
+            return None
+        from ..planner.made import signed
+
+        return evolve(compiled, plan=signed(plan, arguments.sets, arguments.world))
+    from ..planner.drift import accepted, find_drift
+    from ..planner.text import shows_color
+
+    found = find_drift(plan)
+    if arguments.accept_drift:
+        found = accepted(found)
+    if found.has_errors or os.environ.get("RANK", "0") == "0":  # of warnings one rank is enough
+        sys.stderr.write(found.render(color=shows_color(sys.stderr)))
+    return None if found.has_errors else compiled
+
+
 def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     from ..planner.render import render_summary
     from ..runtime.launch import launch
@@ -75,7 +107,7 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     assert plan is not None
     ui = choose_ui(ui, sys.stdout)
     check_one_machine(plan)
-    check_machine(plan, plan.mesh.world_size)
+    _remark(check_machine(plan, plan.mesh.world_size))
     workspace = open_workspace(plan, compiled.resolved_text)
     if ui in ("console", "plain"):
         print(render_summary(plan), flush=True)
@@ -98,6 +130,11 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
         )
         end = _conclude(workspace, _records_since(events, begin), ended)
     return end["exit_code"]
+
+
+def _remark(remarks: list[str]) -> None:
+    for remark in remarks:
+        print(f"warning[W707]: {remark}", file=sys.stderr)
 
 
 def _conclude(workspace: "Workspace", said: list[dict], ended: "Ended") -> dict:
@@ -136,20 +173,23 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     from ..runtime.errors import EnvironmentFault
     from ..runtime.launch import Ended
     from ..runtime.outcome import EXIT_CODES
-    from ..runtime.preflight import check_world
+    from ..runtime.preflight import check_devices, check_world, find_devices
     from ..runtime.worker import leave, run_rank
     from ..runtime.workspace import locate, open_workspace, read_code
     from ..tui.view import choose_ui
 
     plan = compiled.plan
     assert plan is not None
-    first = os.environ["RANK"] == "0"
+    first, here = os.environ["RANK"] == "0", os.environ.get("LOCAL_WORLD_SIZE")
+    speaks = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"  # one rank of a machine
     try:
-        check_world(plan, int(os.environ["WORLD_SIZE"]))
+        check_world(plan, int(os.environ["WORLD_SIZE"]), int(here) if here else None)
     except EnvironmentFault:
-        if first:
+        if speaks:
             raise
         return 3
+    if here and speaks:
+        _remark(check_devices(plan, find_devices(plan, int(here))))
     if not first:
         directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
         leave(EXIT_CODES[run_rank(plan, directory)])

@@ -4,11 +4,14 @@ When the braces of a file do not come out even, indentation says which one was f
 closed, or closed by a brace in another column) ends where a line begins no deeper than the line that opened it.
 """
 
+from itertools import islice, takewhile
 from typing import Final
 
 from .diagnostics import Diagnostics
-from .tokens import CLOSERS, OPENERS, STATEMENTS, Token
+from .fixes import closed, without
+from .tokens import CLOSERS, OPENERS, SEPARATORS, STATEMENTS, Token
 
+_LONGEST: Final = 1000  # tokens in a list or call; what is longer lacks more than a bracket
 _SIGN: Final = {"LPAR": "(", "RPAR": ")", "LSQB": "[", "RSQB": "]", "LBRACE": "{", "RBRACE": "}"}
 
 
@@ -118,24 +121,50 @@ class _Repair:
         """Report a bracket that is never closed and close it before a token."""
         assert self.opened.pop() is opener
         sign, closer = _SIGN[opener.type], OPENERS[opener.type]
+        end = self._certain_end(opener)
         if not self.excused:
             where = ((f"it must end before this `{before.text}`", before.span),) if before else ()
             self.diagnostics.error(
-                "X103", f"this `{sign}` is never closed", opener.span, hint=f"add `{_SIGN[closer]}`", notes=where
-            )
+                "X103", f"this `{sign}` is never closed", opener.span, hint=f"add `{_SIGN[closer]}`", notes=where,
+                fix=closed(opener.source, opener.span, end, _SIGN[closer]) if end is not None else None,
+            )  # fmt: skip
         at = self.result[-1].end if self.result else 0
         assumed = Token(closer, opener.source, at, at, assumed=True)
         self.result.append(assumed)
 
+    def _certain_end(self, opener: Token) -> int | None:
+        """Where the missing bracket must stand: behind the last token, if what the brackets hold leaves no doubt.
+
+        No list holds `name = value`, so it has ended before one; in a call that may be an argument, and nobody knows.
+        """
+        last = next((t.end for t in reversed(self.result) if t.type != "_NEWLINE" and not t.assumed), opener.end)
+        if opener.type == "LBRACE":
+            return last
+        held = list(islice(takewhile(lambda t: t.start > opener.start, reversed(self.result)), _LONGEST))[::-1]
+        if len(held) == _LONGEST:
+            return None
+        solid = [place for place, token in enumerate(held) if token.type not in SEPARATORS]
+        depth = 0
+        for before, place, after in zip([-1, *solid], solid, [*solid[1:], -1], strict=False):
+            token = held[place]
+            setting = token.type == "NAME" and after >= 0 and held[after].type == "_EQ"
+            if depth == 0 and setting and place > before + 1:
+                return (held[before].end if before >= 0 else opener.end) if opener.type == "LSQB" else None
+            depth += (token.type in OPENERS) - (token.type in CLOSERS)
+        return last
+
     def _stray(self, token: Token) -> None:
         sign = token.text
         notes = ()
+        # Behind another closing bracket it is one too many; elsewhere, one before it may have been too early.
+        last = next((each for each in reversed(self.result) if each.type != "_NEWLINE"), None)
+        doubled = last is not None and last.type == token.type
         if token.type == "RBRACE" and self.last_closed is not None:
             notes = (("the last block before it was opened here and is closed already", self.last_closed.span),)
         if not self.excused:
             self.diagnostics.error(
                 "X104", f"this `{sign}` closes nothing", token.span, hint="remove it", notes=notes,
-                fix=(token.span, ""),
+                fix=without(token.span) if doubled else None,
             )  # fmt: skip
 
 

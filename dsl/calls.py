@@ -1,10 +1,13 @@
 """Calls that make an object of the schema: `text("*.txt")` as a source, `pack(sequential)` as a link of `collate`."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, get_args
 
 import attrs
 
 from . import blocks
+from .diagnostics import Fix
+from .fixes import renamed
 from .mismatch import Mismatch, joined
 from .schema import later
 from .schema.setting import settings_of
@@ -30,7 +33,13 @@ def convert_call(kinds: tuple[type, ...], value: Value, context: "Context", arou
     else:
         forms = joined([f"`{form}`" for form in _forms(names)])
         message = f"{context.subject} must be {forms}, not {describe(data)}"
-        raise Mismatch("X301", message, value, hint=_call_hint(value, names))
+        meant = _call_meant(value, names)
+        if meant is not None and isinstance(data, Items):
+            raise Mismatch(
+                "X301", message, value, hint=f"join links by an arrow: `{meant}`", fix=Fix(value.span, meant)
+            )
+        hint, fix = (f"write `{meant}`", Fix(value.span, meant)) if meant else (None, None)
+        raise Mismatch("X301", message, value, hint=hint, fix=fix)
     place = Value(data, span, value.via)
     if name in _LATER:
         raise Mismatch("X209", f"`{name}` is not supported yet", place, hint=f"choose {joined(_forms(names))}")
@@ -39,21 +48,22 @@ def convert_call(kinds: tuple[type, ...], value: Value, context: "Context", arou
         hint = f"did you mean `{meant}`?" if meant else None
         notes = ((f"{context.subject} is one of {', '.join(_forms(names))}", None),)
         raise Mismatch("X219", f"{context.subject} has no `{name}`", place, hint=hint, notes=notes,
-                       fix=(span, meant) if meant else None)  # fmt: skip
+                       fix=renamed(span, name, names))  # fmt: skip
     if isinstance(data, Word) and name in blocks.SOURCES:
         form = next(form for form in _forms(names) if form.startswith(f"{name}("))
-        raise Mismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{form}`")
+        fix = Fix(span, form) if _variadic(names[name]) is None else None
+        raise Mismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{form}`", fix=fix)
     return _build(names[name], call, value, around)
 
 
-def _call_hint(value: Value, names: dict[str, type]) -> str | None:
+def _call_meant(value: Value, names: dict[str, type]) -> str | None:
     """What to write instead of a bare path, or instead of a list of links."""
     data = value.data
     if isinstance(data, str) and "text" in names:
         source = "jsonl" if ".json" in data else "text"
-        return f"write `{source}({value.span.text})`"
+        return f"{source}({value.span.text})"
     if isinstance(data, Items) and data.values and "pack" in names:
-        return f"join links by an arrow: `{' -> '.join(each.span.text for each in data.values)}`"
+        return " -> ".join(each.span.text for each in data.values)
     return None
 
 
@@ -103,7 +113,7 @@ def _build(kind: type, call: Called, value: Value, around: "Converter") -> Any:
         if name not in known:
             # The arguments of a method that is not there yet are not worth a second word.
             if not unsupported:
-                errors.unknown(kind, call.name, name, span)
+                errors.unknown(kind, call.name, name, span, (*given, *call.keywords))
             arguments[""] = FAILED
         elif name in given:
             errors.twice(call.name, name, span)
@@ -137,9 +147,11 @@ def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: "C
         elif not isinstance(each.data, str):
             good = False
             text = each.span.text
-            hint = f'write `"{text}"`' if isinstance(each.data, Word) else "give each path as an argument of its own"
+            hint, fix = "give each path as an argument of its own", None
+            if isinstance(each.data, Word):
+                hint, fix = f'write `"{text}"`', Fix(each.span, f'"{text}"') if not each.via else None
             message = f"`{call.name}` takes strings, not {describe(each.data)}"
-            around.diagnostics.error("X301", message, each.span, hint=hint, notes=each.notes)
+            around.diagnostics.error("X301", message, each.span, hint=hint, notes=each.notes, fix=fix)
         elif not each.data:
             good = False
             around.diagnostics.error("X304", "a path cannot be empty", each.span, notes=each.notes)
@@ -158,7 +170,7 @@ class _ArgumentErrors:
     def twice(self, name: str, argument: str, span: Span) -> None:
         self.diagnostics.error("X220", f"`{argument}` of `{name}` is given twice", span, hint="keep one")
 
-    def unknown(self, kind: type, name: str, argument: str, span: Span) -> None:
+    def unknown(self, kind: type, name: str, argument: str, span: Span, given: Collection[str]) -> None:
         if argument in later.SETTINGS.get(kind, ()):
             self.diagnostics.error("X209", f"`{argument}` of `{name}` is not supported yet", span)
             return
@@ -170,4 +182,5 @@ class _ArgumentErrors:
         self.diagnostics.error(
             "X203", f"unknown argument `{argument}` of `{name}`", span,
             hint=f"did you mean `{meant}`?" if meant else owner, notes=[(fields, None)],
+            fix=renamed(span, argument, known, taken=given),
         )  # fmt: skip

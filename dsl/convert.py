@@ -12,7 +12,7 @@ from attrs import field, frozen
 
 from .blocks import choices_of, is_block
 from .calls import convert_call, convert_links
-from .diagnostics import Diagnostics
+from .diagnostics import Diagnostics, Fix
 from .evaluate import Definition
 from .mismatch import Mismatch, list_mismatch, mismatch, quantity_mismatch, word_mismatch
 from .quantity import Quantity
@@ -59,8 +59,9 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
     except Mismatch as wrong:
         place = wrong.value
         around.diagnostics.error(
-            wrong.code, wrong.message, place.span, hint=wrong.hint, notes=(*wrong.notes, *place.notes), fix=wrong.fix
-        )
+            wrong.code, wrong.message, place.span, hint=wrong.hint, notes=(*wrong.notes, *place.notes),
+            fix=wrong.fix if not place.via else None,  # the mistake stands where the name was defined
+        )  # fmt: skip
         return FAILED
     if found is FAILED:
         return FAILED
@@ -160,6 +161,6 @@ def _scalar(kind: type, annotation: Any, value: Value, context: Context, around:
         hint, fix = "round it with `round`, `ceil`, `floor`, or divide by `//`", None
         if not computed:
             hint = f"write `{whole}`" if exact else f"write a whole number, such as `{max(whole, 1)}`"
-            fix = (value.span, str(whole)) if exact else None
+            fix = Fix(value.span, str(whole)) if exact else None
         raise Mismatch("X306", f"{context.subject} must be a whole number{came_to}", value, hint=hint, fix=fix)
     raise mismatch(kind, annotation, value, context, around.constants)

@@ -1,20 +1,26 @@
 """`Diagnostic`: something to tell the user about a spec; `Diagnostics` collects them; `SpecErrors` carries them."""
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from attrs import field, frozen
 
 from .source import Span
 
 Note = tuple[str, Span | None]
-Fix = tuple[Span, str]
+
+
+class Fix(NamedTuple):
+    """`text` in the place of `span`: certain enough for a tool to write it without asking."""
+
+    span: Span
+    text: str
 
 
 @frozen(kw_only=True)
 class Diagnostic:
     """One finding. message: what is wrong, one sentence. hint: what to write instead. notes: what explains it, each
-    with the place it speaks of. fix: a replacement that a tool may apply.
+    with the place it speaks of. fix: what `xtrain check --fix` writes.
     """
 
     severity: Literal["error", "warning"]
@@ -44,7 +50,7 @@ class Diagnostic:
             **_place(self.span),
             "hint": self.hint,
             "notes": [{"message": message, **_place(span)} for message, span in self.all_notes],
-            "fix": {**_place(self.fix[0]), "replacement": self.fix[1]} if self.fix else None,
+            "fix": {**_place(self.fix.span), "replacement": self.fix.text} if self.fix else None,
         }
 
 
@@ -95,9 +101,20 @@ class Diagnostics:
         )
 
     def warning(
-        self, code: str, message: str, span: Span | None, *, hint: str | None = None, notes: Iterable[Note] = ()
+        self,
+        code: str,
+        message: str,
+        span: Span | None,
+        *,
+        hint: str | None = None,
+        notes: Iterable[Note] = (),
+        fix: Fix | None = None,
     ) -> None:
-        self.add(Diagnostic(severity="warning", code=code, message=message, span=span, hint=hint, notes=tuple(notes)))
+        self.add(
+            Diagnostic(
+                severity="warning", code=code, message=message, span=span, hint=hint, notes=tuple(notes), fix=fix
+            )
+        )
 
     def __iter__(self) -> Iterator[Diagnostic]:
         return iter(sorted(self._found, key=_order))

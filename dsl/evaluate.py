@@ -8,6 +8,7 @@ from attrs import define, field
 from . import syntax as s
 from .arithmetic import ArithmeticFailure, binary, negative
 from .diagnostics import Diagnostics
+from .fixes import renamed
 from .functions import FUNCTIONS, call
 from .schema.setting import AUTO
 from .suggest import did_you_mean
@@ -70,7 +71,7 @@ class Evaluator:
             case s.Constant(span=span, word=word):
                 return Value(_CONSTANTS[word], span)
             case s.Reference():
-                return self._reference(node, names)
+                return self._reference(node, names, depth)
             case s.Negative(span=span, operand=operand):
                 return self._negative(span, self.value(operand, names, depth + 1), names)
             case s.Binary():
@@ -84,8 +85,8 @@ class Evaluator:
             case s.Call():
                 return self._call(node, names, depth)
 
-    def definition(self, definition: Definition) -> Value:
-        """The value of a `let` or `param`."""
+    def definition(self, definition: Definition, depth: int = 0) -> Value:
+        """The value of a `let` or `param`. depth: of the expressions, through all constants, that led here."""
         definition.used = True
         if definition.value is not None:
             return definition.value
@@ -93,7 +94,7 @@ class Evaluator:
             self._circle(definition)
             return Value(FAILED, definition.name.span)
         self.under_way.append(definition)
-        found = definition.replaced or self.value(definition.expression, definition.names)
+        found = definition.replaced or self.value(definition.expression, definition.names, depth + 1)
         self.under_way.pop()
         if definition.twice:
             found = Value(FAILED, found.span)
@@ -112,11 +113,11 @@ class Evaluator:
         for member in circle:
             member.value = Value(FAILED, member.name.span)
 
-    def _reference(self, node: s.Reference, names: Names) -> Value:
+    def _reference(self, node: s.Reference, names: Names, depth: int) -> Value:
         definition = names.find(node.text)
         if definition is None:
             return Value(Word(node.text), node.span)
-        found = self.definition(definition)
+        found = self.definition(definition, depth)
         kind = "set" if definition.replaced else definition.kind
         span = definition.replaced.span if definition.replaced else definition.name.span
         return Value(found.data, node.span, (Step(kind, node.text, span), *found.via))
@@ -199,6 +200,7 @@ class Evaluator:
             self.diagnostics.error(
                 "X202", f"nothing is called `{value.data.text}`", value.span,
                 hint=did_you_mean(value.data.text, names.all) or "define it with `let` or `param`",
+                fix=renamed(value.span, value.data.text, names.all),
             )  # fmt: skip
             return False
         return value.data is not FAILED

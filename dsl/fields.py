@@ -1,13 +1,15 @@
 """What is wrong with the names of a spec: kinds, labels and fields that are unknown, missing or in the wrong place."""
 
+import re
 from collections.abc import Iterable
-from typing import Any, get_args
+from typing import Any, Final, get_args
 
 import attrs
 
 from . import blocks
 from .convert import Context
-from .diagnostics import Diagnostics, Note
+from .diagnostics import Diagnostics, Fix, Note
+from .fixes import renamed
 from .schema import later
 from .schema.setting import AUTO, Auto, Setting, settings_of
 from .sections import Entry, Section, Tree
@@ -15,6 +17,8 @@ from .source import Source, Span
 from .suggest import closest
 from .synonyms import ours
 from .values import FAILED, Items, Mapping, Value
+
+_LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')
 
 
 class FieldErrors:
@@ -79,7 +83,8 @@ class FieldErrors:
         owner = _owners(kind)
         notes: list[Note] = [(f"kinds of blocks: {', '.join(blocks.KINDS)}", None)]
         hint = f"did you mean `{meant}`?" if meant else None
-        fix = (word, meant) if meant else None
+        fix = renamed(word, kind, blocks.ALL_KINDS)
+        fix = fix if fix and fix.text in blocks.KINDS else None
         if kind in blocks.LINKS:
             hint, notes = "links of `collate` are joined by `->`", []
         elif kind in ("if", "for", "while", "else"):
@@ -101,7 +106,8 @@ class FieldErrors:
             hint = f"write `{name} {{ … }}`"
             example = blocks.REQUIRED.get(name)
             hint = f"write `{example}`" if example else hint
-            self.diagnostics.error("X210", f"`{name}` is a block and takes no `=`", entry.name_span, hint=hint)
+            fix = _as_block(name, blocks.KINDS[name], entry) if name in blocks.KINDS else None
+            self.diagnostics.error("X210", f"`{name}` is a block and takes no `=`", entry.name_span, hint=hint, fix=fix)
             return
         meant = closest(name, ("collate",))
         hint = f"did you mean `{meant}`?" if meant else None
@@ -110,6 +116,7 @@ class FieldErrors:
         self.diagnostics.error(
             "X203", f"`{name}` is no setting of the top level", entry.name_span, hint=hint,
             notes=[] if hint else [("the top level has blocks, and the one setting `collate`", None)],
+            fix=renamed(entry.name_span, name, ("collate",)),
         )  # fmt: skip
 
     # Fields -----------------------------------------------------------------------------------------------------------
@@ -122,9 +129,10 @@ class FieldErrors:
         fields = [name for name, (_, meta) in known.items() if not meta.only or label in meta.only]
         for name, span in given:
             if name not in known:
-                self._unknown_field(block, section.kind, name, fields, span)
+                self._unknown_field(block, section, name, fields, span)
 
-    def _unknown_field(self, block: type, kind: str, name: str, known: list[str], span: Span) -> None:
+    def _unknown_field(self, block: type, section: Section, name: str, known: list[str], span: Span) -> None:
+        kind = section.kind
         if name in later.SETTINGS.get(block, ()):
             self._not_yet(f"`{name}` of `{kind}`", span)
             return
@@ -133,7 +141,8 @@ class FieldErrors:
         label = blocks.label_of(block)
         fix = None
         if meant:
-            hint, fix = f"did you mean `{meant}`?", (span, meant)
+            hint = f"did you mean `{meant}`?"
+            fix = renamed(span, name, known, taken=_beside(section, span))
         elif label is not None and label.name == name:
             hint = f"the {name} stands behind the word: `{kind} {name}`"
         elif owner:
@@ -173,7 +182,8 @@ class FieldErrors:
         assert section.head is not None
         label = section.labels[0].value if section.labels else None
         written = label.span.text if label is not None else meta.example or "value"
-        fix = (section.head, f"{name} = {written}") if label is not None and len(section.labels) == 1 else None
+        one = label is not None and len(section.labels) == len(section.heads) == 1
+        fix = Fix(section.head, f"{name} = {written}") if one and not (section.entries or section.blocks) else None
         self.diagnostics.error(
             "X210", f"`{name}` is a setting and needs `=`", section.head, hint=f"write `{name} = {written}`", fix=fix
         )
@@ -191,7 +201,7 @@ class FieldErrors:
         whole = entry.name_span.to(entry.value.span)
         self.diagnostics.error(
             "X210", f"`{name}` is a block and takes no `=`", whole, hint=f"write `{written}`",
-            fix=(whole, written) if simple else None,
+            fix=_as_block(name, block, entry),
         )  # fmt: skip
 
     # Labels -----------------------------------------------------------------------------------------------------------
@@ -209,9 +219,11 @@ class FieldErrors:
         samples = {"dataset": "web", "source": "bytes", "size": "2"}
         sample = choices[0] if choices else samples.get(attribute.name, "name")
         notes: list[Note] = [(f"one of {', '.join(choices)}", None)] if len(choices) > 1 else []
+        only = len(choices) == 1 and section.head.text == section.kind
         self.diagnostics.error(
             "X207", f"`{section.kind}` needs a {label_word(block)}", section.head,
             hint=f"write `{section.kind} {sample}`", notes=notes,
+            fix=Fix(section.head, f"{section.kind} {sample}") if only else None,
         )  # fmt: skip
 
     def too_many_labels(self, block: type, section: Section) -> None:
@@ -225,6 +237,41 @@ class FieldErrors:
 
     def _not_yet(self, what: str, span: Span) -> None:
         self.diagnostics.error("X209", f"{what} is not supported yet", span)
+
+
+def _as_block(name: str, block: type, entry: Entry) -> Fix | None:
+    """`tp = 2` as `tp 2`, and `router = { … }` as `router { … }`."""
+    data, value, label = entry.value.data, entry.value.span, blocks.label_of(block)
+    if value.source is not entry.name_span.source or not value.text:
+        return None
+    if label is None and isinstance(data, Mapping) and value.text[0] == "{":
+        return Fix(Span(value.source, entry.name_span.end, value.end), f" {_as_body(data, value)}")
+    is_label = label is not None and _LABEL.fullmatch(value.text) is not None
+    if label is None or not is_label or (data is AUTO and Auto not in get_args(label.type)):
+        return None
+    return Fix(Span(value.source, entry.name_span.end, value.start), " ")
+
+
+def _as_body(data: Mapping, value: Span) -> str:
+    """A map as the body of a block: `=` where its keys have `:`."""
+    text = value.text
+    for each in reversed(data.entries.values()):
+        start = each.span.start - value.start
+        key = text[:start].rstrip()
+        text = f"{key[:-1].rstrip()} = {text[start:]}" if key[-1:] in (":", "=") else text
+    return text
+
+
+def _beside(section: Section, span: Span) -> set[str]:
+    """The names that are written in the same body as what stands at `span`: there, each may stand once."""
+    places = [(name, entry.name_span) for name, entry in section.entries.items()]
+    places += [(name, head) for name, nested in section.blocks.items() for head in nested.heads]
+    begun = [head.start for head in section.heads if head.source is span.source]
+
+    def body(place: Span) -> int:
+        return sum(start < place.start for start in begun)
+
+    return {name for name, place in places if place.source is span.source and body(place) == body(span)}
 
 
 def label_word(block: type) -> str:

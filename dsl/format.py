@@ -4,27 +4,64 @@ A bracket that holds a line break of its own is opened up: its content is indent
 of its own. Commas at the end of a line go from blocks and maps and come to lists and calls. One blank line at most.
 """
 
+from typing import Any
+
+from attrs import fields
+
 from .diagnostics import Diagnostics, SpecErrors
 from .layout import lay_out
 from .lexer import tokenize
 from .numerals import spelling
 from .parser import parse_file
 from .source import Source
+from .syntax import Node
 from .tokens import CLOSERS, OPENERS, Token
 
 _OPERATORS = ("PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW")
 _UNARY_AFTER = frozenset({*OPENERS, *_OPERATORS, "_EQ", "_COLON", "_COMMA", "_ARROW", "EVERY"})
 
 
+class FormatFault(Exception):
+    """The formatter would have changed what a spec says: a mistake of the formatter, never of the spec."""
+
+
 def format_source(source: Source) -> str:
-    """The text in the one style. Raises SpecErrors if it has syntax errors."""
+    """The text in the one style. Raises SpecErrors if it has syntax errors, and FormatFault rather than change it."""
     diagnostics = Diagnostics()
-    parse_file(source, diagnostics)
+    before = parse_file(source, diagnostics)
     if diagnostics.has_errors:
         raise SpecErrors(diagnostics)
     tokens = tokenize(source, diagnostics)
     lay_out(tokens, source, diagnostics)  # tells keywords from names
-    return _Printer(tokens).run()
+    text = _Printer(tokens).run()
+    written = Source(source.path, text)
+    after = parse_file(written, diagnostics)
+    if diagnostics.has_errors or not same(before.items, after.items) or comments(source) != comments(written):
+        raise FormatFault(source.path)
+    return text
+
+
+def comments(source: Source) -> list[str]:
+    """All comments in order, without what is blank at their ends."""
+    return [token.text.rstrip() for token in tokenize(source, Diagnostics()) if token.type == "COMMENT"]
+
+
+def same(left: Any, right: Any) -> bool:
+    """Whether two pieces of syntax trees say the same, places aside. `==` would recurse as deep as a text may nest."""
+    pairs = [(left, right)]
+    while pairs:
+        one, other = pairs.pop()
+        if type(one) is not type(other):
+            return False
+        if isinstance(one, tuple):
+            if len(one) != len(other):
+                return False
+            pairs += zip(one, other, strict=True)
+        elif isinstance(one, Node):
+            pairs += [(getattr(one, a.name), getattr(other, a.name)) for a in fields(type(one)) if a.eq]
+        elif one != other:
+            return False
+    return True
 
 
 class _Printer:

@@ -1,9 +1,10 @@
 """The usual mistakes in the form of blocks and statements, each a rule: a `Misfit` to an `Explanation`, or None."""
 
-from typing import Final
+from typing import Any, Final
 
 from .misfit import ENDS, LABELS, OPERATORS, Explanation, Misfit, mistake
-from .tokens import STATEMENTS
+from .source import Span
+from .tokens import STATEMENTS, Token
 
 
 def _body_without_braces(m: Misfit) -> Explanation | None:
@@ -15,14 +16,31 @@ def _body_without_braces(m: Misfit) -> Explanation | None:
     if token.type == "_EQ" and len(head) > 2 and head[-1].type == "NAME":
         written = f"{' '.join(words[:-1])} {{ {words[-1]} = … }}"
     elif token.type == "_EQ" and len(head) > 1:
-        return mistake("X101", f"`{' '.join(words)}` is a block and takes no `=`", token.span, "remove it")
+        fix = " " if m.after.type == "LBRACE" else None
+        fix_at = Span(token.source, m.before.end, m.after.start)
+        message = f"`{' '.join(words)}` is a block and takes no `=`"
+        return mistake("X101", message, token.span, "remove it", fix=fix, fix_at=fix_at)
     elif token.type in ("LPAR", "LSQB") or (token.type == "_COLON" and (m.after.type in ENDS or len(head) > 1)):
         written = f"{' '.join(words)} {{ … }}"
     elif token.type in OPERATORS - {"DSLASH"}:
         return mistake("X101", "a label is a single name, number or string", token.span, "compute it in a `let`")
     else:
         return None
-    return mistake("X101", "the body of a block stands in braces", token.span, f"write `{written}`")
+    message = "the body of a block stands in braces"
+    closer = _closer(m) if token.type == "LPAR" else None
+    if closer is None:
+        return mistake("X101", message, token.span, f"write `{written}`")
+    whole = token.span.to(closer.span)
+    fix = f"{{ {whole.text[1:-1].strip()} }}"
+    return mistake("X101", message, token.span, f"write `{written}`", fix=fix, fix_at=whole)
+
+
+def _closer(m: Misfit) -> Token | None:
+    """The bracket that closes the misfit, if what it holds are settings."""
+    inner = m.tokens[m.at + 1 : m.at + 3]
+    if [token.type for token in inner] != ["NAME", "_EQ"]:
+        return None
+    return next((t for t in m.tokens[m.at + 1 :] if t.type == "RPAR" and t.depth == m.token.depth), None)
 
 
 def _value_with_body(m: Misfit) -> Explanation | None:
@@ -31,7 +49,10 @@ def _value_with_body(m: Misfit) -> Explanation | None:
         return None
     if m.before.type not in LABELS:
         return None
-    return mistake("X101", "a value has no body", m.token.span, "a block is written `kind label { … }`, without `=`")
+    hint = "a block is written `kind label { … }`, without `=`"
+    labelled = len(m.head) == 3 and m.head[1].type == "_EQ"
+    fix_at = Span(m.token.source, m.begin.end, m.before.start)
+    return mistake("X101", "a value has no body", m.token.span, hint, fix=" " if labelled else None, fix_at=fix_at)
 
 
 def _reaction(m: Misfit) -> Explanation | None:
@@ -68,7 +89,13 @@ def _keyword_as_name(m: Misfit) -> Explanation | None:
 def _bare_path(m: Misfit) -> Explanation | None:
     if m.begin.type != "INCLUDE" or len(m.head) != 1 or m.token.type in ENDS:
         return None
-    return mistake("X101", "a path stands in double quotes", m.token.span, 'write `include "base.xtrain"`')
+    line = m.token.source.text[m.token.start :].split("\n", 1)[0].split("#", 1)[0].rstrip()
+    bare = all(character.isalnum() or character in "._-/" for character in line)
+    fix_at = Span(m.token.source, m.token.start, m.token.start + len(line))
+    hint = 'write `include "base.xtrain"`'
+    return mistake(
+        "X101", "a path stands in double quotes", m.token.span, hint, fix=f'"{line}"' if bare else None, fix_at=fix_at
+    )
 
 
 ITEM_RULES: Final = (_body_without_braces, _keyword_as_name, _reaction, _value_with_body, _bare_path)
@@ -82,22 +109,47 @@ def beginning(m: Misfit) -> Explanation | None:
     match token.type:
         case "THEN":
             message = "a new line has ended the statement that this `then` belongs to"
-            return mistake("X101", message, span, "put it on the line above")
+            return mistake("X101", message, span, "put it on the line above", **_line_above(m))
         case "LBRACE":
-            return mistake("X101", "this `{` has no block", span, "put it on the line of the block it belongs to")
+            hint = "put it on the line of the block it belongs to"
+            return mistake("X101", "this `{` has no block", span, hint, **_line_above(m))
         case "SLASH" | "DSLASH":
-            return mistake("X101", "a comment begins with `#`", span, "write `#`")
+            fix = "#" if token.type == "DSLASH" else None
+            return mistake("X101", "a comment begins with `#`", span, "write `#`", fix=fix)
         case "_COMMA":
             return mistake("X101", "there is nothing before this `,`", span, "remove it", fix="")
         case "LSQB":
             return mistake("X101", "no item begins with `[`", span, "a block is written `kind label { … }`")
         case "NUMBER" if m.before.type == "_COMMA" and m.before.end == token.start:
-            return mistake("X101", "commas do not group digits", span, "write `1_000` for a thousand")
+            fix_at = m.before.span
+            fix = "_" if _groups(m) else None
+            message, hint = "commas do not group digits", "write `1_000` for a thousand"
+            return mistake("X101", message, span, hint, fix=fix, fix_at=fix_at)
         case "STRING" if token.value and str(token.value).isidentifier():
             return mistake("X101", "a name stands without quotes", span, f"write `{token.value}`", fix=token.value)
         case "NUMBER" | "STRING":
             return mistake("X101", f"an item begins with its name, not with a {m.found}", span, "write `name = value`")
     if token.type == "_ARROW" or token.type in OPERATORS:
         hint = "put it at the end of the line above, inside parentheses"
-        return mistake("X101", f"a line cannot begin with `{token.text}`", span, hint)
+        above = _line_above(m) if token.type == "_ARROW" else {}
+        return mistake("X101", f"a line cannot begin with `{token.text}`", span, hint, **above)
     return None
+
+
+def _line_above(m: Misfit) -> dict[str, Any]:
+    """The fix that joins the token to the line above, unless a comment is in the way."""
+    behind = next((t.end for t in reversed(m.tokens[: m.at]) if t.type != "_NEWLINE"), None)
+    if behind is None:
+        return {}
+    between = m.token.source.text[behind : m.token.start]
+    if "\n" not in between or between.strip():
+        return {}
+    return {"fix": " ", "fix_at": Span(m.token.source, behind, m.token.start)}
+
+
+def _groups(m: Misfit) -> bool:
+    """Whether the number and the one before the comma are groups of digits: `1,000`."""
+    first = m.tokens[max(m.at - 2, 0)]
+    digits = m.token.text.split()[0]
+    touches = first.type == "NUMBER" and first.end == m.before.start
+    return touches and digits.isdecimal() and len(digits) == 3 and first.text.replace("_", "").isdecimal()

@@ -8,7 +8,7 @@ and goes on with what was meant; else it leaves an `ERROR` token, and the parser
 import re
 from typing import Final
 
-from .diagnostics import Diagnostics
+from .diagnostics import Diagnostics, Fix
 from .numerals import read_number
 from .source import Source, Span
 from .tokens import Token
@@ -37,6 +37,7 @@ CORRECTED: Final = {"==": "=", ":=": "=", "=>": "->"}  # reported here and read 
 _CONDITIONS: Final = ("?", "<", ">", "!", "&&", "||")
 _STRING: Final = re.compile(r'"((?:[^"\\\n]|\\[^\n])*)"')
 _TRIPLE: Final = re.compile(r'"""((?:[^\\]|\\.)*?)"""', re.DOTALL)
+_NOTHING_ELSE: Final = re.compile(r"[ \t)\]}]*(#.*)?")  # behind an unclosed string: its end is where it is taken to be
 _OTHER_QUOTES: Final = {"'": "'", "`": "`", "“": "”", "„": "“", "‘": "’", "”": "”", "’": "’"}
 _ESCAPE: Final = re.compile(r"\\(?:u\{([0-9A-Fa-f]*)\}|(.))", re.DOTALL)
 _ESCAPES: Final = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
@@ -110,7 +111,7 @@ class _Lexer:
         what = "a value is given with" if meant == "=" else "links of a chain are joined by"
         self.diagnostics.error(
             "X105", f"{what} `{meant}`, not `{sign}`", self._span(end), hint=f"write `{meant}`",
-            fix=(self._span(end), meant),
+            fix=Fix(self._span(end), meant),
         )  # fmt: skip
         self._emit(SIGNS[meant], end)
 
@@ -119,12 +120,12 @@ class _Lexer:
         if character.isspace():
             name = f"U+{ord(character):04X}"
             self.diagnostics.error(
-                "X109", f"an unusual blank ({name}) stands here", span, hint="write a normal space", fix=(span, " ")
+                "X109", f"an unusual blank ({name}) stands here", span, hint="write a normal space", fix=Fix(span, " ")
             )
             self.at += 1
         elif character == ";":
             self.diagnostics.error(
-                "X109", "`;` does not end an item", span, hint="start a new line, or write `,`", fix=(span, ",")
+                "X109", "`;` does not end an item", span, hint="start a new line, or write `,`", fix=Fix(span, ",")
             )
             self._emit("_COMMA", self.at + 1)
         else:
@@ -157,7 +158,7 @@ class _Lexer:
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         self.diagnostics.error(
             "X109", f"strings stand in double quotes, not in `{quote}`", span, hint=f'write "{escaped}"',
-            fix=(span, f'"{escaped}"'),
+            fix=Fix(span, f'"{escaped}"'),
         )  # fmt: skip
         self._emit("STRING", close + 1, value)
 
@@ -178,7 +179,11 @@ class _Lexer:
         line = self.text[self.at : self._line_end()]
         body = re.split(r"[)\]},]| #", line)[0].rstrip()
         end = self.at + len(body)
-        self.diagnostics.error("X102", "this string is never closed", self._span(end), hint='add `"` where it ends')
+        certain = len(body) > 1 and _NOTHING_ELSE.fullmatch(line, len(body)) is not None
+        self.diagnostics.error(
+            "X102", "this string is never closed", self._span(end), hint='add `"` where it ends',
+            fix=Fix(Span(self.source, end, end), '"') if certain else None,
+        )  # fmt: skip
         self._emit("ERROR", end)
 
     def _line_end(self) -> int:

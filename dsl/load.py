@@ -1,6 +1,6 @@
 """`load_spec`: the way into the language. From a path to a typed `Spec`, or to everything that is wrong with it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 
 from attrs import field, frozen
@@ -45,13 +45,15 @@ class Loaded:
         return self.spec
 
 
-def load_spec(path: str | PathLike[str], sets: Sequence[str] = ()) -> Loaded:
+def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mapping[str, str] | None = None) -> Loaded:
     """Load the spec at `path` with `--set` texts (`path.to.field=value`) applied.
+
+    texts: path → what stands there, for files that need not be read: as an editor has them, or as a plan carries them.
 
     Never raises for what a user wrote, not even for a file that cannot be read: it stands in the diagnostics.
     """
     diagnostics = Diagnostics()
-    reading = read_spec(fspath(path), diagnostics)
+    reading = read_spec(fspath(path), diagnostics, texts)
     if not reading.sources:
         return Loaded(None, diagnostics, ())
     evaluator = Evaluator(diagnostics)

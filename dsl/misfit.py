@@ -121,6 +121,6 @@ def mistake(
     replaces: int = 0,
 ) -> Explanation:
     """An explanation. fix: what a tool may write in the place of the span, or of `fix_at`."""
-    replacement: Fix | None = (fix_at or span, fix) if fix is not None else None
+    replacement = Fix(fix_at or span, fix) if fix is not None else None
     diagnostic = Diagnostic(severity="error", code=code, message=message, span=span, hint=hint, fix=replacement)
     return Explanation(diagnostic, meant, replaces)

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
 from .blocks import choices_of
 from .diagnostics import Fix, Note
 from .evaluate import Definition
+from .fixes import renamed
 from .numerals import read_number
 from .quantity import Quantity
 from .schema import later
 from .schema.setting import Auto
 from .source import Source
-from .suggest import closest
+from .suggest import certain, closest
 from .values import Items, Value, Word, describe, is_number, show_number
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ _UNIT_EXAMPLES = {
     "%": "10%", "steps": "100 steps", "tokens": "20B tokens", "epochs": "3 epochs", "samples": "1k samples",
     "seconds": "30 min", "bytes": "1 GiB",
 }  # fmt: skip
+
+_TRUTH = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
 
 
 class Mismatch(Exception):
@@ -83,7 +86,7 @@ def mismatch(
     if isinstance(data, Word) and kind is not str:
         return _unknown_name(data, must, value, annotation, constants)
     if isinstance(data, Word):
-        fix = (value.span, f'"{text}"')
+        fix = Fix(value.span, f'"{text}"')
         return Mismatch("X301", f"{must}, not a name", value, hint=f'write `"{text}"`', fix=fix)
     if isinstance(data, Quantity) and kind in (int, float):
         return _unit_where_none_belongs(data, annotation, value, context)
@@ -91,48 +94,57 @@ def mismatch(
     hint: str | None = None
     if isinstance(data, str) and kind in (int, float) and _is_numeral(data):
         return Mismatch("X301", message, value, hint=f"write `{data.strip()}` without quotes",
-                        fix=(value.span, data.strip()))  # fmt: skip
+                        fix=Fix(value.span, data.strip()))  # fmt: skip
+    fix: Fix | None = None
     if kind is bool and (is_number(data) and data in (0, 1)):
-        hint = f"write `{'true' if data else 'false'}`"
-    elif kind is bool and isinstance(data, str) and data.lower() in ("true", "false", "yes", "no", "on", "off"):
-        hint = f"write `{'true' if data.lower() in ('true', 'yes', 'on') else 'false'}`"
+        fix = Fix(value.span, "true" if data else "false")
+    elif kind is bool and isinstance(data, str) and data.lower() in _TRUTH:
+        fix = Fix(value.span, _TRUTH[data.lower()])
     elif isinstance(data, Items) and len(data.values) == 1:
-        hint = "give the value itself, not a list"
+        hint, fix = "give the value itself, not a list", Fix(value.span, data.values[0].span.text)
     elif context.meta.example:
         hint = f"for instance `{context.name} = {context.meta.example}`"
-    return Mismatch("X301", message, value, hint=hint)
+    return Mismatch("X301", message, value, hint=hint or (f"write `{fix.text}`" if fix else None), fix=fix)
 
 
 def _unknown_name(
     word: Word, must: str, value: Value, annotation: Any, constants: MappingOf[str, Definition]
 ) -> Mismatch:
     notes: tuple[Note, ...] = ()
+    fix: Fix | None = None
     lower = word.text.lower()
     truth = bool in (annotation, *get_args(annotation))
-    if truth and lower in ("yes", "no", "on", "off", "true", "false"):
-        hint = f"write `{'true' if lower in ('yes', 'on', 'true') else 'false'}`"
-        return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint=hint)
+    if truth and lower in _TRUTH:
+        fix = Fix(value.span, _TRUTH[lower])
+        return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint=f"write `{fix.text}`", fix=fix)
     if lower in ("null", "nil") and NoneType in get_args(annotation):
-        return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint="nothing is written `none`")
+        hint = "nothing is written `none`"
+        fix = Fix(value.span, "none")
+        return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint=hint, fix=fix)
     definition = constants.get(word.text)
     if definition is not None:
         notes = ((f"this `{word.text}` is a `let`, which only its own file knows", definition.name.span),)
         hint = "make it a `param` to use it in other files"
     elif meant := closest(word.text, (*constants, "true", "false", "none", "auto")):
         hint = f"did you mean `{meant}`?"
+        fix = renamed(value.span, word.text, (*constants, "true", "false", "none", "auto"))
     else:
         hint = f"write {wanted(annotation)}, or the name of a `let` or `param`"
-    return Mismatch("X202", f"nothing is called `{word.text}`", value, hint=hint, notes=notes)
+    return Mismatch("X202", f"nothing is called `{word.text}`", value, hint=hint, notes=notes, fix=fix)
 
 
 def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, context: "Context") -> Mismatch:
     message = f"{context.subject} is a plain number, and this is {describe(data)}"
-    amount = show_number(data.value)
-    hint = f"write `{amount}`"
+    amount: str | None = show_number(data.value)
     if data.unit == "%":
         whole = annotation is int or int in get_args(annotation)
-        hint = "write a whole number" if whole else f"write `{data.fraction:g}`"
-    return Mismatch("X302", message, value, hint=hint)
+        amount = None if whole else f"{data.fraction:g}"
+    # A count is the same number without its unit; whoever wrote bytes or seconds may have meant another setting.
+    counted = amount is not None and data.unit not in ("bytes", "seconds")
+    return Mismatch(
+        "X302", message, value, hint=f"write `{amount}`" if amount else "write a whole number",
+        fix=Fix(value.span, amount) if counted and amount else None,
+    )  # fmt: skip
 
 
 def _is_numeral(text: str) -> bool:
@@ -152,7 +164,7 @@ def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") 
     word = data.text if isinstance(data, Word) else data
     fits = (item is str and isinstance(data, str)) or (item in (int, float) and is_number(data))
     fits = fits or word in choices_of(item)
-    fix = (value.span, f"[{value.span.text}]") if fits else None
+    fix = Fix(value.span, f"[{value.span.text}]") if fits else None
     return Mismatch("X301", message, value, hint=f"write `[{value.span.text}]`" if fits else None, fix=fix)
 
 
@@ -166,23 +178,24 @@ def quantity_mismatch(value: Value, context: "Context") -> Mismatch:
             forms = [f"`{round(data * 100, 6):g}%`"]
         else:
             forms = [f"`{_with_unit(amount, unit)}`" for unit in units]
-        fix = (value.span, forms[0].strip("`")) if len(forms) == 1 else None
+        fix = Fix(value.span, forms[0].strip("`")) if len(forms) == 1 else None
         if amount.endswith("B") and units == ("bytes",):
             fix, forms = None, [f"`{amount[:-1]} B` or `{amount[:-1]} GiB`; a `B` that touches its number is 10^9"]
         return Mismatch("X302", f"{must}; this number has no unit", value, hint=f"write {joined(forms)}", fix=fix)
     examples = joined([f"`{_UNIT_EXAMPLES[unit]}`" for unit in units])
     if isinstance(data, Quantity):
-        hint = f"for instance {examples}"
+        hint, fix = f"for instance {examples}", None
         if data.unit == "bytes" and "tokens" in units and value.span.text.endswith(" B"):
-            hint = f"write `{value.span.text[:-1].strip()}B tokens`; apart from its number, `B` means bytes"
-        return Mismatch("X302", f"{must}, not {describe(data)}", value, hint=hint)
+            meant = f"{value.span.text[:-1].strip()}B tokens"
+            hint, fix = f"write `{meant}`; apart from its number, `B` means bytes", Fix(value.span, meant)
+        return Mismatch("X302", f"{must}, not {describe(data)}", value, hint=hint, fix=fix)
     if isinstance(data, Word):
         return Mismatch("X202", f"nothing is called `{data.text}`", value, hint=f"write {examples}")
     if isinstance(data, str):
         bare = data.strip()
         good = _is_numeral(bare)
         hint = f"write `{bare}` without quotes" if good else f"for instance {examples}"
-        return Mismatch("X301", f"{must}, not a string", value, hint=hint, fix=(value.span, bare) if good else None)
+        return Mismatch("X301", f"{must}, not a string", value, hint=hint, fix=Fix(value.span, bare) if good else None)
     return Mismatch("X301", f"{must}, not {describe(data)}", value, hint=f"for instance {examples}")
 
 
@@ -209,4 +222,7 @@ def word_mismatch(kind: Any, text: str | None, value: Value, context: "Context")
     if meant is None:
         hint = f"write `{choices[0]}`" if len(choices) == 1 else f"choose one of {', '.join(choices)}"
         return Mismatch("X305", message, value, hint=hint)
-    return Mismatch("X305", message, value, hint=f"did you mean `{meant}`?", notes=one_of, fix=(value.span, meant))
+    sure = certain(text, choices)
+    # A choice that begins with a digit is a word only in quotes, but for the one that the lexer knows.
+    fix = Fix(value.span, sure if sure.isidentifier() or sure == "1f1b" else f'"{sure}"') if sure else None
+    return Mismatch("X305", message, value, hint=f"did you mean `{meant}`?", notes=one_of, fix=fix)

@@ -4,10 +4,10 @@ import re
 from fractions import Fraction
 from typing import Final
 
-from .diagnostics import Diagnostics
+from .diagnostics import Diagnostics, Fix
 from .quantity import UNITS, Quantity
 from .source import Source, Span
-from .suggest import closest
+from .suggest import certain, closest
 from .tokens import Token
 
 MULTIPLIERS: Final = {
@@ -19,6 +19,7 @@ _OTHER_WORDS: Final = {
     "hour": "h", "hours": "h", "day": "d", "days": "d", "percent": "%", "iters": "steps", "iterations": "steps",
     "bytes": "B", "KB": "KiB", "kB": "KiB", "MB": "MiB", "GB": "GiB",
 }  # fmt: skip
+_LESS: Final = ("kb", "mb", "gb", "mi")  # two things each: 10^3 or 2^10 bytes, minutes or 2^20
 _NUMBER: Final = re.compile(r"[0-9]+(?:_[0-9]+)*(?:\.[0-9]+(?:_[0-9]+)*)?(?:[eE][-+]?[0-9]+)?")
 _TAIL: Final = re.compile(r"\w+")
 # A unit word behind blanks; not if it is itself the name of a setting, a function or a map key.
@@ -29,6 +30,13 @@ _LARGEST_EXPONENT: Final = 300
 def near_unit(word: str) -> str | None:
     """The unit that a wrong word was probably meant to be."""
     return _OTHER_WORDS.get(word) or closest(word, UNIT_WORDS)
+
+
+def certain_unit(word: str, candidates: tuple[str, ...] = UNIT_WORDS) -> str | None:
+    """The unit that a wrong word must have been meant to be; not for `GB`, which is less than a GiB."""
+    if word.lower() in _LESS:
+        return None
+    return _OTHER_WORDS.get(word) or certain(word, candidates)
 
 
 def read_number(source: Source, start: int, end: int, diagnostics: Diagnostics) -> Token:
@@ -114,8 +122,10 @@ def _bad_tail(span: Span, digits: str, word: str, diagnostics: Diagnostics) -> T
     source = span.source
     at_word = Span(source, span.end - len(word), span.end)
     meant = _OTHER_WORDS.get(word) or closest(word, (*MULTIPLIERS, *UNIT_WORDS))
+    fix: Fix | None = None
     if digits == "0" and word[0] in "xXbBoO" and (decimal := _decimal(word)) is not None:
         message, hint, at_word = "numbers are decimal", f"write `{decimal}`", span
+        fix = Fix(span, str(decimal))
     elif word == "K":
         message, hint = "`K` is not a multiplier", "`k` is 1000, `Ki` is 1024"
     elif word in ("m", "G", "Mb"):
@@ -127,14 +137,16 @@ def _bad_tail(span: Span, digits: str, word: str, diagnostics: Diagnostics) -> T
         text = span.text
         diagnostics.error(
             "X107", f"`{text}` is neither a number nor a name", span,
-            hint=f'write "{text}" if it is a word', fix=(span, f'"{text}"'),
+            hint=f'write "{text}" if it is a word', fix=Fix(span, f'"{text}"'),
         )  # fmt: skip
         return Token("STRING", source, span.start, span.end, text)
     elif meant is not None:
         message, hint = f"`{word}` is neither a multiplier nor a unit", f"did you mean `{meant}`?"
+        sure = certain_unit(word, (*MULTIPLIERS, *UNIT_WORDS))
+        fix = Fix(at_word, sure) if sure else None
     else:
         message, hint = f"`{word}` is neither a multiplier nor a unit", "multipliers: k M B T, Ki Mi Gi"
-    diagnostics.error("X107", message, at_word, hint=hint)
+    diagnostics.error("X107", message, at_word, hint=hint, fix=fix)
     return Token("ERROR", source, span.start, span.end)
 
 

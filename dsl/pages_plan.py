@@ -106,6 +106,10 @@ PAGES: Final = (
         vocabulary that is a multiple of tp always works, and its last ids are then never used.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 511 }\nparallel { tp 2 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 512 }\nparallel { tp 2 }"),
+    Code("X427", "gradients of a pipeline are summed once a step", """
+        With `sync = microbatch` gradients are summed over ranks after every microbatch. The schedules of a pipeline
+        let go of several microbatches in turn and sum when the last one is done.
+        """, "parallel { pp 2, fsdp auto { sync = microbatch } }", "parallel { pp 2, fsdp auto }"),
     Code("X421", "the cluster is smaller than the run", """
         `cluster` says how many machines there are and how many devices each has. The run needs more of them than
         that: use fewer ranks, or correct the cluster.
@@ -178,7 +182,8 @@ PAGES: Final = (
         says. Plans are not edited: change the spec and plan it again.
         """),
     Code("X705", "a checkpoint does not fit the plan", """
-        The run directory holds a state of another model or another stream of data. The message says what differs.
+        The run directory holds a state of another model, of a finer number format or of another stream of data. The
+        message says what differs; `xtrain diff RUN SPEC` says it before a run is started.
         """),
     Code("X706", "the run directory cannot be written", """
         The folder below `workspace.root` cannot be made or written: permissions, a full disk, or a file in its place.
@@ -192,10 +197,47 @@ PAGES: Final = (
     Code("X709", "an environment variable is not set", """
         `env("NAME")` without a default needs the variable. Give a default as the second argument.
         """, 'workspace { root = env("NO_SUCH_VARIABLE") }', 'workspace { root = env("NO_SUCH_VARIABLE", "runs") }'),
+    Code("X710", "the spec has changed since the plan was made", """
+        A saved plan is run as it stands, and the spec that it was made of, planned again in the same way, now gives
+        another one. The notes name values that differ. Plan it again, or run the plan all the same with
+        `--accept-drift`. What a spec reads, such as a tokenizer or an environment variable, counts as part of it.
+        """),
+    Code("X711", "xtrain has changed since the plan was made", """
+        A saved plan names what is done, and xtrain's source files say how. They are not the ones that the plan was made
+        with: the same nodes may be executed in another way, and the spec may be planned otherwise. Plan it again, or
+        run the plan all the same with `--accept-drift`.
+        """),
+    Code("X712", "a device has less memory than the plan counts on", """
+        The plan is held against the memory of a device that `cluster` gives, and the devices here have less of it; or
+        they could not even hold the parameters, gradients and optimizer states of a rank.
+        """),
     Code("W401", "a setting that changes nothing here", """
         A setting speaks of an axis that has one rank here, or of sums of gradients where nothing is sharded. The plan
         is what it would be without it.
         """, "parallel { tp 1 { loss = false } }", "parallel { tp 2 { loss = false } }"),
+    Code("W423", "a device has too little memory for the run", """
+        The fullest rank would hold more than a device has, or leave less than 8 % of it free, which fragmentation or an
+        uneven load of experts can use up after days. The figures are estimates, `xtrain plan --trace` has exact ones.
+        The hint names settings that were tried: with each of them the run would fit.
+        """, "cluster h100 { devices = 1 }\nmodel llama { dim = 4Ki, layers = 32, heads = 32 }",
+        "cluster h100 { devices = 8 }\nmodel llama { dim = 4Ki, layers = 32, heads = 32 }"),
+    Code("W424", "ranks of a pipeline wait too long", """
+        A rank of a pipeline waits while the first microbatches come and the last ones leave, here for more than a fifth
+        of a step. More microbatches make the wait a smaller part; several stages on a rank, which take turns, shorten
+        it: p ranks, v stages on each and m microbatches wait for (p - 1) / (v · m + p - 1) of a step.
+        """, "cluster h100 { devices = 8 }\nbatch { sequence = 512, accumulate = 8 }\nparallel { pp 8, fsdp 1 }",
+        "cluster h100 { devices = 8 }\nbatch { sequence = 512, accumulate = 64 }\nparallel { pp 8, fsdp 1 }"),
+    Code("W425", "tensor parallel between machines", """
+        Tensor parallelism exchanges activations in every layer and waits for them. Inside a machine links are about ten
+        times as fast as between machines; leave what is left over to fsdp or pp.
+        """, "launch { nodes = 2, ranks_per_node = 2 }\nparallel { tp 4, fsdp auto }",
+        "launch { nodes = 2, ranks_per_node = 2 }\nparallel { tp 2, fsdp auto }"),
+    Code("W426", "tensor parallel that is not needed", """
+        The run fits with fsdp alone, and its step would be shorter: tensor parallelism makes products smaller and waits
+        for messages in each layer, which costs 15 to 20 points of utilisation in published runs of models that fit
+        without it.
+        """, "cluster h100 { devices = 8 }\nparallel { tp 2, fsdp auto }",
+        "cluster h100 { devices = 8 }\nparallel { fsdp auto }"),
     Code("W501", "no file matches yet", """
         Nothing on this machine matches the pattern of a dataset. The plan can be made; the run will look again.
         """, 'dataset web { source = text("no/such/*.txt") }'),
@@ -206,4 +248,14 @@ PAGES: Final = (
         The period is longer than the whole run.
         """, "experiment try { budget = 100 steps }\nevery 200 steps log",
         "experiment try { budget = 100 steps }\nevery 20 steps log"),
+    Code("W705", "whether the spec of a plan has changed is not known", """
+        A saved plan carries its spec and can be run anywhere. The file that it was made of is not where the plan names
+        it, or the plan does not say how it was made, so that the two cannot be compared.
+        """),
+    Code("W706", "a plan is run in spite of drift", """
+        The spec or xtrain itself has changed since the plan was made, and `--accept-drift` says to run it as it stands.
+        """),
+    Code("W707", "the machine is not the planned one", """
+        The plan can run here, but its estimates were made for other devices.
+        """),
 )  # fmt: skip

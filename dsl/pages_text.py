@@ -52,6 +52,10 @@ PAGES: Final = (
     Code("X121", "a file is not UTF-8 text", """
         Specs are UTF-8, with or without byte-order mark. A file in another encoding has to be saved as UTF-8.
         """),
+    Code("X130", "blocks are nested too deeply", """
+        Blocks stand inside blocks dozens of levels deep, where the language knows two. Most often, braces that should
+        end them are missing.
+        """),
     Code("X201", "there is no block of this kind", """
         The word that opens a block must be one of the kinds this version knows.
         """, 'optimzer adamw { lr = 3e-4 }', 'optimizer adamw { lr = 3e-4 }'),

@@ -7,8 +7,10 @@ import attrs
 from . import blocks
 from . import syntax as s
 from .convert import Context, convert
+from .diagnostics import Fix
 from .doubts import stand_in
-from .numerals import UNIT_WORDS, near_unit
+from .fixes import renamed
+from .numerals import UNIT_WORDS, certain_unit, near_unit
 from .quantity import Quantity
 from .schema import later
 from .schema.actions import Event, Tick
@@ -68,15 +70,16 @@ def _misspelt_unit(reaction: Reaction, around: "Structurer") -> bool:
         both = period.span.to(name.span)
         meant = f"{period.span.text.split()[0].rstrip('B')}B {name.text}"
         message = "a multiplier touches its number; apart from it, `B` means bytes"
-        around.diagnostics.error("X107", message, both, hint=f"write `{meant}`", fix=(both, meant))
+        around.diagnostics.error("X107", message, both, hint=f"write `{meant}`", fix=Fix(both, meant))
         return True
     meant = near_unit(name.text)
     follows = section.labels and section.labels[0].value.span.text in (*blocks.ACTIONS, *later.ACTIONS)
     if meant is None and not follows:
         return False
     hint = f"did you mean `{meant}`?" if meant else "units: steps tokens, s min h d, %"
+    sure = certain_unit(name.text)
     around.diagnostics.error(
-        "X107", f"`{name.text}` is not a unit", name.span, hint=hint, fix=(name.span, meant) if meant else None
+        "X107", f"`{name.text}` is not a unit", name.span, hint=hint, fix=Fix(name.span, sure) if sure else None
     )
     return True
 
@@ -93,7 +96,7 @@ def _event(reaction: Reaction, path: str, around: "Structurer") -> Event:
         around.diagnostics.error(
             "X214", f"there is no event called `{name.text}`", name.span,
             hint=f"did you mean `{meant}`?" if meant else None,
-            notes=[(f"events: {', '.join(blocks.EVENTS)}", None)], fix=(name.span, meant) if meant else None,
+            notes=[(f"events: {', '.join(blocks.EVENTS)}", None)], fix=renamed(name.span, name.text, blocks.EVENTS),
         )  # fmt: skip
     else:
         return Event(event=name.text, actions=actions)  # type: ignore[arg-type]
@@ -120,7 +123,7 @@ def _action(name: s.Name, section: Section, path: str, around: "Structurer") -> 
         around.diagnostics.error(
             "X214", f"there is no action called `{name.text}`", name.span,
             hint=f"did you mean `{meant}`?" if meant else None,
-            notes=[(f"actions: {', '.join(blocks.ACTIONS)}", None)], fix=(name.span, meant) if meant else None,
+            notes=[(f"actions: {', '.join(blocks.ACTIONS)}", None)], fix=renamed(name.span, name.text, blocks.ACTIONS),
         )  # fmt: skip
         return FAILED
     block = blocks.ACTIONS[name.text]
@@ -130,7 +133,7 @@ def _action(name: s.Name, section: Section, path: str, around: "Structurer") -> 
             span = label.value.span
             around.diagnostics.error(
                 "X207", "actions are joined by `then`", span, hint=f"write `then {span.text}`",
-                fix=(span, f"then {span.text}"),
+                fix=Fix(span, f"then {span.text}"),
             )  # fmt: skip
             return FAILED
     action = around.block(block, section, path)

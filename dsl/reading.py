@@ -1,17 +1,21 @@
 """Reading a spec and everything it includes: one list of statements in order, each with the constants it may use."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Final
 
 from attrs import define, field
 
 from . import syntax as s
-from .diagnostics import Diagnostics
+from .diagnostics import Diagnostics, Fix
 from .evaluate import Definition, Names
+from .fixes import without
 from .parser import parse_file
 from .source import Source, Span
-from .suggest import closest
+from .suggest import certain, closest
+
+_DEEPEST: Final = 100  # files that include one another
 
 
 @define(eq=False)
@@ -35,10 +39,10 @@ class Reading:
             yield from names.lets.values()
 
 
-def read_spec(path: str, diagnostics: Diagnostics) -> Reading:
-    """Read the spec at `path`; what cannot be read is reported."""
+def read_spec(path: str, diagnostics: Diagnostics, texts: Mapping[str, str] | None = None) -> Reading:
+    """Read the spec at `path`; what cannot be read is reported. texts: path → text that stands for what is on disk."""
     reading = Reading()
-    _Reader(reading, diagnostics).splice(path, None, ())
+    _Reader(reading, diagnostics, texts or {}).splice(path, None, ())
     return reading
 
 
@@ -66,11 +70,13 @@ def read_source(
 
 def _read(path: str, place: Span | None, diagnostics: Diagnostics) -> bytes | None:
     """The bytes of a file. place: the `include` that names it, or None for the spec itself."""
-    hint = None
+    hint, fix = None, None
     try:
         return Path(path).read_bytes()
     except FileNotFoundError:
-        reason, hint = "there is no such file", _neighbour(path)
+        reason, meant = "there is no such file", _neighbour(path)
+        if meant is not None:
+            hint, fix = f"did you mean `{meant[0]}`?", _other_name(place, meant[0]) if meant[1] else None
     except IsADirectoryError:
         reason, hint = "it is a folder", "name a file, as `spec.xtrain`"
     except PermissionError:
@@ -78,30 +84,40 @@ def _read(path: str, place: Span | None, diagnostics: Diagnostics) -> bytes | No
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "this is no path of a file"
     shown = path if path.isprintable() else repr(path)
-    diagnostics.error("X120", f"cannot read `{shown}`: {reason}", place, hint=hint)
+    diagnostics.error("X120", f"cannot read `{shown}`: {reason}", place, hint=hint, fix=fix)
     return None
 
 
-def _neighbour(path: str) -> str | None:
-    """A file of the same folder with nearly the same name."""
+def _neighbour(path: str) -> tuple[Path, bool] | None:
+    """A file of the same folder with nearly the same name, and whether no other can have been meant."""
     try:
+        stem = Path(path).stem
         files = {p.stem: p for p in sorted(Path(path).parent.iterdir()) if p.suffix == ".xtrain"}
-        name = closest(Path(path).stem, files) or Path(path).stem
+        name = closest(stem, files) or stem
     except (OSError, ValueError):
         return None
-    return f"did you mean `{files[name]}`?" if name in files else None
+    return (files[name], name in (stem, certain(stem, files))) if name in files else None
+
+
+def _other_name(place: Span | None, meant: Path) -> Fix | None:
+    """The path of an include with another last part."""
+    if place is None or place.text.count("\\"):
+        return None
+    folder, sign, _ = place.text.strip('"').rpartition("/")
+    return Fix(place, f'"{folder}{sign}{meant.name}"')
 
 
 class _Reader:
-    def __init__(self, reading: Reading, diagnostics: Diagnostics) -> None:
-        self.reading, self.diagnostics = reading, diagnostics
+    def __init__(self, reading: Reading, diagnostics: Diagnostics, texts: Mapping[str, str]) -> None:
+        self.reading, self.diagnostics, self.texts = reading, diagnostics, texts
         self.seen: dict[str, Span | None] = {}
 
     def splice(self, path: str, place: Span | None, above: tuple[tuple[str, str], ...]) -> None:
         """Take in the statements of a file. above: (real path, shown path) of the files that include it."""
         self.seen[_identity(path)] = place
         above = (*above, (_identity(path), path))
-        source = read_source(path, self.diagnostics, place=place, order=len(self.reading.sources))
+        data = self.texts[path].encode(errors="replace") if path in self.texts else None
+        source = read_source(path, self.diagnostics, place=place, order=len(self.reading.sources), data=data)
         if source is None:
             self.reading.broken = self.reading.unread = True
             return
@@ -139,11 +155,18 @@ class _Reader:
             chain = " -> ".join(f"`{shown}`" for shown in [*circle, circle[0]])
             self.diagnostics.error("X213", "this include leads back to itself", span, hint=f"the circle is {chain}")
             return
+        if len(above) > _DEEPEST:
+            hint = "include the parts of a spec from one file"
+            self.diagnostics.error(
+                "X120", f"cannot read `{target}`: too many files include one another", span, hint=hint
+            )
+            self.reading.broken = self.reading.unread = True
+            return
         if identity in self.seen:
             first = self.seen[identity]
             self.diagnostics.warning(
                 "W203", f"`{target}` is included already, so this has no effect", span, hint="remove one of the two",
-                notes=[("it is included here first", first)] if first else [],
+                notes=[("it is included here first", first)] if first else [], fix=without(item.span),
             )  # fmt: skip
             return
         self.splice(target, span, above)

@@ -26,7 +26,7 @@ def resolved_text(spec: Spec) -> str:
             parts += [_block(kind, block, dataset) for dataset in spec.datasets.values()]
         else:
             parts.append(_block(kind, block, getattr(spec, kind)))
-    parts.append(f"collate = {' -> '.join(_value(link) for link in spec.collate)}")
+    parts.append(f"collate = {' -> '.join(value_text(link) for link in spec.collate)}")
     parts += ["\n".join(_reaction(reaction) for reaction in group) for group in (spec.ticks, spec.events) if group]
     return "\n\n".join(parts) + "\n"
 
@@ -43,7 +43,7 @@ def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
         if blocks.is_block(attribute.type):
             lines.append(inner + _block(name, attribute.type, given, inner))
         else:
-            lines.append(f"{inner}{name} = {_value(given)}")
+            lines.append(f"{inner}{name} = {value_text(given)}")
     if not lines:
         return head
     return "\n".join([f"{head} {{", *lines, f"{indent}}}"])
@@ -61,17 +61,17 @@ def _action(action: Any) -> str:
     head = _ACTIONS[type(action)]
     if label is not None:
         head = f"{head} {_label(getattr(action, label.name))}"
-    fields = [f"{name} = {_value(getattr(action, name))}" for name in settings_of(type(action))]
+    fields = [f"{name} = {value_text(getattr(action, name))}" for name in settings_of(type(action))]
     return f"{head} {{ {', '.join(fields)} }}" if fields else head
 
 
 def _label(value: Any) -> str:
     if isinstance(value, str):
         return value if _NAME.fullmatch(value) and value not in _RESERVED else _string(value)
-    return _value(value)
+    return value_text(value)
 
 
-def _value(value: Any) -> str:
+def value_text(value: Any) -> str:
     """A value as a spec writes it."""
     if value is AUTO or value is None:
         return "auto" if value is AUTO else "none"
@@ -85,7 +85,7 @@ def _value(value: Any) -> str:
         case Quantity():
             return quantity_text(value)
         case tuple():
-            return f"[{', '.join(_value(item) for item in value)}]"
+            return f"[{', '.join(value_text(item) for item in value)}]"
     return _call(value)
 
 
@@ -95,9 +95,9 @@ def _call(value: Any) -> str:
     for attribute in attrs.fields(type(value)):
         given = getattr(value, attribute.name)
         if attribute.name in settings_of(type(value)):
-            arguments.append(f"{attribute.name} = {_value(given)}")
+            arguments.append(f"{attribute.name} = {value_text(given)}")
         else:
-            arguments += [_value(item) for item in given]
+            arguments += [value_text(item) for item in given]
     brackets = bool(arguments) or name in blocks.SOURCES
     return f"{name}({', '.join(arguments)})" if brackets else name
 

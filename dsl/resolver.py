@@ -2,13 +2,15 @@
 
 from . import syntax as s
 from .blocks import NAMED
-from .diagnostics import Diagnostics
+from .diagnostics import Diagnostics, Fix
 from .evaluate import Evaluator, Names
+from .fixes import without
 from .reading import Reading
 from .sections import Entry, Label, Reaction, Section, Tree
 from .source import Span
 from .values import Value, Word
 
+_DEEPEST = 50  # blocks inside blocks; the language has two levels, and a text without closing braces any number
 _STATEMENT_WORDS = {
     s.Include: "include", s.Use: "use", s.Let: "let", s.Param: "param", s.Every: "every", s.On: "on"
 }  # fmt: skip
@@ -60,8 +62,8 @@ class _Resolver:
             found.append((action.kind, section))
         return found
 
-    def _merge(self, section: Section, block: s.Block, names: Names) -> None:
-        """Put a block over what its section says already."""
+    def _merge(self, section: Section, block: s.Block, names: Names, depth: int = 0) -> None:
+        """Put a block over what its section says already. depth: the blocks around it."""
         end = block.labels[-1].span if block.labels else block.kind.span
         section.heads.append(block.kind.span.to(end))
         if block.labels:
@@ -69,6 +71,11 @@ class _Resolver:
         if block.body is None:
             return
         section.broken |= block.body.broken
+        if depth > _DEEPEST:
+            hint = "the language has blocks inside blocks, and none inside those"
+            self.diagnostics.error("X130", "blocks are nested too deeply", block.span, hint=hint)
+            section.broken = True
+            return
         written: dict[str, Span] = {}
         for item in block.body.items:
             match item:
@@ -79,7 +86,7 @@ class _Resolver:
                         self._twice(kind.text, kind.span, written[kind.text])
                         section.lost.add(kind.text)
                     written.setdefault(kind.text, kind.span)
-                    self._merge(section.block(kind.text), item, names)
+                    self._merge(section.block(kind.text), item, names, depth + 1)
                 case s.Broken():
                     self._broken(section, item)
                 case _:
@@ -99,20 +106,23 @@ class _Resolver:
         if isinstance(item.value, s.Unread) and "\n" in item.value.span.text:
             section.broken = True  # a bracket that is not closed has swallowed lines
         if name in written:
-            self._twice(name, item.name.span, written[name], where)
+            same = value.span.text == section.entries[name].value.span.text if name in section.entries else False
+            fix = without(item.span) if same else None
+            self._twice(name, item.name.span, written[name], where, fix)
             section.lost.add(name)
             return
         written[name] = item.name.span
         section.lost.discard(name)
         section.entries[name] = Entry(item.name.span, value)
 
-    def _twice(self, name: str, span: Span, first: Span, where: str = "block") -> None:
+    def _twice(self, name: str, span: Span, first: Span, where: str = "block", fix: Fix | None = None) -> None:
         self.diagnostics.error(
             "X206",
             f"`{name}` is given twice in one {where}",
             span,
             hint="keep one",
             notes=[("the first is here", first)],
+            fix=fix,
         )
 
     def _broken(self, section: Section, item: s.Broken) -> None:

@@ -1,5 +1,6 @@
 """Did you mean: the likeliest of some names for a misspelt one, in three tiers, and what other trainers call it."""
 
+import re
 from collections.abc import Iterable
 
 from .synonyms import ours
@@ -30,6 +31,29 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
             if sorted(name.lower().split("_")) == words:
                 return name
     return None
+
+
+def certain(word: str, candidates: Iterable[str]) -> str | None:
+    """What `closest` answers, if nothing else can have been meant: for a fix, which nobody is asked about.
+
+    None where a second candidate is as near, where digits differ, and for a word of one or two letters unless they are
+    only swapped or in another case.
+    """
+    names = [name for name in dict.fromkeys(candidates) if name != word]
+    meant = closest(word, names)
+    if meant is None or meant == ours(word, names):
+        return meant
+    lower = word.lower()
+    alike = [name for name in names if name.lower() == lower]
+    if alike:
+        return meant if len(alike) == 1 else None
+    if re.findall(r"\d", word) != re.findall(r"\d", meant):
+        return None  # another number is seldom a slip: `qwen4` is not `qwen3`
+    steps = distance(lower, meant.lower(), len(lower))
+    rivals = [n for n in names if n != meant and distance(lower, n.lower(), len(lower)) == steps]
+    if rivals and sorted(lower.split("_")) != sorted(meant.lower().split("_")):
+        return None
+    return meant if len(word) > 2 or sorted(lower) == sorted(meant.lower()) else None
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str | None:

@@ -4,7 +4,7 @@ from typing import Final
 
 from .item_mistakes import ITEM_RULES, beginning
 from .misfit import ENDS, OPERATORS, VALUES, Explanation, Misfit, mistake, shown
-from .numerals import MULTIPLIERS, UNIT_WORDS, near_unit
+from .numerals import MULTIPLIERS, UNIT_WORDS, certain_unit, near_unit
 from .quantity import Quantity
 from .source import Span
 from .tokens import OPENERS, STATEMENTS, Token
@@ -29,10 +29,12 @@ def explain(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Expl
 def _wrong_sign(m: Misfit) -> Explanation | None:
     if m.token.type == "_COLON" and "_EQ" in m.accepts:
         message = f"`{m.before.text}` is given its value with `=`, not `:`"
-        return mistake("X105", message, m.token.span, "write `=`", fix="=", meant="_EQ", replaces=1)
+        fix = "=" if m.before.end < m.token.start else " ="
+        return mistake("X105", message, m.token.span, "write `=`", fix=fix, meant="_EQ", replaces=1)
     if m.token.type == "_EQ" and "_COLON" in m.accepts:
         message = "a key and its value are joined by `:` inside a map"
-        return mistake("X105", message, m.token.span, "write `:`", fix=":", meant="_COLON", replaces=1)
+        fix_at = Span(m.token.source, m.before.end, m.token.end)
+        return mistake("X105", message, m.token.span, "write `:`", fix=":", fix_at=fix_at, meant="_COLON", replaces=1)
     return None
 
 
@@ -42,7 +44,9 @@ def _missing_value(m: Misfit) -> Explanation | None:
     if m.before.type in OPERATORS or m.before.type in ("_EQ", "_ARROW", "_COLON"):
         return mistake("X106", f"there is no value behind `{m.before.text}`", m.behind, "write the value here")
     if m.token.type == "_COMMA":
-        return mistake("X106", "there is no value before this `,`", m.token.span, "remove it", fix="")
+        fix_at = Span(m.token.source, m.before.end, m.token.end)
+        fix = "" if m.before.type != "LPAR" else None  # the call may have been meant to end there
+        return mistake("X106", "there is no value before this `,`", m.token.span, "remove it", fix=fix, fix_at=fix_at)
     return None
 
 
@@ -67,7 +71,9 @@ def _word_behind_number(m: Misfit) -> Explanation | None:
         return mistake("X107", "a multiplier touches its number", both, f"write `{digits}{sign}`", fix=digits + sign)
     meant = near_unit(word)
     hint = f"did you mean `{meant}`?" if meant else _UNITS
-    return mistake("X107", f"`{word}` is not a unit", token.span, hint, fix=meant)
+    sure = certain_unit(word)
+    fix_at = Span(token.source, before.end, token.end) if sure == "%" else token.span
+    return mistake("X107", f"`{word}` is not a unit", token.span, hint, fix=sure, fix_at=fix_at)
 
 
 def _missing_separator(m: Misfit) -> Explanation | None:
@@ -94,14 +100,18 @@ def _unit_behind_name(m: Misfit) -> Explanation | None:
     if token.type != "NAME" or token.text not in UNIT_WORDS or before.type not in ("NAME", "RPAR"):
         return None
     hint = f"multiply: `{before.text} * 1 {token.text}`" if before.type == "NAME" else f"multiply by `1 {token.text}`"
-    return mistake("X107", f"the unit `{token.text}` stands behind no number", token.span, hint)
+    message = f"the unit `{token.text}` stands behind no number"
+    return mistake("X107", message, token.span, hint, fix=f"* 1 {token.text}")
 
 
 def _string_behind_name(m: Misfit) -> Explanation | None:
     if m.token.type != "STRING" or m.before.type != "NAME":
         return None
     hint = f"write `{m.before.text}({shown(m.token)})`"
-    return mistake("X101", "arguments stand in parentheses", m.token.span, hint)
+    alone = m.after.type in ENDS
+    whole = Span(m.token.source, m.before.end, m.token.end)
+    fix = f"({m.token.text})" if alone else None
+    return mistake("X101", "arguments stand in parentheses", m.token.span, hint, fix=fix, fix_at=whole)
 
 
 def _point(m: Misfit) -> Explanation | None:
@@ -125,12 +135,23 @@ def _point(m: Misfit) -> Explanation | None:
 def _comment_sign(m: Misfit) -> Explanation | None:
     for token in (*m.head, m.token):
         if token.type == "DSLASH" and token.span.line == m.token.span.line:
-            place = Span(token.source, token.start, token.end)
-            return mistake("X101", "a comment begins with `#`, and `//` divides", place, "write `#`")
+            message = "a comment begins with `#`, and `//` divides"
+            fix = "#" if token is m.token or _is_prose(m) else None
+            return mistake("X101", message, token.span, "write `#`", fix=fix)
     return None
 
 
+def _comment_of_words(m: Misfit) -> Explanation | None:
+    """`micro = 8 // rows of a step`: words side by side behind the sign."""
+    return _comment_sign(m) if _is_prose(m) else None
+
+
+def _is_prose(m: Misfit) -> bool:
+    goes_on = m.after.type in ("_EQ", "_COLON", "LBRACE", "LPAR")
+    return m.before.type == "NAME" and m.token.type == "NAME" and not goes_on
+
+
 _VALUE_RULES: Final = (
-    _wrong_sign, _missing_value, _word_behind_number, _unit_behind_name, _missing_separator, _string_behind_name,
-    _point, _comment_sign,
+    _wrong_sign, _missing_value, _word_behind_number, _unit_behind_name, _comment_of_words, _missing_separator,
+    _string_behind_name, _point, _comment_sign,
 )  # fmt: skip

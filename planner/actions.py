@@ -5,7 +5,7 @@ from typing import Any
 from ..dsl.schema.actions import Action, CheckpointAction, EvalAction, GenerateAction, LogAction
 from ..dsl.schema.setting import Auto
 from .builder import Builder
-from .estimates import checkpoint_bytes
+from .inventory import checkpoint_bytes
 from .plan import NodeKind
 from .resolved import Resolved
 from .units import bytes_text, plural

@@ -26,7 +26,7 @@ class Sheet:
     network: float
 
 
-GB: Final = 10**9
+GB: Final = 1e9
 SHEETS: Final[dict[str, Sheet]] = {
     "a100": Sheet(
         memory=80 * 2**30, flops={"bf16": 312e12, "fp32": 19.5e12, "fp64": 19.5e12}, link=300 * GB, network=25 * GB
@@ -64,8 +64,8 @@ def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -
         memory_bytes=int(given.memory.value) if isinstance(given.memory, Quantity) else sheet and sheet.memory,
         flops=sheet and sheet.flops[compute] if isinstance(given.flops, Auto) else given.flops,
         efficiency=(low, high),
-        link=given.link.value if isinstance(given.link, Quantity) else sheet and sheet.link,
-        network=given.network.value if isinstance(given.network, Quantity) else sheet and sheet.network,
+        link=float(given.link.value) if isinstance(given.link, Quantity) else sheet and sheet.link,
+        network=float(given.network.value) if isinstance(given.network, Quantity) else sheet and sheet.network,
         price=given.price,
     )
 

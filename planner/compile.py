@@ -8,14 +8,16 @@ from ..dsl.diagnostics import Diagnostics
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .cluster import device_kind, resolve_cluster
+from .cost_rules import check_costs
 from .data_rules import portable
-from .estimates import count_parameters, estimate
+from .estimates import estimate
 from .examine import Sound, examine
 from .findings import Findings
 from .graph import build_graph
 from .identity import config_id
+from .inventory import count_parameters
 from .layout import Layout
-from .plan import Plan
+from .plan import Cluster, Estimates, Plan
 from .premises import Verdicts
 from .provenance import derived_provenance, merge, settings_provenance
 from .resolved import Resolved, resolve_formats
@@ -54,30 +56,55 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "") -
     return Compiled(plan, found.diagnostics)
 
 
-def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan:
-    shape, layout, batch, schedule = sound.shape, sound.layout, sound.batch, sound.schedule
-    arch, mesh = shape.architecture, layout.mesh
-    formats = resolve_formats(spec.precision, spec.parallel)
-    inventory = count_parameters(arch)
-    cuts = cuts_of(spec.parallel, mesh, arch)
-    ranks = mesh.world_size // mesh.size("pp")
-    estimates = estimate(
-        arch, inventory, cuts, sound.staging.pipeline, batch, params_format=formats.params, ranks=ranks
-    )
-    run = Resolved(
+@frozen
+class Appraisal:
+    """What a spec would cost, without the rest of its plan; None with at least one error among the diagnostics."""
+
+    estimates: Estimates | None
+    diagnostics: Diagnostics
+
+
+def appraise(spec: Spec, world: int | None = None) -> Appraisal:
+    """The estimates of `compile_plan`, some times as fast, for who compares many layouts."""
+    found = Verdicts(spec)
+    sound = examine(spec, world, found)
+    if sound is None:
+        return Appraisal(None, found.diagnostics)
+    run = resolve(spec, sound)
+    return Appraisal(estimate(run, cluster_of(run)), found.diagnostics)
+
+
+def resolve(spec: Spec, sound: Sound) -> Resolved:
+    """The spec with nothing left to choose."""
+    arch, mesh = sound.shape.architecture, sound.layout.mesh
+    return Resolved(
         spec=spec,
         architecture=arch,
-        layout=layout,
-        batch=batch,
+        layout=sound.layout,
+        batch=sound.batch,
         training=sound.training,
-        formats=formats,
-        inventory=inventory,
-        cuts=cuts,
+        formats=resolve_formats(spec.precision, spec.parallel),
+        inventory=count_parameters(arch),
+        cuts=cuts_of(spec.parallel, mesh, arch),
         staging=sound.staging,
     )
-    graph = build_graph(run, schedule, estimates.flops_per_step)
+
+
+def cluster_of(run: Resolved) -> Cluster:
+    """The machines under a run."""
+    return resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
+
+
+def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan:
+    run = resolve(spec, sound)
+    layout, mesh, batch, schedule = sound.layout, sound.layout.mesh, sound.batch, sound.schedule
+    arch, formats = run.architecture, run.formats
+    cluster = cluster_of(run)
+    estimates = estimate(run, cluster)
+    estimates = check_costs(run, cluster, estimates, found, lambda other: appraise(other, mesh.world_size).estimates)
+    graph = build_graph(run, schedule, estimates)
     found.passed("graph", graph.proof)
-    derived = derived_provenance(spec, arch, shape.reasons, layout, batch, formats, schedule, sound.staging)
+    derived = derived_provenance(run, sound.shape.reasons, schedule)
     plan = Plan(
         name=spec.experiment.name,
         spec=spec.path,
@@ -88,13 +115,13 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
         nodes=graph.nodes,
         edges=graph.edges,
         timeline=graph.timeline,
-        parameters=inventory,
+        parameters=run.inventory,
         estimates=estimates,
         provenance=merge(settings_provenance(spec), derived),
         checks=tuple(found.checks),
         workspace=_workspace(spec),
         launch=_launch(spec, layout),
-        cluster=resolve_cluster(spec, formats.compute, layout.nodes, mesh.ranks_per_node),
+        cluster=cluster,
         config_id=config_id(spec, arch, batch, formats, run.align),
     )
     return evolve(plan, id=plan_id(plan))

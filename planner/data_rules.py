@@ -1,8 +1,10 @@
 """Rules about data: which dataset is trained on, whether evaluations can be made, the order of the collate chain."""
 
 import os
+from functools import partial
 from glob import iglob
 
+from ..dsl.fixes import renamed
 from ..dsl.schema.actions import EvalAction
 from ..dsl.schema.data import Dataset, Flatten, Link, Pack, PythonStdlib, Shard, ShiftTokens, ToTensor
 from ..dsl.schema.setting import AUTO, Auto
@@ -88,8 +90,11 @@ def _check_files(spec: Spec, found: Findings) -> None:
 
 
 def _matches(pattern: str) -> bool:
-    # Path.glob refuses absolute patterns.
-    return next(iglob(pattern, recursive=True), None) is not None  # noqa: PTH207
+    try:
+        # Path.glob refuses absolute patterns.
+        return next(iglob(pattern, recursive=True), None) is not None  # noqa: PTH207
+    except ValueError:  # a zero byte, which no path has
+        return False
 
 
 def _check_evaluations(spec: Spec, found: Findings) -> None:
@@ -99,7 +104,8 @@ def _check_evaluations(spec: Spec, found: Findings) -> None:
         if dataset is None:
             known = ", ".join(spec.datasets) or "none"
             hint = did_you_mean(name, spec.datasets) or f"datasets of this spec: {known}"
-            found.fail(rule, "X501", path, f"eval of unknown dataset `{name}`", hint)
+            mend = partial(renamed, word=name, candidates=spec.datasets)
+            found.fail(rule, "X501", path, f"eval of unknown dataset `{name}`", hint, mend)
         elif dataset.holdout.fraction == 0:
             hint = f"write `holdout = 1%` in `dataset {name}`"
             found.fail(rule, "X504", path, f"eval of `{name}`, which holds nothing out", hint)

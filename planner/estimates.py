@@ -1,112 +1,109 @@
-"""What a run costs, in closed forms: parameters, floating-point operations, bytes of model state and checkpoints."""
+"""What a step costs on the ranks of every pipeline coordinate, and how long it takes: closed forms, put together."""
 
-from .architecture import Architecture, ParameterSpec, block_parameters, parameters
-from .arithmetic import Arithmetic
-from .plan import Estimates, Memory, Parameters, RankClass
-from .sharding import EMBEDDING, HEAD, Cuts
-from .stages import Pipeline
+from typing import Final
 
-BYTES = {"fp64": 8, "fp32": 4, "bf16": 2}
+from attrs import evolve
 
-SOURCES = {
+from .bubble import bubble
+from .inventory import block_matmul_parameters, checkpoint_bytes, flops_per_token
+from .memory import memory_of, stage_plays
+from .plan import Cluster, Estimates, RankClass, Traffic
+from .replay import second_run
+from .reserve import reserve_of
+from .resolved import Resolved
+from .stage_play import StagePlay
+from .times import is_exposed, predict, timed
+from .traffic import Wires, wires_of
+
+SOURCES: Final = {
     "flops_per_token": "6 · parameters in matrix products + 12 · layers · heads · head_dim · sequence; the embedding "
     "table left out, the head counted, experts by those a token uses, no discount for causality, recomputation not "
     "counted (PaLM, arXiv 2204.02311, appendix B)",
-    "memory": "parameters, gradients and two AdamW moments in the format of the parameters, cut by tp, fsdp and ep; "
-    "of the ranks of a pipeline coordinate the one with the largest pieces (ZeRO stage 3, arXiv 1910.02054)",
+    "memory": "what the modules of the runtime keep, and the order in which a step makes and frees it, counted; each "
+    "row one document, routing even; of the ranks of a pipeline coordinate the one with the largest pieces. "
+    "torch.compile is planned as without it",
+    "reserve": "on cuda: context, libraries and what the allocator cannot use",
+    "communication": "the collectives of the runtime, counted; seconds by ring algorithms at the speed of the slowest "
+    "link of the axis",
+    "times": "operations at the efficiency of `cluster`, waiting for exposed calls, and the bubble of the schedule",
     "checkpoint_bytes": "parameters and two moments in the format of the parameters",
 }
 
 
-def count_parameters(architecture: Architecture) -> Parameters:
-    """The inventory. A token uses all parameters but the experts it is not sent to."""
-    tensors = tuple(parameters(architecture))
-    total = sum(tensor.size for tensor in tensors)
-    experts = sum(tensor.size for tensor in tensors if tensor.expert)
-    active = total
-    if architecture.is_moe:
-        active -= experts // architecture.experts * (architecture.experts - architecture.experts_per_token)
-    return Parameters(total=total, active=active, tensors=tensors)
-
-
-def matmul_parameters(architecture: Architecture) -> int:
-    """Weights a token is multiplied with: matrices of blocks and the head, tied or not; no lookup, no norms."""
-    return architecture.layers * block_matmul_parameters(architecture) + architecture.vocab * architecture.dim
-
-
-def block_matmul_parameters(architecture: Architecture) -> int:
-    """Those of one block; of the routed experts, as many as a token is sent to."""
-    return sum(
-        tensor.size * architecture.experts_per_token // architecture.experts if tensor.expert else tensor.size
-        for tensor in block_parameters(architecture)
-        if len(tensor.shape) > 1
-    )
-
-
-def flops_per_token(architecture: Architecture, sequence: int) -> int:
-    """Training FLOPs of one token (forward 2, backward 4 a weight); see SOURCES."""
-    attention = 12 * architecture.layers * architecture.heads * architecture.head_dim * sequence
-    return 6 * matmul_parameters(architecture) + attention
-
-
-def estimate(
-    architecture: Architecture,
-    inventory: Parameters,
-    cuts: Cuts,
-    pipeline: Pipeline,
-    batch: Arithmetic,
-    *,
-    params_format: str,
-    ranks: int,
-) -> Estimates:
-    """All estimates of a run, once for each pipeline coordinate, which has `ranks` ranks."""
-    width = BYTES[params_format]
-    per_token = flops_per_token(architecture, batch.sequence)
+def estimate(run: Resolved, cluster: Cluster) -> Estimates:
+    """All estimates of a run."""
+    per_token = flops_per_token(run.architecture, run.batch.sequence)
+    tokens = run.batch.tokens_per_step
+    stages = stage_plays(run, cluster)
+    classes, flops = _classes(run, cluster, stages), per_token * tokens
+    share = bubble(run.spec.parallel.pp.schedule, run.pipeline, run.batch.accumulate, *_works(run, stages))
+    world = run.layout.mesh.world_size
     return Estimates(
-        tokens_per_step=batch.tokens_per_step,
+        tokens_per_step=tokens,
         flops_per_token=per_token,
-        flops_per_step=per_token * batch.tokens_per_step,
-        checkpoint_bytes=checkpoint_bytes(inventory, params_format),
-        classes=tuple(_classes(architecture, inventory, cuts, pipeline, width, ranks)),
-        times=None,
+        flops_per_step=flops,
+        checkpoint_bytes=checkpoint_bytes(run.inventory, run.formats.params),
+        classes=classes,
+        bubble=share,
+        times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops),
         sources=SOURCES,
     )
 
 
-def checkpoint_bytes(inventory: Parameters, params_format: str) -> int:
-    """Bytes of a full checkpoint over all ranks; see SOURCES."""
-    return 3 * BYTES[params_format] * inventory.total
+def _classes(run: Resolved, cluster: Cluster, stages: list[list[StagePlay]]) -> tuple[RankClass, ...]:
+    memory, wires = memory_of(run, stages), wires_of(run, stages)
+    ranks = run.layout.mesh.world_size // run.size("pp")
+    found = []
+    for pp, own in enumerate(stages):
+        flops = _flops(run, pp)
+        found.append(
+            RankClass(
+                pp=pp,
+                ranks=ranks,
+                memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
+                traffic=timed(_traffic(wires[pp]), run.layout.mesh, cluster),
+                flops=flops,
+                hardware_flops=flops + run.batch.accumulate * sum(map(_again, own)),
+            )
+        )
+    return tuple(found)
 
 
-def _classes(
-    architecture: Architecture, inventory: Parameters, cuts: Cuts, pipeline: Pipeline, width: int, ranks: int
-) -> list[RankClass]:
-    """Of every coordinate the first rank, whose pieces are the largest; `placement.held` has those of any rank."""
-    block = cuts.largest(block_tensors(inventory))  # all blocks are alike: count one, multiply
-    ends = {tensor.name: tensor for tensor in inventory.tensors if not tensor.name.startswith("layers.")}
-    classes = []
-    for pp, blocks in enumerate(pipeline.blocks()):
-        elements = block * blocks + cuts.largest(ends[name] for name in end_names(architecture, pipeline, pp))
-        memory = Memory(parameters=width * elements, gradients=width * elements, optimizer=2 * width * elements)
-        classes.append(RankClass(pp=pp, ranks=ranks, memory=memory))
-    return classes
+def _traffic(wires: Wires) -> tuple[Traffic, ...]:
+    return tuple(
+        Traffic(
+            axis=axis, op=op, node=node, count=count, bytes=wires.bytes[axis, op, node], exposed=is_exposed(op, node)
+        )
+        for (axis, op, node), count in sorted(wires.counts.items())
+    )
 
 
-def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:
-    """The parameters besides blocks on a coordinate, in the order of the inventory.
-
-    A tied head on another rank than the embedding is a copy of it under the same name.
-    """
-    names = []
-    if pipeline.holds_first(pp) or (architecture.tie_embeddings and pipeline.holds_last(pp)):
-        names.append(f"{EMBEDDING}.weight")
-    if pipeline.holds_last(pp):
-        names.append("norm.weight")
-        if not architecture.tie_embeddings:
-            names.append(f"{HEAD}.weight")
-    return names
+def _flops(run: Resolved, pp: int) -> int:
+    """Of a step on one rank of a coordinate, without what is computed again; its ranks share the work evenly."""
+    arch = run.architecture
+    block = 6 * block_matmul_parameters(arch) + 12 * arch.heads * arch.head_dim * run.batch.sequence
+    token = block * run.pipeline.blocks()[pp]
+    if run.pipeline.holds_last(pp):
+        token += 6 * arch.vocab * arch.dim
+    return token * run.batch.tokens_per_step * run.size("pp") // run.layout.mesh.world_size
 
 
-def block_tensors(inventory: Parameters) -> list[ParameterSpec]:
-    """The parameters of one block."""
-    return [t for t in inventory.tensors if t.name.startswith("layers.0.")]
+def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], list[float]]:
+    """Operations of the forward of every stage, and of what its backward computes a second time."""
+    by_stage = {each.stage: each for own in stages for each in own}
+    block = sum(op.flops for op in stages[0][0].plays.tape.ops)
+    works, again = [], []
+    for stage in range(len(run.pipeline.spans)):
+        play = by_stage[stage]
+        head = 2 * play.local.tokens * play.local.vocab * play.local.dim if play.predicts else 0
+        works.append(float(block * len(play.blocks) + head))
+        again.append(float(_again(play)))
+    return works, again
+
+
+def _again(stage: StagePlay) -> int:
+    """Operations of forwards that the backward of one microbatch runs a second time."""
+    recompute = stage.plays.recompute
+    if recompute is None:
+        return 0
+    return sum(stage.blocks) * sum(op.flops for op in second_run(stage.plays.tape, recompute))

@@ -1,8 +1,10 @@
 """`Findings`: collects the verdict of every rule that is checked, so that a spec hears of all its mistakes at once."""
 
+from collections.abc import Callable
 from typing import Literal
 
-from ..dsl.diagnostics import Diagnostic, Diagnostics
+from ..dsl.diagnostics import Diagnostic, Diagnostics, Fix
+from ..dsl.source import Span
 from ..dsl.spec import Origin, Spec
 from .plan import Check
 
@@ -40,22 +42,35 @@ class Findings:
         """The rule cannot be decided before the run."""
         self.checks.append(Check(id=rule, status="unknown", evidence=evidence))
 
-    def fail(self, rule: str, code: str, path: str, message: str, hint: str) -> None:
-        """The rule is broken: `message` names the field and the numbers, `hint` a value that would work."""
-        self._report(rule, "error", code, path, message, hint)
+    def fail(
+        self, rule: str, code: str, path: str, message: str, hint: str, mend: Callable[[Span], Fix | None] | None = None
+    ) -> None:
+        """The rule is broken: `message` names the field and the numbers, `hint` a value that would work.
+
+        mend: what to write in the place of what stands at the path, where that is certain.
+        """
+        self._report(rule, "error", code, path, message, hint, mend)
 
     def warn(self, rule: str, code: str, path: str, message: str, hint: str) -> None:
         """The plan can be made, but the user should know."""
         self._report(rule, "warning", code, path, message, hint)
 
     def _report(
-        self, rule: str, severity: Literal["error", "warning"], code: str, path: str, message: str, hint: str
+        self,
+        rule: str,
+        severity: Literal["error", "warning"],
+        code: str,
+        path: str,
+        message: str,
+        hint: str,
+        mend: Callable[[Span], Fix | None] | None = None,
     ) -> None:
         origin = origin_of(self._spec, path)
         span = origin.span if origin else None
         notes = origin.notes if origin else ()
+        fix = mend(span) if mend is not None and span is not None else None
         self.diagnostics.add(
-            Diagnostic(severity=severity, code=code, message=message, span=span, hint=hint, notes=notes)
+            Diagnostic(severity=severity, code=code, message=message, span=span, hint=hint, notes=notes, fix=fix)
         )
         check = Check(
             id=rule,

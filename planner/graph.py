@@ -12,7 +12,7 @@ from .data_nodes import add_data
 from .learning_rate import scheduler_args
 from .mesh import AXES
 from .model_nodes import add_model
-from .plan import Edge, Node, Timeline
+from .plan import Edge, Estimates, Node, Timeline
 from .resolved import Resolved
 from .step_nodes import add_step
 from .timeline import Schedule, lay_timeline
@@ -31,7 +31,7 @@ class Graph:
     proof: str
 
 
-def build_graph(run: Resolved, schedule: Schedule, flops_per_step: int) -> Graph:
+def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Graph:
     """Put the plan together; features that are off have no node. Raises GraphError for a mistake of the planner."""
     graph = Builder()
     _bootstrap(graph, run)
@@ -40,7 +40,7 @@ def build_graph(run: Resolved, schedule: Schedule, flops_per_step: int) -> Graph
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
     resume = _resume(graph, run, loader, optimizer, scheduler)
-    last = add_step(graph, run, resume, flops_per_step)
+    last = add_step(graph, run, resume, estimates)
     first_tick = len(graph.nodes)
     timeline = lay_timeline(schedule, run.batch, ActionNodes(graph, run, last))
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))

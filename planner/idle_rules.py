@@ -23,7 +23,7 @@ def check_idle(spec: Spec, layout: Layout, found: Findings) -> None:
             for name in names:
                 _warn(spec, f"parallel.{axis}.{name}", f"{axis} is 1", f"leave it out, or use {axis} 2", found)
     if spec.parallel.stack != "ddp" and not _shards(spec, layout):
-        for name in ("reduce", "reshard"):
+        for name in ("reduce", "reshard", "sync"):
             _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)
 
 

@@ -4,7 +4,7 @@ What makes and reads plans is imported when there is one: a spec is checked with
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 def plan_from_path(path: str | Path, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
     """Compile a spec, or read a saved plan (`*.json`), which takes neither `sets` nor another `world`."""
-    if str(path).endswith(".json"):
+    if is_saved(path):
         return _saved(Path(path), sets, world)
     return plan_from_spec(path, sets, world)
+
+
+def is_saved(path: str | Path) -> bool:
+    """Whether a path names a saved plan, by its ending."""
+    return str(path).endswith(".json")
 
 
 def plan_from_spec(path: str | Path, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
@@ -29,9 +34,17 @@ def plan_from_spec(path: str | Path, sets: Sequence[str] = (), world: int | None
 
     Never raises for what a user wrote: it stands in the diagnostics, in source order.
     """
+    return _compiled(load_spec(path, sets), world)
+
+
+def plan_from_text(text: str, name: str, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
+    """The same for a spec that is no file, as the one a plan carries; `name` stands for its path in diagnostics."""
+    return _compiled(load_spec(name, sets, {name: text}), world)
+
+
+def _compiled(loaded: Loaded, world: int | None) -> "Compiled":
     from .compile import Compiled, compile_plan
 
-    loaded = load_spec(path, sets)
     if loaded.spec is None:
         return Compiled(None, _said(loaded, world))
     compiled = compile_plan(loaded.spec, world=world, spec_text=loaded.resolved_text())
@@ -41,9 +54,9 @@ def plan_from_spec(path: str | Path, sets: Sequence[str] = (), world: int | None
     return Compiled(None if merged.has_errors else compiled.plan, merged)
 
 
-def check_from_spec(path: str | Path, sets: Sequence[str] = ()) -> Diagnostics:
-    """All that is to be said about the spec at `path`, from its syntax to its topology."""
-    return _said(load_spec(path, sets), None)
+def check_from_spec(path: str | Path, sets: Sequence[str] = (), texts: Mapping[str, str] | None = None) -> Diagnostics:
+    """All that is to be said about the spec at `path`, from its syntax to its topology. texts: as in `load_spec`."""
+    return _said(load_spec(path, sets, texts), None)
 
 
 def load_plan(path: str | Path) -> "Plan":

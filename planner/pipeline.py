@@ -6,8 +6,8 @@ from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .architecture import Architecture
 from .arithmetic import Arithmetic
-from .estimates import block_matmul_parameters
 from .findings import Findings
+from .inventory import block_matmul_parameters
 from .layout import Layout
 from .mesh import nearest_multiples
 from .stages import Pipeline, balance, pipeline_of

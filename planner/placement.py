@@ -9,10 +9,11 @@ from math import prod
 from typing import Any
 
 from .architecture import ParameterSpec
-from .estimates import BYTES, end_names
+from .inventory import end_names
 from .plan import Mesh, Plan
 from .sharding import Cuts, Place
 from .stages import Pipeline
+from .units import BYTES
 
 STATES = 4  # parameters, gradients, two moments: all in the format of the parameters
 

@@ -13,6 +13,7 @@ FORMAT = 3
 
 NodeKind = Literal["setup", "collate", "step", "tick", "event", "shutdown"]
 Status = Literal["pass", "warn", "fail", "unknown"]
+TrafficOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]
 
 
 @frozen(kw_only=True)
@@ -140,15 +141,17 @@ class Memory:
     """Bytes on one rank, by what they are for.
 
     parameters, gradients, optimizer: what the rank owns; in host memory if `offloaded`. unsharded: parameters that
-    fsdp has gathered, as many as are alive at once. activations: what forwards have left for backwards, of all
-    microbatches in flight. loss: what the head's forward leaves. working: the most that is alive beside all this,
-    while a block or a piece of the loss is computed. reserve: what libraries and the allocator need, from outside.
+    fsdp has gathered, as many as are alive at once. unreduced: whole gradients that fsdp adds up over microbatches
+    before it exchanges them. activations: what forwards have left for backwards, of all microbatches in flight. loss:
+    what the head's forward leaves. working: the most that is alive beside all this, while a block or a piece of the
+    loss is computed. reserve: what libraries and the allocator need, from outside.
     """
 
     parameters: int
     gradients: int
     optimizer: int
     unsharded: int = 0
+    unreduced: int = 0
     activations: int = 0
     loss: int = 0
     working: int = 0
@@ -163,7 +166,8 @@ class Memory:
     def total_bytes(self) -> int:
         """On the device, at the peak of a step."""
         states = 0 if self.offloaded else self.states
-        return states + self.unsharded + self.activations + self.loss + self.working + self.reserve
+        gathered = self.unsharded + self.unreduced
+        return states + gathered + self.activations + self.loss + self.working + self.reserve
 
 
 @frozen(kw_only=True)
@@ -175,7 +179,7 @@ class Traffic:
     """
 
     axis: str
-    op: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]
+    op: TrafficOp
     node: str
     count: int
     bytes: int
@@ -202,13 +206,12 @@ class RankClass:
 class Times:
     """Seconds of one step on the slowest rank, and what follows; `step` is the likely one between `fast` and `slow`.
 
-    computing: products at the likely efficiency. exposed: communication nothing is computed beside. bubble: share of
-    the step in which a pipeline rank waits. mfu: operations without recomputation, against what devices could do.
+    computing: products at the likely efficiency. exposed: communication nothing is computed beside. mfu: operations
+    without recomputation, against what devices could do.
     """
 
     computing: float
     exposed: float
-    bubble: float
     step: float
     fast: float
     slow: float
@@ -217,16 +220,31 @@ class Times:
 
 
 @frozen(kw_only=True)
+class Remedy:
+    """Settings (`--set` texts) with which the fullest rank would hold `memory_bytes`, and a step take `seconds`."""
+
+    sets: tuple[str, ...]
+    memory_bytes: int
+    seconds: float | None
+
+
+@frozen(kw_only=True)
 class Estimates:
-    """Closed forms; `sources` says where each formula comes from. times: None where the cluster is not known."""
+    """Closed forms; `sources` says where each formula comes from.
+
+    bubble: share of a step in which the busiest rank of a pipeline waits. times: None where the cluster is not known.
+    remedies: what would make the plan fit, where it does not.
+    """
 
     tokens_per_step: int
     flops_per_token: int
     flops_per_step: int
     checkpoint_bytes: int
     classes: tuple[RankClass, ...]
+    bubble: float
     times: Times | None
     sources: dict[str, str]
+    remedies: tuple[Remedy, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -263,10 +281,25 @@ class Check:
 
 
 @frozen(kw_only=True)
+class Made:
+    """How a plan that is saved was made, so that a change of the spec or of the code is seen before it is run.
+
+    sets: the `--set` texts. world: that of `--world`, None where the spec says it. version, source: of xtrain, and the
+    fingerprint of its source files.
+    """
+
+    sets: tuple[str, ...]
+    world: int | None
+    version: str
+    source: str
+
+
+@frozen(kw_only=True)
 class Plan:
     """Everything a run does. `id` hashes the whole content, `config_id` what makes it this experiment and no other.
 
-    traced: one rank of every pipeline coordinate, where it was asked for; no part of what is done, nor of the id.
+    traced: one rank of every pipeline coordinate, where it was asked for; made: where the plan was saved. Both are no
+    part of what is done, nor of the id.
     """
 
     name: str
@@ -288,6 +321,7 @@ class Plan:
     config_id: str
     id: str = ""
     traced: tuple[Traced, ...] = ()
+    made: Made | None = None
 
     def node(self, node_id: str) -> Node:
         return next(n for n in self.nodes if n.id == node_id)

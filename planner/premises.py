@@ -4,11 +4,13 @@ With one setting in doubt, because its own mistake has been reported, an error t
 for it would send the user after a mistake nobody made.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from typing import Final, Literal
 
+from ..dsl.diagnostics import Fix
 from ..dsl.schema.setting import Auto
+from ..dsl.source import Span
 from ..dsl.spec import Spec
 from .findings import Findings
 
@@ -46,6 +48,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "mesh.pp.costs": ("parallel.pp.size", "parallel.pp.layers", "parallel.pp.embedding_cost", "parallel.pp.head_cost"),
     "mesh.pp.microbatches": ("parallel.pp.size", "parallel.pp.schedule", "{accumulate}"),
     "mesh.pp.reshard": ("parallel.pp.size", "parallel.pp.schedule", "parallel.fsdp.reshard"),
+    "mesh.pp.sync": ("parallel.pp.size", "parallel.fsdp.sync"),
     "mesh.pp.tied": ("parallel.pp.size", "parallel.pp.schedule", "model.tie_embeddings"),
     "mesh.pp.compile": ("parallel.pp.size", "parallel.pp.schedule", "compile.mode"),
     "mesh.offload": ("parallel.fsdp.offload", "launch.device", "cluster.preset"),
@@ -73,12 +76,19 @@ class Verdicts(Findings):
         self.doubts |= frozenset(paths)
 
     def _report(
-        self, rule: str, severity: Literal["error", "warning"], code: str, path: str, message: str, hint: str
+        self,
+        rule: str,
+        severity: Literal["error", "warning"],
+        code: str,
+        path: str,
+        message: str,
+        hint: str,
+        mend: Callable[[Span], Fix | None] | None = None,
     ) -> None:
         if self.doubts and any(in_doubt(premise, self.doubts) for premise in premises(rule, self._spec)):
             self.unknown(rule, "it rests on a setting that is wrong")
         else:
-            super()._report(rule, severity, code, path, message, hint)
+            super()._report(rule, severity, code, path, message, hint, mend)
 
 
 def in_doubt(premise: str, doubts: frozenset[str]) -> bool:

@@ -11,13 +11,11 @@ from ..dsl.schema.data import Shard
 from ..dsl.schema.setting import Auto, settings_of
 from ..dsl.spec import Spec
 from .architecture import Architecture
-from .arithmetic import Arithmetic
 from .data_rules import alignment
-from .layout import Layout
-from .pipeline import Staging
 from .plan import Provenance
-from .resolved import Formats, resolve_align, resolve_chain, resolve_save
+from .resolved import Resolved, resolve_align, resolve_chain, resolve_save
 from .timeline import Schedule
+from .units import bytes_text
 
 AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
 
@@ -109,17 +107,9 @@ def spell(value: Any) -> str:
     return f"{name}({', '.join(spell(pattern) for pattern in patterns)})" if patterns else name
 
 
-def derived_provenance(
-    spec: Spec,
-    architecture: Architecture,
-    shape_reasons: dict[str, str],
-    layout: Layout,
-    batch: Arithmetic,
-    formats: Formats,
-    schedule: Schedule,
-    staging: Staging,
-) -> list[Provenance]:
+def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: Schedule) -> list[Provenance]:
     """What the planner worked out: entries that stand in for `auto`, and numbers no setting has."""
+    spec, architecture, layout, batch, formats = run.spec, run.architecture, run.layout, run.batch, run.formats
     values: dict[str, Any] = {
         "parallel.fsdp.size": layout.size("fsdp"),
         "parallel.fsdp.replicate": layout.size("replicate"),
@@ -141,8 +131,11 @@ def derived_provenance(
         reasons["precision.compute"] = "the format of the parameters"
     if spec.parallel.fsdp.reduce == "auto":
         reasons["parallel.fsdp.reduce"] = "the format of the parameters"
-    chosen = {**{path: (_value(path, architecture, values), how) for path, how in reasons.items()}, **staging.reasons}
-    chosen |= _parallel_choices(spec, layout)
+    chosen = {
+        **{path: (_value(path, architecture, values), how) for path, how in reasons.items()},
+        **run.staging.reasons,
+    }
+    chosen |= _parallel_choices(run)
     found = []
     for path, (value, how) in chosen.items():
         found.append(Provenance(path=path, value=spell(value), origin="derived", how=how))
@@ -155,9 +148,9 @@ def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any
     return getattr(architecture, path.removeprefix("model.")) if path.startswith("model.") else values[path]
 
 
-def _parallel_choices(spec: Spec, layout: Layout) -> dict[str, tuple[Any, str]]:
-    """What follows from context and pipeline axes, where there are any."""
-    ring, pp = layout.size("ring"), layout.size("pp")
+def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
+    """What follows from axes that have more than one rank."""
+    spec, layout, ring, pp = run.spec, run.layout, run.size("ring"), run.size("pp")
     found: dict[str, tuple[Any, str]] = {}
     if ring > 1 and isinstance(alignment(spec), Auto):
         found["collate.pack.align"] = (resolve_align(spec, ring), f"2 · ring {ring} chunks of each document")
@@ -165,11 +158,22 @@ def _parallel_choices(spec: Spec, layout: Layout) -> dict[str, tuple[Any, str]]:
     if chain != spec.collate:
         why = f"rows are sharded over cp {spec.parallel.cp.size}" if Shard() in chain else "cp is 1"
         found["collate"] = (chain, why)
+    if spec.parallel.fsdp.sync == "auto" and run.dense_fsdp:
+        found["parallel.fsdp.sync"] = (run.sync, _why_sync(run))
     if pp > 1 and isinstance(spec.parallel.fsdp.reshard, Auto):
         found["parallel.fsdp.reshard"] = (False, "a pipeline comes back to a block once for each microbatch")
     if spec.activation.mode == "selective" and isinstance(spec.activation.save, Auto):
         found["activation.save"] = (resolve_save(spec, layout), "what is dear to compute, or to send, again")
     return found
+
+
+def _why_sync(run: Resolved) -> str:
+    if run.size("pp") > 1:
+        return "the schedule of a pipeline sums once a step"
+    if run.batch.accumulate == 1:
+        return "a step has one microbatch"
+    whole = bytes_text(run.whole_gradients)
+    return f"{whole} of whole gradients {'are cheap to keep' if run.sync == 'step' else 'would be kept until then'}"
 
 
 def merge(stated: list[Provenance], derived: list[Provenance]) -> tuple[Provenance, ...]:

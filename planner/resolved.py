@@ -16,6 +16,7 @@ from .pipeline import Staging
 from .plan import Parameters
 from .sharding import Cuts, shard_axes
 from .stages import Pipeline
+from .units import BYTES
 
 
 @frozen(kw_only=True)
@@ -53,6 +54,9 @@ def resolve_reshard(parallel: Parallel, pp: int) -> bool:
     """Pipelines run other microbatches between a block's forward and its backward, and would gather anew for each."""
     reshard = parallel.fsdp.reshard
     return pp == 1 if isinstance(reshard, Auto) else reshard
+
+
+LARGEST_WHOLE_GRADIENTS = 2**30
 
 
 def resolve_save(spec: Spec, layout: Layout) -> tuple[str, ...]:
@@ -129,6 +133,23 @@ class Resolved:
     @property
     def reshard(self) -> bool:
         return resolve_reshard(self.spec.parallel, self.size("pp"))
+
+    @property
+    def sync(self) -> str:
+        """`step` or `microbatch`: when gradients that fsdp shards are summed."""
+        asked = self.spec.parallel.fsdp.sync
+        if asked != "auto":
+            return asked
+        once = self.batch.accumulate == 1 or self.size("pp") > 1 or not self.dense_fsdp
+        return "step" if once or self.whole_gradients <= LARGEST_WHOLE_GRADIENTS else "microbatch"
+
+    @property
+    def whole_gradients(self) -> int:
+        """Bytes of the gradients of one rank before they are summed and cut."""
+        blocks = [tensor for tensor in self.inventory.tensors if tensor.name.startswith("layers.0.")]
+        ends = [tensor for tensor in self.inventory.tensors if not tensor.name.startswith("layers.")]
+        elements = self.architecture.layers * self.cuts.gathered(blocks) + self.cuts.gathered(ends)
+        return BYTES[self.formats.reduce] * elements
 
     @property
     def align(self) -> int:

@@ -19,6 +19,7 @@ from .plan import (
     Cluster,
     Edge,
     Estimates,
+    Made,
     Mesh,
     Node,
     Parameters,
@@ -29,7 +30,7 @@ from .plan import (
 )
 
 # Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
-OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced")
+OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced", "made")
 
 
 # What follows from the content and is written for others to read.
@@ -76,6 +77,7 @@ def _content(plan: Plan) -> dict[str, Any]:
         "launch": plan.launch,
         "cluster": plain(plan.cluster),
         "traced": plain(plan.traced),
+        "made": plain(plan.made),
         "checks": plain(plan.checks),
         "provenance": plain(plan.provenance),
         "spec_text": plan.spec_text,
@@ -198,6 +200,7 @@ def _read(content: dict[str, Any]) -> Plan:
         launch=content["launch"],
         cluster=convert(content["cluster"], Cluster),
         traced=convert(content["traced"], tuple[Traced, ...]),
+        made=convert(content["made"], Made) if content["made"] else None,
         config_id=content["config_id"],
         id=content["id"],
     )

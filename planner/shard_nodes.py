@@ -3,9 +3,9 @@
 from typing import Any
 
 from .builder import Builder
-from .estimates import BYTES, block_tensors, end_names
+from .inventory import block_tensors, end_names
 from .resolved import Resolved
-from .units import bytes_text, count_text, plural
+from .units import BYTES, bytes_text, count_text, plural
 
 
 def add_sharding(graph: Builder, run: Resolved, last: str) -> str:

@@ -13,6 +13,7 @@ def check_stack(spec: Spec, found: Findings) -> None:
     if spec.parallel.stack == "ddp":
         _check_ddp(spec, found)
     _check_zero_bubble(spec, found)
+    _check_sync(spec, found)
     _check_offload(spec, found)
 
 
@@ -37,6 +38,8 @@ def _check_ddp(spec: Spec, found: Findings) -> None:
         _refuse_ddp(found, "fsdp.reduce", message, f"use reduce {formats.params}")
     if not isinstance(fsdp.reshard, Auto):
         _refuse_ddp(found, "fsdp.reshard", "stack ddp gathers nothing that reshard could free", "use reshard auto")
+    if fsdp.sync != "auto":
+        _refuse_ddp(found, "fsdp.sync", "stack ddp sums gradients once a step", "use sync auto")
     if fsdp.offload:
         _refuse_ddp(found, "fsdp.offload", "stack ddp keeps model states where they are used", "use offload false")
 
@@ -64,6 +67,12 @@ def _check_zero_bubble(spec: Spec, found: Findings) -> None:
     if pp.schedule == "zbv" and spec.model.tie_embeddings:
         message = "schedule zbv has the first and the last stage on one rank, and fsdp cannot shard one matrix in both"
         found.fail("mesh.pp.tied", "X416", "model.tie_embeddings", message, f"use tie_embeddings false, {others}")
+
+
+def _check_sync(spec: Spec, found: Findings) -> None:
+    if spec.parallel.pp.size != 1 and spec.parallel.fsdp.sync == "microbatch":
+        message = "schedules of torch sum the gradients of a stage once a step, and sync asks for every microbatch"
+        found.fail("mesh.pp.sync", "X427", "parallel.fsdp.sync", message, "use sync auto, or pp 1")
 
 
 def _check_offload(spec: Spec, found: Findings) -> None:

@@ -4,12 +4,13 @@ from typing import Any
 
 from .builder import Builder
 from .mesh import AXES
+from .plan import Estimates
 from .resolved import Resolved
 from .sharding import folded_axes
 from .units import count_text, flops_text, plural
 
 
-def add_step(graph: Builder, run: Resolved, after: str, flops_per_step: int) -> str:
+def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates) -> str:
     """Add the chain; the id of its last node."""
     spec, batch = run.spec, run.batch
     everyone = run.wide(*AXES)
@@ -31,12 +32,14 @@ def add_step(graph: Builder, run: Resolved, after: str, flops_per_step: int) -> 
     agree = "one all-reduce" if everyone else "count"
     then("step.agree", f"{agree}: valid tokens of the step, stop requests, clock", axes=everyone)
     then("step.zero_gradients", "release the gradients of the step before")
-    share = flops_per_step / run.layout.mesh.world_size
+    share = estimates.flops_per_step / run.layout.mesh.world_size
     does = f"{plural(batch.accumulate, 'microbatch')}, loss summed and divided by the tokens of the whole step"
-    op = "step.forward_backward"
+    op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}
     if run.size("pp") > 1:
-        op, does = "step.pipeline", f"{does}; {_bubble(run)}"
-    then(op, f"{does}; {flops_text(share)} a rank", {"accumulate": batch.accumulate}, everyone, "step.forward_backward")
+        op, args, does = "step.pipeline", {"accumulate": batch.accumulate}, f"{does}; bubble {estimates.bubble:.0%}"
+    elif run.sync == "microbatch":
+        does += ", gradients summed over ranks after each"
+    then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
     _add_syncs(run, then)
     clip = spec.optimizer.clip
     if clip is None:
@@ -67,13 +70,3 @@ def _add_syncs(run: Resolved, then: Any) -> None:
     if unfolded:
         does = f"sum gradients over {run.product(unfolded)}, which fsdp does not cover"
         then("step.context_grad_sync", does, {"axes": list(unfolded)}, unfolded)
-
-
-def _bubble(run: Resolved) -> str:
-    """What a pipeline leaves idle, of the time of a step: (p - 1) / (v · m + p - 1) for p ranks, m microbatches and v
-    stages on a rank (Narayanan et al., arXiv 2104.04473); zero-bubble schedules fill most of it."""
-    size, schedule = run.size("pp"), run.spec.parallel.pp.schedule
-    if schedule in ("zero_bubble", "zbv"):
-        return f"{schedule} fills the bubble with weight gradients"
-    turns = run.staging.stages_per_rank * run.batch.accumulate
-    return f"bubble {(size - 1) / (turns + size - 1):.0%}"

@@ -20,13 +20,13 @@ def tokenizer_size(source: str) -> int:
     if source == "bytes":
         return BYTES
     path = Path(source)
-    if path.is_dir():
-        path = path / "tokenizer.json"
     try:
+        if path.is_dir():
+            path = path / "tokenizer.json"
         content: Any = json.loads(path.read_bytes())
     except OSError as error:
         raise TokenizerUnreadable(f"{path.as_posix()}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerUnreadable(f"{path.as_posix()} is not JSON") from error
     try:
         vocabulary = content["model"]["vocab"]
@@ -34,5 +34,5 @@ def tokenizer_size(source: str) -> int:
         ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
         ids += [token["id"] for token in content.get("added_tokens") or ()]
         return int(max(ids)) + 1
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TokenizerUnreadable(f"{path.as_posix()} has no vocabulary") from error

@@ -70,7 +70,7 @@ class Executor:
             "datasets": {},
             "stages": [],
         }
-        self._order = _topological(plan)
+        self._order = topological(plan)
         self._finished = directory / "finished"
         self._under_way = ""
         self._bound: dict[str, StepCall] = {}
@@ -134,7 +134,7 @@ class Executor:
 
     def _execute(self, node: Node) -> None:
         """Run a node that acts at once, time it, and keep what it gives."""
-        operation = _operation(node)
+        operation = op_of(node)
         self._under_way = node.id
         self.records.event("setup_begin", step=self.progress.step, node=node.id)
         began = time.perf_counter()
@@ -210,7 +210,7 @@ class Executor:
         """The callable of a step, tick or event node, made once."""
         if node_id not in self._bound:
             node = self.plan.node(node_id)
-            self._bound[node_id] = _operation(node).bind(node, {**self.resources, "node_id": node_id})()
+            self._bound[node_id] = op_of(node).bind(node, {**self.resources, "node_id": node_id})()
         return self._bound[node_id]
 
     # the end --------------------------------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ class Executor:
         for node in self._order:
             # After a failure the other ranks may be gone: waiting for them would only hide what happened.
             if node.kind == "shutdown" and node.op in OPS and not (failed and node.op == "shutdown.leave"):
-                _operation(node).bind(node, {**self.resources, "node_id": node.id})()
+                op_of(node).bind(node, {**self.resources, "node_id": node.id})()
 
 
 def lost_a_peer(error: BaseException) -> bool:
@@ -250,13 +250,13 @@ def lost_a_peer(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and gone is not None
 
 
-def _operation(node: Node) -> Op:
+def op_of(node: Node) -> Op:
     if node.op not in OPS:
         raise PlanMismatch(f"node `{node.id}` needs op `{node.op}`, which this version of xtrain does not have")
     return OPS[node.op]
 
 
-def _topological(plan: Plan) -> list[Node]:
+def topological(plan: Plan) -> list[Node]:
     """Nodes in an order that respects every edge, the plan's own order where the edges leave a choice."""
     graph = nx.DiGraph()
     place = {node.id: number for number, node in enumerate(plan.nodes)}

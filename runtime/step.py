@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..planner.plan import Plan
+from .fake import numbers
 from .feed import Feed
 from .models.batch import ModelBatch
 from .models.parts import Parts
@@ -73,7 +74,7 @@ def agree(rank: Rank, requests: StopRequests, clocks: Clocks) -> StepCall:
         if rank.world_size > 1:
             shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
             dist.all_reduce(shared)
-            values = shared.tolist()
+            values = numbers(shared, [1.0] + [0.0] * (len(values) - 1))
         clocks.answer([value > 0 for value in values[1 + len(events) :]])
         step.valid_tokens = int(values[0])
         for event, count in zip(events, values[1:], strict=False):
@@ -94,11 +95,13 @@ def zero_gradients(optimizer: Optimizer) -> StepCall:
 
 
 @op("step.forward_backward")
-def forward_backward(model: Parts, rank: Rank, accumulate: int, ddp: DistributedDataParallel | None = None) -> StepCall:
+def forward_backward(
+    model: Parts, rank: Rank, accumulate: int, sync: str, ddp: DistributedDataParallel | None = None
+) -> StepCall:
     """Sum of token losses over the step's valid tokens, microbatch by microbatch.
 
-    The division is by the tokens of all ranks and microbatches, so gradients only ever add; ranks exchange them once,
-    in the backward of the last microbatch.
+    The division is by the tokens of all ranks and microbatches, so gradients only ever add. Ranks exchange them in the
+    backward of the last microbatch, and where `sync` is `microbatch` in that of every one.
     """
     whole = ddp or model.whole
 
@@ -107,7 +110,7 @@ def forward_backward(model: Parts, rank: Rank, accumulate: int, ddp: Distributed
         scale = 1.0 / step.valid_tokens
         sums: list[Tensor] = []
         for number, microbatch in enumerate(step.microbatches, start=1):
-            sync_gradients(whole, number == accumulate)
+            sync_gradients(whole, number == accumulate or sync == "microbatch")
             batch = ModelBatch.of(microbatch, rank.device)
             (whole(None, batch) * scale).sum().backward()
             assert batch.cross_entropy is not None

@@ -37,6 +37,12 @@ class Fsdp:
         default=AUTO,
         role=Role.MESH,
     )
+    sync: Literal["auto", "step", "microbatch"] = setting(
+        "when gradients are summed over ranks: once a step, whole ones kept until then, or after every microbatch; "
+        "auto: microbatch where a step has several, none is in a pipeline, and whole gradients exceed 1 GiB",
+        default="auto",
+        role=Role.MESH,
+    )
     offload: bool = setting(
         "keep parameters, gradients and optimizer state in host memory, for cuda", default=False, role=Role.MESH
     )

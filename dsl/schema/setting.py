@@ -1,6 +1,5 @@
 """`setting`: one field of a block, with everything the compiler, the docs and the editor need to know of it."""
 
-from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Final
 
@@ -42,15 +41,15 @@ class Required:
 class Setting:
     """Metadata of one field, stored under `attrs` metadata key `setting`.
 
-    doc: one line for people. units: the units a `Quantity` may have here. check: returns what is wrong with a value as
-    the end of a sentence ("must be above 0"), or None. role: see `Role`. example: a value as it is written in a spec.
+    doc: one line for people. units: the units a `Quantity` may have here. check: the range of the value.
+    role: see `Role`. example: a value as it is written in a spec.
     only: the block labels (a model family, a scheduler kind) that have this setting; empty means all of them.
     required_by: the labels that must give it although it has a default, which is what all other labels have.
     """
 
     doc: str
     units: tuple[str, ...] = ()
-    check: Callable[[Any], str | None] | None = None
+    check: "Range | None" = None
     role: Role = Role.EXPERIMENT
     only: tuple[str, ...] = ()
     required_by: tuple[str, ...] = ()
@@ -62,7 +61,7 @@ def setting(
     *,
     default: Any = attrs.NOTHING,
     units: tuple[str, ...] = (),
-    check: Callable[[Any], str | None] | None = None,
+    check: "Range | None" = None,
     role: Role = Role.EXPERIMENT,
     only: tuple[str, ...] = (),
     required_by: tuple[str, ...] = (),
@@ -78,41 +77,72 @@ def settings_of(block: type) -> dict[str, tuple[attrs.Attribute, Setting]]:
     return {a.name: (a, a.metadata["setting"]) for a in attrs.fields(block) if "setting" in a.metadata}
 
 
-# Checks ---------------------------------------------------------------------------------------------------------------
+# Ranges ---------------------------------------------------------------------------------------------------------------
 
 
-def _amount(value: Any) -> Any:
-    return getattr(value, "value", value)
+@attrs.frozen(kw_only=True)
+class Range:
+    """Which values are allowed: a function for the compiler, and data for the docs and for editors.
+
+    low and high belong to the range, above and below do not. percent: `high` bounds percentages only. count: the value
+    is a list of so many numbers.
+    """
+
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    below: float | None = None
+    percent: bool = False
+    count: int | None = None
+
+    def __call__(self, value: Any) -> str | None:
+        """What is wrong with a value, as the end of a sentence ("must be above 0"); None if nothing is."""
+        amounts = value if isinstance(value, tuple) else (getattr(value, "value", value),)
+        bounded = not self.percent or getattr(value, "unit", None) == "%"
+        if self.count in (None, len(amounts)) and all(self._holds(amount, bounded) for amount in amounts):
+            return None
+        if self.percent and bounded:
+            return f"must lie between {self.low:g}% and {self.high:g}%"
+        return f"must {self._must}"
+
+    def _holds(self, amount: float, bounded: bool) -> bool:
+        if (self.low is not None and amount < self.low) or (self.above is not None and amount <= self.above):
+            return False
+        if not bounded:
+            return True
+        return not (self.high is not None and amount > self.high) and not (
+            self.below is not None and amount >= self.below
+        )
+
+    @property
+    def _must(self) -> str:
+        if self.count is not None:
+            number = {2: "two"}.get(self.count, str(self.count))
+            return f"be {number} numbers from {self.low:g} up to, but not including, {self.below:g}"
+        if self.low is not None and self.high is not None and not self.percent:
+            return f"lie between {self.low:g} and {self.high:g}"
+        if self.above is not None:
+            return f"be above {self.above:g}"
+        return "not be negative" if self.low == 0 else f"be at least {self.low:g}"
+
+    @property
+    def words(self) -> str:
+        """The range for the docs: "above 0", "between 0.01 and 1", "0% to 100%"."""
+        if self.percent:
+            return f"{self.low:g}% to {self.high:g}%"
+        return self._must.removeprefix("be ").removeprefix("lie ").replace("not be", "not")
 
 
-def positive(value: Any) -> str | None:
-    return None if _amount(value) > 0 else "must be above 0"
+positive: Final = Range(above=0)
+not_negative: Final = Range(low=0)
+share: Final = Range(low=0, high=100, percent=True)  # a percentage, or an amount that is not negative
+momentum_pair: Final = Range(low=0, below=1, count=2)
 
 
-def not_negative(value: Any) -> str | None:
-    return None if _amount(value) >= 0 else "must not be negative"
+def at_least(bound: float) -> Range:
+    return Range(low=bound)
 
 
-def at_least(bound: float) -> Callable[[Any], str | None]:
-    return lambda value: None if _amount(value) >= bound else f"must be at least {bound:g}"
-
-
-def between(low: float, high: float) -> Callable[[Any], str | None]:
+def between(low: float, high: float) -> Range:
     """Both bounds belong to the range."""
-
-    def check(value: Any) -> str | None:
-        return None if low <= _amount(value) <= high else f"must lie between {low:g} and {high:g}"
-
-    return check
-
-
-def share(value: Any) -> str | None:
-    """A percentage from 0 to 100; other units must not be negative."""
-    if getattr(value, "unit", None) == "%":
-        return None if 0 <= value.value <= 100 else "must lie between 0% and 100%"
-    return not_negative(value)
-
-
-def momentum_pair(value: tuple[float, ...]) -> str | None:
-    ok = len(value) == 2 and all(0 <= beta < 1 for beta in value)
-    return None if ok else "must be two numbers from 0 up to, but not including, 1"
+    return Range(low=low, high=high)

@@ -10,6 +10,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
+from ...planner.kept import kept
 from ...planner.plan import Plan
 from ..data.errors import DataError
 from ..errors import ResumeRefused
@@ -65,8 +66,8 @@ class Saver:
             "config_id": self.plan.config_id,
             "world_size": self.plan.mesh.world_size,
             "steps": self.feed.steps,
+            **kept(self.plan),
             "loader": self.feed.loader.state(self.progress.step),
-            "tensors": {p.name: list(p.shape) for p in self.plan.parameters.tensors},
         }
 
     def load(self, entry: Entry) -> None:

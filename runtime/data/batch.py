@@ -36,7 +36,7 @@ class Microbatch:
     @property
     def sequence(self) -> int:
         """Positions of a whole row."""
-        return int(self.cumulative_lengths[-1]) // self.positions_BS.shape[0]
+        return self.cumulative_lengths.tolist()[-1] // self.positions_BS.shape[0]
 
 
 def whole_positions(cumulative_lengths: Tensor, real_lengths: Tensor, total: int) -> tuple[Tensor, Tensor]:

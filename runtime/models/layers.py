@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ...planner.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import enter, leave, local
+from .rms_norm import rms_norm
 
 
 class Linear(nn.Linear):
@@ -26,7 +27,7 @@ class Linear(nn.Linear):
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · weight (Zhang and Sennrich 2019), computed in at least fp32. `partial` as in `local`."""
+    """`rms_norm`. `partial` as in `local`."""
 
     partial = False
 
@@ -36,10 +37,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = local(self.weight, partial=self.partial)
-        if x.dtype == torch.bfloat16:
-            return F.rms_norm(x.float(), weight.shape, weight.float(), self.eps).to(x.dtype)
-        return F.rms_norm(x, weight.shape, weight, self.eps)
+        return rms_norm(x, local(self.weight, partial=self.partial), self.eps)
 
 
 class Embedding(nn.Embedding):

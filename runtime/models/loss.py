@@ -139,7 +139,10 @@ class _ChunkedLoss(torch.autograd.Function):
                     grad_tV.scatter_add_(1, found.position_T[:, None], -(valid_t * found.own_T)[:, None])
                 grad_tV = grad_tV.to(hidden_TD.dtype)
                 torch.mm(grad_tV, weight_VD, out=grad_hidden_TD[part])
-                grad_weight_VD += grad_tV.t() @ hidden_TD[part]
+                if grad_tV.dtype == exact:
+                    grad_weight_VD.addmm_(grad_tV.t(), hidden_TD[part])  # no second [V, D] for the product
+                else:
+                    grad_weight_VD += grad_tV.t() @ hidden_TD[part]
         # Kept on ctx, not saved for backward: it is scaled in place there, once.
         ctx.grads = (grad_hidden_TD, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype))
         ctx.twice, ctx.scaled = head.twice, False

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...planner.architecture import Architecture
+from ..fake import capability, device_type, numbers
 from ..parallel.axes import Axes
 from ..parallel.collectives import join, own_piece, split
-from ..parallel.dispatch import to_experts
+from ..parallel.dispatch import even, to_experts
 from ..parallel.tensor import local
 from .layers import Linear, SwiGLU
 from .router import Router, attach
@@ -39,10 +40,10 @@ def can_group(rows_ND: Tensor, weights: tuple[Tensor, ...]) -> bool:
 
     On Hopper alone: on Blackwell experts without rows get weight gradients that are not zero (pytorch #172439).
     """
-    if not rows_ND.is_cuda or rows_ND.dtype != torch.bfloat16 or len(rows_ND) == 0:
+    if device_type(rows_ND) != "cuda" or rows_ND.dtype != torch.bfloat16 or len(rows_ND) == 0:
         return False
     aligned = all(extent % 8 == 0 for weight in weights for extent in weight.shape[1:])
-    return aligned and torch.cuda.get_device_capability(rows_ND.device)[0] == 9
+    return aligned and capability(rows_ND) == 9
 
 
 def grouped(rows_ND: Tensor, counts_E: Tensor, gate_EDF: Tensor, up_EDF: Tensor, down_EFD: Tensor) -> Tensor:
@@ -54,7 +55,7 @@ def grouped(rows_ND: Tensor, counts_E: Tensor, gate_EDF: Tensor, up_EDF: Tensor,
 
 def one_by_one(rows_ND: Tensor, counts_E: Tensor, gate_EDF: Tensor, up_EDF: Tensor, down_EFD: Tensor) -> Tensor:
     """A product for each expert, those without rows included, so that every parameter has a gradient."""
-    parts = rows_ND.split(counts_E.tolist())
+    parts = rows_ND.split(numbers(counts_E, even(len(rows_ND), len(counts_E))))
     # Unbound at once: gradients of single slices would each be as large as all experts.
     weights = zip(gate_EDF.unbind(0), up_EDF.unbind(0), down_EFD.unbind(0), strict=True)
     return torch.cat([(F.silu(x @ gate) * (x @ up)) @ down for x, (gate, up, down) in zip(parts, weights, strict=True)])

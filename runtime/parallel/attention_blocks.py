@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from ..fake import device_type
+
 ATEN = torch.ops.aten
 
 
@@ -15,7 +17,7 @@ def attend(q_NHQA: Tensor, k_NKLA: Tensor, v_NKLA: Tensor, causal: bool) -> tupl
     """(out [N, H, Q, A], logsumexp of the scores [N, H, Q] in at least fp32). Causal blocks have Q = L."""
     heads = q_NHQA.shape[1]
     k_NHLA, v_NHLA = _repeated(k_NKLA, heads), _repeated(v_NKLA, heads)
-    if q_NHQA.device.type == "cpu":
+    if device_type(q_NHQA) == "cpu":
         return ATEN._scaled_dot_product_flash_attention_for_cpu(q_NHQA, k_NHLA, v_NHLA, 0.0, causal)
     if _has_flash(q_NHQA):
         return ATEN._scaled_dot_product_flash_attention(q_NHQA, k_NHLA, v_NHLA, 0.0, causal)[:2]
@@ -32,7 +34,7 @@ def attend_backward(
     """
     heads, groups = q_NHQA.shape[1], k_NKLA.shape[1]
     k_NHLA, v_NHLA = _repeated(k_NKLA, heads), _repeated(v_NKLA, heads)
-    if q_NHQA.device.type == "cpu":
+    if device_type(q_NHQA) == "cpu":
         backward = ATEN._scaled_dot_product_flash_attention_for_cpu_backward
         grads = backward(grad_NHQA, q_NHQA, k_NHLA, v_NHLA, out_NHQA, lse_NHQ, 0.0, causal)
     elif _has_flash(q_NHQA):
@@ -87,7 +89,7 @@ def _scores(q_NHQA: Tensor, k_NHLA: Tensor, causal: bool) -> Tensor:
 
 def _has_flash(q_NHQA: Tensor) -> bool:
     half = q_NHQA.dtype in (torch.float16, torch.bfloat16)
-    return q_NHQA.device.type == "cuda" and half and q_NHQA.shape[-1] % 8 == 0 and q_NHQA.shape[-1] <= 256
+    return device_type(q_NHQA) == "cuda" and half and q_NHQA.shape[-1] % 8 == 0 and q_NHQA.shape[-1] <= 256
 
 
 def _repeated(x_NKLA: Tensor, heads: int) -> Tensor:

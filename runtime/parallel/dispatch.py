@@ -12,6 +12,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from ..fake import numbers
 from .collectives import all_to_all, exchange
 
 ExpertsCall = Callable[[Tensor, Tensor], Tensor]
@@ -63,7 +64,8 @@ def _spread_over(group: ProcessGroup, experts: ExpertsCall) -> ExpertsCall:
         size = group.size()
         own = len(counts_E) // size
         theirs_E = all_to_all(counts_E, group, [own] * size, [own] * size)
-        sent, received = torch.stack((counts_E, theirs_E)).view(2, size, own).sum(2).tolist()
+        counts = torch.stack((counts_E, theirs_E)).view(2, size, own).sum(2)
+        sent, received = numbers(counts, [even(len(rows_ND), size)] * 2)
         rows_MD = exchange(rows_ND, group, received, sent)
         # They come in order of sender, then of expert.
         expert_M = torch.arange(own, device=rows_ND.device).repeat(size)
@@ -72,6 +74,11 @@ def _spread_over(group: ProcessGroup, experts: ExpertsCall) -> ExpertsCall:
         return exchange(permute(rows_MD, way.inverse_N, way.order_N), group, sent, received)
 
     return call
+
+
+def even(rows: int, parts: int) -> list[int]:
+    """`rows` dealt out evenly, which is what a router is trained to do."""
+    return [rows // parts + (part < rows % parts) for part in range(parts)]
 
 
 def permute(x_ND: Tensor, index_N: Tensor, inverse_N: Tensor) -> Tensor:

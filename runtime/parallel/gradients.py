@@ -12,6 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from ...planner.mesh import groups
+from ...planner.plan import Mesh, Plan
+from ..fake import numbers
 from ..models.parts import Parts
 from ..ops import op
 from ..state import Rank, Step
@@ -48,7 +51,7 @@ class GradientNorm:
         sums = torch.stack((norms.square().to(self._weights.device) @ self._weights, loss_sum.double()))
         if self._rank.world_size > 1:
             dist.all_reduce(sums)
-        squared, total = sums.tolist()
+        squared, total = numbers(sums, [1.0, 1.0])
         self.value = math.sqrt(squared) if squared >= 0 else float("nan")
         return total
 
@@ -100,11 +103,11 @@ def sum_over_context(model: Parts, meshes: Meshes, axes: list[str]) -> Callable[
 
 
 @op("step.tied_grad_sync")
-def sum_tied(model: Parts, meshes: Meshes, rank: Rank, axes: list[str]) -> Callable[[Step], None]:
+def sum_tied(plan: Plan, model: Parts, rank: Rank, axes: list[str]) -> Callable[[Step], None]:
     """Sum the gradient of an embedding that is also the head over the two stages that hold a copy of it."""
     assert axes == ["pp"]
     parameters = dict(model.named_parameters())
-    ends = _ends(meshes, rank)
+    ends = _ends(plan.mesh, rank)
 
     @torch.no_grad()
     def run(step: Step) -> None:
@@ -116,14 +119,12 @@ def sum_tied(model: Parts, meshes: Meshes, rank: Rank, axes: list[str]) -> Calla
     return run
 
 
-def _ends(meshes: Meshes, rank: Rank) -> dist.ProcessGroup | None:
-    """First and last rank of this rank's pipeline, if it is one of them. Collective."""
-    pipeline = dist.get_process_group_ranks(meshes.group("pp"))
-    pairs: list[list[int]] = [[] for _ in range(rank.world_size)]
-    dist.all_gather_object(pairs, [pipeline[0], pipeline[-1]])
+def _ends(mesh: Mesh, rank: Rank) -> dist.ProcessGroup | None:
+    """First and last rank of this rank's pipeline, if it is one of them. Collective: every rank makes all groups."""
     found = None
-    for pair in sorted({tuple(pair) for pair in pairs}):
-        group = dist.new_group(list(pair))
+    for pipeline in groups(mesh, "pp"):
+        pair = [pipeline[0], pipeline[-1]]
+        group = dist.new_group(pair)
         if rank.rank in pair:
             assert isinstance(group, dist.ProcessGroup)
             found = group

@@ -25,6 +25,10 @@ class Meshes:
     experts: DeviceMesh
     _groups: dict[str, ProcessGroup] = field(factory=dict)
 
+    def has(self, axis: str) -> bool:
+        """Whether `group(axis)` has more ranks than this one."""
+        return axis in self._groups
+
     def group(self, axis: str) -> ProcessGroup:
         """The group of this rank along `axis`; `row`: all ranks that hold positions of the same rows."""
         return self._groups[axis]

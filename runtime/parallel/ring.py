@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from attrs import frozen
@@ -61,12 +62,12 @@ class Layout:
         batches, indices, filled = [], [], 0
         for length, firsts in starts.items():
             batches.append((filled, len(firsts), length))
-            indices.append((torch.tensor(firsts)[:, None] + torch.arange(length)).flatten())
+            indices.append((np.array(firsts)[:, None] + np.arange(length)).ravel())
             filled += len(firsts) * length
-        order_T = torch.cat(indices)
-        if torch.equal(order_T, torch.arange(filled)):
+        order = np.concatenate(indices)
+        if (order == np.arange(filled)).all():
             return cls(rows=rows, order=None, restore=None, batches=tuple(batches))
-        device = packing.document_BS.device
+        device, order_T = packing.document_BS.device, torch.from_numpy(order)
         restore_T = order_T.argsort().to(device, non_blocking=True)
         order_T = order_T.to(device, non_blocking=True)
         return cls(rows=rows, order=order_T, restore=restore_T, batches=tuple(batches))

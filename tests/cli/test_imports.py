@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from xtrain.cli.main import VERBS
+
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numba", "textual", "tokenizers")
 
@@ -40,13 +42,19 @@ print("loaded:", *[m for m in {heavy!r} if m in sys.modules], file=sys.stderr)
 @pytest.mark.parametrize(
     "arguments",
     [
-        *[(verb, "--help") for verb in ("check", "fmt", "plan", "explain", "run", "generate")],
+        *[(verb, "--help") for verb in VERBS],
         ("--help",),
         ("check", "specs/quickstart.xtrain"),
         ("plan", "specs/quickstart.xtrain"),
         ("plan", "specs/llama_405b_16k.xtrain", "--json"),
         ("fmt", "--check", "specs/quickstart.xtrain"),
         ("explain", "X203"),
+        ("check", "--fix", "--diff", "tests/dsl/gallery/five_mistakes.xtrain"),
+        ("docs", "parallel.fsdp.reduce"),
+        ("docs", "--markdown"),
+        ("schema",),
+        ("schema", "specs/quickstart.xtrain"),
+        ("init", "--list"),
         ("run", "specs/qwen3_moe_plan.xtrain"),  # refused before anything heavy is loaded
     ],
     ids=" ".join,

@@ -1,4 +1,4 @@
-"""The wheel holds the whole project: every module of every room, and the grammar."""
+"""The wheel holds the whole project: every module of every room, the grammar and the starters of `xtrain init`."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 ROOMS = ("cli", "dsl", "planner", "runtime", "tui")
 
 
-def test_the_wheel_holds_every_module_and_the_grammar(tmp_path):
+def test_the_wheel_holds_every_module_and_all_data(tmp_path):
     tracked = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     files = subprocess.run(tracked, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
     files = [name for name in files if (ROOT / name).is_file()]  # those that are deleted, git still knows
@@ -22,7 +22,8 @@ def test_the_wheel_holds_every_module_and_the_grammar(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     packed = set(zipfile.ZipFile(wheel).namelist())
-    modules = [f for f in files if f.endswith((".py", ".lark")) and (f.split("/")[0] in ROOMS or "/" not in f)]
-    assert len(modules) > 50 and any(m.endswith(".lark") for m in modules)
+    kinds = (".py", ".lark", ".xtrain")
+    modules = [f for f in files if f.endswith(kinds) and (f.split("/")[0] in ROOMS or "/" not in f)]
+    assert len(modules) > 50 and {kind for kind in kinds if any(m.endswith(kind) for m in modules)} == set(kinds)
     assert [m for m in modules if f"xtrain/{m}" not in packed] == []
     assert not any(name.startswith(("tests/", "xtrain/tests", "specs/")) for name in packed)

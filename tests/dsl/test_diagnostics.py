@@ -2,7 +2,7 @@
 
 import json
 
-from xtrain.dsl.diagnostics import Diagnostic, Diagnostics
+from xtrain.dsl.diagnostics import Diagnostic, Diagnostics, Fix
 from xtrain.dsl.render import render
 from xtrain.dsl.source import Source
 
@@ -36,7 +36,7 @@ def test_a_long_line_is_cut_around_the_range():
 def test_json_has_places_and_the_fix():
     source = Source("s.xtrain", "a = 1\nbb = 2\n")
     diagnostic = Diagnostic(severity="warning", code="W201", message="m", span=source.span(6, 8),
-                            notes=(("n", source.span(0, 1)),), fix=(source.span(6, 8), "cc"))  # fmt: skip
+                            notes=(("n", source.span(0, 1)),), fix=Fix(source.span(6, 8), "cc"))  # fmt: skip
     found = json.loads(json.dumps(diagnostic.to_json()))
     assert (found["path"], found["line"], found["column"], found["end_column"]) == ("s.xtrain", 2, 1, 3)
     assert found["notes"] == [
@@ -69,10 +69,10 @@ def test_fixes_can_be_applied(load):
     text = 'batch { sequence: "512", micro = 4.0 }\nparallel { tp = 2 }\noptimizer adamw { lr 1e-3; lr2 = 3 }'
     loaded = load(text)
     fixes = [d.fix for d in loaded.diagnostics if d.fix]
-    assert len(fixes) == 7
+    assert len(fixes) == 6
     whole = loaded.sources[0].text
-    for span, replacement in sorted(fixes, key=lambda fix: -fix[0].start):
+    for span, replacement in sorted(fixes, key=lambda fix: -fix.span.start):
         whole = whole[: span.start] + replacement + whole[span.end :]
     assert whole.endswith(
-        "batch { sequence= 512, micro = 4 }\nparallel { tp 2 }\noptimizer adamw { lr = 1e-3, lr = 3 }"
+        "batch { sequence = 512, micro = 4 }\nparallel { tp 2 }\noptimizer adamw { lr = 1e-3, lr2 = 3 }"
     )

@@ -1,4 +1,4 @@
-"""The written reference says what the schema says: every setting with its line of doc, every code with its title."""
+"""The written reference is what the schema says, and the pages around it lead where they say they do."""
 
 import re
 from pathlib import Path
@@ -7,39 +7,61 @@ import pytest
 
 from xtrain.dsl import blocks
 from xtrain.dsl.codes import CODES
+from xtrain.dsl.evaluate import FUNCTIONS
+from xtrain.dsl.numerals import MULTIPLIERS
+from xtrain.dsl.quantity import UNITS
+from xtrain.dsl.reference import every_page
+from xtrain.dsl.reference_markdown import markdown
 from xtrain.dsl.schema import later
 from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.tokens import CONSTANTS, STATEMENTS
+from xtrain.dsl.vocabulary import CONSTANTS as CONSTANTS_SAID
+from xtrain.dsl.vocabulary import EVENTS
+from xtrain.dsl.vocabulary import FUNCTIONS as FUNCTIONS_SAID
+from xtrain.dsl.vocabulary import MULTIPLIERS as MULTIPLIERS_SAID
+from xtrain.dsl.vocabulary import STATEMENTS as STATEMENTS_SAID
+from xtrain.dsl.vocabulary import UNITS as UNITS_SAID
 
 DOCS = Path(__file__).parents[2] / "docs"
+REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")
 LANGUAGE = (DOCS / "language.md").read_text(encoding="utf-8")
 
 
-def described():
-    """(heading of a section, class) of everything that has settings."""
-    for kind, block in blocks.KINDS.items():
-        yield kind, block
-        yield from blocks.nested(block).items()
-    yield from ((name, action) for name, action in blocks.ACTIONS.items() if settings_of(action))
-    yield "pack", blocks.LINKS["pack"]
+def test_the_reference_is_current():
+    assert markdown() == REFERENCE, "write it anew: xtrain docs --markdown > docs/reference.md"
 
 
 def section(name):
     """The text under a heading, up to the next heading."""
-    found = re.search(rf"^###+ {name}\n(.*?)(?=^#|\Z)", LANGUAGE, re.MULTILINE | re.DOTALL)
+    found = re.search(rf"^###+ {name}\n(.*?)(?=^#|\Z)", REFERENCE, re.MULTILINE | re.DOTALL)
     return found[1] if found else ""
 
 
-@pytest.mark.parametrize(("name", "block"), list(described()), ids=lambda each: each if isinstance(each, str) else "")
-def test_every_setting_stands_in_the_reference(name, block):
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section(name), re.MULTILINE))
-    settings = settings_of(block)
-    flat = {each: meta for each, (attribute, meta) in settings.items() if not blocks.is_block(attribute.type)}
-    assert flat.keys() <= rows.keys()
-    assert rows.keys() <= settings.keys()
-    for each, meta in flat.items():
-        assert meta.doc in rows[each], each
-        for word in blocks.choices_of(settings[each][0].type):
-            assert f"`{word}`" in rows[each], (each, word)
+@pytest.mark.parametrize("page", [p for p in every_page() if p.fields and p.group != "statement"], ids=lambda p: p.path)
+def test_every_setting_stands_in_the_reference(page):
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section(page.name), re.MULTILINE))
+    settings = settings_of(page.block)
+    flat = {name: meta for name, (attribute, meta) in settings.items() if not blocks.is_block(attribute.type)}
+    assert rows.keys() == flat.keys()
+    for name, meta in flat.items():
+        assert meta.doc in rows[name]
+        for word in blocks.choices_of(settings[name][0].type):
+            assert f"`{word}`" in rows[name]
+
+
+def test_every_class_of_the_schema_has_a_page():
+    classes = {*blocks.KINDS.values(), *blocks.ACTIONS.values(), *blocks.SOURCES.values(), *blocks.LINKS.values()}
+    classes |= {inner for block in blocks.KINDS.values() for inner in blocks.nested(block).values()}
+    assert classes <= {page.block for page in every_page()}
+
+
+def test_every_word_of_the_language_is_explained():
+    assert set(FUNCTIONS_SAID) == set(FUNCTIONS)
+    assert {word for words in UNITS_SAID for word in words} == set(UNITS)
+    assert {word for words in MULTIPLIERS_SAID for word in words} == set(MULTIPLIERS)
+    assert set(EVENTS) == set(blocks.EVENTS)
+    assert set(CONSTANTS_SAID) == set(CONSTANTS)
+    assert set(STATEMENTS) - {"use"} <= set(STATEMENTS_SAID)
 
 
 def test_every_code_stands_in_the_reference():
@@ -49,11 +71,25 @@ def test_every_code_stands_in_the_reference():
 
 
 def test_what_comes_later_stands_in_the_reference():
-    text = LANGUAGE.partition("## Kept for later")[2]
-    words = [*later.KINDS, *later.ACTIONS, *later.EVENTS, *later.SOURCES, *later.LINKS]
+    text = REFERENCE.partition("## Kept for later")[2]
+    words = [*later.KINDS, *later.ACTIONS, *later.EVENTS, *later.SOURCES, *later.LINKS, "use"]
     words += [name for names in later.SETTINGS.values() for name in names]
     words += [word for names in later.WORDS.values() for word in names]
-    named = set(re.findall(r"`(\w+)`", text))
-    assert set(words) <= named
-    known = {*blocks.KINDS, *blocks.LINKS, "use", "method", "schedule", "kind", "pp", *words}
-    assert named <= known
+    rows = re.findall(r"^\| .* \| (.*) \|$", text, re.MULTILINE)[2:]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(words)
+
+
+@pytest.mark.parametrize("name", ["language.md", "reference.md"])
+def test_links_lead_to_headings(name):
+    """Links between the pages, made as GitHub makes the names of headings."""
+    text = (DOCS / name).read_text(encoding="utf-8")
+    for target, anchor in re.findall(r"\]\(([\w./]*)(?:#([\w-]+))?\)", text):
+        file = DOCS / (target or name)
+        assert file.is_file(), target
+        heads = re.findall(r"^#+ (.*)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+        names = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in heads}
+        assert not anchor or anchor in names, (target, anchor)
+
+
+def test_no_table_of_the_reference_stands_in_the_guide_as_well():
+    assert "| default |" not in LANGUAGE

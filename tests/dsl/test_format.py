@@ -1,14 +1,22 @@
-"""The one style."""
+"""The one style, and that it changes nothing else: not what a text says, no comment, and nothing the second time."""
 
+import random
+import re
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from spec_texts import spec_texts, write
 
-from xtrain.dsl.diagnostics import SpecErrors
-from xtrain.dsl.format import format_source
+from xtrain.dsl.diagnostics import Diagnostics, SpecErrors
+from xtrain.dsl.format import FormatFault, comments, format_source, same
+from xtrain.dsl.lexer import tokenize
+from xtrain.dsl.parser import parse_file
 from xtrain.dsl.source import Source
 
+ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"
+GALLERY = Path(__file__).parent / "gallery"
 
 
 @pytest.mark.parametrize(
@@ -62,3 +70,99 @@ def test_a_broken_spec_is_refused_with_all_its_syntax_errors():
 
 def test_names_are_no_business_of_the_formatter():
     assert format_source(Source("spec", "nonsense { lr = }".replace("lr = ", "lr = 1"))) == "nonsense { lr = 1 }\n"
+
+
+# Properties -----------------------------------------------------------------------------------------------------------
+
+FILES = sorted([*(ROOT / "specs").glob("*.xtrain"), *DATA.glob("*.xtrain"), *GALLERY.glob("*.xtrain")])
+FILES += sorted((ROOT / "dsl" / "starters").glob("*.xtrain"))
+
+
+def parsed(text):
+    """The items of a text, or None if it has syntax errors."""
+    diagnostics = Diagnostics()
+    file = parse_file(Source("spec", text), diagnostics)
+    return None if diagnostics.has_errors else file.items
+
+
+def words(text):
+    """The kinds and values of all tokens but separators: what the text says, looked at without the parser."""
+    tokens = tokenize(Source("spec", text), Diagnostics())
+    skipped = ("_NEWLINE", "_COMMA", "COMMENT")
+    return [(t.type, repr(t.value) if t.value is not None else t.text) for t in tokens if t.type not in skipped]
+
+
+def keeps_everything(text):
+    """Format a text that has no syntax errors; what it says, and its comments in their order, are the same."""
+    formatted = format_source(Source("spec", text))
+    assert parsed(formatted) == parsed(text)
+    assert words(formatted) == words(text)
+    assert comments(Source("spec", formatted)) == comments(Source("spec", text))
+    assert format_source(Source("spec", formatted)) == formatted
+    return formatted
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_files_keep_what_they_say(path):
+    text = path.read_text(encoding="utf-8")
+    if parsed(text) is None:
+        with pytest.raises(SpecErrors):
+            format_source(Source("spec", text))
+    else:
+        keeps_everything(text)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(spec_texts())
+def test_any_text_of_the_grammar_keeps_what_it_says(text):
+    assume(parsed(text) is not None)
+    formatted = keeps_everything(text)
+    assert not re.search(
+        r"\n\n\n|[ \t]\n(?![^\n]*\"\"\")", re.sub(r'"""(?:[^\\]|\\.)*?"""', '""', formatted, flags=re.S)
+    )
+
+
+@pytest.mark.slow
+def test_ten_thousand_texts_of_the_grammar_keep_what_they_say():
+    read = 0
+    for seed in range(10_000):
+        text = write(random.Random(seed))
+        if parsed(text) is not None:
+            keeps_everything(text)
+            read += 1
+    assert read > 9_000
+
+
+def test_same_tells_trees_apart():
+    """The guard of the formatter sees every kind of difference."""
+    base = "a x 1 { b = [1, f(c, k = 2)] }\nevery 10 steps log"
+    others = [
+        "a x 1 { b = [1, f(c, k = 3)] }\nevery 10 steps log",
+        "a x 1 { b = [1, f(c, 2)] }\nevery 10 steps log",
+        "a x 1.0 { b = [1, f(c, k = 2)] }\nevery 10 steps log",
+        "a x { b = [1, f(c, k = 2)] }\nevery 10 steps log",
+        "a x 1 { b = [1, f(c, k = 2)] }\nevery 10 tokens log",
+        "a x 1 { b = [1, f(c, k = 2)] }",
+        "a x 1 { b = [f(c, k = 2), 1] }\nevery 10 steps log",
+    ]
+    assert same(parsed(base), parsed(base + "\n# comment"))
+    assert not any(same(parsed(base), parsed(other)) for other in others)
+
+
+def test_a_formatter_that_would_change_the_meaning_is_stopped(monkeypatch):
+    monkeypatch.setattr("xtrain.dsl.format.spelling", lambda text: text.replace("512", "513"))
+    assert format_source(Source("spec", "a = 1")) == "a = 1\n"
+    with pytest.raises(FormatFault):
+        format_source(Source("spec", "a = 512"))
+
+
+def test_a_formatter_that_would_lose_a_comment_is_stopped(monkeypatch):
+    monkeypatch.setattr("xtrain.dsl.format._Printer.run", lambda self: "a = 1\n")
+    assert format_source(Source("spec", "a=1")) == "a = 1\n"
+    with pytest.raises(FormatFault):
+        format_source(Source("spec", "a=1 # c"))
+
+
+def test_deep_nesting_is_formatted():
+    text = "a = " + "[" * 600 + "]" * 600
+    assert format_source(Source("spec", text)) == text + "\n"

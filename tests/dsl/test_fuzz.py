@@ -14,6 +14,7 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.parser import parse_file
 from xtrain.dsl.render import render
 from xtrain.dsl.source import Source
+from xtrain.planner.load import check_from_spec
 
 DATA = Path(__file__).parent / "data"
 TEXTS = [(DATA / f"{name}.xtrain").read_text(encoding="utf-8") for name in ("quickstart", "every_form")]
@@ -125,3 +126,35 @@ def test_any_set_loads_or_says_why(sets):
     loaded = load_spec(DATA / "quickstart.xtrain", [text.encode("utf-8", "ignore").decode() for text in sets])
     assert (loaded.spec is None) == loaded.diagnostics.has_errors
     loaded.diagnostics.render(color=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (f'tokenizer "{"a" * 5000}"', "X505"),
+        ('tokenizer "a\\u{0}b"', "X505"),
+        ('tokenizer ""', "X505"),
+        (f'dataset stdlib {{ source = text("{"a" * 5000}/*") }}', "W501"),
+        ('dataset stdlib { source = text("a\\u{0}/*") }', "W501"),
+        ('dataset stdlib { source = text("[") }', "W501"),
+        (f'include "{"a" * 5000}"', "X120"),
+        ('include "a\\u{0}b"', "X120"),
+        ("a {" * 2000 + "}" * 2000, "X130"),
+        ("every 1 step log {" + "a {" * 2000 + "}" * 2001, "X130"),
+        ("\n".join(f"let a{n} = a{n + 1}" for n in range(2000)), "X307"),
+        ("\n".join(f"let a{n} = -[1 + (2 * f({{ x: a{n + 1} }}))]" for n in range(300)), "X307"),
+        ("a { {", "X101"),  # nothing above that it could be joined to
+    ],
+)
+def test_what_fuzzing_has_found(text, code):
+    found = check_from_spec("spec.xtrain", (), {"spec.xtrain": TEXTS[0] + text})
+    assert code in [d.code for d in found]
+    assert all(d.fix.span.text != d.fix.text for d in found if d.fix)
+
+
+def test_files_that_include_one_another_without_end():
+    texts = {f"{n}.xtrain": f'include "{n + 1}.xtrain"\n' for n in range(2000)}
+    found = check_from_spec("0.xtrain", (), texts)
+    (error,) = found.errors
+    assert error.code == "X120" and "too many files" in error.message
+    assert len(error.all_notes) == 100

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.dsl.suggest import closest, did_you_mean, distance
+from xtrain.dsl.suggest import certain, closest, did_you_mean, distance
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,28 @@ def test_case_goes_before_distance_and_distance_before_order():
 def test_distance(left, right, steps):
     assert distance(left, right, 10) == steps == distance(right, left, 10)
     assert distance(left, right, steps - 1) is None or steps == 0
+
+
+@pytest.mark.parametrize(
+    ("word", "candidates", "found"),
+    [
+        ("stages_per_rnak", ["schedule", "stages_per_rank"], "stages_per_rank"),
+        ("LR", ["lt", "lr"], "lr"),
+        ("hidden_size", ["dim", "heads"], "dim"),  # what another trainer calls it
+        ("parallel_tensor", ["tensor_parallel"], "tensor_parallel"),
+        ("sp", ["tp", "pp", "cp"], None),  # as near to each
+        ("shap", ["shape", "sharp"], None),
+        ("Lr", ["LR", "lr"], None),
+        ("rl", ["lr", "eps"], "lr"),  # swapped
+        ("l", ["lr"], None),  # half of two letters are a guess
+        ("qwen4", ["qwen3"], None),  # a digit is no slip
+        ("1f1", ["1f1b", "gpipe"], "1f1b"),
+        ("abcdef", ["uvwxyz"], None),
+        ("modle", ["model", "model"], "model"),
+    ],
+)
+def test_certain(word, candidates, found):
+    assert certain(word, candidates) == found
 
 
 def test_the_hint():

@@ -5,7 +5,7 @@ from attrs import evolve
 
 from xtrain.dsl.schema.parallel import Cp, Parallel
 from xtrain.planner.architecture import Architecture, ParameterSpec
-from xtrain.planner.estimates import count_parameters, flops_per_token, matmul_parameters
+from xtrain.planner.inventory import count_parameters, flops_per_token, matmul_parameters
 from xtrain.planner.mesh import build_mesh
 from xtrain.planner.sharding import Cuts, cuts_of, fits, tensor_rules
 from xtrain.planner.stages import balance, pipeline_of, stages_of_rank

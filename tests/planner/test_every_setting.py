@@ -28,7 +28,7 @@ ALL_ON = {
     "scheduler": "scheduler wsd { warmup = 5 steps }",
     "activation": "activation selective",
     "compile": "compile { mode = default }",
-    "cluster": "cluster other {\n  memory = 80 GiB, flops = 900T, efficiency = 40%, link = 400 GiB, network = 40 GiB\n}",
+    "cluster": "cluster other { memory = 80 GiB, flops = 900T, efficiency = 40%, link = 4 GiB, network = 1 GiB }",
 }
 AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
 STATED = ALL_ON | {"parallel": f"parallel {{ {AXES}, fsdp 2 }}", "batch": "batch { sequence = 256, accumulate = 4 }"}

@@ -337,3 +337,20 @@ def edge(before, after):
 def test_a_graph_that_cannot_be_executed_is_refused(nodes, edges, message):
     with pytest.raises(GraphError, match=message):
         check_graph(tuple(map(node, nodes)), tuple(edge(*pair) for pair in edges), "a")
+
+
+def test_when_gradients_are_summed(plan):
+    """Whole gradients are kept until the last microbatch only where that is cheap, or a pipeline wants it."""
+
+    def sync(**blocks):
+        made = plan(**blocks)
+        how = {entry.path: entry.how for entry in made.provenance}.get("parallel.fsdp.sync", "")
+        return made.node("step.forward_backward").args.get("sync"), how
+
+    large = "model llama { dim = 2Ki, layers = 8, heads = 8, kv_heads = 4, ffn = 8Ki, vocab = 32Ki }"
+    two = "parallel { fsdp 2 }"
+    assert sync(parallel=two) == ("step", "899 KiB of whole gradients are cheap to keep")
+    assert sync(parallel=two, model=large)[0] == "microbatch"
+    assert sync(parallel=two, model=large, batch="batch { sequence = 256 }") == ("step", "a step has one microbatch")
+    assert sync(parallel="parallel { fsdp 2 { sync = step } }", model=large) == ("step", "")
+    assert sync(parallel="parallel { pp 2, fsdp 2 }", model=large)[0] is None

@@ -67,6 +67,12 @@ def test_defaults_written_out_change_nothing(plan, base):
         {"parallel": "parallel { cp 2 { ulysses = 2 }, fsdp 2 }"},
         {"parallel": "parallel { pp 2 { schedule = zbv }, tp 2 }"},
         {"parallel": "parallel { stack = ddp, fsdp auto { replicate = 2 } }"},
+        {"cluster": "cluster other { memory = 64 GiB, price = 2.5 }"},
+        {
+            "experiment": "experiment tiny { seed = 1, budget = 200 steps }",
+            "every": "every 3 steps checkpoint",
+            "workspace": 'workspace { root = "there", run = "mine" }',
+        },
     ],
     ids=lambda blocks: next(iter(blocks)),
 )

@@ -1,18 +1,25 @@
-"""The page a person reads: it fits, it holds the numbers that matter, it has colour only where asked for."""
+"""The page a person decides by: it fits, it holds the numbers that matter with their units, and it guesses nothing."""
 
 import io
 import re
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
+from xtrain.planner.headroom import headroom
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.render import render, render_summary
-from xtrain.planner.text import Page, shows_color
-from xtrain.planner.units import bytes_text, count_text, flops_text, plural
+from xtrain.planner.plan import Check, Memory, Remedy, Times, Traced, Traffic
+from xtrain.planner.render import PARTS, render, render_summary
+from xtrain.planner.render_training import breakpoints
+from xtrain.planner.text import LONGEST, Page, shorten, shows_color
+from xtrain.planner.units import bytes_text, count_text, flops_text, plural, rate_text, seconds_text
 
 SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.xtrain"))
 ESCAPE = re.compile(r"\x1b\[\d+m")
+GIB = 2**30
+MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
+H100 = "cluster h100 { price = 2 }"
 
 
 def made(path):
@@ -21,44 +28,360 @@ def made(path):
     return compiled.plan
 
 
+def words(text):
+    return re.sub(r"\s+", " ", text)
+
+
+def part(plan, name, **options):
+    """A part of the page without the header, blanks as one."""
+    return words(render(plan, parts=[name], **options).partition("\n\n")[2])
+
+
+def with_memory(plan, *sizes):
+    """The plan with these totals, in GiB, on the ranks of each pipeline coordinate."""
+    classes = [
+        evolve(one, memory=Memory(parameters=0, gradients=0, optimizer=0, activations=int(size * GIB)))
+        for one, size in zip(plan.estimates.classes, sizes, strict=True)
+    ]
+    return evolve(plan, estimates=evolve(plan.estimates, classes=tuple(classes)))
+
+
+def with_traffic(plan, *traffic):
+    classes = tuple(evolve(one, traffic=traffic) for one in plan.estimates.classes)
+    return evolve(plan, estimates=evolve(plan.estimates, classes=classes))
+
+
+def with_times(plan, **changes):
+    times = Times(computing=2.0, exposed=0.5, step=4.0, fast=3.0, slow=6.0, tokens_per_second=1e6, mfu=0.3)
+    return evolve(plan, estimates=evolve(plan.estimates, bubble=0.2, times=evolve(times, **changes)))
+
+
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_the_page_of_every_spec_fits(path):
     plan = made(path)
     lines = render(plan).splitlines()
-    assert len(lines) <= 120
+    assert len(lines) <= LONGEST
     assert max(map(len, lines)) <= 100
     assert all(line == line.rstrip() for line in lines)
     colored = render(plan, color=True)
     assert ESCAPE.search(colored)
     assert [line.rstrip() for line in ESCAPE.sub("", colored).splitlines()] == lines
+    full = render(plan, full=True)
+    assert len(full.splitlines()) > len(lines) and max(map(len, full.splitlines())) <= 100
 
 
-def test_the_page_says_what_matters(plan):
-    model = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
-    text = render(plan(model=model, parallel="parallel { fsdp 2, pp 2 }", every="every 10 steps eval code"))
-    for words in (
-        "tiny: 100 steps on 4 ranks",
-        "active",
-        "2,048  8 rows · 256 tokens",
-        "each rank as pp.fsdp",
-        "0.0  0.1  1.0  1.1",
-        "activations not estimated",
-        "setup.parallel.expert_fsdp",
-        "to_tensor → flatten → shift_tokens → pack → microbatches",
-        "every 10 steps  eval code",
+def test_a_page_with_much_to_say_gives_way(plan):
+    """Every warning stands in full; tables and descriptions become shorter for it."""
+    wordy = plan(parallel="parallel { pp 2, fsdp 2 }")
+    checks = tuple(
+        Check(id=f"rule.{n}", status="warn", code=f"W{900 + n}", evidence=f"{n}: " + "so it is " * 30)
+        for n in range(10)
+    )
+    lines = render(evolve(wordy, checks=(*wordy.checks, *checks))).splitlines()
+    assert len(lines) <= LONGEST
+    assert all(any(f"warn W{900 + n}: {n}: so it is" in line for line in lines) for n in range(10))
+    assert words(" ".join(lines)).count("so it is") == 10 * 30
+
+
+def test_what_decides_stands_first(plan):
+    text = render(with_times(with_memory(plan(parallel="parallel { fsdp 2 }", cluster=H100), 40)))
+    head = text.partition("MODEL")[0]
+    for line in (
+        "tiny: 100 steps on 2 ranks, cuda",
+        "cluster h100: 1 node × 2 devices · 80.0 GiB, 67 TFLOP/s each · link 450 GB/s · network 50 GB/s",
+        "  memory  fits: 40.0 GiB of 80.0 GiB (50%) on every rank, 40.0 GiB free",
+        "  step    4.00 s (3.00 s to 6.00 s) · 1.00M tokens/s · MFU 30% (20% to 40%)",
+        "  run     6.67 min · 0.222 device-hours · cost 0.444 · 100 steps, 205k tokens",
     ):
-        assert re.sub(r"\s+", " ", words) in re.sub(r"\s+", " ", text), words
+        assert line in head, line
+    assert re.search(r"  checks  \d+ pass", head)
 
 
-def test_the_page_says_where_offloaded_states_lie(plan):
-    assert "a rank, in host memory;" in render(plan(parallel="parallel { fsdp 2 { offload = true } }"))
-    assert "host memory" not in render(plan(parallel="parallel { fsdp 2 }"))
+@pytest.mark.parametrize(
+    ("size", "verdict"), [(10, "fits"), (73.5, "fits"), (73.7, "tight"), (80, "tight"), (80.1, "does not fit")]
+)
+def test_the_verdict_on_memory(plan, size, verdict):
+    full = with_memory(plan(parallel="parallel { pp 2 }", cluster=H100), 1, size)
+    room = headroom(full)
+    assert (room.verdict, room.worst.pp) == (verdict, 1)
+    assert f"  memory  {verdict}: " in render(full)
+    assert ("too much" in room.text) == (verdict == "does not fit")
+    assert "on pp 1 (rank 1)" in room.text
+
+
+def test_what_nobody_knows_is_unknown(plan):
+    text = render(plan(parallel="parallel { fsdp 2 }"))
+    assert "  memory  unknown: " in text and "device not known" in text
+    assert "  step    unknown: no `cluster` is given; 2.05k tokens a step" in text
+    assert words("wall time unknown no `cluster` is given") in words(text)
+    assert "cluster unknown: write `cluster h100 { … }`" in text
+    other = plan(cluster="cluster other { memory = 16 GiB, link = 1 GiB }")
+    assert "unknown: cluster says no flops, network" in render(other)
+    epochs = plan(experiment="experiment tiny { budget = 2 epochs }")
+    assert "  run     2 epochs; steps are unknown until the data is counted" in render(epochs)
+    assert "steps unknown 2 epochs of data that is not counted yet" in part(epochs, "training")
+
+
+def test_values_that_were_derived_or_come_from_elsewhere(plan):
+    shown = part(plan(parallel="parallel { fsdp 2 }", more="let n = 7"), "values")
+    assert "model.head_dim 8 (derived = dim 64 / heads 8)" in shown
+    assert "model.dim 64 (text, " in shown  # in full every value stands there
+    named = plan(more="let rate = 1e-3", optimizer="optimizer adamw { lr = rate }")
+    assert re.search(r"optimizer.lr +0.001 +let ", render(named))
+    assert re.search(r"optimizer.lr 0.001 \(let, /", part(named, "values"))
+    assert "model.dim " not in render(named)
+
+
+def test_axes_and_what_they_send_over(plan):
+    far = plan(model=MOE, parallel="parallel { fsdp 8, tp 2, ep 4 }", cluster="cluster h100 { nodes = 2, devices = 8 }")
+    shown = part(far, "mesh")
+    assert "16 ranks, 8 on each of 2 nodes" in shown
+    assert "fsdp 8 2 2 network 50 GB/s parameters sharded, other rows" in shown
+    assert "tp 2 1 8 link 450 GB/s matrices split" in shown
+    assert "ep 4 1 4 link 450 GB/s experts spread" in shown
+    assert "ep_fsdp 4 4 4 network 50 GB/s" in shown
+    dense = part(plan(parallel="parallel { fsdp 2, tp 2 }"), "mesh")
+    assert "ep_fsdp" not in dense and "link matrices" in dense
 
 
 def test_large_and_small_grids(plan):
-    assert "each rank as" not in render(plan(parallel="parallel { fsdp 64, tp 2 }"))
+    assert "each rank as fsdp.tp" in render(plan(parallel="parallel { fsdp 4, tp 2 }"))
+    assert "rank r is fsdp r" in render(plan(parallel="parallel { fsdp 4 }"))
     spread = render(plan(parallel="parallel { fsdp 4, tp 2 }", launch="launch { nodes = 2 }"))
     assert "| 2.0" in spread
+    large = render(plan(parallel="parallel { fsdp 64, tp 2 }", launch="launch { nodes = 16 }"))
+    grid = large[large.index("ranks 0 to 15 as fsdp.tp") :].splitlines()
+    assert grid[1].split() == ["0", "0.0", "0.1", "1.0", "1.1", "2.0", "2.1", "3.0", "3.1"]
+    assert grid[2].split() == ["8", "|", "4.0", "4.1", "5.0", "5.1", "6.0", "6.1", "7.0", "7.1"]
+    assert not grid[3].startswith("    16")
+
+
+def test_stages_and_how_even_they_are(plan):
+    assert "STAGES" not in render(plan(parallel="parallel { fsdp 2 }"))
+    even = part(plan(parallel="parallel { pp 2 { head_cost = 0 } }"), "stages")
+    assert "0 0 (rank 0) 0 to 1 115k 2 layers, embedding" in even
+    assert "1 1 (rank 1) 2 to 3 115k 2 layers, last norm, head" in even
+    assert "the loss is computed on pp 1, summed over all ranks, and recorded by rank 0" in even
+    made = plan(parallel="parallel { pp 2 }")
+    for work, said in (
+        ((30, 10), "pp 0 computes 50% more than the mean"),
+        ((7, 7), "every coordinate computes the same"),
+    ):
+        classes = tuple(evolve(one, flops=size) for one, size in zip(made.estimates.classes, work, strict=True))
+        assert f"2 stages, 1f1b; {said}" in part(
+            evolve(made, estimates=evolve(made.estimates, classes=classes)), "stages"
+        )
+    zbv = part(plan(parallel="parallel { pp 2 { schedule = zbv } }"), "stages")
+    assert "the loss is computed on pp 0" in zbv and "1 to 2 1 (rank 1) 1 to 2" in zbv
+    tied = "model llama { dim = 64, layers = 4, heads = 8, kv_heads = 4, tie_embeddings = true }"
+    assert "head, a copy of the embedding" in part(plan(model=tied, parallel="parallel { pp 2 }"), "stages")
+
+
+def test_the_order_counts_what_rules_match(plan):
+    shown = part(plan(parallel="parallel { tp 2, fsdp 2, pp 2 }"), "order")
+    assert "parallel.tp 30 modules split 30 matrices over tp=2" in shown
+    assert "parallel.fsdp 4 modules shard 4 blocks" in shown
+    assert [
+        shown.index(f" {name} ") for name in ("build_model", "parallel.tp", "parallel.fsdp", "parallel.pp")
+    ] == sorted(shown.index(f" {name} ") for name in ("build_model", "parallel.tp", "parallel.fsdp", "parallel.pp"))
+    page = words(render(plan(parallel="parallel { fsdp 2 }")))
+    assert "fetch → agree → zero_gradients → forward_backward → clip" in page
+    assert "1 step.fetch take 8 rows" not in page
+    assert "1 step.fetch take" in part(plan(), "step")
+
+
+def test_memory_by_category(plan):
+    made = plan(parallel="parallel { pp 4, fsdp 2 }", cluster=H100)
+    memories = [
+        Memory(parameters=GIB, gradients=GIB, optimizer=2 * GIB, unsharded=3 * GIB, activations=size * GIB, reserve=GIB)
+        for size in (40, 10, 10, 20)
+    ]
+    classes = tuple(evolve(one, memory=m) for one, m in zip(made.estimates.classes, memories, strict=True))
+    full = evolve(made, estimates=evolve(made.estimates, classes=classes))
+    shown = part(full, "memory")
+    assert "GiB on a rank at the peak of a step params grads adam unsharded activ. reserve total" in shown
+    assert "pp 0 1.00 1.00 2.00 3.00 40.0 1.00 48.0" in shown
+    assert "pp 1 to 2 1.00 1.00 2.00 3.00 10.0 1.00 18.0" in shown
+    assert "fits: 48.0 GiB of 80.0 GiB (60%) on pp 0 (ranks 0 to 1), 32.0 GiB free" in shown
+    assert "unreduced" not in shown.partition("fits")[0]  # nobody needs a column of noughts
+    offloaded = tuple(evolve(one, memory=evolve(one.memory, offloaded=True)) for one in classes)
+    host = part(evolve(full, estimates=evolve(full.estimates, classes=offloaded)), "memory")
+    assert "params, grads and adam in host memory, not in the total" in host and "40.0 1.00 44.0" in host
+
+
+def test_what_would_help_stands_below_the_memory(plan):
+    made = with_times(with_memory(plan(cluster=H100), 90))
+    helps = (
+        Remedy(sets=("activation.mode=full",), memory_bytes=40 * GIB, seconds=5.0),
+        Remedy(sets=("batch.micro=1", "batch.accumulate=8"), memory_bytes=60 * GIB, seconds=None),
+    )
+    shown = words(render(evolve(made, estimates=evolve(made.estimates, remedies=helps))))
+    assert "memory does not fit: 90.0 GiB of 80.0 GiB (112%) on the only rank, 10.0 GiB too much" in shown
+    first = "--set activation.mode=full 40.0 GiB (50%) a step takes 5.00 s, +25%"
+    assert (
+        f"the fullest rank would hold less with {first} --set batch.micro=1 --set batch.accumulate=8 60.0 GiB (75%)"
+        in shown
+    )
+    assert "a step takes unknown time" in shown
+    lack = Check(id="memory.device", status="warn", code="W423", evidence="it does not fit; use activation.mode=full")
+    full = evolve(made, estimates=evolve(made.estimates, remedies=helps), checks=(lack,))
+    assert "warn W423: it does not fit; what helps stands under MEMORY" in words(render(full))
+    assert "it does not fit; use activation.mode=full" in words(render_summary(full))
+
+
+def test_of_many_kinds_of_ranks_the_worst_is_shown(plan):
+    deep = "model llama { dim = 64, layers = 16, heads = 8, kv_heads = 4 }"
+    made = plan(model=deep, parallel="parallel { pp 16 }", batch="batch { sequence = 256, accumulate = 16 }")
+    page = render(with_memory(made, *range(1, 10), 99, *range(10, 16)))
+    table = page[page.index("MEMORY") :].splitlines()[2:8]
+    assert [line.split("  ")[1] for line in table] == ["pp 0", "pp 1", "pp 2", "pp 3", "pp 9", "pp 15"]
+    assert "  and 10 more: --part memory" in page
+    assert part(with_memory(made, *range(1, 10), 99, *range(10, 16)), "memory").count("pp ") >= 16
+
+
+SENT = (
+    Traffic(
+        axis="fsdp", op="all_gather", node="setup.parallel.fsdp", count=64, bytes=8 * GIB, exposed=False, seconds=0.2
+    ),
+    Traffic(
+        axis="fsdp", op="all_gather", node="setup.parallel.root_fsdp", count=1, bytes=GIB, exposed=False, seconds=0.03
+    ),
+    Traffic(axis="tp", op="all_reduce", node="setup.parallel.tp", count=128, bytes=2 * GIB, exposed=True, seconds=0.01),
+)
+
+
+def test_communication_by_axis_and_collective(plan):
+    made = plan(parallel="parallel { fsdp 8, tp 2 }", cluster="cluster h100 { nodes = 2, devices = 8 }")
+    shown = part(with_traffic(made, *SENT), "communication")
+    first = "tp all_reduce 128 2.00 GiB 10.0 ms exposed link tp"
+    assert f"{first} fsdp all_gather 65 9.00 GiB 230 ms overlapped network fsdp, root_fsdp" in shown
+    assert "all: 11.0 GiB in 193 calls, 240 ms, of which exposed 10.0 ms" in shown
+    unknown = part(with_traffic(made, *(evolve(each, seconds=None) for each in SENT)), "communication")
+    assert "9.00 GiB unknown overlapped" in unknown and "time unknown: not estimated" in unknown
+    assert "COMMUNICATION" not in render(plan())
+
+
+def test_compute_says_what_it_rests_on(plan):
+    made = with_times(plan(parallel="parallel { pp 2 }", cluster=H100))
+    shown = part(made, "compute")
+    assert "a step takes 4.00 s computing 2.00 s + waiting for messages 500 ms + bubble 20% of the step" in shown
+    assert "3.00 s to 6.00 s, devices at 40% to 60% of their peak, as published runs" in shown
+    assert "tokens/s 1.00M 500k a device; MFU 30%, 20% to 40%" in shown
+    assert "flops_per_token 6 · parameters in matrix products" in shown  # where each formula comes from
+    peak = 2 * 67e12
+    assert (
+        f"at best {seconds_text(made.estimates.flops_per_step / peak)} a step, if every device did 67 TFLOP/s" in shown
+    )
+    sure = with_times(plan(cluster="cluster h100 { efficiency = 45% }"), fast=4.0, slow=4.0)
+    shown = part(sure, "compute")
+    assert "devices at 45% of their peak, as cluster.efficiency says" in shown and "bubble 20%" not in shown
+    still = plan(parallel="parallel { pp 2 }")
+    share = f"{still.estimates.bubble:.0%}"
+    assert f"bubble {share} of a step, in which the busiest rank of the pipeline waits" in part(still, "compute")
+    again = evolve(made.estimates.classes[0], flops=100, hardware_flops=130)
+    shown = part(evolve(made, estimates=evolve(made.estimates, classes=(again, again))), "compute")
+    assert "30% more is computed a second time" in shown
+
+
+def test_the_arithmetic_of_a_run(plan):
+    made = with_times(
+        plan(
+            experiment="experiment tiny { budget = 1M tokens }",
+            parallel="parallel { fsdp 2 }",
+            cluster=H100,
+            every="every 100 steps checkpoint",
+            checkpoint="checkpoint { keep = 2 }",
+        ),
+        step=3600.0, fast=1800.0, slow=7200.0,
+    )  # fmt: skip
+    shown = part(made, "training")
+    assert "tokens a step 2,048 8 rows of 256; 256 a microbatch · 4 · 2 data ranks" in shown
+    assert "steps 489 1.00M tokens / 2,048 a step, rounded up" in shown
+    size = made.estimates.checkpoint_bytes
+    assert f"checkpoint {bytes_text(size)} 5 written, the newest 2 kept: {bytes_text(2 * size)} on disk" in shown
+    assert "one every 4.17 d" in shown
+    assert "wall time 20.4 d 10.2 d to 40.8 d; without" in shown
+    assert "device-hours 978 cost 1,956 at 2 an hour" in shown
+    assert "every 100 steps checkpoint 4 times" in shown and "on sigterm, sigint checkpoint then stop default" in shown
+    free = with_times(plan(cluster="cluster h100"))
+    assert "cost unknown: no cluster.price" in part(free, "training")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "expected"),
+    [
+        ("cosine { warmup = 10 steps, floor = 10% }", "warm-up over 10 steps, cosine to 0.0001 at step 100"),
+        ("linear", "linear to 0 at step 100"),
+        ("constant", "constant"),
+        ("constant { warmup = 1% }", "warm-up over 1 step, then constant"),
+        (
+            "wsd { warmup = 10%, decay = 20%, shape = sqrt }",
+            "warm-up over 10 steps, constant to step 80, sqrt to 0 at step 100",
+        ),
+    ],
+)
+def test_break_points_of_the_learning_rate(plan, scheduler, expected):
+    args = plan(scheduler=f"scheduler {scheduler}").node("setup.scheduler").args
+    assert ", ".join(breakpoints(args)) == expected
+
+
+def test_break_points_of_a_budget_nobody_has_counted(plan):
+    made = plan(
+        experiment="experiment tiny { budget = 2 epochs }", scheduler="scheduler wsd { warmup = 1%, decay = 12.5% }"
+    )
+    shown = ", ".join(breakpoints(made.node("setup.scheduler").args))
+    assert shown == "warm-up over 1%, constant to the last 12.5%, linear to 0 at the end"
+
+
+def test_a_checkpoint_of_the_last_step_is_written_once(plan):
+    assert "4 written" in part(plan(every="every 25 steps checkpoint"), "training")
+    assert "4 written" in part(plan(every="every 30 steps checkpoint"), "training")  # three, and the last
+    assert "written by the clock" in part(plan(every="every 10 min checkpoint"), "training")
+    kept = plan(every="every 25 steps checkpoint", checkpoint="checkpoint { keep = none }")
+    assert f"all are kept: {bytes_text(4 * kept.estimates.checkpoint_bytes)} on disk" in part(kept, "training")
+
+
+def test_data_and_what_each_link_hands_on(plan):
+    shown = part(plan(every="every 10 steps eval code", parallel="parallel { cp 2 }"), "data")
+    assert "code trained on, 1% held out: Python's standard library" in shown
+    chain = "rows → [to_tensor] → rows of token tensors → [flatten] → token samples → [shift_tokens] → labelled samples"
+    assert f"{chain} → [pack] → rows of equal length → [shard] → a rank's part of rows → [microbatches]" in shown
+
+
+def test_checks_that_did_not_pass_stand_in_full(plan):
+    made = plan()
+    bad = (
+        Check(id="memory.fits", status="fail", code="X999", evidence="it does not fit", place="a.xtrain:1:2"),
+        Check(id="data.count", status="unknown", evidence="nobody has counted"),
+    )
+    both = evolve(made, checks=(*made.checks, *bad))
+    page = render(both)
+    assert "  fail X999: it does not fit (a.xtrain:1:2)" in page
+    assert "  unknown data.count: nobody has counted" in page
+    assert page.index("fail X999") < page.index("unknown data.count")
+    count = len(made.checks)
+    assert f"{count} of {count + 2} pass" in page
+    assert made.checks[0].evidence not in page and words(made.checks[0].evidence) in part(both, "checks")
+
+
+def test_every_part_can_be_asked_for(plan):
+    made = with_traffic(plan(parallel="parallel { pp 2, fsdp 2 }"), *SENT)
+    for name in PARTS:
+        shown = render(made, parts=[name])
+        assert shown.startswith("tiny: 100 steps on 4 ranks") and f"\n{name.upper()}" in shown
+        assert len(shown.splitlines()) > 6
+
+
+def test_a_trace_stands_beside_the_closed_form(plan):
+    made = with_traffic(with_memory(plan(parallel="parallel { fsdp 2 }", cluster=H100), 4), *SENT[:2])
+    memory = Memory(parameters=0, gradients=0, optimizer=0, activations=3 * GIB)
+    seen = evolve(SENT[0], count=65, bytes=9 * GIB)
+    traced = evolve(made, traced=(Traced(rank=0, pp=0, memory=memory, traffic=(seen,), seconds=1.0),))
+    assert "every rank 4.00 4.00 traced 3.00 3.00" in part(traced, "memory")
+    assert "network" not in part(traced, "communication")
+    assert re.search(r"overlapped link the same", part(traced, "communication"))
+    other = evolve(traced.traced[0], traffic=(evolve(seen, count=66),))
+    assert "66 calls, 9.00 GiB" in part(evolve(traced, traced=(other,)), "communication")
 
 
 def test_the_summary_is_short(plan):
@@ -87,17 +410,36 @@ def test_tables_give_way_in_the_last_column():
     assert second == "  longer name  y"
 
 
+def test_texts_are_cut_at_a_word():
+    assert shorten("one two three", 13) == "one two three"
+    assert shorten("one two three", 12) == "one two…"
+    assert shorten("one two, three", 13) == "one two…"
+    assert shorten("onetwothree", 5) == "onet…"
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         (bytes_text(0), "0 B"),
         (bytes_text(1536), "1.50 KiB"),
         (bytes_text(130 * 2**20), "130 MiB"),
+        (bytes_text(2**40 - 2**28), "1.00 TiB"),
         (count_text(8_030_261_248), "8.03B"),
         (count_text(999), "999"),
+        (count_text(999_700), "1.00M"),
         (flops_text(51.47e9), "51.5 GF"),
         (plural(1, "batch"), "1 batch"),
         (plural(2000, "matrix"), "2,000 matrices"),
+        (seconds_text(0), "0 s"),
+        (seconds_text(2.5e-5), "25.0 µs"),
+        (seconds_text(0.0734), "73.4 ms"),
+        (seconds_text(119), "119 s"),
+        (seconds_text(121), "2.02 min"),
+        (seconds_text(86_400), "24.0 h"),
+        (seconds_text(1e6), "11.6 d"),
+        (rate_text(989e12, "FLOP/s"), "989 TFLOP/s"),
+        (rate_text(2.25e15, "FLOP/s"), "2.25 PFLOP/s"),
+        (rate_text(450e9, "B/s"), "450 GB/s"),
     ],
 )
 def test_numbers_as_people_read_them(text, expected):

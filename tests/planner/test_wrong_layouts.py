@@ -371,6 +371,14 @@ TABLE = {
         "X415", "false", "stack ddp gathers nothing that reshard could free", "use reshard auto",
         "parallel.fsdp.reshard=auto", parallel=parallel("stack = ddp, fsdp auto { reshard = false }"),
     ),
+    "ddp with sync": wrong(
+        "X415", "step", "stack ddp sums gradients once a step", "use sync auto",
+        "parallel.fsdp.sync=auto", parallel=parallel("stack = ddp, fsdp auto { sync = step }"),
+    ),
+    "a pipeline summed after every microbatch": wrong(
+        "X427", "microbatch", "sum the gradients of a stage once a step", "use sync auto",
+        "parallel.fsdp.sync=auto", parallel=parallel("pp 2, fsdp 2 { sync = microbatch }"),
+    ),
     "ddp with offload": wrong(
         "X415", "true", "stack ddp keeps model states where they are used", "use offload false",
         "parallel.fsdp.offload=false", parallel=parallel("stack = ddp, fsdp auto { offload = true }"),

@@ -2,7 +2,8 @@
 
 import pytest
 
-from xtrain.runtime.scheduler import SHAPES, build_schedule, closed_form
+from xtrain.planner.learning_curve import SHAPES, closed_form
+from xtrain.runtime.scheduler import build_schedule
 
 COSINE = [.25, .5, .75, 1, .9914, .9657, .9242, .8682, .8, .7222, .6378, .55, .4622, .3778, .3, .2318, .1758, .1343, .1086, .1]  # noqa: E501  # fmt: skip
 

@@ -106,6 +106,7 @@ def _data() -> list[Topology]:
         Topology(fsdp=2, accumulate=1, note="one microbatch"),
         Topology(fsdp=2, sets=("parallel.fsdp.reshard=false",), note="gathered parameters kept", ci=True),
         Topology(fsdp=2, shared=TIED, note="tied"),
+        *_summed_often(),
         Topology(replicate=2, formats=BOTH, ci=True),
         Topology(replicate=4),
         Topology(replicate=2, fsdp=2, formats=BOTH, ci=True),
@@ -114,6 +115,18 @@ def _data() -> list[Topology]:
         Topology(replicate=4, accumulate=2, sets=("parallel.stack=ddp",), shared=TIED, note="ddp, tied"),
         Topology(replicate=2, sets=("parallel.stack=ddp",), model="moe", note="ddp", ci=True),
         Topology(replicate=2, sets=("parallel.stack=ddp",), accumulate=3, rows=12, note="ddp, three microbatches"),
+    ]
+
+
+def _summed_often() -> list[Topology]:
+    """Gradients summed after every one of two microbatches, where whole ones would be kept until the last."""
+    often = {"sets": ("parallel.fsdp.sync=microbatch",), "note": "summed after every microbatch"}
+    return [
+        Topology(fsdp=2, formats=BOTH, ci=True, **often),
+        Topology(replicate=2, fsdp=2, ci=True, **often),
+        Topology(fsdp=2, tp=2, shared=TIED, **often),
+        Topology(fsdp=2, ring=2, sets=(*often["sets"], "parallel.cp.fold=none"), note=f"{often['note']}, fold none"),
+        Topology(fsdp=4, ep=2, model="moe", ci=True, **often),
     ]
 
 

@@ -1,0 +1,97 @@
+"""`xtrain diff A [B]`: what changed between two specs, plans or runs, what it costs, and whether a run can go on."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .arguments import add_sets, ranks
+
+if TYPE_CHECKING:
+    from ..planner.diff_sides import Side
+
+EPILOG = """\
+examples:
+  xtrain diff old.xtrain new.xtrain
+  xtrain diff specs/quickstart.xtrain --set optimizer.lr=1e-3     the spec against itself with this override
+  xtrain diff runs/quickstart/1a2b3c4d-5e6f… new.xtrain           can this run go on under the new spec?
+  xtrain diff runs/quickstart/1a2b3c4d-5e6f… --world 4            … or on four ranks?
+  xtrain diff plan.json specs/quickstart.xtrain --exit-code       has the spec changed since it was planned?
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "diff",
+        help="compare two specs, plans or runs, and whether a run can go on",
+        description="Compare specs, saved plans and run directories: values, graph, memory, traffic, steps, and "
+        "whether a checkpoint of A can be resumed under B. With two different arguments, --set and --world go to every "
+        "spec among them; with one, to B, which is A with them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("a", metavar="A", help="a spec (*.xtrain), a saved plan (*.json) or a run directory")
+    parser.add_argument("b", metavar="B", nargs="?", help="the same; A with --set and --world unless given")
+    parser.add_argument("--world", type=ranks, metavar="N", help="number of ranks; default: what a spec asks for")
+    add_sets(parser)
+    parser.add_argument("--json", action="store_true", help="print the difference as JSON")
+    parser.add_argument("--exit-code", action="store_true", help="end with 1 if the plans differ")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be read."""
+    from ..dsl.diagnostics import Diagnostics
+    from ..planner.diff import compare_plans, to_json
+    from ..planner.diff_sides import going_on, open_sides, run_command
+    from ..planner.render_diff import render_diff
+    from ..planner.text import shows_color
+
+    paths = [arguments.a] if arguments.b is None else [arguments.a, arguments.b]
+    a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)
+    if a is None or b is None:
+        errors = Diagnostics()  # warnings of two specs that are nearly alike would only stand there twice
+        errors.extend(diagnostics.errors)
+        sys.stderr.write(errors.render(color=shows_color(sys.stderr)))
+        if arguments.json:
+            print(json.dumps({"diagnostics": [error.to_json() for error in errors]}))
+        return 2
+    a, b = _with_step(a), _with_step(b)
+    found = compare_plans(a.plan, b.plan, a.step)
+    lines = going_on(a, b, found.verdict)
+    if arguments.json:
+        sides = {letter: _side_json(side) for letter, side in (("a", a), ("b", b))}
+        content = {**sides, **to_json(found), "go_on": {"text": "\n".join(lines), "run_b": " ".join(run_command(b))}}
+        print(json.dumps(content, ensure_ascii=False, indent=1))
+    else:
+        names, steps = (a.name, b.name), (a.step, b.step)
+        sys.stdout.write(render_diff(found, names, lines, steps=steps, color=shows_color(sys.stdout)))
+    return 1 if arguments.exit_code and found.differ else 0
+
+
+def _with_step(side: "Side") -> "Side":
+    """A run with the step of its latest checkpoint."""
+    if side.kind != "run":
+        return side
+    from attrs import evolve
+
+    from ..runtime.checkpoint.layout import CheckpointFolder
+
+    latest = CheckpointFolder(Path(side.path) / "checkpoints").latest()
+    return evolve(side, step=latest.step if latest else None)
+
+
+def _side_json(side: "Side") -> dict:
+    plan = side.plan
+    return {
+        "path": side.path,
+        "kind": side.kind,
+        "sets": list(side.sets),
+        "world": side.world,
+        "plan_id": plan.id,
+        "config_id": plan.config_id,
+        "world_size": plan.mesh.world_size,
+        "checkpoint_step": side.step,
+    }

@@ -1,0 +1,64 @@
+"""`xtrain docs`: the reference of the language, made of the schema."""
+
+import argparse
+import re
+import shutil
+import sys
+
+EPILOG = """\
+examples:
+  xtrain docs                             what there is
+  xtrain docs parallel                    a block
+  xtrain docs parallel.fsdp.reduce        a setting; `reduce` alone finds it too
+  xtrain docs eval                        an action; also functions, units, events and fixed words
+  xtrain docs X401                        the page of a code, as `xtrain explain` prints it
+  xtrain docs --markdown > docs/reference.md
+a program reads `xtrain schema`
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "docs",
+        help="look up blocks, settings, units and words",
+        description="Print the reference of the language, or the part that a word speaks of.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a block, a setting by its path, a word, or a code")
+    parser.add_argument("--markdown", action="store_true", help="print the whole reference as Markdown")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 done, 2 there is no such topic."""
+    if arguments.markdown:
+        if arguments.topic is not None:
+            print("xtrain docs: --markdown prints the whole reference and takes no topic", file=sys.stderr)
+            return 2
+        from ..dsl.reference_markdown import markdown
+
+        sys.stdout.write(markdown())
+        return 0
+    from ..dsl.reference_text import ReferenceText
+    from ..dsl.render import shows_color
+
+    text = ReferenceText(width=shutil.get_terminal_size().columns, color=shows_color(sys.stdout))
+    if arguments.topic is None:
+        sys.stdout.write(text.overview())
+        return 0
+    if re.fullmatch(r"[XWxw][0-9oO]{3}", arguments.topic):
+        from .explain import explain
+
+        return explain(arguments.topic)
+    from ..dsl.reference_topics import find, near
+
+    found = find(arguments.topic)
+    if not found:
+        meant = near(arguments.topic)
+        hint = f"did you mean `xtrain docs {meant}`?" if meant else "`xtrain docs` shows what there is"
+        print(f"xtrain docs: nothing is called `{arguments.topic}`; {hint}", file=sys.stderr)
+        return 2
+    sys.stdout.write(text.topics(found))
+    return 0

@@ -1,0 +1,77 @@
+"""`xtrain init NAME`: an annotated spec to start from."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+EPILOG = """\
+examples:
+  xtrain init tryout                        tryout.xtrain, for one process on a laptop
+  xtrain init specs/big --template cluster
+  xtrain init --list
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "init",
+        help="write an annotated spec to start from",
+        description="Write NAME.xtrain, a spec that explains each choice it makes. NAME is the experiment's name.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the experiment; a folder may stand before it")
+    parser.add_argument("--template", default="quickstart", metavar="T", help="the template (default: quickstart)")
+    parser.add_argument("--force", action="store_true", help="replace a file that is there")
+    parser.add_argument("--list", action="store_true", help="list the templates")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 written, 2 the name or template is wrong or the file is there, 3 it cannot be written."""
+    from ..dsl.starter import name_problem, near_starter, starters
+
+    known = starters()
+    if arguments.list:
+        wide = max(map(len, known))
+        print("\n".join(f"{name.ljust(wide)}  {starter.about}" for name, starter in known.items()))
+        return 0
+    if arguments.name is None:
+        return _refuse("NAME is missing: write `xtrain init NAME`, or `xtrain init --list`")
+    starter = known.get(arguments.template)
+    if starter is None:
+        meant = near_starter(arguments.template)
+        hint = f"did you mean `{meant}`?" if meant else f"there are {', '.join(known)}"
+        return _refuse(f"there is no template `{arguments.template}`; {hint}")
+    path = Path(arguments.name)
+    name = path.name.removesuffix(".xtrain")
+    problem = name_problem(name)
+    if problem is not None:
+        return _refuse(f"an experiment cannot be called `{name}`: {problem}")
+    path = path.with_name(f"{name}.xtrain")
+    if not str(path).isprintable():
+        return _refuse(f"{str(path)!r} is no path for a spec")
+    return _write(path, starter.named(name, shlex.quote(str(path))), force=arguments.force)
+
+
+def _write(path: Path, text: str, *, force: bool) -> int:
+    from .rewrite import write
+
+    try:
+        if path.exists() and not force:
+            return _refuse(f"{path} is there already; give another name, or replace it with --force")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(path, text.encode())
+    except OSError as error:
+        print(f"xtrain init: {path} cannot be written: {error.strerror}", file=sys.stderr)
+        return 3
+    shown = shlex.quote(str(path))
+    print(f"Wrote {path}. Next:\n\n  xtrain plan {shown}    what would happen\n  xtrain run {shown}     make it happen")
+    return 0
+
+
+def _refuse(reason: str) -> int:
+    print(f"xtrain init: {reason}", file=sys.stderr)
+    return 2

@@ -1,0 +1,63 @@
+"""Changing a user's files: the difference for people, and writing so that a file is whole at any moment."""
+
+import difflib
+import os
+import tempfile
+from pathlib import Path
+
+_STYLES = {"+": "\x1b[32m", "-": "\x1b[31m", "@": "\x1b[36m"}
+_RESET = "\x1b[0m"
+
+
+def write(path: str | Path, data: bytes) -> None:
+    """Put `data` in the place of what a file holds, all of it or nothing. Raises OSError.
+
+    The new content is written beside the file and then takes its name; links are followed and permissions kept.
+    """
+    target = Path(path).resolve()
+    mode = target.stat().st_mode if target.exists() else None
+    if mode is not None and not os.access(target, os.W_OK):
+        raise PermissionError(13, "it may not be written by this user", str(path))
+    handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+        if mode is not None:
+            Path(name).chmod(mode & 0o7777)
+        else:
+            Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def like(text: str, before: bytes) -> bytes:
+    """A text as bytes with the line ends and the byte-order mark that the file has had."""
+    mark = b"\xef\xbb\xbf" if before.startswith(b"\xef\xbb\xbf") else b""
+    windows = before.count(b"\r\n")
+    ends = {b"\r\n": windows, b"\n": before.count(b"\n") - windows, b"\r": before.count(b"\r") - windows}
+    return mark + text.encode().replace(b"\n", max(ends, key=lambda end: ends[end]) if any(ends.values()) else b"\n")
+
+
+def difference(before: str, after: str, path: str, *, color: bool = False) -> str:
+    """A unified diff that `patch` understands."""
+    lines = difflib.unified_diff(_lines(before), _lines(after), f"a/{path}", f"b/{path}")
+    shown = []
+    for line in lines:
+        body = line.rstrip("\n")
+        painted = f"{_STYLES[line[0]]}{body}{_RESET}" if color and line[0] in _STYLES else body
+        shown.append(painted if line.endswith("\n") else f"{painted}\n\\ No newline at end of file")
+    return "".join(f"{line}\n" for line in shown)
+
+
+def _lines(text: str) -> list[str]:
+    """The lines with their ends; unlike `splitlines`, only `\\n` ends one."""
+    return [line + "\n" for line in text.split("\n")[:-1]] + ([last] if (last := text.split("\n")[-1]) else [])
+
+
+def _umask() -> int:
+    """The permissions that new files lack; there is no way to read them but to set them."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

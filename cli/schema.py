@@ -1,0 +1,52 @@
+"""`xtrain schema`: the schema of the language for programs, and specs in the form it describes."""
+
+import argparse
+import json
+import sys
+
+from .arguments import add_sets
+
+EPILOG = """\
+examples:
+  xtrain schema > xtrain.schema.json
+  xtrain schema specs/quickstart.xtrain | jq .model
+  xtrain schema specs/quickstart.xtrain --set optimizer.lr=1e-4 | jq .optimizer.lr
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "schema",
+        help="print the JSON Schema of a spec, or a spec as JSON",
+        description="Print the JSON Schema (draft 2020-12) of a spec as a JSON object; with SPEC, print that object: "
+        "includes, constants and defaults resolved.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("spec", nargs="?", metavar="SPEC", help="a spec (*.xtrain) to print as JSON")
+    add_sets(parser)
+    parser.add_argument("--json", action="store_true", help="the one form there is; accepted for the sake of scripts")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status: 0 done, 2 the spec is wrong."""
+    if arguments.spec is None:
+        if arguments.sets:
+            print("xtrain schema: --set changes a spec; name one", file=sys.stderr)
+            return 2
+        from ..dsl.json_schema import json_schema
+
+        print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
+        return 0
+    from ..dsl.load import load_spec
+    from ..dsl.render import shows_color
+    from ..dsl.spec_json import spec_json
+
+    loaded = load_spec(arguments.spec, arguments.sets)
+    sys.stderr.write(loaded.diagnostics.render(color=shows_color(sys.stderr)))
+    if loaded.spec is None:
+        return 2
+    print(json.dumps(spec_json(loaded.spec), indent=2, ensure_ascii=False))
+    return 0

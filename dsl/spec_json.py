@@ -1,0 +1,59 @@
+"""A spec as a JSON object, of the shape that `json_schema` describes: the form for programs that write no .xtrain.
+
+A block is an object whose label stands among its settings under its own name; `none` is null, `auto` the string "auto",
+and a quantity a string, as a spec has it: "600 steps". An action, source or link is an object with one key, its name.
+"""
+
+from typing import Any
+
+import attrs
+
+from . import blocks
+from .quantity import Quantity
+from .schema.setting import AUTO, settings_of
+from .spec import Spec
+from .values import quantity_text
+
+_NAMES = {kind: name for table in (blocks.ACTIONS, blocks.SOURCES, blocks.LINKS) for name, kind in table.items()}
+
+
+def spec_json(spec: Spec) -> dict[str, Any]:
+    """The whole spec, defaults included."""
+    found: dict[str, Any] = {}
+    for kind in blocks.KINDS:
+        if kind == "dataset":
+            found[kind] = {name: _block(dataset, without="name") for name, dataset in spec.datasets.items()}
+        else:
+            found[kind] = _block(getattr(spec, kind))
+    found["collate"] = [value_json(link) for link in spec.collate]
+    found["every"] = [{"every": value_json(t.every), "actions": value_json(t.actions)} for t in spec.ticks]
+    found["on"] = [{"event": event.event, "actions": value_json(event.actions)} for event in spec.events]
+    return found
+
+
+def _block(block: Any, without: str = "") -> dict[str, Any]:
+    """The label and the settings of a block; those of another label are left out."""
+    label = blocks.label_of(type(block))
+    known = settings_of(type(block))
+    chosen = getattr(block, label.name) if label is not None else None
+    found: dict[str, Any] = {}
+    for attribute in attrs.fields(type(block)):
+        only = known[attribute.name][1].only if attribute.name in known else ()
+        if attribute.name != without and (not only or chosen in only):
+            found[attribute.name] = value_json(getattr(block, attribute.name))
+    return found
+
+
+def value_json(value: Any) -> Any:
+    """A value of a setting."""
+    if value is AUTO:
+        return "auto"
+    match value:
+        case Quantity():
+            return quantity_text(value)
+        case tuple():
+            return [value_json(item) for item in value]
+        case None | bool() | int() | float() | str():
+            return value
+    name = _NAMES.get(type(value))
+    return {name: _block(value)} if name is not None else _block(value)

@@ -1,0 +1,55 @@
+"""The starters of `xtrain init`: annotated specs in `starters/`, each valid as it stands, renamed for their user."""
+
+import re
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from .suggest import closest
+from .tokens import CONSTANTS
+
+_FOLDER: Final = Path(__file__).with_name("starters")
+_ORDER: Final = ("quickstart", "ddp", "fsdp", "moe", "cluster")
+
+
+@frozen
+class Starter:
+    """A starter. about: its first sentence. text: the whole spec, named after the starter."""
+
+    name: str
+    about: str
+    text: str
+
+    def named(self, name: str, file: str) -> str:
+        """The spec with another name for its experiment, and another file in the commands of its comments."""
+        text = re.sub(rf"^experiment {self.name}\b", f"experiment {name}", self.text, flags=re.MULTILINE)
+        return re.sub(rf"\b{self.name}\.xtrain\b", lambda _: file, text)
+
+
+def starters() -> dict[str, Starter]:
+    """Name → starter, the simplest first."""
+    return {name: _read(name) for name in _ORDER}
+
+
+def _read(name: str) -> Starter:
+    text = (_FOLDER / f"{name}.xtrain").read_text(encoding="utf-8")
+    prose = " ".join(line.lstrip("# ") for line in text.split("\n#\n", 1)[0].splitlines())
+    return Starter(name, re.split(r"[.:] ", prose)[0], text)
+
+
+def near_starter(name: str) -> str | None:
+    """The starter that a wrong name was probably meant to be."""
+    return closest(name, _ORDER)
+
+
+def name_problem(name: str) -> str | None:
+    """Why an experiment cannot be called `name`, with what to write instead; None if it can."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name not in CONSTANTS:
+        return None
+    if name in CONSTANTS:
+        return f"`{name}` is a word of the language; write `{name}_run`"
+    better = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")
+    better = f"run_{better}" if better[:1].isdigit() else better
+    said = "a name is made of letters, digits and `_`, and begins with no digit"
+    return f"{said}; write `{better}`" if better else said

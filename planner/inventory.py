@@ -1,0 +1,68 @@
+"""What a model is made of, counted: parameters, weights that a token is multiplied with, floating-point operations."""
+
+from itertools import takewhile
+
+from .architecture import Architecture, ParameterSpec, block_parameters, parameters
+from .plan import Parameters
+from .sharding import EMBEDDING, HEAD
+from .stages import Pipeline
+from .units import BYTES
+
+
+def count_parameters(architecture: Architecture) -> Parameters:
+    """The inventory. A token uses all parameters but the experts it is not sent to."""
+    tensors = tuple(parameters(architecture))
+    total = sum(tensor.size for tensor in tensors)
+    experts = sum(tensor.size for tensor in tensors if tensor.expert)
+    active = total
+    if architecture.is_moe:
+        active -= experts // architecture.experts * (architecture.experts - architecture.experts_per_token)
+    return Parameters(total=total, active=active, tensors=tensors)
+
+
+def matmul_parameters(architecture: Architecture) -> int:
+    """Weights a token is multiplied with: matrices of blocks and the head, tied or not; no lookup, no norms."""
+    return architecture.layers * block_matmul_parameters(architecture) + architecture.vocab * architecture.dim
+
+
+def block_matmul_parameters(architecture: Architecture) -> int:
+    """Those of one block; of the routed experts, as many as a token is sent to."""
+    return sum(
+        tensor.size * architecture.experts_per_token // architecture.experts if tensor.expert else tensor.size
+        for tensor in block_parameters(architecture)
+        if len(tensor.shape) > 1
+    )
+
+
+def flops_per_token(architecture: Architecture, sequence: int) -> int:
+    """Training FLOPs of one token (forward 2, backward 4 a weight); see `estimates.SOURCES`."""
+    attention = 12 * architecture.layers * architecture.heads * architecture.head_dim * sequence
+    return 6 * matmul_parameters(architecture) + attention
+
+
+def checkpoint_bytes(inventory: Parameters, params_format: str) -> int:
+    """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`."""
+    return 3 * BYTES[params_format] * inventory.total
+
+
+def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:
+    """The parameters besides blocks on a coordinate, in the order of the inventory.
+
+    A tied head on another rank than the embedding is a copy of it under the same name.
+    """
+    names = (name for stage in pipeline.owners[pp] for name in stage_end_names(architecture, pipeline, stage))
+    return list(dict.fromkeys(names))
+
+
+def stage_end_names(architecture: Architecture, pipeline: Pipeline, stage: int) -> list[str]:
+    """Those of one stage."""
+    first, last = stage == 0, stage == len(pipeline.spans) - 1
+    names = [f"{EMBEDDING}.weight"] if first or (architecture.tie_embeddings and last) else []
+    if last:
+        names += ["norm.weight"] if architecture.tie_embeddings else ["norm.weight", f"{HEAD}.weight"]
+    return names
+
+
+def block_tensors(inventory: Parameters) -> list[ParameterSpec]:
+    """The parameters of one block: the first, which stands behind the embedding."""
+    return list(takewhile(lambda tensor: tensor.name.startswith("layers.0."), inventory.tensors[1:]))

@@ -1,0 +1,171 @@
+"""What a changed argument of a node does to a run that goes on: a row for every argument a plan can have.
+
+An argument without a row makes a checkpoint incompatible, so that none is forgotten; a test goes through all of them.
+"""
+
+from typing import Final, Literal
+
+from attrs import frozen
+
+Kind = Literal["same", "safe", "resharded", "incompatible"]
+# Against a run that had been the second plan's from its start: none: equal bit for bit; rounding: equal but for it;
+# learning: something else is learned.
+Effect = Literal["none", "rounding", "learning"]
+
+
+@frozen(kw_only=True)
+class Reason:
+    """A difference of two plans, and what it means for a checkpoint of the first.
+
+    path: the setting that it hangs on. certain: False where what is read when the run starts decides, and `text` says
+    by what.
+    """
+
+    kind: Kind
+    path: str
+    text: str
+    effect: Effect = "none"
+    certain: bool = True
+
+
+@frozen
+class Rule:
+    """A change that is allowed. path: the setting; text: why, as a clause."""
+
+    path: str
+    effect: Effect
+    text: str
+
+
+_STAYS = "what is trained stays the same"
+_ORDER = "numbers are added up in another order"
+_KERNEL = Rule("model.attention", "rounding", "another kernel computes attention")
+_RECOMPUTE = Rule("activation", "rounding", "the same operations, some of them a second time")
+_COMPILE = Rule("compile.mode", "rounding", "compiled blocks round otherwise")
+_DEVICE = Rule("launch.device", "rounding", "another kind of device computes")
+_REDUCE = Rule("parallel.fsdp.reduce", "rounding", "gradients are summed in another format")
+_RESHARD = Rule("parallel.fsdp.reshard", "none", f"memory and traffic change, {_STAYS}")
+_OFFLOAD = Rule("parallel.fsdp.offload", "rounding", "states live and are updated on another device")
+_LEARNS = "the optimizer takes it from the plan"
+
+# None: spoken of as a whole elsewhere: the model, the data, the layout, the curve of the learning rate, the cadence.
+_SHARDING: Final[dict[str, Rule | None]] = {
+    "pattern": None,
+    "matches": None,
+    "dimension": None,
+    "compute": None,
+    "reduce": _REDUCE,
+    "reshard": _RESHARD,
+    "offload": _OFFLOAD,
+}
+RULES: Final[dict[str, dict[str, Rule | None]]] = {
+    "setup.bootstrap": {
+        "seed": None,
+        "axes": None,
+        "device": _DEVICE,
+        "threads": Rule("launch.threads", "rounding", _ORDER),
+        "matmul": Rule("precision.matmul", "rounding", "fp32 products are computed otherwise"),
+        "stop_deadline_seconds": Rule("launch.stop_deadline", "none", _STAYS),
+    },
+    "setup.mesh": {"axes": None, "expert_axes": None, "shard_axes": None},
+    "setup.build_model": {
+        "architecture": None,
+        "attention": _KERNEL,
+        "params": None,
+        "z_loss": Rule("loss.z_loss", "learning", "the objective weighs it from here on"),
+        "chunk_bytes": Rule("loss.chunk", "rounding", _ORDER),
+        "stages": None,
+        "owners": None,
+        "rows": None,
+    },
+    "setup.parallel.tp": {
+        "size": None,
+        "sequence": Rule("parallel.tp.sequence", "rounding", _ORDER),
+        "loss": Rule("parallel.tp.loss", "rounding", _ORDER),
+        "rules": None,
+    },
+    "setup.parallel.cp": {"ring": None, "ulysses": None, "matches": None},
+    "setup.parallel.ep": {"size": None, "pattern": None, "matches": None},
+    "setup.activation": {
+        "mode": _RECOMPUTE,
+        "every": _RECOMPUTE,
+        "save": _RECOMPUTE,
+        "pattern": None,
+        "matches": None,
+    },
+    "setup.routing_replay": {"matches": None},
+    "setup.compile": {"mode": _COMPILE, "pattern": None, "matches": None},
+    "setup.parallel.expert_fsdp": _SHARDING,
+    "setup.parallel.fsdp": _SHARDING,
+    "setup.parallel.root_fsdp": _SHARDING | {"reshard": None},
+    "setup.parallel.ddp": {},
+    "setup.parallel.pp": {
+        "size": None,
+        "stages_per_rank": None,
+        "schedule": Rule("parallel.pp.schedule", "rounding", "microbatches are added up in another order"),
+    },
+    "setup.weights": {
+        "seed": None,
+        "init_std": Rule("model.init_std", "none", "only the first weights depend on it"),
+        "offload": _OFFLOAD,
+    },
+    "setup.optimizer": {
+        "kind": None,
+        "lr": None,
+        "betas": Rule("optimizer.betas", "learning", f"{_LEARNS}, and the moments follow within some steps"),
+        "eps": Rule("optimizer.eps", "learning", _LEARNS),
+        "weight_decay": Rule("optimizer.weight_decay", "learning", _LEARNS),
+    },
+    "setup.scheduler": dict.fromkeys(("kind", "lr", "steps", "warmup", "floor", "decay", "shape")),
+    "setup.tokenizer": {"source": None},
+    "setup.data": dict.fromkeys(
+        (
+            "dataset",
+            "kind",
+            "patterns",
+            "text_field",
+            "holdout",
+            "oversized",
+            "bad_records",
+            "seed",
+            "sequence",
+            "align",
+        )
+    ),
+    "collate.to_tensor": {},
+    "collate.flatten": {},
+    "collate.shift_tokens": {},
+    "collate.pack": {"method": None, "capacity": None, "align": None},
+    "collate.shard": {"ring": None, "ulysses": None},
+    "collate.microbatches": {"micro": None, "accumulate": None},
+    "setup.loader": dict.fromkeys(("dataset", "micro", "accumulate", "rows", "sequence", "seed", "steps", "epochs")),
+    "setup.observe": {},
+    "setup.schedule_cache": {"counts": None},
+    "setup.resume": {"resume": None, "keep": Rule("checkpoint.keep", "none", _STAYS)},
+    "step.fetch": {"readers": None},
+    "step.share_outline": {"source": None},
+    "step.agree": {},
+    "step.zero_gradients": {},
+    "step.forward_backward": {
+        "accumulate": None,
+        "sync": Rule("parallel.fsdp.sync", "rounding", "gradients of microbatches are added up on one rank or on all"),
+    },
+    "step.pipeline": {"accumulate": None},
+    "step.tensor_grad_sync": {"axes": None},
+    "step.tied_grad_sync": {"axes": None},
+    "step.context_grad_sync": {"axes": None},
+    "step.clip": {"max_norm": Rule("optimizer.clip", "learning", "gradients are scaled by it from here on")},
+    "step.gradient_norm": {},
+    "step.check_finite": {},
+    "step.schedule": {},
+    "step.optimizer": {},
+    "step.router_bias": {"speed": Rule("model.router.bias_speed", "learning", "biases move by it from here on")},
+    "step.measure": {},
+}
+# What recurs and how a run ends is compared as a whole.
+OUTSIDE: Final = ("tick.", "event.", "shutdown.")
+# Fields of an architecture that weigh what is learned from here on.
+OBJECTIVE: Final = {
+    "router_aux_loss": Rule("model.router.aux_loss", "learning", "the objective weighs it from here on"),
+    "router_z_loss": Rule("model.router.z_loss", "learning", "the objective weighs it from here on"),
+}

@@ -1,0 +1,62 @@
+"""x / rms(x) · weight (Zhang and Sennrich 2019), computed in at least fp32.
+
+For its backward it keeps what it is given, in its own format, and one number a row. torch's own would keep fp32 copies
+of rows in bf16, and on a CPU also the product.
+
+Shapes: … rows, D width.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ATEN = torch.ops.aten
+
+
+def rms_norm(x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+    return _RMSNorm.apply(x, weight_D, eps)  # pyright: ignore[reportReturnType]
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
+        exact, exact_D = _exact(x), _exact(weight_D)
+        if x.is_cuda:
+            out, inverse = ATEN._fused_rms_norm(exact, weight_D.shape, exact_D, eps)
+        else:
+            inverse = exact.square().mean(-1, keepdim=True).add_(eps).rsqrt_()
+            out = (exact * inverse).mul_(exact_D)
+        ctx.save_for_backward(x, weight_D, inverse)
+        return out.to(x.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor):
+        x, weight_D, inverse = ctx.saved_tensors
+        exact, exact_D, grad = _exact(x), _exact(weight_D), _exact(grad_outputs[0])
+        wanted = ctx.needs_input_grad[:2]
+        if x.is_cuda:
+            grads = ATEN._fused_rms_norm_backward(grad, exact, weight_D.shape, inverse, exact_D, wanted)
+        else:
+            grads = _backward(grad, exact, inverse, exact_D, wanted)
+        grad_x, grad_D = (None if found is None else found.to(x.dtype) for found in grads)
+        return grad_x, grad_D, None
+
+
+def _backward(
+    grad: Tensor, x: Tensor, inverse: Tensor, weight_D: Tensor, wanted: tuple[bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """With n = x / rms: ∂weight = Σ grad · n, ∂x = (grad · weight - n · mean(grad · weight · n)) / rms."""
+    normed = x * inverse
+    product = grad * normed
+    grad_x = grad_D = None
+    if wanted[0]:
+        share = (product @ weight_D).div_(x.shape[-1])[..., None]
+        grad_x = (grad * weight_D).addcmul_(normed, share, value=-1).mul_(inverse)
+    if wanted[1]:
+        grad_D = product.flatten(0, -2).sum(0)
+    return grad_x, grad_D
+
+
+def _exact(x: Tensor) -> Tensor:
+    return x if x.dtype in (torch.float32, torch.float64) else x.float()

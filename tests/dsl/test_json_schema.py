@@ -1,0 +1,191 @@
+"""The JSON Schema: a schema, one that specs fit, and one that what the language refuses does not fit either."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import attrs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from xtrain.dsl import blocks
+from xtrain.dsl.json_schema import DIALECT, json_schema
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.reference import every_page
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.spec_json import spec_json
+from xtrain.dsl.values import quantity_text
+
+ROOT = Path(__file__).parents[2]
+DATA = Path(__file__).parent / "data"
+SCHEMA = json.loads(json.dumps(json_schema()))
+VALIDATOR = Draft202012Validator(SCHEMA)
+SPECS = [*sorted((ROOT / "specs").glob("*.xtrain")), *sorted((ROOT / "dsl" / "starters").glob("*.xtrain"))]
+SPECS += [DATA / "quickstart.xtrain", DATA / "every_form.xtrain"]
+
+
+def as_json(path):
+    return json.loads(json.dumps(spec_json(load_spec(path).require())))
+
+
+GOOD = as_json(DATA / "every_form.xtrain")
+DENSE = as_json(DATA / "quickstart.xtrain")
+
+
+def test_it_is_a_schema():
+    assert SCHEMA["$schema"] == DIALECT
+    Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
+def test_specs_fit(path):
+    assert [error.message for error in VALIDATOR.iter_errors(as_json(path))] == []
+
+
+def walked(schema, path=()):
+    """(path, schema) of every schema inside one."""
+    yield path, schema
+    for key, each in schema.get("properties", {}).items():
+        if isinstance(each, dict):
+            yield from walked(each, (*path, key))
+    for key in ("items", "additionalProperties"):
+        if isinstance(schema.get(key), dict):
+            yield from walked(schema[key], (*path, key))
+    for name, each in schema.get("$defs", {}).items():
+        yield from walked(each, (*path, "$defs", name))
+
+
+def test_every_setting_is_described():
+    described = {schema.get("description") for _, schema in walked(SCHEMA)}
+    for page in every_page():
+        for _, meta in settings_of(page.block).values():
+            assert meta.doc in described
+    roles = {schema["x-role"] for _, schema in walked(SCHEMA) if "x-role" in schema}
+    assert roles == {"experiment", "budget", "cadence", "path", "mesh", "execution"}
+
+
+def test_every_default_fits_its_own_schema():
+    found = [(path, schema) for path, schema in walked(SCHEMA) if "default" in schema]
+    assert len(found) > 70
+    for path, schema in found:
+        whole = {**schema, "$defs": SCHEMA["$defs"]}
+        assert not list(Draft202012Validator(whole).iter_errors(schema["default"])), path
+
+
+def changed(spec, path, value):
+    """A copy of a spec with one value changed; `...` removes it."""
+    spec = copy.deepcopy(spec)
+    *parents, last = path.split("/")
+    place = spec
+    for key in parents:
+        place = place[int(key)] if isinstance(place, list) else place[key]
+    if value is ...:
+        del place[last]
+    else:
+        place[last] = value
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("nonsense", {}),
+        ("model", ...),
+        ("dataset", {}),
+        ("optimizer/nonsense", 1),
+        ("optimizer/lr", ...),
+        ("optimizer/lr", 0),
+        ("optimizer/lr", "1e-3"),
+        ("optimizer/betas", [0.9]),
+        ("optimizer/betas", [0.9, 1]),
+        ("optimizer/kind", "muon"),
+        ("model/layers", 4.5),
+        ("model/layers", 0),
+        ("model/layers", True),
+        ("model/kv_heads", "four"),
+        ("model/kv_heads", None),
+        ("model/family", "llama"),  # which has no experts
+        ("model/experts", ...),  # which mixtral needs
+        ("scheduler/kind", "cosine"),  # which has no decay
+        ("scheduler/warmup", "10 tokens"),
+        ("scheduler/warmup", 10),
+        ("scheduler/warmup", "10"),
+        ("experiment/budget", "20%"),
+        ("loss/chunk", "1 GB"),
+        ("parallel/tp", 2),
+        ("parallel/tp/size", 0),
+        ("parallel/pp/schedule", "dual_pipe"),
+        ("dataset/web/source", "a.txt"),
+        ("dataset/web/source", {"parquet": {"patterns": ["a"]}}),
+        ("dataset/web/source", {"text": {"patterns": ["a"]}, "jsonl": {"patterns": ["a"]}}),
+        ("collate", ["flatten"]),
+        ("every/0/every", "3 epochs"),
+        ("every/0/actions", []),
+        ("every/0/actions", [{"rollback": {}}]),
+        ("every/1/actions", [{"eval": {}}]),
+        ("on/0/event", "nan"),
+        ("launch/nodes", "many"),
+    ],
+)
+def test_what_the_language_refuses_does_not_fit(path, value):
+    assert VALIDATOR.is_valid(GOOD)
+    assert not VALIDATOR.is_valid(changed(GOOD, path, value))
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [("model/kv_heads", "auto"), ("optimizer/clip", None), ("scheduler/warmup", "5%"),
+     ("scheduler/warmup", "1_000 steps"), ("experiment/budget", "1.5B tokens"), ("loss/chunk", "512MiB"),
+     ("every/0/every", "30 min"),
+     ("workspace/run", "again"), ("launch", {"device": "cpu"}), ("scheduler", ...), ("collate", ...)],
+)  # fmt: skip
+def test_what_the_language_takes_fits(path, value):
+    assert VALIDATOR.is_valid(changed(GOOD, path, value))
+
+
+def test_labels_decide_what_a_block_has():
+    assert VALIDATOR.is_valid(DENSE) and "experts" not in DENSE["model"]
+    assert not VALIDATOR.is_valid(changed(DENSE, "model/experts", 8))
+    sparse = changed(changed(DENSE, "model/family", "qwen3_moe"), "model/experts", 8)
+    assert VALIDATOR.is_valid(sparse)
+
+
+UNITS = sorted({unit for page in every_page() for _, meta in settings_of(page.block).values() for unit in meta.units})
+
+
+@given(st.sampled_from(UNITS), st.one_of(st.integers(0, 10**12), st.floats(0, 1e12, allow_subnormal=False)))
+def test_every_quantity_as_it_is_written_fits_its_unit_and_no_other(unit, value):
+    text = quantity_text(Quantity(value, unit))
+    for path, schema in walked(SCHEMA):
+        if "pattern" in schema and path[-1] in NAMES_OF_QUANTITIES:
+            assert bool(re.search(schema["pattern"], text)) == (unit in NAMES_OF_QUANTITIES[path[-1]]), (path, text)
+
+
+NAMES_OF_QUANTITIES = {
+    name: meta.units
+    for page in every_page()
+    for name, (attribute, meta) in settings_of(page.block).items()
+    if meta.units and attribute.type is Quantity and name != "every"
+}
+
+
+def test_the_object_of_a_spec_says_all_of_it():
+    spec = load_spec(DATA / "every_form.xtrain").require()
+    for kind in blocks.KINDS:
+        if kind != "dataset":
+            assert {a.name for a in attrs.fields(type(getattr(spec, kind)))} == set(GOOD[kind]), kind
+    assert GOOD["dataset"]["c++"] == {
+        "source": {"jsonl": {"patterns": ["c.jsonl"]}}, "text": "content", "holdout": "100%", "oversized": "truncate",
+        "bad_records": 3,
+    }  # fmt: skip
+    assert GOOD["parallel"]["pp"]["layers"] == [2, 2] and GOOD["parallel"]["pp"]["embedding_cost"] == "auto"
+    assert GOOD["collate"][3] == {"pack": {"method": "sequential", "align": 4}}
+    assert GOOD["every"][1] == {
+        "every": "100 steps", "actions": [{"eval": {"dataset": "web", "batches": "auto"}}, {"checkpoint": {}}]
+    }  # fmt: skip
+    assert GOOD["on"][1] == {"event": "sigterm", "actions": [{"checkpoint": {}}, {"stop": {}}]}
+    assert GOOD["checkpoint"]["keep"] is None

@@ -1,0 +1,152 @@
+"""`xtrain docs`: what a word leads to, and that every example in the reference is one."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.reference import Field, Page, every_page
+from xtrain.dsl.reference_text import ReferenceText
+from xtrain.dsl.reference_topics import Word, find, near, words
+from xtrain.dsl.schema.setting import Range, at_least, between, momentum_pair, not_negative, positive, share
+
+BASE = (Path(__file__).parent / "data" / "quickstart.xtrain").read_text(encoding="utf-8")
+FIELDS = [field for page in every_page() for field in (*((page.label,) if page.label else ()), *page.fields)]
+PLAIN = ReferenceText(width=80)
+
+
+def wrong(text, *sets):
+    """The codes of syntax, names and types in a text behind a good spec."""
+    base = re.sub(r"(?m)^(collate|dataset).*\n", "", BASE) if "collate" in text else BASE
+    return [d.code for d in load_spec("s", sets, {"s": base + text}).diagnostics.errors if d.code[1] in "123"]
+
+
+def filled(text):
+    return text.replace("NAME", "stdlib").replace("… ->", "to_tensor -> flatten -> shift_tokens ->")
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: f"{field.group} {field.path}")
+def test_every_example_is_one(field):
+    sparse = "model qwen3_moe { experts = 8 }\n" if "qwen3_moe" in field.usage else ""
+    assert wrong(sparse + filled(field.usage)) == []
+    assert field.name in field.usage or field.is_label
+
+
+@pytest.mark.parametrize("field", [f for f in FIELDS if f.group == "block"], ids=lambda field: field.path)
+def test_every_set_is_one(field):
+    shown = PLAIN.field(field)
+    found = re.search(r"--set (.*)$", shown, re.MULTILINE)
+    if field.path == "dataset.name":
+        assert found is None
+        return
+    family = f"model {field.only[0]} {{ experts = 8 }}" if field.only and field.path.startswith("model") else ""
+    family = f"scheduler {field.only[0]}" if field.path.startswith("scheduler") and field.only else family
+    family = "model mixtral { experts = 8 }" if field.path.startswith("model.router") else family
+    family = "loss cross_entropy" if field.path.startswith("loss.") else family
+    family = "activation full" if field.path.startswith("activation") else family
+    family = "cluster h100" if field.path.startswith("cluster.") and not field.is_label else family
+    assert wrong(family, filled(found[1].strip("'"))) == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "leads_to"),
+    [
+        ("parallel", ["Page parallel"]),
+        ("fsdp", ["Page parallel.fsdp"]),
+        ("parallel.fsdp", ["Page parallel.fsdp"]),
+        ("parallel.fsdp.reduce", ["Field parallel.fsdp.reduce"]),
+        ("reduce", ["Field parallel.fsdp.reduce"]),
+        ("fsdp.reduce", ["Field parallel.fsdp.reduce"]),
+        ("tp.size", ["Field parallel.tp.size"]),
+        ("sequence", ["Field batch.sequence", "Field parallel.tp.sequence"]),
+        ("dataset.web.holdout", ["Field dataset.holdout"]),
+        ("checkpoint", ["Page checkpoint", "Page checkpoint"]),
+        ("every", ["Page every", "Field activation.every"]),
+        ("pack", ["Page pack"]),
+        ("text", ["Page text", "Field dataset.text"]),
+        ("1f1b", ["choice parallel.pp.schedule"]),
+        ("adamw", ["choice optimizer.kind"]),
+        ("min", ["function min(a, b, …)", "unit 10 min"]),
+        ("steps", ["unit 10 steps"]),
+        ("%", ["unit 10%"]),
+        ("Ki", ["multiplier 8Ki"]),
+        ("let", ["statement let name = expression"]),
+        ("sigterm", ["event on sigterm …"]),
+        ("ema", ["later ema"]),
+        ("`batch`", ["Page batch"]),
+        ("nonsense", []),
+        ("parallel.nonsense", []),
+        ("", []),
+        (".", []),
+        ("..", []),
+    ],
+)
+def test_topics(topic, leads_to):
+    found = []
+    for each in find(topic):
+        kind = each.kind if isinstance(each, Word) else type(each).__name__
+        found.append(f"{kind} {each.written if isinstance(each, Word) else each.path}")
+    assert found == leads_to
+
+
+@pytest.mark.parametrize(
+    ("topic", "meant"),
+    [("paralel", "parallel"), ("parallel.fsdp.redcue", "parallel.fsdp.reduce"), ("hidden_size", "dim"),
+     ("redcue", "reduce"), ("stpes", "steps"), ("1f1", "1f1b"), ("zzzzzzzz", None)],
+)  # fmt: skip
+def test_near(topic, meant):
+    assert near(topic) == meant
+
+
+def test_every_path_leads_to_one_field():
+    for field in FIELDS:
+        assert field in find(field.path)
+    for word in words():
+        assert any(isinstance(each, Word) and each.name == word.name for each in find(word.name))
+
+
+@pytest.mark.parametrize("width", [10, 40, 80, 500])
+def test_lines_fit(width):
+    text = ReferenceText(width=width)
+    shown = [text.overview(), *(text.topics([each]) for each in (*every_page(), *FIELDS, *words()))]
+    fixed = ("--set", "write", "default", "xtrain docs")  # what is to be copied is never broken
+    limit = max(40, min(width, 100))
+    for line in "\n".join(shown).splitlines():
+        copied = any(word in line for word in fixed) or "; " in line or " " not in line.strip()
+        assert len(line) <= limit or copied or len(max(line.split(), key=len)) > limit // 2, line
+
+
+def test_colors():
+    assert "\x1b[1mparallel.fsdp.reduce\x1b[0m" in ReferenceText(color=True).topics(find("reduce"))
+    assert "\x1b" not in PLAIN.overview() + PLAIN.topics(find("reduce"))
+
+
+def test_a_setting_says_all_that_is_known_of_it():
+    shown = PLAIN.topics(find("scheduler.shape"))
+    for part in ("linear", "cosine", "sqrt", "default   linear", "only for  wsd", "--set scheduler.shape=cosine"):
+        assert part in shown
+    assert "must be given" in PLAIN.topics(find("optimizer.lr")) and "above 0" in PLAIN.topics(find("optimizer.lr"))
+
+
+def test_pages_and_fields_are_of_the_schema():
+    assert {type(each) for each in (*every_page(), *FIELDS)} == {Page, Field}
+    assert len(FIELDS) > 90
+
+
+@pytest.mark.parametrize(
+    ("values", "inside", "outside", "said"),
+    [
+        (positive, (1, 0.1), (0, -1), "above 0"),
+        (not_negative, (0, 2), (-0.1,), "not negative"),
+        (at_least(2), (2, 9), (1,), "at least 2"),
+        (between(0.01, 1), (0.01, 1), (0, 1.1), "between 0.01 and 1"),
+        (share, (0, 100, 5000), (-1,), "0% to 100%"),
+        (momentum_pair, ((0, 0.9),), ((0.9,), (0.9, 1), (-0.1, 0.5), (0.1, 0.2, 0.3)), "two numbers from 0 up to, but"),
+    ],
+    ids=lambda x: x.words if isinstance(x, Range) else "",
+)
+def test_ranges(values, inside, outside, said):
+    assert values.words.startswith(said)
+    assert all(values(each) is None for each in inside)
+    assert all((values(each) or "").startswith("must ") for each in outside)

@@ -1,0 +1,118 @@
+"""The closed form against the trace: what a plan says a rank holds and sends is what the program of that rank does.
+
+Every layout of the table of topologies, and the specs of the two acceptance models at full width with fewer layers.
+"""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from topologies import BY_NAME, TOPOLOGIES, Topology
+
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.plan import Memory, Plan, RankClass, Traced
+from xtrain.runtime.trace.trace import trace_plan
+
+SPECS = Path(__file__).parents[2] / "specs"
+EXACT = ("parameters", "gradients", "optimizer", "unsharded", "loss")
+ACTIVATIONS = 0.015  # single numbers that are alive for long; gradients that a split backward has still to send
+TOTAL = 0.06
+
+# Of every feature one layout; the others with `-m matrix`.
+FEW = (
+    "one rank, one microbatch (moe)",
+    "fsdp 2, no clipping (qwen3)",
+    "fsdp 2, three microbatches (dense)",
+    "replicate 2, ddp (dense)",
+    "tp 2, without loss (dense)",
+    "ring 2 · ulysses 2, fold none (dense)",
+    "fsdp 2 · ep 2, balance bias (moe)",
+    "pp 2, interleaved_1f1b (dense)",
+    "pp 2, zero_bubble (dense)",
+    "pp 2, zbv (dense)",
+    "pp 2 · tp 2, tied, uneven vocabulary (dense)",
+    "fsdp 2 · ep 2, full recomputation (moe)",
+    "fsdp 2, selective recomputation (dense)",
+)
+
+# Options that layouts of the table do not have, and kernels of devices that it does not name.
+WIDE = {
+    "8b": ("llama_8b_64gpu.xtrain", "batch.rows=64", "model.layers=3"),
+    "8b, whole gradients": ("llama_8b_64gpu.xtrain", "batch.rows=256", "model.layers=3", "parallel.fsdp.sync=step"),
+    "8b, tp 8": ("llama_8b_64gpu.xtrain", "batch.rows=8", "model.layers=3", "parallel.tp=8"),
+    "8b, full": ("llama_8b_64gpu.xtrain", "batch.rows=64", "model.layers=3", "activation.mode=full"),
+    "8b, offloaded": ("llama_8b_64gpu.xtrain", "batch.rows=64", "model.layers=3", "parallel.fsdp.offload=true"),
+    "8b, pipeline": ("llama_8b_64gpu.xtrain", "batch.rows=128", "model.layers=4", "parallel.pp=2"),
+    "30b": ("qwen3_moe_plan.xtrain", "batch.rows=128", "model.layers=3"),
+    "30b, one by one": ("qwen3_moe_plan.xtrain", "batch.rows=128", "model.layers=2", "cluster.preset=a100"),
+    "30b, pp 2": ("qwen3_moe_plan.xtrain", "batch.rows=128", "model.layers=4", "parallel.pp=2"),
+}
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_a_layout_costs_what_its_plan_says(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hold_against_the_trace(plan_of(BY_NAME[name], tmp_path))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("topology", [t for t in TOPOLOGIES if t.name not in FEW], ids=lambda t: t.name)
+def test_every_layout_costs_what_its_plan_says(topology, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hold_against_the_trace(plan_of(topology, tmp_path))
+
+
+IN_CI = ("8b, whole gradients", "8b, tp 8", "8b, full", "30b")
+ALL = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.matrix) for name in WIDE]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_wide_models_in_two_formats_cost_what_their_plans_say(name, monkeypatch):
+    monkeypatch.chdir(SPECS.parent)
+    spec, *sets = WIDE[name]
+    compiled = plan_from_spec(SPECS / spec, tuple(sets))
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    hold_against_the_trace(compiled.plan)
+
+
+def plan_of(topology: Topology, folder: Path) -> Plan:
+    trial = topology.trial("fp32")
+    (folder / "data.jsonl").write_text(json.dumps({"text": "some words"}) + "\n")
+    sets = ("precision.params=fp32", "workspace.root=runs", *trial.settings, *topology.layout)
+    compiled = plan_from_spec(trial.write(folder, alone=False), sets)
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    return compiled.plan
+
+
+def hold_against_the_trace(plan: Plan) -> None:
+    for closed, traced in zip(plan.estimates.classes, trace_plan(plan), strict=True):
+        _compare(closed.memory, traced.memory)
+        assert calls(plan, closed) == calls(plan, traced)
+
+
+def _compare(closed: Memory, traced: Memory) -> None:
+    assert {name: getattr(closed, name) for name in EXACT} == {name: getattr(traced, name) for name in EXACT}
+    assert closed.offloaded == traced.offloaded
+    assert closed.activations == pytest.approx(traced.activations, rel=ACTIVATIONS)
+    assert closed.total_bytes - closed.reserve == pytest.approx(traced.total_bytes, rel=TOTAL)
+
+
+def calls(plan: Plan, one: RankClass | Traced) -> dict[tuple[tuple[int, ...], str], tuple[int, int]]:
+    """Counts and bytes by operation and group of ranks: axes with equal ranks may share a group."""
+    counts: Counter[tuple[tuple[int, ...], str]] = Counter()
+    sizes: Counter[tuple[tuple[int, ...], str]] = Counter()
+    for call in one.traffic:
+        key = (_ranks(plan, call.axis), call.op)
+        counts[key] += call.count
+        sizes[key] += call.bytes
+    return {key: (counts[key], sizes[key]) for key in counts}
+
+
+def _ranks(plan: Plan, axis: str) -> tuple[int, ...]:
+    """Ranks of the group of rank 0, as distances."""
+    ranks = [0]
+    for name in axis.split(" · "):
+        found = next(a for a in (*plan.mesh.axes, *plan.mesh.expert_axes) if a.name == name)
+        ranks = [rank + place * found.stride for rank in ranks for place in range(found.size)]
+    return tuple(sorted(ranks))

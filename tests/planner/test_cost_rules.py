@@ -1,0 +1,102 @@
+"""What is dear about a run is said, with what would help, and what would help has been tried."""
+
+import pytest
+
+from xtrain.planner.headroom import TIGHT
+from xtrain.planner.remedies import Change, fullest
+
+BIG = "model llama { dim = 4Ki, layers = 8, heads = 32, kv_heads = 8, ffn = 14Ki, vocab = 128k }"
+ROW = "batch { sequence = 8Ki, micro = 2, accumulate = 4 }"
+HALF = "precision { compute = bf16 }"
+
+
+def check(made, rule):
+    return next(c for c in made.checks if c.id == rule)
+
+
+def gib(memory):
+    return f"cluster h100 {{ devices = 8, memory = {memory} GiB }}"
+
+
+def test_without_a_cluster_nothing_is_held_against_one(plan):
+    made = plan(parallel="parallel { pp 2 }")
+    assert not {"memory.device", "pipeline.bubble", "mesh.tp.need"} & {c.id for c in made.checks}
+    assert made.estimates.remedies == ()
+
+
+def test_what_fits_has_no_remedies(plan):
+    made = plan(model=BIG, batch=ROW, precision=HALF, cluster=gib(140))
+    assert check(made, "memory.device").status == "pass" and made.estimates.remedies == ()
+
+
+def test_a_plan_that_does_not_fit_is_a_plan_and_says_what_would_help(compiled):
+    result = compiled(model=BIG, batch=ROW, precision=HALF, cluster=gib(24))
+    assert result.plan is not None
+    found = check(result.plan, "memory.device")
+    assert (found.status, found.code) == ("warn", "W423") and "does not fit" in found.evidence
+    remedies = result.plan.estimates.remedies
+    assert 1 <= len(remedies) <= 3
+    for remedy in remedies:
+        assert remedy.memory_bytes <= (1 - TIGHT) * 24 * 2**30
+        assert ", ".join(remedy.sets) in found.evidence
+    assert [r.seconds for r in remedies if r.seconds] == sorted(r.seconds for r in remedies if r.seconds)
+
+
+def test_a_remedy_does_what_it_says(plan, load):
+    """The text of a remedy, as `--set`, gives the plan that was estimated."""
+    from xtrain.dsl.load import load_spec
+    from xtrain.planner.compile import compile_plan
+
+    blocks = {"model": BIG, "batch": ROW, "precision": HALF, "cluster": gib(24)}
+    made = plan(**blocks)
+    path = load(**blocks).path
+    for remedy in made.estimates.remedies:
+        changed = compile_plan(load_spec(path, remedy.sets).require(), world=made.mesh.world_size).plan
+        assert changed is not None
+        assert fullest(changed.estimates) == remedy.memory_bytes
+        if remedy.seconds is not None:
+            assert changed.estimates.times.step == pytest.approx(remedy.seconds)
+
+
+def test_little_room_is_said_too(plan):
+    full = fullest(plan(model=BIG, batch=ROW, precision=HALF, cluster=gib(140)).estimates)
+    tight = plan(model=BIG, batch=ROW, precision=HALF, cluster=gib(int(full * 1.04 / 2**30)))
+    found = check(tight, "memory.device")
+    assert found.code == "W423" and "less than 8%" in found.evidence
+
+
+def test_states_alone_that_do_not_fit_are_named(plan):
+    made = plan(model=BIG.replace("layers = 8", "layers = 200"), batch=ROW, precision=HALF, cluster=gib(24))
+    evidence = check(made, "memory.device").evidence
+    assert "states of the model" in evidence and "use more ranks" in evidence and "is not enough" in evidence
+
+
+def test_a_pipeline_that_waits(plan):
+    blocks = {"parallel": "parallel { pp 4, fsdp 1 }", "cluster": "cluster h100 { devices = 4 }"}
+    blocks["model"] = "model llama { dim = 64, layers = 16, heads = 8, kv_heads = 4 }"
+    few = plan(batch="batch { sequence = 256, accumulate = 4 }", **blocks)
+    found = check(few, "pipeline.bubble")
+    assert found.code == "W424" and "stages_per_rank=4" in found.evidence and few.estimates.bubble > 0.2
+    many = plan(batch="batch { sequence = 256, accumulate = 64 }", **blocks)
+    assert check(many, "pipeline.bubble").status == "pass"
+
+
+def test_tensor_parallel_between_machines(plan):
+    made = plan(parallel="parallel { tp 4, fsdp auto }", launch="launch { nodes = 2, ranks_per_node = 2 }")
+    found = check(made, "mesh.tp.nodes")
+    assert found.code == "W425" and "use tp 2" in found.evidence
+    inside = plan(parallel="parallel { tp 2, fsdp auto }", launch="launch { nodes = 2, ranks_per_node = 2 }")
+    assert check(inside, "mesh.tp.nodes").status == "pass"
+
+
+def test_tensor_parallel_that_is_not_needed(plan):
+    blocks = {"model": BIG, "batch": ROW.replace("micro = 2", "micro = 1"), "precision": HALF, "cluster": gib(140)}
+    made = plan(parallel="parallel { tp 2, fsdp auto }", **blocks)
+    assert check(made, "mesh.tp.need").code == "W426"
+    needed = plan(parallel="parallel { tp 2, fsdp auto }", **{**blocks, "cluster": gib(18)})
+    assert check(needed, "mesh.tp.need").status == "pass"
+
+
+def test_changes_are_texts_and_values():
+    change = Change.of(parallel__tp__size=2, parallel__fsdp__offload=True) + Change.of(activation__mode="full")
+    assert change.sets == ("parallel.tp=2", "parallel.fsdp.offload=true", "activation.mode=full")

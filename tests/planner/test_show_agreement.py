@@ -1,0 +1,107 @@
+"""A trace beside the closed form: what agrees passes, what is more than a tenth apart warns with both numbers."""
+
+import pytest
+from attrs import evolve
+
+from xtrain.planner.agreement import agreement, ranks_to_trace, with_trace
+from xtrain.planner.plan import Memory, Traced, Traffic
+
+MIB = 2**20
+STATES = {"parameters": 100 * MIB, "gradients": 100 * MIB, "optimizer": 200 * MIB}
+SENT = Traffic(axis="fsdp", op="all_gather", node="setup.parallel.fsdp", count=10, bytes=100 * MIB, exposed=False)
+
+
+@pytest.fixture
+def estimated(plan):
+    """A plan of two coordinates whose closed forms say `memory` and `traffic`."""
+
+    def build(memory, traffic=(SENT,)):
+        made = plan(parallel="parallel { pp 2, fsdp 2 }")
+        classes = tuple(evolve(one, memory=memory, traffic=traffic) for one in made.estimates.classes)
+        return evolve(made, estimates=evolve(made.estimates, classes=classes))
+
+    return build
+
+
+def traced(memory, *traffic, pp=0):
+    return Traced(rank=2 * pp, pp=pp, memory=memory, traffic=traffic, seconds=1.0)
+
+
+def verdicts(plan):
+    return {check.id: check.status for check in plan.checks if check.id.startswith("trace.")}
+
+
+def test_what_agrees_passes(estimated):
+    memory = Memory(**STATES, activations=50 * MIB, reserve=999 * MIB)
+    seen = Memory(**STATES, activations=46 * MIB)
+    made = with_trace(estimated(memory), (traced(seen, SENT), traced(seen, SENT, pp=1)))
+    assert verdicts(made) == {
+        "trace.memory.parameters": "pass",
+        "trace.memory.gradients": "pass",
+        "trace.memory.optimizer": "pass",
+        "trace.memory.activations": "pass",
+        "trace.traffic.fsdp.all_gather": "pass",
+    }
+    assert len(made.traced) == 2 and made.id == estimated(memory).id
+
+
+def test_what_is_further_apart_warns_with_both_numbers(estimated):
+    memory = Memory(**STATES, activations=50 * MIB)
+    made = with_trace(
+        estimated(memory), (traced(memory, SENT), traced(evolve(memory, activations=40 * MIB), SENT, pp=1))
+    )
+    found = next(check for check in made.checks if check.id == "trace.memory.activations")
+    assert found.status == "warn"
+    assert found.evidence == "closed form 50.0 MiB, trace 40.0 MiB on rank 2, 20% apart"
+
+
+@pytest.mark.parametrize(("size", "status"), [(90, "pass"), (89, "warn"), (111, "pass"), (112, "warn")])
+def test_a_tenth_of_the_larger_is_the_bound(estimated, size, status):
+    memory = Memory(**STATES, activations=100 * MIB)
+    made = with_trace(estimated(memory), (traced(evolve(memory, activations=size * MIB), SENT),))
+    assert verdicts(made)["trace.memory.activations"] == status
+
+
+def test_what_is_too_small_to_matter_is_left(estimated):
+    memory = Memory(**STATES, loss=1000)
+    assert verdicts(with_trace(estimated(memory), (traced(Memory(**STATES), SENT),)))["trace.memory.loss"] == "pass"
+
+
+def test_calls_count_as_well_as_bytes(estimated):
+    memory = Memory(**STATES)
+    more = evolve(SENT, count=20)
+    other = evolve(SENT, axis="fsdp · ring", op="reduce_scatter")
+    made = with_trace(estimated(memory), (traced(memory, more, other),))
+    assert verdicts(made)["trace.traffic.fsdp.all_gather"] == "warn"
+    assert verdicts(made)["trace.traffic.fsdp_ring.reduce_scatter"] == "warn"  # the closed form does not have it
+    found = next(check for check in made.checks if check.id == "trace.traffic.fsdp.all_gather")
+    assert "10 calls, 20 on rank 0, 50% apart" in found.evidence
+
+
+def test_calls_for_several_nodes_are_one_figure(estimated):
+    memory = Memory(**STATES)
+    half = evolve(SENT, count=5, bytes=50 * MIB)
+    parts = (half, evolve(half, node="setup.parallel.root_fsdp"))
+    assert set(verdicts(with_trace(estimated(memory, parts), (traced(memory, SENT),))).values()) == {"pass"}
+
+
+def test_one_rank_of_every_kind_is_traced(plan):
+    made = plan(
+        model="model llama { dim = 64, layers = 8, heads = 8, kv_heads = 4 }",
+        parallel="parallel { pp 4, fsdp 2 }",
+        batch="batch { sequence = 256, accumulate = 4 }",
+    )
+    first, middle, _, last = made.estimates.classes
+    kinds = (first, evolve(middle, flops=1), evolve(middle, pp=2, flops=1), evolve(last, flops=2))
+    assert ranks_to_trace(evolve(made, estimates=evolve(made.estimates, classes=kinds))) == (0, 2, 6)
+    sent = evolve(kinds[2], traffic=(SENT,))
+    all_kinds = (*kinds[:2], sent, kinds[3])
+    assert ranks_to_trace(evolve(made, estimates=evolve(made.estimates, classes=all_kinds))) == (0, 2, 4, 6)
+    assert ranks_to_trace(plan()) == (0,)
+
+
+def test_a_second_trace_takes_the_place_of_the_first(estimated):
+    memory = Memory(**STATES)
+    once = with_trace(estimated(memory), (traced(memory, SENT),))
+    assert with_trace(once, (traced(memory, SENT),)).checks == once.checks
+    assert agreement(estimated(memory)) == ()

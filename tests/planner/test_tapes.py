@@ -1,0 +1,113 @@
+"""What blocks keep and take, against sums worked out by hand."""
+
+import pytest
+
+from xtrain.planner.replay import Handling, Recompute, backward, forward, kept, second_run
+from xtrain.planner.tape import MATMUL, Call, Tape, Unit, Value
+
+SHAPE = "model llama {{ dim = 64, layers = {layers}, heads = 8, kv_heads = 4, ffn = 192 }}"
+TOKENS, DIM, HEADS, KEYS, FFN, VOCAB = 2 * 256, 64, 8, 4, 192, 258
+ROWS = "batch { sequence = 256, micro = 2 }"
+
+
+def memory(plan, layers=4, **blocks):
+    (only,) = plan(model=SHAPE.format(layers=layers), batch=ROWS, **blocks).estimates.classes
+    return only.memory
+
+
+@pytest.mark.parametrize(("precision", "width"), [("", 4), ("precision { params = bf16 }", 2)])
+def test_a_block_keeps_what_its_modules_keep(plan, precision, width):
+    """Input, normed input, q, k, v, what attention gives, second input, normed; gate, its silu, up, their product; and
+    in fp32 a number for each norm, and one for each head."""
+    one = memory(plan, 3, precision=precision).activations - memory(plan, 2, precision=precision).activations
+    numbers = 4 * DIM + 2 * DIM + 2 * KEYS * (DIM // HEADS) + 4 * FFN
+    assert one == TOKENS * (numbers * width + (2 + HEADS) * 4)
+
+
+def test_recomputed_blocks_keep_what_goes_in(plan):
+    full = [memory(plan, n, activation="activation full {}").activations for n in (2, 3)]
+    assert full[1] - full[0] == TOKENS * DIM * 4
+    some = [memory(plan, n, activation="activation selective { save = [matmul] }").activations for n in (2, 3)]
+    products = DIM + 2 * KEYS * (DIM // HEADS) + DIM + 2 * FFN + DIM
+    assert some[1] - some[0] == TOKENS * (DIM + products) * 4
+
+
+def test_every_second_block_recomputed_saves_half(plan):
+    none, full = memory(plan).activations, memory(plan, activation="activation full {}").activations
+    half = memory(plan, activation="activation full { every = 2 }").activations
+    assert half == (none + full) / 2
+
+
+def test_the_loss_leaves_two_gradients(plan):
+    assert memory(plan).loss == 4 * (TOKENS * DIM + VOCAB * DIM)
+
+
+def test_whole_gradients_wait_for_the_last_microbatch(plan):
+    """fsdp over 2 ranks, two microbatches: gathered are the ends of the model and one block; gradients all of it."""
+    text = "parallel { fsdp 2 }"
+    made = plan(model=SHAPE.format(layers=4), batch="batch { sequence = 256, accumulate = 2 }", parallel=text)
+    (only,) = made.estimates.classes
+    sizes = {tensor.name: tensor.size for tensor in made.parameters.tensors}
+    block = sum(size for name, size in sizes.items() if name.startswith("layers.0."))
+    ends = sum(size for name, size in sizes.items() if not name.startswith("layers."))
+    assert only.memory.unsharded == 4 * (ends + block)
+    assert only.memory.unreduced == 4 * made.parameters.total
+    single = plan(model=SHAPE.format(layers=4), batch="batch { sequence = 256, accumulate = 1 }", parallel=text)
+    assert single.estimates.classes[0].memory.unreduced == 0
+
+
+def chain(*, call=None) -> Tape:
+    """x → linear (10 → 20) → square (keeps 20) → linear (20 → 10)."""
+    tape = Tape(Value(10, 10))
+    hidden = tape.linear(tape.input, 20, weight=5, flops=100)
+    active = tape.op(hidden, makes=20, keeps=(hidden,), calls=[call] if call else ())
+    tape.linear(active, 10, weight=6, flops=100)
+    return tape
+
+
+OWN = Handling(sums="own", again=False)
+
+
+def test_a_tape_by_hand():
+    tape = chain()
+    assert kept(tape, None) == 10 + 20 + 20
+    played = forward(tape, None, None)
+    assert (played.peak, played.net) == (20 + 20 + 10, 20 + 20 + 10)
+    # The last product: 20 for the gradient of what it took and 6 of its weight, beside the 10 that came.
+    back = backward(tape, None, None, OWN)
+    assert back.net == -50 + 5 + 6  # all that was kept goes, gradients of weights stay, that of x is in the place of 10
+    assert back.peak == 26  # 20 and 6, later 20 + 20 + 6 - 10 - 20 = 16, then less
+
+
+def test_a_second_run_ends_where_nothing_more_is_kept():
+    call = Call("tp", "all_gather", "setup.parallel.tp", 7)
+    tape, again = chain(call=call), Recompute()
+    assert kept(tape, again) == 10
+    assert [op.calls for op in second_run(tape, again)] == [(), (call,), ()]
+    assert forward(tape, None, again).net == 10
+    back = backward(tape, None, again, OWN)
+    assert back.peak == 20 + 20 + 26 and back.net == -10 + 5 + 6
+    some = Recompute(saved=frozenset({MATMUL}))
+    assert kept(tape, some) == 10 + 20 + 10 and [op.calls for op in second_run(tape, some)] == [(call,)]
+
+
+def test_a_unit_is_gathered_exchanged_and_let_go():
+    unit = Unit(
+        whole=11,
+        gradients=11,
+        summed=11,
+        buffer=12,
+        output=6,
+        shard=6,
+        largest=6,
+        shards=2,
+        copies=1,
+        moved=False,
+        reshards=True,
+    )
+    now = backward(chain(), unit, None, Handling(sums="exchange", again=False))
+    assert now.net == -50 + 6  # a shard in the place of 11
+    later = backward(chain(), unit, None, Handling(sums="keep", again=False))
+    assert later.net == -50 + 11
+    added = backward(chain(), unit, None, Handling(sums="keep", again=True))
+    assert added.net == -50

@@ -1,0 +1,236 @@
+"""A trace sees what a rank holds and sends, and leaves no trace itself."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from attrs import evolve
+from topologies import BY_NAME, SCHEDULES, TOPOLOGIES, Topology
+from traces import calls, plan_of
+
+from xtrain.planner.placement import held_bytes
+from xtrain.runtime.executor import op_of, topological
+from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.ops import load_ops
+from xtrain.runtime.parallel import outline
+from xtrain.runtime.state import Rank
+from xtrain.runtime.trace import program, shorten
+from xtrain.runtime.trace.batch import full_rows
+from xtrain.runtime.trace.trace import trace_plan
+
+QUICK = (
+    "one rank, one microbatch (moe)",
+    "replicate 2 · fsdp 2 (dense)",
+    "replicate 2, ddp (dense)",
+    "ring 2 · ulysses 2, fold ring_only (dense)",
+    "ring 2 · ulysses 2 · tp 2 · ep 4 (moe)",
+    "pp 2 · tp 2, tied, uneven vocabulary (dense)",
+    "pp 2 · fsdp 2 · tp 2 · ep 2, zbv (moe)",
+    "fsdp 2 · ep 2, selective recomputation (moe)",
+)
+BATCH, SEQUENCE, DIM, LAYERS, VOCAB = 8, 64, 32, 4, 258
+
+
+def check(plan):
+    for traced in trace_plan(plan):
+        memory = traced.memory
+        assert memory.states == held_bytes(plan, traced.rank)
+        assert memory.parameters == memory.gradients == memory.optimizer // 2
+        assert memory.activations > 0
+        assert traced.pp == plan.mesh.coordinates(traced.rank)["pp"]
+        names = {axis.name for axis in (*plan.mesh.axes, *plan.mesh.expert_axes) if axis.size > 1}
+        nodes = {node.id for node in plan.nodes}
+        for sent in traced.traffic:
+            assert set(sent.axis.split(" · ")) <= names
+            assert sent.node in nodes
+            assert sent.count > 0 and sent.bytes > 0
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_rank_of_every_coordinate_holds_what_was_planned(tmp_path, name):
+    check(plan_of(tmp_path, BY_NAME[name]))
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("topology", TOPOLOGIES, ids=[topology.name for topology in TOPOLOGIES])
+def test_the_whole_table(tmp_path, topology):
+    check(plan_of(tmp_path, topology))
+
+
+def test_activations_are_what_autograd_keeps_in_a_real_forward(tmp_path):
+    """The forward of the same model with values, whose saved tensors are counted by their storages."""
+    plan = plan_of(tmp_path, Topology(accumulate=1), params="fp32")
+    (traced,) = trace_plan(plan)
+    load_ops()
+    rank = Rank(
+        rank=0,
+        local_rank=0,
+        world_size=1,
+        data_rank=0,
+        data_ranks=1,
+        device=torch.device("cpu"),
+        pipeline_ranks=1,
+        coordinates=plan.mesh.coordinates(0),
+    )
+    resources = {"plan": plan, "rank": rank}
+    for node in topological(plan):
+        if node.op in ("setup.build_model", "setup.weights"):
+            resources[op_of(node).gives] = op_of(node).bind(node, resources)()
+    model = resources["model"].whole
+    batch = ModelBatch.of(full_rows(BATCH, SEQUENCE), rank.device)
+    kept: dict[int, int] = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        objective = model(None, batch)
+    known = [*model.parameters(), batch.input_ids_BS, batch.labels_BS, batch.positions_BS]
+    for tensor in known:
+        kept.pop(tensor.untyped_storage().data_ptr(), None)
+    # Beside these: the objective, the cross-entropy that is logged.
+    assert traced.memory.activations - sum(kept.values()) in range(64)
+    assert objective.shape == (1,)
+    tokens = BATCH * SEQUENCE
+    assert traced.memory.loss == 4 * (tokens * DIM + VOCAB * DIM)
+
+
+def test_fsdp_gathers_each_block_for_the_forward_and_for_the_backward(tmp_path):
+    """Two microbatches: gathered twice in each, exchanged in every one of them or in the last."""
+    plan = plan_of(tmp_path, Topology(fsdp=2), params="fp32")
+    (traced,) = trace_plan(plan)
+    blocks = calls(traced, "setup.parallel.fsdp")
+    block = sum(t.size for t in plan.parameters.tensors if t.name.startswith("layers.0."))
+    exchanges = 2 if plan.node("step.forward_backward").args["sync"] == "microbatch" else 1
+    assert blocks["fsdp", "all_gather"] == (2 * 2 * LAYERS, 2 * 2 * LAYERS * block * 4)
+    assert blocks["fsdp", "reduce_scatter"] == (exchanges * LAYERS, exchanges * LAYERS * block * 4)
+    ends = sum(t.size for t in plan.parameters.tensors if not t.name.startswith("layers."))
+    assert calls(traced, "setup.parallel.root_fsdp")["fsdp", "all_gather"] == (2, 2 * ends * 4)
+    # The root is gathered all the time, and one block after the other, the next one before the last is let go.
+    assert traced.memory.unsharded in (4 * (ends + block), 4 * (ends + 2 * block))
+
+
+def test_tensor_parallel_sends_the_stream_around_every_half_of_a_block(tmp_path):
+    (traced,) = trace_plan(plan_of(tmp_path, Topology(tp=2, accumulate=1), params="fp32"))
+    sent = calls(traced, "setup.parallel.tp")
+    stream = BATCH * SEQUENCE * DIM * 4
+    halves = 2 * LAYERS
+    # Forward: into each half and into the head; out of each half and of the embedding. Backward: the same, turned.
+    assert sent["tp", "all_gather"] == (2 * (halves + 1), 2 * (halves + 1) * stream)
+    assert sent["tp", "reduce_scatter"] == (2 * (halves + 1), 2 * (halves + 1) * stream)
+
+
+def test_experts_get_an_even_share(tmp_path):
+    """Counts, tokens there and back, and the gradients of both: five exchanges a block."""
+    (traced,) = trace_plan(plan_of(tmp_path, Topology(fsdp=2, ep=2, model="moe", accumulate=1), params="fp32"))
+    count, size = calls(traced, "setup.parallel.ep")["ep", "all_to_all"]
+    rows = BATCH // 2 * SEQUENCE * 2  # of this rank, each to two experts
+    assert count == 5 * LAYERS
+    assert size == LAYERS * (4 * rows * DIM * 4 + 8 * 8)  # eight counts of eight bytes
+
+
+def test_a_pipeline_passes_the_stream_on_and_its_gradient_back(tmp_path):
+    plan = plan_of(tmp_path, BY_NAME["pp 2, 1f1b (dense)"])
+    first, last = trace_plan(plan)
+    stream = 1 * SEQUENCE * DIM * 8
+    every = (BATCH, BATCH * stream)
+    for traced in (first, last):
+        assert calls(traced, "setup.parallel.pp") == {("pp", "send"): every, ("pp", "recv"): every}
+    assert (first.memory.loss, last.memory.loss > 0) == (0, True)
+    # Two microbatches are under way on the first stage, and one on the last, which holds the head as well.
+    assert first.memory.activations > last.memory.activations
+
+
+def test_units_are_known_by_name_from_the_first_gather_on(tmp_path):
+    """Schedules of several stages gather before the first forward."""
+    for traced in trace_plan(plan_of(tmp_path, BY_NAME["pp 2 · fsdp 2, zero_bubble (dense)"])):
+        blocks = calls(traced, "setup.parallel.fsdp")
+        assert blocks["fsdp", "all_gather"] == blocks["fsdp", "reduce_scatter"]
+        assert blocks["fsdp", "all_gather"][0] == LAYERS // 2
+        assert traced.memory.unreduced > 0
+
+
+def test_gradients_wait_whole_for_the_last_microbatch_of_a_pipeline(tmp_path):
+    """All forwards of gpipe come first: what waits is seen after backwards alone."""
+    plan = plan_of(tmp_path, Topology(pp=2, fsdp=2, sets=SCHEDULES["gpipe"]), params="fp32")
+    for traced in trace_plan(plan):
+        assert traced.memory.unreduced == 2 * traced.memory.gradients
+
+
+def test_stages_that_read_no_rows_hear_of_full_ones(tmp_path, monkeypatch):
+    heard = []
+    decode = outline.decode_outline
+    monkeypatch.setattr(outline, "decode_outline", lambda tensor: heard.extend(decode(tensor)) or decode(tensor))
+    trace_plan(plan_of(tmp_path, BY_NAME["pp 2, zbv (dense)"]), ranks=[1])
+    assert [batch.cumulative_lengths.tolist() for batch in heard] == [[0, SEQUENCE]] * BATCH
+
+
+def test_recomputed_blocks_leave_what_they_were_given(tmp_path):
+    whole, full, selective = (
+        trace_plan(plan_of(tmp_path, Topology(accumulate=1, sets=sets), params="fp32"))[0].memory
+        for sets in ((), ("activation.mode=full",), ("activation.mode=selective",))
+    )
+    stream = BATCH * SEQUENCE * DIM * 4
+    assert full.activations < (LAYERS + 4) * stream
+    assert full.activations < selective.activations < whole.activations
+
+
+def test_one_kernel_for_all_experts_is_told_where_each_begins(tmp_path):
+    """Hopper has it, and keeps a number of four bytes for each of eight experts; elsewhere they go one by one."""
+    wide = ("model.dim=64", "model.expert_ffn=32", "precision.compute=bf16")
+    hopper, ampere = (
+        trace_plan(plan_of(tmp_path, Topology(model="moe", accumulate=1), *wide, params="fp32", more=f"cluster {name}"))
+        for name in ("h100", "a100")
+    )
+    assert hopper[0].memory.activations - ampere[0].memory.activations == LAYERS * 8 * 4
+
+
+def test_microbatches_that_are_alike_are_counted_without_being_run(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path, Topology(fsdp=2, accumulate=5, rows=10), params="fp32")
+    (some,) = trace_plan(plan)
+    monkeypatch.setattr(shorten, "ENOUGH", 5)
+    (every,) = trace_plan(plan)
+    assert set(some.traffic) == set(every.traffic)
+    assert evolve(some.memory, activations=0) == evolve(every.memory, activations=0)
+    assert abs(some.memory.activations - every.memory.activations) < 64  # the loss of each is kept
+
+
+def test_what_is_offloaded_is_not_on_the_device(tmp_path):
+    sets = ("parallel.fsdp.offload=true", "launch.device=cuda")
+    (here,) = trace_plan(plan_of(tmp_path, Topology(fsdp=2), params="fp32"))
+    (there,) = trace_plan(plan_of(tmp_path, Topology(fsdp=2), *sets, params="fp32"))
+    assert there.memory.offloaded and not here.memory.offloaded
+    assert there.memory.states == here.memory.states
+    assert there.memory.total_bytes < here.memory.total_bytes
+
+
+def test_traces_do_not_disturb_each_other(tmp_path):
+    """Groups of one world have the names of another's."""
+    ours, other = (plan_of(tmp_path, BY_NAME[name]) for name in ("fsdp 2 · tp 2 (dense)", "tp 2, no clipping (qwen3)"))
+    first, between, again = ([evolve(traced, seconds=0.0) for traced in trace_plan(p)] for p in (ours, other, ours))
+    assert first == again != between
+
+
+def test_a_trace_that_fails_leaves_no_process_group(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path, Topology(fsdp=2), params="fp32")
+
+    def fail(*_):
+        raise KeyError("in the middle")
+
+    with monkeypatch.context() as broken, pytest.raises(KeyError, match="in the middle"):
+        broken.setattr(program.Holdings, "forward_begins", fail)
+        trace_plan(plan)
+    assert not dist.is_initialized()
+    assert torch.ones(2).sum() == 2  # tensors have values again
+    check(plan)
+
+
+def test_a_rank_of_a_run_cannot_trace(tmp_path):
+    plan = plan_of(tmp_path, Topology(fsdp=2), params="fp32")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(RuntimeError, match="not part of a process group"):
+            trace_plan(plan)
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,114 @@
+"""Golden plans: what `xtrain plan` says of every spec in specs/, as text and as JSON, kept under tests/planner/golden.
+
+    python tests/support/golden.py            # which differ, and how
+    python tests/support/golden.py --write    # take what is said now
+
+They are the same on any machine: plans are made in an empty folder that holds copies of the specs alone, so that no
+tokenizer or data file is found, and the version of xtrain is left out. In the JSON long lists that are alike entry by
+entry (ranks, tensors) are kept as their number, their ends and a hash, so that 16,384 ranks take no megabytes.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+from contextlib import chdir
+from difflib import unified_diff
+from hashlib import blake2b
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from xtrain import __version__
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.render import render
+from xtrain.planner.serialise import to_json
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests/planner/golden"
+SPECS = sorted((ROOT / "specs").glob("*.xtrain"))
+SHOWN = 80  # lines of a difference
+
+
+def texts(spec: Path) -> dict[str, str]:
+    """File name under GOLDEN → what should stand there."""
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
+        shutil.copytree(ROOT / "specs", "specs")
+        compiled = plan_from_spec(f"specs/{spec.name}")
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    page = render(compiled.plan).replace(f"xtrain {__version__}", "xtrain VERSION")
+    return {f"{spec.stem}.txt": page, f"{spec.stem}.json": json_text(to_json(compiled.plan))}
+
+
+def json_text(content: dict[str, Any]) -> str:
+    """The JSON of a plan with an entry a line, and long lists shortened."""
+    content["memory"]["per_rank"] = shortened(content["memory"]["per_rank"])
+    content["ranks"] = shortened(content["ranks"])
+    content["parameters"]["tensors"] = shortened(content["parameters"]["tensors"])
+    content["spec_text"] = content["spec_text"].splitlines()
+    return "\n".join(lines(content)) + "\n"
+
+
+def shortened(entries: list[Any]) -> Any:
+    if len(entries) <= 64:
+        return entries
+    digest = blake2b(dumps(entries, sort_keys=True).encode(), digest_size=8).hexdigest()
+    return {"entries": len(entries), "first": entries[0], "last": entries[-1], "hash": digest}
+
+
+def lines(value: Any, indent: str = "", before: str = "", after: str = "") -> list[str]:
+    """A value over as many lines as it has entries that hold others; what fits on one line stands there."""
+    flat = dumps(value, ensure_ascii=False)
+    if not isinstance(value, dict | list) or len(indent + before + flat) <= 120 or not value:
+        return [f"{indent}{before}{flat}{after}"]
+    opened, closed = "{}" if isinstance(value, dict) else "[]"
+    pairs = value.items() if isinstance(value, dict) else ((None, item) for item in value)
+    inner = []
+    for number, (key, item) in enumerate(pairs, 1):
+        name = "" if key is None else f"{dumps(key, ensure_ascii=False)}: "
+        inner += lines(item, f"{indent}  ", name, "," if number < len(value) else "")
+    return [f"{indent}{before}{opened}", *inner, f"{indent}{closed}{after}"]
+
+
+def difference(name: str, text: str) -> str:
+    """What has changed against the golden file of that name, with what to type if it is meant; empty if nothing."""
+    path = GOLDEN / name
+    kept = path.read_text(encoding="utf-8") if path.exists() else ""
+    if kept == text:
+        return ""
+    found = list(unified_diff(kept.splitlines(), text.splitlines(), f"kept {name}", f"now {name}", lineterm="", n=1))
+    rest = [f"… and {len(found) - SHOWN} lines more"] if len(found) > SHOWN else []
+    return "\n".join([*found[:SHOWN], *rest, "", "If this is meant: python tests/support/golden.py --write"])
+
+
+def stale() -> list[str]:
+    """Golden files of specs that are no more."""
+    wanted = {f"{spec.stem}{ending}" for spec in SPECS for ending in (".txt", ".json")}
+    return sorted(path.name for path in GOLDEN.iterdir() if path.name not in wanted)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="replace the golden files by what is said now")
+    write = parser.parse_args().write
+    GOLDEN.mkdir(exist_ok=True)
+    differ = 0
+    for spec in SPECS:
+        for name, text in texts(spec).items():
+            found = difference(name, text)
+            differ += bool(found)
+            if write:
+                (GOLDEN / name).write_text(text, encoding="utf-8")
+            elif found:
+                print(found, end="\n\n")
+    for name in stale():
+        differ += 1
+        print(f"{name}: there is no such spec any more")
+        if write:
+            (GOLDEN / name).unlink()
+    print(f"{differ} golden files {'written anew' if write else 'differ'}")
+    return 0 if write or not differ else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,25 @@
+"""Plans to trace: layouts of the table, and small experiments of their own."""
+
+from pathlib import Path
+
+from topologies import Topology
+from trials import NoPlan, Trial
+
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.plan import Plan, Traced
+
+
+def plan_of(folder: Path, topology: Topology, *sets: str, params: str = "", more: str = "") -> Plan:
+    """The plan of a layout; data that are not there are no concern of a trace."""
+    trial = topology.trial(params or topology.formats[0])
+    path = Trial(model=trial.model, rows=trial.rows, clip=trial.clip, more=more).write(folder, alone=False)
+    texts = (f"precision.params={trial.params}", *trial.settings, *topology.layout, *sets)
+    compiled = plan_from_spec(path, texts)
+    if compiled.plan is None:
+        raise NoPlan("\n".join(error.message for error in compiled.diagnostics.errors))
+    return compiled.plan
+
+
+def calls(traced: Traced, node: str) -> dict[tuple[str, str], tuple[int, int]]:
+    """(axis, op) → (count, bytes) of what a node makes a rank send."""
+    return {(t.axis, t.op): (t.count, t.bytes) for t in traced.traffic if t.node == node}
