@@ -12,7 +12,8 @@ from .data import collators
 from .data.collators import Chain
 from .data.loader import EvalLoader, RowLoader
 from .data.order import RowOrder
-from .data.packing import Oversized, Rows, pack_sequential
+from .data.packing import pack_sequential
+from .data.rows import Oversized, Rows
 from .data.sources import open_source
 from .data.split import split_holdout
 from .data.store import TokenStore, build_store, open_store

@@ -22,7 +22,7 @@ from torch import Tensor
 from ...planner.topology import LONGEST_PADDING
 from .batch import IGNORE_INDEX, Microbatch, whole_positions
 from .errors import DataError
-from .packing import check_align
+from .rows import check_align
 from .zigzag import local_part
 
 RAW_ROWS = "rows of token arrays"

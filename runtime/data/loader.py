@@ -9,8 +9,8 @@ from attrs import define, field
 from .batch import Microbatch
 from .errors import DataError
 from .order import RowOrder
-from .packing import Rows
 from .row_reader import RowReader
+from .rows import Rows
 from .store import TokenStore
 
 Collate = Callable[[list[list[np.ndarray]]], Microbatch]

@@ -6,7 +6,7 @@ from hashlib import blake2b
 import numpy as np
 from attrs import define
 
-from .packing import Rows
+from .rows import Rows
 from .store import TokenStore
 
 
@@ -23,8 +23,10 @@ class RowReader:
         """Token segments of one row, views into the store; L positions come with L + 1 tokens, the last a label."""
         rows = self.rows
         segments = slice(rows.row_offsets[index], rows.row_offsets[index + 1])
-        first = self.store.offsets[self.documents[rows.document[segments]]] + rows.start[segments]
-        end = first + rows.length[segments] + 1
+        documents = self.documents[rows.document[segments]]
+        first = self.store.offsets[documents] + rows.starts(segments)
+        # The last position of a document reads its last token but one.
+        end = np.minimum(first + rows.capacity + 1, self.store.offsets[documents + 1])
         return [self.store.tokens[a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True)]
 
     @cached_property

@@ -1,0 +1,324 @@
+"""Best-fit-decreasing over runs of equal lengths; compiled.
+
+Best-fit-decreasing takes documents from the longest to the shortest and lays each into the fullest row that has room
+for it (Johnson 1973: at most 11/9 of the fewest rows, plus a constant). Lengths are small integers, so there are few
+kinds of documents and few kinds of open rows: all documents of a length and all rows with the same room left are placed
+together. A row's room shrinks as documents enter it, so the fullest row that takes one takes as many of them as it has
+room for before another row is looked at. The work is that of counting lengths, once, and of writing the order.
+
+Lengths here are in units of `align` positions, from 1 to the row's capacity C in units.
+"""
+
+import numpy as np
+
+from .jit import kernel
+from .rows import SPLIT, TRUNCATE
+
+# Columns of a count: documents or remainders to fit in, full rows cut off documents longer than a row, shortest and
+# longest length in positions of what is to fit in.
+ITEMS, FULL, SHORTEST, LONGEST = range(4)
+COLUMNS = 4
+
+
+@kernel
+def _size(length, capacity, policy):
+    """Positions of what a document of so many tokens leaves to fit in, 0 for nothing."""
+    size = max(np.int64(length) - 1, 0)
+    if size > capacity:
+        size = size % capacity if policy == SPLIT else capacity if policy == TRUNCATE else 0
+    return size
+
+
+@kernel
+def _count(lengths, first, last, capacity, policy, counts):
+    """Count the documents first … last - 1 by what they leave to fit in; int64 [COLUMNS].
+
+    `counts` int32 [capacity + 2] is 0 and gets the number of each size at 1 … capacity, what is longer at the end.
+    """
+    least, most = np.int64(1) << 62, np.int64(0)
+    for index in range(first, last):
+        least, most = min(least, np.int64(lengths[index])), max(most, np.int64(lengths[index]))
+    for index in range(first, last):
+        counts[min(max(np.int64(lengths[index]) - 1, 0), capacity + 1)] += 1
+    longer, full = np.int64(counts[capacity + 1]), np.int64(0)
+    items = last - first - longer
+    if longer:
+        for index in range(first, last):
+            size = np.int64(lengths[index]) - 1
+            if size > capacity:
+                if policy == SPLIT:
+                    full += size // capacity
+                rest = _size(lengths[index], capacity, policy)
+                counts[rest] += 1
+                items += 1
+        least, most = np.int64(0), capacity + 1
+    items -= counts[0]
+    shortest, longest = max(least - 1, 1), min(most - 1, capacity)
+    while shortest <= longest and counts[longest] == 0:
+        longest -= 1
+    while shortest < longest and counts[shortest] == 0:
+        shortest += 1
+    counts[0] = 0
+    return np.array([items, full, shortest, longest])
+
+
+@kernel
+def _sort(lengths, first, last, capacity, policy, longer, cursor, ordered):
+    """Write the indices first … last - 1 to `ordered`, each where `cursor` int64 [capacity + 1] of its size stands."""
+    if longer:
+        for index in range(first, last):
+            size = _size(lengths[index], capacity, policy)
+            ordered[cursor[size]] = index
+            cursor[size] += 1
+    else:
+        for index in range(first, last):
+            size = max(np.int64(lengths[index]) - 1, 0)
+            ordered[cursor[size]] = index
+            cursor[size] += 1
+
+
+@kernel
+def _lowest_bit(word):
+    """Index of the lowest set bit of a uint64 that is not 0."""
+    index = 0
+    for step in (32, 16, 8, 4, 2, 1):
+        if not word & ((np.uint64(1) << np.uint64(step)) - np.uint64(1)):
+            word >>= np.uint64(step)
+            index += step
+    return index
+
+
+@kernel
+def _tightest(words, summary, units):
+    """The smallest marked number from `units` on, or -1. `summary` marks the words that are not 0."""
+    at = units >> 6
+    word = words[at] >> np.uint64(units & 63)
+    if word:
+        return units + _lowest_bit(word)
+    at += 1
+    block = at >> 6
+    if block >= len(summary):
+        return -1
+    word = summary[block] >> np.uint64(at & 63)
+    if word:
+        at += _lowest_bit(word)
+        return (at << 6) + _lowest_bit(words[at])
+    for later in range(block + 1, len(summary)):
+        if summary[later]:
+            at = (later << 6) + _lowest_bit(summary[later])
+            return (at << 6) + _lowest_bit(words[at])
+    return -1
+
+
+@kernel
+def _mark(words, summary, units):
+    words[units >> 6] |= np.uint64(1) << np.uint64(units & 63)
+    summary[units >> 12] |= np.uint64(1) << np.uint64((units >> 6) & 63)
+
+
+@kernel
+def _unmark(words, summary, units):
+    words[units >> 6] &= ~(np.uint64(1) << np.uint64(units & 63))
+    if not words[units >> 6]:
+        summary[units >> 12] &= ~(np.uint64(1) << np.uint64((units >> 6) & 63))
+
+
+@kernel
+def _grown(table):
+    wider = np.empty((2 * len(table), table.shape[1]), table.dtype)
+    wider[: len(table)] = table
+    return wider
+
+
+@kernel
+def _fit(counts, shortest, longest, capacity, heads, words, summary):
+    """Plan the rows of documents counted by length; (placements, runs of rows, number of rows).
+
+    A placement, int64 [4], is (first row, rows, documents for each of them, first document in the order from long to
+    short). A run of rows, int64 [4], is (first row, rows, documents in each, next run with as much room). `heads` int32
+    [C + 1] is all -1, `words` and `summary` uint64 all 0, and they are so again in the end.
+    """
+    placements = np.empty((256, 4), np.int64)
+    runs = np.empty((256, 4), np.int64)
+    num_placements, num_runs, rows, item = 0, 0, 0, 0
+    for units in range(longest, shortest - 1, -1):
+        left = np.int64(counts[units])
+        while left > 0:
+            if num_placements + 2 > len(placements):
+                placements = _grown(placements)
+            if num_runs + 2 > len(runs):
+                runs = _grown(runs)
+            room = _tightest(words, summary, units)
+            if room < 0:  # no row takes one: open as many as are needed
+                room, held = capacity, 0
+                each = room // units
+                first, whole, rest = rows, left // each, left % each
+                rows += whole + (rest > 0)
+                free = -1
+            else:
+                run = heads[room]
+                first, available, held = runs[run, 0], runs[run, 1], runs[run, 2]
+                each = room // units
+                whole, rest = left // each, left % each
+                if whole >= available:
+                    whole, rest = available, 0
+                used = whole + (rest > 0)
+                free = -1
+                if used == available:
+                    heads[room] = runs[run, 3]
+                    free = run  # its entry is used again
+                    if heads[room] < 0:
+                        _unmark(words, summary, room)
+                else:
+                    runs[run, 0] += used
+                    runs[run, 1] -= used
+            for part in range(2):
+                here, taken = (whole, each) if part == 0 else (np.int64(rest > 0), rest)
+                if here == 0:
+                    continue
+                placements[num_placements] = (first, here, taken, item)
+                num_placements += 1
+                if free < 0:
+                    free = num_runs
+                    num_runs += 1
+                after = room - taken * units
+                runs[free] = (first, here, held + taken, np.int64(heads[after]))
+                heads[after] = free
+                _mark(words, summary, after)
+                free = -1
+                first += here
+                item += here * taken
+                left -= here * taken
+    room = _tightest(words, summary, 0)
+    while room >= 0:
+        heads[room] = -1
+        _unmark(words, summary, room)
+        room = _tightest(words, summary, room)
+    return placements[:num_placements], runs[:num_runs], rows
+
+
+@kernel
+def _fill(placements, runs, rows, ordered, ends, base, document):
+    """Write the documents of planned rows to `document` from `base` on, and where each row ends to `ends` [rows]."""
+    for run in range(len(runs)):
+        first = runs[run, 0]
+        ends[first : first + runs[run, 1]] = runs[run, 2]
+    begin = base
+    for row in range(rows):
+        size = ends[row]
+        ends[row] = begin
+        begin += size
+    # Until its last document is written, the end of a row is where its next document goes.
+    for number in range(len(placements)):
+        first, here, each = placements[number, 0], placements[number, 1], placements[number, 2]
+        item = placements[number, 3]
+        for row in range(first, first + here):
+            at = ends[row]
+            for _ in range(each):
+                document[at] = ordered[item]
+                at += 1
+                item += 1
+            ends[row] = at
+
+
+@kernel
+def _cut(lengths, first, last, capacity, base, document, ends, starts, at_segments):
+    """The full rows of documents longer than a row; (rows, segments noted as not beginning at 0)."""
+    row, noted = 0, 0
+    for index in range(first, last):
+        size = np.int64(lengths[index]) - 1
+        if size <= capacity:
+            continue
+        for piece in range(size // capacity):
+            document[base + row] = index
+            if piece:
+                at_segments[noted] = base + row
+                starts[noted] = piece * capacity
+                noted += 1
+            row += 1
+            ends[row - 1] = base + row
+    return row, noted
+
+
+@kernel
+def pack_groups(
+    lengths,
+    group,
+    first_group,
+    last_group,
+    capacity,
+    align,
+    policy,
+    counted,
+    counts,
+    bases,
+    document,
+    ends,
+    cuts,
+    starts,
+):
+    """Pack some groups of `group` documents, one after the other; (rows, segments that do not begin at 0).
+
+    `counted` and `counts` are what `count_groups` gave, `bases` int64 [groups] the first segment of each group. Writes
+    `document` from there on, the end of every row to `ends`, and for every segment that does not begin at its
+    document's first position, in order, its index to `cuts` and its begin to `starts`.
+    """
+    units = capacity // align
+    by_unit = np.zeros(units + 1, np.int32)
+    cursor = np.empty(capacity + 1, np.int64)
+    heads = np.full(units + 1, np.int32(-1))
+    words = np.zeros((units >> 6) + 1, np.uint64)
+    summary = np.zeros((units >> 12) + 1, np.uint64)
+    # Documents without a size stand behind all others.
+    ordered = np.empty(min(group, len(lengths)), document.dtype)
+    rows, noted = 0, 0
+    for number in range(first_group, last_group):
+        first, last = number * group, min((number + 1) * group, len(lengths))
+        items, full = counted[number, ITEMS], counted[number, FULL]
+        shortest, longest = counted[number, SHORTEST], counted[number, LONGEST]
+        if last_group - first_group > 1:
+            _count(lengths, first, last, capacity, policy, counts)
+        base = bases[number]
+        if full:
+            more, cut = _cut(lengths, first, last, capacity, base, document, ends[rows:], starts[noted:], cuts[noted:])
+            rows, noted, base = rows + more, noted + cut, base + more
+        item = 0
+        for size in range(longest, shortest - 1, -1):
+            cursor[size] = item
+            item += counts[size]
+        cursor[0] = item
+        _sort(lengths, first, last, capacity, policy, counts[capacity + 1] > 0, cursor, ordered)
+        counts[capacity + 1] = 0
+        fewest, most = (shortest + align - 1) // align, (longest + align - 1) // align
+        if align == 1:
+            placements, runs, more = _fit(counts, fewest, most, units, heads, words, summary)
+        else:
+            for size in range(shortest, longest + 1):
+                by_unit[(size + align - 1) // align] += counts[size]
+            placements, runs, more = _fit(by_unit, fewest, most, units, heads, words, summary)
+            by_unit[fewest : most + 1] = 0
+        counts[shortest : longest + 1] = 0
+        _fill(placements, runs, more, ordered, ends[rows:], base, document)
+        rows += more
+        if full:
+            for segment in range(base, base + items):
+                size = np.int64(lengths[document[segment]]) - 1
+                if size > capacity:
+                    cuts[noted] = segment
+                    starts[noted] = size - size % capacity
+                    noted += 1
+    return rows, noted
+
+
+@kernel
+def count_groups(lengths, group, first_group, last_group, capacity, policy, counted, counts):
+    """Fill the rows first_group … last_group - 1 of `counted`, int64 [groups, COLUMNS].
+
+    `counts` int32 [capacity + 2] is 0, and so it is in the end, but for a single group: then it is that group's.
+    """
+    for number in range(first_group, last_group):
+        last = min((number + 1) * group, len(lengths))
+        counted[number] = _count(lengths, number * group, last, capacity, policy, counts)
+        if last_group - first_group > 1:
+            counts[counted[number, SHORTEST] : counted[number, LONGEST] + 1] = 0
+            counts[capacity + 1] = 0
