@@ -31,7 +31,8 @@ class RowLoader:
     """Training microbatches of one data rank.
 
     With G = micro · accumulate · data_ranks, optimizer step s (from 0) takes the global positions s·G … s·G + G - 1 of
-    `order`. How they are dealt to ranks and microbatches does not change which rows a step sees.
+    `order`. How they are dealt to ranks and microbatches does not change which rows a step sees: in that order, or so
+    that attention costs all ranks about the same (`dealing.py`).
     """
 
     store: TokenStore
@@ -46,6 +47,8 @@ class RowLoader:
     """Microbatches in an optimizer step."""
     data_rank: int
     data_ranks: int
+    balance: bool = False
+    """Deal the rows of a step by what attention costs in them."""
     _reader: RowReader = field(init=False)
 
     @_reader.default  # pyright: ignore[reportAttributeAccessIssue]
@@ -63,6 +66,11 @@ class RowLoader:
     def row_indices(self, step: int) -> np.ndarray:
         """Rows that this rank takes in `step`, int64 [accumulate, micro]."""
         step_rows = self.order.rows(step * self.rows_per_step, self.rows_per_step)
+        if self.balance:
+            from .dealing import deal, row_costs
+
+            costs = row_costs(self.store, self.documents, self.rows, step_rows)
+            return step_rows[deal(costs, self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]]
         return step_rows.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
 
     def microbatches(self, step: int) -> list[Microbatch]:

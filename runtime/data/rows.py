@@ -4,6 +4,7 @@ A document of n tokens (bos … eos) has n - 1 positions: position i reads token
 Every piece of a document can be given room for a multiple of `align` positions, the rest of which is padding.
 """
 
+from functools import cached_property
 from hashlib import blake2b
 from typing import Final, Literal
 
@@ -79,6 +80,10 @@ class Rows:
 
     def fingerprint(self) -> str:
         """Hex digest of which positions stand in which row, for the same documents."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         digest = blake2b(f"{self.capacity} {self.align}".encode(), digest_size=16)
         for values in (self.document, self.row_offsets, self.cut_segments, self.cut_starts):
             digest.update(f" {len(values)} ".encode())

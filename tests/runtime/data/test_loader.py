@@ -42,6 +42,7 @@ def loader(
     documents: np.ndarray = DOCUMENTS,
     capacity: int = CAPACITY,
     align: int = 1,
+    balance: bool = False,
 ) -> RowLoader:
     rows = pack_sequential(store.lengths()[documents], capacity, "split", align)
     return RowLoader(
@@ -54,6 +55,7 @@ def loader(
         accumulate=accumulate,
         data_rank=data_rank,
         data_ranks=data_ranks,
+        balance=balance,
     )
 
 
@@ -81,6 +83,18 @@ def test_every_layout_sees_the_same_rows_in_every_step(micro: int, accumulate: i
         # In the order of global positions: microbatch by microbatch, within it rank by rank.
         seen = [row for group in zip(*per_rank, strict=True) for batch in group for row in rows_of(batch)]
         assert seen == rows_of(reference.microbatches(step)[0])
+
+
+@pytest.mark.parametrize(("micro", "accumulate", "data_ranks"), LAYOUTS)
+def test_rows_dealt_by_cost_are_those_of_the_step(micro: int, accumulate: int, data_ranks: int, store: TokenStore):
+    reference = loader(store, micro=12, accumulate=1)
+    ranks = [
+        loader(store, micro=micro, accumulate=accumulate, data_rank=rank, data_ranks=data_ranks, balance=True)
+        for rank in range(data_ranks)
+    ]
+    for step in (0, 1, 7):
+        seen = [row for rank in ranks for batch in rank.microbatches(step) for row in rows_of(batch)]
+        assert sorted(seen) == sorted(rows_of(reference.microbatches(step)[0]))
 
 
 def test_an_epoch_trains_on_each_position_of_the_chosen_documents_once(store: TokenStore):
