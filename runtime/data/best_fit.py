@@ -64,17 +64,21 @@ def _count(lengths, first, last, capacity, policy, counts):
 
 @kernel
 def _sort(lengths, first, last, capacity, policy, longer, cursor, ordered):
-    """Write the indices first … last - 1 to `ordered`, each where `cursor` int64 [capacity + 1] of its size stands."""
+    """Write the indices first … last - 1 to `ordered`, each where `cursor` of its size stands, and move that on.
+
+    `cursor` int64 [capacity + 1, 2] is where the next document of each size goes, and 1, or 0 for a size that is not
+    wanted now: those all go to one place behind the others, which costs less than to ask.
+    """
     if longer:
         for index in range(first, last):
             size = _size(lengths[index], capacity, policy)
-            ordered[cursor[size]] = index
-            cursor[size] += 1
+            ordered[cursor[size, 0]] = index
+            cursor[size, 0] += cursor[size, 1]
     else:
         for index in range(first, last):
             size = max(np.int64(lengths[index]) - 1, 0)
-            ordered[cursor[size]] = index
-            cursor[size] += 1
+            ordered[cursor[size, 0]] = index
+            cursor[size, 0] += cursor[size, 1]
 
 
 @kernel
@@ -198,8 +202,8 @@ def _fit(counts, shortest, longest, capacity, heads, words, summary):
 
 
 @kernel
-def _fill(placements, runs, rows, ordered, ends, base, document):
-    """Write the documents of planned rows to `document` from `base` on, and where each row ends to `ends` [rows]."""
+def _open(runs, rows, ends, base):
+    """Set ends [rows] to where each planned row begins; their documents stand from `base` on."""
     for run in range(len(runs)):
         first = runs[run, 0]
         ends[first : first + runs[run, 1]] = runs[run, 2]
@@ -208,10 +212,17 @@ def _fill(placements, runs, rows, ordered, ends, base, document):
         size = ends[row]
         ends[row] = begin
         begin += size
-    # Until its last document is written, the end of a row is where its next document goes.
+
+
+@kernel
+def _fill(placements, ordered, skipped, ends, document):
+    """Write the documents of some placements, and move on what will be the ends of their rows.
+
+    `ordered` are documents from long to short, without the first `skipped`.
+    """
     for number in range(len(placements)):
         first, here, each = placements[number, 0], placements[number, 1], placements[number, 2]
-        item = placements[number, 3]
+        item = placements[number, 3] - skipped
         for row in range(first, first + here):
             at = ends[row]
             for _ in range(each):
@@ -256,21 +267,22 @@ def pack_groups(
     ends,
     cuts,
     starts,
+    halved,
 ):
     """Pack some groups of `group` documents, one after the other; (rows, segments that do not begin at 0).
 
     `counted` and `counts` are what `count_groups` gave, `bases` int64 [groups] the first segment of each group. Writes
     `document` from there on, the end of every row to `ends`, and for every segment that does not begin at its
-    document's first position, in order, its index to `cuts` and its begin to `starts`.
+    document's first position, in order, its index to `cuts` and its begin to `starts`. Groups of `halved` documents or
+    more, in rows of less than four, are sorted in two halves.
     """
     units = capacity // align
     by_unit = np.zeros(units + 1, np.int32)
-    cursor = np.empty(capacity + 1, np.int64)
+    cursor = np.empty((capacity + 1, 2), np.int64)
     heads = np.full(units + 1, np.int32(-1))
     words = np.zeros((units >> 6) + 1, np.uint64)
     summary = np.zeros((units >> 12) + 1, np.uint64)
-    # Documents without a size stand behind all others.
-    ordered = np.empty(min(group, len(lengths)), document.dtype)
+    ordered = np.empty(0, document.dtype)
     rows, noted = 0, 0
     for number in range(first_group, last_group):
         first, last = number * group, min((number + 1) * group, len(lengths))
@@ -282,13 +294,6 @@ def pack_groups(
         if full:
             more, cut = _cut(lengths, first, last, capacity, base, document, ends[rows:], starts[noted:], cuts[noted:])
             rows, noted, base = rows + more, noted + cut, base + more
-        item = 0
-        for size in range(longest, shortest - 1, -1):
-            cursor[size] = item
-            item += counts[size]
-        cursor[0] = item
-        _sort(lengths, first, last, capacity, policy, counts[capacity + 1] > 0, cursor, ordered)
-        counts[capacity + 1] = 0
         fewest, most = (shortest + align - 1) // align, (longest + align - 1) // align
         if align == 1:
             placements, runs, more = _fit(counts, fewest, most, units, heads, words, summary)
@@ -297,8 +302,31 @@ def pack_groups(
                 by_unit[(size + align - 1) // align] += counts[size]
             placements, runs, more = _fit(by_unit, fewest, most, units, heads, words, summary)
             by_unit[fewest : most + 1] = 0
+        _open(runs, more, ends[rows:], base)
+        # Halves take half the memory, and a pass more: worth it where rows, of few documents, take much of it too.
+        done, item, placed = longest, 0, 0
+        part = items if items < halved or 4 * more < items else (items + 1) // 2
+        while item < items:
+            begin, from_placement = item, placed
+            cursor[0, 1] = 0
+            cursor[shortest : longest + 1, 1] = 0
+            # What is as long in units is placed together, so it is not parted.
+            while done >= shortest and (item - begin < part or done % align):
+                cursor[done, 0], cursor[done, 1] = item - begin, 1
+                item += counts[done]
+                done -= 1
+            cursor[0, 0] = item - begin
+            for size in range(shortest, longest + 1):
+                if cursor[size, 1] == 0:
+                    cursor[size, 0] = item - begin
+            if len(ordered) < item - begin + 1:
+                ordered = np.empty(item - begin + 1, document.dtype)
+            _sort(lengths, first, last, capacity, policy, counts[capacity + 1] > 0, cursor, ordered)
+            while placed < len(placements) and placements[placed, 3] < item:
+                placed += 1
+            _fill(placements[from_placement:placed], ordered, begin, ends[rows:], document)
+        counts[capacity + 1] = 0
         counts[shortest : longest + 1] = 0
-        _fill(placements, runs, more, ordered, ends[rows:], base, document)
         rows += more
         if full:
             for segment in range(base, base + items):

@@ -8,6 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packed_rows import items_of, plain_best_fit_decreasing, plain_first_fit, room, row_segments
 
+from xtrain.runtime.data import packing
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.packing import pack_multipack, pack_rows
 from xtrain.runtime.data.rows import Oversized, Rows
@@ -63,6 +64,18 @@ def test_rows_are_as_full_as_best_fit_decreasing_makes_them(
         items, full = items_of(lengths[first : first + group], units * align, oversized, align)
         expected += [0] * full + plain_best_fit_decreasing(items, units)
     assert found == sorted(expected)
+
+
+@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS)
+@settings(deadline=None)
+def test_documents_sorted_by_halves_are_packed_alike(
+    lengths: list[int], units: int, align: int, oversized: Oversized, group: int
+):
+    whole = pack(lengths, units * align, oversized, align, group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "HALVED", 2)
+        halves = pack(lengths, units * align, oversized, align, group)
+    assert halves.fingerprint() == whole.fingerprint()
 
 
 @given(LENGTHS, UNITS, GROUPS)
