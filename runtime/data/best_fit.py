@@ -135,15 +135,20 @@ def _grown(table):
 
 
 @kernel
-def _fit(counts, shortest, longest, capacity, heads, words, summary):
+def _set(entry, first, second, third, fourth):
+    entry[0], entry[1], entry[2], entry[3] = first, second, third, fourth
+
+
+@kernel
+def _fit(counts, shortest, longest, capacity, heads, words, summary, kind):
     """Plan the rows of documents counted by length; (placements, runs of rows, number of rows).
 
-    A placement, int64 [4], is (first row, rows, documents for each of them, first document in the order from long to
-    short). A run of rows, int64 [4], is (first row, rows, documents in each, next run with as much room). `heads` int32
-    [C + 1] is all -1, `words` and `summary` uint64 all 0, and they are so again in the end.
+    A placement [4], of the type of the array `kind`, is (first row, rows, documents for each of them, first document
+    in the order from long to short). A run of rows [4] is (first row, rows, documents in each, next run with as much
+    room). `heads` int32 [C + 1] is all -1, `words` and `summary` uint64 all 0, and they are so again in the end.
     """
-    placements = np.empty((256, 4), np.int64)
-    runs = np.empty((256, 4), np.int64)
+    placements = np.empty((256, 4), kind.dtype)
+    runs = np.empty((256, 4), kind.dtype)
     num_placements, num_runs, rows, item = 0, 0, 0, 0
     for units in range(longest, shortest - 1, -1):
         left = np.int64(counts[units])
@@ -154,14 +159,14 @@ def _fit(counts, shortest, longest, capacity, heads, words, summary):
                 runs = _grown(runs)
             room = _tightest(words, summary, units)
             if room < 0:  # no row takes one: open as many as are needed
-                room, held = capacity, 0
+                room, held = capacity, np.int64(0)
                 each = room // units
-                first, whole, rest = rows, left // each, left % each
+                first, whole, rest = np.int64(rows), left // each, left % each
                 rows += whole + (rest > 0)
                 free = -1
             else:
                 run = heads[room]
-                first, available, held = runs[run, 0], runs[run, 1], runs[run, 2]
+                first, available, held = np.int64(runs[run, 0]), np.int64(runs[run, 1]), np.int64(runs[run, 2])
                 each = room // units
                 whole, rest = left // each, left % each
                 if whole >= available:
@@ -180,13 +185,13 @@ def _fit(counts, shortest, longest, capacity, heads, words, summary):
                 here, taken = (whole, each) if part == 0 else (np.int64(rest > 0), rest)
                 if here == 0:
                     continue
-                placements[num_placements] = (first, here, taken, item)
+                _set(placements[num_placements], first, here, taken, item)
                 num_placements += 1
                 if free < 0:
                     free = num_runs
                     num_runs += 1
                 after = room - taken * units
-                runs[free] = (first, here, held + taken, np.int64(heads[after]))
+                _set(runs[free], first, here, held + taken, heads[after])
                 heads[after] = free
                 _mark(words, summary, after)
                 free = -1
@@ -274,7 +279,7 @@ def pack_groups(
     `counted` and `counts` are what `count_groups` gave, `bases` int64 [groups] the first segment of each group. Writes
     `document` from there on, the end of every row to `ends`, and for every segment that does not begin at its
     document's first position, in order, its index to `cuts` and its begin to `starts`. Groups of `halved` documents or
-    more, in rows of less than four, are sorted in two halves.
+    more are sorted in two halves if rows of few documents take much memory.
     """
     units = capacity // align
     by_unit = np.zeros(units + 1, np.int32)
@@ -296,16 +301,16 @@ def pack_groups(
             rows, noted, base = rows + more, noted + cut, base + more
         fewest, most = (shortest + align - 1) // align, (longest + align - 1) // align
         if align == 1:
-            placements, runs, more = _fit(counts, fewest, most, units, heads, words, summary)
+            placements, runs, more = _fit(counts, fewest, most, units, heads, words, summary, document)
         else:
             for size in range(shortest, longest + 1):
                 by_unit[(size + align - 1) // align] += counts[size]
-            placements, runs, more = _fit(by_unit, fewest, most, units, heads, words, summary)
+            placements, runs, more = _fit(by_unit, fewest, most, units, heads, words, summary, document)
             by_unit[fewest : most + 1] = 0
         _open(runs, more, ends[rows:], base)
-        # Halves take half the memory, and a pass more: worth it where rows, of few documents, take much of it too.
+        # Halves take half the memory, and a pass more: worth it where rows and tables take much of it too.
         done, item, placed = longest, 0, 0
-        part = items if items < halved or 4 * more < items else (items + 1) // 2
+        part = items if items < halved or 4 * more + 40 * len(placements) < 3 * items // 2 else (items + 1) // 2
         while item < items:
             begin, from_placement = item, placed
             cursor[0, 1] = 0
