@@ -54,16 +54,23 @@ class RowFeeder:
     def _pack(self) -> PackStage | None:
         return self.collate.lays_out
 
+    @cached_property
+    def _inputs(self) -> tuple:
+        """What every call of the kernel reads. It is compiled for arrays that cannot be written to, as files are."""
+        rows, store = self.rows, self.store
+        packed = (rows.row_offsets, rows.document, rows.cut_segments, rows.cut_starts)
+        stored = (self.documents, store.offsets, store.tokens)
+        return (*map(_read_only, packed), rows.capacity, *map(_read_only, stored))
+
     def _laid_out(self, indices: np.ndarray, pack: PackStage) -> Microbatch:
         from .laying import lay_rows
 
-        rows, shape = self.rows, (len(indices), pack.capacity)
+        shape = (len(indices), pack.capacity)
         input_ids, labels, positions = np.empty((3, *shape), dtype=np.int64)
         real = np.empty(shape, dtype=np.bool_)
         bounds, real_lengths = np.empty((2, len(indices) * pack.capacity + 1), dtype=np.int32)
         segments, valid = lay_rows(
-            indices, rows.row_offsets, rows.document, rows.cut_segments, rows.cut_starts, rows.capacity,
-            self.documents, self.store.offsets, self.store.tokens, pack.align, longest_padding(pack.align),
+            indices, *self._inputs, pack.align, longest_padding(pack.align),
             input_ids, labels, positions, real, bounds, real_lengths,
         )  # fmt: skip
         if segments < 0:
@@ -84,3 +91,9 @@ class RowFeeder:
         digest = blake2b(f"{self.store.key} {self.rows.fingerprint()}".encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.documents, dtype=np.int64).data)
         return digest.hexdigest()
+
+
+def _read_only(values: np.ndarray) -> np.ndarray:
+    view = values.view()
+    view.flags.writeable = False
+    return view
