@@ -30,8 +30,8 @@ def _size(length, capacity, policy):
 
 
 @kernel
-def _count(lengths, first, last, capacity, policy, counts):
-    """Count the documents first … last - 1 by what they leave to fit in; int64 [COLUMNS].
+def _count(lengths, first, last, capacity, policy, counts, columns):
+    """Count the documents first … last - 1 by what they leave to fit in; fills `columns` int64 [COLUMNS].
 
     `counts` int32 [capacity + 2] is 0 and gets the number of each size at 1 … capacity, what is longer at the end.
     """
@@ -59,7 +59,7 @@ def _count(lengths, first, last, capacity, policy, counts):
     while shortest < longest and counts[shortest] == 0:
         shortest += 1
     counts[0] = 0
-    return np.array([items, full, shortest, longest])
+    columns[ITEMS], columns[FULL], columns[SHORTEST], columns[LONGEST] = items, full, shortest, longest
 
 
 @kernel
@@ -129,8 +129,11 @@ def _unmark(words, summary, units):
 
 @kernel
 def _grown(table):
+    # Loops, as numba takes a second to compile what copies one array into another.
     wider = np.empty((2 * len(table), table.shape[1]), table.dtype)
-    wider[: len(table)] = table
+    for row in range(len(table)):
+        for column in range(table.shape[1]):
+            wider[row, column] = table[row, column]
     return wider
 
 
@@ -284,7 +287,8 @@ def pack_groups(
     units = capacity // align
     by_unit = np.zeros(units + 1, np.int32)
     cursor = np.empty((capacity + 1, 2), np.int64)
-    heads = np.full(units + 1, np.int32(-1))
+    heads = np.empty(units + 1, np.int32)
+    heads[:] = -1
     words = np.zeros((units >> 6) + 1, np.uint64)
     summary = np.zeros((units >> 12) + 1, np.uint64)
     ordered = np.empty(0, document.dtype)
@@ -294,7 +298,7 @@ def pack_groups(
         items, full = counted[number, ITEMS], counted[number, FULL]
         shortest, longest = counted[number, SHORTEST], counted[number, LONGEST]
         if last_group - first_group > 1:
-            _count(lengths, first, last, capacity, policy, counts)
+            _count(lengths, first, last, capacity, policy, counts, counted[number])
         base = bases[number]
         if full:
             more, cut = _cut(lengths, first, last, capacity, base, document, ends[rows:], starts[noted:], cuts[noted:])
@@ -351,7 +355,7 @@ def count_groups(lengths, group, first_group, last_group, capacity, policy, coun
     """
     for number in range(first_group, last_group):
         last = min((number + 1) * group, len(lengths))
-        counted[number] = _count(lengths, number * group, last, capacity, policy, counts)
+        _count(lengths, number * group, last, capacity, policy, counts, counted[number])
         if last_group - first_group > 1:
             counts[counted[number, SHORTEST] : counted[number, LONGEST] + 1] = 0
             counts[capacity + 1] = 0
