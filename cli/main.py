@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib import import_module
 
-VERBS = ("check", "fmt", "plan", "run", "generate", "explain")
+VERBS = ("check", "fmt", "plan", "run", "data", "generate", "explain")
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -4,37 +4,23 @@ import math
 from pathlib import Path
 from typing import get_args
 
-import numpy as np
 import torch.distributed as dist
-from attrs import define, frozen
+from attrs import define
 
 from ..planner.plan import Plan
 from .data import collators
 from .data.collators import Chain
 from .data.loader import EvalLoader, RowLoader
 from .data.order import RowOrder
-from .data.packing import Method, pack_rows
-from .data.rows import Oversized, Rows
-from .data.rows_cache import cached_rows, rows_key
+from .data.packing import Method
+from .data.prepared import PreparedDataset, prepare
+from .data.rows import Oversized
 from .data.sources import open_source
-from .data.split import split_holdout
 from .data.store import TokenStore, build_store, open_store
 from .data.tokenizers import Tokenizer, load_tokenizer
 from .ops import op
 from .records import Records
 from .state import Rank
-
-
-@frozen(kw_only=True, eq=False)
-class PreparedDataset:
-    """A tokenised dataset, its documents dealt to training and hold-out, both packed into rows."""
-
-    name: str
-    store: TokenStore
-    train_documents: np.ndarray
-    heldout_documents: np.ndarray
-    train_rows: Rows
-    heldout_rows: Rows
 
 
 @define
@@ -98,27 +84,10 @@ def prepare_dataset(
     cache = Path(plan.workspace["root"]) / "cache"
 
     def packed(store: TokenStore) -> PreparedDataset:
-        parts = dict(zip(("training", "hold-out"), split_holdout(store.offsets, holdout, seed), strict=True))
-        settings = {"capacity": sequence, "align": align, "oversized": oversized}
-        # The rows of best_fit are those of multipack: it differs in how they are dealt.
-        settings |= {} if method == "sequential" else {"group": group}
-        rows = {}
-        for part, documents in parts.items():
-            key = rows_key(store=store.key, holdout=holdout, seed=seed, part=part, **settings)
-            rows[part] = cached_rows(
-                cache / "rows" / key,
-                lambda documents=documents: pack_rows(
-                    store.lengths_of(documents), sequence, oversized, align, method=method, group=group
-                ),
-            )
-        return PreparedDataset(
-            name=dataset,
-            store=store,
-            train_documents=parts["training"],
-            heldout_documents=parts["hold-out"],
-            train_rows=rows["training"],
-            heldout_rows=rows["hold-out"],
-        )
+        return prepare(
+            store, dataset=dataset, cache=cache / "rows", holdout=holdout, seed=seed, sequence=sequence,
+            oversized=oversized, align=align, method=method, group=group,
+        )  # fmt: skip
 
     prepared = packed(build_store(source, tokenizer, cache / "tokens")) if rank.local_rank == 0 else None
     if rank.world_size > 1:

@@ -1,8 +1,6 @@
 """From row numbers to microbatches: rows of a memory-mapped token store through the collate chain."""
 
 from functools import cached_property
-from hashlib import blake2b
-from typing import Final
 
 import numpy as np
 import torch
@@ -10,21 +8,13 @@ from attrs import define
 
 from .batch import Microbatch
 from .collators import Chain, PackStage, longest_padding, no_room
-from .rows import Rows
-from .store import TokenStore
-
-# The number of a row that holds nothing but padding.
-PADDING: Final = -1
+from .row_reader import RowReader
 
 
 @define(kw_only=True, frozen=True, eq=False)
-class RowFeeder:
+class RowFeeder(RowReader):
     """Reads packed rows out of a token store and collates them."""
 
-    store: TokenStore
-    documents: np.ndarray
-    """int64: the document of the store that each document index in `rows` stands for."""
-    rows: Rows
     collate: Chain
 
     def microbatch(self, indices: np.ndarray) -> Microbatch:
@@ -37,18 +27,6 @@ class RowFeeder:
         if pack is None:
             return self.collate([self.row(index) for index in indices.tolist()])
         return self.collate.local_part(self._laid_out(indices, pack))
-
-    def row(self, index: int) -> list[np.ndarray]:
-        """Token segments of one row, views into the store; L positions come with L + 1 tokens, the last a label."""
-        if index == PADDING:
-            return []
-        rows = self.rows
-        segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
-        documents = self.documents[rows.document[segments]]
-        first = self.store.offsets[documents] + rows.starts(segments)
-        # The last position of a document reads its last token but one.
-        end = np.minimum(first + rows.capacity + 1, self.store.offsets[documents + 1])
-        return [self.store.tokens[a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True)]
 
     @cached_property
     def _pack(self) -> PackStage | None:
@@ -84,13 +62,6 @@ class RowFeeder:
             real_lengths=torch.from_numpy(real_lengths[:segments].copy()),
             num_valid=valid,
         )
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Hex digest of every row's content: the store's, the choice of documents, and their packing."""
-        digest = blake2b(f"{self.store.key} {self.rows.fingerprint()}".encode(), digest_size=16)
-        digest.update(np.ascontiguousarray(self.documents, dtype=np.int64).data)
-        return digest.hexdigest()
 
 
 def _read_only(values: np.ndarray) -> np.ndarray:

@@ -9,8 +9,9 @@ from attrs import define, field
 from .batch import Microbatch
 from .collators import Chain
 from .errors import DataError
-from .feeding import PADDING, RowFeeder
+from .feeding import RowFeeder
 from .order import RowOrder
+from .row_reader import PADDING
 from .rows import Rows
 from .store import TokenStore
 

@@ -40,7 +40,7 @@ print("loaded:", *[m for m in {heavy!r} if m in sys.modules], file=sys.stderr)
 @pytest.mark.parametrize(
     "arguments",
     [
-        *[(verb, "--help") for verb in ("check", "fmt", "plan", "explain", "run", "generate")],
+        *[(verb, "--help") for verb in ("check", "fmt", "plan", "explain", "run", "data", "generate")],
         ("--help",),
         ("check", "specs/quickstart.xtrain"),
         ("plan", "specs/quickstart.xtrain"),

@@ -11,8 +11,9 @@ from xtrain.planner.topology import LONGEST_PADDING
 from xtrain.runtime.data.batch import Microbatch
 from xtrain.runtime.data.collators import Chain, Stage, compose, flatten, pack, shard, shift_tokens, to_tensor
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.feeding import PADDING, RowFeeder
+from xtrain.runtime.data.feeding import RowFeeder
 from xtrain.runtime.data.packing import Method, pack_rows
+from xtrain.runtime.data.row_reader import PADDING
 from xtrain.runtime.data.rows import Oversized
 from xtrain.runtime.data.store import TokenStore
 
