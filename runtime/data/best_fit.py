@@ -81,15 +81,18 @@ def _sort(lengths, first, last, capacity, policy, longer, cursor, ordered):
             cursor[size, 0] += cursor[size, 1]
 
 
+# A de Bruijn sequence: its 64 windows of six bits are all different, so that of a lone bit times it tells which bit.
+_SEQUENCE = np.uint64(0x03F79D71B4CB0A89)
+_BIT_OF = np.empty(64, np.int64)
+for _bit in range(64):
+    _BIT_OF[((0x03F79D71B4CB0A89 << _bit) & (2**64 - 1)) >> 58] = _bit
+
+
 @kernel
 def _lowest_bit(word):
     """Index of the lowest set bit of a uint64 that is not 0."""
-    index = 0
-    for step in (32, 16, 8, 4, 2, 1):
-        if not word & ((np.uint64(1) << np.uint64(step)) - np.uint64(1)):
-            word >>= np.uint64(step)
-            index += step
-    return index
+    lone = word & (~word + np.uint64(1))
+    return _BIT_OF[(lone * _SEQUENCE) >> np.uint64(58)]
 
 
 @kernel
@@ -138,20 +141,14 @@ def _grown(table):
 
 
 @kernel
-def _set(entry, first, second, third, fourth):
-    entry[0], entry[1], entry[2], entry[3] = first, second, third, fourth
+def _fit(counts, shortest, longest, capacity, heads, words, summary, placements, runs):
+    """Plan the rows of documents counted by length.
 
-
-@kernel
-def _fit(counts, shortest, longest, capacity, heads, words, summary, kind):
-    """Plan the rows of documents counted by length; (placements, runs of rows, number of rows).
-
-    A placement [4], of the type of the array `kind`, is (first row, rows, documents for each of them, first document
-    in the order from long to short). A run of rows [4] is (first row, rows, documents in each, next run with as much
-    room). `heads` int32 [C + 1] is all -1, `words` and `summary` uint64 all 0, and they are so again in the end.
+    Returns (table of placements, of runs of rows, number of placements, of runs, of rows); the tables are those given,
+    or larger ones. A placement [4] is (first row, rows, documents for each of them, first document in the order from
+    long to short). A run of rows [4] is (first row, rows, documents in each, next run with as much room). `heads` int32
+    [C + 1] is all -1, `words` and `summary` uint64 all 0, and they are so again in the end.
     """
-    placements = np.empty((256, 4), kind.dtype)
-    runs = np.empty((256, 4), kind.dtype)
     num_placements, num_runs, rows, item = 0, 0, 0, 0
     for units in range(longest, shortest - 1, -1):
         left = np.int64(counts[units])
@@ -164,16 +161,20 @@ def _fit(counts, shortest, longest, capacity, heads, words, summary, kind):
             if room < 0:  # no row takes one: open as many as are needed
                 room, held = capacity, np.int64(0)
                 each = room // units
-                first, whole, rest = np.int64(rows), left // each, left % each
+                whole = left // each
+                first, rest = np.int64(rows), left - whole * each
                 rows += whole + (rest > 0)
                 free = -1
             else:
                 run = heads[room]
                 first, available, held = np.int64(runs[run, 0]), np.int64(runs[run, 1]), np.int64(runs[run, 2])
-                each = room // units
-                whole, rest = left // each, left % each
-                if whole >= available:
-                    whole, rest = available, 0
+                # Divisions take longer than all else here, and mostly there is room for one document only.
+                each = 1 if room < 2 * units else room // units
+                if left >= available * each:
+                    whole, rest = available, np.int64(0)
+                else:
+                    whole = left if each == 1 else left // each
+                    rest = left - whole * each
                 used = whole + (rest > 0)
                 free = -1
                 if used == available:
@@ -188,15 +189,17 @@ def _fit(counts, shortest, longest, capacity, heads, words, summary, kind):
                 here, taken = (whole, each) if part == 0 else (np.int64(rest > 0), rest)
                 if here == 0:
                     continue
-                _set(placements[num_placements], first, here, taken, item)
+                placements[num_placements, 0], placements[num_placements, 1] = first, here
+                placements[num_placements, 2], placements[num_placements, 3] = taken, item
                 num_placements += 1
                 if free < 0:
                     free = num_runs
                     num_runs += 1
                 after = room - taken * units
-                _set(runs[free], first, here, held + taken, heads[after])
-                heads[after] = free
-                _mark(words, summary, after)
+                runs[free, 0], runs[free, 1], runs[free, 2], runs[free, 3] = first, here, held + taken, heads[after]
+                if after >= shortest:  # else nothing has room there any more
+                    heads[after] = free
+                    _mark(words, summary, after)
                 free = -1
                 first += here
                 item += here * taken
@@ -206,7 +209,7 @@ def _fit(counts, shortest, longest, capacity, heads, words, summary, kind):
         heads[room] = -1
         _unmark(words, summary, room)
         room = _tightest(words, summary, room)
-    return placements[:num_placements], runs[:num_runs], rows
+    return placements, runs, num_placements, num_runs, rows
 
 
 @kernel
@@ -292,6 +295,7 @@ def pack_groups(
     words = np.zeros((units >> 6) + 1, np.uint64)
     summary = np.zeros((units >> 12) + 1, np.uint64)
     ordered = np.empty(0, document.dtype)
+    placements, runs = np.empty((1024, 4), document.dtype), np.empty((1024, 4), document.dtype)
     rows, noted = 0, 0
     for number in range(first_group, last_group):
         first, last = number * group, min((number + 1) * group, len(lengths))
@@ -305,16 +309,18 @@ def pack_groups(
             rows, noted, base = rows + more, noted + cut, base + more
         fewest, most = (shortest + align - 1) // align, (longest + align - 1) // align
         if align == 1:
-            placements, runs, more = _fit(counts, fewest, most, units, heads, words, summary, document)
+            sizes = counts
         else:
             for size in range(shortest, longest + 1):
                 by_unit[(size + align - 1) // align] += counts[size]
-            placements, runs, more = _fit(by_unit, fewest, most, units, heads, words, summary, document)
-            by_unit[fewest : most + 1] = 0
-        _open(runs, more, ends[rows:], base)
+            sizes = by_unit
+        tables = _fit(sizes, fewest, most, units, heads, words, summary, placements, runs)
+        placements, runs, num_placements, num_runs, more = tables
+        by_unit[fewest : most + 1] = 0
+        _open(runs[:num_runs], more, ends[rows:], base)
         # Halves take half the memory, and a pass more: worth it where rows and tables take much of it too.
         done, item, placed = longest, 0, 0
-        part = items if items < halved or 4 * more + 40 * len(placements) < 3 * items // 2 else (items + 1) // 2
+        part = items if items < halved or 4 * more + 40 * num_placements < 3 * items // 2 else (items + 1) // 2
         while item < items:
             begin, from_placement = item, placed
             cursor[0, 1] = 0
@@ -331,7 +337,7 @@ def pack_groups(
             if len(ordered) < item - begin + 1:
                 ordered = np.empty(item - begin + 1, document.dtype)
             _sort(lengths, first, last, capacity, policy, counts[capacity + 1] > 0, cursor, ordered)
-            while placed < len(placements) and placements[placed, 3] < item:
+            while placed < num_placements and placements[placed, 3] < item:
                 placed += 1
             _fill(placements[from_placement:placed], ordered, begin, ends[rows:], document)
         counts[capacity + 1] = 0
