@@ -184,6 +184,7 @@ def build_loader(
         balance=balance,
     )
     assert loader.rows_per_step == rows and prepared.train_rows.capacity == sequence
+    loader.make_ready()
     if prepared.train_rows.num_rows < rows:
         message = (
             f"dataset {dataset} has {prepared.train_rows.num_rows:,} rows, and a step takes {rows:,}: it repeats some"

@@ -73,6 +73,11 @@ class RowLoader:
             return step_rows[deal(costs, self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]]
         return step_rows.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
 
+    def make_ready(self) -> None:
+        """Read compiled code and shuffle now, so that no step waits for it; tokens are not read."""
+        self.row_indices(0)
+        self._feeder.microbatch(np.full(self.micro, PADDING, dtype=np.int64))
+
     def microbatches(self, step: int) -> list[Microbatch]:
         """The `accumulate` microbatches of optimizer step `step`, from 0."""
         return [self._feeder.microbatch(indices) for indices in self.row_indices(step)]

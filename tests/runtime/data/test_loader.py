@@ -157,6 +157,18 @@ def test_padded_documents_are_trained_on_once_too(align: int, store: TokenStore)
     assert seen == Counter(pair for document in documents for pair in pairwise(document))
 
 
+def test_a_loader_made_ready_reads_nothing_and_changes_nothing(store: TokenStore):
+    from attrs import evolve
+
+    empty = evolve(store, tokens=store.tokens[:0])
+    ready = loader(empty, balance=True)
+    ready.make_ready()
+    again = loader(store, balance=True)
+    again.make_ready()
+    for one, other in zip(again.microbatches(2), loader(store, balance=True).microbatches(2), strict=True):
+        assert rows_of(one) == rows_of(other)
+
+
 def test_a_new_loader_continues_exactly(store: TokenStore):
     first = loader(store)
     for step in range(9):
