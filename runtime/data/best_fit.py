@@ -234,6 +234,11 @@ def _fill(placements, ordered, skipped, ends, document):
     for number in range(len(placements)):
         first, here, each = placements[number, 0], placements[number, 1], placements[number, 2]
         item = placements[number, 3] - skipped
+        if each == 1:  # most often, and twice as fast without a loop in the loop
+            for row in range(first, first + here):
+                document[ends[row]] = ordered[item + row - first]
+                ends[row] += 1
+            continue
         for row in range(first, first + here):
             at = ends[row]
             for _ in range(each):
@@ -278,13 +283,15 @@ def pack_groups(
     ends,
     cuts,
     starts,
+    ordered,
     halved,
 ):
     """Pack some groups of `group` documents, one after the other; (rows, segments that do not begin at 0).
 
     `counted` and `counts` are what `count_groups` gave, `bases` int64 [groups] the first segment of each group. Writes
     `document` from there on, the end of every row to `ends`, and for every segment that does not begin at its
-    document's first position, in order, its index to `cuts` and its begin to `starts`. Groups of `halved` documents or
+    document's first position, in order, its index to `cuts` and its begin to `starts`. `ordered`, of the
+    type of `document`, has room for a group and one more. Groups of `halved` documents or
     more are sorted in two halves if rows of few documents take much memory.
     """
     units = capacity // align
@@ -294,7 +301,6 @@ def pack_groups(
     heads[:] = -1
     words = np.zeros((units >> 6) + 1, np.uint64)
     summary = np.zeros((units >> 12) + 1, np.uint64)
-    ordered = np.empty(0, document.dtype)
     placements, runs = np.empty((1024, 4), document.dtype), np.empty((1024, 4), document.dtype)
     rows, noted = 0, 0
     for number in range(first_group, last_group):
@@ -334,8 +340,6 @@ def pack_groups(
             for size in range(shortest, longest + 1):
                 if cursor[size, 1] == 0:
                     cursor[size, 0] = item - begin
-            if len(ordered) < item - begin + 1:
-                ordered = np.empty(item - begin + 1, document.dtype)
             _sort(lengths, first, last, capacity, policy, counts[capacity + 1] > 0, cursor, ordered)
             while placed < num_placements and placements[placed, 3] < item:
                 placed += 1

@@ -67,7 +67,7 @@ def pack_sequential(document_lengths: np.ndarray, capacity: int, oversized: Over
         used, rows, cut = function(
             lengths, capacity, align, policy, document, ends[1:], cut_segments, cut_starts
         )  # fmt: skip
-        return document[:used], ends[: rows + 1].copy(), cut_segments[:cut], cut_starts[:cut]
+        return document[:used], ends[: rows + 1], cut_segments[:cut], cut_starts[:cut]
 
     return _pack(document_lengths, capacity, oversized, align, fill)
 
@@ -117,9 +117,12 @@ def pack_multipack(
             room = int(counted[first:last, FULL].sum())
             cut_segments, cut_starts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
             plan = (counted, tables[first], bases)
-            out = (document, ends[1:], cut_segments, cut_starts)
+            # From numpy, which asks for large pages: documents sorted by length go everywhere at once. Half of it may
+            # never be touched, and then takes no memory.
+            ordered = np.empty(min(group, len(lengths)) + 1, dtype=document.dtype)
+            out = (document, ends[1:], cut_segments, cut_starts, ordered)
             rows, cut = pack_groups(lengths, group, first, last, capacity, align, policy, *plan, *out, HALVED)
-            return document, ends[: rows + 1].copy(), cut_segments[:cut], cut_starts[:cut]
+            return document, ends[: rows + 1], cut_segments[:cut], cut_starts[:cut]
 
         parts = _in_threads(pack, spans)
         if len(parts) == 1:
