@@ -25,6 +25,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
     Machine code is kept in the user's cache folder, or where NUMBA_CACHE_DIR says; without a folder that can be written
     to, every process compiles anew.
+    A kernel calls kernels of its own file only: numba compiles anew when that file has changed, and looks at no other.
     """
     before = config.CACHE_DIR
     config.CACHE_DIR = before or _cache_folder()
