@@ -12,7 +12,7 @@ from attrs import field, frozen
 from .diagnostics import Diagnostic, Diagnostics
 from .overrides import PATH
 
-TRIALS: Final = 200  # fixes that are tried alone; more mistakes than that have one cause
+TRIALS: Final = 200  # fixes that are tried alone; of more, all are taken as long as that helps
 PASSES: Final = 20  # most specs need two or three: a name that is mended shows what is wrong with its value
 Check = Callable[[Mapping[str, str]], Diagnostics]
 _Cost = tuple[int, ...]
@@ -31,7 +31,7 @@ class Mended:
 
 def mend(check: Check) -> Mended:
     """Apply all fixes. check: what is to be said of a spec when some of its files hold other texts than on disk."""
-    first = _State({}, (), check({}))
+    first, trials = _State({}, (), check({})), TRIALS
     state, refused, seen = first, set[_Key](), {_frozen(first.texts)}
     for _ in range(PASSES):
         fixes = _disjoint([d for d in state.diagnostics if _is_fixable(d) and _key(d) not in refused])
@@ -39,7 +39,11 @@ def mend(check: Check) -> Mended:
             break
         together = _applied(state, fixes, check)
         if not _as_promised(state, together, len(fixes)):
-            together = _one_by_one(state, fixes, check, refused)
+            if trials >= len(fixes):
+                trials -= len(fixes)
+                together = _one_by_one(state, fixes, check, refused)
+            elif together.cost >= state.cost:
+                break
         if together is not state and _frozen(together.texts) in seen:
             break  # fixes that undo each other
         state = together
@@ -86,7 +90,7 @@ def _as_promised(before: _State, after: _State, fixes: int) -> bool:
 def _one_by_one(state: _State, fixes: list[Diagnostic], check: Check, refused: set["_Key"]) -> _State:
     """Try each fix alone, the last in the text first, so that the places of the others stay what they are."""
     before = state.fixed
-    for diagnostic in reversed(fixes[:TRIALS]):
+    for diagnostic in reversed(fixes):
         alone = _applied(state, [diagnostic], check)
         here = (diagnostic.code, _place(diagnostic))
         gone = all(other.fix is None or (other.code, _place(other)) != here for other in alone.diagnostics)

@@ -150,6 +150,11 @@ PAGES: Final = (
         Each link takes what the one before it gives: rows of token arrays, tensors, samples, labelled samples, rows.
         """, "collate = flatten -> to_tensor -> shift_tokens -> pack(sequential)",
         "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential)"),
+    Code("X509", "a group for documents packed in their order", """
+        `group` says how many documents are packed together, in another order than they come in. `sequential` keeps
+        their order.
+        """, "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential, group = 1k)",
+        "collate = to_tensor -> flatten -> shift_tokens -> pack(multipack, group = 1k)"),
     Code("X601", "rows is not what the ranks take", """
         A step takes micro · accumulate · data ranks rows. If `rows` is given as well, it must be that product.
         """, "batch { sequence = 512, micro = 8, accumulate = 1, rows = 30 }",
@@ -241,6 +246,11 @@ PAGES: Final = (
     Code("W501", "no file matches yet", """
         Nothing on this machine matches the pattern of a dataset. The plan can be made; the run will look again.
         """, 'dataset web { source = text("no/such/*.txt") }'),
+    Code("W502", "no rows to balance", """
+        `pack(best_fit)` deals the rows of a step to the data ranks by what attention costs in them. With one data rank,
+        or one row a rank and step, there is nothing to choose; the rows are those of `pack(multipack)`.
+        """, "collate = to_tensor -> flatten -> shift_tokens -> pack(best_fit)",
+        "collate = to_tensor -> flatten -> shift_tokens -> pack(multipack)"),
     Code("W505", "the tokenizer cannot be read yet", """
         The plan takes `model.vocab` for the size of the embedding; the run will need the tokenizer.
         """, 'tokenizer "no/such/folder"'),

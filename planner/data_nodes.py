@@ -4,7 +4,7 @@ from typing import Any
 
 from ..dsl.schema.data import Dataset, Pack, PythonStdlib, Shard, Text
 from .builder import Builder
-from .data_rules import LINKS, evaluated, portable
+from .data_rules import LINKS, evaluated, packed_together, packing, portable
 from .resolved import Resolved, resolve_chain
 from .units import count_text, plural
 
@@ -36,9 +36,13 @@ def add_data(graph: Builder, run: Resolved) -> str:
         "steps": batch.steps,
         "epochs": batch.epochs,
     }
+    dealt = ""
+    if packing(run.spec).method == "best_fit":
+        args["balance"] = True
+        dealt = ", dealt so that attention costs them alike"
     each = plural(batch.rows // run.layout.mesh.data_ranks, "row")
     tokens = f"{batch.tokens_per_step:,} tokens"
-    does = f"shuffle rows by seed; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank"
+    does = f"shuffle rows by seed; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
     axes = run.wide("replicate", "fsdp")
     return graph.add("setup", "setup.loader", does, args=args, axes=axes, after=((last, "microbatches"),))
 
@@ -63,13 +67,23 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
         "seed": run.spec.experiment.seed,
         "sequence": run.batch.sequence,
         "align": run.align,
+        **_packing(run),
     }
     does = f"tokenize {origin} once, lay documents into rows of {run.batch.sequence:,}"
+    if group := packed_together(packing(run.spec)):
+        does += f", best fit within {group:,}"
     if dataset.holdout.fraction:
         does += f", hold out {dataset.holdout}"
     return graph.add(
         "setup", "setup.data", does, id=f"setup.data.{dataset.name}", args=args, after=((tokenizer, "tokenizer"),)
     )
+
+
+def _packing(run: Resolved) -> dict[str, Any]:
+    """What is told of a packing that does not keep the order of documents."""
+    link = packing(run.spec)
+    group = packed_together(link)
+    return {} if group is None else {"method": link.method, "group": group}
 
 
 def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) -> str:
@@ -80,7 +94,7 @@ def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) ->
         args: dict[str, Any] = {}
         does, axes = DOES.get(name, ""), ()
         if isinstance(link, Pack):
-            args = {"method": link.method, "capacity": batch.sequence, "align": run.align}
+            args = {"method": link.method, "capacity": batch.sequence, "align": run.align, **_packing(run)}
             does = f"{link.method}: samples side by side in rows of {batch.sequence:,}, attention kept apart"
             if run.align > 1:
                 does += f", each padded to a multiple of {run.align}"

@@ -17,7 +17,7 @@ from ..dsl.schema.setting import Role, settings_of
 from ..dsl.spec import Spec
 from .architecture import Architecture
 from .arithmetic import Arithmetic
-from .data_rules import portable
+from .data_rules import packed_together, portable
 from .resolved import Formats
 
 DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
@@ -43,8 +43,8 @@ def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats
     """The experiment: what is learned from what and how, without how long, where, over which ranks and how fast.
 
     A setting belongs to it if its role is EXPERIMENT; what the planner resolved stands in for `auto`, and rows of a
-    step for micro and accumulate, so that another mesh with the same rows is the same experiment. `align` decides which
-    documents share a row.
+    step for micro and accumulate, so that another mesh with the same rows is the same experiment. `align` and the
+    group of packing decide which documents share a row.
     """
     content = {
         "name": spec.experiment.name,
@@ -68,7 +68,11 @@ def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats
 
 def _link(link: Link, align: int) -> dict[str, Any]:
     settings = experiment_settings(link)
-    return {**settings, "align": align} if isinstance(link, Pack) else settings
+    if not isinstance(link, Pack):
+        return settings
+    group = packed_together(link)
+    settings.pop("group")
+    return {**settings, "align": align, **({} if group is None else {"group": group})}
 
 
 def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:

@@ -25,6 +25,8 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "data.files.*": ("dataset.{}.source",),
     "data.eval.*": ("dataset", "dataset.*.name", "dataset.{}.holdout"),
     "data.collate": ("collate",),
+    "data.group": ("collate",),
+    "data.dealing": ("collate", "batch.micro", "{accumulate}", "{data_ranks}"),
     "mesh.auto": ("parallel.pp.size", "parallel.fsdp.size", "parallel.fsdp.replicate", "parallel.tp.size"),
     "mesh.cp": ("parallel.cp.size", "parallel.cp.ring", "parallel.cp.ulysses"),
     "mesh.world": ("{world}",),

@@ -11,7 +11,7 @@ from ..dsl.schema.data import Shard
 from ..dsl.schema.setting import Auto, settings_of
 from ..dsl.spec import Spec
 from .architecture import Architecture
-from .data_rules import alignment
+from .data_rules import alignment, packed_together, packing
 from .plan import Provenance
 from .resolved import Resolved, resolve_align, resolve_chain, resolve_save
 from .timeline import Schedule
@@ -154,6 +154,9 @@ def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {}
     if ring > 1 and isinstance(alignment(spec), Auto):
         found["collate.pack.align"] = (resolve_align(spec, ring), f"2 · ring {ring} chunks of each document")
+    group = packed_together(packing(spec))
+    if group and isinstance(packing(spec).group, Auto):
+        found["collate.pack.group"] = (group, "larger ones fill usual rows no better than by 0.01 %")
     chain = resolve_chain(spec, ring, layout.size("ulysses"))
     if chain != spec.collate:
         why = f"rows are sharded over cp {spec.parallel.cp.size}" if Shard() in chain else "cp is 1"

@@ -56,13 +56,26 @@ def _training(a: Plan, b: Plan) -> Iterator[Reason]:
     if before["oversized"] != after["oversized"]:
         text = f"{before['oversized']} → {after['oversized']}: long documents would lie otherwise in rows, "
         yield other("oversized", text + "unless there is none", False)
-    method_a, method_b = (plan.node("collate.pack").args["method"] for plan in (a, b))
-    if method_a != method_b:
-        text = f"{method_a} → {method_b}: documents lie otherwise in rows"
-        yield Reason(kind="incompatible", path="collate", text=text)
+    yield from _packing(a, b)
     if before["bad_records"] != after["bad_records"]:
         text = f"{before['bad_records']} → {after['bad_records']}: it decides whether a run fails, not what it reads"
         yield Reason(kind="safe", path=f"{path}.bad_records", text=text)
+
+
+def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
+    """`best_fit` packs the rows of `multipack`, and deals them otherwise to the ranks of a step."""
+    (method_a, group_a), (method_b, group_b) = (
+        (plan.node("collate.pack").args["method"], plan.node("collate.pack").args.get("group")) for plan in (a, b)
+    )
+    if method_a != method_b and "sequential" in (method_a, method_b):
+        text = f"{method_a} → {method_b}: documents lie otherwise in rows"
+        yield Reason(kind="incompatible", path="collate", text=text)
+    elif group_a != group_b:
+        text = f"{group_a} → {group_b}: documents lie otherwise in rows, unless there are fewer"
+        yield Reason(kind="incompatible", path="collate.pack.group", text=text, certain=False)
+    elif method_a != method_b:
+        text = f"{method_a} → {method_b}: the rows of a step are dealt otherwise to its ranks and microbatches"
+        yield Reason(kind="safe", path="collate", text=text, effect="rounding")
 
 
 def trained_on(plan: Plan) -> tuple[str, dict[str, Any]]:
@@ -81,7 +94,7 @@ def _evaluated(a: Plan, b: Plan) -> Iterator[Reason]:
     before, after = (
         {node.args["dataset"]: node.args for node in plan.nodes if node.op == "setup.data"} for plan in (a, b)
     )
-    shared = ("seed", "sequence", "align")
+    shared = ("seed", "sequence", "align", "method", "group")
     for name in {**before, **after}:
         if name in (name_a, name_b):
             continue

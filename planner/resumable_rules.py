@@ -130,15 +130,19 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
             "seed",
             "sequence",
             "align",
+            "method",
+            "group",
         )
     ),
     "collate.to_tensor": {},
     "collate.flatten": {},
     "collate.shift_tokens": {},
-    "collate.pack": {"method": None, "capacity": None, "align": None},
+    "collate.pack": {"method": None, "group": None, "capacity": None, "align": None},
     "collate.shard": {"ring": None, "ulysses": None},
     "collate.microbatches": {"micro": None, "accumulate": None},
-    "setup.loader": dict.fromkeys(("dataset", "micro", "accumulate", "rows", "sequence", "seed", "steps", "epochs")),
+    "setup.loader": dict.fromkeys(
+        ("dataset", "micro", "accumulate", "rows", "sequence", "seed", "steps", "epochs", "balance")
+    ),
     "setup.observe": {},
     "setup.schedule_cache": {"counts": None},
     "setup.resume": {"resume": None, "keep": Rule("checkpoint.keep", "none", _STAYS)},

@@ -32,9 +32,11 @@ def call_seconds(mesh: Mesh, cluster: Cluster, axis: str, op: TrafficOp, count: 
     names = axis.split(" · ")
     axes = [each for each in (*mesh.axes, *mesh.expert_axes) if each.name in names]
     crosses = any(each.crosses_nodes for each in axes)
-    speed = cluster.network if crosses else cluster.link
-    if speed is None:
+    if cluster.link is None or cluster.network is None:
         return None
+    # Ranks of a group on one machine leave it together, each through a network card of its own.
+    together = prod(min(each.size, max(1, mesh.ranks_per_node // each.stride)) for each in axes)
+    speed = min(cluster.link, together * cluster.network) if crosses else cluster.link
     ranks = prod(each.size for each in axes)
     share = 1.0 if op in (*PASSED, "broadcast") else (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
     return size * share / speed + count * LATENCY[crosses]

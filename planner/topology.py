@@ -8,7 +8,7 @@ from ..dsl.spec import Spec
 from .architecture import Architecture
 from .arithmetic import Arithmetic
 from .context import heads_allow
-from .data_rules import alignment
+from .data_rules import alignment, packing
 from .findings import Findings
 from .layout import Layout
 from .mesh import largest_divisor, nearest_multiples
@@ -28,6 +28,7 @@ def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch
         _check_ulysses(spec, architecture, layout, found)
         _check_sequence(spec, architecture, layout, batch, found)
         _check_align(spec, layout, batch, found)
+    _check_dealing(spec, layout, batch, found)
     if spec.parallel.stack != "ddp":
         _check_experts(spec, architecture, layout, found)
 
@@ -155,6 +156,21 @@ def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings)
         found.fail(rule, "X414", "collate", message, hint)
     else:
         found.passed(rule, f"documents are padded to multiples of {align}, {sequence // align} of them a row")
+
+
+def _check_dealing(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Rows can be dealt by what they cost if there are several ranks, and more of a step's rows than ranks."""
+    ranks = layout.mesh.data_ranks
+    if packing(spec).method != "best_fit":
+        return
+    if ranks > 1 and batch.rows > ranks:
+        found.passed(
+            "data.dealing", f"{batch.rows} rows a step are dealt to {ranks} data ranks by what attention costs"
+        )
+        return
+    why = "one data rank takes all rows" if ranks == 1 else f"each of {ranks} data ranks takes one row a step"
+    hint = "write `pack(multipack)`, which packs the same rows" + ("" if ranks == 1 else ", or take more rows a step")
+    found.warn("data.dealing", "W502", "collate", f"pack(best_fit) has nothing to balance: {why}", hint)
 
 
 def _check_experts(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:

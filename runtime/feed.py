@@ -2,36 +2,25 @@
 
 import math
 from pathlib import Path
+from typing import get_args
 
-import numpy as np
 import torch.distributed as dist
-from attrs import define, frozen
+from attrs import define
 
 from ..planner.plan import Plan
 from .data import collators
 from .data.collators import Chain
 from .data.loader import EvalLoader, RowLoader
 from .data.order import RowOrder
-from .data.packing import Oversized, Rows, pack_sequential
+from .data.packing import Method
+from .data.prepared import PreparedDataset, prepare
+from .data.rows import Oversized
 from .data.sources import open_source
-from .data.split import split_holdout
 from .data.store import TokenStore, build_store, open_store
 from .data.tokenizers import Tokenizer, load_tokenizer
 from .ops import op
 from .records import Records
 from .state import Rank
-
-
-@frozen(kw_only=True, eq=False)
-class PreparedDataset:
-    """A tokenised dataset, its documents dealt to training and hold-out, both packed into rows."""
-
-    name: str
-    store: TokenStore
-    train_documents: np.ndarray
-    heldout_documents: np.ndarray
-    train_rows: Rows
-    heldout_rows: Rows
 
 
 @define
@@ -81,44 +70,44 @@ def prepare_dataset(
     seed: int,
     sequence: int,
     align: int = 1,
+    method: Method = "sequential",
+    group: int = 1,
 ) -> dict[str, PreparedDataset]:
-    """Tokenise (once, then cached), split off the hold-out, pack both parts into rows of `sequence` positions.
+    """Tokenise, split off the hold-out, pack both parts into rows of `sequence` positions: once, then cached.
 
-    Documents take a multiple of `align` positions in a row.
+    Documents take a multiple of `align` positions in a row; `group` of them are packed together unless they are packed
+    in their order.
     """
     source = open_source(
         kind, patterns=tuple(patterns), text_field=text_field, base=Path.cwd(), bad_record_limit=bad_records
     )
-    cache = Path(plan.workspace["root"]) / "cache" / "tokens"
-    store = build_store(source, tokenizer, cache) if rank.local_rank == 0 else None
+    cache = Path(plan.workspace["root"]) / "cache"
+
+    def packed(store: TokenStore) -> PreparedDataset:
+        return prepare(
+            store, dataset=dataset, cache=cache / "rows", holdout=holdout, seed=seed, sequence=sequence,
+            oversized=oversized, align=align, method=method, group=group,
+        )  # fmt: skip
+
+    prepared = packed(build_store(source, tokenizer, cache / "tokens")) if rank.local_rank == 0 else None
     if rank.world_size > 1:
         dist.barrier()  # one rank of a machine builds, the others then open what it has built
-        key = [store.key if store is not None else None]
+        key = [prepared.store.key if prepared is not None else None]
         dist.broadcast_object_list(key, src=0)
-        store = store or open_store(cache / str(key[0]))
-    if store is None:
-        store = build_store(source, tokenizer, cache)  # another machine's folder is not this one's
-    for bad in store.bad_records.first:
+        # Another machine's folder is not this one's: then its ranks build.
+        if prepared is None:
+            store = open_store(cache / "tokens" / str(key[0])) or build_store(source, tokenizer, cache / "tokens")
+            prepared = packed(store)
+    assert prepared is not None
+    for bad in prepared.store.bad_records.first:
         records.event("warning", step=0, message=f"dataset {dataset}: {bad.origin}: {bad.reason}")
-    train, heldout = split_holdout(store.offsets, holdout, seed)
-    lengths = store.lengths()
-    parts = {"training": train, "hold-out": heldout}
-    rows = {part: pack_sequential(lengths[documents], sequence, oversized, align) for part, documents in parts.items()}
-    for part, packed in rows.items():
-        if packed.num_truncated or packed.num_skipped:
+    for part, rows in (("training", prepared.train_rows), ("hold-out", prepared.heldout_rows)):
+        if rows.num_truncated or rows.num_skipped:
             message = (
-                f"dataset {dataset}, {part}: {packed.num_truncated:,} documents cut, {packed.num_skipped:,} left out, "
-                f"{packed.num_dropped_positions:,} tokens in all, as oversized = {oversized} says"
+                f"dataset {dataset}, {part}: {rows.num_truncated:,} documents cut, {rows.num_skipped:,} left out, "
+                f"{rows.num_dropped_positions:,} tokens in all, as oversized = {oversized} says"
             )
             records.event("warning", step=0, message=message)
-    prepared = PreparedDataset(
-        name=dataset,
-        store=store,
-        train_documents=train,
-        heldout_documents=heldout,
-        train_rows=rows["training"],
-        heldout_rows=rows["hold-out"],
-    )
     return {**datasets, dataset: prepared}
 
 
@@ -138,8 +127,11 @@ def shift_tokens(stages: list[collators.Stage]) -> list[collators.Stage]:
 
 
 @op("collate.pack", gives="stages")
-def pack(stages: list[collators.Stage], method: str, capacity: int, align: int = 1) -> list[collators.Stage]:
-    assert method == "sequential"
+def pack(
+    stages: list[collators.Stage], method: Method, capacity: int, align: int = 1, group: int = 1
+) -> list[collators.Stage]:
+    """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
+    assert method in get_args(Method) and group >= 1
     return [*stages, collators.pack(capacity=capacity, align=align)]
 
 
@@ -172,8 +164,12 @@ def build_loader(
     seed: int,
     steps: int | None,
     epochs: float | None,
+    balance: bool = False,
 ) -> Feed:
-    """The rows of every step, dealt to data ranks. With a budget in epochs the steps are known from here on."""
+    """The rows of every step, dealt to data ranks, by what attention costs in them if `balance` says so.
+
+    With a budget in epochs the steps are known from here on.
+    """
     prepared = datasets[dataset]
     loader = RowLoader(
         store=prepared.store,
@@ -185,8 +181,10 @@ def build_loader(
         accumulate=accumulate,
         data_rank=rank.data_rank,
         data_ranks=rank.data_ranks,
+        balance=balance,
     )
     assert loader.rows_per_step == rows and prepared.train_rows.capacity == sequence
+    loader.make_ready()
     if prepared.train_rows.num_rows < rows:
         message = (
             f"dataset {dataset} has {prepared.train_rows.num_rows:,} rows, and a step takes {rows:,}: it repeats some"

@@ -84,7 +84,12 @@ class ShiftTokens:
 class Pack:
     """`pack(sequential)`: samples into rows of equal length."""
 
-    method: Literal["sequential"] = setting("how rows are filled", default="sequential")
+    method: Literal["sequential", "multipack", "best_fit"] = setting("how rows are filled", default="sequential")
+    group: int | Auto = setting(
+        "documents that are packed together, in their order; auto: 100,000; sequential has none",
+        default=AUTO,
+        check=at_least(1),
+    )
     align: int | Auto = setting(
         "documents are padded to a multiple of so many positions; auto: 2 · ring where there is a ring, else 1",
         default=AUTO,

@@ -2,7 +2,6 @@
 
 from typing import Final
 
-from .data import Pack
 from .parallel import Pp
 from .training import Checkpoint, Loss, Optimizer
 
@@ -13,9 +12,8 @@ SOURCES: Final = ("parquet",)
 LINKS: Final = ()
 
 # Settings, and words of settings that exist, by the class they belong to.
-SETTINGS: Final[dict[type, tuple[str, ...]]] = {Checkpoint: ("mode", "best"), Pack: ("group",)}
+SETTINGS: Final[dict[type, tuple[str, ...]]] = {Checkpoint: ("mode", "best")}
 WORDS: Final[dict[tuple[type, str], tuple[str, ...]]] = {
-    (Pack, "method"): ("multipack",),
     (Pp, "schedule"): ("dual_pipe",),
     (Optimizer, "kind"): ("muon", "lion", "sgd"),
     (Loss, "kind"): ("dpo", "kl"),

@@ -5,6 +5,8 @@ A stage says what kind of value it takes and gives, so that a chain can be check
     rows of token arrays ─to_tensor▶ rows of token tensors ─flatten▶ token samples
         ─shift_tokens▶ labelled samples ─pack▶ microbatch ─shard▶ this rank's part of a microbatch
 
+A chain that begins with the four stages up to `pack` lays rows out in one pass instead (`feeding.py`), which gives the
+same; the stages themselves run where something stands between them.
 Only under context parallel does a rank take a part of a microbatch; otherwise the chain ends with `pack`.
 """
 
@@ -22,7 +24,7 @@ from torch import Tensor
 from ...planner.topology import LONGEST_PADDING
 from .batch import IGNORE_INDEX, Microbatch, whole_positions
 from .errors import DataError
-from .packing import check_align
+from .rows import check_align
 from .zigzag import local_part
 
 RAW_ROWS = "rows of token arrays"
@@ -66,23 +68,31 @@ class Stage:
         return self.function(value)
 
 
+@define(kw_only=True, frozen=True)
+class PackStage(Stage):
+    """`pack`, and how it lays rows out."""
+
+    capacity: int
+    align: int
+
+
 def to_tensor() -> Stage:
     """Token arrays of any unsigned type become int64 tensors with memory of their own."""
+    return Stage(name="to_tensor", takes=RAW_ROWS, gives=TENSOR_ROWS, function=_convert)
 
-    def convert(rows: list[list[np.ndarray]]) -> list[list[Tensor]]:
-        return [[torch.from_numpy(segment.astype(np.int64)) for segment in row] for row in rows]
 
-    return Stage(name="to_tensor", takes=RAW_ROWS, gives=TENSOR_ROWS, function=convert)
+def _convert(rows: list[list[np.ndarray]]) -> list[list[Tensor]]:
+    return [[torch.from_numpy(segment.astype(np.int64)) for segment in row] for row in rows]
 
 
 def flatten() -> Stage:
     """Nested rows become one list of samples, each knowing its row."""
+    return Stage(name="flatten", takes=TENSOR_ROWS, gives=TOKEN_SAMPLES, function=_unnest)
 
-    def unnest(rows: list[list[Tensor]]) -> Samples:
-        samples = (Sample(row=index, tokens=tokens) for index, row in enumerate(rows) for tokens in row)
-        return Samples(num_rows=len(rows), samples=tuple(samples))
 
-    return Stage(name="flatten", takes=TENSOR_ROWS, gives=TOKEN_SAMPLES, function=unnest)
+def _unnest(rows: list[list[Tensor]]) -> Samples:
+    samples = (Sample(row=index, tokens=tokens) for index, row in enumerate(rows) for tokens in row)
+    return Samples(num_rows=len(rows), samples=tuple(samples))
 
 
 def shift_tokens() -> Stage:
@@ -92,11 +102,11 @@ def shift_tokens() -> Stage:
     chunk, and the last token of a document (eos) is only ever a label.
     The stage raises DataError for a sample of fewer than two tokens, which has no position.
     """
+    return Stage(name="shift_tokens", takes=TOKEN_SAMPLES, gives=LABELLED_SAMPLES, function=_shift_all)
 
-    def shift(value: Samples) -> Samples:
-        return Samples(num_rows=value.num_rows, samples=tuple(map(_shift, value.samples)))
 
-    return Stage(name="shift_tokens", takes=TOKEN_SAMPLES, gives=LABELLED_SAMPLES, function=shift)
+def _shift_all(value: Samples) -> Samples:
+    return Samples(num_rows=value.num_rows, samples=tuple(map(_shift, value.samples)))
 
 
 def _shift(sample: Sample) -> Sample:
@@ -105,7 +115,7 @@ def _shift(sample: Sample) -> Sample:
     return Sample(row=sample.row, tokens=sample.tokens[:-1], labels=sample.tokens[1:])
 
 
-def pack(*, capacity: int, align: int = 1) -> Stage:
+def pack(*, capacity: int, align: int = 1) -> PackStage:
     """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
 
     A sample is padded to a multiple of `align` positions, which belong to its segment. The rest of a row is padding in
@@ -113,7 +123,7 @@ def pack(*, capacity: int, align: int = 1) -> Stage:
     Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit.
     """
     check_align(capacity, align)
-    pad_segment = max(align, LONGEST_PADDING // align * align)
+    pad_segment = longest_padding(align)
 
     def lay_out(value: Samples) -> Microbatch:
         shape = (value.num_rows, capacity)
@@ -126,7 +136,7 @@ def pack(*, capacity: int, align: int = 1) -> Stage:
             row, first, real = sample.row, filled[sample.row], len(sample.tokens)
             room = -(-real // align) * align
             if first + room > capacity:
-                raise DataError(f"row {row} needs {first + room} positions or more, and it has {capacity}")
+                raise no_room(row, first + room, capacity)
             input_ids_BS[row, first : first + real] = sample.tokens
             labels_BS[row, first : first + real] = sample.labels
             filled[row] = first + room
@@ -147,7 +157,19 @@ def pack(*, capacity: int, align: int = 1) -> Stage:
             num_valid=int((labels_BS != IGNORE_INDEX).sum()),
         )
 
-    return Stage(name="pack", takes=LABELLED_SAMPLES, gives=MICROBATCH, function=lay_out)
+    return PackStage(
+        name="pack", takes=LABELLED_SAMPLES, gives=MICROBATCH, function=lay_out, capacity=capacity, align=align
+    )
+
+
+def longest_padding(align: int) -> int:
+    """Positions of the longest segment of padding behind the documents of a row."""
+    return max(align, LONGEST_PADDING // align * align)
+
+
+def no_room(row: int, needed: int, capacity: int) -> DataError:
+    """What is raised where the samples of a row are longer than the row."""
+    return DataError(f"row {row} needs {needed} positions or more, and it has {capacity}")
 
 
 def shard(*, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Stage:
@@ -171,6 +193,14 @@ class Chain:
         for stage in self.stages:
             value = stage(value)
         return value
+
+    @property
+    def lays_out(self) -> PackStage | None:
+        """`pack`, if the chain begins with the four stages that end with it, and nothing else stands between them."""
+        if [stage.function for stage in self.stages[:3]] != [_convert, _unnest, _shift_all]:
+            return None
+        last = self.stages[3] if len(self.stages) > 3 else None
+        return last if isinstance(last, PackStage) else None
 
     def local_part(self, whole: Microbatch) -> Microbatch:
         """What this rank holds of a microbatch of whole rows that was made elsewhere."""

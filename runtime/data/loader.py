@@ -1,19 +1,19 @@
 """From a step number to the microbatches of one data rank. Nothing here moves: the step is the whole position."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from attrs import define, field
 
 from .batch import Microbatch
+from .collators import Chain
 from .errors import DataError
+from .feeding import RowFeeder
 from .order import RowOrder
-from .packing import Rows
-from .row_reader import RowReader
+from .row_reader import PADDING
+from .rows import Rows
 from .store import TokenStore
-
-Collate = Callable[[list[list[np.ndarray]]], Microbatch]
 
 # What may not change between the run that wrote a state and the one that resumes it, in words.
 RESUME_FIELDS = {
@@ -31,7 +31,8 @@ class RowLoader:
     """Training microbatches of one data rank.
 
     With G = micro · accumulate · data_ranks, optimizer step s (from 0) takes the global positions s·G … s·G + G - 1 of
-    `order`. How they are dealt to ranks and microbatches does not change which rows a step sees.
+    `order`. How they are dealt to ranks and microbatches does not change which rows a step sees: in that order, or so
+    that attention costs all ranks about the same (`dealing.py`).
     """
 
     store: TokenStore
@@ -39,21 +40,23 @@ class RowLoader:
     """int64: the document of the store that each document index in `rows` stands for."""
     rows: Rows
     order: RowOrder
-    collate: Collate
+    collate: Chain
     micro: int
     """Rows in a microbatch."""
     accumulate: int
     """Microbatches in an optimizer step."""
     data_rank: int
     data_ranks: int
-    _reader: RowReader = field(init=False)
+    balance: bool = False
+    """Deal the rows of a step by what attention costs in them."""
+    _feeder: RowFeeder = field(init=False)
 
-    @_reader.default  # pyright: ignore[reportAttributeAccessIssue]
-    def _make_reader(self) -> RowReader:
+    @_feeder.default  # pyright: ignore[reportAttributeAccessIssue]
+    def _make_feeder(self) -> RowFeeder:
         assert self.order.num_rows == self.rows.num_rows, "the order is made for these rows"
         assert min(self.micro, self.accumulate) >= 1
         assert 0 <= self.data_rank < self.data_ranks
-        return RowReader(store=self.store, documents=self.documents, rows=self.rows)
+        return RowFeeder(store=self.store, documents=self.documents, rows=self.rows, collate=self.collate)
 
     @property
     def rows_per_step(self) -> int:
@@ -63,11 +66,21 @@ class RowLoader:
     def row_indices(self, step: int) -> np.ndarray:
         """Rows that this rank takes in `step`, int64 [accumulate, micro]."""
         step_rows = self.order.rows(step * self.rows_per_step, self.rows_per_step)
+        if self.balance:
+            from .dealing import deal, row_costs
+
+            costs = row_costs(self.store, self.documents, self.rows, step_rows)
+            return step_rows[deal(costs, self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]]
         return step_rows.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
+
+    def make_ready(self) -> None:
+        """Read compiled code and shuffle now, so that no step waits for it; tokens are not read."""
+        self.row_indices(0)
+        self._feeder.microbatch(np.full(self.micro, PADDING, dtype=np.int64))
 
     def microbatches(self, step: int) -> list[Microbatch]:
         """The `accumulate` microbatches of optimizer step `step`, from 0."""
-        return [self.collate([self._reader.row(index) for index in micro]) for micro in self.row_indices(step).tolist()]
+        return [self._feeder.microbatch(indices) for indices in self.row_indices(step)]
 
     def epoch(self, step: int) -> float:
         """Epochs completed before `step`."""
@@ -82,7 +95,7 @@ class RowLoader:
             "align": self.rows.align,
             "rows_per_step": self.rows_per_step,
             "seed": self.order.seed,
-            "content": self._reader.fingerprint,
+            "content": self._feeder.fingerprint,
         }
 
     def check_state(self, state: dict[str, Any]) -> None:
@@ -112,7 +125,7 @@ class EvalLoader:
     documents: np.ndarray
     """int64: the document of the store that each document index in `rows` stands for."""
     rows: Rows
-    collate: Collate
+    collate: Chain
     micro: int
     """Rows in a microbatch."""
     data_rank: int
@@ -134,8 +147,8 @@ class EvalLoader:
         return self.rows.num_rows if self.max_rows is None else min(self.rows.num_rows, self.max_rows)
 
     def __iter__(self) -> Iterator[Microbatch]:
-        reader = RowReader(store=self.store, documents=self.documents, rows=self.rows)
+        feeder = RowFeeder(store=self.store, documents=self.documents, rows=self.rows, collate=self.collate)
         for batch in range(len(self)):
             first = (batch * self.data_ranks + self.data_rank) * self.micro
-            indices = range(first, first + self.micro)
-            yield self.collate([reader.row(index) if index < self.num_rows else [] for index in indices])
+            indices = np.arange(first, first + self.micro, dtype=np.int64)
+            yield feeder.microbatch(np.where(indices < self.num_rows, indices, PADDING))

@@ -2,12 +2,16 @@
 
 from functools import cached_property
 from hashlib import blake2b
+from typing import Final
 
 import numpy as np
 from attrs import define
 
-from .packing import Rows
+from .rows import Rows
 from .store import TokenStore
+
+# The number of a row that holds nothing but padding.
+PADDING: Final = -1
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -21,10 +25,14 @@ class RowReader:
 
     def row(self, index: int) -> list[np.ndarray]:
         """Token segments of one row, views into the store; L positions come with L + 1 tokens, the last a label."""
+        if index == PADDING:
+            return []
         rows = self.rows
-        segments = slice(rows.row_offsets[index], rows.row_offsets[index + 1])
-        first = self.store.offsets[self.documents[rows.document[segments]]] + rows.start[segments]
-        end = first + rows.length[segments] + 1
+        segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
+        documents = self.documents[rows.document[segments]]
+        first = self.store.offsets[documents] + rows.starts(segments)
+        # The last position of a document reads its last token but one.
+        end = np.minimum(first + rows.capacity + 1, self.store.offsets[documents + 1])
         return [self.store.tokens[a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True)]
 
     @cached_property

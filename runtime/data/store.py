@@ -1,17 +1,14 @@
 """The tokenised data set: one flat array of tokens, cached on disk under the hash of everything it depends on."""
 
 import json
-import shutil
-import time
-from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from uuid import uuid4
 
 import numpy as np
 from attrs import define
 
 from .bad_records import BadRecord, BadRecordReport
+from .cache_folder import ATTEMPTS, make_folder
 from .errors import DataError
 from .sources import Source
 from .store_writer import write_store
@@ -19,9 +16,7 @@ from .tokenizers import Tokenizer
 
 # Part of every key: raise it whenever the same source and tokenizer would give other files.
 FORMAT = 1
-PARTIAL = ".partial-"
-ATTEMPTS = 3
-STALE_SECONDS = 86_400
+_AT_ONCE = 1 << 16
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -49,6 +44,14 @@ class TokenStore:
     def lengths(self) -> np.ndarray:
         """Tokens of each document, bos and eos included, int64 [documents]."""
         return np.diff(self.offsets)
+
+    def lengths_of(self, documents: np.ndarray) -> np.ndarray:
+        """Tokens of some documents, bos and eos included, int64 [documents]; takes no more memory than the result."""
+        lengths = np.empty(len(documents), dtype=np.int64)
+        for first in range(0, len(documents), _AT_ONCE):
+            some = documents[first : first + _AT_ONCE]
+            np.subtract(self.offsets[some + 1], self.offsets[some], out=lengths[first : first + _AT_ONCE])
+        return lengths
 
     def document(self, index: int) -> np.ndarray:
         """The tokens of one document, a view."""
@@ -79,7 +82,11 @@ def build_store(source: Source, tokenizer: Tokenizer, cache: Path) -> TokenStore
             store.bad_records.check(source.bad_record_limit)
             return store
         try:
-            _build(source, tokenizer, final)
+            make_folder(
+                final,
+                lambda partial: write_store(source, tokenizer, partial, format_version=FORMAT),
+                lambda folder: open_store(folder) is not None,
+            )
         except OSError as error:
             raise DataError(
                 f"cannot write the token store: {error}", path=final, remedy="Free space or choose another cache."
@@ -111,45 +118,3 @@ def open_store(directory: Path) -> TokenStore | None:
     if not sound:
         return None
     return TokenStore(key=directory.name, tokens=tokens, offsets=offsets, num_files=files, bad_records=report)
-
-
-def _build(source: Source, tokenizer: Tokenizer, final: Path) -> None:
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(final.parent)
-    partial = _beside(final)
-    partial.mkdir()
-    try:
-        write_store(source, tokenizer, partial, format_version=FORMAT)
-        _publish(partial, final)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _publish(partial: Path, final: Path) -> None:
-    """Put `partial` in place, unless another process has put a sound store there meanwhile."""
-    for _ in range(ATTEMPTS):
-        with suppress(OSError):
-            partial.rename(final)
-            return
-        if open_store(final) is not None:
-            return
-        # What stands there is damaged. Moved aside in one step, no reader sees it half deleted, and a process that
-        # has it mapped keeps its pages. It may be gone already: another process can be at the same point.
-        aside = _beside(final)
-        with suppress(FileNotFoundError):
-            final.rename(aside)
-            shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
-    partial.rename(final)
-
-
-def _beside(final: Path) -> Path:
-    return final.parent / f"{PARTIAL}{final.name}-{uuid4().hex}"
-
-
-def _sweep(cache: Path) -> None:
-    """Delete what killed processes left; a build that has written nothing for a day is not running."""
-    for partial in cache.glob(f"{PARTIAL}*"):
-        with suppress(OSError):
-            newest = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
-            if time.time() - newest > STALE_SECONDS:
-                shutil.rmtree(partial)

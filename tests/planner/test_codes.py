@@ -43,6 +43,12 @@ CASES = [
     ("X508", "flatten", {"collate": "collate = flatten -> to_tensor -> shift_tokens -> pack"}, "to_tensor -> flatten"),
     ("X508", "to_tensor", {"collate": "collate = to_tensor -> flatten -> pack"}, "shift_tokens"),
     ("X508", "to_tensor", {"collate": "collate = to_tensor -> flatten"}, "pack"),
+    (
+        "X509",
+        "to_tensor",
+        {"collate": "collate = to_tensor -> flatten -> shift_tokens -> pack(group = 9)"},
+        "pack(multipack, group = 9)",
+    ),
     ("X601", "6", {"batch": "batch { sequence = 256, rows = 6 }", "parallel": "parallel { fsdp 4 }"}, "rows 4 or 8"),
     ("X601", "6", {"batch": "batch { sequence = 256, rows = 6, micro = 2, accumulate = 2 }"}, "rows 4"),
     ("X602", "200", {"scheduler": "scheduler cosine { warmup = 200 steps }"}, "50 steps or fewer"),
@@ -109,6 +115,22 @@ def test_warnings_stand_beside_a_plan(compiled):
     warned = {check.code for check in result.plan.checks if check.status == "warn"}
     assert warned == {"W501", "W505", "W601"}
     assert all(check.place for check in result.plan.checks if check.status == "warn")
+
+
+@pytest.mark.parametrize(
+    ("blocks", "why"),
+    [
+        ({}, "one data rank takes all rows"),
+        ({"parallel": "parallel { fsdp 2 }", "batch": "batch { sequence = 64, rows = 2 }"}, "takes one row a step"),
+        ({"parallel": "parallel { fsdp 2 }", "batch": "batch { sequence = 64, rows = 4 }"}, None),
+    ],
+)
+def test_rows_that_cannot_be_dealt_by_cost_are_said(compiled, blocks, why):
+    result = compiled(collate="collate = to_tensor -> flatten -> shift_tokens -> pack(best_fit)", **blocks)
+    assert result.plan is not None
+    warned = [d.message for d in result.diagnostics.warnings]
+    assert [d.code for d in result.diagnostics.warnings] == ["W502"] * bool(why)
+    assert why is None or why in warned[0]
 
 
 def test_a_valid_spec_passes_every_check(plan):

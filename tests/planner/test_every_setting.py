@@ -31,7 +31,12 @@ ALL_ON = {
     "cluster": "cluster other { memory = 80 GiB, flops = 900T, efficiency = 40%, link = 4 GiB, network = 1 GiB }",
 }
 AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
-STATED = ALL_ON | {"parallel": f"parallel {{ {AXES}, fsdp 2 }}", "batch": "batch { sequence = 256, accumulate = 4 }"}
+CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack"
+STATED = ALL_ON | {
+    "parallel": f"parallel {{ {AXES}, fsdp 2 }}",
+    "batch": "batch { sequence = 256, accumulate = 4 }",
+    "collate": f"{CHAIN}(multipack)",
+}
 # The same ranks and rows, asked for from the other end.
 FREE = ALL_ON | {
     "parallel": f"parallel {{ {AXES}, fsdp auto }}",
@@ -162,7 +167,7 @@ def test_every_setting_changes_the_plan(load):
 
 def test_settings_belong_to_the_experiment_by_their_role(load):
     """With the alignment of documents given, which else follows from the ring."""
-    spec = load(**FREE, collate="collate = to_tensor -> flatten -> shift_tokens -> pack(align = 16) -> shard")
+    spec = load(**FREE, collate=f"{CHAIN}(multipack, align = 16) -> shard")
     base = compile_plan(spec).plan
     assert base is not None
     wrong = []

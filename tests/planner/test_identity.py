@@ -115,6 +115,18 @@ def test_rows_depend_on_the_alignment_of_documents(plan, base):
     assert plan(**BASE, collate=chain(1)).id == base.id
 
 
+def test_rows_depend_on_the_packing_of_documents(plan, base):
+    """`auto` is the group it stands for, and packing in order, which has none, is what it was without groups."""
+
+    def packed(arguments):
+        return plan(**BASE, collate=f"collate = to_tensor -> flatten -> shift_tokens -> pack({arguments})")
+
+    methods = [packed(method) for method in ("sequential", "multipack", "best_fit", "multipack, group = 5k")]
+    assert len({made.config_id for made in methods}) == 4
+    assert methods[0].id == base.id
+    assert packed("multipack, group = 100k").id == methods[1].id
+
+
 def test_the_world_is_part_of_the_plan_only(plan, base):
     assert same_experiment(base, plan(4, **BASE))
     assert plan(1, **BASE).id == base.id

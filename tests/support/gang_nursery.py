@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 # Imported by a rank on its way through a plan; here it is done once.
@@ -160,16 +161,35 @@ def become_rank(rank: int, world: int, port: int, log: Path) -> None:
 def preload() -> None:
     import importlib
 
-    import numpy as np
-
-    from xtrain.runtime.data.packing import pack_sequential
     from xtrain.runtime.ops import load_ops
 
     for module in PRELOADED:
         importlib.import_module(module)
-    pack_sequential(np.array([8]), 4, "split")  # numba reads the compiled kernel once
+    feed_once()
     with suppress(Exception):  # every rank does it again, and reports what is wrong
         load_ops()
+
+
+def feed_once() -> None:
+    """Read a row, so that numba reads the compiled kernel once and not in every rank."""
+    import numpy as np
+
+    from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
+    from xtrain.runtime.data.feeding import RowFeeder
+    from xtrain.runtime.data.packing import pack_sequential
+    from xtrain.runtime.data.sources import open_source
+    from xtrain.runtime.data.store import build_store
+    from xtrain.runtime.data.tokenizers import ByteTokenizer
+
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "a.txt").write_text("text")
+        source = open_source("text", patterns=("a.txt",), text_field="text", base=folder, bad_record_limit=0)
+        store = build_store(source, ByteTokenizer(), folder / "cache")
+        rows = pack_sequential(store.lengths(), 4, "split")
+        chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=4)])
+        feeder = RowFeeder(store=store, documents=np.arange(1), rows=rows, collate=chain)
+        feeder.microbatch(np.array([0]))
 
 
 def main() -> None:

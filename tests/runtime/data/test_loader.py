@@ -6,13 +6,15 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from xtrain.runtime.data.batch import IGNORE_INDEX
 from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loader import EvalLoader, RowLoader
 from xtrain.runtime.data.order import RowOrder
-from xtrain.runtime.data.packing import pack_sequential
+from xtrain.runtime.data.packing import Method, pack_rows, pack_sequential
 from xtrain.runtime.data.store import TokenStore
 
 CAPACITY = 8
@@ -42,8 +44,11 @@ def loader(
     documents: np.ndarray = DOCUMENTS,
     capacity: int = CAPACITY,
     align: int = 1,
+    balance: bool = False,
+    method: Method = "sequential",
+    group: int = 6,
 ) -> RowLoader:
-    rows = pack_sequential(store.lengths()[documents], capacity, "split", align)
+    rows = pack_rows(store.lengths_of(documents), capacity, "split", align, method=method, group=group)
     return RowLoader(
         store=store,
         documents=documents,
@@ -54,6 +59,7 @@ def loader(
         accumulate=accumulate,
         data_rank=data_rank,
         data_ranks=data_ranks,
+        balance=balance,
     )
 
 
@@ -83,6 +89,18 @@ def test_every_layout_sees_the_same_rows_in_every_step(micro: int, accumulate: i
         assert seen == rows_of(reference.microbatches(step)[0])
 
 
+@pytest.mark.parametrize(("micro", "accumulate", "data_ranks"), LAYOUTS)
+def test_rows_dealt_by_cost_are_those_of_the_step(micro: int, accumulate: int, data_ranks: int, store: TokenStore):
+    reference = loader(store, micro=12, accumulate=1)
+    ranks = [
+        loader(store, micro=micro, accumulate=accumulate, data_rank=rank, data_ranks=data_ranks, balance=True)
+        for rank in range(data_ranks)
+    ]
+    for step in (0, 1, 7):
+        seen = [row for rank in ranks for batch in rank.microbatches(step) for row in rows_of(batch)]
+        assert sorted(seen) == sorted(rows_of(reference.microbatches(step)[0]))
+
+
 def test_an_epoch_trains_on_each_position_of_the_chosen_documents_once(store: TokenStore):
     one = loader(store, micro=1, accumulate=1)
     assert one.rows.num_rows > 20
@@ -93,6 +111,37 @@ def test_an_epoch_trains_on_each_position_of_the_chosen_documents_once(store: To
     documents = [store.document(int(index)).tolist() for index in DOCUMENTS]
     expected = Counter(pair for document in documents for pair in pairwise(document))
     assert seen == expected
+
+
+@given(
+    st.sampled_from(["sequential", "multipack", "best_fit"]),
+    st.integers(1, 30),
+    st.lists(st.tuples(st.integers(1, 5), st.sampled_from(LAYOUTS)), min_size=1, max_size=6),
+    st.integers(0, 2**63),
+)
+@settings(deadline=None, max_examples=25)
+def test_a_run_that_moves_between_layouts_sees_every_position_as_often(make_store, method, group, legs, seed):
+    """As many steps as there are rows are as many epochs as a step has rows, however ranks change on the way."""
+    store = make_store(LENGTHS[:20])
+    documents = np.arange(0, 20, 3, dtype=np.int64)
+    same = {"method": method, "group": group, "balance": method == "best_fit", "seed": seed, "documents": documents}
+    step, seen, state = 0, Counter(), None
+    while True:
+        for steps, (micro, accumulate, data_ranks) in legs:
+            layout = {"micro": micro, "accumulate": accumulate, "data_ranks": data_ranks, **same}
+            ranks = [loader(store, data_rank=rank, **layout) for rank in range(data_ranks)]
+            for rank in ranks if state else ():
+                rank.check_state(state)
+            for _ in range(steps):
+                if step == ranks[0].rows.num_rows:
+                    pairs = [pair for index in documents for pair in pairwise(store.document(int(index)).tolist())]
+                    assert seen == dict.fromkeys(pairs, 12)
+                    return
+                batches = [batch for rank in ranks for batch in rank.microbatches(step)]
+                rows = [row for batch in batches for row in rows_of(batch)]
+                seen.update(pair for row in rows for pair in zip(*row, strict=True) if pair[1] != IGNORE_INDEX)
+                step += 1
+            state = json.loads(json.dumps(ranks[-1].state(step)))
 
 
 @pytest.mark.parametrize("align", [2, 4, 8])
@@ -106,6 +155,18 @@ def test_padded_documents_are_trained_on_once_too(align: int, store: TokenStore)
         seen.update((a, b) for row in rows_of(batch) for a, b in zip(*row, strict=True) if b != IGNORE_INDEX)
     documents = [store.document(int(index)).tolist() for index in DOCUMENTS]
     assert seen == Counter(pair for document in documents for pair in pairwise(document))
+
+
+def test_a_loader_made_ready_reads_nothing_and_changes_nothing(store: TokenStore):
+    from attrs import evolve
+
+    empty = evolve(store, tokens=store.tokens[:0])
+    ready = loader(empty, balance=True)
+    ready.make_ready()
+    again = loader(store, balance=True)
+    again.make_ready()
+    for one, other in zip(again.microbatches(2), loader(store, balance=True).microbatches(2), strict=True):
+        assert rows_of(one) == rows_of(other)
 
 
 def test_a_new_loader_continues_exactly(store: TokenStore):
@@ -132,6 +193,7 @@ def test_a_state_holds_on_another_layout_of_as_many_rows(store: TokenStore):
         ({"align": 2}, r"multiple of positions that documents are padded to: 1 in the checkpoint, 2 now"),
         ({"documents": DOCUMENTS - 1}, r"content of the rows"),
         ({"documents": DOCUMENTS[:-3]}, r"number of packed rows"),
+        ({"method": "multipack", "group": 20}, r"content of the rows"),
     ],
 )
 def test_a_state_of_other_data_is_refused_with_the_difference(change: dict, message: str, store: TokenStore):

@@ -1,18 +1,19 @@
 """Packing: every position exactly once, rows never over capacity, and the rule that decides where rows end."""
 
-import math
-from itertools import pairwise
 from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packed_rows import Segment, plain_next_fit, room, row_segments
 
+from xtrain.runtime.data import packing
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing import Oversized, Rows, pack_sequential
+from xtrain.runtime.data.packing import pack_sequential
+from xtrain.runtime.data.rows import Oversized, Rows
 
-LENGTHS = st.lists(st.integers(2, 30), max_size=60)
+LENGTHS = st.lists(st.integers(0, 30), max_size=60)
 CAPACITIES = st.integers(1, 12)
 
 
@@ -20,45 +21,14 @@ def pack(lengths: list[int], capacity: int, oversized: Oversized, align: int = 1
     return pack_sequential(np.array(lengths, dtype=np.int64), capacity, oversized, align)
 
 
-def layout(rows: Rows) -> list[list[tuple[int, int, int]]]:
-    """(document, start, length) of the segments of each row."""
-    segments = list(zip(rows.document.tolist(), rows.start.tolist(), rows.length.tolist(), strict=True))
-    bounds = rows.row_offsets.tolist()
-    assert bounds[0] == 0
-    assert bounds[-1] == len(segments)
-    return [segments[a:b] for a, b in pairwise(bounds)]
-
-
-def room(positions: int, align: int) -> int:
-    return math.ceil(positions / align) * align
-
-
-def plain_next_fit(
-    lengths: list[int], capacity: int, oversized: Oversized, align: int = 1
-) -> list[list[tuple[int, int, int]]]:
-    """The rule again, written for reading: closed rows and one open row."""
-    closed: list[list[tuple[int, int, int]]] = []
-    open_row: list[tuple[int, int, int]] = []
-    for document, tokens in enumerate(lengths):
-        positions, start = tokens - 1, 0
-        if positions > capacity and oversized == "skip":
-            continue
-        if positions > capacity and oversized == "truncate":
-            positions = capacity
-        if sum(room(length, align) for *_, length in open_row) + room(positions, align) > capacity:
-            closed.append(open_row)
-            open_row = []
-        while positions - start > capacity:
-            closed.append([(document, start, capacity)])
-            start += capacity
-        open_row.append((document, start, positions - start))
-    return [row for row in [*closed, open_row] if row]
+def layout(lengths: list[int], capacity: int, oversized: Oversized, align: int = 1) -> list[list[Segment]]:
+    return row_segments(pack(lengths, capacity, oversized, align), lengths)
 
 
 @given(LENGTHS, CAPACITIES, st.sampled_from(["split", "truncate", "skip"]))
 @settings(deadline=None)
 def test_packing_is_next_fit_in_order(lengths: list[int], capacity: int, oversized: Oversized):
-    assert layout(pack(lengths, capacity, oversized)) == plain_next_fit(lengths, capacity, oversized)
+    assert layout(lengths, capacity, oversized) == plain_next_fit(lengths, capacity, oversized)
 
 
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 4), st.sampled_from(["split", "truncate", "skip"]))
@@ -66,16 +36,16 @@ def test_packing_is_next_fit_in_order(lengths: list[int], capacity: int, oversiz
 def test_rows_are_laid_out_by_padded_lengths(lengths: list[int], units: int, align: int, oversized: Oversized):
     capacity = units * align
     rows = pack(lengths, capacity, oversized, align)
-    assert layout(rows) == plain_next_fit(lengths, capacity, oversized, align)
-    assert all(sum(room(length, align) for *_, length in row) <= capacity for row in layout(rows))
+    assert row_segments(rows, lengths) == plain_next_fit(lengths, capacity, oversized, align)
+    assert all(sum(room(length, align) for *_, length in row) <= capacity for row in row_segments(rows, lengths))
 
 
 def test_padding_takes_room_of_the_row():
     # 3, 3 and 5 positions: side by side as they are in 12, in two rows of 12 if each takes a multiple of 4.
-    assert [len(row) for row in layout(pack([4, 4, 6], 12, "error"))] == [3]
-    assert [len(row) for row in layout(pack([4, 4, 6], 12, "error", 4))] == [2, 1]
+    assert [len(row) for row in layout([4, 4, 6], 12, "error")] == [3]
+    assert [len(row) for row in layout([4, 4, 6], 12, "error", 4)] == [2, 1]
     # A long document: two full rows and a remainder of 2, which takes 4 beside the next one's 8.
-    split = layout(pack([27, 8, 5], 12, "split", 4))
+    split = layout([27, 8, 5], 12, "split", 4)
     assert split == [[(0, 0, 12)], [(0, 12, 12)], [(0, 24, 2), (1, 0, 7)], [(2, 0, 4)]]
 
 
@@ -85,12 +55,13 @@ def test_splitting_keeps_every_position_exactly_once_and_in_order(lengths: list[
     rows = pack(lengths, capacity, "split")
     seen = [
         (document, position)
-        for row in layout(rows)
+        for row in row_segments(rows, lengths)
         for document, start, length in row
         for position in range(start, start + length)
     ]
     assert seen == [(document, position) for document, n in enumerate(lengths) for position in range(n - 1)]
     assert rows.num_positions == len(seen)
+    assert rows.num_empty == sum(n < 2 for n in lengths)
     assert (rows.num_truncated, rows.num_skipped, rows.num_dropped_positions) == (0, 0, 0)
 
 
@@ -100,8 +71,8 @@ def test_rows_are_neither_empty_nor_over_capacity_and_losses_are_counted(
     lengths: list[int], capacity: int, oversized: Oversized
 ):
     rows = pack(lengths, capacity, oversized)
-    assert all(0 < sum(length for *_, length in row) <= capacity for row in layout(rows))
-    assert rows.num_positions + rows.num_dropped_positions == sum(lengths) - len(lengths)
+    assert all(0 < sum(length for *_, length in row) <= capacity for row in row_segments(rows, lengths))
+    assert rows.num_positions + rows.num_dropped_positions == sum(max(n - 1, 0) for n in lengths)
     too_long = sum(n - 1 > capacity for n in lengths)
     assert rows.num_truncated == (too_long if oversized == "truncate" else 0)
     assert rows.num_skipped == (too_long if oversized == "skip" else 0)
@@ -111,23 +82,23 @@ def test_rows_are_neither_empty_nor_over_capacity_and_losses_are_counted(
 def test_sequential_packing_of_the_reference_lengths():
     # 4, 5, 3 and 8 positions into rows of 10.
     rows = pack([5, 6, 4, 9], 10, "error")
-    assert [[length for *_, length in row] for row in layout(rows)] == [[4, 5], [3], [8]]
+    assert [[length for *_, length in row] for row in row_segments(rows, [5, 6, 4, 9])] == [[4, 5], [3], [8]]
     assert rows.fill == 20 / 30
 
 
 def test_a_long_document_starts_afresh_and_its_remainder_shares_a_row():
-    assert layout(pack([3, 12, 3], 4, "split")) == [
+    assert layout([3, 12, 3], 4, "split") == [
         [(0, 0, 2)],
         [(1, 0, 4)],
         [(1, 4, 4)],
         [(1, 8, 3)],
         [(2, 0, 2)],
     ]
-    assert layout(pack([3, 11, 3], 4, "split"))[-1] == [(1, 8, 2), (2, 0, 2)]
+    assert layout([3, 11, 3], 4, "split")[-1] == [(1, 8, 2), (2, 0, 2)]
 
 
 def test_an_empty_document_has_the_one_position_from_bos_to_eos():
-    assert layout(pack([2, 2], 4, "error")) == [[(0, 0, 1), (1, 0, 1)]]
+    assert layout([2, 2], 4, "error") == [[(0, 0, 1), (1, 0, 1)]]
 
 
 def test_the_error_policy_names_the_document():
@@ -157,12 +128,24 @@ def test_no_documents_give_no_rows():
 
 def test_the_types_are_as_documented():
     rows = pack([3, 12], 4, "split")
-    types = [values.dtype for values in (rows.document, rows.start, rows.length, rows.row_offsets)]
-    assert types == [np.int64, np.int64, np.int32, np.int64]
+    types = [values.dtype for values in (rows.document, rows.row_offsets, rows.cut_segments, rows.cut_starts)]
+    assert types == [np.int32, np.int32, np.int64, np.int64]
 
 
 def test_the_fingerprint_follows_the_layout():
     assert pack([3, 4], 8, "split").fingerprint() == pack([3, 4], 8, "skip").fingerprint()
-    others = [pack([4, 3], 8, "split"), pack([3, 4], 9, "split"), pack([3, 4], 3, "split")]
+    others = [pack([3, 4], 9, "split"), pack([3, 4], 3, "split"), pack([12, 4], 3, "split"), pack([13, 4], 3, "skip")]
     others.append(pack([3, 4], 8, "split", 2))
     assert pack([3, 4], 8, "split").fingerprint() not in {rows.fingerprint() for rows in others}
+
+
+@given(LENGTHS, CAPACITIES, st.sampled_from(["split", "truncate", "skip"]), st.sampled_from([np.int32, np.int64]))
+@settings(deadline=None, max_examples=30)
+def test_many_documents_are_packed_like_few(lengths: list[int], capacity: int, oversized: Oversized, kind: type):
+    """From some number of documents on the same text runs compiled."""
+    few = pack(lengths, capacity, oversized)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "FEW_DOCUMENTS", 0)
+        many = pack_sequential(np.array(lengths, dtype=kind), capacity, oversized)
+    assert many.fingerprint() == few.fingerprint()
+    assert many.num_positions == few.num_positions

@@ -11,11 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xtrain.runtime.data import store as store_module
 from xtrain.runtime.data import store_writer
+from xtrain.runtime.data.cache_folder import PARTIAL, STALE_SECONDS
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.sources import Source, open_source
-from xtrain.runtime.data.store import PARTIAL, TokenStore, build_store
+from xtrain.runtime.data.store import TokenStore, build_store
 from xtrain.runtime.data.tokenizers import ByteTokenizer
 
 TEXTS = ["ab", "ü", "x" * 100]
@@ -175,7 +175,7 @@ def test_a_failed_build_leaves_nothing_behind(corpus: Path, tmp_path: Path):
 
 def test_what_a_killed_build_left_is_swept_after_a_day(corpus: Path, tmp_path: Path):
     cache = tmp_path / "cache"
-    for name, age in (("old", store_module.STALE_SECONDS + 60), ("recent", 60)):
+    for name, age in (("old", STALE_SECONDS + 60), ("recent", 60)):
         folder = cache / f"{PARTIAL}{name}"
         folder.mkdir(parents=True)
         (folder / "tokens.bin").write_bytes(b"x")

@@ -1,0 +1,103 @@
+"""`xtrain data`: what is shown is what a run reads, and nothing heavy is loaded for it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xtrain.cli.main import main
+
+SPEC = """
+experiment look { budget = 4 steps, seed = 3 }
+model llama { dim = 32, layers = 1, heads = 2 }
+tokenizer bytes
+dataset words { source = text("*.txt") }
+dataset others { source = text("*.txt"), holdout = 100% }
+batch { sequence = 16, rows = 2 }
+collate = to_tensor -> flatten -> shift_tokens -> pack(multipack)
+optimizer adamw { lr = 1e-3 }
+every 2 steps eval others
+"""
+TEXTS = {"a": "one\ntwo", "b": "three four five six seven", "c": "eight", "d": "nine"}
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    for name, text in TEXTS.items():
+        Path(f"{name}.txt").write_text(text)
+    Path("look.xtrain").write_text(SPEC)
+    return "look.xtrain"
+
+
+def objects(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_statistics_count_what_there_is(spec: str, capsys):
+    assert main(["data", "stats", spec, "--json"]) == 0
+    words, others = objects(capsys)
+    tokens = sum(len(text) + 2 for text in TEXTS.values())
+    assert (words["dataset"], words["documents"], words["tokens"]) == ("words", 4, tokens)
+    training = words["parts"]["training"]
+    assert training["lengths"] == {"least": 6, "median": 8, "p90": 22, "p99": 26, "most": 27}
+    # 8, 26, 6 and 5 positions: a full row, then 10 + 6 and 8 + 5.
+    assert (training["rows"], training["fill"], training["steps_an_epoch"]) == (3, round(45 / 48, 6), 1.5)
+    assert words["parts"]["hold-out"]["rows"] == 0 and words["parts"]["hold-out"]["lengths"] == {}
+    assert others["parts"]["hold-out"]["documents"] == 4
+
+
+def test_every_row_of_an_epoch_is_shown_with_its_text(spec: str, capsys):
+    assert main(["data", "show", spec, "--json"]) == 0
+    rows = objects(capsys)
+    assert sorted(row["index"] for row in rows) == [0, 1, 2]
+    segments = sorted((s["document"], s["start"], s["before"], s["text"]) for row in rows for s in row["segments"])
+    assert segments == [
+        (0, 0, "", TEXTS["a"]),
+        (1, 0, "", TEXTS["b"][:16]),
+        (1, 16, TEXTS["b"][15], TEXTS["b"][16:]),
+        (2, 0, "", TEXTS["c"]),
+        (3, 0, "", TEXTS["d"]),
+    ]
+    assert all(row["filled"] == sum(s["tokens"] for s in row["segments"]) for row in rows)
+
+
+def test_rows_are_those_of_the_step(spec: str, capsys):
+    assert main(["data", "show", spec, "--json"]) == 0
+    all_of_them = [row["index"] for row in objects(capsys)]
+    assert main(["data", "show", spec, "--json", "-n", "1", "--step", "1"]) == 0
+    assert [row["index"] for row in objects(capsys)] == all_of_them[2:3]
+
+
+def test_pages_for_people(spec: str, capsys):
+    assert main(["data", "stats", spec]) == 0
+    page = capsys.readouterr().out
+    assert "4 of 49 tokens" in page and "93.750% filled" in page and "1.5 steps" in page
+    assert main(["data", "show", spec, "--dataset", "others", "-n", "9"]) == 0
+    page = capsys.readouterr().out
+    assert "\x1b" not in page
+    for shown in ("⟨bos⟩one⏎ two⟨eos⟩", "document 1 from 16, 10 tokens", "3 of padding", "100.0% of 16 positions"):
+        assert shown in page
+
+
+def test_what_cannot_be_shown_is_said(spec: str, capsys):
+    assert main(["data", "show", spec, "--dataset", "wrds"]) == 2
+    assert "no dataset `wrds`; this plan reads words, others" in capsys.readouterr().err
+    assert main(["data", "show", spec, "--step", "-1"]) == 2
+    assert main(["data", "stats", spec, "--set", "batch.sequence=x"]) == 2
+    for path in Path().glob("*.txt"):
+        path.unlink()
+    assert main(["data", "stats", spec]) == 3
+    assert "error[X507]: pattern matches no file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["data", "show", spec, "-n", "0"])
+
+
+def test_looking_at_data_does_not_load_torch(spec: str):
+    code = (
+        f"import sys; from xtrain.cli.main import main; main(['data', 'show', '{spec}']); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.splitlines()[-1] == "False", done.stderr

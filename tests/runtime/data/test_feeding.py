@@ -1,0 +1,137 @@
+"""Rows laid out in one pass: bit for bit what the stages of the chain give one after the other."""
+
+import numpy as np
+import pytest
+import torch
+from attrs import fields
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.planner.topology import LONGEST_PADDING
+from xtrain.runtime.data.batch import Microbatch
+from xtrain.runtime.data.collators import Chain, Stage, compose, flatten, pack, shard, shift_tokens, to_tensor
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.feeding import RowFeeder
+from xtrain.runtime.data.packing import Method, pack_rows
+from xtrain.runtime.data.row_reader import PADDING
+from xtrain.runtime.data.rows import Oversized
+from xtrain.runtime.data.store import TokenStore
+
+LENGTHS = st.lists(st.integers(2, 30), min_size=1, max_size=40)
+
+
+def stages(capacity: int, align: int = 1) -> list[Stage]:
+    return [to_tensor(), flatten(), shift_tokens(), pack(capacity=capacity, align=align)]
+
+
+def feeder(store: TokenStore, capacity: int, align: int = 1, oversized: Oversized = "split", more=(), **changed):
+    documents = np.arange(store.num_documents, dtype=np.int64)[::-1].copy()
+    packing: dict = {"method": "sequential", "group": 7, **changed}
+    rows = pack_rows(store.lengths_of(documents), capacity, oversized, align, **packing)
+    return RowFeeder(store=store, documents=documents, rows=rows, collate=compose([*stages(capacity, align), *more]))
+
+
+def step_by_step(fed: RowFeeder, indices: np.ndarray) -> Microbatch:
+    return fed.collate([fed.row(index) for index in indices.tolist()])
+
+
+def assert_same(found: Microbatch, expected: Microbatch) -> None:
+    for name in (attribute.name for attribute in fields(Microbatch)):
+        one, other = getattr(found, name), getattr(expected, name)
+        if isinstance(other, torch.Tensor):
+            assert one.dtype == other.dtype and one.shape == other.shape, name
+            assert torch.equal(one, other), name
+        else:
+            assert (type(one), one) == (type(other), other), name
+
+
+@given(
+    LENGTHS,
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.sampled_from(["split", "truncate", "skip"]),
+    st.sampled_from(["sequential", "multipack"]),
+    st.data(),
+)
+@settings(deadline=None)
+def test_rows_are_what_the_stages_give(
+    make_store, lengths: list[int], units: int, align: int, oversized: Oversized, method: Method, data
+):
+    fed = feeder(make_store(lengths), units * align, align, oversized, method=method)
+    indices = data.draw(st.lists(st.integers(PADDING, fed.rows.num_rows - 1), min_size=1, max_size=5))
+    asked = np.array(indices, dtype=np.int64)
+    assert_same(fed.microbatch(asked), step_by_step(fed, asked))
+
+
+@pytest.mark.parametrize("kind", [np.uint16, np.uint32])
+def test_tokens_are_read_from_a_file_as_they_are(make_store, tmp_path, kind: type):
+    made = make_store([3, 60_000, 5])
+    (tmp_path / "tokens.bin").write_bytes(made.tokens.astype(kind).tobytes())
+    mapped = np.asarray(np.memmap(tmp_path / "tokens.bin", dtype=kind, mode="r"))
+    fed = feeder(TokenStore(**{**_parts(made), "tokens": mapped}), 4000)
+    asked = np.arange(fed.rows.num_rows, dtype=np.int64)
+    assert_same(fed.microbatch(asked), step_by_step(fed, asked))
+
+
+def _parts(store: TokenStore) -> dict:
+    return {attribute.name: getattr(store, attribute.name) for attribute in fields(TokenStore)}
+
+
+@pytest.mark.parametrize("align", [1, 6, 100, 2100])
+def test_padding_is_cut_alike(make_store, align: int):
+    fed = feeder(make_store([3, 700]), 2 * LONGEST_PADDING // align * align + 4200 // align * align, align)
+    asked = np.array([PADDING, 0, PADDING])
+    assert_same(fed.microbatch(asked), step_by_step(fed, asked))
+
+
+def test_a_rank_keeps_its_part_of_the_rows(make_store):
+    part = shard(ring=2, ulysses=1, ring_rank=1, ulysses_rank=0)
+    fed = feeder(make_store([9, 30, 17, 4, 8]), 32, 4, more=[part])
+    asked = np.arange(fed.rows.num_rows, dtype=np.int64)
+    assert fed.microbatch(asked).positions_BS.shape == (fed.rows.num_rows, 16)
+    assert_same(fed.microbatch(asked), step_by_step(fed, asked))
+
+
+def test_a_chain_with_something_in_between_runs_stage_by_stage(make_store):
+    """What a stage of the user's own sees and changes is not passed by."""
+    seen = []
+
+    def look(value):
+        seen.append(value.num_rows)
+        return value
+
+    one, two, three, four = stages(8)
+    between = Stage(name="look", takes=two.gives, gives=two.gives, function=look)
+    fed = feeder(make_store([5, 9, 3]), 8)
+    own = RowFeeder(
+        store=fed.store, documents=fed.documents, rows=fed.rows, collate=compose([one, two, between, three, four])
+    )
+    asked = np.array([1, 0])
+    assert_same(own.microbatch(asked), fed.microbatch(asked))
+    assert seen == [2]
+
+
+def test_rows_packed_for_another_capacity_are_refused_by_both_ways(make_store):
+    fed = feeder(make_store([9, 9]), 16)
+    narrow = RowFeeder(store=fed.store, documents=fed.documents, rows=fed.rows, collate=compose(stages(12)))
+    for read in (narrow.microbatch, lambda asked: step_by_step(narrow, asked)):
+        with pytest.raises(DataError, match="row 1 needs 16 positions or more, and it has 12"):
+            read(np.array([PADDING, 0]))
+
+
+def test_microbatches_keep_what_they_hold(make_store):
+    fed = feeder(make_store([5, 9, 3, 8, 8]), 8)
+    first = fed.microbatch(np.array([0]))
+    before = first.input_ids_BS.clone()
+    for row in range(fed.rows.num_rows):
+        fed.microbatch(np.array([row]))
+    assert torch.equal(first.input_ids_BS, before)
+    first.input_ids_BS.zero_()
+    assert torch.equal(fed.microbatch(np.array([0])).input_ids_BS, before)
+
+
+def test_only_the_four_stages_in_their_order_are_taken_for_what_they_are():
+    assert compose(stages(8)).lays_out is not None
+    one, *rest = stages(8)
+    other = Stage(name="to_tensor", takes=one.takes, gives=one.gives, function=lambda rows: one(rows))
+    assert Chain(stages=(other, *rest)).lays_out is None

@@ -1,0 +1,148 @@
+"""Best-fit-decreasing within groups: every position once, rows as full as the rule makes them, one result."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from packed_rows import items_of, plain_best_fit_decreasing, plain_first_fit, room, row_segments
+
+from xtrain.runtime.data import packing
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing import pack_multipack, pack_rows
+from xtrain.runtime.data.rows import Oversized, Rows
+
+LENGTHS = st.lists(st.integers(0, 40), max_size=80)
+GROUPS = st.integers(1, 90)
+UNITS = st.integers(1, 20)
+ALIGNS = st.integers(1, 3)
+POLICIES = st.sampled_from(["split", "truncate", "skip"])
+
+
+def pack(lengths: list[int], capacity: int, oversized: Oversized, align: int, group: int, threads: int = 1) -> Rows:
+    return pack_multipack(np.array(lengths, dtype=np.int64), capacity, oversized, align, group=group, threads=threads)
+
+
+@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS)
+@example([0, 1, 2, 8, 9, 10, 17], 8, 1, "split", 3)
+@example([9, 9, 9], 8, 1, "split", 100)
+@settings(deadline=None)
+def test_every_position_stands_in_one_row_that_has_room(
+    lengths: list[int], units: int, align: int, oversized: Oversized, group: int
+):
+    capacity = units * align
+    rows = pack(lengths, capacity, oversized, align, group)
+    written = row_segments(rows, lengths)
+    assert all(0 < sum(room(length, align) for *_, length in row) <= capacity for row in written)
+    seen = Counter((d, p) for row in written for d, start, length in row for p in range(start, start + length))
+    kept = {
+        document: 0
+        if n - 1 > capacity and oversized == "skip"
+        else min(n - 1, capacity)
+        if oversized == "truncate"
+        else n - 1
+        for document, n in enumerate(lengths)
+    }
+    assert seen == Counter((document, position) for document, count in kept.items() for position in range(count))
+    assert rows.num_empty == sum(n < 2 for n in lengths)
+    # Documents of one row are of one group.
+    assert all(len({document // group for document, *_ in row}) == 1 for row in written)
+
+
+@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS)
+@settings(deadline=None)
+def test_rows_are_as_full_as_best_fit_decreasing_makes_them(
+    lengths: list[int], units: int, align: int, oversized: Oversized, group: int
+):
+    rows = pack(lengths, units * align, oversized, align, group)
+    found = sorted(
+        units - sum(room(length, align) // align for *_, length in row) for row in row_segments(rows, lengths)
+    )
+    expected: list[int] = []
+    for first in range(0, len(lengths), group):
+        items, full = items_of(lengths[first : first + group], units * align, oversized, align)
+        expected += [0] * full + plain_best_fit_decreasing(items, units)
+    assert found == sorted(expected)
+
+
+@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS)
+@settings(deadline=None)
+def test_documents_sorted_by_halves_are_packed_alike(
+    lengths: list[int], units: int, align: int, oversized: Oversized, group: int
+):
+    whole = pack(lengths, units * align, oversized, align, group)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "HALVED", 2)
+        halves = pack(lengths, units * align, oversized, align, group)
+    assert halves.fingerprint() == whole.fingerprint()
+
+
+@given(LENGTHS, UNITS, GROUPS)
+@settings(deadline=None)
+def test_no_more_rows_than_first_fit(lengths: list[int], capacity: int, group: int):
+    """First fit in the order of the documents can be better by luck, but never by more than two ninths and a row."""
+    found = pack(lengths, capacity, "split", 1, group=len(lengths) + 1).num_rows
+    items, full = items_of(lengths, capacity, "split", 1)
+    assert found <= full + len(plain_first_fit(items, capacity)) * 11 / 9 + 1
+
+
+@pytest.mark.parametrize("capacity", [1024, 4000])
+@pytest.mark.parametrize("kind", ["log-normal", "uniform", "short"])
+def test_usual_lengths_take_fewer_rows_than_first_fit_and_next_to_the_fewest(kind: str, capacity: int):
+    rng = np.random.default_rng(3)
+    lengths = {
+        "log-normal": np.clip(np.exp(rng.normal(np.log(100), 1.1, 3000)).astype(int), 2, capacity + 1),
+        "uniform": rng.integers(2, capacity + 2, 3000),
+        "short": rng.geometric(1 / 30, 3000) + 1,
+    }[kind].tolist()
+    found = pack(lengths, capacity, "error", 1, group=10**6)
+    items, _ = items_of(lengths, capacity, "error", 1)
+    assert found.num_rows <= len(plain_first_fit(items, capacity))
+    assert found.num_rows <= -(-sum(items) // capacity) * (1.02 if kind == "uniform" else 1.001) + 1
+
+
+@given(LENGTHS, UNITS, POLICIES, GROUPS, st.integers(2, 9), st.sampled_from([np.int32, np.int64]))
+@settings(deadline=None)
+def test_any_number_of_threads_packs_alike(
+    lengths: list[int], capacity: int, oversized: Oversized, group: int, threads: int, kind: type
+):
+    one = pack(lengths, capacity, oversized, 1, group)
+    more = pack_multipack(np.array(lengths, dtype=kind), capacity, oversized, group=group, threads=threads)
+    assert more.fingerprint() == one.fingerprint()
+    assert (more.num_positions, more.num_rows) == (one.num_positions, one.num_rows)
+
+
+def test_rows_too_long_for_one_word_of_the_search():
+    """The table of open rows has two levels; lengths far apart use both."""
+    rng = np.random.default_rng(0)
+    lengths = np.concatenate([rng.integers(2, 40, 300), rng.integers(100_000, 300_000, 200)])
+    rng.shuffle(lengths)
+    rows = pack(lengths.tolist(), 300_000, "error", 1, group=1000)
+    items, _ = items_of(lengths.tolist(), 300_000, "error", 1)
+    left = sorted(300_000 - sum(length for *_, length in row) for row in row_segments(rows, lengths.tolist()))
+    assert left == plain_best_fit_decreasing(items, 300_000)
+
+
+def test_groups_are_packed_apart():
+    # Ten halves: pairs within a group of two, of three there is always one left over.
+    assert pack([5] * 10, 8, "error", 1, group=10).num_rows == 5
+    assert pack([5] * 10, 8, "error", 1, group=3).num_rows == 2 + 2 + 2 + 1
+
+
+def test_the_error_policy_and_bad_settings_are_those_of_sequential_packing():
+    with pytest.raises(DataError, match="document 1 has 9 positions"):
+        pack([9, 10, 11], 8, "error", 1, group=2)
+    with pytest.raises(DataError, match="padded to a multiple of 3"):
+        pack([9], 8, "split", 3, group=2)
+
+
+def test_a_method_is_chosen_by_name():
+    lengths = np.array([5, 8, 5, 2])
+    by_name = {
+        method: row_segments(pack_rows(lengths, 8, "split", method=method, group=100), lengths.tolist())
+        for method in ("sequential", "multipack", "best_fit")
+    }
+    assert [[d for d, *_ in row] for row in by_name["sequential"]] == [[0], [1], [2, 3]]
+    assert [[d for d, *_ in row] for row in by_name["multipack"]] == [[1, 3], [0, 2]]
+    assert by_name["best_fit"] == by_name["multipack"]

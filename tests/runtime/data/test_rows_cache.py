@@ -1,0 +1,83 @@
+"""Packed rows on disk: what was packed comes back, mapped; whatever is damaged is packed again."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.packing import pack_multipack, pack_sequential
+from xtrain.runtime.data.rows import Rows
+from xtrain.runtime.data.rows_cache import ARRAYS, NUMBERS, cached_rows, open_rows, rows_key
+
+LENGTHS = np.random.default_rng(2).integers(2, 60, 500)
+
+
+def rows() -> Rows:
+    return pack_multipack(LENGTHS, 40, "split", 2, group=100)
+
+
+def unexpected() -> Rows:
+    raise AssertionError("packed again")
+
+
+def test_what_was_packed_comes_back_and_is_not_packed_again(tmp_path: Path):
+    made = cached_rows(tmp_path / "cache" / "key", rows)
+    again = cached_rows(tmp_path / "cache" / "key", unexpected)
+    for one in (made, again):
+        assert one.fingerprint() == rows().fingerprint()
+        assert all(np.array_equal(getattr(one, name), getattr(rows(), name)) for name in ARRAYS)
+        assert all(getattr(one, name) == getattr(rows(), name) for name in NUMBERS)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["key"]
+
+
+def test_rows_are_read_by_memory_map(tmp_path: Path):
+    made = cached_rows(tmp_path / "key", rows)
+    assert not made.document.flags.owndata and not made.document.flags.writeable
+    assert made.document.dtype == made.row_offsets.dtype == np.int32
+
+
+def test_no_rows_at_all(tmp_path: Path):
+    empty = cached_rows(tmp_path / "key", lambda: pack_sequential(LENGTHS[:0], 40, "split"))
+    assert empty.num_rows == 0 and len(cached_rows(tmp_path / "key", unexpected).document) == 0
+
+
+@pytest.mark.parametrize("name", [*(f"{array}.npy" for array in ARRAYS), "meta.json"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "changed"])
+def test_damaged_rows_are_packed_again(tmp_path: Path, name: str, damage: str):
+    folder = tmp_path / "key"
+    cached_rows(folder, rows)
+    content = (folder / name).read_bytes()
+    if damage == "gone":
+        (folder / name).unlink()
+    elif damage == "cut":
+        (folder / name).write_bytes(content[: len(content) * 2 // 3])
+    elif name == "meta.json":
+        (folder / name).write_text(json.dumps({**json.loads(content), "align": 1}))
+    else:
+        (folder / name).write_bytes(content[:-8] + bytes([content[-8] ^ 1]) + content[-7:])
+    assert open_rows(folder) is None
+    assert cached_rows(folder, rows).fingerprint() == rows().fingerprint()
+    assert cached_rows(folder, unexpected).num_rows == rows().num_rows
+
+
+def test_a_cache_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot write packed rows"):
+        cached_rows(tmp_path / "file" / "key", rows)
+
+
+def test_the_key_follows_everything_rows_depend_on():
+    base = {
+        "store": "a",
+        "holdout": 0.1,
+        "seed": 1,
+        "part": "training",
+        "capacity": 8,
+        "align": 1,
+        "oversized": "split",
+    }
+    others = [{**base, name: "else"} for name in base] + [{**base, "group": 5}, {**base, "group": 6}]
+    assert rows_key(**base) == rows_key(**base)
+    assert len({rows_key(**one) for one in [base, *others]}) == 1 + len(others)
