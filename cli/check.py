@@ -120,7 +120,6 @@ def _shown(text: str) -> str:
 
 def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace, *, fixed: int = 0) -> None:
     """What is wrong, and for people a last line that counts it."""
-    from ..dsl.mend import fixable
     from ..dsl.render import shows_color
 
     if arguments.json:
@@ -131,9 +130,19 @@ def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace
     counts = [(fixed, "fixed"), (len(diagnostics.errors), "error"), (len(diagnostics.warnings), "warning")]
     found = ", ".join(_count(count, word) for count, word in counts if count)
     summary = f"{path}: {found or 'ok'}"
-    if not arguments.fix and any(d.fix for d in diagnostics) and (known := fixable(diagnostics)):
+    known = _fixable(diagnostics) if not arguments.fix else 0
+    if known:
         summary += f"; `xtrain check --fix` mends {'it' if known == len(diagnostics) == 1 else known}"
     print(summary, file=sys.stderr if diagnostics.has_errors else sys.stdout, flush=True)
+
+
+def _fixable(diagnostics: "Diagnostics") -> int:
+    """How many diagnostics `--fix` would try to mend."""
+    if not any(diagnostic.fix for diagnostic in diagnostics):
+        return 0  # most specs are right, and are told so without loading what mends the others
+    from ..dsl.mend import fixable
+
+    return fixable(diagnostics)
 
 
 def _count(count: int, word: str) -> str:

@@ -1,5 +1,6 @@
 """The two things that are compared: where their plans come from, and what to type to go on from one under the other."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from shlex import quote
@@ -61,7 +62,7 @@ def open_sides(
 
 
 def _kind(path: str) -> Literal["spec", "plan", "run"]:
-    if Path(path).is_dir():
+    if os.path.isdir(path):  # noqa: PTH112 - of a name too long for a file, Path.is_dir raises
         return "run"
     return "plan" if is_saved(path) else "spec"
 

@@ -195,3 +195,8 @@ def test_the_verb_is_light_and_quick_and_has_an_example(folder):
     assert not {"torch", "numba", "textual", "tokenizers"} & set(done.stderr.split())
     shown = subprocess.run([sys.executable, "-m", "xtrain", "diff", "--help"], capture_output=True, text=True, cwd=ROOT)
     assert shown.returncode == 0 and "xtrain diff specs/" in shown.stdout
+
+
+def test_a_name_no_file_can_have_is_no_traceback(folder, diff):
+    status, _, said = diff("x" * 5000, "x" * 5000)
+    assert status == 2 and "X120" in said

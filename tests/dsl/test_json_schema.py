@@ -183,7 +183,7 @@ def test_the_object_of_a_spec_says_all_of_it():
         "bad_records": 3,
     }  # fmt: skip
     assert GOOD["parallel"]["pp"]["layers"] == [2, 2] and GOOD["parallel"]["pp"]["embedding_cost"] == "auto"
-    assert GOOD["collate"][3] == {"pack": {"method": "sequential", "align": 4}}
+    assert GOOD["collate"][3]["pack"]["align"] == 4 and GOOD["collate"][0] == {"to_tensor": {}}
     assert GOOD["every"][1] == {
         "every": "100 steps", "actions": [{"eval": {"dataset": "web", "batches": "auto"}}, {"checkpoint": {}}]
     }  # fmt: skip
