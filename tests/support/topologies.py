@@ -1,6 +1,6 @@
 """The table of layouts that must compute what one process computes: one row each, nothing but data.
 
-`ci` rows run with the ordinary tests, all of them with `-m matrix`, or one after the other with tabulate.py.
+`ci` rows run with the ordinary tests, all of them with `-m matrix`, or one after the other with topology_table.py.
 """
 
 from itertools import product

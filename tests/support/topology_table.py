@@ -1,6 +1,6 @@
 """Run the table of topologies, print every row as it comes, and write docs/topologies.md.
 
-    python tests/support/tabulate.py [--only TEXT …] [--ci] [--write]
+    python tests/support/topology_table.py [--only TEXT …] [--ci] [--write]
 
 `--only` takes rows whose name contains the text. Exits with 1 if a row does not hold.
 """
@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "topologies.md"
 HEAD = """\
 # Topologies that are tested
 
-Written by `python tests/support/tabulate.py --write`.
+Written by `python tests/support/topology_table.py --write`.
 
 Each row is a layout that ran three optimizer steps and an evaluation on gloo ranks of one machine, held against one
 process that saw the same rows: uneven documents, a held-out set, AdamW with clipping. A gap is the largest difference,
