@@ -41,7 +41,7 @@ SHEETS: Final[dict[str, Sheet]] = {
         memory=179 * 2**30, flops={"bf16": 2250e12, "fp32": 75e12, "fp64": 37e12}, link=900 * GB, network=50 * GB
     ),
 }
-RANGE: Final = (0.40, 0.60)  # of published runs on H100 and H200, from 8 B dense on 8 devices to 405 B on 512
+RANGE: Final = (0.40, 0.60)  # an assumption: docs/accuracy.md counts how many published runs lie within it
 
 
 def device_kind(spec: Spec) -> str:

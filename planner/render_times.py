@@ -41,7 +41,7 @@ def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
 def _times(plan: Plan, times: Times) -> list[tuple[str, str, str]]:
     low, high = plan.cluster.efficiency[0], plan.cluster.efficiency[-1]
     reached = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
-    source = "as cluster.efficiency says" if low == high else "as published runs"
+    source = "as cluster.efficiency says" if low == high else "an assumption"
     parts = [f"computing {seconds_text(times.computing)}", f"waiting for messages {seconds_text(times.exposed)}"]
     if plan.mesh.size("pp") > 1:
         parts.append(f"bubble {plan.estimates.bubble:.0%} of the step")

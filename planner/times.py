@@ -1,7 +1,7 @@
 """How long a step takes: products at the speed of the devices, calls at that of the links, and the pipeline's waiting.
 
-Meant to compare layouts, and right to one part in three at best: latencies and links are those of NCCL over NVLink and
-InfiniBand, and how well kernels use a device is a range seen in published runs (see `Cluster.efficiency`).
+Meant to compare layouts, not to promise a speed: latencies are assumed, links are those of data sheets, and how well
+kernels use a device is assumed as well unless the spec says so (see `Cluster.efficiency`).
 """
 
 from math import prod

@@ -38,7 +38,7 @@ class Cluster:
         example="989T",
     )
     efficiency: Quantity | Auto = setting(
-        "share of these operations that a step reaches while it computes; auto: the range of published runs",
+        "share of these operations that a step reaches while it computes; auto: 40% to 60%, an assumption",
         default=AUTO,
         units=("%",),
         check=share,

@@ -58,8 +58,6 @@ class Watch(TorchDispatchMode):
         if begins is not None:
             self.wire.labels.append(begins)
         else:
-            self.ends.get(self.wire.labels.pop(), _nothing)()
-
-
-def _nothing() -> None:
-    pass
+            end = self.ends.get(self.wire.labels.pop())
+            if end is not None:
+                end()

@@ -265,7 +265,7 @@ def test_compute_says_what_it_rests_on(plan):
     made = with_times(plan(parallel="parallel { pp 2 }", cluster=H100))
     shown = part(made, "compute")
     assert "a step takes 4.00 s computing 2.00 s + waiting for messages 500 ms + bubble 20% of the step" in shown
-    assert "3.00 s to 6.00 s, devices at 40% to 60% of their peak, as published runs" in shown
+    assert "3.00 s to 6.00 s, devices at 40% to 60% of their peak, an assumption" in shown
     assert "tokens/s 1.00M 500k a device; MFU 30%, 20% to 40%" in shown
     assert "flops_per_token 6 · parameters in matrix products" in shown  # where each formula comes from
     peak = 2 * 67e12
