@@ -1,3 +1,29 @@
 """xtrain: declare a training experiment, review its execution plan, run exactly that plan."""
 
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from .runtime.data.batch import IGNORE_INDEX as IGNORE_INDEX
+    from .runtime.data.batch import Microbatch as Microbatch
+    from .runtime.data.collators import Sample as Sample
+    from .runtime.marks import collator as collator
+    from .runtime.marks import source as source
+
+# What parts of a user's own are written with → its module. Loaded when asked for: a file of sources needs no torch.
+_OFFERED = {
+    "source": "runtime.marks",
+    "collator": "runtime.marks",
+    "Sample": "runtime.data.collators",
+    "Microbatch": "runtime.data.batch",
+    "IGNORE_INDEX": "runtime.data.batch",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _OFFERED:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_OFFERED[name]}"), name)

@@ -17,6 +17,8 @@ KINDS: Final[dict[str, type]] = {
     "model": model.Model,
     "tokenizer": model.Tokenizer,
     "dataset": data.Dataset,
+    "mixture": data.Mixture,
+    "phase": data.Phase,
     "batch": data.Batch,
     "optimizer": training.Optimizer,
     "scheduler": training.Scheduler,
@@ -27,7 +29,8 @@ KINDS: Final[dict[str, type]] = {
     "compile": parallel.Compile,
     "checkpoint": training.Checkpoint,
 }
-NAMED: Final = ("dataset", "phase")  # two of them with different labels are two things
+# Kind → field of `Spec`; two of them with different labels are two things.
+NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases"}
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
     "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",
@@ -44,7 +47,13 @@ ACTIONS: Final[dict[str, type]] = {
 }
 EVENTS: Final[tuple[str, ...]] = get_args(actions.EventName)
 SOURCES: Final[dict[str, type]] = {
-    "python_stdlib": data.PythonStdlib, "text": data.Text, "jsonl": data.JsonLines
+    "python_stdlib": data.PythonStdlib, "text": data.Text, "jsonl": data.JsonLines, "parquet": data.Parquet,
+    "arrow": data.Arrow, "huggingface": data.HuggingFace, "tokens": data.Tokens, "synthetic": data.Synthetic,
+}  # fmt: skip
+# What the sources that need one are given, for instance.
+SAMPLES: Final[dict[str, str]] = {
+    "text": "data/*.txt", "jsonl": "data/*.jsonl", "parquet": "data/*.parquet", "arrow": "data/*.arrow",
+    "tokens": "shards/*.npy", "huggingface": "org/name",
 }  # fmt: skip
 LINKS: Final[dict[str, type]] = {
     "to_tensor": data.ToTensor, "flatten": data.Flatten, "shift_tokens": data.ShiftTokens, "pack": data.Pack,
@@ -55,8 +64,7 @@ ALL_KINDS: Final = (*KINDS, *LATER_KINDS)
 
 def label_of(block: type) -> attrs.Attribute | None:
     """The attribute that the label of a block fills, or None if the block has no label."""
-    names = settings_of(block)
-    return next((a for a in attrs.fields(block) if a.name not in names), None)
+    return next((a for a in attrs.fields(block) if "setting" not in a.metadata), None)
 
 
 def nested(block: type) -> dict[str, type]:

@@ -1,7 +1,7 @@
 """Calls that make an object of the schema: `text("*.txt")` as a source, `pack(sequential)` as a link of `collate`."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Final, get_origin
 
 import attrs
 
@@ -9,7 +9,9 @@ from . import blocks
 from .diagnostics import Fix
 from .fixes import renamed
 from .mismatch import Mismatch, joined
+from .part_calls import kind_wanted
 from .schema import later
+from .schema.data import UserCall
 from .schema.setting import settings_of
 from .source import Span
 from .suggest import closest
@@ -19,12 +21,14 @@ if TYPE_CHECKING:
     from .convert import Context, Converter
 
 _NAMES: dict[type, str] = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
+# The end of a path → the source that reads such files; `text` reads the rest.
+_ENDS: Final = {".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow", ".npy": "tokens", ".bin": "tokens"}
 _LATER = (*later.SOURCES, *later.LINKS)
 
 
 def convert_call(kinds: tuple[type, ...], value: Value, context: "Context", around: "Converter") -> Any:
     """The object that a call stands for, one of some classes. Raises Mismatch; FAILED if an argument was wrong."""
-    names = {_NAMES[kind]: kind for kind in kinds}
+    names = {_NAMES[kind]: kind for kind in kinds if kind is not UserCall}
     data = value.data
     if isinstance(data, Called):
         name, span, call = data.name, data.name_span, data
@@ -41,14 +45,20 @@ def convert_call(kinds: tuple[type, ...], value: Value, context: "Context", arou
         hint, fix = (f"write `{meant}`", Fix(value.span, meant)) if meant else (None, None)
         raise Mismatch("X301", message, value, hint=hint, fix=fix)
     place = Value(data, span, value.via)
+    if UserCall in kinds and name in around.parts:
+        return around.parts[name].convert(call, value, context, around)
     if name in _LATER:
         raise Mismatch("X209", f"`{name}` is not supported yet", place, hint=f"choose {joined(_forms(names))}")
     if name not in names:
-        meant = closest(name, names)
+        if UserCall in kinds and around.parts.unread:
+            return FAILED  # it may be a part of a module that could not be read, which is reported
+        own = around.parts.of_kind(kind_wanted(context)) if UserCall in kinds else []
+        known = (*names, *own)
+        meant = closest(name, known)
         hint = f"did you mean `{meant}`?" if meant else None
-        notes = ((f"{context.subject} is one of {', '.join(_forms(names))}", None),)
+        notes = ((f"{context.subject} is one of {', '.join((*_forms(names), *own))}", None),)
         raise Mismatch("X219", f"{context.subject} has no `{name}`", place, hint=hint, notes=notes,
-                       fix=renamed(span, name, names))  # fmt: skip
+                       fix=renamed(span, name, known))  # fmt: skip
     if isinstance(data, Word) and name in blocks.SOURCES:
         form = next(form for form in _forms(names) if form.startswith(f"{name}("))
         fix = Fix(span, form) if _variadic(names[name]) is None else None
@@ -60,7 +70,7 @@ def _call_meant(value: Value, names: dict[str, type]) -> str | None:
     """What to write instead of a bare path, or instead of a list of links."""
     data = value.data
     if isinstance(data, str) and "text" in names:
-        source = "jsonl" if ".json" in data else "text"
+        source = next((source for end, source in _ENDS.items() if end in data), "text")
         return f"{source}({value.span.text})"
     if isinstance(data, Items) and data.values and "pack" in names:
         return " -> ".join(each.span.text for each in data.values)
@@ -87,9 +97,8 @@ def _forms(names: dict[str, type]) -> list[str]:
 
 
 def _variadic(kind: type) -> attrs.Attribute | None:
-    """The attribute that takes all positional arguments, as the patterns of `text(…)`."""
-    names = settings_of(kind)
-    return next((a for a in attrs.fields(kind) if a.name not in names), None)
+    """The attribute that takes all positional arguments, as the patterns of `text(…)`, or the first and only one."""
+    return blocks.label_of(kind)
 
 
 def _build(kind: type, call: Called, value: Value, around: "Converter") -> Any:
@@ -134,12 +143,15 @@ def _is_later(kind: type, name: str, value: Value) -> bool:
 
 
 def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: "Converter") -> Any:
-    """The positional arguments of `text` and `jsonl`: at least one string."""
-    item = get_args(attribute.type)[0]
-    assert item is str
+    """The positional arguments of `text` and its like: at least one string; of `huggingface`, exactly one."""
+    single = get_origin(attribute.type) is not tuple
     if not call.positional:
-        hint = f'write `{call.name}("data/*.{"jsonl" if call.name == "jsonl" else "txt"}")`'
-        raise Mismatch("X220", f"`{call.name}` needs the path of a file, or a pattern", value, hint=hint)
+        needed = "the name of a dataset, or a folder" if single else "the path of a file, or a pattern"
+        hint = f'write `{call.name}("{blocks.SAMPLES[call.name]}")`'
+        raise Mismatch("X220", f"`{call.name}` needs {needed}", value, hint=hint)
+    if single and len(call.positional) > 1:
+        _ArgumentErrors(around).too_many(call.name, 1, call.positional[1])
+        return FAILED
     good = True
     for each in call.positional:
         if each.data is FAILED:
@@ -155,7 +167,10 @@ def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: "C
         elif not each.data:
             good = False
             around.diagnostics.error("X304", "a path cannot be empty", each.span, notes=each.notes)
-    return tuple(each.data for each in call.positional) if good else FAILED
+    if not good:
+        return FAILED
+    found = tuple(each.data for each in call.positional)
+    return found[0] if single else found
 
 
 class _ArgumentErrors:

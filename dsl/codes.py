@@ -3,12 +3,14 @@
 from typing import Final
 
 from .page import Code
+from .pages_data import PAGES as DATA
+from .pages_parts import PAGES as PARTS
 from .pages_plan import PAGES as PLAN
 from .pages_text import PAGES as TEXT
 from .pages_values import PAGES as VALUES
 from .suggest import closest
 
-CODES: Final[dict[str, Code]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN)}
+CODES: Final[dict[str, Code]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS)}
 
 
 def near(code: str) -> str | None:

@@ -14,10 +14,11 @@ from .blocks import choices_of, is_block
 from .calls import convert_call, convert_links
 from .diagnostics import Diagnostics, Fix
 from .evaluate import Definition
-from .mismatch import Mismatch, list_mismatch, mismatch, quantity_mismatch, word_mismatch
+from .mismatch import Mismatch, list_mismatch, map_mismatch, mismatch, quantity_mismatch, word_mismatch
+from .parts import Parts
 from .quantity import Quantity
 from .schema.setting import AUTO, Auto, Setting
-from .values import FAILED, Items, Links, Value, Word, is_number
+from .values import FAILED, Failed, Items, Links, Mapping, Value, Word, is_number
 
 WHOLE_UNITS = ("steps", "tokens", "samples", "bytes")
 
@@ -49,6 +50,9 @@ class Converter(Protocol):
     @property
     def constants(self) -> MappingOf[str, Definition]: ...
 
+    @property
+    def parts(self) -> Parts: ...
+
 
 def convert(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
     """The value as the annotated type, checked against the setting's metadata; FAILED after reporting what is wrong."""
@@ -57,12 +61,7 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
     try:
         found = _convert(annotation, value, context, around)
     except Mismatch as wrong:
-        place = wrong.value
-        around.diagnostics.error(
-            wrong.code, wrong.message, place.span, hint=wrong.hint, notes=(*wrong.notes, *place.notes),
-            fix=wrong.fix if not place.via else None,  # the mistake stands where the name was defined
-        )  # fmt: skip
-        return FAILED
+        return report(wrong, around)
     if found is FAILED:
         return FAILED
     problem = context.meta.check(found) if context.meta.check and found is not None and found is not AUTO else None
@@ -70,6 +69,16 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
         around.diagnostics.error("X304", f"{context.subject} {problem}", value.span, notes=value.notes)
         return FAILED
     return found
+
+
+def report(wrong: Mismatch, around: Converter) -> Failed:
+    """Tell of a value that does not fit; what stands in for it."""
+    place = wrong.value
+    around.diagnostics.error(
+        wrong.code, wrong.message, place.span, hint=wrong.hint, notes=(*wrong.notes, *place.notes),
+        fix=wrong.fix if not place.via else None,  # the mistake stands where the name was defined
+    )  # fmt: skip
+    return FAILED
 
 
 def _convert(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
@@ -85,6 +94,8 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     (kind,) = parts
     if get_origin(kind) is Literal:
         return _word(kind, value, context)
+    if get_origin(kind) is dict:
+        return _entries(kind, annotation, value, context, around)
     if get_origin(kind) is tuple:
         return _items(get_args(kind)[0], annotation, value, context, around)
     if kind is Quantity:
@@ -118,6 +129,19 @@ def _items(item: Any, annotation: Any, value: Value, context: Context, around: C
         raise list_mismatch(item, annotation, value, context)
     found = [convert(item, each, _element(context), around) for each in data.values]
     return FAILED if any(each is FAILED for each in found) else tuple(found)
+
+
+def _entries(kind: Any, annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    """A map of names to values of one type, each checked by itself."""
+    data, (_, item) = value.data, get_args(kind)
+    if not isinstance(data, Mapping):
+        raise map_mismatch(annotation, value, context)
+    meta = Setting(doc=context.meta.doc, check=context.meta.check, units=context.meta.units)
+    found = {
+        name: convert(item, each, Context(name, context.name, context.block, meta), around)
+        for name, each in data.entries.items()
+    }
+    return FAILED if any(each is FAILED for each in found.values()) else found
 
 
 def _element(context: Context) -> Context:

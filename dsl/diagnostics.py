@@ -33,11 +33,12 @@ class Diagnostic:
 
     @property
     def all_notes(self) -> tuple[Note, ...]:
-        """The notes, and for a span of an included file the `include` statements that lead to it."""
+        """The notes, and for a span of an included file the statements that lead to it."""
         notes = list(self.notes)
         source = self.span.source if self.span else None
         while source is not None and source.included_at is not None:
-            notes.append((f"`{source.path}` is included here", source.included_at))
+            word = "used" if source.path.endswith(".py") else "included"
+            notes.append((f"`{source.path}` is {word} here", source.included_at))
             source = source.included_at.source
         return tuple(notes)
 

@@ -13,7 +13,7 @@ import attrs
 from . import blocks
 from .quantity import Quantity
 from .schema import later
-from .schema.setting import Setting, settings_of
+from .schema.setting import Setting, open_setting, settings_of, spelled
 from .sections import Section, Tree
 from .suggest import closest
 from .synonyms import ours
@@ -42,8 +42,8 @@ class Doubts:
 
     def kind(self, kind: str) -> None:
         """All of a block of the top level."""
-        if kind == "dataset":
-            self.paths |= {"dataset", "dataset.*"}
+        if kind in blocks.NAMED:
+            self.paths |= {kind, f"{kind}.*"}
         elif kind in blocks.KINDS:
             self.paths.update(leaves(blocks.KINDS[kind], kind))
         else:
@@ -61,6 +61,8 @@ class Doubts:
         label = blocks.label_of(block)
         if section.broken and label is not None and not section.labels:
             self.paths.add(f"{path}.{label.name}")  # `pp { {`: something else stands in its place
+        if open_setting(block) is not None:
+            written = set()  # every name may be meant
         for name in written - known.keys() - set(later.SETTINGS.get(block, ())):
             meant = closest(name, known)
             if meant is not None:
@@ -90,7 +92,8 @@ class Doubts:
             else:
                 self._elsewhere(name)
         if self.unread:
-            self.kind("dataset") if "dataset" not in tree.named else self.paths.add("dataset")
+            for kind in blocks.NAMED:
+                self.kind(kind) if kind not in tree.named else self.paths.add(kind)
             if "collate" not in root.entries:
                 self.kind("collate")
 
@@ -129,8 +132,9 @@ class Doubts:
 
 def leaves(block: type, path: str) -> Iterator[str]:
     """The paths of the label and of every setting of a block, with those of the blocks inside."""
+    free = open_setting(block)
     for attribute in attrs.fields(block):
-        where = f"{path}.{attribute.name}"
+        where = f"{path}.*" if free is not None and attribute == free[0] else f"{path}.{spelled(attribute)}"
         if blocks.is_block(attribute.type):
             yield from leaves(attribute.type, where)
         else:
@@ -141,7 +145,11 @@ def stand_in(attribute: attrs.Attribute, meta: Setting | None = None) -> Any:
     """A value of the type of an attribute: its default, else any."""
     if attribute.default is not attrs.NOTHING:
         return attribute.default
-    kind: Any = attribute.type
+    return stand_in_of(attribute.type, meta)
+
+
+def stand_in_of(kind: Any, meta: Setting | None = None) -> Any:
+    """Any value of a type."""
     if get_origin(kind) in (Union, UnionType):
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
@@ -157,8 +165,7 @@ def stand_in(attribute: attrs.Attribute, meta: Setting | None = None) -> Any:
 
 def stand_in_block(block: type) -> Any:
     """An object of a block class with nothing but stand-ins."""
-    known = settings_of(block)
-    return block(**{a.name: stand_in(a, known[a.name][1] if a.name in known else None) for a in attrs.fields(block)})
+    return block(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attrs.fields(block)})
 
 
 def _all_settings() -> Iterable[tuple[str, tuple[str, attrs.Attribute]]]:

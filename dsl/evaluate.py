@@ -11,6 +11,7 @@ from .diagnostics import Diagnostics
 from .fixes import renamed
 from .functions import FUNCTIONS, call
 from .schema.setting import AUTO
+from .source import Span
 from .suggest import did_you_mean
 from .values import FAILED, Called, Items, Links, Mapping, Step, Value, Word, describe
 
@@ -151,12 +152,14 @@ class Evaluator:
 
     def _map(self, node: s.Map, names: Names, depth: int) -> Value:
         entries: dict[str, Value] = {}
+        keys: dict[str, Span] = {}
         for entry in node.entries:
             key = entry.key.text if isinstance(entry.key, s.Name) else entry.key.value
             if key in entries:
                 self.diagnostics.error("X206", f"the key `{key}` is given twice", entry.key.span, hint="keep one")
             entries[key] = self.value(entry.value, names, depth + 1)
-        return Value(Mapping(entries), node.span)
+            keys[key] = entry.key.span
+        return Value(Mapping(entries, keys), node.span)
 
     def _call(self, node: s.Call, names: Names, depth: int) -> Value:
         name = node.function.text

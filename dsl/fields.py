@@ -11,13 +11,14 @@ from .convert import Context
 from .diagnostics import Diagnostics, Fix, Note
 from .fixes import renamed
 from .schema import later
-from .schema.setting import AUTO, Auto, Setting, settings_of
+from .schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from .sections import Entry, Section, Tree
 from .source import Source, Span
 from .suggest import closest
 from .synonyms import ours
 from .values import FAILED, Items, Mapping, Value
 
+_SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal"}
 _LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')
 
 
@@ -37,10 +38,6 @@ class FieldErrors:
             elif kind not in blocks.KINDS:
                 for head in section.heads:
                     self._unknown_kind(kind, section, head)
-        for sections in tree.named.values():
-            for section in sections.values():
-                if section.kind in later.KINDS:
-                    self._not_yet(f"`{section.kind}`", _word(section.heads[0], section.kind))
         for name, entry in tree.root.entries.items():
             if name != "collate":
                 self._outside(name, entry)
@@ -94,11 +91,9 @@ class FieldErrors:
         self.diagnostics.error("X201", f"there is no block called `{kind}`", word, hint=hint, notes=notes, fix=fix)
 
     def _named_without_label(self, kind: str, section: Section) -> None:
-        if kind in later.KINDS:
-            self._not_yet(f"`{kind}`", section.heads[0])
-            return
         for head in section.heads:
-            self.diagnostics.error("X207", f"a `{kind}` needs a name", head, hint=f"write `{kind} web {{ … }}`")
+            name = _SAMPLE_NAMES[kind]
+            self.diagnostics.error("X207", f"a `{kind}` needs a name", head, hint=f"write `{kind} {name} {{ … }}`")
 
     def _outside(self, name: str, entry: Entry) -> None:
         owner = _owners(name)
@@ -122,6 +117,8 @@ class FieldErrors:
     # Fields -----------------------------------------------------------------------------------------------------------
 
     def unknown_fields(self, block: type, section: Section) -> None:
+        if open_setting(block) is not None:
+            return
         known = settings_of(block)
         given = [(name, entry.name_span) for name, entry in section.entries.items()]
         given += [(name, _word(nested.heads[0], name)) for name, nested in section.blocks.items() if nested.heads]

@@ -14,28 +14,32 @@ from .numerals import MULTIPLIERS
 from .quantity import UNITS, Quantity
 from .reference import described, label_setting
 from .schema import actions
-from .schema.setting import AUTO, Auto, Range, Setting, settings_of
+from .schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
 from .spec import Spec
 from .spec_json import value_json
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _NUMBER: Final = r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][-+]?[0-9]+)?"
 Schema = dict[str, Any]
+# A function that `use` makes known, by its name.
+_OWN: Final[Schema] = {"type": "object", "description": "arguments of a function of your own, by name"}
 
 
 def json_schema() -> Schema:
     """The schema of a whole spec."""
     properties = {kind: _block(block) for kind, block in blocks.KINDS.items()}
-    name = _name_of("dataset")
-    properties["dataset"] = {
-        "description": described(blocks.KINDS["dataset"])[1],
-        "type": "object",
-        "minProperties": 1,
-        "additionalProperties": _block(blocks.KINDS["dataset"], without=name),
-    }
+    for kind in blocks.NAMED:
+        properties[kind] = {
+            "description": described(blocks.KINDS[kind])[1],
+            "type": "object",
+            "additionalProperties": _block(blocks.KINDS[kind], without=_name_of(kind)),
+        }
+    properties["dataset"]["minProperties"] = 1
     links = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/link"}}
     properties["collate"] = {"description": "links from samples to rows", **links}
     properties["collate"]["default"] = value_json(attrs.fields_dict(Spec)["collate"].default)
+    used = "modules of your own sources and collators: paths from the folder of the spec, or dotted names"
+    properties["use"] = {"description": used, "type": "array", "items": {"type": "string"}}
     for key, kind in (("every", actions.Tick), ("on", actions.Event)):
         properties[key] = {"description": described(kind)[1], "type": "array", "items": _reaction(kind)}
     return {
@@ -48,8 +52,8 @@ def json_schema() -> Schema:
         "additionalProperties": False,
         "$defs": {
             "action": _one_of(blocks.ACTIONS),
-            "source": _one_of(blocks.SOURCES),
-            "link": _one_of(blocks.LINKS),
+            "source": {**_one_of(blocks.SOURCES), "additionalProperties": _OWN},
+            "link": {**_one_of(blocks.LINKS), "additionalProperties": _OWN},
         },
     }
 
@@ -84,10 +88,10 @@ def _block(block: type, without: str = "") -> Schema:
     properties: dict[str, Schema] = {}
     required: list[str] = []
     for attribute in attrs.fields(block):
-        name = attribute.name
-        if name == without:
+        name = spelled(attribute)
+        meta = attribute.metadata.get("setting")
+        if name == without or (meta is not None and meta.names):
             continue
-        meta = known[name][1] if name in known else None
         properties[name] = _setting(attribute, meta)
         if attribute.default is attrs.NOTHING:
             required.append(name)
@@ -98,6 +102,8 @@ def _block(block: type, without: str = "") -> Schema:
         "required": required,
         "additionalProperties": False,
     }
+    if (free := open_setting(block)) is not None:
+        schema["additionalProperties"] = {**_part(get_args(free[0].type)[1], free[1]), "description": free[1].doc}
     rules = _rules_of_labels(known, label)
     return {**schema, "allOf": rules} if rules else schema
 
@@ -147,6 +153,8 @@ def _part(part: Any, meta: Setting) -> Schema:
         return _quantity(meta.units)
     if get_origin(part) is Literal:
         return {"type": "string", "enum": list(get_args(part))}
+    if get_origin(part) is dict:
+        return {"type": "object", "additionalProperties": _part(get_args(part)[1], meta)}
     if get_origin(part) is tuple:
         item = get_args(part)[0]
         if blocks.is_block(item) or any(blocks.is_block(each) for each in get_args(item)):

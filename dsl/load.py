@@ -8,6 +8,7 @@ from attrs import field, frozen
 from .diagnostics import Diagnostics, SpecErrors
 from .evaluate import Evaluator
 from .overrides import PATH, override_source, read_overrides, set_fields, set_params
+from .parts import check_unused, read_uses
 from .reading import Reading, read_spec
 from .resolver import resolve
 from .source import Source
@@ -63,8 +64,11 @@ def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mappin
     set_fields(overrides, tree, reading, evaluator, diagnostics)
     settled = not any(error.span and error.span.source.path == PATH for error in diagnostics.errors)
     structurer = Structurer(evaluator, diagnostics, {d.name.text: d for d in reading.definitions})
+    structurer.parts = read_uses(tree.uses, fspath(path), len(reading.sources), diagnostics)
     spec = structurer.spec(tree, fspath(path), reading.sources[0])
     _check_unused(reading, evaluator, diagnostics)
+    if not diagnostics.has_errors:
+        check_unused(structurer.parts, tree.uses, diagnostics)
     sources = tuple(reading.sources)
     if not diagnostics.has_errors:
         return Loaded(spec, diagnostics, sources, spec)

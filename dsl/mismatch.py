@@ -51,6 +51,8 @@ def wanted(annotation: Any) -> str:
             words += _WANTED[part]
         elif get_origin(part) is tuple:
             words.append(f"a list of {_elements(get_args(part)[0])}")
+        elif get_origin(part) is dict:
+            words.append(f"a map of names to {_elements(get_args(part)[1])}")
     words += ["`auto`"] if Auto in parts else []
     words += ["`none`"] if NoneType in parts else []
     return joined(words)
@@ -166,6 +168,13 @@ def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") 
     fits = fits or word in choices_of(item)
     fix = Fix(value.span, f"[{value.span.text}]") if fits else None
     return Mismatch("X301", message, value, hint=f"write `[{value.span.text}]`" if fits else None, fix=fix)
+
+
+def map_mismatch(annotation: Any, value: Value, context: "Context") -> Mismatch:
+    """For a setting that wants a map."""
+    message = f"{context.subject} must be {wanted(annotation)}, not {describe(value.data)}"
+    hint = f"for instance `{context.name} = {context.meta.example}`" if context.meta.example else None
+    return Mismatch("X301", message, value, hint=hint)
 
 
 def quantity_mismatch(value: Value, context: "Context") -> Mismatch:

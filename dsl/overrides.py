@@ -12,7 +12,7 @@ from .evaluate import Definition, Evaluator, Names
 from .parser import parse_expression
 from .quantity import Quantity
 from .reading import Reading
-from .schema.setting import settings_of
+from .schema.setting import Auto, open_setting, settings_of
 from .sections import Entry, Label, Section, Tree
 from .source import Source, Span
 from .suggest import closest
@@ -193,6 +193,13 @@ def _descend(
         return
     name, span = rest[0]
     known = settings_of(block)
+    free = open_setting(block)
+    if name not in known and free is not None and len(rest) == 1:
+        value = _value(override.value, reading, evaluator, diagnostics)
+        if value is not None:
+            section.entries[name] = Entry(span, value, PATH)
+            section.lost.discard(name)
+        return
     if name not in known:
         _no_such(name, span, known, f"field of `{section.kind}`", diagnostics)
         return
@@ -205,7 +212,8 @@ def _descend(
         return
     # A shell eats quotes, and `1f1b` is no name without: a word of the setting is one as it stands.
     is_word = get_origin(attribute.type) is Literal and override.value.text in get_args(attribute.type)
-    takes_text = str in _parts(attribute.type) or is_word
+    automatic = override.value.text == "auto" and Auto in _parts(attribute.type)
+    takes_text = (str in _parts(attribute.type) or is_word) and not automatic
     value = (_text_value if takes_text else _value)(override.value, reading, evaluator, diagnostics)
     if value is not None:
         section.entries[name] = Entry(span, value, PATH)

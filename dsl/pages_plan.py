@@ -1,4 +1,4 @@
-"""Pages of what is found when a spec is planned or run: X4xx topology, X5xx data, X6xx budget, X7xx environment."""
+"""Pages of what is found when a spec is planned or run: X4xx topology, X6xx budget, X7xx environment."""
 
 from typing import Final
 
@@ -118,43 +118,6 @@ PAGES: Final = (
     Code("X422", "the cluster has other devices than the run asks for", """
         A preset of `cluster` names the device of its machines, and `launch.device` asks for one of another kind.
         """, "cluster h100 { nodes = 1 }\nlaunch { device = cpu }", "cluster h100 { nodes = 1 }"),
-    Code("X501", "an evaluation of an unknown dataset", """
-        `eval NAME` evaluates the held-out part of a dataset of this spec.
-        """, "every 100 steps eval webb  # the dataset is called web", "every 100 steps eval web"),
-    Code("X502", "nothing to train on", """
-        A spec needs one dataset that is not held out whole.
-        """, "dataset web { source = python_stdlib(), holdout = 100% }",
-        "dataset web { source = python_stdlib(), holdout = 1% }"),
-    Code("X503", "several datasets to train on", """
-        Training on more than one dataset needs weights, which only `mixture` gives. Datasets that are only evaluated
-        are held out whole.
-        """, 'dataset web { source = text("web/*.txt") }\ndataset code { source = text("code/*.txt") }',
-        'dataset web { source = text("web/*.txt") }\ndataset code { source = text("code/*.txt"), holdout = 100% }'),
-    Code("X504", "an evaluation of a dataset without hold-out", """
-        `eval` uses the documents that training never sees; a dataset without hold-out has none.
-        """, "dataset web { source = python_stdlib() }\nevery 100 steps eval web",
-        "dataset web { source = python_stdlib(), holdout = 1% }\nevery 100 steps eval web"),
-    Code("X505", "the tokenizer cannot be read", """
-        The folder or file of the tokenizer is missing or not one. Its size is needed for the embedding; give
-        `model.vocab` to plan without it.
-        """, 'tokenizer "no/such/folder"', "tokenizer bytes"),
-    Code("X506", "the vocabulary is smaller than the tokenizer", """
-        Every token id needs a row of the embedding.
-        """, "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6, vocab = 100 }",
-        "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6 }"),
-    Code("X507", "no file matches", """
-        The run needs the files of a dataset, and nothing on this machine matches its pattern. Patterns start at the
-        folder the command is run in.
-        """, 'dataset web { source = text("no/such/*.txt") }'),
-    Code("X508", "the links of collate do not fit", """
-        Each link takes what the one before it gives: rows of token arrays, tensors, samples, labelled samples, rows.
-        """, "collate = flatten -> to_tensor -> shift_tokens -> pack(sequential)",
-        "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential)"),
-    Code("X509", "a group for documents packed in their order", """
-        `group` says how many documents are packed together, in another order than they come in. `sequential` keeps
-        their order.
-        """, "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential, group = 1k)",
-        "collate = to_tensor -> flatten -> shift_tokens -> pack(multipack, group = 1k)"),
     Code("X601", "rows is not what the ranks take", """
         A step takes micro · accumulate · data ranks rows. If `rows` is given as well, it must be that product.
         """, "batch { sequence = 512, micro = 8, accumulate = 1, rows = 30 }",
@@ -176,6 +139,28 @@ PAGES: Final = (
         SIGTERM and SIGINT come from a scheduler, a launcher or a person who will end the processes soon in any case.
         What is declared for them has to end with `stop`, so that nothing is lost.
         """, "on sigterm checkpoint", "on sigterm checkpoint then stop"),
+    Code("X606", "two phases begin with the same step", """
+        Each phase holds until the next one begins. Of two that begin together the first would have no step.
+        """, "phase warm { from = 10%, lr_scale = 0.5 }\nphase cool { from = 10%, lr_scale = 0.1 }",
+        "phase warm { from = 10%, lr_scale = 0.5 }\nphase cool { from = 80%, lr_scale = 0.1 }"),
+    Code("X607", "a phase begins when the run has ended", """
+        The start of a phase lies at or behind the end of the budget, so that no step of the run belongs to it.
+        """, "experiment try { budget = 100 steps }\nphase anneal { from = 200 steps, lr_scale = 0.5 }",
+        "experiment try { budget = 100 steps }\nphase anneal { from = 90%, lr_scale = 0.5 }"),
+    Code("X608", "which phase comes first is not known", """
+        With a budget in epochs the number of steps is known only when the data is read. Until then a start in steps or
+        tokens and one that is a share of the budget cannot be put in order.
+        """, "experiment try { budget = 3 epochs }\nphase early { from = 100 steps, lr_scale = 0.5 }\n"
+        "phase late { from = 90%, lr_scale = 0.1 }",
+        "experiment try { budget = 3 epochs }\nphase early { from = 10%, lr_scale = 0.5 }\n"
+        "phase late { from = 90%, lr_scale = 0.1 }"),
+    Code("X609", "a budget in epochs of several datasets", """
+        An epoch is one pass over a dataset. In a mixture each dataset ends at another time, and those with a small
+        share may not end at all.
+        """, "experiment try { budget = 3 epochs }\ndataset web { source = python_stdlib() }\n"
+        "dataset noise { source = synthetic() }\nmixture { web = 1, noise = 1 }",
+        "experiment try { budget = 1k steps }\ndataset web { source = python_stdlib() }\n"
+        "dataset noise { source = synthetic() }\nmixture { web = 1, noise = 1 }"),
     Code("X702", "a device is not there", """
         The run asks for a device this machine does not have, or for more of them than it has.
         """),
@@ -216,9 +201,15 @@ PAGES: Final = (
         The plan is held against the memory of a device that `cluster` gives, and the devices here have less of it; or
         they could not even hold the parameters, gradients and optimizer states of a rank.
         """),
+    Code("X714", "processes that read end again and again", """
+        With `workers` in `batch`, processes of their own read the data. One that is killed is replaced and nothing is
+        lost; three in a row ended at the same step. They may lack memory, or a collator of yours ends its process. The
+        log of the rank says more; `workers = 0` reads in the rank itself.
+        """),
     Code("W401", "a setting that changes nothing here", """
-        A setting speaks of an axis that has one rank here, or of sums of gradients where nothing is sharded. The plan
-        is what it would be without it.
+        A setting speaks of an axis that has one rank here, or of sums of gradients where nothing is sharded; a mixture
+        has one dataset, or a phase the shares and the learning rate of the one before it. The plan is what it would be
+        without it.
         """, "parallel { tp 1 { loss = false } }", "parallel { tp 2 { loss = false } }"),
     Code("W423", "a device has too little memory for the run", """
         The fullest rank would hold more than a device has, or leave less than 8 % of it free, which fragmentation or an
@@ -243,17 +234,6 @@ PAGES: Final = (
         without it.
         """, "cluster h100 { devices = 8 }\nparallel { tp 2, fsdp auto }",
         "cluster h100 { devices = 8 }\nparallel { fsdp auto }"),
-    Code("W501", "no file matches yet", """
-        Nothing on this machine matches the pattern of a dataset. The plan can be made; the run will look again.
-        """, 'dataset web { source = text("no/such/*.txt") }'),
-    Code("W502", "no rows to balance", """
-        `pack(best_fit)` deals the rows of a step to the data ranks by what attention costs in them. With one data rank,
-        or one row a rank and step, there is nothing to choose; the rows are those of `pack(multipack)`.
-        """, "collate = to_tensor -> flatten -> shift_tokens -> pack(best_fit)",
-        "collate = to_tensor -> flatten -> shift_tokens -> pack(multipack)"),
-    Code("W505", "the tokenizer cannot be read yet", """
-        The plan takes `model.vocab` for the size of the embedding; the run will need the tokenizer.
-        """, 'tokenizer "no/such/folder"'),
     Code("W601", "a tick that never fires", """
         The period is longer than the whole run.
         """, "experiment try { budget = 100 steps }\nevery 200 steps log",

@@ -119,10 +119,11 @@ PAGES: Final = (
         `--set "experiment.budget=20 steps"`.
         """),
     Code("X219", "a source or link that does not exist", """
-        A dataset's `source` and the links of `collate` are chosen from a fixed set.
+        A dataset's `source` and the links of `collate` are chosen from a fixed set, and from the sources and collators
+        of your own that `use` makes known.
         """, 'collate = to_tensor -> flaten', 'collate = to_tensor -> flatten'),
     Code("X220", "the arguments of a source or link are wrong", """
         `python_stdlib()` takes no arguments; `text("…")` and `jsonl("…")` take one or more paths or patterns, each a
-        string; a source is always written with parentheses.
+        string; a part of your own takes the parameters of its function. A source is always written with parentheses.
         """, 'dataset web { source = text() }', 'dataset web { source = text("data/*.txt") }'),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from . import blocks
 from .quantity import Quantity
 from .resolved import value_text
 from .schema import actions
-from .schema.setting import AUTO, Auto, Role, Setting, at_least, settings_of
+from .schema.setting import AUTO, Auto, Role, Setting, at_least, open_setting, settings_of, spelled
 
 ROLES: Final[dict[Role, str]] = {
     Role.EXPERIMENT: "what is learned: another value is another experiment",
@@ -107,8 +107,12 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
             inner.append(_page(each, where, attribute.type, group, outside))
             continue
         found = _field(attribute, meta, where, group)
-        usage = _usage(name, head, found, _needed(block, each) if group == "action" else [])
+        needed = _needed(block, each) if group == "action" or name in blocks.NAMED else []
+        usage = _usage(name, head, found, needed)
         fields.append(attrs.evolve(found, usage=usage if group in ("link", "statement") else around(usage)))
+    if (free := open_setting(block)) is not None:
+        found = _free_field(*free, path, group)
+        fields.insert(0, attrs.evolve(found, usage=_usage(name, name, found, [])))
     label = blocks.label_of(block) if group in ("block", "action") else None
     return Page(
         name=name,
@@ -118,7 +122,7 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
         written=written,
         summary=summary,
         more=more,
-        label=_label(label, path, group, around) if label else None,
+        label=_label(label, path, group, around, _needed(block, "") if name in blocks.NAMED else []) if label else None,
         fields=tuple(fields),
         inner=tuple(inner),
     )
@@ -128,22 +132,47 @@ def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:
     setting = f"{field.name} = {field.example}"
     if field.group == "link":
         return f"collate = … -> {name}({setting})"
+    if field.group == "source":
+        sample = f'"{blocks.SAMPLES[name]}", ' if name in blocks.SAMPLES else ""
+        return f"dataset NAME {{ source = {name}({sample}{setting}) }}"
     if field.group == "statement":
         return f"every {field.example} log"
     return f"{head} {{ {', '.join([*needed, setting])} }}"
 
 
+def _free_field(attribute: attrs.Attribute, meta: Setting, path: str, group: Group) -> Field:
+    """The setting whose names are the user's own, as one field called `NAME`."""
+    item = get_args(attribute.type)[1]
+    return Field(
+        name="NAME",
+        path=f"{path}.NAME",
+        doc=meta.doc,
+        kind=type_words(item, meta),
+        choices=(),
+        default="0",
+        values=_values(meta),
+        only=(),
+        role=meta.role,
+        example=meta.example,
+        group=group,
+    )
+
+
 def _needed(block: type, but: str) -> list[str]:
     """The other settings that an example of one cannot do without."""
-    required = [(a, m) for a, m in settings_of(block).values() if a.default is attrs.NOTHING and a.name != but]
-    return [f"{attribute.name} = {meta.example}" for attribute, meta in required]
+    required = [(a, m) for a, m in settings_of(block).values() if a.default is attrs.NOTHING and spelled(a) != but]
+    return [f"{spelled(attribute)} = {meta.example}" for attribute, meta in required]
 
 
-def _label(attribute: attrs.Attribute, path: str, group: Group, around: Callable[[str], str]) -> Field:
+def _label(
+    attribute: attrs.Attribute, path: str, group: Group, around: Callable[[str], str], needed: list[str]
+) -> Field:
     """The word or number behind the word that opens a block."""
     field = _field(attribute, label_setting(attribute), f"{path}.{attribute.name}", group)
     example = field.choices[0] if field.choices else _SAMPLE_LABELS.get(attribute.name, "NAME")
-    usage = around(f"{path.rpartition('.')[2]} {example}")
+    name = path.rpartition(".")[2]
+    body = f" {{ {', '.join(needed)} }}" if needed else ""
+    usage = around(f"{name} {example}{body}")
     return attrs.evolve(field, is_label=True, example=example, usage=usage)
 
 
@@ -175,7 +204,7 @@ def _field(attribute: attrs.Attribute, meta: Setting, path: str, group: Group) -
     choices = blocks.choices_of(attribute.type)
     required = attribute.default is attrs.NOTHING or bool(meta.required_by)
     return Field(
-        name=attribute.name,
+        name=spelled(attribute),
         path=path,
         doc=meta.doc,
         kind=type_words(attribute.type, meta),
@@ -243,6 +272,8 @@ def _part_words(part: Any, meta: Setting) -> str:
         return ", ".join(_MEASURES.get(unit, unit) for unit in meta.units)
     if get_origin(part) is Literal:
         return " ".join(f"`{word}`" for word in get_args(part))
+    if get_origin(part) is dict:
+        return f"map of names to {_SCALARS[get_args(part)[1]]}s"
     if get_origin(part) is tuple:
         item = get_args(part)[0]
         if get_origin(item) is Literal:

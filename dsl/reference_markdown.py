@@ -102,7 +102,7 @@ def _words() -> list[str]:
 
 
 def _later() -> list[str]:
-    rows = [("block", later.KINDS), ("statement", ("use",)), ("action", later.ACTIONS), ("event", later.EVENTS),
+    rows = [("block", later.KINDS), ("action", later.ACTIONS), ("event", later.EVENTS),
             ("source", later.SOURCES), ("link", later.LINKS)]  # fmt: skip
     names = {page.block: page.name for page in every_page()}
     rows += [(f"setting of {_code(names[block])}", settings) for block, settings in later.SETTINGS.items()]

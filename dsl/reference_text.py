@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Final
 
+from . import blocks
 from .reference import ROLES, Field, Page, pages
 from .reference_topics import Topic, Word
 from .vocabulary import EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
@@ -143,12 +144,13 @@ _KINDS: Final = {
 
 def _settable(field: Field) -> str:
     """The setting on a command line; empty where `--set` does not reach."""
-    if field.group != "block" or field.path == "dataset.name":
+    kind = field.path.partition(".")[0]
+    if field.group != "block" or (kind in blocks.NAMED and field.is_label):
         return ""
     path = field.path.rpartition(".")[0] if field.is_label else field.path
-    dotted = path.replace("dataset.", "dataset.NAME.")
+    dotted = path.replace(f"{kind}.", f"{kind}.NAME.") if kind in blocks.NAMED else path
     text = f"{dotted}={field.example}"
-    return f"--set '{text}'" if set(text) & set(' "[]()*') else f"--set {text}"
+    return f"--set '{text}'" if set(text) & set(' "[](){}*') else f"--set {text}"
 
 
 def _facts(field: Field) -> str:

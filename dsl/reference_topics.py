@@ -8,6 +8,7 @@ from attrs import frozen
 from . import blocks
 from .reference import Field, Page, every_page
 from .schema import later
+from .schema.setting import open_setting, settings_of
 from .suggest import closest
 from .vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
 
@@ -28,12 +29,15 @@ Topic = Page | Field | Word
 def find(topic: str) -> tuple[Topic, ...]:
     """Everything that goes by a name: a path (`parallel.fsdp.reduce`), or a last part of one (`reduce`, `1f1b`).
 
-    A path with a dataset's name, as `--set` takes it, leads to the setting of all datasets.
+    A path with a dataset's name, as `--set` takes it, leads to the setting of all datasets; so does one of a phase.
     """
     name = topic.strip().strip("`")
     parts = name.split(".")
     if parts[0] in blocks.NAMED and len(parts) == 3:
         parts = [parts[0], parts[2]]
+    block = blocks.KINDS.get(parts[0])
+    if block is not None and len(parts) == 2 and open_setting(block) and parts[1] not in settings_of(block):
+        parts = [parts[0], "NAME"]
     path = ".".join(parts)
     entries = list(_entries())
     found = [entry for key, entry in entries if key == path]

@@ -6,9 +6,11 @@ from typing import Any
 import attrs
 
 from . import blocks
+from .part_files import is_file
 from .quantity import Quantity
 from .schema.actions import Event, Tick
-from .schema.setting import AUTO, settings_of
+from .schema.data import UserCall
+from .schema.setting import AUTO, open_setting, settings_of
 from .spec import Spec
 from .values import quantity_text
 
@@ -20,15 +22,20 @@ _ACTIONS = {kind: name for name, kind in blocks.ACTIONS.items()}
 
 def resolved_text(spec: Spec) -> str:
     """A spec that loads to one equal to `spec`, without references, includes or defaults left to the reader."""
-    parts: list[str] = []
+    parts = ["\n".join(f"use {used_text(module)}" for module in used)] if (used := spec.used) else []
     for kind, block in blocks.KINDS.items():
-        if kind == "dataset":
-            parts += [_block(kind, block, dataset) for dataset in spec.datasets.values()]
-        else:
+        if kind in blocks.NAMED:
+            parts += [_block(kind, block, named) for named in getattr(spec, blocks.NAMED[kind]).values()]
+        elif kind != "mixture" or spec.mixture.weights:
             parts.append(_block(kind, block, getattr(spec, kind)))
     parts.append(f"collate = {' -> '.join(value_text(link) for link in spec.collate)}")
     parts += ["\n".join(_reaction(reaction) for reaction in group) for group in (spec.ticks, spec.events) if group]
     return "\n\n".join(parts) + "\n"
+
+
+def used_text(module: str) -> str:
+    """The target of a `use`: the path of a file in quotes, the name of a module without."""
+    return _string(module) if is_file(module) else module
 
 
 def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
@@ -36,8 +43,12 @@ def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
     head = kind if label is None else f"{kind} {_label(getattr(value, label.name))}"
     lines = []
     inner = indent + "  "
+    free = open_setting(block)
+    if free is not None:
+        weights = getattr(value, free[0].name)
+        lines += [f"{inner}{_label(name)} = {value_text(weight)}" for name, weight in weights.items()]
     for name, (attribute, meta) in settings_of(block).items():
-        given = getattr(value, name)
+        given = getattr(value, attribute.name)
         if meta.only and label is not None and getattr(value, label.name) not in meta.only:
             continue
         if blocks.is_block(attribute.type):
@@ -65,9 +76,14 @@ def _action(action: Any) -> str:
     return f"{head} {{ {', '.join(fields)} }}" if fields else head
 
 
+def is_plain(name: str) -> bool:
+    """Whether a name can be written without quotes, and so stand before a `=`."""
+    return _NAME.fullmatch(name) is not None and name not in _RESERVED
+
+
 def _label(value: Any) -> str:
     if isinstance(value, str):
-        return value if _NAME.fullmatch(value) and value not in _RESERVED else _string(value)
+        return value if is_plain(value) else _string(value)
     return value_text(value)
 
 
@@ -86,6 +102,11 @@ def value_text(value: Any) -> str:
             return quantity_text(value)
         case tuple():
             return f"[{', '.join(value_text(item) for item in value)}]"
+        case dict():
+            entries = [f"{_label(name)}: {value_text(item)}" for name, item in value.items()]
+            return f"{{ {', '.join(entries)} }}" if entries else "{}"
+        case UserCall():
+            return f"{value.function}({', '.join(f'{k} = {value_text(v)}' for k, v in value.arguments.items())})"
     return _call(value)
 
 
@@ -94,10 +115,10 @@ def _call(value: Any) -> str:
     arguments = []
     for attribute in attrs.fields(type(value)):
         given = getattr(value, attribute.name)
-        if attribute.name in settings_of(type(value)):
+        if "setting" in attribute.metadata:
             arguments.append(f"{attribute.name} = {value_text(given)}")
         else:
-            arguments += [value_text(item) for item in given]
+            arguments += [value_text(item) for item in (given if isinstance(given, tuple) else (given,))]
     brackets = bool(arguments) or name in blocks.SOURCES
     return f"{name}({', '.join(arguments)})" if brackets else name
 

@@ -44,8 +44,8 @@ class _Resolver:
                 self._react(Reaction(item.span, names, self._actions(actions, names), period=period))
             case s.On(event=event, actions=actions):
                 self._react(Reaction(item.span, names, self._actions(actions, names), event=event))
-            case s.Use(span=span):
-                self.diagnostics.error("X209", "`use` is not supported yet", span)
+            case s.Use():
+                self.tree.uses.append(item)
             case s.Broken():
                 self._broken(self.tree.root, item)
             case _:

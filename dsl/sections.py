@@ -71,6 +71,7 @@ class Tree:
     root: Section
     named: dict[str, dict[str, Section]] = field(factory=dict)
     reactions: list[Reaction] = field(factory=list)
+    uses: list[s.Use] = field(factory=list)
     unread: bool = False
 
     def named_section(self, kind: str, label: str) -> Section:

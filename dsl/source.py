@@ -10,7 +10,7 @@ class Source:
     """A text that was read. Two sources are equal only if they are the same object.
 
     path: as people should see it. order: the place among all sources of one load, for sorting diagnostics.
-    included_at: the `include` that brought it in.
+    included_at: the `include` or `use` that brought it in.
     """
 
     path: str

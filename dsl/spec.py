@@ -7,7 +7,7 @@ from attrs import field, frozen
 from .diagnostics import Note
 from .schema.actions import Event, Tick
 from .schema.cluster import Cluster
-from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link
+from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link, Mixture, Phase, UserCall
 from .schema.experiment import Experiment, Launch, Workspace
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
@@ -33,7 +33,8 @@ class Spec:
 
     `origins` maps a dotted path to its origin, for every setting, written or not: `optimizer.lr`, `parallel.tp.size`,
     `dataset.web.source`, `every.0.every`, `on.1.actions.0.dataset`; and for every block: `optimizer`, `dataset.web`,
-    `every.0`, `on.1`.
+    `every.0`, `on.1`. A weight has two: `mixture.web`, `phase.anneal.mix.web` of the number, and with `.name` behind it
+    of the name.
     Two specs are equal if they declare the same, wherever it was written.
     """
 
@@ -42,6 +43,8 @@ class Spec:
     model: Model
     tokenizer: Tokenizer
     datasets: dict[str, Dataset]
+    mixture: Mixture = Mixture()
+    phases: dict[str, Phase] = field(factory=dict)
     batch: Batch
     optimizer: Optimizer
     scheduler: Scheduler = Scheduler(kind="constant")
@@ -58,3 +61,9 @@ class Spec:
     ticks: tuple[Tick, ...] = ()
     events: tuple[Event, ...] = ()
     origins: dict[str, Origin] = field(factory=dict, eq=False, repr=False)
+
+    @property
+    def used(self) -> list[str]:
+        """The modules of the user's own parts, each once, in the order in which they are needed."""
+        calls = (*(dataset.source for dataset in self.datasets.values()), *self.collate)
+        return list(dict.fromkeys(call.module for call in calls if isinstance(call, UserCall)))

@@ -10,7 +10,8 @@ import attrs
 
 from . import blocks
 from .quantity import Quantity
-from .schema.setting import AUTO, settings_of
+from .schema.data import UserCall
+from .schema.setting import AUTO, spelled
 from .spec import Spec
 from .values import quantity_text
 
@@ -19,11 +20,12 @@ _NAMES = {kind: name for table in (blocks.ACTIONS, blocks.SOURCES, blocks.LINKS)
 
 def spec_json(spec: Spec) -> dict[str, Any]:
     """The whole spec, defaults included."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"use": spec.used} if spec.used else {}
     for kind in blocks.KINDS:
-        if kind == "dataset":
-            found[kind] = {name: _block(dataset, without="name") for name, dataset in spec.datasets.items()}
-        else:
+        if kind in blocks.NAMED:
+            named = getattr(spec, blocks.NAMED[kind])
+            found[kind] = {name: _block(each, without="name") for name, each in named.items()}
+        elif kind != "mixture" or spec.mixture.weights:
             found[kind] = _block(getattr(spec, kind))
     found["collate"] = [value_json(link) for link in spec.collate]
     found["every"] = [{"every": value_json(t.every), "actions": value_json(t.actions)} for t in spec.ticks]
@@ -34,13 +36,14 @@ def spec_json(spec: Spec) -> dict[str, Any]:
 def _block(block: Any, without: str = "") -> dict[str, Any]:
     """The label and the settings of a block; those of another label are left out."""
     label = blocks.label_of(type(block))
-    known = settings_of(type(block))
     chosen = getattr(block, label.name) if label is not None else None
     found: dict[str, Any] = {}
     for attribute in attrs.fields(type(block)):
-        only = known[attribute.name][1].only if attribute.name in known else ()
-        if attribute.name != without and (not only or chosen in only):
-            found[attribute.name] = value_json(getattr(block, attribute.name))
+        meta = attribute.metadata.get("setting")
+        if meta is not None and meta.names:
+            found |= value_json(getattr(block, attribute.name))
+        elif attribute.name != without and (meta is None or not meta.only or chosen in meta.only):
+            found[spelled(attribute)] = value_json(getattr(block, attribute.name))
     return found
 
 
@@ -53,6 +56,10 @@ def value_json(value: Any) -> Any:
             return quantity_text(value)
         case tuple():
             return [value_json(item) for item in value]
+        case dict():
+            return {name: value_json(item) for name, item in value.items()}
+        case UserCall():
+            return {value.function: value_json(value.arguments)}
         case None | bool() | int() | float() | str():
             return value
     name = _NAMES.get(type(value))

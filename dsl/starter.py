@@ -10,7 +10,7 @@ from .suggest import closest
 from .tokens import CONSTANTS
 
 _FOLDER: Final = Path(__file__).with_name("starters")
-_ORDER: Final = ("quickstart", "ddp", "fsdp", "moe", "cluster")
+_ORDER: Final = ("quickstart", "curriculum", "ddp", "fsdp", "moe", "cluster")
 
 
 @frozen

@@ -1,23 +1,25 @@
 """A `Tree` into a typed `Spec`: every name known, every value of the right type, unit and range, or reported."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
 from . import blocks
 from .convert import Context, convert
 from .diagnostics import Diagnostics
-from .doubts import Doubts, stand_in, stand_in_block
+from .doubts import Doubts, stand_in, stand_in_block, stand_in_of
 from .evaluate import Definition, Evaluator
 from .fields import FieldErrors, label_word
+from .parts import Parts
 from .quantity import Quantity
 from .reactions import structure_reactions
-from .schema.setting import Setting, settings_of
+from .schema.setting import Setting, open_setting, settings_of, spelled
 from .sections import Label, Section, Tree
 from .source import Source, Span
 from .spec import Origin, Spec
 from .values import FAILED, Value, Word
+from .values import Mapping as MapOf
 
 _MISSING = object()
 
@@ -30,6 +32,7 @@ class Structurer:
         self.origins: dict[str, Origin] = {}
         self.errors = FieldErrors(diagnostics)
         self.doubts = Doubts()
+        self.parts = Parts()
 
     def spec(self, tree: Tree, path: str, source: Source | None) -> Spec:
         """The whole spec. If anything is wrong with it, that is reported, and `doubts` has the paths not to rely on."""
@@ -49,14 +52,15 @@ class Structurer:
         for kind in missing:
             self.doubts.kind(kind)
             built[kind] = stand_in_block(blocks.KINDS[kind])
-        named = {
-            label: self.block(blocks.KINDS["dataset"], section, f"dataset.{label}")
-            for label, section in tree.named.get("dataset", {}).items()
-        }
+        for kind, field in blocks.NAMED.items():
+            sections = tree.named.get(kind, {})
+            built[field] = {
+                label: self.block(blocks.KINDS[kind], section, f"{kind}.{label}") for label, section in sections.items()
+            }
         self._collate(tree, built)
         ticks, events = structure_reactions(tree.reactions, self)
         given = {kind: value for kind, value in built.items() if value is not _MISSING}
-        return Spec(path=path, datasets=named, ticks=ticks, events=events, origins=self.origins, **given)
+        return Spec(path=path, ticks=ticks, events=events, origins=self.origins, **given)
 
     def _default_block(self, block: type, kind: str) -> Any:
         """The block of a kind that is not written: `_MISSING`, so that the default of `Spec` holds."""
@@ -102,6 +106,7 @@ class Structurer:
         arguments: dict[str, Any] = {}
         label = self._label(block, section, path, arguments)
         known = settings_of(block)
+        self._free_names(block, section, path, arguments)
         self.errors.unknown_fields(block, section)
         self.doubts.fields(block, section, path)
         missing: list[str] = []
@@ -116,29 +121,63 @@ class Structurer:
             is_block = blocks.is_block(attribute.type)
             if name in section.blocks and not is_block:
                 self.errors.block_for_value(section.blocks[name], name, meta)
-                arguments[name] = FAILED
+                arguments[attribute.name] = FAILED
                 continue
             if is_block:
-                arguments[name] = self._nested(attribute, section, name, where)
+                arguments[attribute.name] = self._nested(attribute, section, name, where)
             elif name in section.entries:
                 entry = section.entries[name]
                 self.origins[where] = origin(entry.value)
+                self._entries(entry.value, where)
                 context = Context(name, section.kind, block, meta)
-                arguments[name] = convert(attribute.type, entry.value, context, self)
+                arguments[attribute.name] = convert(attribute.type, entry.value, context, self)
             elif attribute.default is attrs.NOTHING or (label is not FAILED and label in meta.required_by):
                 if name not in section.lost and where not in self.doubts.misspelt:
                     missing.append(name)
-                arguments[name] = FAILED
+                arguments[attribute.name] = FAILED
             else:
                 self.origins[where] = Origin("default")
         if missing and not section.broken:
             self.errors.missing_fields(block, section, missing)
         for attribute in attrs.fields(block):
             if arguments.get(attribute.name) is FAILED:
-                self.doubts.setting(f"{path}.{attribute.name}", attribute)
-                meta = known[attribute.name][1] if attribute.name in known else None
+                self.doubts.setting(f"{path}.{spelled(attribute)}", attribute)
+                meta = attribute.metadata.get("setting")
                 arguments[attribute.name] = stand_in(attribute, meta)
         return block(**{name: value for name, value in arguments.items() if value is not _MISSING})
+
+    def _free_names(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> None:
+        """The settings whose names are the user's own, as the weights of `mixture`, gathered into one map."""
+        free = open_setting(block)
+        if free is None:
+            return
+        attribute, meta = free
+        known, (_, kind) = settings_of(block), get_args(attribute.type)
+        found: dict[str, Any] = {}
+        for name, entry in section.entries.items():
+            if name in known:
+                continue
+            self._entry(name, entry.name_span, entry.value, path)
+            value = convert(kind, entry.value, Context(name, section.kind, block, meta), self)
+            if value is FAILED:
+                self.doubts.paths.add(f"{path}.{name}")
+            found[name] = stand_in_of(kind) if value is FAILED else value
+        for name in section.blocks.keys() - known.keys():
+            self.errors.block_for_value(section.blocks.pop(name), name, meta)
+            self.doubts.paths.add(f"{path}.*")
+        if section.broken or section.lost - known.keys():
+            self.doubts.paths.add(f"{path}.*")
+        arguments[attribute.name] = found
+
+    def _entries(self, value: Value, path: str) -> None:
+        """Note where the names and values of a map come from."""
+        if isinstance(value.data, MapOf):
+            for name, each in value.data.entries.items():
+                self._entry(name, value.data.keys[name], each, path)
+
+    def _entry(self, name: str, place: Span, value: Value, path: str) -> None:
+        self.origins[f"{path}.{name}"] = origin(value)
+        self.origins[f"{path}.{name}.name"] = Origin(_kind_of_head(place), place)
 
     def _nested(self, attribute: attrs.Attribute, section: Section, name: str, path: str) -> Any:
         kind: Any = attribute.type

@@ -24,6 +24,10 @@ _OURS: Final = {
     "num_virtual_stages": "stages_per_rank", "sequence_parallel": "sequence", "norm_topk_prob": "normalise",
     "n_shared_experts": "shared_experts", "num_shared_experts": "shared_experts", "scoring_func": "score",
     "router_aux_loss_coef": "aux_loss", "data_parallel_mode": "stack",
+    "num_workers": "workers", "dataloader_num_workers": "workers", "prefetch_factor": "prefetch",
+    "text_column": "text", "text_field": "text", "dataset_text_field": "text", "conversations": "messages",
+    "chat_template": "template", "assistant_only_loss": "train_on", "completion": "response", "start": "from",
+    "data_mix": "mixture", "blend": "mixture", "curriculum": "phase", "stage": "phase", "sampling": "mixture",
     "lr_scheduler": "scheduler", "schedule": "scheduler", "data": "dataset", "training": "experiment", "end": "finish",
 }  # fmt: skip
 

@@ -57,7 +57,10 @@ class Items:
 
 @frozen
 class Mapping:
+    """keys: where each of the entries has its name."""
+
     entries: dict[str, Value] = field(hash=False)
+    keys: dict[str, Span] = field(hash=False, factory=dict, eq=False)
 
 
 @frozen

@@ -20,6 +20,11 @@ STATEMENTS: Final[dict[str, tuple[str, str]]] = {
         'include "path"',
         "the statements of another spec, found relative to this file; later statements override it",
     ),
+    "use": (
+        'use "path.py", use package.module',
+        "makes sources and collators of your own known: a file, found relative to this one, or a module that Python "
+        "finds. It is read, and imported only by a run",
+    ),
     "collate": ("collate = link -> link", "the chain that makes rows of documents"),
     "every": ("every amount action then action", "a tick; `every step` is `every 1 step`"),
     "on": ("on event action then action", "a reaction to an event"),

@@ -9,7 +9,6 @@ from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .cluster import device_kind, resolve_cluster
 from .cost_rules import check_costs
-from .data_rules import portable
 from .estimates import estimate
 from .examine import Sound, examine
 from .findings import Findings
@@ -17,6 +16,8 @@ from .graph import build_graph
 from .identity import config_id
 from .inventory import count_parameters
 from .layout import Layout
+from .mixing import trained_on
+from .paths import portable
 from .plan import Cluster, Estimates, Plan
 from .premises import Verdicts
 from .provenance import derived_provenance, merge, settings_provenance
@@ -82,7 +83,8 @@ def resolve(spec: Spec, sound: Sound) -> Resolved:
         architecture=arch,
         layout=sound.layout,
         batch=sound.batch,
-        training=sound.training,
+        training=trained_on(sound.phases),
+        phases=sound.phases,
         formats=resolve_formats(spec.precision, spec.parallel),
         inventory=count_parameters(arch),
         cuts=cuts_of(spec.parallel, mesh, arch),
@@ -97,8 +99,7 @@ def cluster_of(run: Resolved) -> Cluster:
 
 def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan:
     run = resolve(spec, sound)
-    layout, mesh, batch, schedule = sound.layout, sound.layout.mesh, sound.batch, sound.schedule
-    arch, formats = run.architecture, run.formats
+    layout, mesh, schedule = sound.layout, sound.layout.mesh, sound.schedule
     cluster = cluster_of(run)
     estimates = estimate(run, cluster)
     estimates = check_costs(run, cluster, estimates, found, lambda other: appraise(other, mesh.world_size).estimates)
@@ -110,7 +111,7 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
         spec=spec.path,
         spec_text=spec_text,
         seed=spec.experiment.seed,
-        architecture=arch,
+        architecture=run.architecture,
         mesh=mesh,
         nodes=graph.nodes,
         edges=graph.edges,
@@ -122,7 +123,7 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
         workspace=_workspace(spec),
         launch=_launch(spec, layout),
         cluster=cluster,
-        config_id=config_id(spec, arch, batch, formats, run.align),
+        config_id=config_id(run),
     )
     return evolve(plan, id=plan_id(plan))
 

@@ -2,10 +2,13 @@
 
 from typing import Any
 
-from ..dsl.schema.data import Dataset, Pack, PythonStdlib, Shard, Text
+from ..dsl.schema.data import Dataset, Pack, Shard, UserCall
 from .builder import Builder
-from .data_rules import LINKS, evaluated, packed_together, packing, portable
-from .resolved import Resolved, resolve_chain
+from .chain import node_ids, resolve_chain, typed
+from .data_rules import evaluated, packed_together, packing
+from .paths import portable
+from .resolved import Resolved
+from .source_args import form_text, origin_text, source_args, user_args
 from .units import count_text, plural
 
 DOES = {
@@ -22,12 +25,12 @@ def add_data(graph: Builder, run: Resolved) -> str:
     does = "each byte of UTF-8 is a token" if bytewise else f"read tokenizer.json of {portable(source)}"
     args = {"source": source if bytewise else portable(source)}
     tokenizer = graph.add("setup", "setup.tokenizer", does, args=args, after=("setup.bootstrap",))
-    wanted = [run.training.name, *(name for name in evaluated(run.spec) if name != run.training.name)]
+    wanted = [*run.training, *(name for name in evaluated(run.spec) if name not in run.training)]
     documents = [_dataset(graph, run, run.spec.datasets[name], tokenizer) for name in wanted]
     last = _chain(graph, run, tuple((id, "rows") for id in documents))
     batch = run.batch
     args = {
-        "dataset": run.training.name,
+        "datasets": list(run.training),
         "micro": batch.micro,
         "accumulate": batch.accumulate,
         "rows": batch.rows,
@@ -35,6 +38,8 @@ def add_data(graph: Builder, run: Resolved) -> str:
         "seed": run.spec.experiment.seed,
         "steps": batch.steps,
         "epochs": batch.epochs,
+        "prefetch": run.spec.batch.prefetch,
+        "workers": run.spec.batch.workers,
     }
     dealt = ""
     if packing(run.spec).method == "best_fit":
@@ -42,34 +47,31 @@ def add_data(graph: Builder, run: Resolved) -> str:
         dealt = ", dealt so that attention costs them alike"
     each = plural(batch.rows // run.layout.mesh.data_ranks, "row")
     tokens = f"{batch.tokens_per_step:,} tokens"
-    does = f"shuffle rows by seed; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
+    drawn = "shuffle rows by seed"
+    if len(run.training) > 1:
+        drawn = f"draw rows of {plural(len(run.training), 'dataset')} by their shares, each shuffled by seed"
+    does = f"{drawn}; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
     axes = run.wide("replicate", "fsdp")
     return graph.add("setup", "setup.loader", does, args=args, axes=axes, after=((last, "microbatches"),))
 
 
 def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) -> str:
-    source = dataset.source
-    patterns: list[str] = []
-    if isinstance(source, PythonStdlib):
-        kind, origin = "python_stdlib", "Python's standard library"
-    else:
-        kind = "text" if isinstance(source, Text) else "jsonl"
-        patterns = [portable(pattern) for pattern in source.patterns]
-        origin = ", ".join(patterns)
+    seed = run.spec.experiment.seed
     args: dict[str, Any] = {
         "dataset": dataset.name,
-        "kind": kind,
-        "patterns": patterns,
-        "text_field": dataset.text,
+        **source_args(dataset, seed),
         "holdout": dataset.holdout.fraction,
         "oversized": dataset.oversized,
         "bad_records": dataset.bad_records,
-        "seed": run.spec.experiment.seed,
+        "seed": seed,
         "sequence": run.batch.sequence,
         "align": run.align,
         **_packing(run),
     }
-    does = f"tokenize {origin} once, lay documents into rows of {run.batch.sequence:,}"
+    verb = "read token ids of" if args["kind"] == "tokens" else "tokenize"
+    form = form_text(args["reads"])
+    does = f"{verb} {origin_text(dataset.source)} once{f', {form}' if form else ''}"
+    does += f", lay documents into rows of {run.batch.sequence:,}"
     if group := packed_together(packing(run.spec)):
         does += f", best fit within {group:,}"
     if dataset.holdout.fraction:
@@ -89,8 +91,9 @@ def _packing(run: Resolved) -> dict[str, Any]:
 def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) -> str:
     batch = run.batch
     last = ""
-    for link in resolve_chain(run.spec, run.size("ring"), run.size("ulysses")):
-        name, _, gives = LINKS[type(link)]
+    links = resolve_chain(run.spec, run.size("ring"), run.size("ulysses"))
+    for link, id in zip(links, node_ids(links), strict=True):
+        name, _, gives = typed(link)
         args: dict[str, Any] = {}
         does, axes = DOES.get(name, ""), ()
         if isinstance(link, Pack):
@@ -102,7 +105,11 @@ def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) ->
             args = {"ring": run.size("ring"), "ulysses": run.size("ulysses")}
             axes = run.wide("ring", "ulysses")
             does = f"keep this rank's {batch.sequence // run.context:,} of {batch.sequence:,} positions of every row"
-        last = graph.add("collate", f"collate.{name}", does, args=args, axes=axes, after=after)
+        op = f"collate.{name}"
+        if isinstance(link, UserCall):
+            op, args = "collate.user", {**user_args(link), "takes": link.takes, "gives": link.gives}
+            does = link.does.removesuffix(".") or f"{link.function} of {link.module}, row by row"
+        last = graph.add("collate", op, does, id=id, args=args, axes=axes, after=after)
         after = ((last, gives),)
     rows = f"{plural(batch.micro, 'row')}, {count_text(batch.micro * batch.sequence)} tokens"
     return graph.add(

@@ -1,38 +1,36 @@
 """Rules about data: which dataset is trained on, whether evaluations can be made, the order of the collate chain."""
 
-import os
 from functools import partial
 from glob import iglob
+from pathlib import Path
 
 from ..dsl.fixes import renamed
+from ..dsl.resolved import is_plain
 from ..dsl.schema.actions import EvalAction
-from ..dsl.schema.data import Dataset, Flatten, Link, Pack, PythonStdlib, Shard, ShiftTokens, ToTensor
+from ..dsl.schema.data import TEMPLATES, WITH_PATTERNS, Dataset, HuggingFace, Pack
 from ..dsl.schema.setting import AUTO, Auto
 from ..dsl.spec import Spec
 from ..dsl.suggest import did_you_mean
+from .chain import check_chain
 from .findings import Findings
+from .form_rules import check_forms
+from .mixing import shares, weights
+from .mixture_rules import check_training
+from .paths import portable
 
-# What a link takes and gives; the first takes what the reader yields, the last gives what a model takes.
-LINKS: dict[type[Link], tuple[str, str, str]] = {
-    ToTensor: ("to_tensor", "rows of token arrays", "rows of token tensors"),
-    Flatten: ("flatten", "rows of token tensors", "token samples"),
-    ShiftTokens: ("shift_tokens", "token samples", "labelled samples"),
-    Pack: ("pack", "labelled samples", "rows of equal length"),
-    Shard: ("shard", "rows of equal length", "a rank's part of rows"),
-}
 # What larger groups still gain is below 0.01 % of the positions, for documents of usual lengths.
 GROUP = 100_000
-CHAIN = "to_tensor -> flatten -> shift_tokens -> pack"
 
 
-def check_data(spec: Spec, found: Findings) -> Dataset | None:
-    """Check everything about data; the dataset that is trained on, None if there is not exactly one."""
-    training = _training_dataset(spec, found)
+def check_data(spec: Spec, found: Findings) -> None:
+    """Check everything about data but the phases."""
+    check_training(spec, found)
+    check_forms(spec, found)
     _check_files(spec, found)
     _check_evaluations(spec, found)
-    _check_chain(spec, found)
+    _check_used(spec, found)
+    check_chain(spec, found)
     _check_group(spec, found)
-    return training
 
 
 def evaluated(spec: Spec) -> dict[str, str]:
@@ -63,38 +61,27 @@ def packed_together(link: Pack) -> int | None:
     return GROUP if isinstance(link.group, Auto) else link.group
 
 
-def trains(dataset: Dataset) -> bool:
-    return dataset.holdout.fraction < 1
-
-
-def portable(path: str) -> str:
-    """One spelling for one path: `./data//x` is `data/x`."""
-    return os.path.normpath(path).replace(os.sep, "/")
-
-
-def _training_dataset(spec: Spec, found: Findings) -> Dataset | None:
-    training = [dataset for dataset in spec.datasets.values() if trains(dataset)]
-    if len(training) == 1:
-        found.passed("data.training", f"`{training[0].name}` is trained on")
-        return training[0]
-    if not training:
-        message = "every dataset is held out whole" if spec.datasets else "there is no dataset"
-        path = f"dataset.{next(iter(spec.datasets))}.holdout" if spec.datasets else "dataset"
-        hint = "lower its holdout" if spec.datasets else "add one, such as `dataset web { source = python_stdlib() }`"
-        found.fail("data.training", "X502", path, f"nothing to train on: {message}", hint)
-    else:
-        names = ", ".join(dataset.name for dataset in training)
-        hint = "set `holdout = 100%` on those that are only evaluated; training on several needs `mixture`"
-        path = f"dataset.{training[1].name}"
-        found.fail("data.training", "X503", path, f"several datasets to train on: {names}", hint)
-    return None
+def _check_used(spec: Spec, found: Findings) -> None:
+    """Every dataset is trained on or evaluated."""
+    phases = (None, *spec.phases.values())
+    mixes = [shares(weights(spec, phase), spec.mixture.temperature) for phase in phases]
+    training = {name for mixed in mixes for name, share in mixed.items() if share > 0}
+    for name in spec.datasets:
+        switched_off = spec.mixture.weights.get(name) == 0
+        if name not in training and name not in evaluated(spec) and not switched_off and not found.failed:
+            hint = "give it a weight in `mixture`, evaluate it, or leave it out"
+            hint = hint if is_plain(name) else "call it by a name of letters, digits and `_`, and give it a weight"
+            found.warn(f"data.used.{name}", "W506", f"dataset.{name}", f"nothing uses the dataset `{name}`", hint)
 
 
 def _check_files(spec: Spec, found: Findings) -> None:
     for dataset in spec.datasets.values():
-        if isinstance(dataset.source, PythonStdlib):
-            continue
         rule, path = f"data.files.{dataset.name}", f"dataset.{dataset.name}.source"
+        if isinstance(dataset.source, HuggingFace):
+            _check_folder(dataset.source.name, rule, path, found)
+        _check_template(dataset, found)
+        if not isinstance(dataset.source, WITH_PATTERNS):
+            continue
         missing = [pattern for pattern in dataset.source.patterns if not _matches(pattern)]
         if missing:
             shown = ", ".join(f'"{pattern}"' for pattern in missing)
@@ -102,6 +89,32 @@ def _check_files(spec: Spec, found: Findings) -> None:
             found.warn(rule, "W501", path, f"dataset {dataset.name}: no file matches {shown}", hint)
         else:
             found.passed(rule, f"files match {', '.join(dataset.source.patterns)}")
+
+
+def _check_folder(name: str, rule: str, path: str, found: Findings) -> None:
+    """A dataset of the Hugging Face library lies in a folder, or on the hub, where names have no more than one `/`."""
+    if Path(name).exists():
+        found.passed(rule, f"folder {name}")
+    elif name.startswith((".", "/", "~")) or portable(name).count("/") > 1:
+        hint = "paths start at the working folder; the run will look for it again"
+        found.warn(rule, "W501", path, f"{path.split('.')[1]}: there is no folder {name}", hint)
+    else:
+        found.unknown(rule, f"{name} is looked for when the run starts")
+
+
+def _check_template(dataset: Dataset, found: Findings) -> None:
+    """A template of conversations is one that is built in, or a file."""
+    template = dataset.template
+    if (dataset.messages is None and dataset.prompt is None) or not isinstance(template, str):
+        return
+    rule, path = f"data.template.{dataset.name}", f"dataset.{dataset.name}.template"
+    if template in TEMPLATES or Path(template).is_file():
+        found.passed(rule, f"template {template}")
+        return
+    hint = (
+        did_you_mean(template, TEMPLATES) or f"built in are {', '.join(TEMPLATES)}; paths start at the working folder"
+    )
+    found.warn(rule, "W501", path, f"dataset {dataset.name}: there is no template {template}", hint)
 
 
 def _matches(pattern: str) -> bool:
@@ -126,24 +139,6 @@ def _check_evaluations(spec: Spec, found: Findings) -> None:
             found.fail(rule, "X504", path, f"eval of `{name}`, which holds nothing out", hint)
         else:
             found.passed(rule, f"`{name}` holds out {dataset.holdout}")
-
-
-def _check_chain(spec: Spec, found: Findings) -> None:
-    """Each link must take what the one before it gives."""
-    given = next(iter(LINKS.values()))[1]
-    before = "the reader"
-    for link in spec.collate:
-        name, takes, gives = LINKS[type(link)]
-        if takes != given:
-            message = f"collate: `{name}` takes {takes}, but {before} gives {given}"
-            found.fail("data.collate", "X508", "collate", message, f"write `collate = {CHAIN}`")
-            return
-        given, before = gives, f"`{name}`"
-    if given not in (LINKS[Pack][2], LINKS[Shard][2]):
-        message = f"collate: a model takes {LINKS[Pack][2]}, but {before} gives {given}"
-        found.fail("data.collate", "X508", "collate", message, f"write `collate = {CHAIN}`")
-        return
-    found.passed("data.collate", " -> ".join(LINKS[type(link)][0] for link in spec.collate))
 
 
 def _check_group(spec: Spec, found: Findings) -> None:

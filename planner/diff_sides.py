@@ -9,6 +9,8 @@ from typing import Final, Literal
 from attrs import evolve, frozen
 
 from ..dsl.diagnostics import Diagnostics
+from ..dsl.part_files import is_file
+from .chain import own_modules
 from .compile import Compiled
 from .load import is_saved, plan_from_path, plan_from_spec, plan_from_text
 from .plan import Plan
@@ -85,10 +87,19 @@ def _altered(side: Side, sets: tuple[str, ...], world: int | None, found: Diagno
         return _side(side.path, "spec", plan_from_spec(side.path, sets, world), found, sets, world)
     plan = side.plan
     ranks = plan.mesh.world_size if world is None else world
-    compiled = plan_from_text(plan.spec_text, f"{side.path} (its spec)", sets, ranks)
+    compiled = plan_from_text(plan.spec_text, f"{_beside_parts(side)} (its spec)", sets, ranks)
     if compiled.plan is not None:  # it is still the run of that spec
         compiled = Compiled(evolve(compiled.plan, spec=plan.spec, made=plan.made), compiled.diagnostics)
     return _side(side.path, side.kind, compiled, found, sets, world)
+
+
+def _beside_parts(side: Side) -> Path:
+    """A path in the folder that modules of the user's own start at: a run keeps them as they were."""
+    kept = Path(side.path) / "spec.xtrain"
+    files = [module for module in own_modules(side.plan) if is_file(module)]
+    if side.kind == "run" and all((kept.parent / module).is_file() for module in files):
+        return kept
+    return Path(side.plan.spec) if files else Path(side.path)
 
 
 def _side(

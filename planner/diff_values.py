@@ -80,7 +80,7 @@ def group_of(path: str) -> Group:
         return "cluster"
     if kind not in blocks.KINDS:  # the collate chain
         return "experiment"
-    names = rest.split(".")[1:] if kind in blocks.NAMED else rest.split(".")
+    names = rest.split(".")[1:2] if kind in blocks.NAMED else rest.split(".")
     block: type = blocks.KINDS[kind]
     for name in names:
         if name not in settings_of(block):  # a label: the size of an axis, the kind of an optimizer

@@ -12,6 +12,7 @@ from attrs import evolve
 
 from .. import __version__
 from ..dsl.diagnostics import Diagnostics, Note
+from .chain import own_modules
 from .compile import Compiled
 from .diff_values import ValueChange, changed_values
 from .load import plan_from_spec, plan_from_text
@@ -114,6 +115,8 @@ def _first_error(compiled: Compiled) -> list[Note]:
 def _value_notes(plan: Plan, again: Plan) -> list[Note]:
     changes = changed_values(plan, again)
     notes: list[Note] = [(_change_text(change), None) for change in changes[:MOST_VALUES]]
+    before, after = own_modules(plan), own_modules(again)
+    notes += [(f"{name} has changed", None) for name, digest in before.items() if after.get(name, digest) != digest]
     if len(changes) > MOST_VALUES:
         notes.append((f"and {len(changes) - MOST_VALUES} more values", None))
     return notes

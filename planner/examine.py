@@ -3,7 +3,6 @@
 from attrs import frozen
 
 from ..dsl.diagnostics import Diagnostics
-from ..dsl.schema.data import Dataset
 from ..dsl.spec import Spec
 from .arithmetic import Arithmetic, derive_arithmetic
 from .data_rules import check_data
@@ -12,7 +11,9 @@ from .idle_rules import check_idle
 from .layout import Layout, lay_out
 from .learning_rate import check_schedule
 from .module_rules import check_modules
+from .phase_rules import check_phases
 from .pipeline import Staging, check_microbatches, lay_stages
+from .plan import Phase
 from .premises import Verdicts
 from .stack_rules import check_stack
 from .timeline import Schedule, check_events, check_ticks, fill_schedule
@@ -38,14 +39,14 @@ class Sound:
     layout: Layout
     staging: Staging
     batch: Arithmetic
-    training: Dataset
+    phases: tuple[Phase, ...]
     schedule: Schedule
 
 
 def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     """Derive and check everything; None if any rule fails."""
     shape = derive_architecture(spec, found)
-    training = check_data(spec, found)
+    check_data(spec, found)
     arch = shape.architecture
     layout = lay_out(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
     if layout.doubtful:
@@ -60,7 +61,8 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     schedule = fill_schedule(spec, batch.steps)
     check_ticks(schedule, batch, found)
     check_events(spec, found)
-    if found.failed or layout.doubtful or training is None:
+    phases = check_phases(spec, batch, found)
+    if found.failed or layout.doubtful:
         return None
     check_idle(spec, layout, found)
-    return Sound(shape, layout, staging, batch, training, schedule)
+    return Sound(shape, layout, staging, batch, phases, schedule)

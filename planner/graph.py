@@ -42,7 +42,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     resume = _resume(graph, run, loader, optimizer, scheduler)
     last = add_step(graph, run, resume, estimates)
     first_tick = len(graph.nodes)
-    timeline = lay_timeline(schedule, run.batch, ActionNodes(graph, run, last))
+    timeline = lay_timeline(schedule, run.batch, run.phases, ActionNodes(graph, run, last))
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))
     drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
     graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))

@@ -35,7 +35,8 @@ def ends_of(run: Resolved, local: Local) -> Ends:
     weight = local.vocab * local.dim * local.width
     gathers = 2 * hidden if tp > 1 and sequence else 0
     norm = stream + (2 * exact if casts else 0)
-    chunk = 2 * hidden + _chunk(run, local)  # what the loss is taken of, and its gradient
+    each = local.tokens * local.exact if len(run.training) > 1 else 0  # losses that are told apart by dataset
+    chunk = 2 * hidden + _chunk(run, local) + each  # what the loss is taken of, and its gradient
     masked = local.tokens * (INDEX + 1) if tp > 1 else 0
     return Ends(
         embedded=masked,

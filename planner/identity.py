@@ -7,18 +7,18 @@ therefore change neither.
 import json
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
+from typing import Any, get_args
 
 import attrs
 
 from ..dsl.quantity import Quantity
-from ..dsl.schema.data import JsonLines, Link, Pack, Shard, Text
+from ..dsl.schema.data import Dataset, JsonLines, Link, Pack, PythonStdlib, Shard, Source, Text, UserCall
 from ..dsl.schema.setting import Role, settings_of
-from ..dsl.spec import Spec
-from .architecture import Architecture
-from .arithmetic import Arithmetic
-from .data_rules import packed_together, portable
-from .resolved import Formats
+from .data_rules import packed_together
+from .mixing import shares, weights
+from .paths import portable
+from .resolved import Resolved
+from .source_args import reads
 
 DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
 
@@ -39,20 +39,23 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats: Formats, align: int) -> str:
+def config_id(run: Resolved) -> str:
     """The experiment: what is learned from what and how, without how long, where, over which ranks and how fast.
 
     A setting belongs to it if its role is EXPERIMENT; what the planner resolved stands in for `auto`, and rows of a
-    step for micro and accumulate, so that another mesh with the same rows is the same experiment. `align` and the
-    group of packing decide which documents share a row.
+    step for micro and accumulate, so that another mesh with the same rows is the same experiment; shares stand in for
+    weights. Alignment and the group of packing decide which documents share a row.
     """
+    spec, batch, formats = run.spec, run.batch, run.formats
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
-        "model": attrs.asdict(architecture),
+        "model": attrs.asdict(run.architecture),
         "tokenizer": spec.tokenizer.source if spec.tokenizer.source == "bytes" else portable(spec.tokenizer.source),
-        "datasets": {name: experiment_settings(dataset) for name, dataset in spec.datasets.items()},
-        "collate": [[type(link).__name__, _link(link, align)] for link in spec.collate if not isinstance(link, Shard)],
+        "datasets": {name: _dataset(dataset) for name, dataset in spec.datasets.items()},
+        "collate": [
+            [type(link).__name__, _link(link, run.align)] for link in spec.collate if not isinstance(link, Shard)
+        ],
         "batch": {**experiment_settings(spec.batch), "rows": batch.rows},
         "loss": {"kind": spec.loss.kind, **experiment_settings(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **experiment_settings(spec.optimizer)},
@@ -62,11 +65,38 @@ def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats
             "params": formats.params,
             "compute": formats.compute,
         },
+        **_mixture(run),
     }
     return fingerprint(content)
 
 
+def _dataset(dataset: Dataset) -> dict[str, Any]:
+    """What is read and how; how conversations are read takes the place of the field with plain text."""
+    settings = experiment_settings(dataset)
+    found = {name: settings[name] for name in ("source", "text", "holdout", "oversized", "bad_records")}
+    told = reads(dataset)
+    return found if told["form"] == "text" else {**found, "text": told}
+
+
+def _mixture(run: Resolved) -> dict[str, Any]:
+    """Shares and phases, where there is more than one dataset in one phase.
+
+    Rows are drawn from the datasets in their order, and by the name of the phase.
+    """
+    spec = run.spec
+    if len(run.training) == 1 and not spec.phases:
+        return {}
+    temperature = spec.mixture.temperature
+    phases = {
+        name: [_json(phase.from_), shares(weights(spec, phase), temperature), phase.lr_scale]
+        for name, phase in spec.phases.items()
+    }
+    return {"mixture": shares(weights(spec), temperature), "phases": phases, "drawn": list(run.training)}
+
+
 def _link(link: Link, align: int) -> dict[str, Any]:
+    if isinstance(link, UserCall):
+        return {"call": _json(link)}
     settings = experiment_settings(link)
     if not isinstance(link, Pack):
         return settings
@@ -78,8 +108,8 @@ def _link(link: Link, align: int) -> dict[str, Any]:
 def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:
     """The settings of a block that belong to the experiment, as JSON; those only other labels have are left out."""
     return {
-        name: _json(getattr(block, name))
-        for name, (_, setting) in settings_of(type(block)).items()
+        name: _json(getattr(block, attribute.name))
+        for name, (attribute, setting) in settings_of(type(block)).items()
         if setting.role is Role.EXPERIMENT and (not setting.only or not label or label in setting.only)
     }
 
@@ -90,6 +120,12 @@ def _json(value: Any) -> Any:
             return [value.value, value.unit]
         case Text() | JsonLines():
             return [type(value).__name__, [portable(pattern) for pattern in value.patterns]]
+        case UserCall():
+            return [value.digest, value.function, _json(value.arguments)]
+        case _ if isinstance(value, get_args(Source)) and not isinstance(value, PythonStdlib):
+            return [type(value).__name__, [_json(getattr(value, a.name)) for a in attrs.fields(type(value))]]
+        case dict():
+            return {name: _json(item) for name, item in value.items()}
         case tuple():
             return [_json(item) for item in value]
         case None | bool() | int() | float() | str():

@@ -22,6 +22,8 @@ def check_idle(spec: Spec, layout: Layout, found: Findings) -> None:
         if sizes[axis] == 1:
             for name in names:
                 _warn(spec, f"parallel.{axis}.{name}", f"{axis} is 1", f"leave it out, or use {axis} 2", found)
+    if spec.batch.workers and not spec.batch.prefetch:
+        _warn(spec, "batch.workers", "nothing is read ahead", "use prefetch 2, or leave it out", found)
     if spec.parallel.stack != "ddp" and not _shards(spec, layout):
         for name in ("reduce", "reshard", "sync"):
             _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)

@@ -27,7 +27,6 @@ _WIDTHS: Final = ("heads", "kv_heads", "head_dim")
 PRECISION: Final = {"bf16": 8, "fp32": 24, "fp64": 53}
 # Of the loader's state: name → setting, and what another value of it means.
 STREAM: Final = {
-    "rows_per_step": ("batch.rows", "a step would take other rows"),
     "capacity": ("batch.sequence", "documents lie in rows of another length"),
     "align": ("collate.pack.align", "documents lie otherwise in rows"),
     "seed": ("experiment.seed", "rows come in another order, and other documents are held out"),
@@ -56,7 +55,6 @@ def kept(plan: Plan) -> dict[str, Any]:
         "params": build["params"],
         "optimizer": plan.node("setup.optimizer").args["kind"],
         "loader": {
-            "rows_per_step": loader["rows"],
             "capacity": loader["sequence"],
             "align": alignment(plan),
             "seed": loader["seed"],

@@ -7,8 +7,11 @@ Counting from s = 1, the first step is not lost to a learning rate of 0 and the 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from .phases import phase_at
+from .plan import Phase
 
 Rate = Callable[[int], float]
 
@@ -19,8 +22,18 @@ SHAPES: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def learning_rate(args: dict[str, Any], total: int) -> Rate:
-    """Step index (from 0) → learning rate, by the arguments of `setup.scheduler`, over `total` steps."""
+def learning_rate(args: dict[str, Any], total: int, phases: Sequence[Phase] = ()) -> Rate:
+    """Step index (from 0) → learning rate, by the arguments of `setup.scheduler`, over `total` steps.
+
+    phases: of the timeline; the rate is multiplied by the `lr_scale` of the phase that a step lies in.
+    """
+    rate = _scheduled(args, total)
+    if all(phase.lr_scale == 1 for phase in phases):
+        return rate
+    return lambda index: rate(index) * phase_at(phases, index, total).lr_scale
+
+
+def _scheduled(args: dict[str, Any], total: int) -> Rate:
     kind, lr = args["kind"], args["lr"]
     rise = length_in_steps(args["warmup"], total)
     if kind == "constant":

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from .architecture import Architecture, ParameterSpec
 
-FORMAT = 3
+FORMAT = 4
 
 NodeKind = Literal["setup", "collate", "step", "tick", "event", "shutdown"]
 Status = Literal["pass", "warn", "fail", "unknown"]
@@ -97,12 +97,31 @@ class Reaction:
 
 
 @frozen(kw_only=True)
+class Phase:
+    """A stretch of the run, up to the next phase, with one mixture of datasets.
+
+    first: index of its first optimizer step, from 0; None where it is a `fraction` of steps that are not counted yet.
+    shares: of every dataset that is trained on, of the rows; they add up to 1. lr_scale: factor of the learning rate.
+    """
+
+    name: str
+    first: int | None
+    fraction: float | None
+    shares: dict[str, float]
+    lr_scale: float = 1.0
+
+
+@frozen(kw_only=True)
 class Timeline:
-    """The optimizer steps of the run and what happens along them; `steps` is None until the data has been counted."""
+    """The optimizer steps of the run and what happens along them; `steps` is None until the data has been counted.
+
+    phases: at least one, in order; the first begins with step 0.
+    """
 
     steps: int | None
     tokens: int | None
     epochs: float | None
+    phases: tuple[Phase, ...]
     ticks: tuple[Tick, ...]
     reactions: tuple[Reaction, ...]
 

@@ -21,7 +21,16 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "model.routing": ("model.family", "model.experts", "model.experts_per_token"),
     "data.tokenizer": ("tokenizer.source", "model.vocab"),
     "data.vocab": ("tokenizer.source", "model.vocab"),
-    "data.training": ("dataset", "dataset.*.holdout", "mixture"),
+    "data.training": ("dataset", "dataset.*.holdout", "mixture.*"),
+    "data.mixture": ("{datasets}", "mixture.*"),
+    "idle.mixture": ("{datasets}", "mixture.*", "phase"),
+    "data.mix.*": ("{datasets}", "phase.{}.mix"),
+    "data.weights": ("{datasets}", "mixture.*", "phase", "phase.*.from"),
+    "data.weights.*": ("{datasets}", "mixture.*", "phase.{}.mix"),
+    "data.form.*": tuple(
+        f"dataset.{{}}.{name}" for name in ("source", "text", "messages", "prompt", "response", "train_on", "template")
+    ),
+    "data.template.*": ("dataset.{}.template", "dataset.{}.messages", "dataset.{}.prompt"),
     "data.files.*": ("dataset.{}.source",),
     "data.eval.*": ("dataset", "dataset.*.name", "dataset.{}.holdout"),
     "data.collate": ("collate",),
@@ -60,6 +69,9 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "batch.sequence": ("batch.sequence", "model.family", "parallel.tp.size", "parallel.tp.sequence", "{context}"),
     "data.align": ("collate", "batch.sequence", "{context}"),
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
+    "schedule.phase.*.start": ("phase.{}.from", "{steps}", "batch.sequence", "{rows}"),
+    "schedule.phase.*.order": ("phase", "phase.*.from", "{steps}", "batch.sequence", "{rows}"),
+    "schedule.epochs": ("experiment.budget", "{datasets}", "mixture.*", "phase.*.mix"),
     "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
     "schedule.on.*": ("on.*.actions",),
     "schedule.every.*.every": ("every.{}.every", "{steps}", "{tokens}"),
@@ -128,6 +140,8 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
     """Settings that rules share; what is written rests on nothing, what is derived on all it is derived from."""
     parallel, batch = spec.parallel, spec.batch
     match name:
+        case "datasets":
+            return ("dataset", "dataset.*.name", "dataset.*.holdout")
         case "world":
             sizes = tuple(f"parallel.{axis}.size" for axis in ("pp", "fsdp", "tp", "cp"))
             context = ("parallel.cp.ring", "parallel.cp.ulysses")

@@ -5,18 +5,22 @@ from typing import Any
 
 from attrs import evolve
 
+from ..dsl.blocks import SOURCES, is_block, label_of
 from ..dsl.quantity import Quantity
 from ..dsl.schema.actions import Action, EvalAction
-from ..dsl.schema.data import Shard
+from ..dsl.schema.data import Dataset, Shard, Source, UserCall
 from ..dsl.schema.setting import Auto, settings_of
 from ..dsl.spec import Spec
 from .architecture import Architecture
+from .chain import resolve_chain
 from .data_rules import alignment, packed_together, packing
 from .plan import Provenance
-from .resolved import Resolved, resolve_align, resolve_chain, resolve_save
+from .resolved import Resolved, resolve_align, resolve_save
+from .source_args import reads
 from .timeline import Schedule
 from .units import bytes_text
 
+_SOURCES = {kind: name for name, kind in SOURCES.items()}
 AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
 
 
@@ -33,7 +37,13 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     yield from _block("model", spec.model, spec.model.family)
     yield "tokenizer", spec.tokenizer.source
     for dataset in spec.datasets.values():
-        yield from _block(f"dataset.{dataset.name}", dataset)
+        yield from _dataset(dataset)
+    for name, weight in spec.mixture.weights.items():
+        yield f"mixture.{name}", weight
+    if spec.mixture.weights:
+        yield from _block("mixture", spec.mixture)
+    for phase in spec.phases.values():
+        yield from _block(f"phase.{phase.name}", phase)
     yield from _block("batch", spec.batch)
     yield "collate", spec.collate
     for name, block in (("loss", spec.loss), ("optimizer", spec.optimizer), ("scheduler", spec.scheduler)):
@@ -68,12 +78,22 @@ def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]
         yield from _block(f"{path}.actions.{number}", action)
 
 
+def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
+    """The settings of a dataset that its form of records has."""
+    form = reads(dataset)["form"]
+    names = {"text": ("messages", "prompt", "response", "train_on", "template"), "chat": ("text", "prompt", "response")}
+    left_out = names.get(form, ("text", "messages"))
+    for path, value in _block(f"dataset.{dataset.name}", dataset):
+        if path.rpartition(".")[2] not in left_out:
+            yield path, value
+
+
 def _block(path: str, block: Any, label: str = "") -> Iterator[tuple[str, Any]]:
-    for name, (_, setting) in settings_of(type(block)).items():
+    for name, (attribute, setting) in settings_of(type(block)).items():
         if setting.only and label not in setting.only:
             continue
-        value = getattr(block, name)
-        if hasattr(type(value), "__attrs_attrs__") and settings_of(type(value)):
+        value = getattr(block, attribute.name)
+        if is_block(attribute.type):
             yield from _block(f"{path}.{name}", value)
         else:
             yield f"{path}.{name}", value
@@ -101,10 +121,29 @@ def spell(value: Any) -> str:
         case tuple():
             links = all(hasattr(item, "__attrs_attrs__") for item in value)
             return (" -> " if links else ", ").join(spell(item) for item in value).join(("", "") if links else "[]")
-    name = "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(value).__name__).strip("_")
-    patterns = getattr(value, "patterns", ())
-    name = {"json_lines": "jsonl"}.get(name, name)
-    return f"{name}({', '.join(spell(pattern) for pattern in patterns)})" if patterns else name
+        case dict():
+            return (
+                ", ".join(f"{name}: {spell(item)}" for name, item in value.items()).join(("{ ", " }"))
+                if value
+                else "{}"
+            )
+        case UserCall():
+            return f"{value.function}({', '.join(f'{name} = {spell(item)}' for name, item in value.arguments.items())})"
+    if type(value) in _SOURCES:
+        return _spell_source(value)
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(value).__name__).strip("_")
+
+
+def _spell_source(value: Source) -> str:
+    """`jsonl(data/*.jsonl)`, `synthetic(length = 64)`: patterns or name, and what is not left at its default."""
+    name, label = _SOURCES[type(value)], label_of(type(value))
+    first = getattr(value, label.name) if label is not None else ()
+    arguments = [spell(each) for each in (first if isinstance(first, tuple) else (first,))]
+    for setting, (attribute, _) in settings_of(type(value)).items():
+        given = getattr(value, attribute.name)
+        if given != attribute.default:
+            arguments.append(f"{setting} = {spell(given)}")
+    return f"{name}({', '.join(arguments)})" if arguments else name
 
 
 def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: Schedule) -> list[Provenance]:

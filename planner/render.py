@@ -14,6 +14,7 @@ from .render_head import show_glance, show_header, show_model, show_values
 from .render_memory import show_memory
 from .render_mesh import show_mesh
 from .render_order import show_order, show_step
+from .render_phases import show_phases
 from .render_stages import show_stages
 from .render_times import show_compute
 from .render_traffic import show_communication
@@ -34,6 +35,7 @@ PARTS: Final[dict[str, Part]] = {
     "communication": show_communication,
     "compute": show_compute,
     "training": show_training,
+    "phases": show_phases,
     "data": show_data,
     "checks": show_checks,
 }

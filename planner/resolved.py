@@ -2,7 +2,6 @@
 
 from attrs import frozen
 
-from ..dsl.schema.data import Dataset, Link, Shard
 from ..dsl.schema.model import MOE, Precision
 from ..dsl.schema.parallel import Parallel
 from ..dsl.schema.setting import Auto
@@ -13,7 +12,7 @@ from .cluster import device_kind
 from .data_rules import alignment
 from .layout import Layout
 from .pipeline import Staging
-from .plan import Parameters
+from .plan import Parameters, Phase
 from .sharding import Cuts, shard_axes
 from .stages import Pipeline
 from .units import BYTES
@@ -42,12 +41,6 @@ def resolve_align(spec: Spec, ring: int) -> int:
     """Positions to a multiple of which documents are padded: a ring cuts each of them into 2 · ring equal chunks."""
     given = alignment(spec)
     return (2 * ring if ring > 1 else 1) if isinstance(given, Auto) else given
-
-
-def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:
-    """The links of `collate`, with `shard` exactly where there is context parallelism."""
-    links = tuple(link for link in spec.collate if not isinstance(link, Shard))
-    return (*links, Shard()) if ring * ulysses > 1 else links
 
 
 def resolve_reshard(parallel: Parallel, pp: int) -> bool:
@@ -85,13 +78,14 @@ def exchanges(spec: Spec, layout: Layout) -> bool:
 
 @frozen(kw_only=True)
 class Resolved:
-    """What the graph, the timeline and the estimates are derived from."""
+    """What the graph, the timeline and the estimates are derived from. training: the datasets, by name."""
 
     spec: Spec
     architecture: Architecture
     layout: Layout
     batch: Arithmetic
-    training: Dataset
+    training: tuple[str, ...]
+    phases: tuple[Phase, ...]
     formats: Formats
     inventory: Parameters
     cuts: Cuts

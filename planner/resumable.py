@@ -14,6 +14,7 @@ from .kept import PRECISION, kept, misfits
 from .plan import Node, Plan
 from .resumable_curve import curve_reasons
 from .resumable_data import data_reasons
+from .resumable_phases import phase_reasons
 from .resumable_rules import OBJECTIVE, OUTSIDE, RULES, Effect, Kind, Reason, Rule
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
@@ -50,6 +51,7 @@ def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
     yield from data_reasons(a, b)
     yield from _layout(a, b)
     yield from _formats(a, b)
+    yield from phase_reasons(a, b, step)
     yield from curve_reasons(a, b, step)
     yield from _arguments(a, b)
     yield from _objective(a, b)

@@ -23,7 +23,7 @@ def curve_reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
     """step: that of the checkpoint; None: not known, so that words speak of a likely one."""
     before, after = a.node("setup.scheduler").args, b.node("setup.scheduler").args
     total_a, total_b = a.timeline.steps, b.timeline.steps
-    at = _at(before, after, total_a, total_b, step)
+    at = _at(a, b, step)
     for name, path in _SETTINGS:
         if _length(before.get(name), total_a) == _length(after.get(name), total_b):
             continue
@@ -58,16 +58,16 @@ def _spell(value: Any) -> str:
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _at(
-    before: dict[str, Any], after: dict[str, Any], total_a: int | None, total_b: int | None, step: int | None
-) -> str:
+def _at(a: Plan, b: Plan, step: int | None) -> str:
     """The rate with which a checkpoint goes on, and the one it would have gone on with."""
+    before, after = a.node("setup.scheduler").args, b.node("setup.scheduler").args
+    total_a, total_b = a.timeline.steps, b.timeline.steps
     if total_a is None or total_b is None:
         return "the learning rate takes it from here on"
     done = step if step is not None else total_a if total_b > total_a else total_a // 2
     done = min(done, max(total_b - 1, 0))
-    now = learning_rate(after, total_b)(done)
-    old = learning_rate(before, total_a)
+    now = learning_rate(after, total_b, b.timeline.phases)(done)
+    old = learning_rate(before, total_a, a.timeline.phases)
     then = f"instead of {old(done):.3g}" if done < total_a else f"after {old(total_a - 1):.3g} in step {total_a:,}"
     if done < total_a and old(done) == now:
         then = "as before"

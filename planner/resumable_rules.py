@@ -123,7 +123,8 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
             "dataset",
             "kind",
             "patterns",
-            "text_field",
+            "options",
+            "reads",
             "holdout",
             "oversized",
             "bad_records",
@@ -138,11 +139,14 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "collate.flatten": {},
     "collate.shift_tokens": {},
     "collate.pack": {"method": None, "group": None, "capacity": None, "align": None},
+    "collate.user": dict.fromkeys(("module", "function", "digest", "arguments", "takes", "gives")),
     "collate.shard": {"ring": None, "ulysses": None},
     "collate.microbatches": {"micro": None, "accumulate": None},
-    "setup.loader": dict.fromkeys(
-        ("dataset", "micro", "accumulate", "rows", "sequence", "seed", "steps", "epochs", "balance")
-    ),
+    "setup.loader": {
+        **dict.fromkeys(("datasets", "micro", "accumulate", "rows", "sequence", "seed", "steps", "epochs", "balance")),
+        "prefetch": Rule("batch.prefetch", "none", f"rows are read earlier or later, {_STAYS}"),
+        "workers": Rule("batch.workers", "none", f"others read, {_STAYS}"),
+    },
     "setup.observe": {},
     "setup.schedule_cache": {"counts": None},
     "setup.resume": {"resume": None, "keep": Rule("checkpoint.keep", "none", _STAYS)},

@@ -6,6 +6,7 @@ from attrs import frozen
 
 from .headroom import headroom
 from .plan import Node, Plan
+from .resumable_phases import phase_text
 from .units import bytes_text, count_text, flops_text, plural, rate_text, seconds_text
 
 
@@ -39,7 +40,9 @@ def changes(before: Plan, after: Plan) -> Changes:
         gone=tuple(id for id in old if id not in new),
         new=tuple(id for id in new if id not in old),
         changed=tuple(_changed(old[id], new[id]) for id in old if id in new and old[id] != new[id]),
-        figures={name: pair for name, pair in _figures(before, after) if pair[0] != pair[1]},
+        figures={
+            name: pair for name, pair in (*_figures(before, after), *_phases(before, after)) if pair[0] != pair[1]
+        },
         renamed=before.config_id != after.config_id,
     )
 
@@ -82,6 +85,14 @@ def _named(value: Any) -> dict[str, Any] | None:
 def _figures(before: Plan, after: Plan) -> list[tuple[str, tuple[str, str]]]:
     found = zip(_texts(before), _texts(after), strict=True)
     return [(name, (old, new)) for (name, old), (_, new) in found]
+
+
+def _phases(before: Plan, after: Plan) -> list[tuple[str, tuple[str, str]]]:
+    """What each phase trains on, where there is more than one dataset for all of the run."""
+    if all(len(plan.timeline.phases) == len(plan.timeline.phases[0].shares) == 1 for plan in (before, after)):
+        return []
+    old, new = ({phase.name: phase_text(phase, plan) for phase in plan.timeline.phases} for plan in (before, after))
+    return [(f"phase {name}", (old.get(name, "none"), new.get(name, "none"))) for name in {**old, **new}]
 
 
 def _texts(plan: Plan) -> list[tuple[str, str]]:

@@ -6,9 +6,9 @@ from typing import Any
 import attrs
 from attrs import evolve, frozen
 
-from ..dsl.blocks import choices_of
+from ..dsl.blocks import NAMED, choices_of
 from ..dsl.quantity import Quantity
-from ..dsl.schema.setting import Auto, Setting
+from ..dsl.schema.setting import Auto, Setting, open_setting, settings_of
 from ..dsl.spec import Spec
 
 
@@ -42,7 +42,8 @@ def find_slot(spec: Spec, path: str) -> Slot | None:
     owner = spec
     for name in steps[:-1]:
         owner = _get(owner, name)
-    attribute = attrs.fields_dict(type(owner)).get(steps[-1])
+    free = open_setting(type(spec.mixture)) if owner is spec.mixture.weights else None
+    attribute = free[0] if free is not None else attrs.fields_dict(type(owner)).get(steps[-1])
     return (
         None if attribute is None else Slot(path=path, block=owner, attribute=attribute, value=_get(owner, steps[-1]))
     )
@@ -56,19 +57,23 @@ def replaced(spec: Spec, path: str, value: Any) -> Spec:
 
 
 # How the first words of paths are called in `Spec`.
-_WORDS = {"dataset": "datasets", "every": "ticks", "on": "events"}
+_WORDS = {**NAMED, "every": "ticks", "on": "events"}
 
 
 def _steps(spec: Spec, path: str) -> list[str] | None:
     """A path as the names to follow from the spec on; None if it leads nowhere."""
     head, _, rest = path.partition(".")
-    if head == "dataset":
-        name = next((name for name in spec.datasets if rest.startswith(f"{name}.")), None)
-        steps = None if name is None else ["datasets", name, *rest[len(name) + 1 :].split(".")]
+    if head in NAMED:
+        name = next((name for name in getattr(spec, NAMED[head]) if rest.startswith(f"{name}.")), None)
+        steps = None if name is None else [NAMED[head], name, *rest[len(name) + 1 :].split(".")]
+    elif head == "mixture" and rest not in settings_of(type(spec.mixture)):
+        steps = ["mixture", "weights", rest]
     elif path == "tokenizer":
         steps = ["tokenizer", "source"]
     else:
         steps = [_WORDS.get(head, head), *(rest.split(".") if rest else [])]
+    if steps and steps[-1] == "from":
+        steps[-1] = "from_"  # as the attribute is called
     owner: Any = spec
     for name in steps or []:
         owner = _get(owner, name)
@@ -134,6 +139,9 @@ def _others(slot: Slot, value: Any) -> Iterator[Any]:
             yield from (evolve(value, value=value.value * 2), evolve(value, value=_half(value.value)))
         case str() if words:
             yield from (word for word in words if word != "auto")
+        case dict() if value:
+            name, weight = next(iter(value.items()))
+            yield {**value, name: weight * 2 or 1.0}
         case tuple() if value and all(isinstance(item, float) for item in value):
             yield tuple(item / 2 for item in value)
         case None if not words:

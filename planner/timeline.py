@@ -11,7 +11,7 @@ from ..dsl.spec import Spec
 from .actions import ActionNodes
 from .arithmetic import Arithmetic
 from .findings import Findings
-from .plan import Reaction, Tick, Timeline
+from .plan import Phase, Reaction, Tick, Timeline
 
 EVENTS: tuple[EventName, ...] = ("finish", "sigterm", "sigint")
 
@@ -93,7 +93,7 @@ def _turn(tick: TickSpec) -> int:
     return 2 if CheckpointAction in kinds else 1 if LogAction in kinds else 0
 
 
-def lay_timeline(schedule: Schedule, batch: Arithmetic, nodes: ActionNodes) -> Timeline:
+def lay_timeline(schedule: Schedule, batch: Arithmetic, phases: tuple[Phase, ...], nodes: ActionNodes) -> Timeline:
     """Ticks in the order in which they run in a step that several are due in, else in that of the spec.
 
     Evaluations come first, so that the log has their losses; checkpoints come last, so that a run which dies right
@@ -125,7 +125,12 @@ def lay_timeline(schedule: Schedule, batch: Arithmetic, nodes: ActionNodes) -> T
         for name, actions in schedule.events.items()
     )
     return Timeline(
-        steps=batch.steps, tokens=batch.tokens, epochs=batch.epochs, ticks=tuple(ticks), reactions=reactions
+        steps=batch.steps,
+        tokens=batch.tokens,
+        epochs=batch.epochs,
+        phases=phases,
+        ticks=tuple(ticks),
+        reactions=reactions,
     )
 
 

@@ -62,5 +62,5 @@ def _three(value: float) -> str:
 
 def plural(count: int, noun: str) -> str:
     """`1 step`, `1,000 steps`, `2 matrices`."""
-    many = {"batch": "batches", "microbatch": "microbatches", "matrix": "matrices"}.get(noun, f"{noun}s")
+    many = {"matrix": "matrices"}.get(noun, f"{noun}es" if noun.endswith(("tch", "ss")) else f"{noun}s")
     return f"{count:,} {noun if count == 1 else many}"

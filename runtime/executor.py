@@ -67,7 +67,7 @@ class Executor:
             "progress": self.progress,
             "requests": self.requests,
             "clocks": self.clocks,
-            "datasets": {},
+            "prepared": {},
             "stages": [],
         }
         self._order = topological(plan)

@@ -1,37 +1,79 @@
 """`setup.tokenizer`, `setup.data`, `collate.*`, `setup.loader`: the data half of a run, node by node."""
 
-import math
+from collections.abc import Generator
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import torch.distributed as dist
-from attrs import define
+from attrs import define, evolve
 
-from ..planner.plan import Plan
+from ..planner.phases import phase_at
+from ..planner.plan import Phase, Plan
 from .data import collators
+from .data.batch import Microbatch
 from .data.collators import Chain
+from .data.curriculum import steps_of_epochs
+from .data.errors import DataError
 from .data.loader import EvalLoader, RowLoader
-from .data.order import RowOrder
+from .data.loader_state import Remarks
 from .data.packing import Method
-from .data.prepared import PreparedDataset, prepare
-from .data.rows import Oversized
-from .data.sources import open_source
-from .data.store import TokenStore, build_store, open_store
+from .data.prepared import PreparedDataset, opened_from, prepared_from
+from .data.reading_ahead import ReadingAhead
+from .data.store_writer import BAD
+from .data.tokenise_progress import Progress, every
 from .data.tokenizers import Tokenizer, load_tokenizer
+from .data.training_rows import TrainingRows, curriculum_of
 from .ops import op
+from .reading_processes import ReaderProcesses
 from .records import Records
 from .state import Rank
+from .waiting import first_of_machine
+
+# Between two events of a long build.
+TOLD_EVERY_SECONDS = 10.0
+ALONE = Phase(name="train", first=0, fraction=None, shares={})
 
 
 @define
 class Feed:
-    """What the loop reads: the training loader, how many steps it is good for, and what evaluation needs."""
+    """What the loop reads: the training loader, how many steps it is good for, and what evaluation needs.
+
+    epochs: the budget, if it is given in them. ahead: reads the next steps while one computes, if that is wanted.
+    """
 
     loader: RowLoader
     collate: Chain
     micro: int
     steps: int
     datasets: dict[str, PreparedDataset]
+    phases: tuple[Phase, ...] = (ALONE,)
+    epochs: float | None = None
+    ahead: ReadingAhead | None = None
+
+    def microbatches(self, step: int) -> list[Microbatch]:
+        """Those of this rank in optimizer step `step`, from 0."""
+        return self.loader.microbatches(step) if self.ahead is None else self.ahead.take(step)
+
+    def phase(self, step: int) -> Phase:
+        """The phase that a step lies in."""
+        return phase_at(self.phases, step, self.steps)
+
+    def rows_taken(self, step: int) -> dict[str, int]:
+        """Rows of each dataset that were taken before `step`; empty where one dataset alone is trained on."""
+        return self.loader.rows_taken(step) if len(self.loader.datasets) > 1 else {}
+
+    def resume(self, state: dict[str, Any]) -> Remarks:
+        """Go on from what a checkpoint says of the loader. Raises DataError if its rows are not those of this data."""
+        remarks = self.loader.restore(state, self.steps)
+        if self.epochs is not None:
+            self.steps = state["step"] + self._steps_left(self.epochs, state["step"])
+            self.loader.curriculum = evolve(self.loader.curriculum, steps=self.steps)
+        return remarks
+
+    def _steps_left(self, epochs: float, step: int) -> int:
+        (dataset,) = self.loader.datasets
+        taken = self.loader.rows_taken(step)[dataset.name]
+        return steps_of_epochs(epochs, dataset.order.num_rows, self.loader.rows_per_step, taken)
 
     def evaluation(self, dataset: str, max_rows: int | None, rank: Rank) -> EvalLoader:
         prepared = self.datasets[dataset]
@@ -46,6 +88,11 @@ class Feed:
             max_rows=max_rows,
         )
 
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self.ahead is not None:
+            self.ahead.close()
+
 
 @op("setup.tokenizer", gives="tokenizer")
 def open_tokenizer(source: str) -> Tokenizer:
@@ -53,62 +100,70 @@ def open_tokenizer(source: str) -> Tokenizer:
     return load_tokenizer(source, Path.cwd())
 
 
-@op("setup.data", gives="datasets")
+@op("setup.data", gives="prepared")
 def prepare_dataset(
     plan: Plan,
     rank: Rank,
     tokenizer: Tokenizer,
     records: Records,
-    datasets: dict[str, PreparedDataset],
+    prepared: dict[str, PreparedDataset],
+    node_id: str,
     dataset: str,
     kind: str,
     patterns: list[str],
-    text_field: str,
+    options: dict[str, Any],
+    reads: dict[str, Any],
     holdout: float,
-    oversized: Oversized,
+    oversized: str,
     bad_records: int,
     seed: int,
     sequence: int,
-    align: int = 1,
+    align: int,
     method: Method = "sequential",
     group: int = 1,
 ) -> dict[str, PreparedDataset]:
     """Tokenise, split off the hold-out, pack both parts into rows of `sequence` positions: once, then cached.
 
     Documents take a multiple of `align` positions in a row; `group` of them are packed together unless they are packed
-    in their order.
+    in their order. One rank of a machine builds, the others then open what it has built.
     """
-    source = open_source(
-        kind, patterns=tuple(patterns), text_field=text_field, base=Path.cwd(), bad_record_limit=bad_records
-    )
-    cache = Path(plan.workspace["root"]) / "cache"
+    node = plan.node(node_id)
 
-    def packed(store: TokenStore) -> PreparedDataset:
-        return prepare(
-            store, dataset=dataset, cache=cache / "rows", holdout=holdout, seed=seed, sequence=sequence,
-            oversized=oversized, align=align, method=method, group=group,
-        )  # fmt: skip
+    def tell(line: str, now: Progress) -> None:
+        records.event("tokenise", step=0, dataset=dataset, message=line, **now.as_json())
 
-    prepared = packed(build_store(source, tokenizer, cache / "tokens")) if rank.local_rank == 0 else None
+    report = every(TOLD_EVERY_SECONDS, tell)
+    ready = first_of_machine(rank, lambda: prepared_from(plan, node, tokenizer, progress=report))
     if rank.world_size > 1:
-        dist.barrier()  # one rank of a machine builds, the others then open what it has built
-        key = [prepared.store.key if prepared is not None else None]
+        key = [None if ready is None else ready.store.key]
         dist.broadcast_object_list(key, src=0)
-        # Another machine's folder is not this one's: then its ranks build.
-        if prepared is None:
-            store = open_store(cache / "tokens" / str(key[0])) or build_store(source, tokenizer, cache / "tokens")
-            prepared = packed(store)
-    assert prepared is not None
-    for bad in prepared.store.bad_records.first:
-        records.event("warning", step=0, message=f"dataset {dataset}: {bad.origin}: {bad.reason}")
+        ready = ready or opened_from(plan, node, str(key[0])) or prepared_from(plan, node, tokenizer)
+        if ready.store.key != key[0]:
+            raise DataError(
+                f"dataset {dataset}: rank {rank.rank} reads other data than the first rank does",
+                remedy="Give every machine the same files.",
+            )
+    assert ready is not None
+    _tell_losses(records, ready, oversized)
+    return {**prepared, dataset: ready}
+
+
+def _tell_losses(records: Records, prepared: PreparedDataset, oversized: str) -> None:
+    name = prepared.name
+    bad_records = prepared.store.bad_records
+    for bad in bad_records.first:
+        records.event("warning", step=0, message=f"dataset {name}: {bad.origin}: {bad.reason}")
+    if more := bad_records.count - len(bad_records.first):
+        listed = f"cache/tokens/{prepared.store.key}/{BAD}"
+        message = f"dataset {name}: {more:,} more bad records, all of them in {listed} below workspace.root"
+        records.event("warning", step=0, message=message)
     for part, rows in (("training", prepared.train_rows), ("hold-out", prepared.heldout_rows)):
         if rows.num_truncated or rows.num_skipped:
             message = (
-                f"dataset {dataset}, {part}: {rows.num_truncated:,} documents cut, {rows.num_skipped:,} left out, "
+                f"dataset {name}, {part}: {rows.num_truncated:,} documents cut, {rows.num_skipped:,} left out, "
                 f"{rows.num_dropped_positions:,} tokens in all, as oversized = {oversized} says"
             )
             records.event("warning", step=0, message=message)
-    return {**datasets, dataset: prepared}
 
 
 @op("collate.to_tensor", gives="stages")
@@ -152,11 +207,12 @@ def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> 
 
 @op("setup.loader", gives="feed")
 def build_loader(
+    plan: Plan,
     rank: Rank,
     records: Records,
-    datasets: dict[str, PreparedDataset],
+    prepared: dict[str, PreparedDataset],
     collate: Chain,
-    dataset: str,
+    datasets: list[str],
     micro: int,
     accumulate: int,
     rows: int,
@@ -164,18 +220,21 @@ def build_loader(
     seed: int,
     steps: int | None,
     epochs: float | None,
+    prefetch: int,
+    workers: int,
     balance: bool = False,
 ) -> Feed:
     """The rows of every step, dealt to data ranks, by what attention costs in them if `balance` says so.
 
-    With a budget in epochs the steps are known from here on.
+    With a budget in epochs the steps are known from here on. `prefetch` steps are read while another one computes, by a
+    thread, or by `workers` processes.
     """
-    prepared = datasets[dataset]
+    trained = tuple(TrainingRows.of(name, prepared[name].parts["training"], seed) for name in datasets)
+    curriculum = curriculum_of(plan, {each.name: each.order.num_rows for each in trained})
+    assert steps in (None, curriculum.steps) and seed == curriculum.seed
     loader = RowLoader(
-        store=prepared.store,
-        documents=prepared.train_documents,
-        rows=prepared.train_rows,
-        order=RowOrder(num_rows=prepared.train_rows.num_rows, seed=seed),
+        datasets=trained,
+        curriculum=curriculum,
         collate=collate,
         micro=micro,
         accumulate=accumulate,
@@ -183,14 +242,49 @@ def build_loader(
         data_ranks=rank.data_ranks,
         balance=balance,
     )
-    assert loader.rows_per_step == rows and prepared.train_rows.capacity == sequence
+    assert loader.rows_per_step == rows and {each.reader.rows.capacity for each in trained} == {sequence}
     loader.make_ready()
-    if prepared.train_rows.num_rows < rows:
-        message = (
-            f"dataset {dataset} has {prepared.train_rows.num_rows:,} rows, and a step takes {rows:,}: it repeats some"
-        )
-        records.event("warning", step=0, message=message)
-    if steps is None:
-        assert epochs is not None
-        steps = math.ceil(epochs * prepared.train_rows.num_rows / rows)
-    return Feed(loader=loader, collate=collate, micro=micro, steps=steps, datasets=datasets)
+    _tell_repeats(records, plan.timeline.phases, trained, rows)
+    feed = Feed(
+        loader=loader,
+        collate=collate,
+        micro=micro,
+        steps=curriculum.steps,
+        datasets=prepared,
+        phases=plan.timeline.phases,
+        epochs=epochs,
+    )
+    feed.ahead = ahead_of(feed, plan, rank, records, prefetch, workers)
+    return feed
+
+
+def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int, workers: int) -> ReadingAhead | None:
+    """What reads `prefetch` steps ahead, here or in `workers` processes; None if every step reads for itself."""
+    if prefetch == 0:
+        return None
+
+    def here(first: int, until: int) -> Generator[list[Microbatch]]:
+        return (feed.loader.microbatches(step) for step in range(first, until))
+
+    def warn(step: int, message: str) -> None:
+        records.event("warning", step=step, every_rank=True, message=message)
+
+    def elsewhere(first: int, until: int) -> Generator[list[Microbatch]]:
+        others = ReaderProcesses(plan=plan, rank=rank, loader=feed.loader, count=workers, warn=warn)
+        return others.reads(first, until)
+
+    # Every process has a step under way; what has come from them waits here.
+    waiting = max(1, prefetch - workers)
+    return ReadingAhead(elsewhere if workers else here, ahead=waiting, end=lambda: feed.steps, device=rank.device)
+
+
+def _tell_repeats(records: Records, phases: tuple[Phase, ...], trained: tuple[TrainingRows, ...], rows: int) -> None:
+    """Say where a step takes more rows of a dataset than it has."""
+    for dataset in trained:
+        most = rows if len(trained) == 1 else round(max(phase.shares.get(dataset.name, 0) for phase in phases) * rows)
+        if dataset.order.num_rows < most:
+            some = f"{most:,}" if len(trained) == 1 else f"up to {most:,} of them"
+            message = (
+                f"dataset {dataset.name} has {dataset.order.num_rows:,} rows, and a step takes {some}: it repeats some"
+            )
+            records.event("warning", step=0, message=message)

@@ -3,6 +3,7 @@
 import resource
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,7 +11,9 @@ from attrs import define, field
 
 from ..planner.plan import Plan
 from .build import compute_format
+from .dataset_losses import DatasetLosses
 from .devices import peak_flops
+from .feed import Feed
 from .models.parts import Parts
 from .ops import op
 from .records import Records
@@ -22,6 +25,7 @@ from .state import Progress, Rank, Step
 class Window:
     """The steps since the last log line."""
 
+    losses: DatasetLosses
     steps: int = 0
     seconds: float = 0.0
     data_seconds: float = 0.0
@@ -31,23 +35,25 @@ class Window:
         self.steps += 1
         self.seconds += now - step.began
         self.data_seconds += step.data_seconds
+        self.losses.add(step.row_losses)
 
     def clear(self) -> None:
         self.steps, self.seconds, self.data_seconds = 0, 0.0, 0.0
         for node in self.node_seconds:
             self.node_seconds[node] = 0.0
+        self.losses.clear()
 
 
 @op("setup.observe", gives="window")
-def observe() -> Window:
+def observe(plan: Plan, rank: Rank) -> Window:
     """Start counting."""
-    return Window()
+    return Window(losses=DatasetLosses(plan.node("setup.loader").args["datasets"], rank))
 
 
 @op("tick.log")
-def log(plan: Plan, model: Parts, rank: Rank, records: Records, progress: Progress, window: Window):
+def log(plan: Plan, model: Parts, feed: Feed, rank: Rank, records: Records, progress: Progress, window: Window):
     """Write one record: loss, gradient norm and learning rate of the step; times are those of the slowest rank,
-    averaged over the steps since the last record."""
+    averaged over the steps since the last record, and so are the losses of the datasets of a mixture."""
     tokens_per_step = plan.estimates.tokens_per_step
     peak = peak_flops(rank.device, compute_format(plan))
     routers = RouterMetrics.of(plan, model, rank)
@@ -61,22 +67,21 @@ def log(plan: Plan, model: Parts, rank: Rank, records: Records, progress: Progre
         seconds, data_seconds, memory = slowest.tolist()
         now = time.time()
         rate = tokens_per_step / seconds if seconds else 0.0
-        record = {
-            "step": progress.step,
-            "time": now,
-            "loss": step.loss,
-            "grad_norm": step.grad_norm,
-            "lr": step.lr,
+        record: dict[str, Any] = {"step": progress.step, "time": now}
+        if step.valid_tokens:  # a step that had nothing to learn from has none of these
+            record |= {"loss": step.loss, "grad_norm": step.grad_norm, "lr": step.lr}
+        record |= {
             "tokens": progress.tokens,
             "tokens_per_second": rate,
             "step_seconds": seconds,
             "data_seconds": data_seconds,
             "memory_bytes": int(memory),
-            "phase": "train",
+            "phase": feed.phase(step.index).name,
         }
         if peak is not None:
             record["mfu"] = rate * plan.estimates.flops_per_token / (peak * rank.world_size)
-        records.metric(record | routers.take(steps))
+        rows = {f"rows/{name}": count for name, count in feed.rows_taken(progress.step).items()}
+        records.metric(record | window.losses.take() | rows | routers.take(steps))
         nodes = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
         records.own.write({"step": progress.step, "time": now, "memory_bytes": int(own[2]), "node_seconds": nodes})
         window.clear()

@@ -31,6 +31,7 @@ MODULES = (
     "parallel.pipeline",
     "parallel.gradients",
     "weights",
+    "user_collators",
     "feed",
     "optimizer",
     "scheduler",

@@ -8,7 +8,8 @@ from attrs import frozen
 from ..dsl.schema.cluster import ACCELERATORS
 from ..planner.plan import Plan
 from ..planner.units import bytes_text, plural
-from .data.sources import open_source
+from .data.documents import DocumentEncoder
+from .data.prepared import source_of
 from .data.tokenizers import load_tokenizer
 from .errors import EnvironmentFault
 
@@ -31,17 +32,11 @@ def check_machine(plan: Plan, local_ranks: int) -> list[str]:
     What the plan counts on and is otherwise here, without stopping it, comes back in words.
     """
     remarks = check_devices(plan, find_devices(plan, local_ranks))
-    load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
+    tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
     for node in plan.nodes:
         if node.op == "setup.data":
-            args = node.args
-            open_source(
-                args["kind"],
-                patterns=tuple(args["patterns"]),
-                text_field=args["text_field"],
-                base=Path.cwd(),
-                bad_record_limit=args["bad_records"],
-            )
+            source_of(plan, node, tokenizer)
+            DocumentEncoder(tokenizer, node.args["reads"])  # reads the template of conversations
     return remarks
 
 

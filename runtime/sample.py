@@ -132,7 +132,7 @@ def continue_text(
     author: Writer, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, top_p: float, seed: int
 ) -> str:
     """The text that follows `prompt`, at most `tokens` tokens, ending early at the end of a document. Collective."""
-    ids = [tokenizer.bos, *map(int, tokenizer.encode(prompt))]
+    ids = prompt_tokens(tokenizer, prompt)
     begin = len(ids)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(tokens):
@@ -141,6 +141,15 @@ def continue_text(
             break
         ids.append(following)
     return tokenizer.decode(ids[begin:])
+
+
+def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The tokens of a prompt, begun as a document is. The names of special tokens stand for these: a prompt may be a
+    conversation, written out as its template does."""
+    ids = tokenizer.encode_rendered([prompt])[0].ids.tolist()
+    # Without a bos of its own a tokenizer begins texts with eos, and conversations with what their template says.
+    begun = bool(ids) and (ids[0] == tokenizer.bos or (not tokenizer.has_bos and ids[0] in tokenizer.specials))
+    return ids if begun else [tokenizer.bos, *ids]
 
 
 def draw(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:

@@ -18,6 +18,11 @@ def build_schedule(
     decay: dict[str, float] | None = None,
     shape: str = "linear",
 ) -> Schedule:
-    """Step index (from 0) → learning rate. `steps` None: the number that the counted data gives."""
+    """Step index (from 0) → learning rate, with the factor of the phase that the step lies in.
+
+    `steps` None: the number that the counted data gives, which is settled once a resumed run knows how far it has come.
+    """
     args = {"kind": kind, "lr": lr, "warmup": warmup, "floor": floor, "decay": decay, "shape": shape}
-    return learning_rate(args, steps if steps is not None else feed.steps)
+    if steps is not None:
+        return learning_rate(args, steps, feed.phases)
+    return lambda index: learning_rate(args, feed.steps, feed.phases)(index)

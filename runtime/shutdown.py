@@ -2,13 +2,16 @@
 
 import torch.distributed as dist
 
+from .feed import Feed
 from .ops import op
 from .records import Records
 
 
 @op("shutdown.drain")
-def drain(records: Records) -> None:
-    """Everything that was reported is in its file."""
+def drain(records: Records, feed: Feed | None = None) -> None:
+    """Nothing is read any more, and everything that was reported is in its file."""
+    if feed is not None:
+        feed.close()
     records.close()
 
 

@@ -1,12 +1,16 @@
 """What ops share while a plan runs: who this rank is, how far the run has come, and the step under way."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
 from .data.batch import Microbatch
+
+if TYPE_CHECKING:
+    # A process that only reads needs no model.
+    from .models.batch import RowLosses
 
 
 @frozen(kw_only=True)
@@ -46,9 +50,12 @@ class Step:
     """One optimizer step under way. `index` counts from 0; sums are over valid tokens of all ranks once reduced."""
 
     index: int
+    phase: str = ""
+    """The name of the phase that it lies in."""
     microbatches: list[Microbatch] = field(factory=list)
     valid_tokens: int = 0
     loss_sum: Tensor | None = None
+    row_losses: "list[RowLosses]" = field(factory=list)
     loss: float = float("nan")
     grad_norm: float = float("nan")
     lr: float = 0.0

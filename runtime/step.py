@@ -25,6 +25,7 @@ from .parallel.gradients import GradientNorm
 from .parallel.mesh import Meshes
 from .parallel.outline import Outlines
 from .parallel.pipeline import Pipeline
+from .records import Records
 from .scheduler import Schedule
 from .signals import StopRequests
 from .state import Halt, NonFinite, Rank, SkipStep, Step
@@ -34,13 +35,24 @@ StepCall = Callable[[Step], None]
 
 
 @op("step.fetch")
-def fetch(feed: Feed, rank: Rank, readers: list[int]) -> StepCall:
-    """Read this rank's microbatches of the step, on the pipeline coordinates `readers`; others have none yet."""
+def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = None) -> StepCall:
+    """Take this rank's microbatches of the step, on the pipeline coordinates `readers`; others have none yet.
+
+    Of several phases each is reported when it begins, and that in which a run goes on.
+    """
     reads = rank.coordinates["pp"] in readers
+    several, told = len(feed.phases) > 1, ""
 
     def run(step: Step) -> None:
+        nonlocal told
+        phase = feed.phase(step.index)
+        step.phase = phase.name
+        if several and phase.name != told and records is not None:
+            shares = {name: share for name, share in phase.shares.items() if share}
+            records.event("phase", step=step.index, name=phase.name, shares=shares, lr_scale=phase.lr_scale)
+            told = phase.name
         begin = time.perf_counter()
-        step.microbatches = feed.loader.microbatches(step.index) if reads else []
+        step.microbatches = feed.microbatches(step.index) if reads else []
         step.data_seconds = time.perf_counter() - begin
 
     return run
@@ -115,6 +127,7 @@ def forward_backward(
             (whole(None, batch) * scale).sum().backward()
             assert batch.cross_entropy is not None
             sums.append(batch.cross_entropy)
+            step.row_losses += [batch.row_losses] if batch.row_losses is not None else []
         step.loss_sum = torch.stack(sums).sum()
 
     return run
@@ -128,6 +141,7 @@ def pipelined(pipeline: Pipeline, rank: Rank, accumulate: int) -> StepCall:
         assert len(step.microbatches) == accumulate
         batches = [ModelBatch.of(microbatch, rank.device) for microbatch in step.microbatches]
         step.loss_sum = pipeline.train(batches, 1.0 / step.valid_tokens)
+        step.row_losses = [batch.row_losses for batch in batches if batch.row_losses is not None]
 
     return run
 
@@ -201,5 +215,6 @@ def measure(window: Window) -> StepCall:
         window.add(step, time.perf_counter())
         step.microbatches = []
         step.loss_sum = None
+        step.row_losses = []
 
     return run

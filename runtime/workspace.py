@@ -20,6 +20,7 @@ from .checkpoint.layout import CheckpointFolder
 from .checkpoint.model_check import check_model
 from .errors import EnvironmentFault
 from .records import trim_after
+from .user_parts import keep_parts
 
 LAUNCHER_LOCK = ".launcher.lock"
 # Held by the first rank itself: a killed launcher leaves ranks behind that are still saving.
@@ -108,6 +109,7 @@ def open_workspace(plan: Plan, resolved_spec: str) -> Workspace:
         superseded = directory / "logs" / f"metrics-superseded-{attempt}.jsonl"
         trim_after(directory / "metrics.jsonl", latest.step if latest else 0, superseded)
         (directory / "spec.xtrain").write_text(resolved_spec)
+        keep_parts(plan, directory)
         (directory / "plan.json").write_text(json.dumps(to_json(plan), sort_keys=True))
         _write_metadata(directory / "metadata", plan, code)
     except OSError as error:

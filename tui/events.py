@@ -153,6 +153,33 @@ class Failure:
 
 
 @frozen(kw_only=True)
+class PhaseBegin:
+    """`phase`: from here on another mixture is trained on, or with another rate."""
+
+    name: str
+    shares: dict[str, float]
+    lr_scale: float | None
+
+    @classmethod
+    def of(cls, record: Record) -> "PhaseBegin":
+        shares = record.get("shares")
+        known = shares.items() if isinstance(shares, dict) else ()
+        return cls(
+            name=text(record.get("name")),
+            shares={str(name): value for name, share in known if (value := number(share)) is not None},
+            lr_scale=number(record.get("lr_scale")),
+        )
+
+    @property
+    def in_words(self) -> str:
+        """Its mixture, the largest share first, and what it does to the learning rate."""
+        largest = sorted(self.shares.items(), key=lambda pair: -pair[1])
+        parts = [", ".join(f"{name} {share:.1%}" for name, share in largest)]
+        parts += [f"lr × {self.lr_scale:g}"] if self.lr_scale not in (None, 1) else []
+        return "  ".join(filter(None, parts))
+
+
+@frozen(kw_only=True)
 class RunEnd:
     """`run_end`: the attempt is over, and how."""
 

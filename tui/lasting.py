@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .events import Checkpoint, Evaluation, Failure, RunStart, Sample, text, whole
+from .events import Checkpoint, Evaluation, Failure, PhaseBegin, RunStart, Sample, text, whole
 from .next_steps import short_path
 from .progress_line import Glyphs, short_node
 from .state import RunState
@@ -38,6 +38,8 @@ class Lasting:
             "signal": self._signal,
             "nonfinite": self._nonfinite,
             "skipped": self._skipped,
+            "phase": self._phase,
+            "tokenise": self._tokenise,
             "warning": self._warning,
             "failure": self._failure,
             "run_end": self._nothing,
@@ -132,6 +134,16 @@ class Lasting:
 
     def _warning(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         yield self._tick(state, record, "warning", Text(printable(text(record.get("message")))), "yellow")
+
+    def _phase(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        phase = PhaseBegin.of(record)
+        body = Text.assemble((printable(phase.name), "bold"), "  ", printable(phase.in_words))
+        yield self._tick(state, record, "phase", body, "cyan")
+
+    def _tokenise(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        dataset, message = (printable(text(record.get(key))) for key in ("dataset", "message"))
+        body = Text.assemble((dataset, "bold"), "  ", message)
+        yield self._tick(state, record, "tokenise", body, "dim")
 
     def _failure(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         failure = Failure.of(record)

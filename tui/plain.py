@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from .drawer import Drawer
-from .events import Checkpoint, Evaluation, Failure, RunEnd, RunStart, Sample, text, whole
+from .events import Checkpoint, Evaluation, Failure, PhaseBegin, RunEnd, RunStart, Sample, text, whole
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from .state import RunState
 from .tail import Record
@@ -153,6 +153,15 @@ def _warning(record: Record) -> Iterator[str]:
     yield from _headed(f"warning  step {_at(record)}", text(record.get("message")))
 
 
+def _phase(record: Record) -> Iterator[str]:
+    phase = PhaseBegin.of(record)
+    yield f"phase  step {_at(record)}  {phase.name}  {phase.in_words}".rstrip()
+
+
+def _tokenise(record: Record) -> Iterator[str]:
+    yield from _headed(f"tokenise  {text(record.get('dataset'))}", text(record.get("message")))
+
+
 def _failure(record: Record) -> Iterator[str]:
     failure = Failure.of(record)
     yield from _headed(f"failure  step {_or_dash(failure.step)}  {failure.who}", failure.message)
@@ -209,6 +218,8 @@ _LINES: dict[str, Callable[[Record], Iterator[str]]] = {
     "signal": _signal,
     "nonfinite": _nonfinite,
     "skipped": _skipped,
+    "phase": _phase,
+    "tokenise": _tokenise,
     "warning": _warning,
     "failure": _failure,
     "run_end": _run_end,

@@ -189,7 +189,7 @@ def _run_end(state: RunState, record: Record) -> RunState:
     return evolve(state, end=RunEnd.of(record))
 
 
-_TICKS = frozenset({"eval", "generate", "checkpoint", "signal", "nonfinite", "skipped", "warning"})
+_TICKS = frozenset({"eval", "generate", "checkpoint", "signal", "nonfinite", "skipped", "warning", "phase"})
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "run_start": _run_start,
     "setup_begin": _setup_begin,

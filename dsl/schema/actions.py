@@ -35,7 +35,9 @@ class CheckpointAction:
 class GenerateAction:
     """`generate { prompts = […] }`: continue prompts, to look at what the model has learned."""
 
-    prompts: tuple[str, ...] = setting("texts to continue", role=Role.CADENCE, example='["def "]')
+    prompts: tuple[str, ...] = setting(
+        "texts to continue; special tokens may be written by name", role=Role.CADENCE, example='["def "]'
+    )
     tokens: int = setting("tokens to add to each prompt", default=64, check=at_least(1), role=Role.CADENCE)
     temperature: float = setting("0 takes the likeliest token", default=0.8, check=not_negative, role=Role.CADENCE)
     top_p: float = setting(

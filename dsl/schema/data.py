@@ -1,11 +1,11 @@
 """What the model learns from: `dataset` and its sources, `batch`, the links of `collate`."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from attrs import frozen
+from attrs import field, frozen
 
 from ..quantity import Quantity
-from .setting import AUTO, Auto, Role, at_least, setting, share
+from .setting import AUTO, Auto, Role, at_least, not_negative, positive, setting, share
 
 
 @frozen
@@ -15,28 +15,135 @@ class PythonStdlib:
 
 @frozen
 class Text:
-    """`text("data/*.txt", …)`: files of plain UTF-8 text, a document each."""
+    """`text("data/*.txt", …)`: files of plain UTF-8 text, a document each (also .gz and .zst)."""
 
     patterns: tuple[str, ...]
 
 
 @frozen
 class JsonLines:
-    """`jsonl("data/*.jsonl", …)`: files with a JSON object a line (also .gz); `text` of the dataset names the field."""
+    """`jsonl("data/*.jsonl", …)`: files with a JSON object a line (also .gz and .zst), a record each."""
 
     patterns: tuple[str, ...]
 
 
-Source = PythonStdlib | Text | JsonLines
+@frozen
+class Parquet:
+    """`parquet("data/*.parquet", …)`: files of columns, a record a row."""
+
+    patterns: tuple[str, ...]
+
+
+@frozen
+class Arrow:
+    """`arrow("data/*.arrow", …)`: files of columns in Arrow's own format, stream or file, a record a row."""
+
+    patterns: tuple[str, ...]
+
+
+@frozen
+class HuggingFace:
+    """`huggingface("org/name or folder", …)`: a dataset of the Hugging Face library, from the hub or a local folder."""
+
+    name: str
+    config: str | None = setting(
+        "configuration of the dataset; none: the only one it has", default=None, example='"en"'
+    )
+    split: str = setting("part of the dataset", default="train")
+
+
+@frozen
+class Tokens:
+    """`tokens("shards/*.npy", …)`: files of token ids, read as they are.
+
+    A .npy file, bare numbers, the pair .bin and .idx of Megatron, a shard with the header of nanogpt or llm.c, or the
+    folder of a token store that xtrain has made.
+    """
+
+    patterns: tuple[str, ...]
+    dtype: Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"] = setting(
+        "format of the numbers; auto: what a .npy file says, uint16 for any other", default="auto"
+    )
+    separator: int | Auto = setting(
+        "id that ends a document; auto: the tokenizer's end of text", default=AUTO, check=at_least(0)
+    )
+
+
+@frozen
+class Synthetic:
+    """`synthetic(…)`: documents of a made-up language, drawn as they are needed, to try things out.
+
+    Its words follow each other by rules that can be learned, the same for every seed: a seed picks the documents.
+    """
+
+    documents: int = setting("number of documents", default=10_000, check=at_least(1))
+    length: int = setting("mean length of a document, in tokens", default=512, check=at_least(3))
+    spread: float = setting(
+        "spread of the lengths, as the standard deviation of their logarithm; 0: all alike",
+        default=0.5,
+        check=not_negative,
+    )
+    seed: int | Auto = setting("seed of the documents; auto: that of the experiment", default=AUTO, check=at_least(0))
+
+
+@frozen
+class UserCall:
+    """`name(…)`: a source, or a link of `collate`, that is a function of your own; `use` makes it known.
+
+    module: path of the file, or dotted name. digest: of the file's content. arguments: by name, in the order of the
+    function's parameters. takes, gives: what a link takes and gives; empty for a source. does: the first line of its
+    docstring.
+    """
+
+    module: str
+    function: str
+    digest: str
+    arguments: dict[str, Any]
+    takes: str = ""
+    gives: str = ""
+    does: str = field(default="", eq=False)
+
+
+Source = PythonStdlib | Text | JsonLines | Parquet | Arrow | HuggingFace | Tokens | Synthetic | UserCall
+TEMPLATES = ("chatml", "llama3", "plain")  # of conversations, that need no file
+WITH_PATTERNS = (Text, JsonLines, Parquet, Arrow, Tokens)
+WITH_FIELDS = (JsonLines, Parquet, Arrow, HuggingFace, UserCall)  # records that have fields
 
 
 @frozen
 class Dataset:
-    """`dataset NAME { … }`: documents, and the share of them kept for evaluation."""
+    """`dataset NAME { … }`: documents, and the share of them kept for evaluation.
+
+    A record with fields is plain text in one field (`text`), a conversation (`messages`), or a pair of `prompt` and
+    `response`; of the last two only what is to be answered is trained on, unless `train_on` says otherwise.
+    """
 
     name: str
     source: Source = setting("where the documents come from", example="python_stdlib()")
-    text: str = setting("name of the field that holds the text of a JSON record", default="text")
+    text: str = setting("name of the field that holds the text of a record", default="text")
+    messages: str | None = setting(
+        "name of the field that holds a conversation, a list of messages with `role` and `content`; none: no "
+        "conversations",
+        default=None,
+        example='"messages"',
+    )
+    prompt: str | None = setting(
+        "name of the field that holds what is asked; none: no pairs", default=None, example='"question"'
+    )
+    response: str | None = setting(
+        "name of the field that holds the answer to `prompt`; none: no pairs", default=None, example='"answer"'
+    )
+    train_on: Literal["auto", "assistant", "last", "all"] = setting(
+        "what is predicted of a conversation or pair: all turns of the assistant, its last one, or everything; auto: "
+        "assistant",
+        default="auto",
+    )
+    template: str | Auto = setting(
+        "how a conversation is written out: `chatml`, `llama3`, `plain`, or the path of a Jinja template; auto: that "
+        "of the tokenizer",
+        default=AUTO,
+        example='"chatml"',
+    )
     holdout: Quantity = setting(
         "share of the tokens kept for evaluation, in whole documents; 100%: evaluation only",
         default=Quantity(0, "%"),
@@ -52,6 +159,44 @@ class Dataset:
 
 
 @frozen
+class Mixture:
+    """`mixture { … }`: how much each dataset is learned from, a weight a name: `web = 0.8, code = 0.2`.
+
+    A weight is a share of the rows that are trained on; rows are packed nearly full, so it is one of the tokens too.
+    Weights need not add up to 1. Without this block exactly one dataset is trained on.
+    """
+
+    weights: dict[str, float] = setting(
+        "weight of the dataset of this name", default={}, check=not_negative, names="dataset", example="0.8"
+    )
+    temperature: float = setting(
+        "shares are weights to the power of 1 / temperature: above 1 they come closer, below 1 they part; 0 stays 0",
+        default=1.0,
+        check=positive,
+    )
+
+
+@frozen
+class Phase:
+    """`phase NAME { … }`: from a step on, another mixture or another learning rate, until the next phase begins."""
+
+    name: str
+    from_: Quantity = setting(
+        "where it begins: a number of steps or tokens, or a share of the budget",
+        units=("steps", "tokens", "%"),
+        check=share,
+        example="90%",
+    )
+    mix: dict[str, float] = setting(
+        "weights that differ from those of `mixture`; a dataset that is not named keeps its own",
+        default={},
+        check=not_negative,
+        example="{ web: 0.3, code: 0.7 }",
+    )
+    lr_scale: float = setting("factor of the learning rate, on top of the scheduler", default=1.0, check=positive)
+
+
+@frozen
 class Batch:
     """`batch { … }`: what one optimizer step sees."""
 
@@ -62,6 +207,18 @@ class Batch:
     )
     rows: int | Auto = setting(
         "rows of one step over all data ranks; auto: micro × accumulate × data ranks", default=AUTO, check=at_least(1)
+    )
+    prefetch: int = setting(
+        "steps whose rows are read ahead while a step computes; 0: none",
+        default=2,
+        check=at_least(0),
+        role=Role.EXECUTION,
+    )
+    workers: int = setting(
+        "processes of a rank that read; 0: a thread of the rank itself",
+        default=0,
+        check=at_least(0),
+        role=Role.EXECUTION,
     )
 
 
@@ -102,5 +259,5 @@ class Shard:
     """`shard`: the part of each row that a rank of context parallel holds; added where cp is above 1."""
 
 
-Link = ToTensor | Flatten | ShiftTokens | Pack | Shard
+Link = ToTensor | Flatten | ShiftTokens | Pack | Shard | UserCall
 DEFAULT_CHAIN: tuple[Link, ...] = (ToTensor(), Flatten(), ShiftTokens(), Pack())

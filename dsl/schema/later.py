@@ -5,10 +5,10 @@ from typing import Final
 from .parallel import Pp
 from .training import Checkpoint, Loss, Optimizer
 
-KINDS: Final = ("adapter", "mixture", "ema", "log", "profile", "fault_tolerance", "serve", "sweep", "phase")
+KINDS: Final = ("adapter", "ema", "log", "profile", "fault_tolerance", "serve", "sweep")
 ACTIONS: Final = ("rollback", "health", "profile", "export")
 EVENTS: Final = ("nan",)
-SOURCES: Final = ("parquet",)
+SOURCES: Final = ()
 LINKS: Final = ()
 
 # Settings, and words of settings that exist, by the class they belong to.

@@ -45,6 +45,8 @@ class Setting:
     role: see `Role`. example: a value as it is written in a spec.
     only: the block labels (a model family, a scheduler kind) that have this setting; empty means all of them.
     required_by: the labels that must give it although it has a default, which is what all other labels have.
+    names: what the free names of a block stand for, as the datasets of `mixture`. The setting then is a dict of all of
+    them and has no name of its own.
     """
 
     doc: str
@@ -54,6 +56,7 @@ class Setting:
     only: tuple[str, ...] = ()
     required_by: tuple[str, ...] = ()
     example: str = ""
+    names: str = ""
 
 
 def setting(
@@ -66,15 +69,33 @@ def setting(
     only: tuple[str, ...] = (),
     required_by: tuple[str, ...] = (),
     example: str = "",
+    names: str = "",
 ) -> Any:
-    """Declare a field of a block; without `default` the spec must give it."""
-    meta = Setting(doc=doc, units=units, check=check, role=role, only=only, required_by=required_by, example=example)
+    """Declare a field of a block; without `default` the spec must give it.
+
+    A name that Python keeps for itself is declared with a `_` behind it, which specs do not see: `from_` is `from`.
+    """
+    meta = Setting(
+        doc=doc, units=units, check=check, role=role, only=only, required_by=required_by, example=example, names=names
+    )
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
 
 
 def settings_of(block: type) -> dict[str, tuple[attrs.Attribute, Setting]]:
-    """Name → (attribute, metadata) for every setting of a block class, in the order of its definition."""
-    return {a.name: (a, a.metadata["setting"]) for a in attrs.fields(block) if "setting" in a.metadata}
+    """Name → (attribute, metadata) for every setting of a block class that has a name, in the order of definition."""
+    return {
+        spelled(a): (a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and not meta.names
+    }
+
+
+def spelled(attribute: attrs.Attribute) -> str:
+    """The name of an attribute as a spec writes it."""
+    return attribute.name.removesuffix("_")
+
+
+def open_setting(block: type) -> tuple[attrs.Attribute, Setting] | None:
+    """The setting that takes every name a block has no other setting for; None where all names are fixed."""
+    return next(((a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and meta.names), None)
 
 
 # Ranges ---------------------------------------------------------------------------------------------------------------
@@ -97,6 +118,7 @@ class Range:
 
     def __call__(self, value: Any) -> str | None:
         """What is wrong with a value, as the end of a sentence ("must be above 0"); None if nothing is."""
+        value = tuple(value.values()) if isinstance(value, dict) else value
         amounts = value if isinstance(value, tuple) else (getattr(value, "value", value),)
         bounded = not self.percent or getattr(value, "unit", None) == "%"
         if self.count in (None, len(amounts)) and all(self._holds(amount, bounded) for amount in amounts):

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ...planner.kept import kept
 from ...planner.plan import Plan
 from ..data.errors import DataError
+from ..data.loader_state import Remarks
 from ..errors import ResumeRefused
 from ..feed import Feed
 from ..models.parts import Parts
@@ -70,18 +71,22 @@ class Saver:
             "loader": self.feed.loader.state(self.progress.step),
         }
 
-    def load(self, entry: Entry) -> None:
-        """Take over the state of a checkpoint. Raises ResumeRefused if it is of another model or other data."""
+    def load(self, entry: Entry) -> Remarks:
+        """Take over the state of a checkpoint; how the datasets differ from those it was trained on.
+
+        Raises ResumeRefused if it is of another model or of other data.
+        """
         state = entry.state()
         check_model(self.plan, entry)
         try:
-            self.feed.loader.check_state(state["loader"])
+            remarks = self.feed.resume(state["loader"])
         except DataError as error:
             raise ResumeRefused(f"{entry.path}: {error}") from error
         with quiet_alone():
             load(self._tensors(), checkpoint_id=entry.path, no_dist=self.rank.world_size == 1)
         self.progress.step, self.progress.tokens = state["step"], state["tokens"]
         self.saved_step = state["step"]
+        return remarks
 
     def _wait(self) -> None:
         if self.rank.world_size > 1:
@@ -118,7 +123,8 @@ def resume_latest(
         if saver.folder.named() not in ("", entry.path.name):
             message = f"checkpoint {saver.folder.named()} is damaged or gone; going on from {entry.path.name}"
             records.event("warning", step=entry.step, message=message)
-        saver.load(entry)
+        for message in saver.load(entry).in_words():
+            records.event("warning", step=entry.step, message=message)
         before = entry.state()["steps"]
         if before != feed.steps and plan.node("setup.scheduler").args["kind"] != "constant":
             message = f"the learning rate was laid out over {before:,} steps, now over {feed.steps:,}: it jumps here"

@@ -1,6 +1,6 @@
 """Records that could not become documents: counted, the first few kept, and fatal beyond a limit."""
 
-from attrs import define, evolve, field
+from attrs import define, evolve
 
 from .errors import DataError
 
@@ -38,16 +38,3 @@ class BadRecordReport:
             f"{self.count} bad records, and the limit is {limit}:{listing}{more}",
             remedy="Repair these records, or raise the bad record limit to leave them out.",
         )
-
-
-@define(kw_only=True)
-class BadRecordLog:
-    """Collects bad records while a source is read."""
-
-    limit: int | None
-    report: BadRecordReport = field(factory=BadRecordReport)
-
-    def add(self, record: BadRecord) -> None:
-        """Count `record`; raises DataError as soon as the limit is passed, without reading the rest."""
-        self.report = self.report.including(record)
-        self.report.check(self.limit)

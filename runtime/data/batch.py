@@ -30,6 +30,10 @@ class Microbatch:
     """int32 [segments + 1]: segment bounds over the T positions of whole rows, none across rows, padding included."""
     real_lengths: Tensor
     """int32 [segments]: how many positions of each segment hold tokens; they come first, padding after them."""
+    dataset_B: Tensor | None = None
+    """int64: number of each row's dataset among those that are trained on; None if there is one alone."""
+    place_B: Tensor | None = None
+    """int64: rows of the run before each one; None in evaluation."""
     num_valid: int
     """Labels here that are not IGNORE_INDEX, counted where they were made so that no device has to be asked."""
 

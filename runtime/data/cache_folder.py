@@ -1,5 +1,6 @@
 """Folders of a cache: each is made once under the hash of what it depends on, and never changed."""
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -20,40 +21,59 @@ def make_folder(final: Path, write: Callable[[Path], None], is_sound: Callable[[
     raises.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(final.parent)
+    sweep(final.parent, f"{PARTIAL}*", STALE_SECONDS)
     partial = _beside(final)
     partial.mkdir()
     try:
         write(partial)
-        _publish(partial, final, is_sound)
+        publish(partial, final, is_sound)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _publish(partial: Path, final: Path, is_sound: Callable[[Path], bool]) -> None:
+def publish(partial: Path, final: Path, is_sound: Callable[[Path], bool]) -> None:
+    """Rename a complete folder to `final`, unless a sound one stands there: then it is left where it is.
+
+    What stands there and is not sound makes room. Raises OSError if it cannot be renamed.
+    """
     for _ in range(ATTEMPTS):
         with suppress(OSError):
             partial.rename(final)
+            sync_folder(final.parent)
             return
         if is_sound(final):
             return
-        # What stands there is damaged. Moved aside in one step, no reader sees it half deleted, and a process that
-        # has it mapped keeps its pages. It may be gone already: another process can be at the same point.
-        aside = _beside(final)
-        with suppress(FileNotFoundError):
-            final.rename(aside)
-            shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+        move_aside(final)
     partial.rename(final)
+
+
+def move_aside(path: Path) -> None:
+    """Delete a folder or file so that no reader sees it half deleted; one that has it mapped keeps its pages."""
+    aside = _beside(path)
+    # It may be gone already: another process can be at the same point.
+    with suppress(FileNotFoundError):
+        path.rename(aside)
+        shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+
+
+def sweep(cache: Path, pattern: str, seconds: float) -> None:
+    """Delete what killed processes left: what matches and has not been written to for so long is abandoned."""
+    for path in cache.glob(pattern):
+        with suppress(OSError):
+            parts = (path, *path.iterdir()) if path.is_dir() else (path,)
+            if time.time() - max(part.stat().st_mtime for part in parts) > seconds:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder reach the disk, where its file system can be asked to."""
+    with suppress(OSError):
+        fd = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def _beside(final: Path) -> Path:
     return final.parent / f"{PARTIAL}{final.name}-{uuid4().hex}"
-
-
-def _sweep(cache: Path) -> None:
-    """Delete what killed processes left; a folder that nothing has been written to for a day is abandoned."""
-    for partial in cache.glob(f"{PARTIAL}*"):
-        with suppress(OSError):
-            newest = max(path.stat().st_mtime for path in (partial, *partial.iterdir()))
-            if time.time() - newest > STALE_SECONDS:
-                shutil.rmtree(partial)

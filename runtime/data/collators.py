@@ -3,7 +3,7 @@
 A stage says what kind of value it takes and gives, so that a chain can be checked before any data flows:
 
     rows of token arrays ─to_tensor▶ rows of token tensors ─flatten▶ token samples
-        ─shift_tokens▶ labelled samples ─pack▶ microbatch ─shard▶ this rank's part of a microbatch
+        ─shift_tokens▶ labelled samples ─pack▶ microbatch ─shard▶ part of a microbatch
 
 A chain that begins with the four stages up to `pack` lays rows out in one pass instead (`feeding.py`), which gives the
 same; the stages themselves run where something stands between them.
@@ -18,21 +18,26 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from attrs import define
+from attrs import define, evolve
 from torch import Tensor
 
+from ...dsl.links import LABELLED_SAMPLES, LOCAL_MICROBATCH, MICROBATCH, RAW_ROWS, TENSOR_ROWS, TOKEN_SAMPLES
 from ...planner.topology import LONGEST_PADDING
 from .batch import IGNORE_INDEX, Microbatch, whole_positions
 from .errors import DataError
+from .row_reader import UNTOLD, RawRow
 from .rows import check_align
 from .zigzag import local_part
 
-RAW_ROWS = "rows of token arrays"
-TENSOR_ROWS = "rows of token tensors"
-TOKEN_SAMPLES = "token samples"
-LABELLED_SAMPLES = "labelled samples"
-MICROBATCH = "microbatch"
-LOCAL_MICROBATCH = "this rank's part of a microbatch"
+
+@define(kw_only=True, frozen=True, eq=False)
+class TensorRow:
+    """A packed row with memory of its own: int64 tokens, bool masks, and otherwise what `RawRow` says."""
+
+    segments: list[Tensor]
+    trained: list[Tensor] | None = None
+    dataset: int = UNTOLD
+    position: int = UNTOLD
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -44,7 +49,13 @@ class Sample:
     tokens: Tensor
     """int64 [L + 1] as read; int64 [L], the inputs, once there are labels."""
     labels: Tensor | None = None
-    """int64 [L], or None before they are made."""
+    """int64 [L], or None before they are made; IGNORE_INDEX where no loss is taken."""
+    trained: Tensor | None = None
+    """bool [L + 1]: whether each token is to be predicted. None: all of them, or the labels say it."""
+    dataset: int = UNTOLD
+    """Number of its dataset among those that are trained on; UNTOLD if there is one alone, and in evaluation."""
+    position: int = UNTOLD
+    """Rows of the run before the one it was packed into; UNTOLD in evaluation."""
 
 
 @define(kw_only=True, frozen=True)
@@ -81,8 +92,16 @@ def to_tensor() -> Stage:
     return Stage(name="to_tensor", takes=RAW_ROWS, gives=TENSOR_ROWS, function=_convert)
 
 
-def _convert(rows: list[list[np.ndarray]]) -> list[list[Tensor]]:
-    return [[torch.from_numpy(segment.astype(np.int64)) for segment in row] for row in rows]
+def _convert(rows: list[RawRow]) -> list[TensorRow]:
+    return [
+        TensorRow(
+            segments=[torch.from_numpy(segment.astype(np.int64)) for segment in row.segments],
+            trained=None if row.trained is None else [torch.from_numpy(mask.astype(np.bool_)) for mask in row.trained],
+            dataset=row.dataset,
+            position=row.position,
+        )
+        for row in rows
+    ]
 
 
 def flatten() -> Stage:
@@ -90,13 +109,17 @@ def flatten() -> Stage:
     return Stage(name="flatten", takes=TENSOR_ROWS, gives=TOKEN_SAMPLES, function=_unnest)
 
 
-def _unnest(rows: list[list[Tensor]]) -> Samples:
-    samples = (Sample(row=index, tokens=tokens) for index, row in enumerate(rows) for tokens in row)
+def _unnest(rows: list[TensorRow]) -> Samples:
+    samples = (
+        Sample(row=index, tokens=tokens, trained=mask, dataset=row.dataset, position=row.position)
+        for index, row in enumerate(rows)
+        for tokens, mask in zip(row.segments, row.trained or [None] * len(row.segments), strict=True)
+    )
     return Samples(num_rows=len(rows), samples=tuple(samples))
 
 
 def shift_tokens() -> Stage:
-    """L + 1 tokens become L inputs, each labelled with the token after it.
+    """L + 1 tokens become L inputs, each labelled with the token after it if that is to be predicted.
 
     Done per sample and before packing: a label is always the next token of the same document, also at the end of a
     chunk, and the last token of a document (eos) is only ever a label.
@@ -112,7 +135,10 @@ def _shift_all(value: Samples) -> Samples:
 def _shift(sample: Sample) -> Sample:
     if len(sample.tokens) < 2:
         raise DataError(f"a sample of {len(sample.tokens)} tokens in row {sample.row} has nothing to predict")
-    return Sample(row=sample.row, tokens=sample.tokens[:-1], labels=sample.tokens[1:])
+    labels = sample.tokens[1:]
+    if sample.trained is not None:
+        labels = torch.where(sample.trained[1:], labels, IGNORE_INDEX)
+    return evolve(sample, tokens=sample.tokens[:-1], labels=labels, trained=None)
 
 
 def pack(*, capacity: int, align: int = 1) -> PackStage:
@@ -120,7 +146,8 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
 
     A sample is padded to a multiple of `align` positions, which belong to its segment. The rest of a row is padding in
     segments of its own. Padding is input 0, label IGNORE_INDEX; positions go on counting in it.
-    Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit.
+    Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit, or are of
+    several datasets.
     """
     check_align(capacity, align)
     pad_segment = longest_padding(align)
@@ -130,6 +157,7 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
         input_ids_BS = torch.zeros(shape, dtype=torch.int64)
         labels_BS = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
         filled = [0] * value.num_rows
+        datasets, places = [UNTOLD] * value.num_rows, [UNTOLD] * value.num_rows
         segments: list[list[tuple[int, int]]] = [[] for _ in range(value.num_rows)]
         for sample in value.samples:
             assert sample.labels is not None, "compose lets only labelled samples through"
@@ -137,6 +165,9 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
             room = -(-real // align) * align
             if first + room > capacity:
                 raise no_room(row, first + room, capacity)
+            if datasets[row] not in (UNTOLD, sample.dataset):
+                raise DataError(f"row {row} has samples of several datasets: their losses could not be told apart")
+            datasets[row], places[row] = sample.dataset, sample.position
             input_ids_BS[row, first : first + real] = sample.tokens
             labels_BS[row, first : first + real] = sample.labels
             filled[row] = first + room
@@ -154,6 +185,8 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
             real_BS=real_T.view(shape),
             cumulative_lengths=bounds,
             real_lengths=real_lengths,
+            dataset_B=told(datasets),
+            place_B=told(places),
             num_valid=int((labels_BS != IGNORE_INDEX).sum()),
         )
 
@@ -165,6 +198,11 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
 def longest_padding(align: int) -> int:
     """Positions of the longest segment of padding behind the documents of a row."""
     return max(align, LONGEST_PADDING // align * align)
+
+
+def told(numbers: Sequence[int]) -> Tensor | None:
+    """What each row says of itself, its dataset or its place, int64 [rows]; None if all are UNTOLD."""
+    return None if all(number == UNTOLD for number in numbers) else torch.tensor(numbers, dtype=torch.int64)
 
 
 def no_room(row: int, needed: int, capacity: int) -> DataError:
@@ -187,7 +225,7 @@ class Chain:
 
     stages: tuple[Stage, ...]
 
-    def __call__(self, rows: list[list[np.ndarray]]) -> Microbatch:
+    def __call__(self, rows: list[RawRow]) -> Microbatch:
         """From rows of token arrays to what this rank holds of them."""
         value: Any = rows
         for stage in self.stages:
@@ -203,9 +241,9 @@ class Chain:
         return last if isinstance(last, PackStage) else None
 
     def local_part(self, whole: Microbatch) -> Microbatch:
-        """What this rank holds of a microbatch of whole rows that was made elsewhere."""
+        """What this rank holds of a microbatch of whole rows that was made elsewhere: the stages behind `pack`."""
         for stage in self.stages:
-            if stage.takes == MICROBATCH:
+            if stage.takes in (MICROBATCH, LOCAL_MICROBATCH):
                 whole = stage(whole)
         return whole
 

@@ -21,6 +21,7 @@ class DataError(Exception):
     ) -> None:
         where = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
         super().__init__(f"{where}{message}" if remedy is None else f"{where}{message}\n  {remedy}")
+        self.message = message
         self.path = path
         self.line = line
         self.remedy = remedy

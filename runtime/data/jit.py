@@ -1,37 +1,109 @@
-"""`kernel`: compiles a function with numba, once for each user, machine type and source text.
+"""`kernel`: compiles a function with numba, once for each user, machine type and text of what is compiled.
 
 Importing this module imports numba, which takes about 0.3 s: modules of kernels are imported where they are called.
 """
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from types import CodeType
+from typing import Any, Final
+from uuid import uuid4
 
 import numba
+import numpy as np
 from numba.core import config as _config
+from numba.core.caching import FunctionCache, NullCache
 
 # Its settings are made when it is imported.
 config: Any = _config
-
-
-def _cache_folder() -> str:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return str(Path(home) / "xtrain" / "numba")
+# Other threads run meanwhile. Nothing looks for an integer division by zero: to ask costs more than the division does.
+OPTIONS: Final = {"nogil": True, "error_model": "numpy"}
 
 
 def kernel(function: Callable[..., Any]) -> Any:
     """`function`, compiled on its first call; it lets other threads run meanwhile.
 
-    Machine code is kept in the user's cache folder, or where NUMBA_CACHE_DIR says; without a folder that can be written
-    to, every process compiles anew.
-    A kernel calls kernels of its own file only: numba compiles anew when that file has changed, and looks at no other.
+    Machine code is kept in the user's cache folder, or where NUMBA_CACHE_DIR says, in a folder named after a digest of
+    the function, of the numbers it takes from its module, and of the kernels that it calls in any module. Any number of
+    processes may share it. What cannot be read there is compiled, and what cannot be written is not kept.
     """
-    before = config.CACHE_DIR
-    config.CACHE_DIR = before or _cache_folder()
+    compiled: Any = numba.njit(**OPTIONS)(function)
+    compiled._cache = _Kept(function)
+    return compiled
+
+
+class _Kept(NullCache):
+    """numba's cache of one function, made when it is first asked, and with faults that never stop a run."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return self._files and self._files.load_overload(sig, target_context)
+        except Exception:  # cut off or damaged: unpickling and linking fail in many ways
+            with suppress(OSError):
+                self._files.flush()
+            return None
+
+    def save_overload(self, sig: Any, cres: Any) -> None:
+        with suppress(OSError):  # a disk or a quota that is full
+            if self._files:
+                self._files.save_overload(sig, cres)
+
+    @cached_property
+    def _files(self) -> Any:
+        folder = _cache_folder()
+        if folder is None:
+            return None
+        before, config.CACHE_DIR = config.CACHE_DIR, str(folder / _digest(self.function))
+        try:
+            files: Any = FunctionCache(self.function)
+        except (OSError, RuntimeError):  # no folder that can be written to
+            return None
+        finally:
+            config.CACHE_DIR = before
+        # Two processes may compile for different types at once and both take the next free number. A name of its own
+        # lets none of them write its code where the index of the other expects another.
+        file = files._cache_file
+        file._data_name_pattern = file._data_name_pattern.replace("{number:d}", "{number:d}-" + uuid4().hex[:8])
+        return files
+
+
+def _cache_folder() -> Path | None:
+    if config.CACHE_DIR:
+        return Path(config.CACHE_DIR)
     try:
-        return numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # numba found no folder for its cache
-        return numba.njit(nogil=True)(function)
-    finally:
-        config.CACHE_DIR = before
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:  # a user without a home
+        return None
+    return Path(home) / "xtrain" / "numba"
+
+
+def _digest(function: Callable[..., Any]) -> str:
+    digest = blake2b(repr(OPTIONS).encode(), digest_size=10)
+    _add(digest, function.__code__, function.__globals__)
+    return digest.hexdigest()
+
+
+def _add(digest: Any, code: CodeType, names: dict[str, Any]) -> None:
+    """Add what decides about the machine code: the code, and what it finds in its module."""
+    digest.update(code.co_code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            _add(digest, constant, names)
+        else:
+            digest.update(f"{constant!r} {type(constant)} ".encode())
+    for name in code.co_names:
+        value = names.get(name)
+        digest.update(f"{name} {type(value)} ".encode())
+        if isinstance(value, int | float | np.generic):
+            digest.update(repr(value).encode())
+        elif isinstance(value, np.ndarray):
+            digest.update(f"{value.dtype} {value.shape} ".encode() + value.tobytes())
+        elif isinstance(kept := getattr(value, "_cache", None), _Kept):
+            digest.update(_digest(kept.function).encode())

@@ -12,20 +12,21 @@ from .jit import kernel
 
 @kernel
 def lay_rows(
-    indices, row_offsets, document, cut_segments, cut_starts, row_capacity, documents, offsets, tokens,
-    align, pad_segment, ids, labels, positions, real, bounds, real_lengths,
+    indices, row_offsets, document, cut_segments, cut_starts, row_capacity, documents, offsets, tokens, trained,
+    align, pad_segment, before, ids, labels, positions, real, bounds, real_lengths,
 ):  # fmt: skip
     """Fill the outputs for some rows, a negative index meaning a row of padding; (segments, labels).
 
     `row_offsets` … `row_capacity` are those of `Rows`, `documents` int64 the document of the store each of them stands
-    for, `offsets` and `tokens` those of the store. Outputs, all contiguous: int64 `ids`, `labels`, `positions` and bool
-    `real` [rows, positions]; int32 `bounds` and `real_lengths` with room for a segment a position, and one more. If the
-    samples of a row do not fit, the answer is (-1 - row, positions needed).
+    for; `offsets`, `tokens` and `trained` are those of the store. Outputs, all contiguous: int64 `ids`, `labels`,
+    `positions` and bool `real` [rows, positions]; int32 `bounds` and `real_lengths` with room for a segment a position,
+    and one more. Bounds count from `before`: rows of several stores share outputs, a call for each behind the last. If
+    the samples of a row do not fit, the answer is (-1 - row, positions needed).
     """
     capacity = ids.shape[1]
     segments, valid = 0, 0
     begins, lengths = np.empty(256, np.int64), np.empty(256, np.int64)
-    bounds[0] = 0
+    bounds[0] = before
     for row in range(len(indices)):
         filled = 0
         index = indices[row]
@@ -49,15 +50,21 @@ def lay_rows(
                 return -1 - row, filled + room
             # Slices of one row each: the loops over them need no multiplication and become vector instructions.
             _copy(tokens[begin : begin + length], ids[row, filled : filled + length])
-            _copy(tokens[begin + 1 : begin + 1 + length], labels[row, filled : filled + length])
+            following = tokens[begin + 1 : begin + 1 + length]
+            # Compiled for masks or for none: without them this is no question.
+            if trained is None:
+                _copy(following, labels[row, filled : filled + length])
+                valid += length
+            else:
+                mask = trained[begin + 1 : begin + 1 + length]
+                valid += _copy_trained(following, mask, labels[row, filled : filled + length])
             _count(positions[row, filled : filled + room])
             real[row, filled : filled + length] = True
             _blank(row, filled + length, filled + room, ids, labels, real)
             filled += room
-            valid += length
             real_lengths[segments] = length
             segments += 1
-            bounds[segments] = row * capacity + filled
+            bounds[segments] = before + row * capacity + filled
         _blank(row, filled, capacity, ids, labels, real)
         while filled < capacity:
             room = min(pad_segment, capacity - filled)
@@ -65,7 +72,7 @@ def lay_rows(
             filled += room
             real_lengths[segments] = 0
             segments += 1
-            bounds[segments] = row * capacity + filled
+            bounds[segments] = before + row * capacity + filled
     return segments, valid
 
 
@@ -85,6 +92,15 @@ def _first_at_least(ascending, value):
 def _copy(source, target):
     for at in range(len(target)):
         target[at] = source[at]
+
+
+@kernel
+def _copy_trained(source, mask, target):
+    kept = 0
+    for at in range(len(target)):
+        target[at] = source[at] if mask[at] else IGNORE_INDEX
+        kept += mask[at] != 0
+    return kept
 
 
 @kernel

@@ -1,45 +1,46 @@
 """From a step number to the microbatches of one data rank. Nothing here moves: the step is the whole position."""
 
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
 from .batch import Microbatch
 from .collators import Chain
-from .errors import DataError
-from .feeding import RowFeeder
-from .order import RowOrder
+from .curriculum import Curriculum
+from .feeding import MixedFeeder, RowFeeder
+from .loader_state import FORMAT, Remarks, position_of
 from .row_reader import PADDING
 from .rows import Rows
 from .store import TokenStore
-
-# What may not change between the run that wrote a state and the one that resumes it, in words.
-RESUME_FIELDS = {
-    "num_rows": "number of packed rows",
-    "capacity": "positions in a row",
-    "align": "multiple of positions that documents are padded to",
-    "rows_per_step": "rows in an optimizer step (micro · accumulate · data ranks)",
-    "seed": "seed of the row order",
-    "content": "content of the rows (data, tokenizer, hold-out or packing)",
-}
+from .training_rows import TrainingRows
 
 
-@define(kw_only=True, frozen=True, eq=False)
+@define(eq=False)
+class StepRows:
+    """The rows that one rank takes in a step, int64 [accumulate, micro] all three."""
+
+    datasets: np.ndarray
+    """Number of the dataset of each row."""
+    rows: np.ndarray
+    """Which row of that dataset it is."""
+    places: np.ndarray
+    """How many rows the run has taken before it."""
+
+
+@define(kw_only=True, eq=False)
 class RowLoader:
     """Training microbatches of one data rank.
 
-    With G = micro · accumulate · data_ranks, optimizer step s (from 0) takes the global positions s·G … s·G + G - 1 of
-    `order`. How they are dealt to ranks and microbatches does not change which rows a step sees: in that order, or so
-    that attention costs all ranks about the same (`dealing.py`).
+    With G = micro · accumulate · data_ranks, optimizer step s (from 0) takes the next G rows of the curriculum. How
+    they are dealt to ranks and microbatches does not change which rows a step sees: in that order, or so that attention
+    costs all ranks about the same (`dealing.py`).
     """
 
-    store: TokenStore
-    documents: np.ndarray
-    """int64: the document of the store that each document index in `rows` stands for."""
-    rows: Rows
-    order: RowOrder
+    datasets: tuple[TrainingRows, ...]
+    curriculum: Curriculum
     collate: Chain
     micro: int
     """Rows in a microbatch."""
@@ -49,68 +50,133 @@ class RowLoader:
     data_ranks: int
     balance: bool = False
     """Deal the rows of a step by what attention costs in them."""
-    _feeder: RowFeeder = field(init=False)
+    _left: dict[str, dict[str, Any]] = field(factory=dict, init=False)
+    """States of datasets that the run has been trained on and is not any more, by name."""
 
-    @_feeder.default  # pyright: ignore[reportAttributeAccessIssue]
-    def _make_feeder(self) -> RowFeeder:
-        assert self.order.num_rows == self.rows.num_rows, "the order is made for these rows"
+    def __attrs_post_init__(self) -> None:
         assert min(self.micro, self.accumulate) >= 1
         assert 0 <= self.data_rank < self.data_ranks
-        return RowFeeder(store=self.store, documents=self.documents, rows=self.rows, collate=self.collate)
+        assert self.curriculum.rows_per_step == self.rows_per_step
+        assert self.curriculum.datasets == tuple(dataset.name for dataset in self.datasets)
+        assert len({(rows.capacity, rows.align) for rows in (each.reader.rows for each in self.datasets)}) == 1
 
     @property
     def rows_per_step(self) -> int:
         """G, over all ranks."""
         return self.micro * self.accumulate * self.data_ranks
 
-    def row_indices(self, step: int) -> np.ndarray:
-        """Rows that this rank takes in `step`, int64 [accumulate, micro]."""
-        step_rows = self.order.rows(step * self.rows_per_step, self.rows_per_step)
-        if self.balance:
-            from .dealing import deal, row_costs
+    def step_rows(self, step: int) -> StepRows:
+        """Rows that this rank takes in `step`."""
+        datasets, rows = self._taken(step)
+        mine = self._by_cost(datasets, rows) if self.balance else self._in_order
+        return StepRows(datasets[mine], rows[mine], mine + self.curriculum.rows_before(step))
 
-            costs = row_costs(self.store, self.documents, self.rows, step_rows)
-            return step_rows[deal(costs, self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]]
-        return step_rows.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
+    @cached_property
+    def _in_order(self) -> np.ndarray:
+        """Which rows of a step this rank takes where they are dealt as they come, int64 [accumulate, micro]."""
+        places = np.arange(self.rows_per_step, dtype=np.int64)
+        return places.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
+
+    def row_indices(self, step: int) -> np.ndarray:
+        """Rows that this rank takes in `step`, each of its dataset, int64 [accumulate, micro]."""
+        return self.step_rows(step).rows
+
+    def _taken(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The dataset of each row of a step, and which row of it that is, int64 [rows per step] both."""
+        datasets, cursors = self.curriculum.rows(step)
+        if len(self.datasets) == 1:
+            return datasets, self.datasets[0].order.rows(int(cursors[0]), self.rows_per_step)
+        rows = np.empty_like(cursors)
+        for number, dataset in enumerate(self.datasets):
+            (own,) = np.nonzero(datasets == number)
+            if len(own):
+                rows[own] = dataset.order.rows(int(cursors[own[0]]), len(own))
+        return datasets, rows
+
+    def _by_cost(self, datasets: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Which rows of the step this rank takes, int64 [accumulate, micro]."""
+        from .dealing import deal, row_costs
+
+        costs = np.empty_like(rows)
+        for number, dataset in enumerate(self.datasets):
+            own, reader = datasets == number, dataset.reader
+            costs[own] = row_costs(reader.store, reader.documents, reader.rows, rows[own])
+        return deal(costs, self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
 
     def make_ready(self) -> None:
         """Read compiled code and shuffle now, so that no step waits for it; tokens are not read."""
-        self.row_indices(0)
-        self._feeder.microbatch(np.full(self.micro, PADDING, dtype=np.int64))
+        self.step_rows(self.curriculum.start.step)
+        for feeder in self._feeder.feeders:
+            feeder.microbatch(np.full(self.micro, PADDING, dtype=np.int64))
 
     def microbatches(self, step: int) -> list[Microbatch]:
         """The `accumulate` microbatches of optimizer step `step`, from 0."""
-        return [self._feeder.microbatch(indices) for indices in self.row_indices(step)]
+        taken = self.step_rows(step)
+        if len(self.datasets) == 1:
+            (feeder,) = self._feeder.feeders
+            return [feeder.microbatch(*some) for some in zip(taken.rows, taken.places, strict=True)]
+        portions = zip(taken.datasets, taken.rows, taken.places, strict=True)
+        return [self._feeder.microbatch(*some) for some in portions]
 
-    def epoch(self, step: int) -> float:
-        """Epochs completed before `step`."""
-        return step * self.rows_per_step / self.rows.num_rows
+    @cached_property
+    def _feeder(self) -> MixedFeeder:
+        readers = [dataset.reader for dataset in self.datasets]
+        feeders = tuple(
+            RowFeeder(store=reader.store, documents=reader.documents, rows=reader.rows, collate=self.collate)
+            for reader in readers
+        )
+        return MixedFeeder(feeders=feeders, collate=self.collate)
+
+    def rows_taken(self, step: int) -> dict[str, int]:
+        """Rows of each dataset that the run has taken before `step`."""
+        cursors = self.curriculum.position(step).cursors
+        return {dataset.name: cursors.get(dataset.name, 0) for dataset in self.datasets}
 
     def state(self, step: int) -> dict[str, Any]:
         """What a checkpoint keeps so that `step` (the next one to take) can be resumed exactly; JSON values."""
+        position = self.curriculum.position(step)
+        rows = self.datasets[0].reader.rows
         return {
+            "format": FORMAT,
             "step": step,
-            "num_rows": self.rows.num_rows,
-            "capacity": self.rows.capacity,
-            "align": self.rows.align,
+            "seed": self.curriculum.seed,
+            "capacity": rows.capacity,
+            "align": rows.align,
             "rows_per_step": self.rows_per_step,
-            "seed": self.order.seed,
-            "content": self._feeder.fingerprint,
+            "rows": position.rows,
+            "phase": position.phase,
+            "rows_in_phase": position.drawn,
+            "datasets": {
+                **self._left,
+                **{
+                    dataset.name: {
+                        "cursor": position.cursors.get(dataset.name, 0),
+                        "rows": dataset.order.num_rows,
+                        "content": dataset.reader.fingerprint,
+                    }
+                    for dataset in self.datasets
+                },
+            },
         }
 
-    def check_state(self, state: dict[str, Any]) -> None:
-        """Raise DataError naming every difference that would make the steps from `state["step"]` on see other rows."""
-        mine = self.state(0)
-        differences = "".join(
-            f"\n    {words}: {state.get(name, 'missing')} in the checkpoint, {mine[name]} now"
-            for name, words in RESUME_FIELDS.items()
-            if state.get(name) != mine[name]
-        )
-        if differences:
-            raise DataError(
-                f"the data is not what the checkpoint was trained on:{differences}",
-                remedy="Restore these settings, or start a new run from the checkpoint's weights alone.",
-            )
+    def check_state(self, state: dict[str, Any]) -> Remarks:
+        """What is new and gone of the data beside a state, if it can be gone on from.
+
+        Raises DataError naming every difference that would make the steps from `state["step"]` on see other rows than
+        those that are due.
+        """
+        return position_of(state, self.state(self.curriculum.start.step))[1]
+
+    def restore(self, state: dict[str, Any], steps: int) -> Remarks:
+        """Go on from where `state` was written, in a run of `steps` steps; what there is to say of it.
+
+        Its phases and its rows per step may have been others: what was taken is taken, what comes is by the curriculum.
+        Raises DataError as `check_state` does.
+        """
+        position, remarks = position_of(state, self.state(self.curriculum.start.step))
+        self._left = remarks.left
+        self.curriculum = evolve(self.curriculum, start=position, steps=steps)
+        return remarks
 
 
 @define(kw_only=True, frozen=True, eq=False)

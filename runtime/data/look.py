@@ -1,53 +1,95 @@
 """What a dataset is made of, and what stands in its rows: for people, from what a run reads. Without torch."""
 
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...planner.plan import Node, Plan
+from .curriculum import Curriculum
 from .order import RowOrder
-from .prepared import PreparedDataset, prepare
+from .prepared import PreparedDataset
 from .row_reader import RowReader
-from .sources import open_source
-from .store import build_store
+from .store import TokenStore
 from .tokenizers import Tokenizer, load_tokenizer
+from .training_rows import curriculum_of
+from .written import pieces, written
 
 QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
+
+
+@frozen(kw_only=True)
+class Stretch:
+    """Tokens of a document, one behind the other, that are all trained on or all only read."""
+
+    trained: bool
+    ids: tuple[int, ...]
+    text: str
+    """Special tokens by name."""
+    pieces: tuple[str, ...]
+    """Every token by itself, if that was asked for."""
+
+
+@frozen(kw_only=True)
+class Laid:
+    """A segment as it lies in a row behind collators of the user's own."""
+
+    ids: list[int]
+    trained: list[bool]
+    """Whether each of them is to be predicted; never the first one."""
+    positions: int
+    other: int
+    """Labels that name another token than the one that stands there."""
 
 
 @frozen(kw_only=True)
 class Segment:
     """A run of tokens of one document in a row. The first one is read and never predicted."""
 
-    document: int
-    """Index in the store."""
+    document: int | None
+    """Index in the store; None where collators of the user's own may have changed what is whose."""
     start: int
     """Position of the document it begins at."""
     tokens: int
-    """Tokens that are predicted: one less than are read."""
+    """Positions it takes: one less than tokens are read."""
+    trained: int
+    """Tokens that are predicted."""
+    other: int
+    """Labels that name another token than the one that stands there: a collator of the user's own wants that."""
     before: str
     """The token that is read first, as text; empty if it is bos."""
     text: str
-    """The tokens that are predicted, as text, special ones left out."""
+    """The tokens behind it, as text, special ones left out."""
     ends: bool
     """Whether it ends with eos."""
+    stretches: tuple[Stretch, ...]
+    """All its tokens, the first one included."""
 
 
 @frozen(kw_only=True)
 class Row:
     """A packed row, written out."""
 
+    dataset: str
     index: int
+    place: int | None
+    """Rows of the run before it; None if it is not trained on."""
     capacity: int
     """Positions."""
     segments: tuple[Segment, ...]
 
     @property
     def filled(self) -> int:
-        """Positions that are trained on."""
+        """Positions that hold a token of a document."""
         return sum(segment.tokens for segment in self.segments)
+
+    @property
+    def trained(self) -> int:
+        """Positions at which a loss is taken."""
+        return sum(segment.trained for segment in self.segments)
 
 
 def tokenizer_of(plan: Plan) -> Tokenizer:
@@ -56,27 +98,18 @@ def tokenizer_of(plan: Plan) -> Tokenizer:
 
 
 def data_nodes(plan: Plan) -> dict[str, Node]:
-    """Dataset name → the node that prepares it, the one that is trained on first."""
+    """Dataset name → the node that prepares it, those that are trained on first."""
     return {node.args["dataset"]: node for node in plan.nodes if node.op == "setup.data"}
 
 
-def prepared(plan: Plan, node: Node, tokenizer: Tokenizer) -> PreparedDataset:
-    """The dataset of a node, as a run prepares it: tokenised and packed now, if that is not in the cache.
-
-    Raises DataError for whatever of the data cannot be used.
-    """
-    args = dict(node.args)
-    kind, patterns = args.pop("kind"), tuple(args.pop("patterns"))
-    field, limit = args.pop("text_field"), args.pop("bad_records")
-    source = open_source(kind, patterns=patterns, text_field=field, base=Path.cwd(), bad_record_limit=limit)
-    cache = Path(plan.workspace["root"]) / "cache"
-    return prepare(build_store(source, tokenizer, cache / "tokens"), cache=cache / "rows", **args)
-
-
 def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
-    """Counts and lengths of a dataset and its parts, as JSON values; an empty part has no lengths."""
+    """Counts and lengths of a dataset and its parts, as JSON values; an empty part has no lengths.
+
+    Where only some tokens are predicted, each part has `trained_tokens`. Of a dataset that is trained on alone the
+    training part has `steps_an_epoch`; of one of several see `drawn`.
+    """
     loader = plan.node("setup.loader").args
-    trained = loader["dataset"] == data.name
+    alone = loader["datasets"] == [data.name]
     parts = {}
     for part, reader in data.parts.items():
         rows = reader.rows
@@ -93,7 +126,9 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
             "documents_left_out": rows.num_skipped,
             "tokens_lost": rows.num_dropped_positions,
         }
-        if trained and part == "training":
+        if data.store.trained is not None:
+            parts[part]["trained_tokens"] = _trained(data.store, reader.documents)
+        if alone and part == "training":
             parts[part]["steps_an_epoch"] = round(rows.num_rows / loader["rows"], 2)
     return {
         "dataset": data.name,
@@ -106,30 +141,103 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
     }
 
 
-def rows_of_step(plan: Plan, reader: RowReader, step: int, count: int) -> list[int]:
-    """The first `count` rows from optimizer step `step` (from 0) on, in the order in which they are trained on.
+def _trained(store: TokenStore, documents: np.ndarray) -> int:
+    """Tokens of some documents that are to be predicted."""
+    assert store.trained is not None
+    of_each = np.add.reduceat(store.trained, store.offsets[:-1], dtype=np.int64)
+    return int(of_each[documents].sum())
 
-    Raises DataError if there are no rows.
+
+def drawn(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
+    """What a run takes of each dataset that it is trained on, as JSON values, by name.
+
+    `rows`: how many rows each of them has. Of each: its `shares` of the rows by phase, the `rows` that the whole run
+    takes, and how many `epochs` these are.
     """
-    loader = plan.node("setup.loader").args
-    order = RowOrder(num_rows=reader.rows.num_rows, seed=loader["seed"])
-    return order.rows(step * loader["rows"], count).tolist()
+    curriculum = curriculum_of(plan, rows)
+    taken = curriculum.position(curriculum.steps).cursors
+    return {
+        name: {
+            "shares": {phase.name: round(phase.shares.get(name, 0.0), 6) for phase in plan.timeline.phases},
+            "rows": taken.get(name, 0),
+            "epochs": round(taken.get(name, 0) / rows[name], 4) if rows[name] else None,
+        }
+        for name in curriculum.datasets
+    }
 
 
-def written_out(reader: RowReader, index: int, tokenizer: Tokenizer) -> Row:
-    """Row `index` with its text."""
-    rows = reader.rows
+def rows_from(curriculum: Curriculum, rows: Mapping[str, int], step: int) -> Iterator[tuple[str, int, int]]:
+    """Dataset, row and rows of the run before it, of the rows from optimizer step `step` (from 0) to the end of the
+    run, in the order in which they are trained on: those of the datasets in `rows`, which says how many each has.
+
+    Raises DataError if one that is drawn from has no rows.
+    """
+    taken, before = (curriculum.position(at).cursors for at in (curriculum.steps, min(step, curriculum.steps)))
+    left = sum(taken.get(name, 0) - before.get(name, 0) for name in rows)
+    orders: dict[str, RowOrder] = {}
+    while left:
+        place = curriculum.rows_before(step)
+        for number, cursor in zip(*(drawn.tolist() for drawn in curriculum.rows(step)), strict=True):
+            name = curriculum.datasets[number]
+            if name in rows:
+                orders[name] = orders.get(name) or RowOrder(rows[name], curriculum.seed)
+                yield name, orders[name].row(cursor)[1], place
+                left -= 1
+            place += 1
+        step += 1
+
+
+def written_out(
+    reader: RowReader, index: int, tokenizer: Tokenizer, *, dataset: str, place: int | None = None, each: bool = False
+) -> Row:
+    """Row `index` of a dataset with its text, and with that of `each` token.
+
+    `place`: rows of the run before it, if it is trained on.
+    """
+    rows, raw = reader.rows, reader.row(index)
     segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
     documents, starts = reader.documents[rows.document[segments]].tolist(), rows.starts(segments).tolist()
-    found = [
-        Segment(
-            document=document,
-            start=start,
-            tokens=len(tokens) - 1,
-            before=tokenizer.decode(tokens[:1]),
-            text=tokenizer.decode(tokens[1:]),
-            ends=int(tokens[-1]) == tokenizer.eos,
+    masks = raw.trained or [np.ones(len(tokens), dtype=np.uint8) for tokens in raw.segments]
+    found = []
+    for document, start, tokens, mask in zip(documents, starts, raw.segments, masks, strict=True):
+        trained = [False, *(mask[1:] != 0).tolist()]
+        laid = Laid(ids=tokens.tolist(), trained=trained, positions=len(tokens) - 1, other=0)
+        found.append(_segment(tokenizer, laid, document, start, each))
+    return Row(dataset=dataset, index=index, place=place, capacity=rows.capacity, segments=tuple(found))
+
+
+def laid_out(row: Row, laid: Iterable[Laid], tokenizer: Tokenizer, *, each: bool = False) -> Row:
+    """`row` as it lies behind collators of the user's own."""
+    return evolve(row, segments=tuple(_segment(tokenizer, one, None, 0, each) for one in laid))
+
+
+def _segment(tokenizer: Tokenizer, laid: Laid, document: int | None, start: int, each: bool) -> Segment:
+    return Segment(
+        document=document,
+        start=start,
+        tokens=laid.positions,
+        trained=sum(laid.trained),
+        other=laid.other,
+        before=tokenizer.decode(laid.ids[:1]),
+        text=tokenizer.decode(laid.ids[1:]),
+        ends=laid.ids[-1] == tokenizer.eos,
+        stretches=_stretches(tokenizer, laid.ids, laid.trained, each),
+    )
+
+
+def _stretches(tokenizer: Tokenizer, ids: list[int], trained: list[bool], each: bool) -> tuple[Stretch, ...]:
+    found: list[Stretch] = []
+    every = pieces(tokenizer, ids) if each else []
+    first = 0
+    for kind, group in groupby(trained):
+        end = first + len(list(group))
+        found.append(
+            Stretch(
+                trained=kind,
+                ids=tuple(ids[first:end]),
+                text=written(tokenizer, ids[first:end], ids[first - 1] if first else None),
+                pieces=tuple(every[first:end]),
+            )
         )
-        for document, start, tokens in zip(documents, starts, reader.row(index), strict=True)
-    ]
-    return Row(index=index, capacity=rows.capacity, segments=tuple(found))
+        first = end
+    return tuple(found)

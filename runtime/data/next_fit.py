@@ -17,13 +17,13 @@ def next_fit(
     ends: np.ndarray,
     cut_segments: np.ndarray,
     cut_starts: np.ndarray,
-) -> tuple[int, int, int]:
-    """Fill `document`, the row ends and the cuts, as `Rows` has them; returns (segments, rows, cuts).
+) -> tuple[int, int, int, int]:
+    """Fill `document`, the row ends and the cuts, as `Rows` has them; returns (segments, rows, cuts, positions).
 
     A document that has no room in the open row closes it. One that is longer than a row closes it too and, if it is
     split, starts afresh; its remainder shares a row with what follows.
     """
-    segment, row, cut = 0, 0, 0
+    segment, row, cut, positions = 0, 0, 0, 0
     filled = 0  # positions of the open row; 0 means that none is open
     for index in range(len(lengths)):
         remaining = int(lengths[index]) - 1
@@ -49,6 +49,7 @@ def next_fit(
             segment += 1
             first += take
             remaining -= take
+            positions += take
             filled += take if align == 1 else (take + align - 1) // align * align
             if filled == capacity:
                 ends[row] = segment
@@ -57,7 +58,7 @@ def next_fit(
     if filled:
         ends[row] = segment
         row += 1
-    return segment, row, cut
+    return segment, row, cut, positions
 
 
 @cache

@@ -20,8 +20,8 @@ class RowOrder:
             raise DataError(f"seed {seed} is outside 0 to 2^64 - 1")
         self.num_rows = num_rows
         self.seed = seed
-        self._epoch = -1
-        self._permutation = np.empty(0, dtype=np.int64)
+        # One value, so that a thread that reads ahead and another one never see the one's epoch with the other's order.
+        self._last = (-1, np.empty(0, dtype=np.int64))
 
     def row(self, position: int) -> tuple[int, int]:
         """(epoch, row index) of a global position."""
@@ -42,8 +42,9 @@ class RowOrder:
     def permutation(self, epoch: int) -> np.ndarray:
         """The order of one epoch, int64 [num_rows]."""
         assert epoch >= 0, "positions start at 0"
-        if epoch != self._epoch:
+        known, permutation = self._last
+        if epoch != known:
             key = np.array([self.seed, epoch], dtype=np.uint64)
-            self._permutation = np.random.Generator(np.random.Philox(key=key)).permutation(self.num_rows)
-            self._epoch = epoch
-        return self._permutation
+            permutation = np.random.Generator(np.random.Philox(key=key)).permutation(self.num_rows)
+            self._last = (epoch, permutation)
+        return permutation

@@ -5,17 +5,15 @@ consecutive documents; `best_fit` packs the same rows, which are then dealt to d
 (`dealing.py`). Which rows there are depends on the lengths and the settings alone, never on the number of threads.
 """
 
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
-from typing import Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 
 from .errors import DataError
 from .next_fit import compiled, next_fit
-from .rows import POLICIES, SPLIT, Oversized, Rows, check_align
+from .rows import POLICIES, SPLIT, Oversized, Rows, check_align, index_type
+from .threads import default_threads
 
 Method = Literal["sequential", "multipack", "best_fit"]
 
@@ -23,12 +21,9 @@ Method = Literal["sequential", "multipack", "best_fit"]
 FEW_DOCUMENTS = 10_000
 # Below this many documents a thread, starting it does not pay.
 DOCUMENTS_PER_THREAD = 200_000
-# Groups from this size on are sorted by halves where they take many rows.
-HALVED = 1 << 18
 
-# What a method gives: `document`, `row_offsets`, `cut_segments` and `cut_starts` of `Rows`.
-_Filled = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-_T = TypeVar("_T")
+# What a method gives: `document`, `row_offsets`, `cut_segments` and `cut_starts` of `Rows`, and filled positions.
+_Filled = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]
 
 
 def pack_rows(
@@ -60,14 +55,14 @@ def pack_sequential(document_lengths: np.ndarray, capacity: int, oversized: Over
     demands.
     """
 
-    def fill(lengths: np.ndarray, policy: int, segments: int, cuts: int) -> _Filled:
+    def fill(lengths: np.ndarray, policy: int, segments: int, cuts: int, regular: bool, most: int) -> _Filled:
         document, ends = _arrays(len(lengths), segments)
         cut_segments, cut_starts = np.empty(cuts, dtype=np.int64), np.empty(cuts, dtype=np.int64)
         function = next_fit if len(lengths) < FEW_DOCUMENTS else compiled()
-        used, rows, cut = function(
+        used, rows, cut, positions = function(
             lengths, capacity, align, policy, document, ends[1:], cut_segments, cut_starts
         )  # fmt: skip
-        return document[:used], ends[: rows + 1], cut_segments[:cut], cut_starts[:cut]
+        return document[:used], ends[: rows + 1], cut_segments[:cut], cut_starts[:cut], positions
 
     return _pack(document_lengths, capacity, oversized, align, fill)
 
@@ -85,61 +80,32 @@ def pack_multipack(
 
     The arguments, and what is raised, are those of `pack_sequential`; the full rows of a split document stand before
     the other rows of its group. A larger group fills rows better (99.99 % at 100,000 documents of usual lengths), a
-    smaller one keeps neighbours together. Groups are packed by up to `threads` threads (None: as many as there are
-    processors) and the result is the same for any number.
-    Working memory, result included: 4 bytes for each document, 2 to 4 for each document of a group that is being
-    packed, 4 to 8 for each row.
+    smaller one keeps neighbours together. Up to `threads` threads work at once (None: `default_threads`), and the
+    result is the same for any number.
+    Working memory, result included: 4 bytes for each document and for each row, or 8 for each row where threads take
+    groups of their own; 2 MiB for each thread, and what tables of lengths and rows with as much room need.
     """
     assert group >= 1
 
-    def fill(lengths: np.ndarray, policy: int, segments: int, cuts: int) -> _Filled:
-        from .best_fit import COLUMNS, FULL, ITEMS, count_groups, pack_groups
-
+    def fill(lengths: np.ndarray, policy: int, segments: int, cuts: int, regular: bool, most: int) -> _Filled:
+        document, nothing = _arrays(len(lengths), segments)
         if not len(lengths):
             none = np.empty(0, dtype=np.int64)
-            return (*_arrays(0, 0), none, none)
-        groups = -(-len(lengths) // group)
-        workers = min(
-            groups, threads or max(1, min(len(os.sched_getaffinity(0)), len(lengths) // DOCUMENTS_PER_THREAD))
-        )
-        bounds = [groups * worker // workers for worker in range(workers + 1)]
-        spans = list(pairwise(bounds))
-        counted = np.empty((groups, COLUMNS), dtype=np.int64)
-        # A thread has one table of counts, so that the only group of a thread need not be counted twice.
-        tables = {first: np.zeros(capacity + 2, dtype=np.int32) for first, _ in spans}
-        _in_threads(lambda a, b: count_groups(lengths, group, a, b, capacity, policy, counted, tables[a]), spans)
-        sizes = counted[:, ITEMS] + counted[:, FULL]
-        bases = np.cumsum(sizes) - sizes
-        document, _ = _arrays(len(lengths), int(sizes.sum()))
+            return document, nothing[:1], none, none, 0
+        from .multipack import BLOCK, Task, pack
 
-        def pack(first: int, last: int) -> _Filled:
-            _, ends = _arrays(len(lengths), int(sizes[first:last].sum()))
-            room = int(counted[first:last, FULL].sum())
-            cut_segments, cut_starts = np.empty(room, dtype=np.int64), np.empty(room, dtype=np.int64)
-            plan = (counted, tables[first], bases)
-            # From numpy, which asks for large pages: documents sorted by length go everywhere at once. Half of it may
-            # never be touched, and then takes no memory.
-            ordered = np.empty(min(group, len(lengths)) + 1, dtype=document.dtype)
-            out = (document, ends[1:], cut_segments, cut_starts, ordered)
-            rows, cut = pack_groups(lengths, group, first, last, capacity, align, policy, *plan, *out, HALVED)
-            return document, ends[: rows + 1], cut_segments[:cut], cut_starts[:cut]
-
-        parts = _in_threads(pack, spans)
-        if len(parts) == 1:
-            return parts[0]
-        ends = np.concatenate([np.zeros(1, dtype=parts[0][1].dtype), *(part[1][1:] for part in parts)])
-        cut_segments, cut_starts = (np.concatenate([part[column] for part in parts]) for column in (2, 3))
-        return document, ends, cut_segments, cut_starts
+        task = Task(
+            lengths=lengths, group=min(group, len(lengths)), capacity=capacity, align=align, policy=policy, most=most,
+            regular=regular, segments=segments, cuts=cuts, block=BLOCK,
+        )  # fmt: skip
+        workers = threads or max(1, min(default_threads(), len(lengths) // DOCUMENTS_PER_THREAD))
+        row_offsets, cut_segments, cut_starts, positions = pack(task, document, workers)
+        if len(cut_segments):
+            order = np.argsort(cut_segments)
+            cut_segments, cut_starts = cut_segments[order], cut_starts[order]
+        return document[: row_offsets[-1]], row_offsets, cut_segments, cut_starts, positions
 
     return _pack(document_lengths, capacity, oversized, align, fill)
-
-
-def _in_threads(work: Callable[[int, int], _T], spans: list[tuple[int, int]]) -> list[_T]:
-    """`work` on each span, in their order."""
-    if len(spans) <= 1:
-        return [work(*span) for span in spans]
-    with ThreadPoolExecutor(len(spans)) as pool:  # the kernels let go of the interpreter
-        return list(pool.map(lambda span: work(*span), spans))
 
 
 def _arrays(documents: int, segments: int) -> tuple[np.ndarray, np.ndarray]:
@@ -147,8 +113,8 @@ def _arrays(documents: int, segments: int) -> tuple[np.ndarray, np.ndarray]:
 
     Memory that is never written to is never taken.
     """
-    document = np.empty(segments, dtype=np.int32 if documents < 1 << 31 else np.int64)
-    row_offsets = np.empty(segments + 1, dtype=np.int32 if segments < 1 << 31 else np.int64)
+    document = np.empty(segments, dtype=index_type(documents))
+    row_offsets = np.empty(segments + 1, dtype=index_type(segments))
     row_offsets[0] = 0
     return document, row_offsets
 
@@ -158,7 +124,7 @@ def _pack(
     capacity: int,
     oversized: Oversized,
     align: int,
-    fill: Callable[[np.ndarray, int, int, int], _Filled],
+    fill: Callable[[np.ndarray, int, int, int, bool, int], _Filled],
 ) -> Rows:
     """What all methods have in common: checks, and the count of what is lost."""
     if oversized not in POLICIES:
@@ -168,24 +134,23 @@ def _pack(
     if not 1 <= capacity < 1 << 31:
         raise DataError(f"a row cannot have {capacity} positions")
     check_align(capacity, align)
-    lengths = np.asarray(document_lengths)
-    if lengths.dtype not in (np.int32, np.int64):
-        lengths = lengths.astype(np.int64)
-    longer = np.flatnonzero(lengths > capacity + 1)
+    lengths = _read_only(document_lengths)
+    shortest, longest = (int(lengths.min()), int(lengths.max())) if len(lengths) else (2, 2)
+    longer = np.flatnonzero(lengths > capacity + 1) if longest > capacity + 1 else np.empty(0, dtype=np.int64)
     if oversized == "error" and len(longer):
         raise DataError(
             f"document {longer[0]} has {lengths[longer[0]] - 1} positions, and a row holds {capacity}"
             f" ({len(longer)} documents are longer than a row)",
             remedy="Lengthen the rows, or choose `split`, `truncate` or `skip` for long documents.",
         )
-    empty = np.count_nonzero(lengths < 2)
     positions = lengths[longer].astype(np.int64) - 1
     policy = POLICIES[oversized]
     cuts = int((-(-positions // capacity) - 1).sum()) if policy == SPLIT else 0
-    document, row_offsets, cut_segments, cut_starts = fill(lengths, policy, len(lengths) + cuts, cuts)
     lost = int((positions - (capacity if oversized == "truncate" else 0)).sum()) if policy != SPLIT else 0
-    without = lengths[lengths < 2].sum(dtype=np.int64) if empty else 0
-    total = int(lengths.sum(dtype=np.int64) - without) - (len(lengths) - empty)
+    regular = shortest >= 2 and not len(longer)
+    document, row_offsets, cut_segments, cut_starts, filled = fill(
+        lengths, policy, len(lengths) + cuts, cuts, regular, max(0, min(longest - 1, capacity))
+    )
     return Rows(
         capacity=capacity,
         align=align,
@@ -193,9 +158,19 @@ def _pack(
         row_offsets=row_offsets,
         cut_segments=cut_segments,
         cut_starts=cut_starts,
-        num_positions=int(total - lost),
+        num_positions=int(filled),
         num_truncated=len(longer) if oversized == "truncate" else 0,
         num_skipped=len(longer) if oversized == "skip" else 0,
-        num_empty=int(empty),
+        num_empty=int(np.count_nonzero(lengths < 2)) if shortest < 2 else 0,
         num_dropped_positions=lost,
     )
+
+
+def _read_only(document_lengths: np.ndarray) -> np.ndarray:
+    """As a contiguous array of int32 or int64 that cannot be written to."""
+    lengths = np.asarray(document_lengths)
+    if lengths.dtype not in (np.int32, np.int64):
+        lengths = lengths.astype(np.int64)
+    view = np.ascontiguousarray(lengths).view()
+    view.flags.writeable = False
+    return view

@@ -1,16 +1,22 @@
 """A dataset ready to be read: tokenised, split into training and hold-out, both packed into rows. Without torch."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from attrs import frozen
 
+from ...planner.plan import Node, Plan
+from .documents import DocumentEncoder
 from .packing import Method, pack_rows
 from .row_reader import RowReader
 from .rows import Oversized, Rows
 from .rows_cache import cached_rows, rows_key
-from .split import split_holdout
-from .store import TokenStore
+from .sources import Source, open_source
+from .split_cache import cached_split
+from .store import TokenStore, build_store, open_store
+from .tokenise_progress import Report
+from .tokenizers import Tokenizer
 
 PARTS: tuple[str, ...] = ("training", "hold-out")
 
@@ -52,9 +58,9 @@ def prepare(
 ) -> PreparedDataset:
     """Split off the hold-out and pack both parts, or open what was packed before, in `cache`.
 
-    Raises DataError as `split_holdout`, `pack_rows` and `cached_rows` do.
+    Raises DataError as `cached_split`, `pack_rows` and `cached_rows` do.
     """
-    documents = dict(zip(PARTS, split_holdout(store.offsets, holdout, seed), strict=True))
+    documents = dict(zip(PARTS, cached_split(store, cache, holdout, seed), strict=True))
     settings = {"capacity": sequence, "align": align, "oversized": oversized}
     # The rows of best_fit are those of multipack: it differs in how they are dealt.
     settings |= {} if method == "sequential" else {"group": group}
@@ -74,3 +80,51 @@ def prepare(
         train_rows=packed("training"),
         heldout_rows=packed("hold-out"),
     )
+
+
+def source_of(plan: Plan, node: Node, tokenizer: Tokenizer) -> Source:
+    """Where the dataset of a `setup.data` node comes from; nothing is read yet.
+
+    Raises DataError as `open_source` does.
+    """
+    args = node.args
+    # The user's own code lies beside the spec; files are where the command is given.
+    base = Path(plan.spec).absolute().parent if args["kind"] == "python" else Path.cwd()
+    return open_source(
+        args["kind"],
+        patterns=tuple(args["patterns"]),
+        options=args["options"],
+        reads=args["reads"],
+        base=base,
+        bad_record_limit=args["bad_records"],
+        tokenizer=tokenizer,
+    )
+
+
+def prepared_from(
+    plan: Plan, node: Node, tokenizer: Tokenizer, *, jobs: int | None = None, progress: Report | None = None
+) -> PreparedDataset:
+    """The dataset of a `setup.data` node as a run reads it, tokenised and packed now if that is not in the cache.
+
+    `jobs` and `progress` as `build_store` takes them. Raises DataError for whatever of the data cannot be used.
+    """
+    source = source_of(plan, node, tokenizer)
+    encoder = DocumentEncoder(tokenizer, node.args["reads"])
+    store = build_store(source, encoder, _cache(plan) / "tokens", jobs=jobs, progress=progress)
+    return _packed(plan, node, store)
+
+
+def opened_from(plan: Plan, node: Node, key: str) -> PreparedDataset | None:
+    """The same from the store that is called `key`, if it is in the cache; the source is not looked at."""
+    store = open_store(_cache(plan) / "tokens" / key)
+    return None if store is None else _packed(plan, node, store)
+
+
+def _cache(plan: Plan) -> Path:
+    return Path(plan.workspace["root"]) / "cache"
+
+
+def _packed(plan: Plan, node: Node, store: TokenStore) -> PreparedDataset:
+    wanted = ("dataset", "holdout", "oversized", "seed", "sequence", "align", "method", "group")
+    args: dict[str, Any] = {name: node.args[name] for name in wanted if name in node.args}
+    return prepare(store, cache=_cache(plan) / "rows", **args)

@@ -1,87 +1,179 @@
-"""File formats: each reader turns one file into (text, origin) pairs and bad records, in file order."""
+"""Readers of text: whole files, and lines of JSON. Each cuts its files into units and makes records of a unit."""
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BufferedIOBase
 from pathlib import Path
+from typing import Any, Protocol
 
-from attrs import define
+from attrs import frozen
 
 from .bad_records import BadRecord
 from .errors import DataError
+from .fields import Take, taker
+from .opening import blocks, size_of
+from .records import Message, Reads, Record, Unit, Unusable
+from .texts import decoded, described
+
+# Small files are read together: a unit each would cost more than reading them.
+FILES_BYTES = 1 << 20
 
 
-def read_text(path: Path, text_field: str) -> Iterator[tuple[str, str] | BadRecord]:
-    """The whole file as one UTF-8 document; `text_field` is not used. Line ends are kept as they are."""
-    del text_field
-    with _open(path) as file:
-        data = file.read()
-    text = _decode(data)
-    if isinstance(text, str):
-        yield text, str(path)
-    else:
-        yield BadRecord(origin=str(path), reason=text.reason)
+class Reader(Protocol):
+    """How one kind of source is read. It can be pickled."""
+
+    def units(self) -> Iterator[Unit]:
+        """What there is, in reading order, in parts of a few MiB at most unless one record is larger."""
+        ...
+
+    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+        """The records of a unit, in their order, in whatever process."""
+        ...
+
+    def num_bytes(self) -> int | None:
+        """What the sizes of all units add up to, if it can be known beforehand."""
+        ...
 
 
-def read_json_lines(path: Path, text_field: str) -> Iterator[tuple[str, str] | BadRecord]:
-    """One document per line: the string under `text_field` of a JSON object. Blank lines are no records."""
-    with _open(path) as file:
-        for number, line in enumerate(file, start=1):
-            if line.isspace():
+@frozen(kw_only=True)
+class TextFiles:
+    """Each file is one document of UTF-8 text. Line ends are kept as they are, a byte order mark is not."""
+
+    files: tuple[Path, ...]
+
+    def units(self) -> Iterator[Unit]:
+        """Some files at a time."""
+        group: list[Path] = []
+        held = 0
+        for path in self.files:
+            size = size_of(path)
+            if group and held + size > FILES_BYTES:
+                yield Unit(size=held, part=tuple(group), path=group[0])
+                group, held = [], 0
+            group.append(path)
+            held += size
+        if group:
+            yield Unit(size=held, part=tuple(group), path=group[0])
+
+    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+        """A record, or a bad one, for each file."""
+        for path in unit.part:
+            text = decoded(b"".join(data for data, _ in blocks(path)))
+            if isinstance(text, str) and (nul := text.find("\0")) >= 0:
+                text = Unusable(f"a NUL at character {nul}: this is no text file")
+            yield (
+                Record(text, str(path)) if isinstance(text, str) else BadRecord(origin=str(path), reason=text.reason)
+            )
+
+    def num_bytes(self) -> int:
+        """Bytes of all files, as they are on disk."""
+        return sum(map(size_of, self.files))
+
+
+@frozen(kw_only=True)
+class JsonLines:
+    """Each line is one JSON object. Blank lines are no records; a file without records is a bad one."""
+
+    files: tuple[Path, ...]
+    reads: Reads
+
+    def units(self) -> Iterator[Unit]:
+        """Blocks of whole lines."""
+        for path in self.files:
+            yield from _lines(path)
+
+    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+        """A record, or a bad one, for each line that is not blank."""
+        if isinstance(unit.part, Unusable):
+            yield BadRecord(origin=str(unit.path), reason=unit.part.reason)
+            return
+        assert unit.line is not None
+        take = taker(self.reads)
+        try:
+            lines: list[Any] = unit.part.decode().split("\n")
+        except UnicodeDecodeError:
+            lines = unit.part.split(b"\n")
+        for number, line in enumerate(lines, start=unit.line):
+            if not line:
                 continue
-            origin = f"{path}:{number}"
-            text = _text_of(line, text_field)
-            yield (text, origin) if isinstance(text, str) else BadRecord(origin=origin, reason=text.reason)
+            try:
+                fields = _parse(line)
+                content = take(fields) if type(fields) is dict else _no_object(fields)
+            except (ValueError, TypeError, RecursionError):
+                content = _carefully(line, take)
+            if content is None:
+                continue
+            origin = f"{unit.path}:{number}"
+            if isinstance(content, Unusable):
+                yield BadRecord(origin=origin, reason=content.reason)
+            else:
+                yield Record(content, origin)
+
+    def num_bytes(self) -> int:
+        """Bytes of all files, as they are on disk."""
+        return sum(map(size_of, self.files))
 
 
-@define(frozen=True)
-class _Unusable:
-    reason: str
-
-
-def _decode(data: bytes) -> str | _Unusable:
+def _lines(path: Path) -> Iterator[Unit]:
+    line, size, anything = 1, 0, False
+    held: list[bytes] = []
     try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        return _Unusable(f"invalid UTF-8 at byte {error.start}")
-    return text or _Unusable("empty text")
+        for data, taken in blocks(path):
+            size += taken
+            cut = data.rfind(b"\n") + 1
+            if not cut:
+                held.append(data)
+                continue
+            block, held = b"".join([*held, data[:cut]]), [data[cut:]]
+            anything = anything or not block.isspace()
+            yield Unit(size=size, part=block, path=path, line=line)
+            line, size = line + block.count(b"\n"), 0
+    except DataError as error:
+        # Blocks before the break have gone out already: this fails the whole source, whatever became of them.
+        raise DataError(error.message, path=path, line=line, remedy=error.remedy) from error
+    block = b"".join(held)
+    if block and not block.isspace():
+        yield Unit(size=size, part=block, path=path, line=line)
+    elif anything:
+        if size:
+            yield Unit(size=size, part=b"", path=path, line=line)
+    else:
+        reason = "no documents: the file has blank lines only" if line > 1 or block else "no documents: an empty file"
+        yield Unit(size=size, part=Unusable(reason), path=path, line=1)
 
 
-def _text_of(line: bytes, text_field: str) -> str | _Unusable:
-    source = _decode(line)
-    if isinstance(source, _Unusable):
-        return source
+def _carefully(line: str | bytes, take: Take) -> str | list[Message] | Unusable | None:
+    """What a line holds that is not plainly an object: None for a blank one."""
+    data = line.encode() if isinstance(line, str) else line
+    if data.isspace():
+        return None
+    text = decoded(data)
+    if isinstance(text, Unusable):
+        return text
     try:
-        record = json.loads(source)
-    except (ValueError, RecursionError) as error:
-        return _Unusable(f"invalid JSON: {error}")
-    if not isinstance(record, dict):
-        return _Unusable(f"a JSON {type(record).__name__}, not an object")
-    if text_field not in record:
-        return _Unusable(f"no field `{text_field}`")
-    text = record[text_field]
-    if not isinstance(text, str):
-        return _Unusable(f"field `{text_field}` is a {type(text).__name__}, not a string")
-    if not text:
-        return _Unusable(f"field `{text_field}` is empty")
-    # JSON may escape half a surrogate pair, which is a Python string but no text: it has no UTF-8 form.
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        return _Unusable(f"field `{text_field}` has an unpaired surrogate at character {error.start}")
-    return text
+        fields = _parse(text)
+    except json.JSONDecodeError as error:
+        return Unusable(f"invalid JSON at character {error.pos + 1}: {error.msg}")
+    except RecursionError:
+        return Unusable("invalid JSON: nested too deep")
+    except ValueError as error:
+        return Unusable(f"invalid JSON: {error}")
+    return take(fields) if isinstance(fields, dict) else _no_object(fields)
 
 
-@contextmanager
-def _open(path: Path) -> Iterator[BufferedIOBase]:
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield file
-    except (OSError, EOFError, zlib.error) as error:
-        # A broken archive hides an unknown number of records, so no limit on bad records can cover it.
-        raise DataError(
-            f"cannot be read: {error}", path=path, remedy="Check the file's permissions and that it is complete."
-        ) from error
+def _no_object(value: object) -> Unusable:
+    return Unusable(f"the line is {described(value)}, not a JSON object")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"key `{next(name for name in names if names.count(name) > 1)}` appears twice")
+    return fields
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is no number in JSON")
+
+
+_parse = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse).decode

@@ -5,13 +5,29 @@ from hashlib import blake2b
 from typing import Final
 
 import numpy as np
-from attrs import define
+from attrs import define, frozen
 
 from .rows import Rows
 from .store import TokenStore
 
 # The number of a row that holds nothing but padding.
 PADDING: Final = -1
+# Where nobody asks which dataset a row is of, or where it stands in the run.
+UNTOLD: Final = -1
+
+
+@frozen(kw_only=True, eq=False)
+class RawRow:
+    """A packed row as it lies in a store."""
+
+    segments: list[np.ndarray]
+    """Views into the store; L positions come with L + 1 tokens, the last a label."""
+    trained: list[np.ndarray] | None = None
+    """Of each segment, uint8 [L + 1]: 1 where the token is to be predicted. None: all of them are."""
+    dataset: int = UNTOLD
+    """Number of its dataset among those that are trained on; UNTOLD if there is one alone, and in evaluation."""
+    position: int = UNTOLD
+    """Rows of the run before it; UNTOLD in evaluation."""
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -23,17 +39,24 @@ class RowReader:
     """int64: the document of the store that each document index in `rows` stands for."""
     rows: Rows
 
-    def row(self, index: int) -> list[np.ndarray]:
-        """Token segments of one row, views into the store; L positions come with L + 1 tokens, the last a label."""
+    def row(self, index: int, *, dataset: int = UNTOLD, position: int = UNTOLD) -> RawRow:
+        """Row `index`, without segments for PADDING; it says of itself what `dataset` and `position` say."""
         if index == PADDING:
-            return []
+            return RawRow(segments=[], dataset=dataset, position=position)
         rows = self.rows
         segments = slice(int(rows.row_offsets[index]), int(rows.row_offsets[index + 1]))
         documents = self.documents[rows.document[segments]]
         first = self.store.offsets[documents] + rows.starts(segments)
         # The last position of a document reads its last token but one.
         end = np.minimum(first + rows.capacity + 1, self.store.offsets[documents + 1])
-        return [self.store.tokens[a:b] for a, b in zip(first.tolist(), end.tolist(), strict=True)]
+        cuts = [slice(a, b) for a, b in zip(first.tolist(), end.tolist(), strict=True)]
+        tokens, trained = self.store.tokens, self.store.trained
+        return RawRow(
+            segments=[tokens[cut] for cut in cuts],
+            trained=None if trained is None else [trained[cut] for cut in cuts],
+            dataset=dataset,
+            position=position,
+        )
 
     @cached_property
     def fingerprint(self) -> str:

@@ -18,6 +18,8 @@ Oversized = Literal["split", "truncate", "skip", "error"]
 # What is done with a document longer than a row, as the kernels know it; `error` never reaches them.
 SPLIT, TRUNCATE, SKIP = 0, 1, 2
 POLICIES: Final[dict[str, int]] = {"split": SPLIT, "truncate": TRUNCATE, "skip": SKIP, "error": SKIP}
+# From so many things on, their numbers take eight bytes.
+MANY = 1 << 31
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -89,6 +91,11 @@ class Rows:
             digest.update(f" {len(values)} ".encode())
             digest.update(np.ascontiguousarray(values).data)
         return digest.hexdigest()
+
+
+def index_type(count: int) -> type[np.int32] | type[np.int64]:
+    """What numbers up to `count` are kept as."""
+    return np.int32 if count < MANY else np.int64
 
 
 def check_align(capacity: int, align: int) -> None:

@@ -14,7 +14,7 @@ from .errors import DataError
 from .rows import Rows
 
 # Part of every key: raise it whenever the same documents and settings would be packed otherwise.
-FORMAT = 1
+FORMAT = 2
 ARRAYS: Final = ("document", "row_offsets", "cut_segments", "cut_starts")
 NUMBERS: Final = (
     "capacity", "align", "num_positions", "num_truncated", "num_skipped", "num_empty", "num_dropped_positions",
@@ -47,7 +47,10 @@ def open_rows(folder: Path) -> Rows | None:
         values: dict[str, Any] = {name: _mapped(folder / f"{name}.npy") for name in ARRAYS}
         values |= {name: int(meta[name]) for name in NUMBERS}
         rows = Rows(**values)
-        return rows if meta["format"] == FORMAT and meta["fingerprint"] == rows.fingerprint() else None
+        # The fingerprint is that of bytes, and says nothing about what they are taken for.
+        shapes = all(values[name].ndim == 1 and values[name].dtype in (np.int32, np.int64) for name in ARRAYS)
+        sound = shapes and meta["format"] == FORMAT and meta["fingerprint"] == rows.fingerprint()
+        return rows if sound else None
     except (OSError, ValueError, KeyError, TypeError, EOFError):
         return None
 

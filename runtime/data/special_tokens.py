@@ -38,6 +38,8 @@ class SpecialTokens:
 
     bos: int
     eos: int
+    own_bos: bool
+    """Whether bos is a token of its own, and not eos in its place."""
 
 
 def find_special_tokens(directory: Path, vocabulary: Mapping[str, int]) -> SpecialTokens:
@@ -57,7 +59,7 @@ def find_special_tokens(directory: Path, vocabulary: Mapping[str, int]) -> Speci
     first, last = (eos if bos is None else bos), (bos if eos is None else eos)
     assert first is not None
     assert last is not None
-    return SpecialTokens(bos=first, eos=last)
+    return SpecialTokens(bos=first, eos=last, own_bos=bos is not None)
 
 
 def _find(key: str, names: tuple[str, ...], directory: Path, vocabulary: Mapping[str, int]) -> int | None:

@@ -1,21 +1,27 @@
 """The tokenised data set: one flat array of tokens, cached on disk under the hash of everything it depends on."""
 
 import json
+from collections.abc import Iterator
 from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import define
+from attrs import define, field, frozen
 
 from .bad_records import BadRecord, BadRecordReport
-from .cache_folder import ATTEMPTS, make_folder
+from .digests import FileDigests, file_digest, remembering
 from .errors import DataError
-from .sources import Source
-from .store_writer import write_store
-from .tokenizers import Tokenizer
+from .store_writer import BAD, FORMAT, META, OFFSETS, TOKENS, TRAINED
+from .tokenise import Job, make_store
+from .tokenise_progress import Progress, Report
 
-# Part of every key: raise it whenever the same source and tokenizer would give other files.
-FORMAT = 1
+if TYPE_CHECKING:
+    from .documents import DocumentEncoder
+    from .sources import Source
+
+INDEX = "files.json"
+"""Beside the stores: what is known of the content of files."""
 _AT_ONCE = 1 << 16
 
 
@@ -32,6 +38,8 @@ class TokenStore:
     """How many files were read."""
     bad_records: BadRecordReport
     """What the source could not turn into documents when the store was built."""
+    trained: np.ndarray | None = None
+    """uint8 [tokens], mapped and read-only: 1 where a token is to be predicted. None: all of them are."""
 
     @property
     def num_documents(self) -> int:
@@ -58,63 +66,155 @@ class TokenStore:
         return self.tokens[self.offsets[index] : self.offsets[index + 1]]
 
 
-def store_key(source: Source, tokenizer: Tokenizer) -> str:
-    """Hex name of the store that `source` and `tokenizer` give; reads every file of the source once.
+@frozen(kw_only=True)
+class StoreIdentity:
+    """The name of a store, and everything it depends on."""
+
+    covers: dict[str, Any] = field()
+    """JSON values: where one of them is another, so is the key."""
+
+    @property
+    def key(self) -> str:
+        """Hex name of the store."""
+        return blake2b(json.dumps(self.covers, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def identify(
+    source: "Source", encoder: "DocumentEncoder", cache: Path, progress: Report | None = None
+) -> StoreIdentity:
+    """What the store of a source and an encoder depends on; reads each file once, and again when it has changed.
 
     The limit on bad records is not in it: it decides whether a store may be used, not what is in it.
+    Raises DataError if a file cannot be read.
     """
-    parts = [FORMAT, source.kind, source.text_field, source.fingerprint(), tokenizer.fingerprint, tokenizer.vocab_size]
-    return blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(stage="files", done=done, total=total))
+
+    digests = FileDigests(cache / INDEX)
+    with remembering(digests):
+        digests.learn(source.files, tell)
+        content = source.fingerprint()
+    return StoreIdentity(
+        covers={
+            "code": f"format {FORMAT}",
+            "source": source.kind,
+            "fields": list(source.reads.fields),
+            # Of the files, and of the options of the source as far as they decide what is read.
+            "content": content,
+            **encoder.covers,
+        }
+    )
 
 
-def build_store(source: Source, tokenizer: Tokenizer, cache: Path) -> TokenStore:
-    """Open the store under `cache/<key>/`, building it first if it is missing or damaged.
+def build_store(
+    source: "Source",
+    encoder: "DocumentEncoder",
+    cache: Path,
+    *,
+    jobs: int | None = None,
+    progress: Report | None = None,
+    identity: StoreIdentity | None = None,
+) -> TokenStore:
+    """Open the store under `cache/<key>/`; if it is missing or damaged, it is built first.
 
-    Any number of processes may call this at once: each builds in a folder of its own and the first rename wins.
-    Raises DataError for bad records beyond the source's limit, for a source without documents, or if the cache
-    cannot be written.
+    `jobs` processes tokenise (None: as many as there are cores, unless there is little to do; 1: this one alone). Any
+    number of processes may call this at once: one builds, the others wait, and go on with the work if it ends before.
+    An unfinished build is resumed. What `progress` raises ends this call and nothing else. It may be called in any
+    thread. `identity` saves looking at the files again.
+    Raises DataError for bad records beyond the source's limit, for a source without documents, for files that change
+    meanwhile, or if the cache cannot be written; and whatever a user's own source raises.
     """
-    key = store_key(source, tokenizer)
-    final = cache / key
-    for _ in range(ATTEMPTS):
-        store = open_store(final)
-        if store is not None:
-            store.bad_records.check(source.bad_record_limit)
-            return store
-        try:
-            make_folder(
-                final,
-                lambda partial: write_store(source, tokenizer, partial, format_version=FORMAT),
-                lambda folder: open_store(folder) is not None,
+    identity = identity or identify(source, encoder, cache, progress)
+    final = cache / identity.key
+    store = open_store(final)
+    if store is None:
+
+        def check_unchanged() -> None:
+            if identify(source, encoder, cache) != identity:
+                remedy = "Wait until they are complete, and start again."
+                raise DataError(
+                    "files of this source have changed while they were read", path=source.base, remedy=remedy
+                )
+
+        make_store(
+            Job(
+                final=final,
+                source=source,
+                encoder=encoder,
+                dtype=np.dtype(np.uint16 if encoder.vocab_size <= 1 << 16 else np.uint32),
+                meta={"files": len(source.files), "covers": identity.covers},
+                is_sound=lambda folder: open_store(folder) is not None,
+                check_unchanged=check_unchanged,
+                jobs=jobs,
+                report=progress,
             )
-        except OSError as error:
-            raise DataError(
-                f"cannot write the token store: {error}", path=final, remedy="Free space or choose another cache."
-            ) from error
-    raise DataError("the token store is damaged as soon as it is written", path=final, remedy="Check this file system.")
+        )
+        store = open_store(final)
+    if store is None:
+        raise DataError("the token store is damaged as soon as written", path=final, remedy="Check this file system.")
+    store.bad_records.check(source.bad_record_limit)
+    return store
 
 
 def open_store(directory: Path) -> TokenStore | None:
     """The store in `directory`, or None if any part of it is missing, unreadable or of the wrong size."""
     try:
-        meta = json.loads((directory / "meta.json").read_bytes())
-        offsets = np.load(directory / "offsets.npy", allow_pickle=False)
+        meta = json.loads((directory / META).read_bytes())
+        count, dtype = int(meta["tokens"]), np.dtype(meta["dtype"])
+        offsets = np.asarray(np.load(directory / OFFSETS, mmap_mode="r", allow_pickle=False))
         # A plain array over the mapping: slicing a memmap object costs several times as much.
-        tokens = np.asarray(np.memmap(directory / "tokens.bin", dtype=np.dtype(meta["dtype"]), mode="r"))
+        tokens = np.asarray(np.memmap(directory / TOKENS, dtype=dtype, mode="r"))
+        trained = np.asarray(np.memmap(directory / TRAINED, dtype=np.uint8, mode="r")) if meta["masked"] else None
+        bad = meta["bad_records"]
+        first = tuple(BadRecord(origin=origin, reason=reason) for origin, reason in bad["first"])
+        report = BadRecordReport(count=int(bad["count"]), first=first)
         sound = (
             meta["format"] == FORMAT
+            and dtype in (np.uint16, np.uint32)
             and offsets.shape == (meta["documents"] + 1,)
             and offsets.dtype == np.int64
+            and len(tokens) == count == offsets[-1]
             and offsets[0] == 0
-            # bos and eos: no document is shorter than two tokens.
-            and bool(np.all(np.diff(offsets) >= 2))
-            and len(tokens) == meta["tokens"] == offsets[-1]
+            and (trained is None or len(trained) == count)
+            and (directory / BAD).is_file() == (report.count > 0)
+            and all(bool(np.all(lengths > 0)) for lengths in _lengths(offsets))
         )
-        first = tuple(BadRecord(origin=origin, reason=reason) for origin, reason in meta["bad_records"]["first"])
-        report = BadRecordReport(count=meta["bad_records"]["count"], first=first)
         files = int(meta["files"])
-    except (OSError, ValueError, KeyError, TypeError, EOFError):
+    except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError):
         return None
     if not sound:
         return None
-    return TokenStore(key=directory.name, tokens=tokens, offsets=offsets, num_files=files, bad_records=report)
+    return TokenStore(
+        key=directory.name, tokens=tokens, offsets=offsets, num_files=files, bad_records=report, trained=trained
+    )
+
+
+def damage(directory: Path, progress: Report | None = None) -> list[str]:
+    """The names of the files in a store whose content is not what was written; reads all of them."""
+    try:
+        digests = dict(json.loads((directory / META).read_bytes())["digests"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return [META]
+    found = []
+    total = sum(path.stat().st_size for path in directory.iterdir())
+    done = 0
+    for name, digest in digests.items():
+        try:
+            if file_digest(directory / name) != digest:
+                found.append(name)
+            done += (directory / name).stat().st_size
+        except (DataError, OSError):
+            found.append(name)
+        if progress is not None:
+            progress(Progress(stage="files", done=done, total=total))
+    if open_store(directory) is None and not found:
+        found.append(META)
+    return found
+
+
+def _lengths(offsets: np.ndarray) -> Iterator[np.ndarray]:
+    """Lengths of some documents after another: of a billion, all at once take as much memory as the offsets."""
+    for first in range(0, len(offsets) - 1, _AT_ONCE):
+        yield np.diff(offsets[first : first + _AT_ONCE + 1])

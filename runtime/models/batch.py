@@ -4,11 +4,32 @@ Shapes: B rows, S positions of a row that this rank holds, V vocabulary.
 """
 
 import torch
-from attrs import define
+from attrs import define, frozen
 from torch import Tensor
 
-from ..data.batch import Microbatch
+from ..data.batch import IGNORE_INDEX, Microbatch
 from .attention import Packing
+
+
+@frozen(kw_only=True, eq=False)
+class RowLosses:
+    """What the losses of different datasets are made of: sums over this rank's positions of each row.
+
+    dataset_B: int64, number of the row's dataset. cross_entropy_B, valid_B: float64, over and of its valid tokens.
+    """
+
+    dataset_B: Tensor
+    cross_entropy_B: Tensor
+    valid_B: Tensor
+
+    @classmethod
+    def of(cls, dataset_B: Tensor, labels_BS: Tensor, each_T: Tensor) -> "RowLosses":
+        """`each_T`: cross-entropies of all positions, rows one after the other, 0 where there is no label."""
+        return cls(
+            dataset_B=dataset_B,
+            cross_entropy_B=each_T.view_as(labels_BS).sum(1, dtype=torch.float64),
+            valid_B=(labels_BS != IGNORE_INDEX).sum(1, dtype=torch.float64),
+        )
 
 
 @define(kw_only=True, eq=False)
@@ -17,6 +38,7 @@ class ModelBatch:
 
     last_BS: where the position is whose logits are wanted, instead of losses; all False on ranks that do not hold it.
     cross_entropy: sum over this batch's valid tokens, left here by the last stage.
+    dataset_B: number of each row's dataset, where several are trained on. row_losses: left by the last stage then.
     """
 
     input_ids_BS: Tensor | None
@@ -26,17 +48,24 @@ class ModelBatch:
     packing: Packing
     last_BS: Tensor | None = None
     cross_entropy: Tensor | None = None
+    dataset_B: Tensor | None = None
+    row_losses: RowLosses | None = None
 
     @classmethod
     def of(cls, batch: Microbatch, device: torch.device) -> "ModelBatch":
         """Move a microbatch to `device`; its segments stay what they are: those of whole rows."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=True)
+
         rows = batch.positions_BS.shape[0]
         return cls(
-            input_ids_BS=None if batch.input_ids_BS is None else batch.input_ids_BS.to(device),
-            labels_BS=None if batch.labels_BS is None else batch.labels_BS.to(device),
-            positions_BS=batch.positions_BS.to(device),
-            real_BS=batch.real_BS.to(device),
+            input_ids_BS=moved(batch.input_ids_BS),
+            labels_BS=moved(batch.labels_BS),
+            positions_BS=batch.positions_BS.to(device, non_blocking=True),
+            real_BS=batch.real_BS.to(device, non_blocking=True),
             packing=Packing.from_lengths(batch.cumulative_lengths, rows, batch.sequence, device),
+            dataset_B=moved(batch.dataset_B),
         )
 
     @property

@@ -20,10 +20,14 @@ IGNORE = -100
 
 
 class LossTerms(NamedTuple):
-    """Sums over valid tokens: `objective` carries the gradient; `cross_entropy` is what is logged."""
+    """Sums over valid tokens: `objective` carries the gradient; `cross_entropy` is what is logged.
+
+    each_T: the summands of `cross_entropy`, 0 where a token is not valid; None unless they are asked for.
+    """
 
     objective: Tensor
     cross_entropy: Tensor
+    each_T: Tensor | None = None
 
 
 @frozen(kw_only=True)
@@ -58,16 +62,19 @@ class Head:
         return max(1, self.chunk_bytes // (4 * alive))
 
 
-def token_losses(hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head) -> LossTerms:
+def token_losses(
+    hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, *, each: bool = False
+) -> LossTerms:
     """Σ (−log p(label) + z_weight · lse²) over tokens whose label is not −100; the loss is taken in at least fp32.
 
     z-loss: PaLM (arXiv 2204.02311) §5. The gradient of `hidden_TD` is that of this rank's piece of the vocabulary.
+    With `each` the terms tell tokens apart; nothing else changes by that.
     """
     # Asked here: inside a custom forward gradients are off, and the inputs say they need one even under no_grad.
     needs = torch.is_grad_enabled() and (hidden_TD.requires_grad or weight_VD.requires_grad)
-    terms = _ChunkedLoss.apply(hidden_TD, weight_VD, labels_T, head, needs)
-    objective, cross_entropy = terms  # pyright: ignore[reportGeneralTypeIssues]
-    return LossTerms(objective, cross_entropy)
+    terms = _ChunkedLoss.apply(hidden_TD, weight_VD, labels_T, head, needs, each)
+    objective, cross_entropy, each_T = terms  # pyright: ignore[reportGeneralTypeIssues]
+    return LossTerms(objective, cross_entropy, each_T)
 
 
 def whole_logits(hidden_TD: Tensor, weight_VD: Tensor, head: Head) -> Tensor:
@@ -119,10 +126,11 @@ def _statistics(logits_TV: Tensor, labels_T: Tensor, head: Head) -> _Statistics:
 
 class _ChunkedLoss(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, needs: bool):
+    def forward(ctx: Any, hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, needs: bool, each: bool):
         exact = torch.float64 if hidden_TD.dtype == torch.float64 else torch.float32
         objective = torch.zeros((), dtype=exact, device=hidden_TD.device)
         cross_entropy = torch.zeros_like(objective)
+        each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
         grad_hidden_TD = torch.empty_like(hidden_TD) if needs else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if needs else None
         for first in range(0, labels_T.numel(), head.chunk):
@@ -130,7 +138,10 @@ class _ChunkedLoss(torch.autograd.Function):
             labels_t = labels_T[part]
             valid_t = (labels_t != IGNORE).to(exact)
             found = _statistics(F.linear(hidden_TD[part], weight_VD).to(exact), labels_t, head)
-            loss = ((found.lse_T - found.label_T) * valid_t).sum()
+            loss_t = (found.lse_T - found.label_T) * valid_t
+            loss = loss_t.sum()
+            if each_T is not None:
+                each_T[part] = loss_t
             cross_entropy += loss
             objective += loss + head.z_weight * (found.lse_T.square() * valid_t).sum()
             if grad_hidden_TD is not None and grad_weight_VD is not None:
@@ -146,8 +157,8 @@ class _ChunkedLoss(torch.autograd.Function):
         # Kept on ctx, not saved for backward: it is scaled in place there, once.
         ctx.grads = (grad_hidden_TD, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype))
         ctx.twice, ctx.scaled = head.twice, False
-        ctx.mark_non_differentiable(cross_entropy)
-        return objective, cross_entropy
+        ctx.mark_non_differentiable(*(term for term in (cross_entropy, each_T) if term is not None))
+        return objective, cross_entropy, each_T
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor):
@@ -158,4 +169,4 @@ class _ChunkedLoss(torch.autograd.Function):
             ctx.scaled = True
         if not ctx.twice:
             del ctx.grads
-        return grad_hidden_TD, grad_weight_VD, None, None, None
+        return grad_hidden_TD, grad_weight_VD, None, None, None, None

@@ -18,7 +18,7 @@ from ..parallel.axes import Axes
 from ..parallel.collectives import own_piece
 from ..parallel.tensor import enter, leave, local
 from .attention import KERNELS, AttentionKernel, Packing, with_block_mask
-from .batch import ModelBatch
+from .batch import ModelBatch, RowLosses
 from .layers import Embedding, Linear, RMSNorm, Rotation, SwiGLU
 from .loss import Head, token_losses, whole_logits
 from .moe import MoE
@@ -132,8 +132,12 @@ class Transformer(nn.Module):
             return self._logits(hidden_BSD, batch.last_BS)
         assert batch.labels_BS is not None
         hidden_BSD = enter(hidden_BSD, self.axes.tensor)
-        terms = token_losses(hidden_BSD.flatten(0, 1), self._head_VD(), batch.labels_BS.flatten(), self._head())
+        hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
+        each = batch.dataset_B is not None
+        terms = token_losses(hidden_TD, self._head_VD(), labels_T, self._head(), each=each)
         batch.cross_entropy = terms.cross_entropy
+        if batch.dataset_B is not None and terms.each_T is not None:
+            batch.row_losses = RowLosses.of(batch.dataset_B, batch.labels_BS, terms.each_T)
         return torch.stack((terms.objective,))  # FSDP wants no view
 
     def _logits(self, hidden_BSD: Tensor, last_BS: Tensor) -> Tensor:

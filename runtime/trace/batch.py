@@ -19,15 +19,15 @@ class FullRows:
     @classmethod
     def of(cls, plan: Plan, collate: Chain) -> "FullRows":
         args = plan.node("setup.loader").args
-        whole = full_rows(args["micro"], args["sequence"])
+        whole = full_rows(args["micro"], args["sequence"], several=len(args["datasets"]) > 1)
         return cls(whole=whole, local=collate.local_part(whole), accumulate=args["accumulate"])
 
     def microbatches(self, step: int) -> list[Microbatch]:
         return [evolve(self.local) for _ in range(self.accumulate)]
 
 
-def full_rows(rows: int, sequence: int) -> Microbatch:
-    """Whole rows, before context parallelism takes its part of them."""
+def full_rows(rows: int, sequence: int, *, several: bool = False) -> Microbatch:
+    """Whole rows, before context parallelism takes its part of them; `several`: datasets are to be told apart."""
     positions_BS = torch.arange(sequence).repeat(rows, 1)
     return Microbatch(
         input_ids_BS=torch.zeros_like(positions_BS),
@@ -36,5 +36,6 @@ def full_rows(rows: int, sequence: int) -> Microbatch:
         real_BS=torch.ones_like(positions_BS, dtype=torch.bool),
         cumulative_lengths=torch.arange(0, rows * sequence + 1, sequence, dtype=torch.int32),
         real_lengths=torch.full((rows,), sequence, dtype=torch.int32),
+        dataset_B=torch.zeros(rows, dtype=torch.int64) if several else None,
         num_valid=rows * sequence,
     )

@@ -44,7 +44,7 @@ class Holdings:
         """`batches`: those that wait, too."""
         self.name_gradients()
         for batch in batches:
-            tensors = (batch.input_ids_BS, batch.labels_BS, batch.positions_BS, batch.real_BS)
+            tensors = (batch.input_ids_BS, batch.labels_BS, batch.positions_BS, batch.real_BS, batch.dataset_B)
             self.ledger.assign("batch", pieces((*tensors, batch.packing.document_BS)))
 
     def forward_ends(self, objective: Tensor | None) -> None:

@@ -46,6 +46,7 @@ print("loaded:", *[m for m in {heavy!r} if m in sys.modules], file=sys.stderr)
         ("--help",),
         ("check", "specs/quickstart.xtrain"),
         ("plan", "specs/quickstart.xtrain"),
+        ("plan", "specs/chat.xtrain"),  # reads Python of the user, and imports none
         ("plan", "specs/llama_405b_16k.xtrain", "--json"),
         ("fmt", "--check", "specs/quickstart.xtrain"),
         ("explain", "X203"),

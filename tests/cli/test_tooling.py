@@ -312,7 +312,7 @@ def test_init_in_a_folder(call):
         (("..",), "a name is made of"),
         (("a\nb/x",), "is no path for a spec"),
         (("x", "--template", "clustre"), "did you mean `cluster`?"),
-        (("x", "--template", "qqq"), "there are quickstart, ddp, fsdp, moe, cluster"),
+        (("x", "--template", "qqq"), "there are quickstart, curriculum, ddp, fsdp, moe, cluster"),
     ],
 )
 def test_init_refuses(call, arguments, said):
@@ -325,6 +325,7 @@ def test_init_lists(call):
     status, out, _ = call("init", "--list")
     assert status == 0 and [line.split()[0] for line in out.splitlines()] == [
         "quickstart",
+        "curriculum",
         "ddp",
         "fsdp",
         "moe",

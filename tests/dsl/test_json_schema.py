@@ -120,7 +120,13 @@ def changed(spec, path, value):
         ("parallel/tp/size", 0),
         ("parallel/pp/schedule", "dual_pipe"),
         ("dataset/web/source", "a.txt"),
-        ("dataset/web/source", {"parquet": {"patterns": ["a"]}}),
+        ("dataset/web/source", {"parquet": {"pattern": ["a"]}}),
+        ("dataset/web/source", {"my_own": ["a"]}),
+        ("mixture", {"web": -1}),
+        ("mixture", {"web": "80%"}),
+        ("mixture", {"temperature": 0}),
+        ("phase", {"anneal": {}}),
+        ("phase", {"anneal": {"from": "90%", "mix": {"web": -1}}}),
         ("dataset/web/source", {"text": {"patterns": ["a"]}, "jsonl": {"patterns": ["a"]}}),
         ("collate", ["flatten"]),
         ("every/0/every", "3 epochs"),
@@ -176,12 +182,21 @@ NAMES_OF_QUANTITIES = {
 def test_the_object_of_a_spec_says_all_of_it():
     spec = load_spec(DATA / "every_form.xtrain").require()
     for kind in blocks.KINDS:
-        if kind != "dataset":
+        if kind not in (*blocks.NAMED, "mixture"):
             assert {a.name for a in attrs.fields(type(getattr(spec, kind)))} == set(GOOD[kind]), kind
     assert GOOD["dataset"]["c++"] == {
-        "source": {"jsonl": {"patterns": ["c.jsonl"]}}, "text": "content", "holdout": "100%", "oversized": "truncate",
+        "source": {"jsonl": {"patterns": ["c.jsonl"]}}, "text": "content", "messages": None, "prompt": None,
+        "response": None, "train_on": "auto", "template": "auto", "holdout": "100%", "oversized": "truncate",
         "bad_records": 3,
     }  # fmt: skip
+    assert GOOD["dataset"]["qa"]["source"] == {"huggingface": {"name": "org/name", "config": "en", "split": "train"}}
+    assert GOOD["mixture"] == {**spec.mixture.weights, "temperature": 2.0} and GOOD["mixture"]["stdlib"] == 0.2
+    assert GOOD["phase"]["early"] == {
+        "from": "100 steps",
+        "mix": {"web": 0.8, "c++": 0.0, "chat": 0.5},
+        "lr_scale": 1.0,
+    }
+    assert "mixture" not in as_json(DATA / "quickstart.xtrain")  # whose only dataset needs no weight
     assert GOOD["parallel"]["pp"]["layers"] == [2, 2] and GOOD["parallel"]["pp"]["embedding_cost"] == "auto"
     assert GOOD["collate"][3]["pack"]["align"] == 4 and GOOD["collate"][0] == {"to_tensor": {}}
     assert GOOD["every"][1] == {

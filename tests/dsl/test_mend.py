@@ -358,9 +358,13 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+# As if it lay beside the examples, whose own parts it may use.
+SPEC = str(Path(__file__).parents[2] / "specs" / "s.xtrain")
+
+
 def judged(text):
     """What the whole checker says, the planner's rules included."""
-    return check_from_spec("s", (), {"s": text})
+    return check_from_spec(SPEC, (), {SPEC: text})
 
 
 @settings(max_examples=60, deadline=None)
@@ -373,15 +377,15 @@ def test_a_known_mistake_is_put_back(name, mistake, seed):
     except IndexError:  # nothing of the kind in this spec
         return
     before = judged(bad)
-    found = mend(lambda texts: check_from_spec("s", (), {"s": bad, **texts}))
-    after = found.texts.get("s", bad)
+    found = mend(lambda texts: check_from_spec(SPEC, (), {SPEC: bad, **texts}))
+    after = found.texts.get(SPEC, bad)
     if not before.has_errors:
         assert not found.texts  # the mistake has another meaning, as `a - b` has without its comma
     elif found.texts:
         assert len(found.diagnostics.errors) < len(before.errors)
-        loaded = load_spec("s", (), {"s": after})
+        loaded = load_spec(SPEC, (), {SPEC: after})
         assert loaded.spec is not None, loaded.diagnostics.render()
-        assert loaded.spec == load_spec("s", (), {"s": good}).spec
+        assert loaded.spec == load_spec(SPEC, (), {SPEC: good}).spec
     assert judged(after).has_errors == found.diagnostics.has_errors
 
 
@@ -396,7 +400,7 @@ def test_most_known_mistakes_are_mended(mistake):
         except IndexError:
             continue
         if judged(bad).has_errors:
-            found = mend(lambda texts, bad=bad: check_from_spec("s", (), {"s": bad, **texts}))
+            found = mend(lambda texts, bad=bad: check_from_spec(SPEC, (), {SPEC: bad, **texts}))
             tried, whole = tried + 1, whole + (not found.diagnostics.has_errors)
     # Behind `(` a setting of the block may be an argument: mostly nobody knows where such a bracket is missing.
     share = 0.3 if mistake is break_bracket else 0.8

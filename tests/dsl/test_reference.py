@@ -37,7 +37,7 @@ def test_every_example_is_one(field):
 def test_every_set_is_one(field):
     shown = PLAIN.field(field)
     found = re.search(r"--set (.*)$", shown, re.MULTILINE)
-    if field.path == "dataset.name":
+    if field.path in ("dataset.name", "phase.name"):
         assert found is None
         return
     family = f"model {field.only[0]} {{ experts = 8 }}" if field.only and field.path.startswith("model") else ""
@@ -45,6 +45,7 @@ def test_every_set_is_one(field):
     family = "model mixtral { experts = 8 }" if field.path.startswith("model.router") else family
     family = "loss cross_entropy" if field.path.startswith("loss.") else family
     family = "activation full" if field.path.startswith("activation") else family
+    family = "phase stdlib { from = 50% }" if field.path.startswith("phase.") else family
     family = "cluster h100" if field.path.startswith("cluster.") and not field.is_label else family
     assert wrong(family, filled(found[1].strip("'"))) == []
 
@@ -61,6 +62,10 @@ def test_every_set_is_one(field):
         ("tp.size", ["Field parallel.tp.size"]),
         ("sequence", ["Field batch.sequence", "Field parallel.tp.sequence"]),
         ("dataset.web.holdout", ["Field dataset.holdout"]),
+        ("phase.anneal.from", ["Field phase.from"]),
+        ("mixture", ["Page mixture"]),
+        ("mixture.web", ["Field mixture.NAME"]),
+        ("mixture.temperature", ["Field mixture.temperature"]),
         ("checkpoint", ["Page checkpoint", "Page checkpoint"]),
         ("every", ["Page every", "Field activation.every"]),
         ("pack", ["Page pack"]),

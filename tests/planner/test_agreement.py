@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 from topologies import BY_NAME, TOPOLOGIES, Topology
 
 from xtrain.planner.load import plan_from_spec
@@ -56,6 +57,18 @@ def test_a_layout_costs_what_its_plan_says(name, tmp_path, monkeypatch):
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path))
 
 
+MIXED = """
+dataset others { source = jsonl("data.jsonl") }
+mixture { lines = 1, others = 2 }
+"""
+
+
+@pytest.mark.parametrize("name", ["one rank, one microbatch (moe)", "tp 2, without loss (dense)", "pp 2, zbv (dense)"])
+def test_losses_of_several_datasets_cost_what_the_plan_says(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=MIXED))
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("topology", [t for t in TOPOLOGIES if t.name not in FEW], ids=lambda t: t.name)
 def test_every_layout_costs_what_its_plan_says(topology, tmp_path, monkeypatch):
@@ -76,8 +89,8 @@ def test_wide_models_in_two_formats_cost_what_their_plans_say(name, monkeypatch)
     hold_against_the_trace(compiled.plan)
 
 
-def plan_of(topology: Topology, folder: Path) -> Plan:
-    trial = topology.trial("fp32")
+def plan_of(topology: Topology, folder: Path, *, more: str = "") -> Plan:
+    trial = evolve(topology.trial("fp32"), more=more)
     (folder / "data.jsonl").write_text(json.dumps({"text": "some words"}) + "\n")
     sets = ("precision.params=fp32", "workspace.root=runs", *trial.settings, *topology.layout)
     compiled = plan_from_spec(trial.write(folder, alone=False), sets)

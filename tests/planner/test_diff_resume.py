@@ -24,13 +24,15 @@ pytestmark = pytest.mark.distributed
 class Move:
     """A trial of two steps under `before`, and its third under `after`. taken: whether the runtime goes on.
 
-    asked: a refusal is only asked for, as the launcher does before it starts ranks; else it is run into.
+    asked: a refusal is only asked for, as the launcher does before it starts ranks; else it is run into. both: lines of
+    both specs; more: further ones of the second.
     """
 
     name: str
     model: str = "dense"
     before: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
+    both: str = ""
     more: str = ""
     kind: str
     taken: bool
@@ -40,6 +42,11 @@ class Move:
 FSDP2 = ("parallel.fsdp.size=2",)
 COPIES = ("parallel.stack=ddp", "parallel.fsdp.replicate=2")
 BIASED = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
+MIXED = """
+dataset talks { source = jsonl("talks.jsonl"), messages = "messages", template = "chatml" }
+mixture { lines = 2, talks = 1 }
+"""
+LATE = "phase late { from = 2 steps, mix = { talks: 9 }, lr_scale = 0.5 }"
 HEADS = ("model.heads=4", "model.kv_heads=2", "model.head_dim=16")
 
 MOVES = (
@@ -50,6 +57,11 @@ MOVES = (
     Move(name="wider", before=("precision.params=fp32",), kind="safe", taken=True),
     Move(name="shards", after=FSDP2, kind="resharded", taken=True),
     Move(name="copies to shards", before=COPIES, after=FSDP2, kind="resharded", taken=True),
+    Move(name="a phase that comes now", both=MIXED, more=LATE, kind="safe", taken=True),
+    Move(name="another mixture", both=MIXED, after=("mixture.talks=3",), kind="safe", taken=True),
+    Move(name="a dataset more", more=MIXED, kind="safe", taken=True),
+    Move(name="a dataset less", both=MIXED, after=("mixture.talks=0",), kind="safe", taken=True),
+    Move(name="other masks", both=MIXED, after=("dataset.talks.train_on=all",), kind="incompatible", taken=False),
     # torch would round, or load other weights than were saved, or compute something else with them.
     Move(name="narrower", after=("precision.params=fp32",), kind="incompatible", taken=False),
     Move(name="heads of the same shapes", after=HEADS, kind="incompatible", taken=False),
@@ -58,12 +70,12 @@ MOVES = (
     Move(name="biases gone", model="moe", before=BIASED, after=BIASED[:1], kind="incompatible", taken=False),
     Move(name="biases new", model="moe", before=BIASED[:1], after=BIASED, kind="incompatible", taken=False, asked=True),
     Move(name="layers", after=("model.layers=5",), kind="incompatible", taken=False, asked=True),
-    Move(name="rows", after=("batch.rows=16",), kind="incompatible", taken=False),
+    Move(name="rows", after=("batch.rows=16",), kind="safe", taken=True),
     Move(name="seed", after=("experiment.seed=4",), kind="incompatible", taken=False, asked=True),
     Move(name="held out", after=("dataset.lines.holdout=30%",), kind="incompatible", taken=False),
     # Only the content of rows decides, and it is the same.
     Move(name="held out alike", after=("dataset.lines.holdout=10.001%",), kind="incompatible", taken=True),
-    Move(name="files alike", after=('dataset.lines.source=jsonl("*.jsonl")',), kind="incompatible", taken=True),
+    Move(name="files alike", after=('dataset.lines.source=jsonl("da*.jsonl")',), kind="incompatible", taken=True),
 )
 
 
@@ -104,9 +116,9 @@ def unbroken(lab: Laboratory) -> Callable[[Plan], tuple[int, float, float]]:
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
 def test_the_runtime_does_what_diff_says(lab: Laboratory, saved, unbroken, move: Move):
-    trial = Trial(model=move.model, steps=2)
+    trial = Trial(model=move.model, steps=2, more=move.both)
     a = lab.plan(trial, move.before)
-    b = lab.plan(evolve(trial, steps=3, more=move.more), move.after)
+    b = lab.plan(evolve(trial, steps=3, more=move.both + move.more), move.after)
     verdict = resumable(a, b, 2)
     assert verdict.kind == move.kind
     assert (move.kind != "incompatible") == move.taken or not verdict.certain
@@ -142,7 +154,7 @@ def test_a_plan_that_is_refused_leaves_the_run_directory_as_it_was(lab: Laborato
     folder = lab.folder / "jobs" / "left"
     place = (f"workspace.root={lab.folder}", "workspace.lineage=jobs", "workspace.run=left")
     before = (folder / "plan.json").read_bytes(), (folder / "metrics.jsonl").read_bytes()
-    for change in ("experiment.seed=4", "batch.rows=16", "model.rope_theta=500000.0"):
+    for change in ("experiment.seed=4", "model.rope_theta=500000.0"):
         with pytest.raises(ResumeRefused, match=change.partition("=")[0]):
             open_workspace(lab.plan(trial, (change, *place)), "")
         assert before == ((folder / "plan.json").read_bytes(), (folder / "metrics.jsonl").read_bytes())

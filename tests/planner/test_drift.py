@@ -55,7 +55,7 @@ def test_the_text_that_a_plan_carries_gives_the_plan(path, monkeypatch):
     monkeypatch.chdir(ROOT)
     plan = plan_from_spec(path).plan
     assert plan is not None
-    again = plan_from_text(plan.spec_text, "stored", world=plan.mesh.world_size).plan
+    again = plan_from_text(plan.spec_text, f"{plan.spec} (stored)", world=plan.mesh.world_size).plan
     assert again is not None and again.id == plan.id
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from xtrain.dsl.blocks import choices_of
 from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.data import Dataset, Text
+from xtrain.dsl.schema.data import Batch, Dataset, JsonLines, Mixture, Phase, Text
 from xtrain.dsl.schema.setting import AUTO, Auto, Role
 from xtrain.dsl.spec import Spec
 from xtrain.planner.compile import compile_plan
@@ -21,8 +21,16 @@ from xtrain.planner.plan import Plan
 # Everything is on, so that every setting has something to act upon.
 ALL_ON = {
     "model": "model qwen3_moe { dim = 64, layers = 8, heads = 8, kv_heads = 4, vocab = 300, experts = 8 }",
-    "dataset": 'dataset code { source = jsonl("a/*.jsonl"), holdout = 1% }\n'
-    'dataset other { source = text("b/*.txt"), holdout = 100% }',
+    "dataset": """dataset code { source = jsonl("a/*.jsonl"), holdout = 1% }
+        dataset other { source = text("b/*.txt"), holdout = 100% }
+        dataset chat {
+          source = huggingface("org/name"), messages = "messages", train_on = last, template = "chatml"
+        }
+        dataset qa { source = parquet("q/*.parquet"), prompt = "question", response = "answer" }
+        dataset ready { source = tokens("t/*.npy", dtype = uint16, separator = 0) }
+        dataset fake { source = synthetic() }""",
+    "mixture": "mixture { code = 0.5, chat = 0.2, qa = 0.1, ready = 0.1, fake = 0.1, temperature = 2 }\n"
+    "phase early { from = 20 steps, mix = { code: 1 }, lr_scale = 0.5 }",
     "every": "every 20 steps eval code { batches = 2 } then log\nevery 50 steps eval other then checkpoint\n"
     'on finish generate { prompts = ["def "] }\non sigterm checkpoint then stop',
     "scheduler": "scheduler wsd { warmup = 5 steps }",
@@ -49,9 +57,24 @@ COPIES = ALL_ON | {"parallel": "parallel { fsdp 1 { replicate = 2 } }"}
 EXEMPT = {
     "path": "where the spec lies is not part of the experiment",
     "origins": "nor is how it is written",
-    "datasets.code.name": "the name is the key of the dataset",
-    "datasets.other.name": "the name is the key of the dataset",
-    "datasets.other.holdout": "two datasets need a mixture, so this one stays an evaluation",
+    "uses": "which files are read shows in the parts that are used",
+    **{f"datasets.{name}.name": "the name is the key" for name in ("code", "other", "chat", "qa", "ready", "fake")},
+}
+OF_RECORDS = ("text", "messages", "prompt", "response", "train_on", "template")
+OF_FORM = {"code": ("text", "messages"), "chat": ("messages", "train_on", "template"),
+           "qa": ("prompt", "response", "train_on", "template")}  # fmt: skip
+EXEMPT |= {
+    f"datasets.{name}.{field}": "another form of records has it, or a source with fields"
+    for name in ("code", "other", "chat", "qa", "ready", "fake")
+    for field in OF_RECORDS
+    if field not in OF_FORM.get(name, ())
+}
+
+
+EXEMPT |= {
+    f"datasets.{name}.{field}": "what is the same for all datasets is changed in two of them"
+    for name in ("chat", "qa", "ready", "fake")
+    for field in ("holdout", "oversized", "bad_records")
 }
 
 
@@ -64,13 +87,17 @@ def places(value: Any, path: str = "") -> Iterator[tuple[str, attrs.Attribute]]:
 
 
 def _inside(value: Any, path: str, attribute: attrs.Attribute) -> Iterator[tuple[str, attrs.Attribute]]:
+    if path in EXEMPT:
+        return
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from places(item, f"{path}.{key}")
+            yield from _inside(item, f"{path}.{key}", attribute)
     elif isinstance(value, tuple) and value and attrs.has(type(value[0])):
         for number, item in enumerate(value):
             yield from places(item, f"{path}.{number}")
-    elif attrs.has(type(value)) and not isinstance(value, Quantity | Auto) and attribute.name != "source":
+    elif attrs.has(type(value)) and not isinstance(value, Quantity | Auto):
+        if attribute.name == "source":
+            yield path, attribute
         yield from places(value, path)
     else:
         yield path, attribute
@@ -85,7 +112,7 @@ def at(value: Any, path: str) -> Any:
 def replaced(value: Any, path: str, new: Any) -> Any:
     name, _, rest = path.partition(".")
     if isinstance(value, dict):
-        return {**value, name: replaced(value[name], rest, new)}
+        return {**value, name: replaced(value[name], rest, new) if rest else new}
     if isinstance(value, tuple):
         changed = list(value)
         changed[int(name)] = replaced(value[int(name)], rest, new)
@@ -114,7 +141,7 @@ def alternatives(value: Any, annotation: Any) -> list[Any]:
     if isinstance(value, Auto) or value is None:
         found: list[Any] = [2, 4, 6, 16, 1, 128] if int in kinds else [0.5, 3.0] if float in kinds else ["else"]
         return [*found, *([None] if NoneType in kinds and value is not None else [])]
-    return [Text(("c/*.txt",))]
+    return [Text(("c/*.txt",)), JsonLines(("c/*.jsonl",))]
 
 
 def lists(value: Any, kind: Any) -> list[Any]:
@@ -201,9 +228,19 @@ def test_the_walk_sees_the_whole_schema(load):
         "activation.save",
         "compile.mode",
         "collate.3.align",
+        "datasets.chat.source.config",
+        "datasets.ready.source.dtype",
+        "datasets.fake.source.seed",
+        "mixture.weights.code",
+        "phases.early.mix.code",
     ):
         assert path in seen
-    assert {f"datasets.code.{a.name}" for a in attrs.fields(Dataset)} <= seen | EXEMPT.keys()
+    for field in attrs.fields(Dataset):
+        of_some = [f"datasets.{name}.{field.name}" for name in ("code", "chat", "qa")]
+        assert field.name == "name" or set(of_some) & seen, field.name
+    assert {f"batch.{a.name}" for a in attrs.fields(Batch)} <= seen
+    assert {f"phases.early.{a.name}" for a in attrs.fields(Phase)} - {"phases.early.mix"} <= seen
+    assert {f"mixture.{a.name}" for a in attrs.fields(Mixture)} - {"mixture.weights"} <= seen
 
 
 def test_a_setting_without_effect_would_be_found(load, monkeypatch):

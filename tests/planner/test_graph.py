@@ -119,7 +119,7 @@ def test_data_of_evaluations_is_prepared_too(plan):
     data = [node.id for node in made.nodes if node.op == "setup.data"]
     assert data == ["setup.data.code", "setup.data.other"]
     assert Edge(before="setup.data.other", after="tick.eval.other", data="held-out rows") in made.edges
-    assert made.node("setup.loader").args["dataset"] == "code"
+    assert made.node("setup.loader").args["datasets"] == ["code"]
 
 
 def test_rules_say_how_many_modules_they_match(plan):

@@ -345,7 +345,7 @@ def test_data_and_what_each_link_hands_on(plan):
     shown = part(plan(every="every 10 steps eval code", parallel="parallel { cp 2 }"), "data")
     assert "code trained on, 1% held out: Python's standard library" in shown
     chain = "rows → [to_tensor] → rows of token tensors → [flatten] → token samples → [shift_tokens] → labelled samples"
-    assert f"{chain} → [pack] → rows of equal length → [shard] → a rank's part of rows → [microbatches]" in shown
+    assert f"{chain} → [pack] → microbatch → [shard] → part of a microbatch → [microbatches]" in shown
 
 
 def test_checks_that_did_not_pass_stand_in_full(plan):
@@ -444,3 +444,77 @@ def test_texts_are_cut_at_a_word():
 )
 def test_numbers_as_people_read_them(text, expected):
     assert text == expected
+
+
+MIXED = {
+    "dataset": "dataset web { source = synthetic(), holdout = 1% }\ndataset code { source = python_stdlib() }",
+    "mixture": "mixture { web = 3, code = 1 }\nphase late { from = 80%, mix = { web: 0 }, lr_scale = 0.5 }",
+    "scheduler": "scheduler linear { warmup = 10 steps }",
+}
+
+
+def test_phases_with_shares_rows_and_rates(plan):
+    """100 steps of 4 rows of 256: 80 of them with three quarters of web, 20 with code alone at half the rate."""
+    shown = part(plan(**MIXED), "phases")
+    assert shown.startswith("PHASES 2 phases, 2 datasets, shares of rows phase steps learning rate")
+    assert "train 1 to 80 0.0001 → 0.000222 web 75.0% 240 61.4k code 25.0% 80 20.5k" in shown
+    assert "late 81 to 100 0.000106 → 0 (× 0.5) code 100.0% 80 20.5k" in shown
+    assert "all 100 web 60.0% 240 61.4k code 40.0% 160 41.0k" in shown
+
+
+def test_phases_are_no_part_of_a_page_with_one_dataset_in_one_phase(plan):
+    assert "PHASES" not in render(plan()) and "PHASES" in render(plan(**MIXED))
+    assert "train 1 to 100" in part(plan(), "phases")  # who asks for it gets it
+
+
+def test_phases_of_a_budget_that_is_not_counted_yet(plan):
+    cool = "phase cool { from = 75%, lr_scale = 0.1 }"
+    shown = part(plan(experiment="experiment tiny { budget = 2 epochs }", phase=cool), "phases")
+    assert "train from step 1: code 100%" in shown
+    assert "cool from 0.75 of the budget: code 100%, learning rate × 0.1" in shown
+
+
+def test_many_datasets_give_way(plan):
+    names = [f"d{number}" for number in range(40)]
+    blocks = {
+        "dataset": "\n".join(f"dataset {name} {{ source = synthetic() }}" for name in names),
+        "mixture": f"mixture {{ {', '.join(f'{name} = 1' for name in names)} }}",
+    }
+    text = render(plan(**blocks))
+    assert text.count("\n") <= LONGEST and "more: --part phases" in text and "more: --part data" in text
+    assert part(plan(**blocks), "phases").count("2.5%") == 40
+
+
+@pytest.mark.parametrize(
+    ("dataset", "expected"),
+    [
+        ('source = text("a/*.txt")', "text a/*.txt"),
+        ('source = huggingface("o/n", config = "en", split = "train[:1%]")', "huggingface o/n · en · train[:1%]"),
+        ("source = synthetic(documents = 20k, length = 64)", "20,000 synthetic documents of about 64 tokens"),
+        ('source = tokens("a.npy", dtype = uint16)', "tokens a.npy"),
+        (
+            'source = parquet("a"), messages = "m", train_on = last',
+            "parquet a; conversations in `m` by the tokenizer's template, trained on the assistant's last turn",
+        ),
+        (
+            'source = jsonl("a"), prompt = "q", response = "r", template = "chatml", train_on = all',
+            "jsonl a; pairs of `q` and `r` by template chatml, trained on everything",
+        ),
+    ],
+)
+def test_where_documents_come_from(plan, dataset, expected):
+    made = plan(dataset=f"dataset code {{ {dataset} }}")
+    assert f"code trained on: {expected}" in part(made, "data")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ("prefetch = 2", "by a thread of each rank, 2 steps ahead"),
+        ("prefetch = 1, workers = 4", "by 4 processes of each rank, 1 step ahead"),
+        ("prefetch = 0", "by a thread of each rank when a step asks for them: nothing is read ahead"),
+    ],
+)
+def test_how_rows_are_read(plan, settings, expected):
+    made = plan(batch=f"batch {{ sequence = 256, accumulate = 4, {settings} }}")
+    assert f"reading {expected}" in part(made, "data")

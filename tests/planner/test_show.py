@@ -324,3 +324,27 @@ def test_equal_plans_have_no_changes(plan):
     assert found.empty
     other = changes(plan(), plan(optimizer="optimizer adamw { lr = 1e-3, clip = none }"))
     assert other.gone == ("step.clip",) and other.new == ("step.gradient_norm",) and not other.figures
+
+
+MIXED = {
+    "dataset": "dataset web { source = synthetic() }\ndataset code { source = python_stdlib() }",
+    "mixture": "mixture { web = 3, code = 1 }\nphase late { from = 80%, mix = { web: 0 }, lr_scale = 0.5 }",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("mixture.web", ("mixture.web = 3", "phase train web 75%, code 25% from step 1 → web 85.7%, code 14.3%")),
+        ("mixture.temperature", ("pass data.weights web 75.0%, code 25.0%", "→ web 63.4%, code 36.6% from step 1")),
+        ("phase.late.from", ("from = 80%", "late begins at 80%, with step 81 of 100", "experiment another one")),
+        ("phase.late.mix", ("phase.late.mix = { web: 0 }", "→ web 50%, code 50%, learning rate × 0.5 from step 81")),
+        ("phase.late.lr_scale", ("learning rate × 0.5 from step 81 → code 100% from step 81",)),
+        ("batch.prefetch", ("steps whose rows are read ahead", "setup.loader prefetch 2 → 4", "experiment the same")),
+        ("dataset.web.source", ("where the documents come from", "synthetic")),
+    ],
+)
+def test_shares_and_phases_have_reasons_too(why, name, expected):
+    text = why(name, **MIXED)
+    for each in expected:
+        assert each in text

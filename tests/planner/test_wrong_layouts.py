@@ -416,12 +416,12 @@ TABLE = {
     ),
     # The chain.
     "shard before pack": wrong(
-        "X508", "to_tensor", "`shard` takes rows of equal length", "pack",
+        "X508", "to_tensor", "`shard` takes microbatch", "pack",
         CHAIN,
         collate="collate = to_tensor -> flatten -> shift_tokens -> shard -> pack", parallel=parallel("cp 2"),
     ),
     "shard twice": wrong(
-        "X508", "to_tensor", "`shard` takes rows of equal length", "pack",
+        "X508", "to_tensor", "`shard` takes microbatch", "pack",
         CHAIN,
         collate="collate = to_tensor -> flatten -> shift_tokens -> pack -> shard -> shard", parallel=parallel("cp 2"),
     ),

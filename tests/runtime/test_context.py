@@ -8,6 +8,7 @@ from torch import nn
 from xtrain.planner.plan import Node
 from xtrain.runtime import feed  # noqa: F401  (registers its ops)
 from xtrain.runtime.data import collators
+from xtrain.runtime.data.row_reader import RawRow
 from xtrain.runtime.models.attention import by_document
 from xtrain.runtime.models.transformer import Attention
 from xtrain.runtime.ops import OPS, PlanMismatch
@@ -85,7 +86,7 @@ def test_the_chain_of_a_plan_keeps_the_part_of_its_rank():
     for name, args in nodes.items():
         node = Node(id=name, kind="collate", op=name, does="", args=args)
         stages = OPS[name].bind(node, {"stages": stages, "rank": rank_at(ring=1, ulysses=1)})()
-    batch = collators.compose(stages)([[np.arange(14, dtype=np.uint8)]])
+    batch = collators.compose(stages)([RawRow(segments=[np.arange(14, dtype=np.uint8)])])
     assert batch.input_ids_BS is not None and batch.labels_BS is not None
     # 13 positions padded to 16; ring rank 1 holds 4 … 11, and the second half of them is this rank's.
     assert batch.positions_BS.tolist() == [[8, 9, 10, 11]]

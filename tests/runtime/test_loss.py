@@ -51,6 +51,25 @@ def test_every_chunk_size_gives_the_plain_loss(per_chunk, z_weight):
     assert torch.allclose(ours[1], weight.grad, atol=1e-13)
 
 
+def each(hidden, weight, labels):
+    return F.cross_entropy(hidden.detach() @ weight.detach().T, labels, reduction="none", ignore_index=IGNORE)
+
+
+@pytest.mark.parametrize("per_chunk", [1, 5, 37, 1000])
+def test_tokens_told_apart_change_nothing_else(per_chunk):
+    results = []
+    for asked in (False, True):
+        hidden, weight, labels = inputs()
+        terms = token_losses(hidden, weight, labels, head(0.3, per_chunk), each=asked)
+        (terms.objective * 0.25).backward()
+        results.append((terms.objective.detach(), terms.cross_entropy, hidden.grad, weight.grad))
+        assert (terms.each_T is not None) == asked
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert terms.each_T is not None and not terms.each_T.requires_grad
+    assert torch.allclose(terms.each_T, each(hidden, weight, labels), rtol=1e-13)
+    assert not terms.each_T[labels == IGNORE].any()
+
+
 @pytest.mark.parametrize("per_chunk", [5, 1000])
 def test_without_valid_labels_the_loss_is_zero_and_has_a_gradient(per_chunk):
     hidden, weight, _ = inputs()
@@ -81,9 +100,9 @@ def cut_over_ranks(rank: int, world: int, whole_logits: bool, z_weight: float):
     hidden, weight, labels = inputs()
     own = weight.detach().chunk(world)[rank].clone().requires_grad_()
     axis = TensorAxis(group=group, sequence=False, loss=not whole_logits)
-    terms = token_losses(shared(hidden, group), own, labels, evolve(head(z_weight, 7), tensor=axis))
+    terms = token_losses(shared(hidden, group), own, labels, evolve(head(z_weight, 7), tensor=axis), each=True)
     (terms.objective * 0.25).backward()
-    return terms.objective.detach(), terms.cross_entropy, hidden.grad, own.grad
+    return terms.objective.detach(), terms.cross_entropy, terms.each_T, hidden.grad, own.grad
 
 
 @pytest.mark.parametrize("z_weight", [0.0, 0.3])
@@ -94,9 +113,10 @@ def test_a_vocabulary_cut_over_ranks_gives_the_plain_loss(whole_logits, z_weight
     objective, cross_entropy = plain(hidden, weight, labels, z_weight)
     (objective * 0.25).backward()
     for piece, found in zip(weight.grad.chunk(3), ranks, strict=True):
-        own_objective, own_cross_entropy, hidden_grad, weight_grad = found
+        own_objective, own_cross_entropy, own_each, hidden_grad, weight_grad = found
         assert torch.allclose(own_objective, objective, rtol=1e-13)
         assert torch.allclose(own_cross_entropy, cross_entropy, rtol=1e-13)
+        assert torch.allclose(own_each, each(*inputs()), rtol=1e-13)
         assert torch.allclose(hidden_grad, hidden.grad, atol=1e-13)
         assert torch.allclose(weight_grad, piece, atol=1e-13)
 

@@ -3,13 +3,21 @@
 import pytest
 
 from xtrain.planner.learning_curve import SHAPES, closed_form
+from xtrain.planner.plan import Phase
 from xtrain.runtime.scheduler import build_schedule
 
 COSINE = [.25, .5, .75, 1, .9914, .9657, .9242, .8682, .8, .7222, .6378, .55, .4622, .3778, .3, .2318, .1758, .1343, .1086, .1]  # noqa: E501  # fmt: skip
 
 
 class Counted:
+    """A feed whose data gives 20 steps."""
+
     steps = 20
+    phases: tuple[Phase, ...] = ()
+
+
+def phase(name: str, first: int | None, lr_scale: float, fraction: float | None = None) -> Phase:
+    return Phase(name=name, first=first, fraction=fraction, shares={"a": 1.0}, lr_scale=lr_scale)
 
 
 def schedule(**settings):
@@ -59,3 +67,22 @@ def test_a_step_beyond_the_budget_keeps_the_floor():
 def test_warm_up_over_the_whole_budget():
     rate = schedule(warmup={"steps": 20})
     assert rate(19) == 1.0 and rate(9) == 0.5
+
+
+@pytest.mark.parametrize("steps", [20, None])
+def test_a_phase_scales_the_rate_of_its_very_steps(steps: int | None):
+    given = {"kind": "cosine", "lr": 1.0, "steps": steps, "warmup": {"steps": 4}, "floor": 0.1}
+    feed = Counted()
+    feed.phases = (phase("warm", 0, 1.0), phase("half", 7, 0.5), phase("last", None, 0.25, fraction=0.9))
+    plain, scaled = schedule(), build_schedule(feed, **given)
+    scale = [1.0] * 7 + [0.5] * 11 + [0.25] * 2
+    assert [scaled(i) for i in range(20)] == [plain(i) * scale[i] for i in range(20)]
+
+
+def test_the_number_of_steps_may_be_settled_after_the_curve_is_made():
+    given = {"kind": "linear", "lr": 1.0, "steps": None, "warmup": {"steps": 0}, "floor": 0.0}
+    feed = Counted()
+    rate = build_schedule(feed, **given)
+    assert rate(9) == pytest.approx(0.5)
+    feed.steps = 40
+    assert rate(9) == pytest.approx(0.75)

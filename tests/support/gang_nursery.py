@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 # Imported by a rank on its way through a plan; here it is done once.
@@ -171,25 +170,23 @@ def preload() -> None:
 
 
 def feed_once() -> None:
-    """Read a row, so that numba reads the compiled kernel once and not in every rank."""
+    """Read a row, with masks and without, so that numba reads compiled kernels once and not in every rank."""
     import numpy as np
 
+    from xtrain.runtime.data.bad_records import BadRecordReport
     from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
     from xtrain.runtime.data.feeding import RowFeeder
     from xtrain.runtime.data.packing import pack_sequential
-    from xtrain.runtime.data.sources import open_source
-    from xtrain.runtime.data.store import build_store
-    from xtrain.runtime.data.tokenizers import ByteTokenizer
+    from xtrain.runtime.data.store import TokenStore
 
-    with TemporaryDirectory() as name:
-        folder = Path(name)
-        (folder / "a.txt").write_text("text")
-        source = open_source("text", patterns=("a.txt",), text_field="text", base=folder, bad_record_limit=0)
-        store = build_store(source, ByteTokenizer(), folder / "cache")
-        rows = pack_sequential(store.lengths(), 4, "split")
-        chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=4)])
-        feeder = RowFeeder(store=store, documents=np.arange(1), rows=rows, collate=chain)
-        feeder.microbatch(np.array([0]))
+    tokens, offsets = np.arange(6, dtype=np.uint16), np.array([0, 6])
+    rows = pack_sequential(np.diff(offsets), 8, "split")
+    chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=8)])
+    for trained in (None, np.ones(6, dtype=np.uint8)):
+        store = TokenStore(
+            key="", tokens=tokens, offsets=offsets, num_files=1, bad_records=BadRecordReport(), trained=trained
+        )
+        RowFeeder(store=store, documents=np.arange(1), rows=rows, collate=chain).microbatch(np.array([0]))
 
 
 def main() -> None:

@@ -119,6 +119,10 @@ class Laboratory:
         # Up to 70 tokens, most rows with several documents and hardly one full: ranks differ in their valid tokens.
         words = [f"line {i} " + "abc def ghi "[: i % 13] * (1 + i % 5) for i in range(150)]
         (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
+        # Long questions and short answers: of the rows that hold them many have nothing to be predicted.
+        talks = [[("user", f"{word} " * (2 + i % 7)), ("assistant", word[:5])] for i, word in enumerate(words)]
+        turns = [[{"role": role, "content": text} for role, text in talk] for talk in talks]
+        (folder / "talks.jsonl").write_text("".join(json.dumps({"messages": turn}) + "\n" for turn in turns))
         return cls(folder=folder, gang=gang)
 
     def plan(self, trial: Trial, sets: tuple[str, ...], world: int | None = None, *, alone: bool = False) -> Plan:

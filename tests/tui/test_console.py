@@ -215,11 +215,11 @@ ODD = (
 )
 FIELDS = [
     "step", "time", "loss", "tokens", "node", "seconds", "samples", "steps", "resumed_step", "status", "dataset",
-    "path", "rank", "error", "traceback", "message", "lr", "bytes", "name",
+    "path", "rank", "error", "traceback", "message", "lr", "bytes", "name", "shares", "lr_scale",
 ]  # fmt: skip
 EVENTS = [
     "run_start", "setup_begin", "setup", "setup_done", "eval", "generate", "checkpoint", "signal", "nonfinite",
-    "skipped", "warning", "failure", "run_end", "another",
+    "skipped", "warning", "failure", "run_end", "another", "phase", "tokenise",
 ]  # fmt: skip
 RECORDS = st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=6)
 

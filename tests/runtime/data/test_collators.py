@@ -5,18 +5,33 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.planner.topology import LONGEST_PADDING
 from xtrain.runtime.data.batch import IGNORE_INDEX, Microbatch
-from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.collators import (
+    TOKEN_SAMPLES,
+    Samples,
+    Stage,
+    compose,
+    flatten,
+    pack,
+    shift_tokens,
+    to_tensor,
+)
 from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.row_reader import UNTOLD, RawRow
 
 
 def collate(rows: list[list[list[int]]], capacity: int, align: int = 1) -> Microbatch:
     chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=capacity, align=align)])
-    return chain([[np.array(segment, dtype=np.uint16) for segment in row] for row in rows])
+    return chain([RawRow(segments=[np.array(segment, dtype=np.uint16) for segment in row]) for row in rows])
+
+
+def collated(rows: list[RawRow]) -> Microbatch:
+    return compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=2)])(rows)
 
 
 def test_documents_of_a_row_are_shifted_apart():
@@ -43,6 +58,37 @@ def test_documents_are_padded_within_their_segments():
     assert batch.cumulative_lengths.tolist() == [0, 4, 8, 16, 20]
     assert batch.real_lengths.tolist() == [2, 4, 5, 0]
     assert batch.num_valid == 11
+
+
+def test_rows_say_which_dataset_they_are_of():
+    def rows(*datasets: int) -> list[RawRow]:
+        return [RawRow(segments=[np.array([1, 2], dtype=np.uint16)], dataset=dataset) for dataset in datasets]
+
+    told = collated(rows(1, 0, 1)).dataset_B
+    assert told is not None and told.dtype == torch.int64 and told.tolist() == [1, 0, 1]
+    assert collated(rows(UNTOLD, UNTOLD)).dataset_B is None
+    assert collated([*rows(2), RawRow(segments=[])]).dataset_B.tolist() == [2, UNTOLD]
+
+
+def test_rows_say_where_they_stand_in_the_run():
+    rows = [RawRow(segments=[np.array([1, 2], dtype=np.uint16)], position=position) for position in (70, 71)]
+    told = collated(rows).place_B
+    assert told is not None and told.dtype == torch.int64 and told.tolist() == [70, 71]
+    assert collate([[[1, 2]]], capacity=2).place_B is None
+
+
+def test_a_row_of_samples_of_several_datasets_is_refused():
+    """A stage of the user's own can move samples: their losses could not be told apart any more."""
+
+    def into_one(value: Samples) -> Samples:
+        return Samples(num_rows=1, samples=tuple(evolve(sample, row=0) for sample in value.samples))
+
+    between = Stage(name="merge", takes=TOKEN_SAMPLES, gives=TOKEN_SAMPLES, function=into_one)
+    chain = compose([to_tensor(), flatten(), between, shift_tokens(), pack(capacity=4)])
+    rows = [RawRow(segments=[np.array([1, 2], dtype=np.uint16)], dataset=dataset) for dataset in (0, 1)]
+    assert chain([rows[0], rows[0]]).num_valid == 2
+    with pytest.raises(DataError, match="row 0 has samples of several datasets"):
+        chain(rows)
 
 
 def test_types_are_as_documented():
@@ -137,7 +183,7 @@ def test_samples_that_cannot_be_laid_out():
 def test_the_tokens_are_copied_so_that_a_store_cannot_be_changed():
     tokens = np.array([1, 2, 3], dtype=np.int64)
     tokens.setflags(write=False)
-    converted = to_tensor()([[tokens]])[0][0]
+    converted = to_tensor()([RawRow(segments=[tokens])])[0].segments[0]
     converted[0] = 9
     assert tokens[0] == 1
 

@@ -3,15 +3,26 @@
 import numpy as np
 import pytest
 import torch
-from attrs import fields
+from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.planner.topology import LONGEST_PADDING
-from xtrain.runtime.data.batch import Microbatch
-from xtrain.runtime.data.collators import Chain, Stage, compose, flatten, pack, shard, shift_tokens, to_tensor
+from xtrain.runtime.data.batch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.data.collators import (
+    Chain,
+    Stage,
+    compose,
+    flatten,
+    longest_padding,
+    pack,
+    shard,
+    shift_tokens,
+    to_tensor,
+)
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.feeding import RowFeeder
+from xtrain.runtime.data.laying import lay_rows
 from xtrain.runtime.data.packing import Method, pack_rows
 from xtrain.runtime.data.row_reader import PADDING
 from xtrain.runtime.data.rows import Oversized
@@ -61,6 +72,76 @@ def test_rows_are_what_the_stages_give(
     indices = data.draw(st.lists(st.integers(PADDING, fed.rows.num_rows - 1), min_size=1, max_size=5))
     asked = np.array(indices, dtype=np.int64)
     assert_same(fed.microbatch(asked), step_by_step(fed, asked))
+
+
+def masked(store: TokenStore, trained: np.ndarray) -> TokenStore:
+    return evolve(store, trained=trained.astype(np.uint8))
+
+
+@given(
+    st.lists(st.integers(2, 30), min_size=1, max_size=20),
+    st.integers(1, 12),
+    st.integers(1, 3),
+    st.sampled_from(["split", "truncate", "skip"]),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.data(),
+)
+@settings(deadline=None)
+def test_only_trained_tokens_become_labels(
+    make_store, lengths: list[int], units: int, align: int, oversized: Oversized, share: float, data
+):
+    plain = make_store(lengths)
+    chance = np.random.default_rng(data.draw(st.integers(0, 1 << 20))).random(plain.num_tokens)
+    fed = feeder(masked(plain, chance < share), units * align, align, oversized)
+    indices = data.draw(st.lists(st.integers(PADDING, fed.rows.num_rows - 1), min_size=1, max_size=5))
+    asked = np.array(indices, dtype=np.int64)
+    found = fed.microbatch(asked)
+    assert_same(found, step_by_step(fed, asked))
+
+    # Every token of the store is its number from 1 on: a label says itself where it stood.
+    whole = feeder(plain, units * align, align, oversized).microbatch(asked)
+    assert found.labels_BS is not None and whole.labels_BS is not None
+    kept = (whole.labels_BS != IGNORE_INDEX) & torch.from_numpy(chance < share)[whole.labels_BS.clamp(min=1) - 1]
+    assert torch.equal(found.labels_BS, torch.where(kept, whole.labels_BS, IGNORE_INDEX))
+    assert found.num_valid == int(kept.sum())
+    for name in ("input_ids_BS", "positions_BS", "real_BS", "cumulative_lengths", "real_lengths"):
+        assert torch.equal(getattr(found, name), getattr(whole, name)), name
+
+
+def test_masks_are_those_of_the_predicted_tokens(make_store):
+    """Documents 1 2 3 4 5 and 6 7 8, rows of 3 positions: a label is masked as the token it names, across a cut too."""
+    trained = np.array([1, 0, 1, 0, 1, 1, 1, 0])
+    fed = feeder(masked(make_store([5, 3]), trained), 3)
+    found = fed.microbatch(np.arange(fed.rows.num_rows))
+    labels = dict(zip(found.input_ids_BS.flatten().tolist(), found.labels_BS.flatten().tolist(), strict=True))
+    none = IGNORE_INDEX
+    assert labels == {1: none, 2: 3, 3: none, 4: 5, 6: 7, 7: none, 0: none}
+    assert found.num_valid == 3
+
+
+def test_rows_of_several_stores_share_a_microbatch(make_store):
+    """As a mixture reads them: a call of the kernel for each store, outputs behind those of the one before."""
+    one, other = feeder(make_store([5, 9]), 8), feeder(masked(make_store([4, 6]), np.arange(10) % 2), 8)
+    both = [one.microbatch(np.array([1])), other.microbatch(np.array([0]))]
+    raw = [one.row(1, dataset=2, position=7), other.row(0, dataset=0, position=8)]
+    found = one.collate(raw)
+    assert found.dataset_B is not None and found.dataset_B.tolist() == [2, 0]
+    assert found.place_B is not None and found.place_B.tolist() == [7, 8]
+    assert torch.equal(found.labels_BS, torch.cat([part.labels_BS for part in both]))
+    assert found.num_valid == sum(part.num_valid for part in both)
+    shape = (2, 8)
+    ids, labels, positions = np.empty((3, *shape), dtype=np.int64)
+    real = np.empty(shape, dtype=np.bool_)
+    bounds, real_lengths = np.empty((2, 17), dtype=np.int32)
+    segments = valid = 0
+    for row, (fed, index) in enumerate(((one, 1), (other, 0))):
+        at = slice(row, row + 1)
+        outputs = (ids[at], labels[at], positions[at], real[at], bounds[segments:], real_lengths[segments:])
+        more, labelled = lay_rows(np.array([index]), *fed._inputs, 1, longest_padding(1), 8 * row, *outputs)
+        segments, valid = segments + more, valid + labelled
+    assert (labels == found.labels_BS.numpy()).all() and valid == found.num_valid
+    assert bounds[: segments + 1].tolist() == found.cumulative_lengths.tolist()
+    assert real_lengths[:segments].tolist() == found.real_lengths.tolist()
 
 
 @pytest.mark.parametrize("kind", [np.uint16, np.uint32])

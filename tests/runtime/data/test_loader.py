@@ -6,16 +6,22 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+import torch
+from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.planner.plan import Phase
 from xtrain.runtime.data.batch import IGNORE_INDEX
 from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.curriculum import Curriculum
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loader import EvalLoader, RowLoader
-from xtrain.runtime.data.order import RowOrder
+from xtrain.runtime.data.loader_state import Remarks
 from xtrain.runtime.data.packing import Method, pack_rows, pack_sequential
+from xtrain.runtime.data.row_reader import RowReader
 from xtrain.runtime.data.store import TokenStore
+from xtrain.runtime.data.training_rows import TrainingRows
 
 CAPACITY = 8
 LENGTHS = [int(n) for n in np.random.default_rng(5).integers(2, 25, 40)]
@@ -47,13 +53,45 @@ def loader(
     balance: bool = False,
     method: Method = "sequential",
     group: int = 6,
+    name: str = "one",
 ) -> RowLoader:
     rows = pack_rows(store.lengths_of(documents), capacity, "split", align, method=method, group=group)
+    reader = RowReader(store=store, documents=documents, rows=rows)
+    return over(
+        {name: reader},
+        micro=micro,
+        accumulate=accumulate,
+        data_rank=data_rank,
+        data_ranks=data_ranks,
+        seed=seed,
+        align=align,
+        balance=balance,
+    )
+
+
+def over(
+    readers: dict[str, RowReader],
+    *,
+    phases: tuple[Phase, ...] = (),
+    micro: int = 2,
+    accumulate: int = 2,
+    data_rank: int = 0,
+    data_ranks: int = 1,
+    seed: int = 0,
+    align: int = 1,
+    balance: bool = False,
+    steps: int = 1000,
+) -> RowLoader:
+    """A loader over several datasets, by default with equal shares."""
     return RowLoader(
-        store=store,
-        documents=documents,
-        rows=rows,
-        order=RowOrder(rows.num_rows, seed),
+        datasets=tuple(TrainingRows.of(name, reader, seed) for name, reader in readers.items()),
+        curriculum=Curriculum(
+            datasets=tuple(readers),
+            phases=phases or (Phase(name="train", first=0, fraction=None, shares=dict.fromkeys(readers, 1.0)),),
+            steps=steps,
+            rows_per_step=micro * accumulate * data_ranks,
+            seed=seed,
+        ),
         collate=chain(align=align),
         micro=micro,
         accumulate=accumulate,
@@ -61,6 +99,12 @@ def loader(
         data_ranks=data_ranks,
         balance=balance,
     )
+
+
+def rows_in(one: RowLoader) -> int:
+    """Packed rows of the only dataset."""
+    (dataset,) = one.datasets
+    return dataset.order.num_rows
 
 
 def rows_of(batch) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
@@ -103,9 +147,9 @@ def test_rows_dealt_by_cost_are_those_of_the_step(micro: int, accumulate: int, d
 
 def test_an_epoch_trains_on_each_position_of_the_chosen_documents_once(store: TokenStore):
     one = loader(store, micro=1, accumulate=1)
-    assert one.rows.num_rows > 20
+    assert rows_in(one) > 20
     seen: Counter[tuple[int, int]] = Counter()
-    for step in range(one.rows.num_rows):
+    for step in range(rows_in(one)):
         for inputs, labels in rows_of(one.microbatches(step)[0]):
             seen.update((a, b) for a, b in zip(inputs, labels, strict=True) if b != IGNORE_INDEX)
     documents = [store.document(int(index)).tolist() for index in DOCUMENTS]
@@ -113,34 +157,43 @@ def test_an_epoch_trains_on_each_position_of_the_chosen_documents_once(store: To
     assert seen == expected
 
 
+ANY_LAYOUT = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
+
+
 @given(
     st.sampled_from(["sequential", "multipack", "best_fit"]),
     st.integers(1, 30),
-    st.lists(st.tuples(st.integers(1, 5), st.sampled_from(LAYOUTS)), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 5), ANY_LAYOUT), min_size=1, max_size=6),
     st.integers(0, 2**63),
 )
 @settings(deadline=None, max_examples=25)
-def test_a_run_that_moves_between_layouts_sees_every_position_as_often(make_store, method, group, legs, seed):
-    """As many steps as there are rows are as many epochs as a step has rows, however ranks change on the way."""
+def test_a_run_that_moves_between_layouts_sees_every_row_once_an_epoch(make_store, method, group, legs, seed):
+    """However many rows a step has on the way, and whoever takes them."""
     store = make_store(LENGTHS[:20])
     documents = np.arange(0, 20, 3, dtype=np.int64)
     same = {"method": method, "group": group, "balance": method == "best_fit", "seed": seed, "documents": documents}
-    step, seen, state = 0, Counter(), None
+    expected = Counter(pair for index in documents for pair in pairwise(store.document(int(index)).tolist()))
+    step, taken, state = 0, [], None
     while True:
         for steps, (micro, accumulate, data_ranks) in legs:
             layout = {"micro": micro, "accumulate": accumulate, "data_ranks": data_ranks, **same}
             ranks = [loader(store, data_rank=rank, **layout) for rank in range(data_ranks)]
             for rank in ranks if state else ():
-                rank.check_state(state)
+                rank.restore(state, 1000)
             for _ in range(steps):
-                if step == ranks[0].rows.num_rows:
-                    pairs = [pair for index in documents for pair in pairwise(store.document(int(index)).tolist())]
-                    assert seen == dict.fromkeys(pairs, 12)
-                    return
                 batches = [batch for rank in ranks for batch in rank.microbatches(step)]
-                rows = [row for batch in batches for row in rows_of(batch)]
-                seen.update(pair for row in rows for pair in zip(*row, strict=True) if pair[1] != IGNORE_INDEX)
+                placed = [
+                    pair for batch in batches for pair in zip(batch.place_B.tolist(), rows_of(batch), strict=True)
+                ]
+                assert sorted(place for place, _ in placed) == list(range(len(taken), len(taken) + len(placed)))
+                taken += [row for _, row in sorted(placed, key=lambda pair: pair[0])]
                 step += 1
+                if len(taken) > 3 * (epoch := rows_in(ranks[0])):
+                    for first in (0, epoch, 2 * epoch):
+                        rows = taken[first : first + epoch]
+                        seen = (pair for row in rows for pair in zip(*row, strict=True))
+                        assert Counter(pair for pair in seen if pair[1] != IGNORE_INDEX) == expected
+                    return
             state = json.loads(json.dumps(ranks[-1].state(step)))
 
 
@@ -148,7 +201,7 @@ def test_a_run_that_moves_between_layouts_sees_every_position_as_often(make_stor
 def test_padded_documents_are_trained_on_once_too(align: int, store: TokenStore):
     one = loader(store, micro=1, accumulate=1, align=align)
     seen: Counter[tuple[int, int]] = Counter()
-    for step in range(one.rows.num_rows):
+    for step in range(rows_in(one)):
         batch = one.microbatches(step)[0]
         lengths = batch.cumulative_lengths.diff()
         assert not (lengths % align).any()
@@ -158,8 +211,6 @@ def test_padded_documents_are_trained_on_once_too(align: int, store: TokenStore)
 
 
 def test_a_loader_made_ready_reads_nothing_and_changes_nothing(store: TokenStore):
-    from attrs import evolve
-
     empty = evolve(store, tokens=store.tokens[:0])
     ready = loader(empty, balance=True)
     ready.make_ready()
@@ -175,35 +226,38 @@ def test_a_new_loader_continues_exactly(store: TokenStore):
         first.microbatches(step)
     resumed = loader(store)
     state = json.loads(json.dumps(first.state(9)))
-    resumed.check_state(state)
+    assert resumed.restore(state, 1000) == Remarks(new=(), renamed={}, left={})
     for a, b in zip(first.microbatches(9), resumed.microbatches(state["step"]), strict=True):
         assert rows_of(a) == rows_of(b)
+    assert resumed.state(9) == first.state(9) and resumed.state(12) == first.state(12)
 
 
-def test_a_state_holds_on_another_layout_of_as_many_rows(store: TokenStore):
-    loader(store, micro=1, accumulate=1, data_ranks=4, data_rank=3).check_state(loader(store).state(3))
+def test_a_state_holds_on_another_layout(store: TokenStore):
+    moved = loader(store, micro=1, accumulate=1, data_ranks=3, data_rank=2)
+    moved.restore(loader(store).state(3), 1000)
+    assert moved.rows_taken(3) == {"one": 12} and moved.rows_taken(5) == {"one": 18}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"micro": 4}, r"rows in an optimizer step .*: 4 in the checkpoint, 8 now"),
         ({"seed": 1}, r"seed of the row order: 0 in the checkpoint, 1 now"),
-        ({"capacity": 7}, r"number of packed rows: (.|\n)*positions in a row: 8 in the checkpoint, 7 now"),
+        ({"capacity": 7}, r"positions in a row: 8 in the checkpoint, 7 now(.|\n)*dataset one, number of packed rows: "),
         ({"align": 2}, r"multiple of positions that documents are padded to: 1 in the checkpoint, 2 now"),
-        ({"documents": DOCUMENTS - 1}, r"content of the rows"),
-        ({"documents": DOCUMENTS[:-3]}, r"number of packed rows"),
+        ({"documents": DOCUMENTS - 1}, r"dataset one, content of the rows"),
+        ({"documents": DOCUMENTS[:-3]}, r"dataset one, number of packed rows"),
         ({"method": "multipack", "group": 20}, r"content of the rows"),
     ],
 )
 def test_a_state_of_other_data_is_refused_with_the_difference(change: dict, message: str, store: TokenStore):
+    other = loader(store, **change)
+    before = other.curriculum
     with pytest.raises(DataError, match=message):
-        loader(store, **change).check_state(loader(store).state(3))
+        other.restore(loader(store).state(3), 1000)
+    assert other.curriculum is before
 
 
 def test_the_same_numbers_from_another_store_are_refused(store: TokenStore):
-    from attrs import evolve
-
     with pytest.raises(DataError, match="content of the rows") as caught:
         loader(evolve(store, key="other")).check_state(loader(store).state(3))
     assert "number of packed rows" not in str(caught.value)
@@ -215,9 +269,129 @@ def test_other_documents_that_pack_alike_are_refused(make_store):
         loader(alike, documents=DOCUMENTS - 1).check_state(loader(alike).state(3))
 
 
-def test_an_incomplete_state_is_refused(store: TokenStore):
-    with pytest.raises(DataError, match="missing in the checkpoint"):
-        loader(store).check_state({"step": 3})
+@pytest.mark.parametrize("state", [{"step": 3}, {"step": 3, "format": 1}, {"format": 99}])
+def test_a_state_of_another_format_is_refused(store: TokenStore, state: dict):
+    with pytest.raises(DataError, match="where the data goes on is not known"):
+        loader(store).check_state(state)
+
+
+def test_a_dataset_that_is_called_otherwise_goes_on_where_it_was(store: TokenStore):
+    state = loader(store, name="old").state(5)
+    renamed = loader(store, name="new")
+    remarks = renamed.restore(state, 1000)
+    assert remarks.renamed == {"old": "new"} and not remarks.new and not remarks.left
+    assert renamed.rows_taken(5) == {"new": 20}
+    assert "dataset new is what was called old" in remarks.in_words()[0]
+
+
+@pytest.fixture
+def readers(make_store) -> dict[str, RowReader]:
+    """Three datasets whose rows differ in number and in every token."""
+    made = {}
+    for number, name in enumerate(("web", "code", "chat")):
+        lengths = LENGTHS[number * 9 : number * 9 + 12]
+        store = make_store(lengths)
+        store = TokenStore(**{**parts_of(store), "key": name, "tokens": store.tokens + 10_000 * (number + 1)})
+        documents = np.arange(len(lengths), dtype=np.int64)
+        rows = pack_rows(store.lengths_of(documents), CAPACITY, "split", method="sequential", group=1)
+        made[name] = RowReader(store=store, documents=documents, rows=rows)
+    return made
+
+
+def parts_of(store: TokenStore) -> dict:
+    return {attribute.name: getattr(store, attribute.name) for attribute in fields(TokenStore)}
+
+
+MIX = (
+    Phase(name="one", first=0, fraction=None, shares={"web": 0.5, "code": 0.5, "chat": 0.0}),
+    Phase(name="two", first=4, fraction=None, shares={"web": 0.1, "code": 0.3, "chat": 0.6}),
+    Phase(name="three", first=9, fraction=None, shares={"web": 0.0, "code": 0.0, "chat": 1.0}),
+)
+
+
+@pytest.mark.parametrize("balance", [False, True])
+@pytest.mark.parametrize(("micro", "accumulate", "data_ranks"), LAYOUTS[::3])
+def test_rows_of_a_mixture_are_those_of_the_step_in_every_layout(micro, accumulate, data_ranks, balance, readers):
+    reference = over(readers, phases=MIX, micro=12, accumulate=1)
+    ranks = [
+        over(
+            readers, phases=MIX, micro=micro, accumulate=accumulate, data_rank=rank, data_ranks=data_ranks,
+            balance=balance,
+        )
+        for rank in range(data_ranks)
+    ]  # fmt: skip
+
+    def told(batches) -> list:
+        return sorted(
+            entry
+            for batch in batches
+            for entry in zip(batch.place_B.tolist(), batch.dataset_B.tolist(), rows_of(batch), strict=True)
+        )
+
+    for step in (0, 3, 4, 9):
+        whole = told(reference.microbatches(step))
+        assert whole == told(batch for rank in ranks for batch in rank.microbatches(step))
+        for _, dataset, (inputs, _) in whole:
+            assert {token // 10_000 for token in inputs if token} <= {dataset + 1}
+        assert {dataset for _, dataset, _ in whole} == {0: {0, 1}, 3: {0, 1}, 4: {0, 1, 2}, 9: {2}}[step]
+
+
+def test_a_mixture_through_the_stages_is_the_one_laid_out_at_once(readers):
+    """A chain with something in between sees each row with its dataset and its place."""
+    from xtrain.runtime.data.collators import Stage
+
+    plain = over(readers, phases=MIX, micro=6, accumulate=1)
+    one, *rest = chain().stages
+    look = Stage(name="look", takes=one.gives, gives=one.gives, function=lambda rows: rows)
+    slow = evolve(plain, collate=compose([one, look, *rest]))
+    for step in (0, 5, 9):
+        for found, expected in zip(slow.microbatches(step), plain.microbatches(step), strict=True):
+            assert_same(found, expected)
+
+
+def assert_same(found, expected) -> None:
+    for name in (attribute.name for attribute in fields(type(expected))):
+        one, other = getattr(found, name), getattr(expected, name)
+        assert torch.equal(one, other) if isinstance(other, torch.Tensor) else one == other, name
+
+
+def test_every_dataset_of_a_mixture_is_seen_whole_before_any_of_it_again(readers):
+    made = over(readers, micro=3, accumulate=2)
+    seen = {name: [] for name in readers}
+    for step in range(30):
+        taken = made.step_rows(step)
+        for dataset, row in zip(taken.datasets.ravel().tolist(), taken.rows.ravel().tolist(), strict=True):
+            seen[made.datasets[dataset].name].append(row)
+    for dataset in made.datasets:
+        rows, epoch = seen[dataset.name], dataset.order.num_rows
+        assert len(rows) > epoch
+        for first in range(0, len(rows) - epoch, epoch):
+            assert sorted(rows[first : first + epoch]) == list(range(epoch))
+
+
+def test_a_dataset_that_comes_and_goes_keeps_its_place(readers):
+    def on(*names: str) -> RowLoader:
+        return over({name: readers[name] for name in names})
+
+    first = on("web", "code")
+    taken = first.rows_taken(6)
+    second = on("web", "chat")
+    remarks = second.restore(json.loads(json.dumps(first.state(6))), 1000)
+    assert remarks.new == ("chat",) and list(remarks.left) == ["code"]
+    assert [line.split(" ")[1] for line in remarks.in_words()] == ["chat", "code"]
+    assert second.rows_taken(6) == {"web": taken["web"], "chat": 0}
+    third = on("code", "web")
+    remarks = third.restore(json.loads(json.dumps(second.state(9))), 1000)
+    assert third.rows_taken(9)["code"] == taken["code"]
+    assert remarks.new == () and list(remarks.left) == ["chat"]
+    assert third.curriculum.rows_before(9) == 36
+
+
+def test_a_dataset_of_the_same_name_with_other_rows_is_refused(readers):
+    state = over(readers).state(6)
+    with pytest.raises(DataError, match="dataset web, content of the rows") as caught:
+        over({**readers, "web": readers["code"]}).check_state(state)
+    assert "dataset chat" not in str(caught.value)
 
 
 def eval_ranks(store: TokenStore, data_ranks: int, micro: int, max_rows: int | None = None) -> list[EvalLoader]:

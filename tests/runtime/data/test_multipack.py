@@ -1,6 +1,7 @@
 """Best-fit-decreasing within groups: every position once, rows as full as the rule makes them, one result."""
 
 from collections import Counter
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -8,9 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packed_rows import items_of, plain_best_fit_decreasing, plain_first_fit, room, row_segments
 
-from xtrain.runtime.data import packing
+from xtrain.runtime.data import multipack
+from xtrain.runtime.data import rows as rows_module
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing import pack_multipack, pack_rows
+from xtrain.runtime.data.packing import Method, pack_multipack, pack_rows
 from xtrain.runtime.data.rows import Oversized, Rows
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=80)
@@ -46,6 +48,7 @@ def test_every_position_stands_in_one_row_that_has_room(
     }
     assert seen == Counter((document, position) for document, count in kept.items() for position in range(count))
     assert rows.num_empty == sum(n < 2 for n in lengths)
+    assert (np.diff(rows.cut_segments) > 0).all()  # one row's cuts are found by searching
     # Documents of one row are of one group.
     assert all(len({document // group for document, *_ in row}) == 1 for row in written)
 
@@ -66,16 +69,16 @@ def test_rows_are_as_full_as_best_fit_decreasing_makes_them(
     assert found == sorted(expected)
 
 
-@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS)
+@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS, st.integers(1, 9), st.integers(1, 5))
 @settings(deadline=None)
-def test_documents_sorted_by_halves_are_packed_alike(
-    lengths: list[int], units: int, align: int, oversized: Oversized, group: int
+def test_documents_sorted_in_blocks_are_packed_alike(
+    lengths: list[int], units: int, align: int, oversized: Oversized, group: int, block: int, threads: int
 ):
     whole = pack(lengths, units * align, oversized, align, group)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(packing, "HALVED", 2)
-        halves = pack(lengths, units * align, oversized, align, group)
-    assert halves.fingerprint() == whole.fingerprint()
+        patch.setattr(multipack, "BLOCK", block)
+        blocks = pack(lengths, units * align, oversized, align, group, threads)
+    assert blocks.fingerprint() == whole.fingerprint()
 
 
 @given(LENGTHS, UNITS, GROUPS)
@@ -102,15 +105,68 @@ def test_usual_lengths_take_fewer_rows_than_first_fit_and_next_to_the_fewest(kin
     assert found.num_rows <= -(-sum(items) // capacity) * (1.02 if kind == "uniform" else 1.001) + 1
 
 
-@given(LENGTHS, UNITS, POLICIES, GROUPS, st.integers(2, 9), st.sampled_from([np.int32, np.int64]))
+@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS, st.integers(2, 9))
 @settings(deadline=None)
 def test_any_number_of_threads_packs_alike(
-    lengths: list[int], capacity: int, oversized: Oversized, group: int, threads: int, kind: type
+    lengths: list[int], units: int, align: int, oversized: Oversized, group: int, threads: int
 ):
-    one = pack(lengths, capacity, oversized, 1, group)
-    more = pack_multipack(np.array(lengths, dtype=kind), capacity, oversized, group=group, threads=threads)
+    one = pack(lengths, units * align, oversized, align, group)
+    more = pack(lengths, units * align, oversized, align, group, threads)
     assert more.fingerprint() == one.fingerprint()
     assert (more.num_positions, more.num_rows) == (one.num_positions, one.num_rows)
+
+
+@pytest.mark.slow  # it compiles everything three times more
+@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS, st.integers(1, 3))
+@settings(deadline=None, max_examples=50)
+def test_other_sizes_of_numbers_pack_alike(
+    lengths: list[int], units: int, align: int, oversized: Oversized, group: int, threads: int
+):
+    """Lengths of four bytes, and results of eight, as from 2³¹ documents on."""
+    usual = pack(lengths, units * align, oversized, align, group)
+    small = np.array(lengths, dtype=np.int32)
+    short = pack_multipack(small, units * align, oversized, align, group=group, threads=threads)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "MANY", 0)
+        many = pack(lengths, units * align, oversized, align, group, threads)
+    assert many.document.dtype == many.row_offsets.dtype == np.int64
+    assert short.fingerprint() == usual.fingerprint()
+    assert row_segments(many, lengths) == row_segments(usual, lengths)
+
+
+@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS)
+@settings(deadline=None)
+def test_a_group_is_packed_as_if_it_were_alone(
+    lengths: list[int], units: int, align: int, oversized: Oversized, group: int
+):
+    whole = row_segments(pack(lengths, units * align, oversized, align, group), lengths)
+    apart = []
+    for first in range(0, len(lengths), group):
+        alone = lengths[first : first + group]
+        rows = row_segments(pack(alone, units * align, oversized, align, group), alone)
+        apart += [[(first + document, *rest) for document, *rest in row] for row in rows]
+    assert whole == apart
+
+
+@pytest.mark.parametrize("oversized", ["split", "truncate", "skip"])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_many_documents_of_usual_lengths(oversized: Oversized, threads: int):
+    """More than are sorted at once, some of them longer than a row, some without a position."""
+    lengths = np.exp(np.random.default_rng(4).normal(5, 1.5, 700_000)).astype(np.int64)
+    capacity = 2048
+    whole = pack_multipack(lengths, capacity, oversized, group=10**6, threads=threads)
+    document, start, positions = whole.segments(lengths)
+    rows = np.add.reduceat(positions, whole.row_offsets[:-1])
+    assert rows.max() <= capacity and rows.sum() == whole.num_positions
+    longer = lengths - 1 > capacity
+    kept = np.minimum(lengths - 1, capacity if oversized != "split" else 1 << 40)
+    kept[longer] *= oversized != "skip"
+    assert np.array_equal(np.bincount(document, weights=positions, minlength=len(lengths)), np.maximum(kept, 0))
+    assert len(set(zip(document[start > 0].tolist(), start[start > 0].tolist(), strict=True))) == (start > 0).sum()
+    assert not (start % capacity).any()
+    assert whole.num_rows <= -(-whole.num_positions // capacity) * 1.001
+    if threads > 1:
+        assert whole.fingerprint() == pack_multipack(lengths, capacity, oversized, group=10**6, threads=1).fingerprint()
 
 
 def test_rows_too_long_for_one_word_of_the_search():
@@ -135,6 +191,28 @@ def test_the_error_policy_and_bad_settings_are_those_of_sequential_packing():
         pack([9, 10, 11], 8, "error", 1, group=2)
     with pytest.raises(DataError, match="padded to a multiple of 3"):
         pack([9], 8, "split", 3, group=2)
+
+
+@given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS)
+@settings(deadline=None)
+def test_all_methods_keep_and_lose_the_same(
+    lengths: list[int], units: int, align: int, oversized: Oversized, group: int
+):
+    packed = [
+        pack_rows(np.array(lengths, np.int64), units * align, oversized, align, method=method, group=group)
+        for method in get_args(Method)
+    ]
+    for name in ("num_positions", "num_truncated", "num_skipped", "num_empty", "num_dropped_positions"):
+        assert len({getattr(rows, name) for rows in packed}) == 1
+    segments = [sorted(segment for row in row_segments(rows, lengths) for segment in row) for rows in packed]
+    assert segments[0] == segments[1] == segments[2]
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+def test_long_documents_are_an_error_where_they_are_declared_one(method: Method):
+    with pytest.raises(DataError, match="document 1 has 9 positions"):
+        pack_rows(np.array([9, 10, 11]), 8, "error", method=method, group=2)
+    assert pack_rows(np.array([9, 9]), 8, "error", method=method, group=2).num_rows == 2
 
 
 def test_a_method_is_chosen_by_name():

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from xtrain.runtime.data.batch import Microbatch
 from xtrain.runtime.data.collators import Chain, compose, flatten, pack, shard, shift_tokens, to_tensor
 from xtrain.runtime.data.outline import decode_outline, encode_outline
+from xtrain.runtime.data.row_reader import RawRow
 
 CAPACITY, ALIGN = 24, 4
 ROWS = st.lists(st.lists(st.integers(1, 8), max_size=3), min_size=2, max_size=2)
@@ -18,6 +19,12 @@ def chain(rank: int | None) -> Chain:
     stages = [to_tensor(), flatten(), shift_tokens(), pack(capacity=CAPACITY, align=ALIGN)]
     part = [shard(ring=2, ulysses=1, ring_rank=rank, ulysses_rank=0)] if rank is not None else []
     return compose([*stages, *part])
+
+
+def row_of(lengths: list[int]) -> RawRow:
+    """Documents of so many tokens, of which every other one is trained: what is real is not what has a label."""
+    tokens = [np.ones(length, dtype=np.uint8) for length in lengths]
+    return RawRow(segments=tokens, trained=[np.arange(length, dtype=np.uint8) % 2 for length in lengths])
 
 
 def assert_same_but_tokens(found: Microbatch, expected: Microbatch):
@@ -31,7 +38,7 @@ def assert_same_but_tokens(found: Microbatch, expected: Microbatch):
 @given(st.lists(ROWS, min_size=1, max_size=3))
 @settings(deadline=None, max_examples=40)
 def test_what_is_encoded_is_decoded(steps: list[list[list[int]]]):
-    read = [[[np.ones(n + 1, dtype=np.uint8) for n in row] for row in rows] for rows in steps]
+    read = [[row_of([n + 1 for n in row]) for row in rows] for rows in steps]
     for rank in (None, 0, 1):
         collate = chain(rank)
         batches = [collate(rows) for rows in read]
@@ -43,7 +50,7 @@ def test_what_is_encoded_is_decoded(steps: list[list[list[int]]]):
 
 
 def test_padding_is_told_by_its_sign():
-    batch = chain(None)([[np.ones(6, dtype=np.uint8), np.ones(5, dtype=np.uint8)], []])
+    batch = chain(None)([row_of([6, 5]), row_of([])])
     outline = encode_outline([batch])[0].tolist()
     pads = [~n for n in range(24)]
     assert outline == [[0, 1, 2, 3, 4, ~5, ~6, ~7, 0, 1, 2, 3, *pads[:12]], pads]

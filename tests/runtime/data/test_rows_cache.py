@@ -62,6 +62,41 @@ def test_damaged_rows_are_packed_again(tmp_path: Path, name: str, damage: str):
     assert cached_rows(folder, unexpected).num_rows == rows().num_rows
 
 
+@pytest.mark.parametrize(
+    "meta",
+    ["", "[]", "{}", "{", '{"format": 1}', "null", "\x00\x00", '{"format": "2", "fingerprint": 3}'],
+)
+def test_a_meta_file_that_is_none(tmp_path: Path, meta: str):
+    folder = tmp_path / "key"
+    cached_rows(folder, rows)
+    (folder / "meta.json").write_text(meta)
+    assert open_rows(folder) is None
+    assert cached_rows(folder, rows).num_rows == rows().num_rows
+
+
+@pytest.mark.parametrize("name", ["format", *NUMBERS, "fingerprint"])
+def test_a_meta_file_that_lacks_something_or_says_something_else(tmp_path: Path, name: str):
+    folder = tmp_path / "key"
+    cached_rows(folder, rows)
+    whole = json.loads((folder / "meta.json").read_text())
+    for changed in ({**whole, name: "x"}, {key: value for key, value in whole.items() if key != name}):
+        (folder / "meta.json").write_text(json.dumps(changed))
+        assert open_rows(folder) is None
+
+
+def test_arrays_of_another_kind(tmp_path: Path):
+    folder = tmp_path / "key"
+    cached_rows(folder, rows)
+    for array in (np.array([object()]), rows().document.astype(np.int64), rows().document[:, None]):
+        np.save(folder / "document.npy", array, allow_pickle=True)
+        assert open_rows(folder) is None
+
+
+def test_a_file_in_place_of_the_folder(tmp_path: Path):
+    (tmp_path / "key").write_text("not a folder")
+    assert cached_rows(tmp_path / "key", rows).fingerprint() == rows().fingerprint()
+
+
 def test_a_cache_that_cannot_be_written(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot write packed rows"):

@@ -1,28 +1,41 @@
-"""Sources: which files, in which order, and what becomes of records that cannot be read."""
+"""Sources: which files, in which order, what is known of them, and what cannot be one."""
 
-import gzip
-import json
+import pickle
 from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.data.bad_records import KEPT, BadRecordLog
+from xtrain.runtime.data.bad_records import KEPT, BadRecord, BadRecordReport
 from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records import Record
 from xtrain.runtime.data.sources import Source, open_source
 
 
-def read(source: Source, limit: int | None = None) -> tuple[list[str], BadRecordLog]:
-    log = BadRecordLog(limit=source.bad_record_limit if limit is None else limit)
-    return [document.text for document in source.documents(log)], log
+def read(source: Source, limit: int | None = None) -> tuple[list[str], BadRecordReport]:
+    """The texts of a source, each unit read by a copy of it, as another process would."""
+    limit = source.bad_record_limit if limit is None else limit
+    report = BadRecordReport()
+    copy = pickle.loads(pickle.dumps(source))
+    texts: list[str] = []
+    for unit in source.units():
+        for record in copy.read(pickle.loads(pickle.dumps(unit))):
+            if isinstance(record, BadRecord):
+                report = report.including(record)
+                report.check(limit)
+            else:
+                assert isinstance(record.content, str)
+                texts.append(record.content)
+    return texts, report
 
 
 def test_the_standard_library_is_read_in_order_of_name():
     source = open_source("python_stdlib", base=Path("/nowhere"))
-    log = BadRecordLog(limit=source.bad_record_limit)
-    origins = [document.origin for document in source.documents(log)]
+    records = [record for unit in source.units() for record in source.read(unit)]
+    origins = [record.origin for record in records if isinstance(record, Record)]
     assert origins == sorted(origins)
     assert {"argparse.py", "os.py"} <= {Path(origin).name for origin in origins}
     assert all(Path(origin).parent == source.base for origin in origins)
+    assert source.bad_record_limit is None
 
 
 def test_text_files_are_found_recursively_sorted_and_once(tmp_path: Path):
@@ -42,23 +55,30 @@ def test_a_base_with_glob_signs_in_its_name_is_taken_literally(tmp_path: Path):
     assert read(open_source("text", patterns=("*.txt",), base=base))[0] == ["x"]
 
 
-def test_a_text_file_keeps_its_line_ends_and_loses_its_byte_order_mark(tmp_path: Path):
-    (tmp_path / "x.txt").write_bytes(b"\xef\xbb\xbfa\r\nb\n")
-    assert read(open_source("text", patterns=("x.txt",), base=tmp_path))[0] == ["a\r\nb\n"]
-
-
 def test_a_pattern_without_files_names_the_absolute_pattern(tmp_path: Path):
     with pytest.raises(DataError, match="matches no file") as caught:
         open_source("text", patterns=("none/*.txt",), base=tmp_path)
     assert str(tmp_path / "none/*.txt") in str(caught.value)
 
 
+def test_a_folder_is_no_file_and_a_link_to_nothing_is_not_passed_over(tmp_path: Path):
+    (tmp_path / "data").mkdir()
+    with pytest.raises(DataError, match=r"matches a folder[^\n]*data\n.*`data/\*`"):
+        open_source("jsonl", patterns=("data",), base=tmp_path)
+    (tmp_path / "data" / "a.txt").write_text("a")
+    (tmp_path / "data" / "b.txt").symlink_to(tmp_path / "gone.txt")
+    with pytest.raises(DataError, match=r"b\.txt: a link to nothing"):
+        open_source("text", patterns=("data/*",), base=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("kind", "patterns", "message"),
     [
-        ("parquet", ("x",), "unknown source kind `parquet`"),
+        ("csv", ("x",), "unknown source kind `csv`"),
         ("text", (), "needs a pattern"),
+        ("parquet", (), "needs a pattern"),
         ("python_stdlib", ("*.py",), "takes no patterns"),
+        ("synthetic", ("*.py",), "takes no patterns"),
     ],
 )
 def test_what_cannot_be_a_source(kind: str, patterns: tuple[str, ...], message: str, tmp_path: Path):
@@ -66,34 +86,9 @@ def test_what_cannot_be_a_source(kind: str, patterns: tuple[str, ...], message: 
         open_source(kind, patterns=patterns, base=tmp_path)
 
 
-BAD_LINES: list[tuple[bytes, str]] = [
-    (b'{"text": "\xff"}', "invalid UTF-8 at byte 10"),
-    (b'{"text": ', "invalid JSON"),
-    (b'{"body": "x"}', "no field `text`"),
-    (b'{"text": 3}', "field `text` is a int, not a string"),
-    (b'{"text": null}', "field `text` is a NoneType, not a string"),
-    (b'{"text": ""}', "field `text` is empty"),
-    (b'["text"]', "a JSON list, not an object"),
-    (b'{"text": "\\ud800"}', "unpaired surrogate at character 0"),
-    (b"[" * 100_000, "invalid JSON"),
-]
-
-
-@pytest.mark.parametrize(("line", "reason"), BAD_LINES)
-def test_a_bad_line_is_reported_with_file_line_and_reason(line: bytes, reason: str, tmp_path: Path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'{"text": "first"}\n\n' + line + b'\n{"text": "last"}')
-    source = open_source("jsonl", patterns=("*.jsonl",), base=tmp_path, bad_record_limit=1)
-    texts, log = read(source)
-    assert texts == ["first", "last"]
-    assert log.report.count == 1
-    assert log.report.first[0].origin == f"{path}:3"
-    assert reason in log.report.first[0].reason
-
-
 def test_more_bad_records_than_the_limit_are_listed_in_the_error(tmp_path: Path):
     path = tmp_path / "x.jsonl"
-    path.write_bytes(b"\n".join(line for line, _ in BAD_LINES[:3]))
+    path.write_bytes(b"{}\n[]\nnothing\n")
     with pytest.raises(DataError, match="3 bad records, and the limit is 2") as caught:
         read(open_source("jsonl", patterns=("*.jsonl",), base=tmp_path, bad_record_limit=2))
     assert all(f"{path}:{line}: " in str(caught.value) for line in (1, 2, 3))
@@ -101,30 +96,9 @@ def test_more_bad_records_than_the_limit_are_listed_in_the_error(tmp_path: Path)
 
 def test_every_bad_record_is_counted_and_the_first_few_are_kept(tmp_path: Path):
     (tmp_path / "x.jsonl").write_text("nonsense\n" * (KEPT + 5))
-    _, log = read(open_source("jsonl", patterns=("*.jsonl",), base=tmp_path, bad_record_limit=100))
-    assert log.report.count == KEPT + 5
-    assert [record.origin.rpartition(":")[2] for record in log.report.first] == [str(n + 1) for n in range(KEPT)]
-
-
-def test_json_lines_may_be_compressed_and_name_their_field(tmp_path: Path):
-    with gzip.open(tmp_path / "x.jsonl.gz", "wt") as file:
-        file.write(json.dumps({"body": "é\u2028"}) + "\r\n" + json.dumps({"body": "z"}))
-    source = open_source("jsonl", patterns=("*.gz",), text_field="body", base=tmp_path)
-    assert read(source)[0] == ["é\u2028", "z"]
-
-
-def test_a_cut_off_archive_is_an_error_whatever_the_limit(tmp_path: Path):
-    whole = gzip.compress(b'{"text": "x"}\n' * 1000)
-    (tmp_path / "x.jsonl.gz").write_bytes(whole[: len(whole) - 12])
-    with pytest.raises(DataError, match=r"x\.jsonl\.gz: cannot be read"):
-        read(open_source("jsonl", patterns=("*.gz",), base=tmp_path, bad_record_limit=10**9))
-
-
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe"])
-def test_an_unusable_text_file_is_a_bad_record(content: bytes, tmp_path: Path):
-    (tmp_path / "x.txt").write_bytes(content)
-    with pytest.raises(DataError, match=r"x\.txt: (empty text|invalid UTF-8)"):
-        read(open_source("text", patterns=("*.txt",), base=tmp_path))
+    _, report = read(open_source("jsonl", patterns=("*.jsonl",), base=tmp_path, bad_record_limit=100))
+    assert report.count == KEPT + 5
+    assert [record.origin.rpartition(":")[2] for record in report.first] == [str(n + 1) for n in range(KEPT)]
 
 
 def test_the_fingerprint_follows_names_and_contents_but_not_the_place(tmp_path: Path):
@@ -140,3 +114,19 @@ def test_the_fingerprint_follows_names_and_contents_but_not_the_place(tmp_path: 
     assert fingerprint("edited", {"a": "xy", "b": "Z"}) != original
     assert fingerprint("renamed", {"a": "xy", "c": "z"}) != original
     assert fingerprint("shifted", {"a": "x", "b": "yz"}) != original
+
+
+def test_the_fingerprint_covers_the_kind_every_option_and_the_fields(tmp_path: Path):
+    (tmp_path / "x.npy").write_bytes(b"")
+    options = {"documents": 10, "length": 20, "spread": 0.5, "seed": 1}
+    sources = [
+        open_source("text", patterns=("*",), base=tmp_path),
+        open_source("jsonl", patterns=("*",), base=tmp_path),
+        open_source("jsonl", patterns=("*",), reads={"form": "text", "text": "body"}, base=tmp_path),
+        open_source("jsonl", patterns=("*",), reads={"form": "chat", "messages": "text"}, base=tmp_path),
+        open_source("tokens", patterns=("*",), options={"dtype": None, "separator": 0}, base=tmp_path),
+        open_source("tokens", patterns=("*",), options={"dtype": None, "separator": 1}, base=tmp_path),
+        open_source("synthetic", options=options, base=tmp_path),
+        open_source("synthetic", options=options | {"seed": 2}, base=tmp_path),
+    ]
+    assert len({source.fingerprint() for source in sources}) == len(sources)

@@ -1,6 +1,7 @@
 """Tokenizers: the byte one exactly, and `tokenizer.json` with every way of naming its special tokens."""
 
 import json
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -88,6 +89,51 @@ def test_the_fingerprint_covers_the_special_tokens(tiny_tokenizer: Path):
     assert HuggingFaceTokenizer(tiny_tokenizer).fingerprint == before
     (tiny_tokenizer / "tokenizer_config.json").write_text('{"bos_token": "one"}')
     assert HuggingFaceTokenizer(tiny_tokenizer).fingerprint != before
+
+
+def test_a_copy_for_another_process_encodes_the_same(tiny_tokenizer: Path):
+    tokenizer = HuggingFaceTokenizer(tiny_tokenizer)
+    text = "one </s> two"
+    tokenizer.encode_rendered([text])
+    copy = pickle.loads(pickle.dumps(tokenizer))
+    assert copy.encode(text).tolist() == tokenizer.encode(text).tolist()
+    assert copy.eos not in copy.encode(text)
+    assert copy.encode_rendered([text])[0].ids.tolist() == [0, 9, 1]
+    assert (copy.fingerprint, copy.specials, copy.bos) == (tokenizer.fingerprint, tokenizer.specials, tokenizer.bos)
+
+
+def test_in_rendered_text_the_names_of_special_tokens_stand_for_them(tiny_tokenizer: Path):
+    tokenizer = HuggingFaceTokenizer(tiny_tokenizer)
+    assert dict(tokenizer.special_names) == {"<s>": 7, "</s>": 9}
+    found, empty = tokenizer.encode_rendered(["<s>one  two</s>", ""])
+    assert found.ids.tolist() == [7, 0, 1, 9]
+    assert list(zip(found.starts.tolist(), found.ends.tolist(), strict=True)) == [(0, 3), (3, 6), (8, 11), (11, 15)]
+    assert len(empty.ids) == len(empty.starts) == len(empty.ends) == 0
+
+
+def test_rendered_text_on_bytes():
+    found, empty = ByteTokenizer().encode_rendered(["⟨bos⟩aé⟨eos⟩😀", ""])
+    assert found.ids.tolist() == [256, 97, 0xC3, 0xA9, 257, *"😀".encode()]
+    assert found.starts.tolist() == [0, 5, 6, 6, 7, 12, 12, 12, 12]
+    assert found.ends.tolist() == [5, 6, 7, 7, 12, 13, 13, 13, 13]
+    assert len(empty.ids) == 0
+
+
+def test_blanks_of_a_token_are_part_of_its_place(tmp_path: Path):
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+    alphabet = {sign: index for index, sign in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab={**alphabet, "</s>": 256}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.post_processor = processors.ByteLevel(trim_offsets=True)
+    backend.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "</s>"}))
+    tokenizer = HuggingFaceTokenizer(tmp_path)
+    assert not tokenizer.has_bos
+    (found,) = tokenizer.encode_rendered(["a  é\n"])
+    assert list(zip(found.starts.tolist(), found.ends.tolist(), strict=True)) == [
+        (0, 1), (1, 2), (2, 3), (3, 4), (3, 4), (4, 5),
+    ]  # fmt: skip
 
 
 def test_loading_by_name_folder_or_file(tiny_tokenizer: Path):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from xtrain.runtime.data.batch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.data.collators import compose, flatten, pack, shard, shift_tokens, to_tensor
 from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.row_reader import RawRow
 from xtrain.runtime.data.zigzag import held, zigzag
 
 STAGES = [to_tensor(), flatten(), shift_tokens()]
@@ -57,10 +58,14 @@ def test_segments_that_cannot_be_dealt_are_named():
 
 
 def batch_of(rows: list[list[int]], capacity: int, align: int) -> Microbatch:
-    """Rows of documents of so many positions, every token another number."""
+    """Rows of documents of so many positions, every token another number, every third one not trained."""
     numbers = iter(range(1, 10**6))
-    tokens = [[np.array([next(numbers) for _ in range(n + 1)], dtype=np.uint32) for n in row] for row in rows]
-    return compose([*STAGES, pack(capacity=capacity, align=align)])(tokens)
+    read = []
+    for place, row in enumerate(rows):
+        tokens = [np.array([next(numbers) for _ in range(n + 1)], dtype=np.uint32) for n in row]
+        trained = [(ids % 3 > 0).astype(np.uint8) for ids in tokens]
+        read.append(RawRow(segments=tokens, trained=trained, dataset=place % 2, position=place))
+    return compose([*STAGES, pack(capacity=capacity, align=align)])(read)
 
 
 def parts_of(batch: Microbatch, ring: int, ulysses: int) -> list[Microbatch]:
@@ -91,6 +96,7 @@ def test_ranks_share_out_every_row_between_them(rows: list[list[int]], ring: int
         assert part.num_valid == int((part.labels_BS != IGNORE_INDEX).sum())
         assert torch.equal(part.cumulative_lengths, batch.cumulative_lengths)
         assert torch.equal(part.real_lengths, batch.real_lengths)
+        assert part.dataset_B is batch.dataset_B and part.place_B is batch.place_B
         assert part.sequence == capacity
     assert sum(part.num_valid for part in parts) == batch.num_valid
 
@@ -114,9 +120,10 @@ def test_rows_that_cannot_be_cut_evenly():
 def test_a_chain_ends_with_the_part_of_a_rank():
     part = shard(ring=2, ulysses=1, ring_rank=1, ulysses_rank=0)
     chain = compose([*STAGES, pack(capacity=8, align=4), part])
-    batch = chain([[np.arange(1, 9, dtype=np.uint16)]])
+    row = RawRow(segments=[np.arange(1, 9, dtype=np.uint16)])
+    batch = chain([row])
     assert batch.input_ids_BS.tolist() == [[3, 4, 5, 6]]
-    whole = compose([*STAGES, pack(capacity=8, align=4)])([[np.arange(1, 9, dtype=np.uint16)]])
+    whole = compose([*STAGES, pack(capacity=8, align=4)])([row])
     assert chain.local_part(whole).input_ids_BS.tolist() == [[3, 4, 5, 6]]
-    with pytest.raises(DataError, match="`shard` takes microbatch, but `shard` gives this rank's part"):
+    with pytest.raises(DataError, match="`shard` takes microbatch, but `shard` gives part of a microbatch"):
         compose([*STAGES, pack(capacity=8, align=4), part, part])

@@ -1,0 +1,186 @@
+"""`xtrain data build SPEC`: tokenise and pack before a run does, resume what was interrupted, prove what is there."""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..planner.plan import Node, Plan
+    from ..runtime.data.sources import Source
+    from ..runtime.data.store import StoreIdentity
+    from ..runtime.data.tokenizers import Tokenizer
+
+EPILOG = """\
+Nothing is built that is there already: a store is named by everything it depends on. A build that was interrupted, in
+whatever way, goes on where it was when the same command is given again.
+
+examples:
+  xtrain data build specs/quickstart.xtrain
+  xtrain data build specs/quickstart.xtrain --jobs 8 --dataset code
+  xtrain data build specs/quickstart.xtrain --verify --json | jq .key
+"""
+KEPT = "what is done so far is kept; the same command goes on from there"
+
+
+class _Stopped(BaseException):
+    """Someone asked this process to stop."""
+
+
+def add_build(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add the view to `xtrain data`."""
+    build = views.add_parser(
+        "build",
+        help="tokenise and pack, as a run would",
+        description="Tokenise the datasets of SPEC and pack their rows into the cache, so that a run starts at once.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    build.add_argument(
+        "--jobs",
+        type=_jobs,
+        metavar="N",
+        help="processes that tokenise (default: one a core, or none if there is little to do)",
+    )
+    build.add_argument(
+        "--verify", action="store_true", help="read what is there already, and build it anew if it is damaged"
+    )
+    return build
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of processes; use 1 or more")
+    return int(text)
+
+
+def build(plan: "Plan", arguments: argparse.Namespace) -> int:
+    """Exit status: 0 all is there, 130 interrupted, 75 stopped. Raises DataError for data that cannot be used."""
+    from ..runtime.data.look import data_nodes, tokenizer_of
+
+    try:
+        with _stoppable():
+            tokenizer = tokenizer_of(plan)
+            for name, node in data_nodes(plan).items():
+                if arguments.dataset in (None, name):
+                    _build(plan, name, node, tokenizer, arguments)
+    except KeyboardInterrupt:
+        print(f"xtrain data: interrupted; {KEPT}", file=sys.stderr)
+        return 130
+    except _Stopped:
+        print(f"xtrain data: stopped; {KEPT}", file=sys.stderr)
+        return 75
+    return 0
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise _Stopped
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", arguments: argparse.Namespace) -> None:
+    from ..runtime.data.cache_folder import move_aside
+    from ..runtime.data.documents import DocumentEncoder
+    from ..runtime.data.prepared import opened_from, source_of
+    from ..runtime.data.store import build_store, damage, identify, open_store
+    from ..runtime.data.tokenise_progress import Progress
+    from .data_progress import shown
+
+    begun, kept = time.monotonic(), 0
+    source, encoder = source_of(plan, node, tokenizer), DocumentEncoder(tokenizer, node.args["reads"])
+    cache = Path(plan.workspace["root"]) / "cache" / "tokens"
+    with shown(name) as show:
+        identity = identify(source, encoder, cache, show)
+    if not arguments.json:
+        _print_identity(name, source, identity)
+    folder = cache / identity.key
+    there = open_store(folder) is not None
+    if there and arguments.verify:
+        with shown(name) as show:
+            damaged = damage(folder, show)
+        if damaged:
+            what = f"{folder}: {', '.join(damaged)}: not what was written; it is built anew"
+            print(f"warning: {what}", file=sys.stderr)
+            move_aside(folder)
+            there = False
+    with shown(name) as show:
+
+        def report(now: Progress) -> None:
+            nonlocal kept
+            kept = max(kept, now.kept)
+            show(now)
+
+        store = build_store(source, encoder, cache, jobs=arguments.jobs, progress=report, identity=identity)
+    data = opened_from(plan, node, store.key)
+    assert data is not None, "what has just been built is there"
+    found = {
+        "dataset": name,
+        "key": identity.key,
+        "covers": identity.covers,
+        "folder": str(folder),
+        "state": "there" if there else "resumed" if kept else "built",
+        "files": store.num_files,
+        "documents": store.num_documents,
+        "tokens": store.num_tokens,
+        "bad_records": store.bad_records.count,
+        "bad_records_file": str(folder / "bad_records.jsonl") if store.bad_records.count else None,
+        "rows": {part: reader.rows.num_rows for part, reader in data.parts.items()},
+        "seconds": round(time.monotonic() - begun, 3),
+    }
+    if arguments.json:
+        print(json.dumps(found), flush=True)
+    else:
+        _print_result(found)
+
+
+def _print_identity(name: str, source: "Source", identity: "StoreIdentity") -> None:
+    from ..planner.text import Page, shows_color
+    from ..planner.units import bytes_text, plural
+
+    title, size = source.kind, source.num_bytes()
+    title += f", {plural(len(source.files), 'file')}" if source.files else ""
+    title += f", {bytes_text(size)}" if size else ""
+    page = Page(color=shows_color(sys.stdout))
+    page.heading(name, title)
+    page.line(f"  store {identity.key}, named by")
+    page.described([(part, _shown(value)) for part, value in identity.covers.items()])
+    # At once: what follows may take hours.
+    print(str(page).strip("\n"), flush=True)
+
+
+def _shown(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    if len(text) <= 80 and "\n" not in text:
+        return text
+    return f"{len(text):,} characters, {blake2b(text.encode(), digest_size=16).hexdigest()}"
+
+
+def _print_result(found: dict[str, Any]) -> None:
+    from ..planner.text import Page, shows_color
+    from ..planner.units import plural, seconds_text
+
+    state = {"there": "was there already", "built": "built", "resumed": "gone on with and completed"}[found["state"]]
+    rows = " · ".join(f"{part} {count:,}" for part, count in found["rows"].items())
+    files = f", from {plural(found['files'], 'file')}" if found["files"] else ""
+    table = [("documents", f"{found['documents']:,} of {found['tokens']:,} tokens{files}"), ("rows", rows)]
+    if found["bad_records"]:
+        table.append(("left out", f"{plural(found['bad_records'], 'bad record')}, listed in bad_records.jsonl there"))
+    page = Page(color=shows_color(sys.stdout))
+    page.line(f"  {state}, {seconds_text(found['seconds'])}: {found['folder']}")
+    page.described(table)
+    print(str(page).strip("\n"), flush=True)

@@ -1,0 +1,57 @@
+"""Shows how far tokenising is: a bar on a terminal, a line now and then elsewhere."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..runtime.data.tokenise_progress import Progress, Report
+
+LINE_SECONDS = 10.0
+
+
+@contextmanager
+def shown(name: str) -> "Iterator[Report]":
+    """A callback for `build_store` that shows its progress on stderr until the block ends."""
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with _bar(name) as report:
+            yield report
+        return
+    from ..runtime.data.tokenise_progress import every
+
+    yield every(LINE_SECONDS, lambda line, _: print(f"{name}: {line}", file=sys.stderr, flush=True))
+
+
+@contextmanager
+def _bar(name: str) -> "Iterator[Report]":
+    from rich.console import Console
+    from rich.progress import BarColumn, TextColumn
+    from rich.progress import Progress as Bars
+    from rich.table import Column
+
+    from ..runtime.data.tokenise_progress import Pace, in_words
+
+    pace = Pace()
+    # In the end the line goes: what was done is told in other words.
+    bars = Bars(
+        TextColumn("{task.fields[dataset]}", table_column=Column(no_wrap=True, min_width=len(name))),
+        BarColumn(16, table_column=Column(min_width=16)),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        console=Console(stderr=True),
+        transient=True,
+        # What goes to stdout must not be turned to where the bar is.
+        redirect_stdout=False,
+        redirect_stderr=False,
+        refresh_per_second=4,
+    )
+    with bars:
+        task = bars.add_task("", dataset=name, total=None, start=False)
+
+        def report(now: "Progress") -> None:
+            pace.look(now)
+            bars.start_task(task)
+            bars.update(task, description=in_words(now, pace), total=now.total, completed=now.done)
+
+        yield report

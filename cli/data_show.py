@@ -1,0 +1,249 @@
+"""`xtrain data show SPEC`: packed rows in the order of training, and what of them the loss is taken on."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from ..planner.units import plural
+from .flowing import Part, flow, plain, width
+
+if TYPE_CHECKING:
+    from ..planner.plan import Plan
+    from ..planner.text import Page
+    from ..runtime.data.curriculum import Curriculum
+    from ..runtime.data.look import Laid, Row, Segment, Stretch
+    from ..runtime.data.prepared import PreparedDataset
+    from ..runtime.data.row_reader import RowReader
+
+    Chosen = tuple[str, RowReader, int, int | None]
+    """Dataset, reader, number and place of a row to show."""
+
+SHOWN = 240  # characters of a document, unless all are asked for
+SHORTEST = 40  # characters of a stretch of it
+TOKENS = 48  # the same for tokens
+BAR = 30  # columns
+STYLES = ("cyan", "green", "yellow")
+READ = ("⟦", "⟧")  # around what is only read, where colours cannot say it
+
+
+def add_show(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add the view to `xtrain data`."""
+    show = views.add_parser("show", help="packed rows, as text", description="Print rows in the order of training.")
+    show.add_argument("-n", type=_count, default=5, metavar="ROWS", help="how many rows (default 5)")
+    show.add_argument("--step", type=int, default=0, help="from this optimizer step on, the first is 0 (default 0)")
+    show.add_argument(
+        "--heldout", action="store_true", help="rows that are kept for evaluation, the first ones of each dataset"
+    )
+    show.add_argument("--tokens", action="store_true", help="every token by itself, with its number")
+    show.add_argument("--full", action="store_true", help=f"all of each document, not its first {SHOWN} characters")
+    return show
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of rows; use 1 or more")
+    return int(text)
+
+
+def show(plan: "Plan", arguments: argparse.Namespace) -> int:
+    """Print what was asked for; exit status 0, or 2 for a step that there is not.
+
+    Raises DataError for data that cannot be used.
+    """
+    from ..planner.text import Page, shows_color
+    from ..runtime.data.look import data_nodes, laid_out, tokenizer_of, written_out
+    from ..runtime.data.prepared import prepared_from
+    from ..runtime.data.training_rows import curriculum_of
+    from .data_progress import shown
+
+    nodes, loader, tokenizer = data_nodes(plan), plan.node("setup.loader").args, tokenizer_of(plan)
+    wanted = [arguments.dataset] if arguments.dataset else loader["datasets"]
+    found: dict[str, PreparedDataset] = {}
+    for name in wanted:
+        with shown(name) as report:
+            found[name] = prepared_from(plan, nodes[name], tokenizer, progress=report)
+    # What is only evaluated has no rows to train on.
+    held_out = arguments.heldout or wanted[0] not in loader["datasets"]
+    if held_out:
+        chosen = _held_out(found, arguments.n)
+    else:
+        curriculum = curriculum_of(plan, {name: data.train_rows.num_rows for name, data in found.items()})
+        if not 0 <= arguments.step < curriculum.steps:
+            last = curriculum.steps - 1
+            print(f"xtrain data: the run has {plural(curriculum.steps, 'step')}, --step 0 to {last:,}", file=sys.stderr)
+            return 2
+        chosen = _trained(curriculum, found, arguments)
+    color = shows_color(sys.stdout)
+    page = Page(color=color)
+    view = _View(page, color=color, tokens=arguments.tokens, full=arguments.full)
+    own = [node.args["function"] for node in plan.of_kind("collate") if node.op == "collate.user"]
+    behind = _behind(plan) if own else None
+    any_row = False
+    for name, reader, index, place in chosen:
+        any_row = True
+        row = written_out(reader, index, tokenizer, dataset=name, place=place, each=arguments.tokens)
+        if behind is not None:
+            row = laid_out(row, behind(name, reader, index, place), tokenizer, each=arguments.tokens)
+        if arguments.json:
+            print(json.dumps(_as_json(row, tokens=arguments.tokens)))
+        else:
+            view.add(row, loader["rows"])
+    if not any_row:
+        which = "is held out" if held_out else f"is trained on from step {arguments.step:,} on"
+        print(f"xtrain data: no row of {', '.join(wanted)} {which}", file=sys.stderr)
+    elif not arguments.json:
+        view.add_legend(own)
+        sys.stdout.write(str(page).lstrip("\n"))
+    return 0
+
+
+def _held_out(found: "dict[str, PreparedDataset]", most: int) -> "Iterator[Chosen]":
+    for name, data in found.items():
+        reader = data.parts["hold-out"]
+        for index in range(min(most, reader.rows.num_rows)):
+            yield name, reader, index, None
+
+
+def _trained(
+    curriculum: "Curriculum", found: "dict[str, PreparedDataset]", arguments: argparse.Namespace
+) -> "Iterator[Chosen]":
+    from ..runtime.data.look import rows_from
+
+    rows = {name: data.train_rows.num_rows for name, data in found.items()}
+    readers = {name: data.parts["training"] for name, data in found.items()}
+    # Of a dataset that is trained on alone an epoch shows all there is.
+    most = arguments.n if len(curriculum.datasets) > 1 else min(arguments.n, sum(rows.values()))
+    for name, index, place in islice(rows_from(curriculum, rows, arguments.step), most):
+        yield name, readers[name], index, place
+
+
+def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[Laid]]":
+    """What the user's own collators make of a row: a step is given that. Takes torch, which they are written for."""
+    from ..runtime.data.row_reader import UNTOLD
+    from ..runtime.look_collated import collated
+
+    run, trained = collated(plan), plan.node("setup.loader").args["datasets"]
+
+    def of(name: str, reader: "RowReader", index: int, place: int | None) -> "list[Laid]":
+        told = place is not None and len(trained) > 1
+        dataset = trained.index(name) if told else UNTOLD
+        return run(reader.row(index, dataset=dataset, position=UNTOLD if place is None else place))
+
+    return of
+
+
+def _as_json(row: "Row", *, tokens: bool) -> dict[str, Any]:
+    def stretch(one: "Stretch") -> dict[str, Any]:
+        told = {"trained": one.trained, "tokens": len(one.ids), "text": one.text}
+        return told | ({"ids": one.ids, "pieces": one.pieces} if tokens else {})
+
+    def segment(one: "Segment") -> dict[str, Any]:
+        names = ("document", "start", "tokens", "trained", "other", "before", "text", "ends")
+        return {name: getattr(one, name) for name in names} | {"stretches": list(map(stretch, one.stretches))}
+
+    told = {name: getattr(row, name) for name in ("dataset", "index", "place", "capacity", "filled", "trained")}
+    return told | {"segments": list(map(segment, row.segments))}
+
+
+class _View:
+    """Rows on a page, as wide as the terminal."""
+
+    def __init__(self, page: "Page", *, color: bool, tokens: bool, full: bool) -> None:
+        self._page, self._color, self._tokens, self._full = page, color, tokens, full
+        self._width = width()
+        self._marked = False
+
+    def add(self, row: "Row", rows_per_step: int) -> None:
+        """Header, fill, and every segment."""
+        self._page.line()
+        where = f"  row {row.index:,}"
+        if row.place is not None:
+            step, within = divmod(row.place, rows_per_step)
+            where += f" · step {step:,}, row {within + 1:,} of {rows_per_step:,}"
+        flow(self._page, [Part(row.dataset, "bold"), Part(where, "dim")], self._width, rest="  ")
+        padding = row.capacity - row.filled
+        told = f" {row.filled / row.capacity:.1%} of {row.capacity:,} positions filled"
+        told += f", {row.trained / row.filled:.1%} of them trained" if row.filled else ""
+        told += f", {padding:,} of padding" if padding else ""
+        flow(self._page, [*self._bar(row), Part(told, "dim")], self._width, first="  ", rest="  ")
+        for number, segment in enumerate(row.segments):
+            self._add_segment(segment, STYLES[number % len(STYLES)])
+
+    def add_legend(self, own: list[str]) -> None:
+        """What colours and marks mean; `own`: the user's collators that rows went through."""
+        self._page.line()
+        marked = f" {READ[0]}…{READ[1]}: only read." if self._marked else ""
+        told = " Coloured, a document each: trained. Dim: only read." if self._color else marked
+        first = " The first token of a document is never predicted."
+        behind = f" Rows are shown behind {', '.join(own)}." if own else ""
+        flow(self._page, [Part(f"█ trained, ▒ only read, ░ padding.{told}{first}{behind}", "dim")], self._width)
+
+    def _bar(self, row: "Row") -> list[Part]:
+        columns = max(8, min(BAR, self._width // 3))
+        trained = round(row.trained / row.capacity * columns)
+        filled = max(trained, round(row.filled / row.capacity * columns))
+        return [Part("█" * trained, "green"), Part("▒" * (filled - trained)), Part("░" * (columns - filled), "dim")]
+
+    def _add_segment(self, segment: "Segment", style: str) -> None:
+        trained = f", {segment.trained:,} trained" if segment.trained < segment.tokens else ""
+        whose = "" if segment.document is None else f"document {segment.document:,} from {segment.start:,}, "
+        other = f", {segment.other:,} labels are not the next token" if segment.other else ""
+        said = f"{whose}{plural(segment.tokens, 'token')}{trained}{other}"
+        flow(self._page, [Part(said, "dim")], self._width, first="  ", rest="    ")
+        parts = self._single(segment, style) if self._tokens else self._text(segment, style)
+        flow(self._page, parts, self._width, first="    ", rest="    ")
+
+    def _text(self, segment: "Segment", style: str) -> Iterator[Part]:
+        stretches = segment.stretches
+        whole = self._full or sum(len(one.text) for one in stretches) <= SHOWN
+        long = sum(len(one.text) > SHORTEST for one in stretches)
+        each = None if whole else max(SHORTEST, SHOWN // max(1, long))
+        shown = 0
+        for number, stretch in enumerate(stretches):
+            if not whole and shown > 2 * SHOWN:
+                yield Part(f" … {plural(len(stretches) - number, 'more stretch')}", "dim")
+                return
+            text = stretch.text if each is None else _shortened(stretch.text, each)
+            shown += len(text)
+            # A document of its own begins with bos: everybody knows that nothing predicts it.
+            bare = number == 0 and len(stretch.ids) == 1 and segment.start == 0
+            text = plain(text.replace("\n", "⏎ "))
+            yield Part(*self._marks(text, stretch.trained or bare, "dim" if not stretch.trained else style))
+
+    def _marks(self, text: str, bare: bool, style: str) -> tuple[str, str]:
+        if self._color or bare:
+            return text, style
+        self._marked = True
+        return f"{READ[0]}{text}{READ[1]}", style
+
+    def _single(self, segment: "Segment", style: str) -> Iterator[Part]:
+        total = sum(len(stretch.ids) for stretch in segment.stretches)
+        left = total if self._full else TOKENS
+        for stretch in segment.stretches:
+            some = list(zip(stretch.pieces, stretch.ids, strict=True))[:left]
+            if not some:
+                break
+            left -= len(some)
+            total -= len(some)
+            opening, closing = ("", "") if self._color or stretch.trained else READ
+            self._marked = self._marked or bool(opening)
+            yield Part(opening)
+            for number, (piece, token) in enumerate(some):
+                yield Part(plain(piece).replace(" ", "␣"), style if stretch.trained else "dim")
+                yield Part(f" {token}", "dim", whole=True)
+                yield Part(closing if number == len(some) - 1 else "")
+                yield Part(" │", "dim", whole=True)
+                yield Part(" ")
+        if total:
+            yield Part(f"… {plural(total, 'more token')}", "dim")
+
+
+def _shortened(text: str, most: int) -> str:
+    """`text` without its middle, in about `most` characters."""
+    if len(text) <= most:
+        return text
+    head = most * 2 // 3
+    return f"{text[:head]} … {text[head - most :]}"

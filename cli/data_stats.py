@@ -1,0 +1,83 @@
+"""`xtrain data stats SPEC`: counts and lengths of documents, rows and how full they are."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..planner.plan import Plan
+
+
+def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> argparse.ArgumentParser:
+    """Add the view to `xtrain data`."""
+    return views.add_parser("stats", help="counts and lengths", description="Print counts, lengths and fill of rows.")
+
+
+def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
+    """Print them. Raises DataError for data that cannot be used."""
+    from ..planner.text import Page, shows_color
+    from ..planner.units import plural
+    from ..runtime.data.look import data_nodes, drawn, statistics, tokenizer_of
+    from ..runtime.data.prepared import prepared_from
+    from .data_progress import shown
+
+    tokenizer = tokenizer_of(plan)
+    page = Page(color=shows_color(sys.stdout))
+    trained, rows = plan.node("setup.loader").args["datasets"], {}
+    for name, node in data_nodes(plan).items():
+        if arguments.dataset not in (None, name):
+            continue
+        with shown(name) as report:
+            data = prepared_from(plan, node, tokenizer, progress=report)
+        found = statistics(plan, data)
+        if name in trained:
+            rows[name] = data.train_rows.num_rows
+        if arguments.json:
+            print(json.dumps(found))
+            continue
+        files = f"{plural(found['files'], 'file')}, " if found["files"] else ""
+        page.heading(name, f"{files}{plural(found['bad_records'], 'bad record')}, store {found['store']}")
+        for part, own in found["parts"].items():
+            if own["documents"]:
+                page.table(_table(part, own), styles=("bold", "dim"))
+    # What is drawn of one depends on the rows of all.
+    if len(trained) > 1 and len(rows) == len(trained):
+        taken = drawn(plan, rows)
+        if arguments.json:
+            print(json.dumps({"mixture": taken}))
+        else:
+            page.heading("mixture", "shares of rows in each phase, and what the whole run takes")
+            page.table(_mixture(taken), styles=("bold", "dim"))
+    if not arguments.json:
+        sys.stdout.write(str(page).lstrip("\n"))
+    return 0
+
+
+def _table(part: str, own: dict[str, Any]) -> list[tuple[str, str, str]]:
+    lengths = " · ".join(f"{name} {value:,}" for name, value in own["lengths"].items())
+    table = [
+        (part, "documents", f"{own['documents']:,} of {own['tokens']:,} tokens"),
+        ("", "lengths", f"{lengths} tokens"),
+        ("", "rows", f"{own['rows']:,} of {own['capacity']:,} positions, {own['fill']:.3%} filled"),
+    ]
+    if own.get("trained_tokens", own["tokens"]) != own["tokens"]:
+        table.insert(
+            1, ("", "predicted", f"{own['trained_tokens']:,} tokens, {own['trained_tokens'] / own['tokens']:.1%}")
+        )
+    if own["tokens_lost"]:
+        lost = f"{own['documents_cut']:,} documents cut, {own['documents_left_out']:,} left out"
+        table.append(("", "lost", f"{lost}, {own['tokens_lost']:,} tokens in all"))
+    if "steps_an_epoch" in own:
+        table.append(("", "an epoch", f"{own['steps_an_epoch']:,} steps"))
+    return table
+
+
+def _mixture(taken: dict[str, dict[str, Any]]) -> list[tuple[str, str, str]]:
+    table = []
+    for name, own in taken.items():
+        shares = " · ".join(f"{phase} {share:.1%}" for phase, share in own["shares"].items())
+        epochs = "" if own["epochs"] is None else f", {own['epochs']:,} epochs"
+        table.append((name, "shares", shares))
+        table.append(("", "rows", f"{own['rows']:,}{epochs}"))
+    return table

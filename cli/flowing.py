@@ -1,0 +1,88 @@
+"""Text of several styles over as many lines as it needs, in the columns that a terminal has."""
+
+import shutil
+import unicodedata
+from collections.abc import Iterable
+from functools import cache
+from itertools import groupby
+
+from attrs import frozen
+
+from ..planner.text import WIDTH, Page
+
+_SIGNS = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
+
+
+@frozen
+class Part:
+    """A piece of text in one style of a page; a style of "" is none. No line ends within what is `whole`."""
+
+    text: str
+    style: str = ""
+    whole: bool = False
+
+
+def width() -> int:
+    """Columns that there are, at most those of a page; of a pipe and of nothing at all, those of a page."""
+    return max(20, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
+def plain(text: str) -> str:
+    """`text` without a character that a terminal acts on instead of showing it."""
+    return text if text.isascii() and text.isprintable() else "".join(map(_sign, text))
+
+
+def flow(page: Page, parts: Iterable[Part], columns: int, *, first: str = "", rest: str = "") -> None:
+    """Add lines of at most `columns`, broken behind a blank where there is one; `first` and `rest` are margins."""
+    line: list[tuple[str, str]] = []
+    used, blank = _columns(first), -1
+    margin = first
+
+    def end(kept: int) -> None:
+        nonlocal line, used, blank, margin
+        page.line((margin + _painted(page, line[:kept])).rstrip())
+        line, margin, blank = line[kept:], rest, -1
+        used = _columns(rest) + sum(_cell(character) for character, _ in line)
+
+    for part in parts:
+        for character in part.text:
+            breaks = character == " " and not part.whole
+            if used + _cell(character) > columns and line:
+                end(len(line) if breaks or blank < 0 else blank + 1)
+                if breaks:  # it ends the line without being seen
+                    continue
+            if breaks:
+                blank = len(line)
+            line.append((character, part.style))
+            used += _cell(character)
+    end(len(line))
+
+
+def _painted(page: Page, line: list[tuple[str, str]]) -> str:
+    runs = groupby(line, key=lambda pair: pair[1])
+    return "".join(page.paint("".join(character for character, _ in run), style) for style, run in runs)
+
+
+def _columns(text: str) -> int:
+    return sum(map(_cell, text))
+
+
+@cache
+def _cell(character: str) -> int:
+    """Columns that a character takes."""
+    if character.isascii():
+        return 1
+    if unicodedata.combining(character) or unicodedata.category(character) in ("Mn", "Me"):
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+@cache
+def _sign(character: str) -> str:
+    if character in _SIGNS:
+        return _SIGNS[character]
+    kind = unicodedata.category(character)
+    if kind == "Cc" and ord(character) < 32:
+        return chr(0x2400 + ord(character))
+    # Directions, joiners, separators, what is not assigned: nothing to see, or a mess of the line.
+    return f"⟨U+{ord(character):04X}⟩" if kind in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") else character

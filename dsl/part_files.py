@@ -1,0 +1,157 @@
+"""The files behind `use`: where a module of the user's lies, and a digest of what it says. Nothing is imported or run.
+
+The digest covers the module and those of the user's own modules that it imports: beside a file, what lies in its
+folder; for a dotted name, what lies in the same package. Else a change in one of them would go unnoticed.
+"""
+
+import ast
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from hashlib import blake2b
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+_MOST: Final = 1000  # modules that one may lead to
+
+
+class ModuleMissing(Exception):
+    """There is no such file or module; the message says which, as the end of a sentence."""
+
+
+@frozen
+class PartModule:
+    """A module of the user's. name: dotted, empty for a file that `use` names by its path.
+
+    root: the folder that its imports are looked for in. within: the package that they must belong to; empty: any.
+    """
+
+    path: Path
+    name: str
+    root: Path
+    within: str = ""
+
+    @property
+    def package(self) -> str:
+        """The package whose modules it may import relatively; empty if there is none."""
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+
+
+def is_file(module: str) -> bool:
+    """Whether a module of the plan is named by the path of its file; the others have dotted names."""
+    return module.endswith(".py")
+
+
+def find_module(module: str, base: Path) -> PartModule:
+    """The module that a plan names: a file relative to `base`, or a dotted name, found without importing anything.
+
+    A dotted name is looked for in the working folder and on sys.path. Raises ModuleMissing.
+    """
+    if not is_file(module):
+        return _find_name(module)
+    path = base / module
+    if not path.is_file():
+        reason = "it is a folder" if path.is_dir() else "there is no such file"
+        raise ModuleMissing(f"cannot read `{path.as_posix()}`: {reason}")
+    return PartModule(path, "", path.parent)
+
+
+def _find_name(name: str) -> PartModule:
+    top, *rest = name.split(".")
+    try:
+        spec = PathFinder.find_spec(top, [os.getcwd(), *sys.path]) or importlib.util.find_spec(top)  # noqa: PTH109
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
+        raise ModuleMissing(f"there is no module `{top}` in the working folder or on Python's path")
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    found = Path(spec.origin) if spec.has_location and spec.origin else None
+    root = folders[0].parent if folders else found.parent if found else Path()
+    for depth, part in enumerate(rest, 2):
+        inside = [folder / part for folder in folders]
+        packages = [folder / "__init__.py" for folder in inside if (folder / "__init__.py").is_file()]
+        modules = [path for folder in inside if (path := folder.with_name(f"{part}.py")).is_file()]
+        folders = [packages[0].parent] if packages else [folder for folder in inside if folder.is_dir()]
+        found = next(iter((*packages, *modules)), None)
+        if found is None and not folders:
+            known = ".".join([top, *rest[: depth - 2]])
+            raise ModuleMissing(f"there is no module `{part}` in `{known}`")
+        folders = [] if found in modules else folders
+    if found is None or found.suffix != ".py":
+        raise ModuleMissing(f"`{name}` is no module written in Python")
+    return PartModule(found, name, root, within=top)
+
+
+def module_digest(module: PartModule) -> str:
+    """32 hex digits over the module and all of the user's own modules that it imports. Raises OSError."""
+    digest = blake2b(digest_size=16)
+    for path in module_files(module):
+        name = path.name if path == module.path else Path(os.path.relpath(path, module.root)).as_posix()
+        for part in (name.encode(), path.read_bytes()):
+            digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def module_files(module: PartModule) -> list[Path]:
+    """The files of the module and of the user's own modules that it imports, itself first, then by path."""
+    seen = {module.path}
+    waiting = [module]
+    while waiting and len(seen) < _MOST:
+        for other in _imported(waiting.pop()):
+            if other.path not in seen:
+                seen.add(other.path)
+                waiting.append(other)
+    return [module.path, *sorted(seen - {module.path})]
+
+
+def _imported(module: PartModule) -> Iterator[PartModule]:
+    """What a module imports of the user's own, wherever in it; nothing of one that cannot be read."""
+    try:
+        tree = parse_quietly(module.path.read_bytes())
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    names: dict[str, None] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(dict.fromkeys(alias.name for alias in node.names))
+        elif isinstance(node, ast.ImportFrom):
+            names.update(dict.fromkeys(_named(node, module.package)))
+    for name in names:
+        if module.within in ("", name.partition(".")[0]):
+            yield from _modules(name, module)
+
+
+def parse_quietly(text: str | bytes) -> ast.Module:
+    """The syntax tree; what Python only warns of is said when it is run. Raises what `ast.parse` does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(text)
+
+
+def _named(node: ast.ImportFrom, package: str) -> list[str]:
+    """The modules that `from x import y` may load: `x` and `x.y`; dots in front of x stand for packages around."""
+    around = package.split(".") if package else []
+    if node.level > len(around):
+        return []  # beyond the outermost package: Python will say so
+    start = around[: len(around) - node.level + 1] if node.level else []
+    base = ".".join([*start, *([node.module] if node.module else [])])
+    return [base, *(f"{base}.{alias.name}" for alias in node.names)]
+
+
+def _modules(name: str, importer: PartModule) -> Iterator[PartModule]:
+    """The files of a module and of the packages around it that lie below the importer's root."""
+    folder, walked = importer.root, []
+    for part in name.split("."):
+        walked.append(part)
+        package, module = folder / part / "__init__.py", folder / f"{part}.py"
+        found = package if package.is_file() else module if module.is_file() else None
+        if found is not None:
+            yield PartModule(found, ".".join(walked), importer.root, importer.within)
+        if found is module:
+            return
+        folder = folder / part

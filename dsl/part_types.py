@@ -1,0 +1,95 @@
+"""Annotations of the user's functions as the types that `convert` knows: what a spec may give for a parameter."""
+
+import ast
+from types import NoneType
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+_SCALARS: Final[dict[str, Any]] = {"int": int, "float": float, "str": str, "bool": bool, "None": NoneType}
+_LISTS: Final = ("list", "tuple", "Sequence", "Iterable", "Collection", "List", "Tuple")
+_MAPS: Final = ("dict", "Mapping", "Dict")
+
+
+def parameter_type(annotation: ast.expr | None) -> Any:
+    """The type an annotation stands for; Any where there is none, or where it means nothing to a spec."""
+    kind = type_of(annotation)
+    return Any if kind is NoneType else kind
+
+
+def type_of(node: ast.expr | None) -> Any:
+    """The type that an annotation, or a part of one, stands for."""
+    if isinstance(node, ast.Constant):
+        if isinstance(node.value, str):
+            try:
+                return type_of(ast.parse(node.value, mode="eval").body)
+            except (SyntaxError, ValueError, RecursionError):
+                return Any
+        return NoneType if node.value is None else Any
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
+        return _union([type_of(node.left), type_of(node.right)])
+    if isinstance(node, ast.Subscript):
+        return _generic(_name(node.value), _parts(node.slice))
+    name = _name(node)
+    if name in _LISTS:
+        return tuple[Any, ...]
+    if name in _MAPS:
+        return dict[str, Any]
+    return _SCALARS.get(name, Any)
+
+
+def widened(kind: Any, default: Any) -> Any:
+    """The type of a parameter, so that its own default is of it: with None, or Any where the annotation is wrong."""
+    if default is None:
+        return _union([kind, NoneType])
+    return kind if fits(kind, default) else Any
+
+
+def fits(kind: Any, value: Any) -> bool:
+    """Whether a plain value (lists as tuples) is of a type."""
+    if kind is Any or get_origin(kind) is Literal:
+        return kind is Any or value in get_args(kind)
+    if get_origin(kind) is Union:
+        return any(fits(part, value) for part in get_args(kind))
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(fits(get_args(kind)[0], each) for each in value)
+    if get_origin(kind) is dict:
+        return isinstance(value, dict) and all(fits(get_args(kind)[1], each) for each in value.values())
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _generic(name: str, parts: list[ast.expr]) -> Any:
+    if name == "Literal":
+        words = [part.value for part in parts if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+        return Literal[tuple(words)] if len(words) == len(parts) else Any
+    if name == "Optional":
+        return _union([*map(type_of, parts), NoneType])
+    if name == "Union":
+        return _union([type_of(part) for part in parts])
+    if name in _LISTS:
+        items = {type_of(part) for part in parts if not (isinstance(part, ast.Constant) and part.value is ...)}
+        return tuple[items.pop(), ...] if len(items) == 1 else tuple[Any, ...]
+    if name in _MAPS:
+        return dict[str, type_of(parts[-1])]
+    if name in ("Annotated", "Final"):
+        return type_of(parts[0])
+    return Any
+
+
+def _union(parts: list[Any]) -> Any:
+    """One type with or without None; of several nothing is checked but that a spec can write the value."""
+    found = set(parts) - {NoneType}
+    if found == {int, float}:
+        found = {float}
+    if len(found) != 1 or Any in found:
+        return Any
+    return Union[found.pop(), None] if NoneType in parts else found.pop()  # noqa: UP007
+
+
+def _name(node: ast.expr | None) -> str:
+    """The last part of a name, `typing.Sequence` as `Sequence`."""
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def _parts(node: ast.expr) -> list[ast.expr]:
+    return list(node.elts) if isinstance(node, ast.Tuple) else [node]

@@ -1,0 +1,71 @@
+"""A microbatch as microbatches of one row each, and back."""
+
+# shapes: B rows of the microbatch
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from .batch import IGNORE_INDEX, Microbatch
+
+
+def split_rows(batch: Microbatch) -> list[Microbatch]:
+    """Each row for itself; tensors are views. Segments do not cross rows, so that none is cut."""
+    rows, sequence = batch.positions_BS.shape[0], batch.sequence
+    starts = torch.arange(rows + 1, dtype=batch.cumulative_lengths.dtype) * sequence
+    cuts = torch.searchsorted(batch.cumulative_lengths, starts).tolist()
+
+    def one(row: int, first: int, end: int) -> Microbatch:
+        own = slice(row, row + 1)
+        labels_BS = _part(batch.labels_BS, own)
+        return Microbatch(
+            input_ids_BS=_part(batch.input_ids_BS, own),
+            labels_BS=labels_BS,
+            positions_BS=batch.positions_BS[own],
+            real_BS=batch.real_BS[own],
+            cumulative_lengths=batch.cumulative_lengths[first : end + 1] - row * sequence,
+            real_lengths=batch.real_lengths[first:end],
+            dataset_B=_part(batch.dataset_B, own),
+            place_B=_part(batch.place_B, own),
+            num_valid=count_valid(labels_BS),
+        )
+
+    return [one(row, first, end) for row, (first, end) in enumerate(pairwise(cuts))]
+
+
+def join_rows(rows: Sequence[Microbatch]) -> Microbatch:
+    """Rows one below the other, as one microbatch with memory of its own."""
+    sequence = rows[0].sequence
+    bounds = [row.cumulative_lengths[:-1] + number * sequence for number, row in enumerate(rows)]
+    end = torch.tensor([len(rows) * sequence], dtype=rows[0].cumulative_lengths.dtype)
+    return evolve(
+        rows[0],
+        input_ids_BS=_all([row.input_ids_BS for row in rows]),
+        labels_BS=_all([row.labels_BS for row in rows]),
+        positions_BS=torch.cat([row.positions_BS for row in rows]),
+        real_BS=torch.cat([row.real_BS for row in rows]),
+        cumulative_lengths=torch.cat([*bounds, end]),
+        real_lengths=torch.cat([row.real_lengths for row in rows]),
+        dataset_B=_all([row.dataset_B for row in rows]),
+        place_B=_all([row.place_B for row in rows]),
+        num_valid=sum(row.num_valid for row in rows),
+    )
+
+
+def count_valid(labels_BS: Tensor | None) -> int:
+    """Labels that a loss is taken at."""
+    return 0 if labels_BS is None else int((labels_BS != IGNORE_INDEX).sum())
+
+
+def _part(tensor: Tensor | None, rows: slice) -> Tensor | None:
+    return None if tensor is None else tensor[rows]
+
+
+def _all(tensors: Sequence[Tensor | None]) -> Tensor | None:
+    """All of them below each other; None if they are not there."""
+    found = [tensor for tensor in tensors if tensor is not None]
+    assert len(found) in (0, len(tensors)), "rows of one microbatch have the same tensors"
+    return torch.cat(found) if found else None

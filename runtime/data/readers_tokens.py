@@ -1,0 +1,97 @@
+"""Reader of documents that are tokenised already."""
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+from attrs import frozen
+
+from .bad_records import BadRecord
+from .opening import size_of
+from .records import Record, TokenIds, Unit, Unusable
+from .token_files import TokenArray, files_of, open_tokens
+
+UNIT_TOKENS = 1 << 20
+
+
+@frozen(kw_only=True)
+class TokenFiles:
+    """Files of token ids, cut into documents behind each separator, or where the file itself says.
+
+    A separator is the last token of its document; one with nothing before it belongs to none. What stands behind the
+    last separator of a file is a document too, and so is a whole file without any. Nothing is added: the first token of
+    a document, bos or not, is read and never predicted, all others are predicted, the separator among them.
+    """
+
+    files: tuple[Path, ...]
+    dtype: str | None
+    separator: int
+
+    def units(self) -> Iterator[Unit]:
+        """Ranges of tokens that end where a document does. Raises DataError for files that cannot be read."""
+        for path in self.files:
+            array = open_tokens(path, self.dtype)
+            if not len(array.tokens):
+                reason = Unusable("no documents: a file without tokens")
+                yield Unit(size=_size(path), part=reason, path=path)
+                continue
+            item = array.tokens.itemsize
+            rest = _size(path) - len(array.tokens) * item
+            for start, stop in _ranges(array, self.separator):
+                yield Unit(size=(stop - start) * item + rest, part=(start, stop), path=path)
+                rest = 0
+
+    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+        """The documents of a range."""
+        if isinstance(unit.part, Unusable):
+            yield BadRecord(origin=str(unit.path), reason=unit.part.reason)
+            return
+        assert unit.path is not None
+        start, stop = unit.part
+        array = open_tokens(unit.path, self.dtype)
+        bounds = _bounds(array, self.separator, start, stop)
+        for first, end in pairwise(bounds):
+            ids = array.tokens[first:end]
+            if array.offsets is None and len(ids) == 1 and ids[0] == self.separator:
+                continue
+            origin = f"{unit.path}, token {first}"
+            if len(ids) < 2:
+                yield BadRecord(origin=origin, reason="a document of a single token, nothing to predict")
+                continue
+            trained = None if array.trained is None else array.trained[first:end].astype(bool)
+            yield Record(TokenIds(ids=ids, trained=trained), origin)
+
+    def num_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(map(_size, self.files))
+
+
+def _size(path: Path) -> int:
+    return sum(map(size_of, files_of(path)))
+
+
+def _ranges(array: TokenArray, separator: int) -> Iterator[tuple[int, int]]:
+    tokens, start = array.tokens, 0
+    while start < len(tokens):
+        seen, stop = start, min(start + UNIT_TOKENS, len(tokens))
+        while stop < len(tokens):
+            ends = _ends(array, separator, seen, stop)
+            if len(ends):
+                stop = int(ends[-1])
+                break
+            seen, stop = stop, min(stop + UNIT_TOKENS, len(tokens))  # a document that is longer
+        yield start, stop
+        start = stop
+
+
+def _bounds(array: TokenArray, separator: int, start: int, stop: int) -> list[int]:
+    return np.unique([start, *_ends(array, separator, start, stop), stop]).tolist()
+
+
+def _ends(array: TokenArray, separator: int, start: int, stop: int) -> np.ndarray:
+    """Where documents end between two positions: behind their last tokens, ascending."""
+    if array.offsets is not None:
+        first, last = np.searchsorted(array.offsets, [start, stop], side="right")
+        return array.offsets[first:last]
+    return np.flatnonzero(array.tokens[start:stop] == separator) + start + 1

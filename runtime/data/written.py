@@ -1,0 +1,39 @@
+"""Tokens as text for people: special ones by their names, and what is only a part of a character by its bytes."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from .tokenizers import Tokenizer
+
+UNREADABLE = "\N{REPLACEMENT CHARACTER}"
+
+
+def written(tokenizer: Tokenizer, ids: Sequence[int], before: int | None = None) -> str:
+    """The text of `ids` as it stands behind the token `before`."""
+    found = []
+    for special, group in groupby(ids, key=tokenizer.specials.__contains__):
+        some = list(group)
+        found.append("".join(map(tokenizer.piece, some)) if special else continued(tokenizer, some, before))
+        before = some[-1]
+    return "".join(found)
+
+
+def continued(tokenizer: Tokenizer, ids: Sequence[int], before: int | None) -> str:
+    """The text that tokens which are not special add to that of the token `before`.
+
+    Decoders treat the beginning of a text in their own way, many leave out a space there.
+    """
+    if before is None or before in tokenizer.specials:
+        return tokenizer.decode(ids)
+    head, whole = tokenizer.decode([before]), tokenizer.decode([before, *ids])
+    return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(ids)
+
+
+def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """The text of every token by itself; as the vocabulary writes it, where that is no text."""
+    found, before = [], None
+    for token in ids:
+        text = tokenizer.piece(token) if token in tokenizer.specials else continued(tokenizer, [token], before)
+        found.append(tokenizer.piece(token) if not text or UNREADABLE in text else text)
+        before = token
+    return found

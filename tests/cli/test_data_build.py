@@ -1,0 +1,130 @@
+"""`xtrain data build`: what it shows, what it leaves when it is interrupted, and what it finds damaged."""
+
+import io
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from xtrain.cli.main import main
+from xtrain.runtime.data import tokenise, tokenise_pool
+
+SPEC = """
+experiment built { budget = 4 steps, seed = 3 }
+model llama { dim = 32, layers = 1, heads = 2 }
+tokenizer bytes
+dataset words { source = jsonl("*.jsonl"), bad_records = 3 }
+dataset others { source = text("*.txt"), holdout = 100% }
+batch { sequence = 16, rows = 2 }
+optimizer adamw { lr = 1e-3 }
+every 2 steps eval others
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    for number in range(4):
+        lines = [json.dumps({"text": f"file {number} line {line}"}) for line in range(3)]
+        Path(f"{number}.jsonl").write_text("\n".join([*(["{"] if number == 2 else []), *lines, ""]))
+    Path("a.txt").write_text("words")
+    Path("built.xtrain").write_text(SPEC)
+    return "built.xtrain"
+
+
+def objects(capsys) -> list[dict]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_all_that_a_run_reads_is_built_once(spec: str, capsys, monkeypatch: pytest.MonkeyPatch):
+    assert main(["data", "build", spec, "--json"]) == 0
+    words, others = objects(capsys)
+    assert (words["dataset"], words["state"], words["files"], words["documents"], words["bad_records"]) == (
+        "words", "built", 4, 12, 1
+    )  # fmt: skip
+    assert others["rows"] == {"training": 0, "hold-out": 1} and words["rows"]["training"] == 12
+    assert json.loads(Path(words["bad_records_file"]).read_text())["origin"].endswith("2.jsonl:1")
+    assert words["covers"]["source"] == "jsonl" and Path(words["folder"]).name == words["key"]
+    monkeypatch.setattr("xtrain.runtime.data.prepared.pack_rows", None)
+    assert main(["data", "stats", spec]) == 0  # nobody packs them anew
+    capsys.readouterr()
+    assert main(["data", "build", spec, "--json", "--dataset", "words", "--jobs", "1"]) == 0
+    (again,) = objects(capsys)
+    assert again["state"] == "there" and again["key"] == words["key"]
+
+
+def test_a_page_for_people(spec: str, capsys):
+    assert main(["data", "build", spec]) == 0
+    page = capsys.readouterr().out
+    assert "\x1b" not in page
+    for shown in ("words  jsonl, 4 files", "format 2", '["text"]', "12 of ", "1 bad record, listed in ", "training 12"):
+        assert shown in page
+    assert main(["data", "build", spec]) == 0
+    assert "was there already" in capsys.readouterr().out
+
+
+def test_damage_is_found_on_request_and_mended(spec: str, capsys):
+    assert main(["data", "build", spec, "--json", "--dataset", "words"]) == 0
+    (words,) = objects(capsys)
+    tokens = Path(words["folder"]) / "tokens.bin"
+    whole = tokens.read_bytes()
+    tokens.write_bytes(b"\1" + whole[1:])
+    assert main(["data", "build", spec, "--json", "--dataset", "words"]) == 0
+    assert objects(capsys)[0]["state"] == "there"
+    assert main(["data", "build", spec, "--json", "--dataset", "words", "--verify"]) == 0
+    captured = capsys.readouterr()
+    assert "tokens.bin: not what was written; it is built anew" in captured.err
+    assert json.loads(captured.out)["state"] == "built" and tokens.read_bytes() == whole
+    assert main(["data", "build", spec, "--json", "--dataset", "words", "--verify"]) == 0
+    assert objects(capsys)[0]["state"] == "there"
+
+
+@pytest.mark.parametrize("number, status, word", [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "stopped")])
+def test_a_build_that_is_stopped_is_gone_on_with(number, status, word, spec: str, capsys, monkeypatch):
+    monkeypatch.setattr(tokenise, "COMMIT_SECONDS", 1e9)  # nothing but the stop has it kept
+    real, units = tokenise_pool.encode_unit, []
+
+    def stopping(source, encoder, unit, dtype):
+        units.append(unit.path.name)
+        if len(units) == 3:
+            os.kill(os.getpid(), number)
+        return real(source, encoder, unit, dtype)
+
+    monkeypatch.setattr(tokenise_pool, "encode_unit", stopping)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(["data", "build", spec, "--dataset", "words"]) == status
+    assert f"{word}; what is done so far is kept" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert main(["data", "build", spec, "--dataset", "words", "--json"]) == 0
+    assert objects(capsys)[0]["state"] == "resumed"
+    assert units == ["0.jsonl", "1.jsonl", "2.jsonl", "2.jsonl", "3.jsonl"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("color", [True, False])
+def test_a_terminal_gets_a_bar(color: bool, spec: str, monkeypatch, capsys):
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    if not color:
+        monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["data", "build", spec, "--dataset", "words"]) == 0
+    shown = terminal.getvalue()
+    assert "words" in shown and "tokenising: " in shown and "tokens/s" in shown
+    assert ("\x1b[38" in shown or "\x1b[3" in shown) == color
+
+
+def test_what_cannot_be_built_is_said(spec: str, capsys):
+    assert main(["data", "build", spec, "--dataset", "wrds"]) == 2
+    assert "no dataset `wrds`; this plan reads words, others" in capsys.readouterr().err
+    assert main(["data", "build", spec, "--set", "dataset.words.bad_records=0"]) == 3
+    assert "error[X507]: 1 bad records, and the limit is 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["data", "build", spec, "--jobs", "0"])

@@ -1,0 +1,86 @@
+"""Several datasets in several phases, on several ranks, that change on the way: the run of one process."""
+
+import json
+import shutil
+
+import pytest
+from attrs import evolve
+from projects import events, records
+from topologies import Topology
+from trials import TOLERANCE, Laboratory, gaps
+
+from xtrain.planner.plan import Plan
+from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.data.curriculum import Curriculum
+
+pytestmark = pytest.mark.distributed
+
+STEPS = 8
+MORE = """
+dataset sums { source = jsonl("sums.jsonl") }
+dataset noise { source = synthetic(documents = 40, length = 60, seed = 5) }
+mixture { lines = 0.6, sums = 0.2, noise = 0.2 }
+phase drill { from = 2 steps, mix = { sums: 2 } }
+phase clean { from = 50%, mix = { noise: 0 }, lr_scale = 0.5 }
+phase last { from = 6 steps, mix = { lines: 0, noise: 0 }, lr_scale = 0.25 }
+every 3 steps checkpoint
+checkpoint { keep = none }
+"""
+ONE, TWO, FOUR = Topology(accumulate=1), Topology(fsdp=2), Topology(fsdp=2, pp=2)
+
+
+@pytest.fixture
+def trial(lab: Laboratory):
+    sums = [{"text": f"{i} + {i + 7} = {2 * i + 7}; " * (1 + i % 4)} for i in range(60)]
+    (lab.folder / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in sums))
+    return evolve(ONE.trial("fp64"), steps=STEPS, more=MORE)
+
+
+def plan_of(lab: Laboratory, trial, layout: Topology, *sets: str) -> Plan:
+    return lab.plan(trial, (*layout.layout, *sets))
+
+
+def curriculum(plan: Plan) -> Curriculum:
+    args = plan.node("setup.loader").args
+    return Curriculum(
+        datasets=tuple(args["datasets"]),
+        phases=plan.timeline.phases,
+        steps=STEPS,
+        rows_per_step=args["rows"],
+        seed=args["seed"],
+    )
+
+
+def test_a_curriculum_is_followed_to_the_step_and_kept_over_stops_and_other_ranks(lab: Laboratory, trial):
+    alone = lab.alone(trial)
+    plan = plan_of(lab, trial, ONE)
+
+    # What is recorded is what is declared.
+    begun = [(event["step"], event["name"]) for event in events(alone.directory, "phase")]
+    assert begun == [(0, "train"), (2, "drill"), (4, "clean"), (6, "last")]
+    logged = [record for record in records(alone.directory, "metrics") if "loss" in record]
+    assert [record["phase"] for record in logged] == ["train"] * 2 + ["drill"] * 2 + ["clean"] * 2 + ["last"] * 2
+    rate = plan.node("setup.scheduler").args["lr"]
+    assert [record["lr"] for record in logged] == [rate * scale for scale in (1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25)]
+    assert set(events(alone.directory, "phase")[3]["shares"]) == {"sums"}
+    expected = curriculum(plan).position(STEPS).cursors
+    saved = CheckpointFolder(alone.directory / "checkpoints").latest()
+    assert saved is not None
+    assert {name: its["cursor"] for name, its in saved.state()["loader"]["datasets"].items()} == expected
+    assert sum(expected.values()) == STEPS * plan.node("setup.loader").args["rows"]
+
+    # Two ranks, then four in a pipeline, then one: with reading ahead, and without.
+    name = "curriculum"
+    first = lab.gang.run(plan_of(lab, trial, TWO, "batch.prefetch=3"), lab.folder, name=name)
+    assert gaps(first, alone).worst < TOLERANCE["fp64"]
+    for keep, layout, prefetch in ((3, FOUR, 2), (6, ONE, 0)):
+        for entry in CheckpointFolder(first.directory / "checkpoints").entries():
+            if entry.step > keep:
+                shutil.rmtree(entry.path)
+        (first.directory / "finished").unlink()
+        (first.directory / "metrics.jsonl").unlink()
+        moved = lab.gang.run(plan_of(lab, trial, layout, f"batch.prefetch={prefetch}"), lab.folder, name=name)
+        assert events(moved.directory, "resumed")[-1]["step"] == keep
+        assert events(moved.directory, "phase")[-1]["name"] == "last"
+        later = evolve(alone, curve=alone.curve[keep:], routing=alone.routing[keep:])
+        assert gaps(evolve(moved, evals=moved.evals[-1:]), later).worst < TOLERANCE["fp64"]

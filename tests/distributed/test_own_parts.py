@@ -1,0 +1,116 @@
+"""Sources and collators of the user's own: whatever the layout, and after a resume, the same is learned."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from projects import worst
+
+from xtrain.planner.load import plan_from_path
+
+pytestmark = pytest.mark.distributed
+
+ROOT = Path(__file__).parents[2]
+PARTS = '''
+import torch
+from attrs import evolve
+from xtrain import IGNORE_INDEX, collator, source
+
+@source
+def lines(count=300):
+    for number in range(count):
+        yield {"text": f"line {number} " + "abc def ghi "[: number % 13] * (1 + number % 9)}
+
+@collator(takes="labelled samples")
+def drop(samples, least, share, *, generator):
+    """Leave out what is short, and some of the rest."""
+    for sample in samples:
+        if len(sample.tokens) >= least and generator.random() > share:
+            yield sample
+
+@collator(takes="microbatch")
+def forget(batch, share, generator):
+    hidden = torch.from_numpy(generator.random(tuple(batch.labels_BS.shape)) < share)
+    return evolve(batch, labels_BS=torch.where(hidden, IGNORE_INDEX, batch.labels_BS))
+'''
+SPEC = """
+use "parts.py"
+experiment own { seed = 3, budget = 4 steps }
+model llama { dim = 32, layers = 2, heads = 4, kv_heads = 4, ffn = 48, init_std = 0.2 }
+tokenizer bytes
+dataset made { source = lines(), holdout = 10% }
+batch { sequence = 64, micro = 1, rows = 8 }
+collate = to_tensor -> flatten -> shift_tokens -> drop(12, share = 0.2) -> pack -> forget(share = 0.3) -> forget(0.1)
+optimizer adamw { lr = 1e-2, eps = 1e-3 }
+precision { params = fp64 }
+every 1 step log
+on finish eval made { batches = none }
+"""
+LAYOUTS = {
+    "fsdp 2": ("parallel.fsdp=2",),
+    "cp 2": ("parallel.cp=2",),
+    "pp 2": ("parallel.pp=2",),
+    "micro 4": ("batch.micro=4", "batch.prefetch=0"),
+    "workers 1": ("batch.workers=1",),
+}
+
+
+@pytest.fixture(scope="module")
+def train(lab, tmp_path_factory):
+    """Train under `--set` texts as the job `name`."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "own.xtrain").write_text(SPEC)
+
+    def run(name, *sets):
+        compiled = plan_from_path(folder / "own.xtrain", sets)
+        assert compiled.plan is not None, compiled.diagnostics.render()
+        return lab.gang.run(compiled.plan, folder, name=name)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(train):
+    return train("alone")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_learns_the_same(train, alone, layout):
+    found = train(layout.replace(" ", ""), *LAYOUTS[layout])
+    assert len(found.curve) == 4
+    assert max(worst(found.curve, alone.curve)) < 1e-10
+    (ours,), (theirs,) = found.evals, alone.evals
+    assert ours["tokens"] == theirs["tokens"]
+    assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-10)
+
+
+def test_a_run_that_goes_on_with_fewer_ranks_draws_the_same_numbers(train, alone):
+    first = train("moved", "parallel.fsdp=2", "experiment.budget=2 steps")
+    assert [step for step, *_ in first.curve] == [1, 2]
+    second = train("moved")
+    assert max(worst(second.curve, alone.curve)) < 1e-10
+
+
+def test_other_code_does_learn_something_else(train, alone):
+    plain = train("plain", "collate=to_tensor -> flatten -> shift_tokens -> drop(12, share = 0.2) -> pack")
+    assert min(worst(plain.curve, alone.curve)) > 1e-4
+
+
+def test_the_example_of_the_documentation_runs(tmp_path):
+    text = (ROOT / "docs" / "own_parts.md").read_text()
+    blocks = re.findall(r"```(?:python)?\n# (\S+)\n(.*?)```", text, re.DOTALL)
+    assert [name for name, _ in blocks] == ["parts.py", "squares.xtrain"]
+    for name, block in blocks:
+        (tmp_path / name).write_text(block)
+    command = [sys.executable, "-m", "xtrain", "run", "squares.xtrain", "--ui", "json"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert [r["step"] for r in records if "loss" in r and "event" not in r] == [1, 2, 3, 4]
+    assert any(r.get("event") == "eval" for r in records)

@@ -1,0 +1,295 @@
+"""What the assistant said, in templates that do not say it themselves and write turns in all sorts of ways."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.runtime.data.chat_builtin import TEMPLATES
+from xtrain.runtime.data.chat_messages import conversation
+from xtrain.runtime.data.chat_template import ChatTemplate, TemplateRefusal
+from xtrain.runtime.data.chat_turns import spoken
+from xtrain.runtime.data.records import Message, Unusable
+
+# Reasoning stays in the answer to the last question only, and every last answer gets a block for it.
+THINKING = """
+{%- set ns = namespace(last=0) -%}
+{%- for m in messages -%}{%- if m.role == 'user' -%}{%- set ns.last = loop.index0 -%}{%- endif -%}{%- endfor -%}
+{%- for m in messages -%}
+    {%- set thought, said = '', m.content -%}
+    {%- if m.role == 'assistant' and '</think>' in m.content -%}
+        {%- set thought = m.content.split('</think>')[0].split('<think>')[-1].strip() -%}
+        {%- set said = m.content.split('</think>')[-1].lstrip('\\n') -%}
+    {%- endif -%}
+    {{- '<|im_start|>' + m.role + '\\n' -}}
+    {%- if m.role == 'assistant' and loop.index0 > ns.last -%}
+        {{- '<think>\\n' + thought + '\\n</think>\\n\\n' -}}
+    {%- endif -%}
+    {{- said + '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}
+"""
+# The prompt holds more than the header of a turn that is over, and reasoning is never kept.
+PREFILLED = """
+{%- for m in messages -%}
+    {%- if m.role == 'user' -%}{{- '<|U|>' + m.content -}}
+    {%- else -%}{{- '<|A|>' + m.content.split('</think>')[-1] + '<|E|>' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|A|><think>\\n' -}}{%- endif -%}
+"""
+# No prompt at all, blanks trimmed.
+BRACKETS = """
+{%- for m in messages -%}
+    {%- if m.role == 'user' -%}{{- bos_token + '[INST] ' + m.content.strip() + ' [/INST]' -}}
+    {%- else -%}{{- ' ' + m.content.strip() + ' ' + eos_token -}}{%- endif -%}
+{%- endfor -%}
+"""
+# Only the last turn is ended.
+ENDED_ONCE = """
+{%- for m in messages -%}
+    {%- if m.role == 'user' -%}{{- 'Q: ' + m.content + '\\n' -}}
+    {%- else -%}{{- 'A: ' + m.content -}}{{- eos_token if loop.last else '\\n' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'A: ' -}}{%- endif -%}
+"""
+# No beginning of a conversation is written as it is in the whole, and answers have something in front of them.
+COUNTED = """
+{{- messages | length | string + ' messages\\n' -}}
+{%- for m in messages -%}
+    {{- m.role[0] + ': ' + ('(so) ' if m.role == 'assistant' else '') + m.content + '.\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'a: ' -}}{%- endif -%}
+"""
+LINES = """
+{%- for m in messages -%}{{- m.role + ': ' + m.content + '\\n' -}}{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'assistant: ' -}}{%- endif -%}
+"""
+
+
+def template(text: str) -> ChatTemplate:
+    return ChatTemplate(text=text, origin="here", bos_token="<s>", eos_token="</s>")
+
+
+def talk(*contents: str) -> list[Message]:
+    """Messages of user and assistant in turn, or of the role before a colon."""
+    found: list[Message] = []
+    for index, content in enumerate(contents):
+        role, colon, rest = content.partition(":")
+        default = "assistant" if index % 2 else "user"
+        found.append({"role": role if colon else default, "content": rest if colon else content})
+    return found
+
+
+def marked(text: str, messages: list[Message], *, last: bool = False) -> str:
+    """The conversation with « and » around what the assistant said."""
+    written, spans = spoken(template(text), messages, last=last)
+    parts, at = [], 0
+    for start, end in spans:
+        parts += [written[at:start], "«", written[start:end], "»"]
+        at = end
+    return "".join([*parts, written[at:]])
+
+
+CASES = [
+    (
+        THINKING,
+        talk("a", "b", "c", "d"),
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n«b<|im_end|>»\n"
+        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n«<think>\n\n</think>\n\nd<|im_end|>»\n",
+    ),
+    (
+        THINKING,
+        talk("a", "<think>\nhm\n</think>\n\nb", "c", "<think>\nho\n</think>\n\nd"),
+        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n«b<|im_end|>»\n"
+        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n«<think>\nho\n</think>\n\nd<|im_end|>»\n",
+    ),
+    (
+        THINKING,  # questions and answers that look alike, an answer without a question, two answers in a row
+        talk("assistant:a", "user:a", "assistant:a", "assistant:a", "user:a"),
+        "<|im_start|>assistant\n«a<|im_end|>»\n<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\n«a<|im_end|>»\n"
+        "<|im_start|>assistant\n«a<|im_end|>»\n<|im_start|>user\na<|im_end|>\n",
+    ),
+    (PREFILLED, talk("a", "b", "c", "d"), "<|U|>a<|A|>«b<|E|>»<|U|>c<|A|>«d<|E|>»"),
+    (PREFILLED, talk("a", "hm</think>b", "c", "x > y</think>>d"), "<|U|>a<|A|>«b<|E|>»<|U|>c<|A|>«>d<|E|>»"),
+    (BRACKETS, talk(" a ", " b\n", "c", "d"), "<s>[INST] a [/INST] «b </s>»<s>[INST] c [/INST] «d </s>»"),
+    (BRACKETS, talk("assistant:a", "user:a", "assistant:a"), " «a </s>»<s>[INST] a [/INST] «a </s>»"),
+    (ENDED_ONCE, talk("a", "b", "c", "d"), "Q: a\nA: «b»\nQ: c\nA: «d</s>»"),
+    (COUNTED, talk("a", "b", "c", "d"), "4 messages\nu: a.\na: «(so) b.»\nu: c.\na: «(so) d.»\n"),
+    (LINES, talk("a", "b\n", "c", "assistant: d"), "user: a\nassistant: «b»\n\nuser: c\nassistant: « d»\n"),
+]
+
+
+@pytest.mark.parametrize(("text", "messages", "expected"), CASES)
+def test_turns_are_found_in_what_the_template_writes(text: str, messages: list[Message], expected: str):
+    assert marked(text, messages) == expected
+    written = marked(text, messages, last=True)
+    assert written.count("«") == 1
+    assert (
+        written == expected[: expected.rindex("«")].replace("«", "").replace("»", "") + expected[expected.rindex("«") :]
+    )
+
+
+def test_a_marked_template_is_taken_at_its_word():
+    text = TEMPLATES["chatml"].replace(
+        "<|im_end|>' -}}{%- endgeneration -%}", "<|im_end|>' -}}{{- '\\n' -}}{%- endgeneration -%}"
+    )
+    assert marked(text, talk("a", "b")).endswith("assistant\n«b<|im_end|>\n»\n")
+
+
+SEVERAL = """
+{%- for m in messages -%}
+    {%- if m.role == 'assistant' -%}
+        {%- for part in m.content.split('|') -%}
+            {{- 'A: ' -}}{% generation %}{{- part -}}{% endgeneration %}{{- '; ' -}}
+        {%- endfor -%}
+    {%- else -%}{{- 'Q: ' + m.content + '\\n' -}}{%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- 'A: ' -}}{%- endif -%}
+"""
+
+
+def test_a_turn_may_have_several_marked_parts():
+    assert marked(SEVERAL, talk("a", "b|c", "d", "e|f")) == "Q: a\nA: «b»; A: «c»; Q: d\nA: «e»; A: «f»; "
+    assert marked(SEVERAL, talk("a", "b|c", "d", "e|f"), last=True) == "Q: a\nA: b; A: c; Q: d\nA: «e»; A: «f»; "
+
+
+def test_marks_that_would_change_what_is_written_are_refused():
+    trims = "{% set all %}{% generation %} {{ messages[1].content }} {% endgeneration %}{% endset %}{{ all | trim }}"
+    with pytest.raises(TemplateRefusal, match="changes what it has marked"):
+        spoken(template(trims), talk("a", "b"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for m in messages %}{{ m.content }}{{ m.content }}{% endfor %}",
+        "{% for m in messages %}{{ m.role }}: {{ m.content | length }}\n{% endfor %}",
+        "{% for m in messages %}{{ m.content | reverse }}{% if 'b' != messages[1].content %}!{% endif %}{% endfor %}",
+    ],
+)
+def test_where_a_turn_cannot_be_told_apart_it_says_so(text: str):
+    with pytest.raises(TemplateRefusal, match=r"message 2 begins or ends .*\{% generation %\}"):
+        spoken(template(text), talk("a", "b"))
+
+
+def test_what_a_template_refuses_is_told_in_its_words():
+    alternate = "{% if messages[0].role != 'user' %}{{ raise_exception('Users come first') }}{% endif %}"
+    with pytest.raises(TemplateRefusal, match="the template refuses it: Users come first"):
+        spoken(template(alternate), talk("assistant:a"))
+    for broken in ("{{ messages[7].content.strip() }}", "{{ 1 / 0 }}", "{{ messages[0].content + 1 }}"):
+        with pytest.raises(TemplateRefusal, match="the template refuses it: "):
+            spoken(template(broken), talk("a", "b"))
+
+
+@pytest.mark.parametrize("sly", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% include 'x' %}"])
+def test_templates_cannot_leave_their_room(sly: str):
+    with pytest.raises(TemplateRefusal):
+        spoken(template(sly), talk("a", "b"))
+
+
+def test_templates_find_what_they_are_written_for():
+    text = """
+    {% for m in messages %}
+        {% if m.role == 'tool' %}{% continue %}{% endif %}
+{{ m | tojson }}
+        {% if loop.index0 == 1 %}{% break %}{% endif %}
+    {% endfor %}
+{{ strftime_now('%d %b %Y') }} {{ bos_token }}{{ eos_token }}{{ tools }}{{ add_generation_prompt }}"""
+    messages = talk("tool:x", "user:<é> & 'b'", "assistant:c")
+    rendered = template(text).render(messages).text
+    assert rendered == '{"role": "user", "content": "<é> & \'b\'"}\n26 Jul 2024 <s></s>NoneFalse'.join(["\n", ""])
+
+
+WORDS = st.text(alphabet="ab <>/\n:é", min_size=1, max_size=8).filter(lambda text: not text.isspace())
+
+
+@given(contents=st.lists(WORDS, min_size=2, max_size=6), last=st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_without_its_marks_a_template_gives_the_same_turns(contents: list[str], last: bool):
+    messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(contents)]
+    for name in ("chatml", "llama3"):
+        bare = TEMPLATES[name].replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
+        assert spoken(template(bare), messages, last=last) == spoken(template(TEMPLATES[name]), messages, last=last)
+
+
+@given(contents=st.lists(WORDS, min_size=2, max_size=6))
+@settings(deadline=None, max_examples=40)
+def test_of_rewritten_turns_everything_but_headers_is_found(contents: list[str]):
+    messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(contents)]
+    written, spans = spoken(template(THINKING), messages)
+    assert len(spans) == len(messages) // 2
+    for (start, end), message in zip(spans, messages[1::2], strict=True):
+        assert written[:start].endswith("<|im_start|>assistant\n")
+        assert written[start:end].removeprefix("<think>\n\n</think>\n\n") == message["content"] + "<|im_end|>"
+
+
+USER = {"role": "user", "content": "a"}
+CONVERSATIONS = [
+    ([USER], [USER]),
+    (
+        [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}, {"from": "system", "value": "c"}],
+        [USER, {"role": "assistant", "content": "b"}, {"role": "system", "content": "c"}],
+    ),
+    ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"text": "b"}]}], [{**USER, "content": "ab"}]),
+    ([{**USER, "name": None, "at": 3}], [{**USER, "at": 3}]),
+    ([{"role": "system", "content": ""}], [{"role": "system", "content": ""}]),
+]
+NONE = [
+    ("a", "it is a string, not a list of messages"),
+    (None, "it is null, not a list of messages"),
+    ([], "it has no messages"),
+    ([USER, {"role": "assistant", "content": ""}], "it, message 2: the assistant says nothing"),
+]
+# The last message of those that begin with a proper one.
+WRONG = [
+    ("a", "a string, not an object"),
+    ({"role": "user"}, "no `content`"),
+    ({"content": "a"}, "no `role`"),
+    ({"from": "human"}, "no `value`"),
+    ({**USER, "content": None}, "`content` is null, not a string"),
+    ({**USER, "content": 3}, "`content` is a number, not a string"),
+    ({**USER, "content": {"text": "a"}}, "`content` is an object, not a string"),
+    ({**USER, "content": [{"type": "image", "url": "u"}]}, "`content` has a part that is image, not text"),
+    ({**USER, "content": [3]}, "`content` has a part that is a number, not text"),
+    ({**USER, "content": "\ud800"}, "`content` has an unpaired surrogate at character 0"),
+    ({**USER, "name": "\udfff"}, "has an unpaired surrogate at character 0"),
+    ({**USER, "by": open}, "it says something that is neither JSON nor a date"),
+    ({**USER, "role": "a\nb"}, "`role` is 'a\\nb', which names no role"),
+    ({**USER, "role": 3}, "`role` is 3, which names no role"),
+    ({"from": "bing", "value": "a"}, "`from` is 'bing'; known are human, gpt, user, assistant, system"),
+]
+CONVERSATIONS += [([USER, message], f"it, message 2: {reason}") for message, reason in WRONG] + NONE
+
+
+@pytest.mark.parametrize(("value", "expected"), CONVERSATIONS)
+def test_conversations_in_one_form_or_the_reason_why_not(value: object, expected: list[Message] | str):
+    found = conversation(value, "it")
+    assert (found.reason if isinstance(found, Unusable) else found) == expected
+
+
+def test_templates_beside_a_tokenizer(tmp_path: Path):
+    import json
+
+    from xtrain.runtime.data.chat_files import find_chat_template
+    from xtrain.runtime.data.errors import DataError
+
+    assert find_chat_template(tmp_path) is None
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps({"chat_template": None}))
+    assert find_chat_template(tmp_path) is None
+    config.write_text(
+        json.dumps({"chat_template": [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]})
+    )
+    assert find_chat_template(tmp_path) == "d"
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": "j"}))
+    assert find_chat_template(tmp_path) == "j"
+    (tmp_path / "chat_template.jinja").write_text("é")
+    assert find_chat_template(tmp_path) == "é"
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
+    with pytest.raises(DataError, match=r"chat_template\.jinja: cannot be read"):
+        find_chat_template(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": [{"name": "tools", "template": "t"}]}))
+    with pytest.raises(DataError, match="no `default`"):
+        find_chat_template(tmp_path)

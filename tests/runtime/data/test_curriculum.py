@@ -1,0 +1,178 @@
+"""The closed form of a curriculum: shares, cursors and phases at any step, whatever came before."""
+
+from collections import Counter
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.planner.draw import STRIDE, TURN, Draw, floor_sum
+from xtrain.planner.phases import first_step, in_order, phase_at
+from xtrain.planner.plan import Phase
+from xtrain.runtime.data.curriculum import Curriculum, Position, drawn_datasets, steps_of_epochs
+
+NAMES = ("a", "b", "c")
+# Of any stretch of draws, each dataset has its share up to so many.
+ERROR = 6
+
+
+def phase(name: str, first: int | None = 0, fraction: float | None = None, **shares: float) -> Phase:
+    return Phase(name=name, first=first, fraction=fraction, shares=shares)
+
+
+SHARES = st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any).map(lambda weights: [w / 5 for w in weights])
+PHASES = st.lists(st.tuples(st.integers(0, 30), SHARES), min_size=1, max_size=4).map(
+    lambda drawn: tuple(
+        phase(f"p{number}", first if number else 0, **dict(zip(NAMES, shares, strict=True)))
+        for number, (first, shares) in enumerate(sorted(drawn, key=lambda pair: pair[0]))
+    )
+)
+
+
+def curriculum(phases: tuple[Phase, ...], rows: int = 4, seed: int = 0, steps: int = 100, **more) -> Curriculum:
+    return Curriculum(datasets=NAMES, phases=phases, steps=steps, rows_per_step=rows, seed=seed, **more)
+
+
+@given(st.integers(0, 60), st.integers(1, 50), st.integers(0, 200), st.integers(0, 200))
+def test_a_sum_of_floors(count: int, divisor: int, factor: int, offset: int):
+    assert floor_sum(count, divisor, factor, offset) == sum((factor * i + offset) // divisor for i in range(count))
+
+
+@given(SHARES, st.integers(0, 2**64 - 1), st.integers(0, 10**15), st.integers(0, 400))
+def test_counts_are_those_of_the_draws(shares: list[float], seed: int, first: int, count: int):
+    draw = Draw.of(shares, seed, "train")
+    drawn = drawn_datasets(draw, first, count)
+    assert draw.counts(first, count) == np.bincount(drawn, minlength=3).tolist()
+    assert all(shares[number] > 0 for number in set(drawn.tolist()))
+
+
+@given(SHARES, st.integers(0, 2**40), st.integers(0, 2**32))
+def test_any_stretch_has_its_mix_up_to_a_few_rows(shares: list[float], first: int, count: int):
+    counts = Draw.of(shares, 3, "train").counts(first, count)
+    total = sum(map(Fraction, shares))
+    for share, number in zip(shares, counts, strict=True):
+        assert abs(number - count * Fraction(share) / total) < ERROR
+        assert share or not number
+
+
+@pytest.mark.parametrize("bounds", [(0, 0, TURN), (0, 0, 0, TURN), (0, STRIDE, STRIDE, TURN), (0, 7, TURN, TURN)])
+def test_a_point_on_a_bound_belongs_to_what_begins_there(bounds: tuple[int, ...]):
+    draw = Draw(0, bounds)
+    drawn = drawn_datasets(draw, 0, 2).tolist()
+    assert drawn == [max(n for n in range(len(bounds) - 1) if bounds[n] <= u) for u in (0, STRIDE)]
+    assert draw.counts(0, 2) == np.bincount(drawn, minlength=len(bounds) - 1).tolist()
+    assert all(bounds[number] < bounds[number + 1] for number in drawn)
+
+
+def test_no_share_makes_the_stride_fall_into_step_with_itself():
+    """Its continued fraction has small numbers only: that is what keeps the error of any stretch small."""
+    quotients, a, b = [], TURN, STRIDE
+    while b:
+        quotients.append(a // b)
+        a, b = b, a % b
+    assert STRIDE % 2 == 1 and max(quotients) <= 4
+
+
+def test_phases_and_seeds_draw_differently():
+    drawn = [Draw.of([1, 1], seed, name) for seed, name in ((0, "a"), (0, "b"), (1, "a"))]
+    draws = [drawn_datasets(draw, 0, 64).tolist() for draw in drawn]
+    assert draws[0] != draws[1] and draws[0] != draws[2]
+
+
+@given(PHASES, st.integers(1, 9), st.integers(0, 2**32))
+@settings(deadline=None)
+def test_each_dataset_gives_its_rows_one_by_one(phases: tuple[Phase, ...], rows: int, seed: int):
+    made = curriculum(phases, rows, seed)
+    seen = dict.fromkeys(NAMES, 0)
+    for step in range(40):
+        assert made.position(step).cursors.get("b", 0) == seen["b"]
+        assert made.rows_before(step) == step * rows
+        for number, cursor in zip(*(values.tolist() for values in made.rows(step)), strict=True):
+            assert phase_at(phases, step, 100).shares[NAMES[number]] > 0
+            assert cursor == seen[NAMES[number]]
+            seen[NAMES[number]] += 1
+
+
+@given(PHASES, st.lists(st.tuples(st.integers(0, 12), st.integers(1, 7)), min_size=1, max_size=5), st.integers(0, 99))
+@settings(deadline=None)
+def test_a_run_that_stops_anywhere_goes_on_with_the_next_rows(phases: tuple[Phase, ...], legs, seed: int):
+    """Also with other rows per step: nothing is repeated, nothing skipped."""
+    position, seen, where = Position(), Counter(), dict.fromkeys(NAMES, 0)
+    for steps, rows in legs:
+        leg = curriculum(phases, rows, seed, start=position)
+        for step in range(position.step, position.step + steps):
+            for number, cursor in zip(*(values.tolist() for values in leg.rows(step)), strict=True):
+                assert cursor == where[NAMES[number]]
+                where[NAMES[number]] += 1
+                seen[phase_at(phases, step, 100).name] += 1
+        position = leg.position(position.step + steps)
+        assert position.rows == sum(seen.values()) == sum(where.values())
+        assert {name: position.cursors.get(name, 0) for name in NAMES} == where
+        if position.rows:
+            assert position.drawn == seen[position.phase]
+
+
+@given(PHASES, st.integers(0, 40), st.integers(0, 2**32))
+def test_a_run_that_stops_and_goes_on_alike_is_the_run_that_did_not(phases: tuple[Phase, ...], stop: int, seed: int):
+    whole = curriculum(phases, 5, seed)
+    again = curriculum(phases, 5, seed, start=whole.position(stop))
+    for step in range(stop, stop + 12):
+        assert [x.tolist() for x in again.rows(step)] == [x.tolist() for x in whole.rows(step)]
+        assert again.position(step + 1) == whole.position(step + 1)
+
+
+def test_a_later_phase_that_is_changed_after_a_stop_is_as_if_it_had_always_been_so():
+    early = (phase("one", a=0.5, b=0.5), phase("two", 10, c=1.0))
+    late = (phase("one", a=0.5, b=0.5), phase("two", 20, b=0.2, c=0.8))
+    for stop in (0, 3, 10):
+        moved = curriculum(late, start=curriculum(early).position(stop))
+        for step in (*range(stop, 12), 19, 20, 33):
+            assert [x.tolist() for x in moved.rows(step)] == [x.tolist() for x in curriculum(late).rows(step)]
+
+
+def test_a_phase_whose_shares_change_while_it_lasts_goes_on_with_the_new_ones():
+    before = curriculum((phase("one", a=1.0, b=0.0),)).position(7)
+    after = curriculum((phase("one", a=0.0, b=1.0, c=0.0),), start=before)
+    assert [x.tolist() for x in after.rows(7)] == [[1] * 4, [0, 1, 2, 3]]
+    assert after.position(9).cursors == {"a": 28, "b": 8, "c": 0}
+
+
+def test_the_first_rows_of_a_phase_are_of_its_mix():
+    made = curriculum((phase("one", a=1.0), phase("two", 5, b=1.0), phase("three", None, 0.5, c=1.0)), steps=16)
+    assert [set(made.rows(step)[0].tolist()) for step in (0, 4, 5, 7, 8, 15)] == [{0}, {0}, {1}, {1}, {2}, {2}]
+
+
+def test_one_dataset_is_taken_row_by_row():
+    made = Curriculum(datasets=("a",), phases=(phase("train", a=1.0),), steps=9, rows_per_step=3, seed=1)
+    resumed = evolve(made, start=Position(step=4, rows=20, cursors={"a": 20}, phase="train", drawn=20))
+    assert [made.rows(2)[1].tolist(), resumed.rows(5)[1].tolist()] == [[6, 7, 8], [23, 24, 25]]
+    assert resumed.position(6) == Position(step=6, rows=26, cursors={"a": 26}, phase="train", drawn=26)
+
+
+def test_what_lies_before_the_beginning_is_not_asked_for():
+    with pytest.raises(AssertionError, match="step 3 lies before"):
+        curriculum((phase("one", a=1.0),), start=Position(step=4)).rows(3)
+
+
+def test_starts_in_steps_and_in_shares_come_into_order_once_the_steps_are_counted():
+    phases = (phase("train"), phase("half", None, 0.5), phase("late", 30))
+    assert [(first, each.name) for first, each in in_order(phases, 40)] == [(0, "train"), (20, "half"), (30, "late")]
+    assert [(first, each.name) for first, each in in_order(phases, 80)] == [(0, "train"), (30, "late"), (40, "half")]
+    assert phase_at(phases, 35, 80).name == "late" and phase_at(phases, 999, 80).name == "half"
+    assert first_step(phases[1], 5) == 2
+
+
+def test_of_phases_that_begin_together_the_last_one_has_the_steps():
+    phases = (phase("train"), phase("brief", None, 0.01), phase("rest", None, 0.02))
+    assert [each.name for _, each in in_order(phases, 10)] == ["rest"]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "rows", "each", "taken", "steps"),
+    [(1, 10, 3, 0, 4), (3, 10, 5, 0, 6), (0.1, 10, 1, 0, 1), (2, 10, 4, 12, 2), (1, 10, 4, 12, 0), (1.5, 4, 1, 5, 1)],
+)
+def test_steps_that_are_left_of_epochs(epochs: float, rows: int, each: int, taken: int, steps: int):
+    assert steps_of_epochs(epochs, rows, each, taken) == steps

@@ -1,0 +1,79 @@
+"""Documents of text: where bos and eos stand, very long texts, and texts of which nothing is left."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.runtime.data import documents
+from xtrain.runtime.data.bad_records import BadRecord
+from xtrain.runtime.data.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.data.records import Record, TokenIds
+from xtrain.runtime.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+
+
+def encode(texts: list[str], encoder: DocumentEncoder) -> list[TokenDocument | BadRecord]:
+    return encoder.encode([Record(text, str(index)) for index, text in enumerate(texts)])
+
+
+def test_text_stands_between_bos_and_eos():
+    found = encode(["ab", "é"], DocumentEncoder(ByteTokenizer(), {"form": "text"}))
+    assert [document.ids.tolist() for document in found] == [[256, 97, 98, 257], [256, 0xC3, 0xA9, 257]]  # type: ignore[union-attr]
+    assert all(document.trained is None and document.ids.dtype == np.uint16 for document in found)  # type: ignore[union-attr]
+    assert DocumentEncoder(ByteTokenizer(), {"form": "text"}).encode([]) == []
+
+
+def test_a_copy_of_the_encoder_encodes_the_same(tiny_tokenizer: Path):
+    encoder = DocumentEncoder(HuggingFaceTokenizer(tiny_tokenizer), {"form": "text", "text": "body"})
+    copy = pickle.loads(pickle.dumps(encoder))
+    (found,) = encode(["one </s> two"], copy)
+    assert isinstance(found, TokenDocument) and found.ids.tolist() == [7, 0, 5, 6, 4, 1, 9]
+    assert copy.covers == encoder.covers
+
+
+def test_a_vocabulary_of_more_than_16_bits_takes_32():
+    class Wide(ByteTokenizer):
+        vocab_size = (1 << 16) + 1
+        eos = 1 << 16
+
+    (found,) = encode(["a"], DocumentEncoder(Wide(), {"form": "text"}))
+    assert isinstance(found, TokenDocument) and found.ids.tolist() == [256, 97, 1 << 16]
+
+
+def test_a_text_without_tokens_is_a_bad_record(tiny_tokenizer: Path):
+    found = encode(["one", " \n", "two"], DocumentEncoder(HuggingFaceTokenizer(tiny_tokenizer), {"form": "text"}))
+    assert found[1] == BadRecord(origin="1", reason="the tokenizer makes nothing of this text")
+    assert [document.ids.tolist() for document in (found[0], found[2])] == [[7, 0, 9], [7, 1, 9]]  # type: ignore[union-attr]
+
+
+@given(texts=st.lists(st.text(alphabet="ab \né", min_size=1, max_size=60), min_size=1), piece=st.integers(1, 20))
+@settings(deadline=None, max_examples=60)
+def test_long_texts_are_encoded_in_pieces_and_lose_nothing(texts: list[str], piece: int):
+    encoder = DocumentEncoder(ByteTokenizer(), {"form": "text"})
+    whole = [document.ids.tolist() for document in encode(texts, encoder)]  # type: ignore[union-attr]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(documents, "PIECE", piece)
+        assert [document.ids.tolist() for document in encode(texts, encoder)] == whole  # type: ignore[union-attr]
+        for text in texts:
+            assert all(0 < len(part) <= piece for part in documents._pieces(text))
+
+
+def test_pieces_end_between_lines_or_words_where_there_are_any(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(documents, "PIECE", 10)
+    assert documents._pieces("aaaaaa\nbbbbb ccccccc") == ["aaaaaa", "\nbbbbb", " ccccccc"]
+    assert documents._pieces("aaaaaaaaaaaaa") == ["aaaaaaaaaa", "aaa"]
+
+
+def test_token_ids_stay_as_they_are():
+    mask = np.array([False, True, True])
+    records = [
+        Record(TokenIds(ids=np.array([5, 6, 257], np.int64)), "a"),
+        Record(TokenIds(ids=np.array([5, 6, 7], np.uint8), trained=mask), "b"),
+    ]
+    first, second = DocumentEncoder(ByteTokenizer(), {"form": "text"}).encode(records)
+    assert isinstance(first, TokenDocument) and first.ids.tolist() == [5, 6, 257] and first.trained is None
+    assert isinstance(second, TokenDocument) and second.trained is mask
+    assert first.ids.dtype == second.ids.dtype == np.uint16

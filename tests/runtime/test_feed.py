@@ -1,0 +1,121 @@
+"""The data half of a run: what is built once and waited for, and where a resumed run ends."""
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from ranks import on_ranks
+
+from xtrain.planner.mesh import AXES
+from xtrain.planner.plan import Phase
+from xtrain.runtime.data.bad_records import BadRecordReport
+from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.curriculum import Curriculum, steps_of_epochs
+from xtrain.runtime.data.loader import RowLoader
+from xtrain.runtime.data.packing import pack_sequential
+from xtrain.runtime.data.row_reader import RowReader
+from xtrain.runtime.data.store import TokenStore
+from xtrain.runtime.data.training_rows import TrainingRows
+from xtrain.runtime.feed import Feed
+from xtrain.runtime.state import Rank
+from xtrain.runtime.waiting import first_of_machine
+
+
+def rank_of(number: int, world: int, local: int) -> Rank:
+    return Rank(
+        rank=number,
+        local_rank=local,
+        world_size=world,
+        data_rank=0,
+        data_ranks=1,
+        device=torch.device("cpu"),
+        pipeline_ranks=1,
+        coordinates=dict.fromkeys(AXES, 0),
+    )
+
+
+def test_alone_there_is_nobody_to_wait_for():
+    assert first_of_machine(rank_of(0, 1, 0), threading.current_thread) is threading.main_thread()
+
+
+def _two_machines(number: int, world: int, folder: Path) -> tuple[object, bool]:
+    """Ranks 0 and 2 are the first of their machines; the second one takes longer than any single collective."""
+
+    def build() -> int:
+        time.sleep(0.4 * number)
+        (folder / f"built{number}").touch()
+        return number
+
+    found = first_of_machine(rank_of(number, world, number % 2), build)
+    return found, all((folder / f"built{first}").exists() for first in (0, 2))
+
+
+def test_all_wait_for_the_first_rank_of_every_machine(tmp_path):
+    assert on_ranks(4, _two_machines, tmp_path, tmp_path) == [(0, True), (None, True), (2, True), (None, True)]
+
+
+def test_what_the_work_raises_is_raised_here(monkeypatch):
+    def fail() -> None:
+        raise ValueError("no room")
+
+    monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor, op: None)
+    with pytest.raises(ValueError, match="no room"):
+        first_of_machine(rank_of(0, 2, 0), fail)
+
+
+def feed(store: TokenStore, rows_per_step: int, epochs: float, steps: int | None = None) -> Feed:
+    documents = torch.arange(store.num_documents).numpy()
+    reader = RowReader(store=store, documents=documents, rows=pack_sequential(store.lengths(), 8, "split"))
+    whole = Phase(name="train", first=0, fraction=None, shares={"one": 1.0})
+    half = Phase(name="half", first=None, fraction=0.5, shares={"one": 1.0}, lr_scale=0.5)
+    steps = steps or steps_of_epochs(epochs, reader.rows.num_rows, rows_per_step)
+    chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=8)])
+    loader = RowLoader(
+        datasets=(TrainingRows.of("one", reader, 0),),
+        curriculum=Curriculum(
+            datasets=("one",), phases=(whole, half), steps=steps, rows_per_step=rows_per_step, seed=0
+        ),
+        collate=chain,
+        micro=rows_per_step,
+        accumulate=1,
+        data_rank=0,
+        data_ranks=1,
+    )
+    return Feed(
+        loader=loader, collate=chain, micro=rows_per_step, steps=steps, datasets={}, phases=(whole, half), epochs=epochs
+    )
+
+
+@pytest.fixture
+def store() -> TokenStore:
+    """Thirty documents, each of which fills a row."""
+    offsets = torch.arange(0, 31 * 9, 9).numpy()
+    tokens = torch.arange(30 * 9).numpy().astype("uint16")
+    return TokenStore(key="memory", tokens=tokens, offsets=offsets, num_files=1, bad_records=BadRecordReport())
+
+
+def test_a_budget_in_epochs_is_kept_by_a_run_whose_steps_become_larger(store):
+    first = feed(store, 4, 2.0)
+    assert first.steps == 15
+    state = first.loader.state(7)
+    second = feed(store, 8, 2.0)
+    assert second.steps == 8
+    second.resume(state)
+    assert second.steps == 7 + 4 and second.loader.curriculum.steps == 11
+    assert second.rows_taken(11) == {} and second.loader.rows_taken(11) == {"one": 28 + 32}
+    assert [second.phase(step).name for step in (7, 10)] == ["half", "half"]
+
+
+@pytest.mark.parametrize("stop", [0, 1, 7, 14, 15])
+def test_a_run_that_goes_on_as_it_was_ends_where_it_would_have_ended(store, stop):
+    again = feed(store, 4, 2.0)
+    again.resume(feed(store, 4, 2.0).loader.state(stop))
+    assert again.steps == 15
+    assert again.loader.state(15) == feed(store, 4, 2.0).loader.state(15)
+
+
+def test_a_phase_is_that_of_the_step(store):
+    made = feed(store, 4, 2.0)
+    assert [made.phase(step).name for step in (0, 7, 8, 14)] == ["train", "train", "half", "half"]
