@@ -3,6 +3,7 @@
 import gzip
 import zlib
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -70,11 +71,32 @@ def size_of(path: Path) -> int:
 
 def _unpacked(file: IO[bytes], path: Path) -> Iterator[bytes]:
     if path.suffix == ".zst":
-        yield from _unpacked_zstd(file, path)
+        yield from _gathered(_unpacked_zstd(file, path))
         return
-    reader = gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
-    while data := reader.read(BLOCK):
+    if path.suffix == ".gz":
+        yield from _gathered(iter(partial(gzip.GzipFile(fileobj=file).read1, BLOCK), b""))
+        return
+    while data := file.read(BLOCK):
         yield data
+
+
+def _gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """Small parts as blocks. What was read before a part that cannot be is given first: so the break has its line."""
+    held: list[bytes] = []
+    size = 0
+    try:
+        for part in parts:
+            held.append(part)
+            size += len(part)
+            if size >= BLOCK:
+                yield b"".join(held)
+                held, size = [], 0
+    except (OSError, EOFError, zlib.error):
+        if any(held):
+            yield b"".join(held)
+        raise
+    if any(held):
+        yield b"".join(held)
 
 
 def _unpacked_zstd(file: IO[bytes], path: Path) -> Iterator[bytes]:
@@ -84,25 +106,19 @@ def _unpacked_zstd(file: IO[bytes], path: Path) -> Iterator[bytes]:
     except ImportError as error:
         raise needs("zstandard", f"{path}:") from error
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
-    held: list[bytes] = []
     frame: Any = None
     try:
         while data := file.read(ZSTD_BLOCK):
             while data:
                 frame = frame or unpacker.decompressobj()
-                held.append(frame.decompress(data))
+                yield frame.decompress(data)
                 data = b""
                 if frame.eof:
                     data, frame = frame.unused_data, None
-            if sum(map(len, held)) >= BLOCK:
-                yield b"".join(held)
-                held = []
     except zstandard.ZstdError as error:
         raise OSError(str(error)) from error
     if frame is not None:
         raise EOFError("the file ends in the middle of a frame")
-    if any(held):
-        yield b"".join(held)
 
 
 def _check_beginning(data: bytes, path: Path) -> None:

@@ -151,7 +151,8 @@ def test_a_cut_off_archive_is_an_error_that_says_how_far_it_went(suffix: str, lo
     path = jsonl(tmp_path, PACKERS[suffix](content)[:-lost], f"x.jsonl{suffix}")
     with pytest.raises(DataError, match=rf"x\.jsonl{suffix}:\d+: cannot be read: .*end") as caught:
         list(JsonLines(files=(path,), reads=Reads()).units())
-    assert caught.value.line is not None and 1_000 < caught.value.line <= 30_000
+    # A block of zstd is 128 KiB, which are 1,200 lines. Where only the trailer is lost, all lines have been read.
+    assert caught.value.line is not None and 28_500 < caught.value.line <= 30_001
     text = TextFiles(files=(path,))
     with pytest.raises(DataError, match="cannot be read"):
         list(text.read(next(text.units())))
