@@ -68,13 +68,19 @@ def test_partial_evaluations_are_the_same_in_every_layout(lab):
 
 def test_rows_are_unevenly_filled(lab):
     """The table would prove nothing of the normalisation if all ranks had as many valid tokens."""
+    from xtrain.runtime.data.documents import DocumentEncoder
     from xtrain.runtime.data.packing import pack_sequential
-    from xtrain.runtime.data.store import open_store
+    from xtrain.runtime.data.sources import open_source
+    from xtrain.runtime.data.store import build_store
+    from xtrain.runtime.data.tokenizers import ByteTokenizer
 
     lab.alone(Topology().trial("fp64"))
-    stores = [open_store(folder) for folder in (lab.folder / "runs" / "cache" / "tokens").iterdir()]
-    (lines,) = (store for store in stores if store is not None and store.trained is None)
-    lengths = lines.lengths()
+    reads = {"form": "text", "text": "text"}
+    source = open_source("jsonl", patterns=("data.jsonl",), reads=reads, base=lab.folder)
+    cache = lab.folder / "runs" / "cache" / "tokens"
+    there = set(cache.iterdir())
+    lengths = build_store(source, DocumentEncoder(ByteTokenizer(), reads), cache).lengths()
+    assert set(cache.iterdir()) == there, "this is the store of the run"
     rows = pack_sequential(lengths, 64, "split")
     *_, positions = rows.segments(lengths)
     bounds = list(zip(rows.row_offsets[:-1], rows.row_offsets[1:], strict=True))
