@@ -55,8 +55,7 @@ ALL_KINDS: Final = (*KINDS, *LATER_KINDS)
 
 def label_of(block: type) -> attrs.Attribute | None:
     """The attribute that the label of a block fills, or None if the block has no label."""
-    names = settings_of(block)
-    return next((a for a in attrs.fields(block) if a.name not in names), None)
+    return next((a for a in attrs.fields(block) if "setting" not in a.metadata), None)
 
 
 def nested(block: type) -> dict[str, type]:

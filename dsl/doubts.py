@@ -13,7 +13,7 @@ import attrs
 from . import blocks
 from .quantity import Quantity
 from .schema import later
-from .schema.setting import Setting, settings_of
+from .schema.setting import Setting, settings_of, spelled
 from .sections import Section, Tree
 from .suggest import closest
 from .synonyms import ours
@@ -130,7 +130,7 @@ class Doubts:
 def leaves(block: type, path: str) -> Iterator[str]:
     """The paths of the label and of every setting of a block, with those of the blocks inside."""
     for attribute in attrs.fields(block):
-        where = f"{path}.{attribute.name}"
+        where = f"{path}.{spelled(attribute)}"
         if blocks.is_block(attribute.type):
             yield from leaves(attribute.type, where)
         else:
@@ -157,8 +157,7 @@ def stand_in(attribute: attrs.Attribute, meta: Setting | None = None) -> Any:
 
 def stand_in_block(block: type) -> Any:
     """An object of a block class with nothing but stand-ins."""
-    known = settings_of(block)
-    return block(**{a.name: stand_in(a, known[a.name][1] if a.name in known else None) for a in attrs.fields(block)})
+    return block(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attrs.fields(block)})
 
 
 def _all_settings() -> Iterable[tuple[str, tuple[str, attrs.Attribute]]]:

@@ -10,11 +10,12 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import attrs
 
 from . import blocks
+from .metric import Metric
 from .numerals import MULTIPLIERS
 from .quantity import UNITS, Quantity
 from .reference import described, label_setting
 from .schema import actions
-from .schema.setting import AUTO, Auto, Range, Setting, settings_of
+from .schema.setting import AUTO, Auto, Range, Setting, settings_of, spelled
 from .spec import Spec
 from .spec_json import value_json
 
@@ -84,10 +85,10 @@ def _block(block: type, without: str = "") -> Schema:
     properties: dict[str, Schema] = {}
     required: list[str] = []
     for attribute in attrs.fields(block):
-        name = attribute.name
+        name = spelled(attribute)
         if name == without:
             continue
-        meta = known[name][1] if name in known else None
+        meta = attribute.metadata.get("setting")
         properties[name] = _setting(attribute, meta)
         if attribute.default is attrs.NOTHING:
             required.append(name)
@@ -155,6 +156,8 @@ def _part(part: Any, meta: Setting) -> Schema:
         if check is not None and check.count is not None:
             schema |= {"minItems": check.count, "maxItems": check.count}
         return schema
+    if part is Metric:
+        return {"type": "string", "pattern": r"^eval\..+\.loss$"}
     plain = {int: "integer", float: "number", bool: "boolean", str: "string"}[part]
     return {"type": plain, **(_range(check) if check is not None and part in (int, float) else {})}
 

@@ -176,6 +176,11 @@ PAGES: Final = (
         SIGTERM and SIGINT come from a scheduler, a launcher or a person who will end the processes soon in any case.
         What is declared for them has to end with `stop`, so that nothing is lost.
         """, "on sigterm checkpoint", "on sigterm checkpoint then stop"),
+    Code("X620", "a best checkpoint of something that is not measured", """
+        `best` follows the loss on what a dataset of this spec held out, and a tick has to measure it: `eval` of that
+        dataset, in steps in which a checkpoint is saved.
+        """, "checkpoint { best = eval.web.loss }  # and no `every … eval web`",
+        "every 500 steps eval web then checkpoint\ncheckpoint { best = eval.web.loss }"),
     Code("X702", "a device is not there", """
         The run asks for a device this machine does not have, or for more of them than it has.
         """),
@@ -216,9 +221,19 @@ PAGES: Final = (
         The plan is held against the memory of a device that `cluster` gives, and the devices here have less of it; or
         they could not even hold the parameters, gradients and optimizer states of a rank.
         """),
+    Code("X720", "there is no such checkpoint", """
+        `checkpoint.from`, `checkpoint.pretrained` or a command names a checkpoint, and nothing sound is there: a folder
+        `ckpt-s…` or `model-s…`, one of the pointers beside them, or a run that has one.
+        """),
+    Code("X721", "a checkpoint could not be written", """
+        The disk is full, cannot be written to, or failed. What was saved before is untouched and the half-written
+        folder is removed. Training goes on and the next save tries again, until as many have failed in a row as
+        `checkpoint.failures` says; at the end of a run and on a signal a save has to succeed. Make room, and give the
+        same command again: the run goes on from its last checkpoint.
+        """),
     Code("W401", "a setting that changes nothing here", """
-        A setting speaks of an axis that has one rank here, or of sums of gradients where nothing is sharded. The plan
-        is what it would be without it.
+        A setting speaks of an axis that has one rank here, of sums of gradients where nothing is sharded, or of saving
+        where another setting says otherwise. The plan is what it would be without it.
         """, "parallel { tp 1 { loss = false } }", "parallel { tp 2 { loss = false } }"),
     Code("W423", "a device has too little memory for the run", """
         The fullest rank would hold more than a device has, or leave less than 8 % of it free, which fragmentation or an
@@ -258,6 +273,13 @@ PAGES: Final = (
         The period is longer than the whole run.
         """, "experiment try { budget = 100 steps }\nevery 200 steps log",
         "experiment try { budget = 100 steps }\nevery 20 steps log"),
+    Code("W602", "a best checkpoint that is never found", """
+        A checkpoint can only be the best if its own state was measured: `eval` and `checkpoint` have to come in the
+        same step now and then, and with these periods they never do.
+        """, "experiment try { budget = 100 steps }\nevery 9 steps eval web\nevery 20 steps checkpoint\n"
+        "checkpoint { best = eval.web.loss }",
+        "experiment try { budget = 100 steps }\nevery 10 steps eval web\nevery 20 steps checkpoint\n"
+        "checkpoint { best = eval.web.loss }"),
     Code("W705", "whether the spec of a plan has changed is not known", """
         A saved plan carries its spec and can be run anywhere. The file that it was made of is not where the plan names
         it, or the plan does not say how it was made, so that the two cannot be compared.

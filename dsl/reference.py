@@ -10,10 +10,11 @@ import attrs
 from attrs import field, frozen
 
 from . import blocks
+from .metric import Metric
 from .quantity import Quantity
 from .resolved import value_text
 from .schema import actions
-from .schema.setting import AUTO, Auto, Role, Setting, at_least, settings_of
+from .schema.setting import AUTO, Auto, Role, Setting, at_least, settings_of, spelled
 
 ROLES: Final[dict[Role, str]] = {
     Role.EXPERIMENT: "what is learned: another value is another experiment",
@@ -23,7 +24,7 @@ ROLES: Final[dict[Role, str]] = {
     Role.MESH: "over which ranks, and how the work is cut: the experiment stays the same",
     Role.EXECUTION: "how it is computed: the experiment stays the same",
 }
-_SCALARS: Final = {int: "whole number", float: "number", str: "text"}
+_SCALARS: Final = {int: "whole number", float: "number", str: "text", Metric: "metric"}
 _MEASURES: Final = {"seconds": "time"}
 _LISTS: Final = {int: "list of whole numbers", float: "list of numbers", str: "list of texts"}
 _SAMPLE_LABELS: Final = {"size": "2", "source": "bytes"}
@@ -135,8 +136,8 @@ def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:
 
 def _needed(block: type, but: str) -> list[str]:
     """The other settings that an example of one cannot do without."""
-    required = [(a, m) for a, m in settings_of(block).values() if a.default is attrs.NOTHING and a.name != but]
-    return [f"{attribute.name} = {meta.example}" for attribute, meta in required]
+    required = [(a, m) for a, m in settings_of(block).values() if a.default is attrs.NOTHING and spelled(a) != but]
+    return [f"{spelled(attribute)} = {meta.example}" for attribute, meta in required]
 
 
 def _label(attribute: attrs.Attribute, path: str, group: Group, around: Callable[[str], str]) -> Field:
@@ -175,7 +176,7 @@ def _field(attribute: attrs.Attribute, meta: Setting, path: str, group: Group) -
     choices = blocks.choices_of(attribute.type)
     required = attribute.default is attrs.NOTHING or bool(meta.required_by)
     return Field(
-        name=attribute.name,
+        name=spelled(attribute),
         path=path,
         doc=meta.doc,
         kind=type_words(attribute.type, meta),

@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 
 from . import blocks
+from .metric import Metric
 from .quantity import Quantity
 from .schema.actions import Event, Tick
 from .schema.setting import AUTO, settings_of
@@ -37,7 +38,7 @@ def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
     lines = []
     inner = indent + "  "
     for name, (attribute, meta) in settings_of(block).items():
-        given = getattr(value, name)
+        given = getattr(value, attribute.name)
         if meta.only and label is not None and getattr(value, label.name) not in meta.only:
             continue
         if blocks.is_block(attribute.type):
@@ -80,6 +81,8 @@ def value_text(value: Any) -> str:
             return str(value).lower()
         case int() | float():
             return repr(value)
+        case Metric():
+            return str(value)
         case str():
             return _string(value)
         case Quantity():
@@ -94,7 +97,7 @@ def _call(value: Any) -> str:
     arguments = []
     for attribute in attrs.fields(type(value)):
         given = getattr(value, attribute.name)
-        if attribute.name in settings_of(type(value)):
+        if "setting" in attribute.metadata:
             arguments.append(f"{attribute.name} = {value_text(given)}")
         else:
             arguments += [value_text(item) for item in given]

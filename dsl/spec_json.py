@@ -10,7 +10,7 @@ import attrs
 
 from . import blocks
 from .quantity import Quantity
-from .schema.setting import AUTO, settings_of
+from .schema.setting import AUTO, spelled
 from .spec import Spec
 from .values import quantity_text
 
@@ -34,13 +34,12 @@ def spec_json(spec: Spec) -> dict[str, Any]:
 def _block(block: Any, without: str = "") -> dict[str, Any]:
     """The label and the settings of a block; those of another label are left out."""
     label = blocks.label_of(type(block))
-    known = settings_of(type(block))
     chosen = getattr(block, label.name) if label is not None else None
     found: dict[str, Any] = {}
     for attribute in attrs.fields(type(block)):
-        only = known[attribute.name][1].only if attribute.name in known else ()
-        if attribute.name != without and (not only or chosen in only):
-            found[attribute.name] = value_json(getattr(block, attribute.name))
+        meta = attribute.metadata.get("setting")
+        if attribute.name != without and (meta is None or not meta.only or chosen in meta.only):
+            found[spelled(attribute)] = value_json(getattr(block, attribute.name))
     return found
 
 

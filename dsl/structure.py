@@ -13,7 +13,7 @@ from .evaluate import Definition, Evaluator
 from .fields import FieldErrors, label_word
 from .quantity import Quantity
 from .reactions import structure_reactions
-from .schema.setting import Setting, settings_of
+from .schema.setting import Setting, settings_of, spelled
 from .sections import Label, Section, Tree
 from .source import Source, Span
 from .spec import Origin, Spec
@@ -116,27 +116,27 @@ class Structurer:
             is_block = blocks.is_block(attribute.type)
             if name in section.blocks and not is_block:
                 self.errors.block_for_value(section.blocks[name], name, meta)
-                arguments[name] = FAILED
+                arguments[attribute.name] = FAILED
                 continue
             if is_block:
-                arguments[name] = self._nested(attribute, section, name, where)
+                arguments[attribute.name] = self._nested(attribute, section, name, where)
             elif name in section.entries:
                 entry = section.entries[name]
                 self.origins[where] = origin(entry.value)
                 context = Context(name, section.kind, block, meta)
-                arguments[name] = convert(attribute.type, entry.value, context, self)
+                arguments[attribute.name] = convert(attribute.type, entry.value, context, self)
             elif attribute.default is attrs.NOTHING or (label is not FAILED and label in meta.required_by):
                 if name not in section.lost and where not in self.doubts.misspelt:
                     missing.append(name)
-                arguments[name] = FAILED
+                arguments[attribute.name] = FAILED
             else:
                 self.origins[where] = Origin("default")
         if missing and not section.broken:
             self.errors.missing_fields(block, section, missing)
         for attribute in attrs.fields(block):
             if arguments.get(attribute.name) is FAILED:
-                self.doubts.setting(f"{path}.{attribute.name}", attribute)
-                meta = known[attribute.name][1] if attribute.name in known else None
+                self.doubts.setting(f"{path}.{spelled(attribute)}", attribute)
+                meta = attribute.metadata.get("setting")
                 arguments[attribute.name] = stand_in(attribute, meta)
         return block(**{name: value for name, value in arguments.items() if value is not _MISSING})
 

@@ -67,14 +67,22 @@ def setting(
     required_by: tuple[str, ...] = (),
     example: str = "",
 ) -> Any:
-    """Declare a field of a block; without `default` the spec must give it."""
+    """Declare a field of a block; without `default` the spec must give it.
+
+    A name that Python keeps for itself is declared with a `_` behind it, which specs do not see: `from_` is `from`.
+    """
     meta = Setting(doc=doc, units=units, check=check, role=role, only=only, required_by=required_by, example=example)
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
 
 
 def settings_of(block: type) -> dict[str, tuple[attrs.Attribute, Setting]]:
     """Name → (attribute, metadata) for every setting of a block class, in the order of its definition."""
-    return {a.name: (a, a.metadata["setting"]) for a in attrs.fields(block) if "setting" in a.metadata}
+    return {spelled(a): (a, a.metadata["setting"]) for a in attrs.fields(block) if "setting" in a.metadata}
+
+
+def spelled(attribute: attrs.Attribute) -> str:
+    """The name of an attribute as a spec writes it."""
+    return attribute.name.removesuffix("_")
 
 
 # Ranges ---------------------------------------------------------------------------------------------------------------
