@@ -14,6 +14,7 @@ from .learning_rate import check_schedule
 from .module_rules import check_modules
 from .pipeline import Staging, check_microbatches, lay_stages
 from .premises import Verdicts
+from .saving import check_saving
 from .stack_rules import check_stack
 from .timeline import Schedule, check_events, check_ticks, fill_schedule
 from .topology import check_topology
@@ -60,6 +61,7 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     schedule = fill_schedule(spec, batch.steps)
     check_ticks(schedule, batch, found)
     check_events(spec, found)
+    check_saving(spec, schedule, batch, found)
     if found.failed or layout.doubtful or training is None:
         return None
     check_idle(spec, layout, found)

@@ -19,6 +19,7 @@ from .architecture import Architecture
 from .arithmetic import Arithmetic
 from .data_rules import packed_together, portable
 from .resolved import Formats
+from .saving import pretrained
 
 DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
 
@@ -63,7 +64,8 @@ def config_id(spec: Spec, architecture: Architecture, batch: Arithmetic, formats
             "compute": formats.compute,
         },
     }
-    return fingerprint(content)
+    beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
+    return fingerprint({**content, **({"checkpoint": beginning} if beginning else {})})
 
 
 def _link(link: Link, align: int) -> dict[str, Any]:
@@ -78,8 +80,8 @@ def _link(link: Link, align: int) -> dict[str, Any]:
 def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:
     """The settings of a block that belong to the experiment, as JSON; those only other labels have are left out."""
     return {
-        name: _json(getattr(block, name))
-        for name, (_, setting) in settings_of(type(block)).items()
+        name: _json(getattr(block, attribute.name))
+        for name, (attribute, setting) in settings_of(type(block)).items()
         if setting.role is Role.EXPERIMENT and (not setting.only or not label or label in setting.only)
     }
 

@@ -62,6 +62,14 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
     "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
     "schedule.on.*": ("on.*.actions",),
+    "checkpoint.best": (
+        "checkpoint.best",
+        "checkpoint.enabled",
+        "dataset",
+        "every.*.actions",
+        "every.*.every",
+        "{steps}",
+    ),
     "schedule.every.*.every": ("every.{}.every", "{steps}", "{tokens}"),
 }
 

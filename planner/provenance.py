@@ -69,10 +69,10 @@ def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]
 
 
 def _block(path: str, block: Any, label: str = "") -> Iterator[tuple[str, Any]]:
-    for name, (_, setting) in settings_of(type(block)).items():
+    for name, (attribute, setting) in settings_of(type(block)).items():
         if setting.only and label not in setting.only:
             continue
-        value = getattr(block, name)
+        value = getattr(block, attribute.name)
         if hasattr(type(value), "__attrs_attrs__") and settings_of(type(value)):
             yield from _block(f"{path}.{name}", value)
         else:

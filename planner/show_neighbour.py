@@ -69,6 +69,8 @@ def _steps(spec: Spec, path: str) -> list[str] | None:
         steps = ["tokenizer", "source"]
     else:
         steps = [_WORDS.get(head, head), *(rest.split(".") if rest else [])]
+    if steps and steps[-1] == "from":
+        steps[-1] = "from_"  # as the attribute is called
     owner: Any = spec
     for name in steps or []:
         owner = _get(owner, name)

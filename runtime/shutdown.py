@@ -2,13 +2,17 @@
 
 import torch.distributed as dist
 
+from .checkpoint.saver import Saver
 from .ops import op
 from .records import Records
+from .signals import StopRequests
 
 
 @op("shutdown.drain")
-def drain(records: Records) -> None:
-    """Everything that was reported is in its file."""
+def drain(records: Records, requests: StopRequests, saver: Saver | None = None) -> None:
+    """A save that is still being written has its name, and everything that was reported is in its file."""
+    if saver is not None:
+        saver.drain(requests.deadline_seconds)
     records.close()
 
 

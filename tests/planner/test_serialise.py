@@ -47,7 +47,7 @@ def test_views_stand_under_their_names(rich):
     totals = [each.memory.total_bytes for each in rich.estimates.classes]
     assert [rank["total_bytes"] for rank in content["memory"]["per_rank"]] == [totals[0]] * 8 + [totals[1]] * 8
     assert [node["id"] for node in content["graph"]["nodes"]] == [node.id for node in rich.nodes]
-    assert {"before": "setup.resume", "after": "step.fetch", "data": ""} in content["graph"]["edges"]
+    assert {"before": "setup.checkpoint", "after": "step.fetch", "data": ""} in content["graph"]["edges"]
     assert content["timeline"]["ticks"][0]["nodes"] == ["tick.eval.code", "tick.log"]
     assert {"id", "status", "evidence"} <= content["checks"][0].keys()
 
