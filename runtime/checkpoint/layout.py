@@ -95,6 +95,12 @@ class CheckpointFolder:
         names = {pointer: self.named(pointer) for pointer in POINTERS}
         return {name: tuple(p for p in POINTERS if names[p] == name) for name in names.values() if name}
 
+    def old(self, keep: int) -> list[Entry]:
+        """All but the newest `keep`; what `best` names is not counted, and what any pointer names is not among them."""
+        protected = self.protected()
+        counted = [entry for entry in self.entries() if "best" not in protected.get(entry.name, ())]
+        return [entry for entry in counted[:-keep] if entry.name not in protected]
+
     def candidates(self) -> list[Entry]:
         """What a run can go on from, the best choice first: what `latest` names, then the others, newest first."""
         named = self.named()

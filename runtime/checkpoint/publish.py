@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 
 from . import durable
-from .layout import POINTERS, CheckpointFolder, Entry, Pointer
+from .layout import POINTERS, CheckpointFolder, Pointer
 from .sidecar import write_sidecar
 
 
@@ -60,17 +60,13 @@ class Publisher:
         durable.write(self.folder.root / pointer, f"{name}\n")
 
     def retain(self, keep: int | None) -> list[Path]:
-        """Remove all but the newest `keep` checkpoints (None: nothing); returns what was removed.
+        """Remove what `CheckpointFolder.old` says (None: nothing of it), and weights that `model` has left behind.
 
-        What a pointer names is never removed, and what `best` names is not counted.
+        Returns what was removed.
         """
-        protected = self.folder.protected()
-        old: list[Entry] = []
-        if keep is not None:
-            counted = [entry for entry in self.folder.entries() if "best" not in protected.get(entry.name, ())]
-            old = [entry for entry in counted[:-keep] if entry.name not in protected]
-        if self.folder.named("model"):
-            old += [entry for entry in self.folder.models() if entry.name not in protected]
+        old = self.folder.old(keep) if keep is not None else []
+        if model := self.folder.named("model"):
+            old += [entry for entry in self.folder.models() if entry.name != model]
         for entry in old:
             self.remove(entry.path)
         return [entry.path for entry in old]

@@ -2,13 +2,12 @@
 
 import errno
 import json
-from pathlib import Path
 
 import pytest
 from faulty_disk import FULL, Death, FaultyDisk
+from small_checkpoints import save, save_model
 
 from xtrain.runtime.checkpoint import durable
-from xtrain.runtime.checkpoint.checksums import file_checksums
 from xtrain.runtime.checkpoint.layout import POINTERS, CheckpointFolder
 from xtrain.runtime.checkpoint.publish import Publisher
 from xtrain.runtime.checkpoint.sidecar import flaws
@@ -22,15 +21,6 @@ def no_waiting_for_the_disk(monkeypatch):
 @pytest.fixture
 def folder(tmp_path) -> CheckpointFolder:
     return CheckpointFolder(tmp_path / "checkpoints")
-
-
-def save(folder: CheckpointFolder, step: int, *pointers, content: bytes = b"tensors") -> Path:
-    publisher, final = Publisher(folder), folder.path(step)
-    partial = publisher.begin(final)
-    (partial / "__0_0.distcp").write_bytes(content)
-    (partial / ".metadata").write_bytes(b"where they are")
-    publisher.publish(final, {"step": step}, file_checksums(partial.iterdir()), ("latest", *pointers))
-    return final
 
 
 def steps(folder: CheckpointFolder) -> list[int]:
@@ -147,10 +137,7 @@ def everything(folder: CheckpointFolder) -> None:
     save(folder, 30, "best")
     Publisher(folder).retain(1)
     save(folder, 30, content=b"again")
-    model = folder.model_path(30)
-    partial = Publisher(folder).begin(model)
-    (partial / ".metadata").write_bytes(b"")
-    Publisher(folder).publish(model, {"step": 30}, file_checksums(partial.iterdir()), ("model",))
+    save_model(folder, 30)
     Publisher(folder).retain(1)
 
 
