@@ -59,6 +59,8 @@ def _tried(action: Callable[[], T]) -> tuple[str, T | None]:
     except OSError as error:
         return reason(error), None
     except CheckpointException as error:
+        if not all(isinstance(each, OSError) for each, _ in error.failures.values()):
+            raise  # on all ranks, which have it from one another
         return "; ".join(dict.fromkeys(reason(each) for each, _ in error.failures.values())), None
 
 
