@@ -20,7 +20,7 @@ examples:
   xtrain checkpoint prune runs/quickstart --keep 1          # says what would go
   xtrain checkpoint prune runs/quickstart --keep 1 --yes
 
-exit codes: 0 fine, 1 something is damaged, 2 the command line is wrong, 3 there is no checkpoint or it cannot be removed
+exit codes: 0 fine, 1 something is damaged, 2 the command line is wrong, 3 no checkpoint, or it cannot be removed
 """
 
 
@@ -40,7 +40,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "verify": "read all of them and compare checksums",
         "prune": "remove what is old, damaged or left over",
     }
-    made = {name: views.add_parser(name, help=text, description=f"{text.capitalize()}.") for name, text in about.items()}
+    made = {
+        name: views.add_parser(name, help=text, description=f"{text.capitalize()}.") for name, text in about.items()
+    }
     for name, view in made.items():
         view.add_argument("path", metavar="PATH", type=Path, help="a run, lineage, folder of checkpoints or checkpoint")
         view.add_argument("--json", action="store_true", help="one JSON object a line")

@@ -39,7 +39,11 @@ class Seen:
 
 def folders(path: Path) -> list[CheckpointFolder]:
     """Those of a run, of all runs of a lineage or below a root, or the one that `path` is; empty if there are none."""
-    for found in ([path], [path / "checkpoints"], *(sorted(path.glob(p)) for p in ("*/checkpoints", "*/*/checkpoints"))):
+    for found in (
+        [path],
+        [path / "checkpoints"],
+        *(sorted(path.glob(p)) for p in ("*/checkpoints", "*/*/checkpoints")),
+    ):
         known = [CheckpointFolder(each) for each in found if each.is_dir()]
         known = [each for each in known if each.published() or each.models() or each.remains()]
         if known:
@@ -75,12 +79,14 @@ def _seen(entry: Entry, folder: CheckpointFolder, content: bool) -> Seen:
 
 
 def removable(folder: CheckpointFolder, *, keep: int | None, damaged: bool) -> list[tuple[Path, str]]:
-    """What could go and why: remains of saves that were cut off; what `CheckpointFolder.old` says (None: nothing of it);
-    checkpoints that are damaged, if asked for."""
+    """What could go and why.
+
+    Remains of saves that were cut off; what `CheckpointFolder.old` says (None: nothing of it); damaged ones, if asked.
+    """
     found = [(path, "left of a save or removal that was cut off") for path in folder.remains()]
-    for entry in (*folder.published(), *folder.models()):
-        if damaged and (flaws := entry.flaws()):
-            found.append((entry.path, flaws[0]))
+    if damaged:
+        known = (*folder.published(), *folder.models())
+        found += [(entry.path, flaws[0]) for entry in known if (flaws := entry.flaws())]
     if keep is not None:
         found += [(entry.path, f"older than the newest {keep}") for entry in folder.old(keep)]
     return found

@@ -27,7 +27,10 @@ class Together:
     @classmethod
     def of(cls, rank: Rank) -> "Together":
         """Collective."""
-        group = dist.new_group(backend="gloo", timeout=TIMEOUT) if rank.world_size > 1 else None
+        if rank.world_size == 1:
+            return cls(rank.rank, 1, None)
+        group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        assert isinstance(group, dist.ProcessGroup)
         return cls(rank.rank, rank.world_size, group)
 
     def all(self, action: Callable[[], T]) -> list[T]:

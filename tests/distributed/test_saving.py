@@ -10,6 +10,7 @@ from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 
+SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/test_saver.py
 TWO = Topology(fsdp=2)
 EACH = "every 1 step checkpoint\ncheckpoint {{ keep = none, model = false, {} }}"
 
@@ -28,7 +29,7 @@ def plain(lab: Laboratory):
     return run(lab, "saved-sync", "mode = sync")
 
 
-@pytest.mark.parametrize("mode", ["async", "async_pinned"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("async_pinned", marks=SLOW)])
 def test_what_is_written_beside_training_is_the_state_of_its_step(lab, plain, mode):
     outcome = run(lab, f"saved-{mode}", f"mode = {mode}", Mutation("slow_disk", seconds=0.05))
     assert steps(outcome.directory) == steps(plain.directory) == [1, 2, 3, 4, 5]
@@ -41,11 +42,13 @@ def test_what_is_written_beside_training_is_the_state_of_its_step(lab, plain, mo
     assert all(entry.flaws(content=True) == [] for entry in folder(outcome.directory).published())
 
 
+@SLOW
 def test_tensors_that_are_no_copy_would_be_found(lab, plain):
     outcome = run(lab, "saved-live", "mode = async", Mutation("live_tensors", seconds=0.3))
     assert not all(same(folder(outcome.directory).path(s), folder(plain.directory).path(s)) for s in (1, 2, 3, 4))
 
 
+@SLOW
 def test_saves_that_overlap_become_one_and_are_named_after_the_step_they_are_of(lab, plain):
     slow = Mutation("slow_disk", seconds=0.3)
     outcome = run(lab, "saved-latest", "mode = async, overlap = latest", slow)
@@ -55,7 +58,7 @@ def test_saves_that_overlap_become_one_and_are_named_after_the_step_they_are_of(
         assert same(folder(outcome.directory).path(step), folder(plain.directory).path(step)), step
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=SLOW)])
 def test_a_disk_that_is_full_for_a_while_costs_only_these_saves(lab, plain, mode):
     outcome = run(lab, f"full-{mode}", f"mode = {mode}", Mutation("full_disk", rank=1, saves=[1, 2]))
     assert steps(outcome.directory) == [1, 4, 5]
@@ -65,6 +68,7 @@ def test_a_disk_that_is_full_for_a_while_costs_only_these_saves(lab, plain, mode
     assert "step 2 could not be saved, the last one is of step 1: No space left on device" in warnings[0]
 
 
+@SLOW
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(lab, mode):
     full = Mutation("full_disk", rank=1, saves=list(range(1, 9)))
@@ -78,6 +82,7 @@ def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(lab, mode):
     assert folder(directory).latest().flaws(content=True) == []
 
 
+@SLOW
 def test_the_last_save_has_to_succeed(lab):
     with pytest.raises(GangFailed):
         run(lab, "last-full", "mode = async, failures = none", Mutation("full_disk", rank=0, saves=[4, 5]))
@@ -87,6 +92,7 @@ def test_the_last_save_has_to_succeed(lab):
     assert events(directory, "resumed")[-1]["step"] == 4 and steps(directory)[-1] == 5
 
 
+@SLOW
 def test_damaged_content_is_passed_over_on_all_ranks(lab, plain):
     run(lab, "damaged", "mode = sync", count=4)
     directory = lab.folder / "jobs" / "damaged"
@@ -106,14 +112,10 @@ def test_damaged_content_is_passed_over_on_all_ranks(lab, plain):
         assert same(folder(directory).path(step), folder(plain.directory).path(step)), step
 
 
-def deaths() -> list:
-    """Moments of the second save, with retention behind it: a few always, each of them on demand."""
-    few = (18, 24, 30)
-    return [pytest.param(n, marks=() if n in few else pytest.mark.slow) for n in range(14, 60)]
-
-
-@pytest.mark.parametrize("change", deaths())
+@SLOW
+@pytest.mark.parametrize("change", range(14, 60))
 def test_a_writer_that_is_killed_leaves_a_run_that_goes_on(lab, plain, change):
+    """At each moment of the second and third save, with retention behind them."""
     name, settings = f"killed-{change}", "mode = sync, keep = 1, best = eval.lines.loss"
     more = f"every 1 step checkpoint\nevery 1 step eval lines\ncheckpoint {{ {settings} }}"
     plan = lab.plan(evolve(TWO.trial("fp32"), steps=5, more=more), TWO.layout)

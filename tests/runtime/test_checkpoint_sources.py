@@ -106,7 +106,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_in_silence(
 @pytest.mark.parametrize("setting", ["from", "pretrained"])
 def test_another_model_is_refused_before_anything_is_touched(tmp_path, other, setting):
     made = plan(tmp_path, f'checkpoint.{setting}="{other}"', "model.dim=64")
-    with pytest.raises(ResumeRefused, match="model.dim"):
+    with pytest.raises(ResumeRefused, match=r"model\.dim"):
         open_workspace(made, "")
     assert not (locate(made, None) / "plan.json").exists()
 
@@ -114,7 +114,7 @@ def test_another_model_is_refused_before_anything_is_touched(tmp_path, other, se
 @pytest.mark.parametrize("setting", ["from", "pretrained"])
 @pytest.mark.parametrize("path", ["nowhere", "quickstart.xtrain"])
 def test_what_is_not_there_is_told(tmp_path, setting, path):
-    with pytest.raises(EnvironmentFault, match="there is no .*checkpoint at"):
+    with pytest.raises(EnvironmentFault, match=r"there is no .*checkpoint at"):
         open_workspace(plan(tmp_path, f'checkpoint.{setting}="{tmp_path / path}"'), "")
 
 
