@@ -5,10 +5,11 @@ many have failed in a row as `checkpoint.failures` allows; a save that a run end
 """
 
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 
 from ...planner.kept import kept
 from ...planner.plan import Plan
+from ...planner.units import bytes_text
 from ..errors import StorageFailed
 from ..feed import Feed
 from ..models.parts import Parts
@@ -119,8 +121,7 @@ class Saver:
     def drain(self, seconds: float) -> None:
         """Give a save that is being written so many seconds to end, however the run has ended; not collective."""
         if self._under_way is not None:
-            with suppress(Exception):
-                self._under_way.result(seconds)
+            wait([self._under_way], seconds)
 
     def save_model(self, node: str) -> None:
         """Save the weights alone, for publishing. Raises StorageFailed if that fails."""
@@ -174,9 +175,15 @@ class Saver:
             raise failure
 
     def _report(self, job: "_Job", failure: StorageFailed) -> None:
-        latest = self.folder.latest() if self.records.rank == 0 else None
+        if self.records.rank != 0:
+            return
+        latest = self.folder.latest()
         last = f"the last one is of step {latest.step:,}" if latest else "there is none yet"
         message = f"the checkpoint of step {job.step:,} could not be saved, {last}: {failure}"
+        with suppress(OSError):
+            root, size = self.folder.root, self.plan.estimates.checkpoint_bytes
+            if (free := shutil.disk_usage(root).free) < size:
+                message += f"; one takes {bytes_text(size)}, and there are {bytes_text(free)} left in {root}"
         self.records.event("warning", step=job.step, message=message, code=failure.code)
 
     def _bytes(self, final: Path) -> int:

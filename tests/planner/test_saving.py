@@ -78,8 +78,13 @@ def test_what_is_said(compiled, every, block, code, words):
 
 @pytest.mark.parametrize(
     "every",
-    [EVERY, "every 9 steps eval code\nevery 5 min checkpoint", "every 10% eval code", "every 9 steps eval code then checkpoint"],
-)  # fmt: skip
+    [
+        EVERY,
+        "every 9 steps eval code\nevery 5 min checkpoint",
+        "every 10% eval code",
+        "every 9 steps eval code then checkpoint",
+    ],
+)
 def test_nothing_is_said_where_they_meet(compiled, every):
     found = compiled(every=every, checkpoint="checkpoint { best = eval.code.loss }")
     assert not list(found.diagnostics), found.diagnostics.render()
