@@ -183,6 +183,17 @@ def test_whatever_fails_at_whatever_moment_leaves_a_folder_that_works(tmp_path, 
         works(folder)
 
 
+def test_a_pointer_is_the_old_or_the_new_one_at_every_moment(folder, monkeypatch):
+    save(folder, 1, "best")
+    for at in range(5):
+        with monkeypatch.context() as patch:
+            patch.setattr(durable, "os", FaultyDisk(at))
+            with pytest.raises(Death):
+                Publisher(folder).point("best", "ckpt-s000000000002")
+        assert folder.named("best") in ("ckpt-s000000000001", "ckpt-s000000000002")
+        assert (folder.named("best")[-1] == "2") == (at >= 4)
+
+
 def test_a_writer_that_pointed_first_would_be_found(tmp_path, monkeypatch):
     """Break the order on purpose: a crash then leaves a pointer to nothing."""
     rename = durable.rename
