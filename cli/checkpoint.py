@@ -111,14 +111,14 @@ def _age(each: "Seen") -> str:
 
 def _show(seen: "list[Seen]") -> None:
     from ..planner.text import Page, shows_color
-    from ..planner.units import bytes_text
+    from ..planner.units import bytes_text, plural
 
     page = Page(color=shows_color(sys.stdout))
     for each in seen:
         state: dict[str, Any] = each.state
         page.heading(each.entry.name, str(each.entry.path.parent))
         model, begun = state.get("model") or {}, state.get("begun_from")
-        written = f"{bytes_text(each.bytes)} in {len(state.get('files', ()))} files, by {state.get('world_size')} ranks"
+        written = f"{bytes_text(each.bytes)} in {len(state.get('files', ()))} files, by {plural(state.get('world_size', 0), 'rank')}"
         rows = [
             ("holds", "the full state" if each.entry.is_full else "weights alone"),
             ("state", f"after {each.entry.step:,} steps, {state.get('tokens', 0):,} tokens"),
