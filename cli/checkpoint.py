@@ -118,7 +118,8 @@ def _show(seen: "list[Seen]") -> None:
         state: dict[str, Any] = each.state
         page.heading(each.entry.name, str(each.entry.path.parent))
         model, begun = state.get("model") or {}, state.get("begun_from")
-        written = f"{bytes_text(each.bytes)} in {len(state.get('files', ()))} files, by {plural(state.get('world_size', 0), 'rank')}"
+        ranks = plural(state.get("world_size", 0), "rank")
+        written = f"{bytes_text(each.bytes)} in {len(state.get('files', ()))} files, by {ranks}"
         rows = [
             ("holds", "the full state" if each.entry.is_full else "weights alone"),
             ("state", f"after {each.entry.step:,} steps, {state.get('tokens', 0):,} tokens"),
