@@ -4,7 +4,7 @@ import argparse
 import sys
 from importlib import import_module
 
-VERBS = ("init", "check", "fmt", "plan", "diff", "run", "data", "generate", "docs", "schema", "explain")
+VERBS = ("init", "check", "fmt", "plan", "diff", "run", "data", "checkpoint", "generate", "docs", "schema", "explain")
 
 
 def main(arguments: list[str] | None = None) -> int:

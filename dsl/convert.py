@@ -14,11 +14,12 @@ from .blocks import choices_of, is_block
 from .calls import convert_call, convert_links
 from .diagnostics import Diagnostics, Fix
 from .evaluate import Definition
+from .metric import FORM, Metric
 from .mismatch import Mismatch, list_mismatch, map_mismatch, mismatch, quantity_mismatch, word_mismatch
 from .parts import Parts
 from .quantity import Quantity
 from .schema.setting import AUTO, Auto, Setting
-from .values import FAILED, Failed, Items, Links, Mapping, Value, Word, is_number
+from .values import FAILED, Failed, Items, Links, Mapping, Value, Word, describe, is_number
 
 WHOLE_UNITS = ("steps", "tokens", "samples", "bytes")
 
@@ -164,10 +165,22 @@ def _quantity(value: Value, context: Context) -> Quantity:
     return data
 
 
+def _metric(data: Any, value: Value, context: Context) -> Metric:
+    """A name with dots, or the same in quotes."""
+    text = data.text if isinstance(data, Word) else data
+    found = Metric.read(text) if isinstance(text, str) else None
+    if found is None:
+        message = f"{context.subject} must be {FORM}, not {describe(data)}"
+        raise Mismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
+    return found
+
+
 def _scalar(kind: type, annotation: Any, value: Value, context: Context, around: Converter) -> Any:
     data = value.data
     if kind is bool and isinstance(data, bool):
         return data
+    if kind is Metric:
+        return _metric(data, value, context)
     if kind is str and isinstance(data, str):
         return data
     if kind is str and context.is_label and isinstance(data, Word):

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import attrs
 
 from . import blocks
+from .metric import Metric
 from .numerals import MULTIPLIERS
 from .quantity import UNITS, Quantity
 from .reference import described, label_setting
@@ -163,6 +164,8 @@ def _part(part: Any, meta: Setting) -> Schema:
         if check is not None and check.count is not None:
             schema |= {"minItems": check.count, "maxItems": check.count}
         return schema
+    if part is Metric:
+        return {"type": "string", "pattern": r"^eval\..+\.loss$"}
     plain = {int: "integer", float: "number", bool: "boolean", str: "string"}[part]
     return {"type": plain, **(_range(check) if check is not None and part in (int, float) else {})}
 

@@ -161,6 +161,11 @@ PAGES: Final = (
         "dataset noise { source = synthetic() }\nmixture { web = 1, noise = 1 }",
         "experiment try { budget = 1k steps }\ndataset web { source = python_stdlib() }\n"
         "dataset noise { source = synthetic() }\nmixture { web = 1, noise = 1 }"),
+    Code("X620", "a best checkpoint of something that is not measured", """
+        `best` follows the loss on what a dataset of this spec held out, and a tick has to measure it: `eval` of that
+        dataset, in steps in which a checkpoint is saved.
+        """, "checkpoint { best = eval.web.loss }  # and no `every … eval web`",
+        "every 500 steps eval web then checkpoint\ncheckpoint { best = eval.web.loss }"),
     Code("X702", "a device is not there", """
         The run asks for a device this machine does not have, or for more of them than it has.
         """),
@@ -206,10 +211,20 @@ PAGES: Final = (
         lost; three in a row ended at the same step. They may lack memory, or a collator of yours ends its process. The
         log of the rank says more; `workers = 0` reads in the rank itself.
         """),
+    Code("X720", "there is no such checkpoint", """
+        `checkpoint.from`, `checkpoint.pretrained` or a command names a checkpoint, and nothing sound is there: a folder
+        `ckpt-s…` or `model-s…`, one of the pointers beside them, or a run that has one.
+        """),
+    Code("X721", "a checkpoint could not be written", """
+        The disk is full, cannot be written to, or failed. What was saved before is untouched and the half-written
+        folder is removed. Training goes on and the next save tries again, until as many have failed in a row as
+        `checkpoint.failures` says; at the end of a run and on a signal a save has to succeed. Make room, and give the
+        same command again: the run goes on from its last checkpoint.
+        """),
     Code("W401", "a setting that changes nothing here", """
-        A setting speaks of an axis that has one rank here, or of sums of gradients where nothing is sharded; a mixture
-        has one dataset, or a phase the shares and the learning rate of the one before it. The plan is what it would be
-        without it.
+        A setting speaks of an axis that has one rank here, of sums of gradients where nothing is sharded, or of saving
+        where another setting says otherwise; a mixture has one dataset, or a phase the shares and the learning rate of
+        the one before it. The plan is what it would be without it.
         """, "parallel { tp 1 { loss = false } }", "parallel { tp 2 { loss = false } }"),
     Code("W423", "a device has too little memory for the run", """
         The fullest rank would hold more than a device has, or leave less than 8 % of it free, which fragmentation or an
@@ -238,6 +253,13 @@ PAGES: Final = (
         The period is longer than the whole run.
         """, "experiment try { budget = 100 steps }\nevery 200 steps log",
         "experiment try { budget = 100 steps }\nevery 20 steps log"),
+    Code("W602", "a best checkpoint that is never found", """
+        A checkpoint can only be the best if its own state was measured: `eval` and `checkpoint` have to come in the
+        same step now and then, and with these periods they never do.
+        """, "experiment try { budget = 100 steps }\nevery 9 steps eval web\nevery 20 steps checkpoint\n"
+        "checkpoint { best = eval.web.loss }",
+        "experiment try { budget = 100 steps }\nevery 10 steps eval web\nevery 20 steps checkpoint\n"
+        "checkpoint { best = eval.web.loss }"),
     Code("W705", "whether the spec of a plan has changed is not known", """
         A saved plan carries its spec and can be run anywhere. The file that it was made of is not where the plan names
         it, or the plan does not say how it was made, so that the two cannot be compared.

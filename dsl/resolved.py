@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 
 from . import blocks
+from .metric import Metric
 from .part_files import is_file
 from .quantity import Quantity
 from .schema.actions import Event, Tick
@@ -96,6 +97,8 @@ def value_text(value: Any) -> str:
             return str(value).lower()
         case int() | float():
             return repr(value)
+        case Metric():
+            return str(value)
         case str():
             return _string(value)
         case Quantity():

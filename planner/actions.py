@@ -20,9 +20,12 @@ class ActionNodes:
         self._after = after
         self._known: dict[str, dict[str, Any]] = {}
 
-    def add(self, action: Action, event: str = "") -> str:
-        """The id of the node of an action (any but stop): `tick.eval.web`, or on an event `event.finish.eval.web`."""
-        op, args, does = describe(action, self._run)
+    def add(self, action: Action, event: str = "", *, last: bool = False) -> str:
+        """The id of the node of an action (any but stop): `tick.eval.web`, or on an event `event.finish.eval.web`.
+
+        last: the run stops behind it.
+        """
+        op, args, does = describe(action, self._run, last=last or event != "")
         name = f"{op}.{action.dataset}" if isinstance(action, EvalAction) else op
         if event:
             name = f"event.{event}.{name.removeprefix('tick.')}"
@@ -39,15 +42,22 @@ class ActionNodes:
             self._graph.add(kind, op, does, id=name, args=args, after=tuple(after))
         return name
 
+    def add_model(self, event: str) -> str:
+        """The node that saves weights alone."""
+        size = bytes_text(checkpoint_bytes(self._run.inventory, self._run.formats.params) // 3)
+        does = f"save the weights alone, for publishing: {size}"
+        return self._graph.add("event", "tick.model", does, id=f"event.{event}.model", after=(self._after,))
 
-def describe(action: Action, run: Resolved) -> tuple[str, dict[str, Any], str]:
+
+def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str, dict[str, Any], str]:
     """(op, arguments, what it does) of any action but stop."""
     match action:
         case LogAction():
             return "tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed"
         case CheckpointAction():
             size = bytes_text(checkpoint_bytes(run.inventory, run.formats.params))
-            return "tick.checkpoint", {}, f"save weights, both moments and the place in the data: {size}"
+            does = f"save weights, both moments and the place in the data: {size}"
+            return "tick.checkpoint", {"must": last}, f"{does}, before the run ends" if last else does
         case EvalAction(dataset=dataset):
             batches = eval_batches(action, run.batch.steps)
             # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.

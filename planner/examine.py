@@ -15,6 +15,7 @@ from .phase_rules import check_phases
 from .pipeline import Staging, check_microbatches, lay_stages
 from .plan import Phase
 from .premises import Verdicts
+from .saving import check_saving
 from .stack_rules import check_stack
 from .timeline import Schedule, check_events, check_ticks, fill_schedule
 from .topology import check_topology
@@ -61,6 +62,7 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     schedule = fill_schedule(spec, batch.steps)
     check_ticks(schedule, batch, found)
     check_events(spec, found)
+    check_saving(spec, schedule, batch, found)
     phases = check_phases(spec, batch, found)
     if found.failed or layout.doubtful:
         return None

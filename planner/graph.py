@@ -14,6 +14,7 @@ from .mesh import AXES
 from .model_nodes import add_model
 from .plan import Edge, Estimates, Node, Timeline
 from .resolved import Resolved
+from .saving import add_resume
 from .step_nodes import add_step
 from .timeline import Schedule, lay_timeline
 from .units import plural
@@ -40,9 +41,10 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
     resume = _resume(graph, run, loader, optimizer, scheduler)
-    last = add_step(graph, run, resume, estimates)
+    last = add_step(graph, run, resume, estimates, schedule)
     first_tick = len(graph.nodes)
-    timeline = lay_timeline(schedule, run.batch, run.phases, ActionNodes(graph, run, last))
+    publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
+    timeline = lay_timeline(schedule, run.batch, run.phases, ActionNodes(graph, run, last), publishes=publishes)
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))
     drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
     graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
@@ -105,12 +107,13 @@ def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> st
 
 def _resume(graph: Builder, run: Resolved, loader: str, optimizer: str, scheduler: str) -> str:
     """Where everything that has state meets: the last node of the setup."""
-    spec = run.spec
     observe = graph.add("setup", "setup.observe", "count steps, seconds and tokens from here on", after=(ROOT,))
-    keep = spec.checkpoint.keep
-    kept = "every checkpoint is kept" if keep is None else f"the newest {keep} are kept" if keep > 1 else "one is kept"
-    start = "go on from the latest checkpoint of this run, if any" if spec.checkpoint.resume else "start at step 0"
-    before = [(loader, "loader"), (optimizer, "optimizer"), (scheduler, "scheduler"), observe]
+    before: list[str | tuple[str, str]] = [
+        (loader, "loader"),
+        (optimizer, "optimizer"),
+        (scheduler, "scheduler"),
+        observe,
+    ]
     if run.size("pp") > 1:
         counts = [run.batch.accumulate]
         does = f"lay out the schedule for {plural(counts[0], 'microbatch')} and let stages agree on shapes"
@@ -118,13 +121,7 @@ def _resume(graph: Builder, run: Resolved, loader: str, optimizer: str, schedule
         before.append(
             graph.add("setup", "setup.schedule_cache", does, args={"counts": counts}, axes=("pp",), after=after)
         )
-    return graph.add(
-        "setup",
-        "setup.resume",
-        f"{start}; {kept}",
-        args={"resume": spec.checkpoint.resume, "keep": keep},
-        after=tuple(before),
-    )
+    return add_resume(graph, run, tuple(before))
 
 
 def _length_text(length: dict[str, Any]) -> str:

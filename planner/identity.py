@@ -18,6 +18,7 @@ from .data_rules import packed_together
 from .mixing import shares, weights
 from .paths import portable
 from .resolved import Resolved
+from .saving import pretrained
 from .source_args import reads
 
 DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
@@ -67,7 +68,8 @@ def config_id(run: Resolved) -> str:
         },
         **_mixture(run),
     }
-    return fingerprint(content)
+    beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
+    return fingerprint({**content, **({"checkpoint": beginning} if beginning else {})})
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:

@@ -1,10 +1,12 @@
-"""Settings that are written and change nothing on this mesh: said, so that nobody waits for what they would do."""
+"""Settings that are written and change nothing here: said, so that nobody waits for what they would do."""
 
 from ..dsl.schema.model import MOE
 from ..dsl.spec import Spec
+from .cluster import device_kind
 from .findings import Findings
 from .layout import Layout
 from .resolved import resolve_formats
+from .saving import OF_WRITING
 from .sharding import shard_axes
 
 # Axis → the settings that only speak of it.
@@ -17,6 +19,7 @@ OF_AXIS = {
 
 def check_idle(spec: Spec, layout: Layout, found: Findings) -> None:
     """Warn of what is written for an axis of one rank, or of how gradients are summed where nothing is sharded."""
+    check_idle_saving(spec, found)
     sizes = {"tp": layout.size("tp"), "pp": layout.size("pp"), "cp": layout.size("ring") * layout.size("ulysses")}
     for axis, names in OF_AXIS.items():
         if sizes[axis] == 1:
@@ -27,6 +30,21 @@ def check_idle(spec: Spec, layout: Layout, found: Findings) -> None:
     if spec.parallel.stack != "ddp" and not _shards(spec, layout):
         for name in ("reduce", "reshard", "sync"):
             _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)
+
+
+def check_idle_saving(spec: Spec, found: Findings) -> None:
+    """Warn of settings of `checkpoint` that another one makes idle."""
+    chosen = spec.checkpoint
+    if chosen.from_ is not None and chosen.pretrained is not None:
+        hint = "keep one: `from` goes on with the whole state, `pretrained` takes weights alone"
+        _warn(spec, "checkpoint.pretrained", "checkpoint.from gives weights and all else", hint, found)
+    if not chosen.enabled:
+        for name in OF_WRITING:
+            _warn(spec, f"checkpoint.{name}", "checkpoint.enabled is false", "leave it out", found)
+    elif chosen.mode == "sync":
+        _warn(spec, "checkpoint.overlap", "training waits for every save", "use mode async", found)
+    elif chosen.mode == "async_pinned" and device_kind(spec) == "cpu":
+        _warn(spec, "checkpoint.mode", "memory is page-locked for GPUs alone", "use mode async", found)
 
 
 def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:

@@ -73,12 +73,7 @@ def misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
     What an old checkpoint does not say is not held against it.
     """
     saved = {**planned, **saved}
-    found = [*_model(saved, planned)]
-    if bool(saved["buffers"]) != bool(planned["buffers"]):
-        before, after = (_spell(each["model"]["router_bias_speed"]) for each in (saved, planned))
-        has, lacks = ("the plan has", "the checkpoint") if planned["buffers"] else ("the checkpoint has", "the plan")
-        text = f"{before} → {after}: {has} biases that choose experts, and {lacks} has none"
-        found.append(Misfit(path="model.router.bias_speed", text=text))
+    found = weight_misfits(saved, planned)
     before, after = saved["params"], planned["params"]
     if PRECISION[after] < PRECISION[before]:
         text = f"{before} → {after}: parameters and moments would be rounded"
@@ -90,6 +85,18 @@ def misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
         before, after = saved["loader"].get(name), planned["loader"][name]
         if before != after:
             found.append(Misfit(path=path, text=f"{before} → {after}: {meaning}"))
+    return found
+
+
+def weight_misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
+    """Why the weights alone of a checkpoint do not fit; their format may be any."""
+    saved = {**planned, **saved}
+    found = [*_model(saved, planned)]
+    if bool(saved["buffers"]) != bool(planned["buffers"]):
+        before, after = (_spell(each["model"]["router_bias_speed"]) for each in (saved, planned))
+        has, lacks = ("the plan has", "the checkpoint") if planned["buffers"] else ("the checkpoint has", "the plan")
+        text = f"{before} → {after}: {has} biases that choose experts, and {lacks} has none"
+        found.append(Misfit(path="model.router.bias_speed", text=text))
     return found
 
 

@@ -6,6 +6,7 @@ from attrs import asdict
 
 from .builder import Builder
 from .resolved import Resolved, attention_kernels, resolve_save
+from .saving import add_pretrained
 from .shard_nodes import add_ddp, add_sharding
 from .sharding import EMBEDDING, HEAD, tensor_rules
 from .units import count_text, plural
@@ -27,6 +28,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     }
     does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
     last = graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
+    last = add_pretrained(graph, run, last)
     return add_ddp(graph, run, last)
 
 

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from .architecture import Architecture, ParameterSpec
 
-FORMAT = 4
+FORMAT = 5
 
 NodeKind = Literal["setup", "collate", "step", "tick", "event", "shutdown"]
 Status = Literal["pass", "warn", "fail", "unknown"]

@@ -74,6 +74,14 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "schedule.epochs": ("experiment.budget", "{datasets}", "mixture.*", "phase.*.mix"),
     "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
     "schedule.on.*": ("on.*.actions",),
+    "checkpoint.best": (
+        "checkpoint.best",
+        "checkpoint.enabled",
+        "dataset",
+        "every.*.actions",
+        "every.*.every",
+        "{steps}",
+    ),
     "schedule.every.*.every": ("every.{}.every", "{steps}", "{tokens}"),
 }
 

@@ -72,7 +72,11 @@ def _length(length: dict[str, Any]) -> str:
 
 def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
     """How large they are, how often one is written, how many are kept."""
-    size, keep = plan.estimates.checkpoint_bytes, plan.node("setup.resume").args["keep"]
+    size = plan.estimates.checkpoint_bytes
+    saving = next((node for node in plan.nodes if node.op == "setup.checkpoint"), None)
+    if saving is None:
+        return [("checkpoint", bytes_text(size), "none is written")]
+    keep = saving.args["keep"]
     ticks = [tick for tick in plan.timeline.ticks if any(plan.node(n).op == "tick.checkpoint" for n in tick.nodes)]
     counts = [tick.count for tick in ticks]
     ends = [r for r in plan.timeline.reactions if r.event == "finish"]

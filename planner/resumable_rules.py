@@ -48,6 +48,8 @@ _RESHARD = Rule("parallel.fsdp.reshard", "none", f"memory and traffic change, {_
 _OFFLOAD = Rule("parallel.fsdp.offload", "rounding", "states live and are updated on another device")
 _LEARNS = "the optimizer takes it from the plan"
 
+_SAVING = ("keep", "mode", "overlap", "best", "failures")
+
 # None: spoken of as a whole elsewhere: the model, the data, the layout, the curve of the learning rate, the cadence.
 _SHARDING: Final[dict[str, Rule | None]] = {
     "pattern": None,
@@ -109,6 +111,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "init_std": Rule("model.init_std", "none", "only the first weights depend on it"),
         "offload": _OFFLOAD,
     },
+    "setup.pretrained": {"path": Rule("checkpoint.pretrained", "none", "only the first weights depend on it")},
     "setup.optimizer": {
         "kind": None,
         "lr": None,
@@ -149,7 +152,14 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     },
     "setup.observe": {},
     "setup.schedule_cache": {"counts": None},
-    "setup.resume": {"resume": None, "keep": Rule("checkpoint.keep", "none", _STAYS)},
+    "setup.resume": {
+        "resume": None,
+        "origin": Rule("checkpoint.from", "none", "only where a run begins depends on it"),
+        "verify": Rule("checkpoint.verify", "none", _STAYS),
+    },
+    "setup.checkpoint": {name: Rule(f"checkpoint.{name}", "none", _STAYS) for name in _SAVING},
+    "step.put_off_save": {},
+    "step.await_copy": {},
     "step.fetch": {"readers": None},
     "step.share_outline": {"source": None},
     "step.agree": {},

@@ -6,11 +6,13 @@ from .builder import Builder
 from .mesh import AXES
 from .plan import Estimates
 from .resolved import Resolved
+from .saving import puts_off, saves_beside
 from .sharding import folded_axes
+from .timeline import Schedule
 from .units import count_text, flops_text, plural
 
 
-def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates) -> str:
+def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, schedule: Schedule) -> str:
     """Add the chain; the id of its last node."""
     spec, batch = run.spec, run.batch
     everyone = run.wide(*AXES)
@@ -31,6 +33,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates) ->
         then("step.share_outline", does, {"source": readers[0]}, ("pp",))
     agree = "one all-reduce" if everyone else "count"
     then("step.agree", f"{agree}: valid tokens of the step, stop requests, clock", axes=everyone)
+    if puts_off(spec, schedule):
+        then("step.put_off_save", "save now what came due while another checkpoint was being written, if that is done")
     then("step.zero_gradients", "release the gradients of the step before")
     share = estimates.flops_per_step / run.layout.mesh.world_size
     does = f"{plural(batch.accumulate, 'microbatch')}, loss summed and divided by the tokens of the whole step"
@@ -48,6 +52,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates) ->
         then("step.clip", f"global gradient norm, scaled down to {clip:g}", {"max_norm": clip}, everyone)
     then("step.check_finite", "stop if loss or gradient norm is not a number, before it reaches the weights")
     then("step.schedule", "learning rate of this step, a closed form of its number")
+    if saves_beside(spec, schedule):
+        then("step.await_copy", "the copy of a state that is being saved is complete before anything writes to it")
     then("step.optimizer", f"{spec.optimizer.kind} updates the parameters a rank owns")
     if (speed := run.architecture.router_bias_speed) > 0:
         does = f"move each expert's bias by {speed:g} towards an even load, from the counts of all ranks"

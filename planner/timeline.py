@@ -2,7 +2,7 @@
 
 from math import ceil
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..dsl.quantity import Quantity
 from ..dsl.schema.actions import Action, CheckpointAction, Event, EventName, LogAction, StopAction
@@ -57,7 +57,32 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
         if not events[name]:
             events[name] = (CheckpointAction(), StopAction())
             reasons[f"on.{name}"] = ("checkpoint then stop", "a run that is asked to leave can be resumed")
+    if not spec.checkpoint.enabled:
+        return _without_saving(ticks, paths, events, reasons)
     return Schedule(ticks=tuple(ticks), paths=tuple(paths), events=events, reasons=reasons)
+
+
+def _without_saving(
+    ticks: list[TickSpec],
+    paths: list[str],
+    events: dict[EventName, tuple[Action, ...]],
+    reasons: dict[str, tuple[str, str]],
+) -> Schedule:
+    """The same run with every save left out; a tick that did nothing else is gone."""
+
+    def rest(actions: tuple[Action, ...]) -> tuple[Action, ...]:
+        return tuple(action for action in actions if not isinstance(action, CheckpointAction))
+
+    left = [(evolve(t, actions=rest(t.actions)), path) for t, path in zip(ticks, paths, strict=True) if rest(t.actions)]
+    why = "checkpoint.enabled is false"
+    return Schedule(
+        ticks=tuple(tick for tick, _ in left),
+        paths=tuple(path for _, path in left),
+        events={name: rest(actions) for name, actions in events.items()},
+        reasons={path: (value.replace("checkpoint then ", ""), f"nothing is saved: {why}") if "checkpoint" in value
+                 else (value, reason) for path, (value, reason) in reasons.items()
+                 if path not in ("every.checkpoint", "on.finish")},
+    )  # fmt: skip
 
 
 def _actions(events: tuple[Event, ...], name: EventName) -> tuple[Action, ...]:
@@ -93,18 +118,22 @@ def _turn(tick: TickSpec) -> int:
     return 2 if CheckpointAction in kinds else 1 if LogAction in kinds else 0
 
 
-def lay_timeline(schedule: Schedule, batch: Arithmetic, phases: tuple[Phase, ...], nodes: ActionNodes) -> Timeline:
+def lay_timeline(
+    schedule: Schedule, batch: Arithmetic, phases: tuple[Phase, ...], nodes: ActionNodes, *, publishes: bool = False
+) -> Timeline:
     """Ticks in the order in which they run in a step that several are due in, else in that of the spec.
 
     Evaluations come first, so that the log has their losses; checkpoints come last, so that a run which dies right
     after one has lost no record of the steps it holds. Every tick must have passed `check_ticks`.
+
+    publishes: the run saves its weights alone when it has ended.
     """
     ticks = []
     for tick in sorted(schedule.ticks, key=_turn):
         every = _every(tick.every, batch)
         assert every is not None
-        ids = tuple(nodes.add(action) for action in tick.actions if not isinstance(action, StopAction))
         stop = any(isinstance(action, StopAction) for action in tick.actions)
+        ids = tuple(nodes.add(action, last=stop) for action in tick.actions if not isinstance(action, StopAction))
         value, unit = every.value, every.unit
         ticks.append(
             Tick(
@@ -119,7 +148,10 @@ def lay_timeline(schedule: Schedule, batch: Arithmetic, phases: tuple[Phase, ...
     reactions = tuple(
         Reaction(
             event=name,
-            nodes=tuple(nodes.add(action, name) for action in actions if not isinstance(action, StopAction)),
+            nodes=(
+                *(nodes.add(action, name) for action in actions if not isinstance(action, StopAction)),
+                *([nodes.add_model(name)] if name == "finish" and publishes else []),
+            ),
             stop=any(isinstance(action, StopAction) for action in actions),
         )
         for name, actions in schedule.events.items()

@@ -21,6 +21,7 @@ from .mesh import AXES
 from .plan import TrafficOp
 from .replay import second_run
 from .resolved import Resolved
+from .saving import puts_off
 from .sharding import EMBEDDING, folded_axes
 from .stage_play import StagePlay
 from .tape import Call
@@ -123,8 +124,9 @@ def _around(wires: Wires, run: Resolved, pp: int) -> None:
     if len(run.pipeline.readers) < run.size("pp"):
         size = 4 * batch.accumulate * batch.micro * batch.sequence
         wires.add(Call("pp", "broadcast", "step.share_outline", size))
-    clocks = sum(tick.every.unit == "seconds" for tick in fill_schedule(spec, batch.steps).ticks)
-    # Valid tokens, two signals, and the clocks; square of the norm, and the loss.
+    schedule = fill_schedule(spec, batch.steps)
+    clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
+    # Valid tokens, two signals, the clocks and whether a save is done; square of the norm, and the loss.
     wires.add(Call(world, "all_reduce", "step.agree", (3 + clocks) * 8))
     wires.add(Call(world, "all_reduce", "step.gradient_norm" if spec.optimizer.clip is None else "step.clip", 2 * 8))
     if arch.router_bias_speed > 0:

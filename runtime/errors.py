@@ -21,3 +21,12 @@ class ResumeRefused(EnvironmentFault):
 
     def __init__(self, message: str) -> None:
         super().__init__("X705", message)
+
+
+class StorageFailed(EnvironmentFault):
+    """A checkpoint could not be written or read; every rank knows the same reason."""
+
+    agreed = True
+
+    def __init__(self, message: str, code: str = "X721") -> None:
+        super().__init__(code, message)

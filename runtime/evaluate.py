@@ -70,6 +70,7 @@ def evaluate(
             batches=len(loader),
             seconds=seconds,
         )
+        progress.measured[f"eval/{dataset}/loss"] = progress.step, loss
         records.add_to_metric({f"eval/{dataset}/loss": loss})
 
     return run

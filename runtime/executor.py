@@ -17,7 +17,7 @@ from attrs import frozen
 
 from ..planner.plan import Node, Plan, Tick
 from .bootstrap import choose_device
-from .checkpoint.layout import CheckpointFolder
+from .checkpoint.sources import starting_point
 from .data.errors import DataError
 from .errors import EnvironmentFault
 from .feed import Feed
@@ -109,8 +109,7 @@ class Executor:
 
     def _set_up(self, begin: float) -> None:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        latest = CheckpointFolder(self.records.directory / "checkpoints").latest()
-        resumes = latest is not None and self.plan.node("setup.resume").args["resume"]
+        start = starting_point(self.plan, self.records.directory).entry
         self.records.event(
             "run_start",
             step=0,
@@ -121,7 +120,7 @@ class Executor:
             device=choose_device(self.plan.node("setup.bootstrap").args["device"], local_rank).type,
             steps=self.plan.timeline.steps,
             attempt=self.records.attempts() + 1,
-            resumed_step=latest.step if latest and resumes else None,
+            resumed_step=start.step if start else None,
             directory=str(self.records.directory),
         )
         load_ops()

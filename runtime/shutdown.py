@@ -2,14 +2,19 @@
 
 import torch.distributed as dist
 
+from .checkpoint.saver import Saver
 from .feed import Feed
 from .ops import op
 from .records import Records
+from .signals import StopRequests
 
 
 @op("shutdown.drain")
-def drain(records: Records, feed: Feed | None = None) -> None:
-    """Nothing is read any more, and everything that was reported is in its file."""
+def drain(records: Records, requests: StopRequests, saver: Saver | None = None, feed: Feed | None = None) -> None:
+    """A save that is still being written has its name, nothing is read any more, and all that was reported is in its
+    file."""
+    if saver is not None:
+        saver.drain(requests.deadline_seconds)
     if feed is not None:
         feed.close()
     records.close()

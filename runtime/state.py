@@ -39,10 +39,14 @@ class Rank:
 
 @define
 class Progress:
-    """How far the run has come. `step` counts optimizer steps that have ended, `tokens` the positions they saw."""
+    """How far the run has come. `step` counts optimizer steps that have ended, `tokens` the positions they saw.
+
+    measured: metric → (the step after which it was measured last, its value), as `eval/web/loss`.
+    """
 
     step: int = 0
     tokens: int = 0
+    measured: dict[str, tuple[int, float]] = field(factory=dict)
 
 
 @define(kw_only=True)

@@ -12,8 +12,8 @@ from ..planner.plan import Plan
 from ..planner.serialise import from_json
 from .bootstrap import choose_device, set_matmul, use_threads
 from .build import build_model
-from .checkpoint.layout import CheckpointFolder
-from .checkpoint.model_check import check_model
+from .checkpoint.model_check import check_weights
+from .checkpoint.sources import find
 from .checkpoint.tensors import model_tensors, quiet_alone
 from .data.tokenizers import Tokenizer, load_tokenizer
 from .errors import EnvironmentFault
@@ -29,16 +29,17 @@ class TrainedRun:
 
     @classmethod
     def load(cls, directory: Path, device: str) -> "TrainedRun":
-        """Read the latest checkpoint, of whatever layout. Raises EnvironmentFault where there is none."""
-        entry = CheckpointFolder(directory / "checkpoints").latest()
-        if entry is None:
+        """Read the latest checkpoint, of whatever layout; weights alone will do. Raises EnvironmentFault where there is
+        none."""
+        if not any((directory / "checkpoints").glob("*-s*")):
             raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
+        entry = find(directory, weights=True)
         plan = from_json(json.loads((directory / "plan.json").read_text()))
         chosen = choose_device(device, local_rank=0)
         use_threads(None, local_world=1)
         set_matmul(plan.node("setup.bootstrap").args["matmul"], chosen)
         rank = _alone(chosen)
-        check_model(plan, entry)
+        check_weights(plan, entry)
         model = _whole_model(plan, rank)
         with quiet_alone():
             load(model_tensors(model), checkpoint_id=entry.path, no_dist=True)

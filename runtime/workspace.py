@@ -17,7 +17,9 @@ from attrs import frozen
 from ..planner.plan import Plan
 from ..planner.serialise import to_json
 from .checkpoint.layout import CheckpointFolder
-from .checkpoint.model_check import check_model
+from .checkpoint.model_check import check_model, check_weights
+from .checkpoint.publish import Publisher
+from .checkpoint.sources import Start, find, starting_point
 from .errors import EnvironmentFault
 from .records import trim_after
 from .user_parts import keep_parts
@@ -94,20 +96,17 @@ def open_workspace(plan: Plan, resolved_spec: str) -> Workspace:
         directory.mkdir(parents=True, exist_ok=True)
         lock = hold(directory, LAUNCHER_LOCK)
         hold(directory, WORKER_LOCK).close()
-        checkpoints = CheckpointFolder(directory / "checkpoints")
-        checkpoints.sweep()
-        resumes = plan.node("setup.resume").args["resume"]
-        latest = checkpoints.latest() if resumes else None
-        if latest is not None:
-            check_model(plan, latest)  # before anything of the run is overwritten
-        if not resumes and (directory / "metrics.jsonl").exists():
+        Publisher(CheckpointFolder(directory / "checkpoints")).sweep()
+        start = starting_point(plan, directory)
+        _check_start(plan, start)  # before anything of the run is overwritten
+        if start.anew and (directory / "metrics.jsonl").exists():
             directory.rename(directory.with_name(f"{directory.name}~{attempt}"))
             directory.mkdir()
             lock = hold(directory, LAUNCHER_LOCK)
         for name in ("metadata", "ranks", "logs", "checkpoints"):
             (directory / name).mkdir(exist_ok=True)
         superseded = directory / "logs" / f"metrics-superseded-{attempt}.jsonl"
-        trim_after(directory / "metrics.jsonl", latest.step if latest else 0, superseded)
+        trim_after(directory / "metrics.jsonl", start.step, superseded)
         (directory / "spec.xtrain").write_text(resolved_spec)
         keep_parts(plan, directory)
         (directory / "plan.json").write_text(json.dumps(to_json(plan), sort_keys=True))
@@ -115,8 +114,18 @@ def open_workspace(plan: Plan, resolved_spec: str) -> Workspace:
     except OSError as error:
         raise EnvironmentFault("X706", f"the run directory {directory} cannot be written: {error.strerror}") from error
     named = plan.workspace["run"] is not None
-    elsewhere = () if latest or named else _elsewhere(directory, plan.config_id)
+    elsewhere = () if start.entry or named else _elsewhere(directory, plan.config_id)
     return Workspace(directory, attempt, lock, elsewhere)
+
+
+def _check_start(plan: Plan, start: Start) -> None:
+    """Raise EnvironmentFault if the run cannot begin with what it is to begin with."""
+    if start.entry is not None:
+        check_model(plan, start.entry)
+        return
+    for node in plan.nodes:
+        if node.op == "setup.pretrained":
+            check_weights(plan, find(Path(node.args["path"]), weights=True))
 
 
 def _elsewhere(directory: Path, config_id: str) -> tuple[Path, ...]:

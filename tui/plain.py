@@ -128,8 +128,9 @@ def _generate(record: Record) -> Iterator[str]:
 
 
 def _checkpoint(record: Record) -> Iterator[str]:
+    """A full state, or the weights alone: the event has the name of what was saved."""
     saved = Checkpoint.of(record)
-    parts = [f"checkpoint  step {_or_dash(saved.step)}", saved.path]
+    parts = [f"{text(record.get('event'))}  step {_or_dash(saved.step)}", saved.path]
     if saved.num_bytes is not None:
         parts.append(size(saved.num_bytes))
     parts.append(took(saved.seconds))
@@ -215,6 +216,7 @@ _LINES: dict[str, Callable[[Record], Iterator[str]]] = {
     "eval": _eval,
     "generate": _generate,
     "checkpoint": _checkpoint,
+    "model": _checkpoint,
     "signal": _signal,
     "nonfinite": _nonfinite,
     "skipped": _skipped,

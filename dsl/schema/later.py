@@ -3,7 +3,7 @@
 from typing import Final
 
 from .parallel import Pp
-from .training import Checkpoint, Loss, Optimizer
+from .training import Loss, Optimizer
 
 KINDS: Final = ("adapter", "ema", "log", "profile", "fault_tolerance", "serve", "sweep")
 ACTIONS: Final = ("rollback", "health", "profile", "export")
@@ -12,7 +12,7 @@ SOURCES: Final = ()
 LINKS: Final = ()
 
 # Settings, and words of settings that exist, by the class they belong to.
-SETTINGS: Final[dict[type, tuple[str, ...]]] = {Checkpoint: ("mode", "best")}
+SETTINGS: Final[dict[type, tuple[str, ...]]] = {}
 WORDS: Final[dict[tuple[type, str], tuple[str, ...]]] = {
     (Pp, "schedule"): ("dual_pipe",),
     (Optimizer, "kind"): ("muon", "lion", "sgd"),

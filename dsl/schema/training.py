@@ -4,6 +4,7 @@ from typing import Literal
 
 from attrs import frozen
 
+from ..metric import Metric
 from ..quantity import Quantity
 from .setting import Role, at_least, momentum_pair, not_negative, positive, setting, share
 
@@ -58,9 +59,44 @@ class Scheduler:
 
 @frozen
 class Checkpoint:
-    """`checkpoint { … }`: what is kept and whether a run goes on where it stopped."""
+    """`checkpoint { … }`: where a run begins, how its state is saved, and what is kept."""
 
+    from_: str | None = setting(
+        "begin with the full state of this checkpoint, or of the latest of this run", default=None, example='"runs/a/b"'
+    )
     resume: bool = setting("go on from the latest checkpoint of this run", default=True, role=Role.EXECUTION)
+    pretrained: str | None = setting(
+        "begin with the weights of this checkpoint or run, and nothing else of it", default=None, example='"runs/a/b"'
+    )
+    verify: Literal["content", "sizes"] = setting(
+        "what is compared before a checkpoint is loaded: checksums of all files, or their sizes",
+        default="content",
+        role=Role.EXECUTION,
+    )
+    enabled: bool = setting("whether anything is saved; reading is not touched", default=True, role=Role.CADENCE)
+    mode: Literal["sync", "async", "async_pinned"] = setting(
+        "sync: training waits; async: it goes on beside a copy in host memory, page-locked with async_pinned",
+        default="sync",
+        role=Role.EXECUTION,
+    )
+    overlap: Literal["wait", "latest"] = setting(
+        "a save that is due while one is being written: wait for that, or save as soon as it is done",
+        default="wait",
+        role=Role.CADENCE,
+    )
     keep: int | None = setting(
-        "newest checkpoints that are kept; none: all", default=3, check=at_least(1), role=Role.CADENCE
+        "newest checkpoints that are kept, the best not counted; none: all",
+        default=3,
+        check=at_least(1),
+        role=Role.CADENCE,
+    )
+    best: Metric | None = setting(
+        "metric whose least value at a save makes that the best one", default=None, role=Role.CADENCE,
+        example="eval.web.loss",
+    )  # fmt: skip
+    model: bool = setting(
+        "save the weights alone when the run has ended, for publishing", default=True, role=Role.CADENCE
+    )
+    failures: int | None = setting(
+        "failed saves in a row that end the run; none: none do", default=3, check=at_least(1), role=Role.EXECUTION
     )

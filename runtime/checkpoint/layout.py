@@ -1,29 +1,52 @@
-"""The folder of checkpoints: immutable entries, a pointer to the latest, published only when durable."""
+"""The folder of checkpoints as its readers see it: immutable entries, and pointer files that name some of them.
 
-import json
-import os
+    checkpoints/
+      ckpt-s000000001000/   the full state after 1,000 steps: shards, .metadata, state.json
+      model-s000000002000/  weights alone, of a run that has come to its end
+      latest  best  model   one name each
+      *.partial  *.removing what a save or a removal that was cut off has left
+
+Names count steps, whatever the budget is counted in: a state belongs to a step, and names sort.
+"""
+
 import re
-import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
 from attrs import frozen
 
-STATE = "state.json"
-LATEST = "latest"
-FORMAT = 1
-_NAME = re.compile(r"ckpt-s(\d{12})")
+from .durable import PARTIAL, REMOVING
+from .sidecar import flaws, read_sidecar
+
+Pointer = Literal["latest", "best", "model"]
+POINTERS: Final[tuple[Pointer, ...]] = ("latest", "best", "model")
+_FULL = re.compile(r"ckpt-s(\d{12})")
+_WEIGHTS = re.compile(r"model-s(\d{12})")
 
 
 @frozen
 class Entry:
-    """One published checkpoint."""
+    """One published checkpoint, sound or not. step: optimizer steps behind its state."""
 
     path: Path
     step: int
 
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def is_full(self) -> bool:
+        """Whether a run can go on from it; else it holds weights alone."""
+        return _FULL.fullmatch(self.name) is not None
+
     def state(self) -> dict[str, Any]:
-        return json.loads((self.path / STATE).read_text())
+        """Its sidecar. Raises OSError or ValueError where that is damaged."""
+        return read_sidecar(self.path)
+
+    def flaws(self, *, content: bool = False) -> list[str]:
+        """See `sidecar.flaws`."""
+        return flaws(self.path, content=content)
 
 
 @frozen
@@ -35,87 +58,72 @@ class CheckpointFolder:
     def path(self, step: int) -> Path:
         return self.root / f"ckpt-s{step:012d}"
 
-    def partial(self, step: int) -> Path:
-        """Where a checkpoint is written before it is published."""
-        return self.root / f"ckpt-s{step:012d}.partial"
+    def model_path(self, step: int) -> Path:
+        return self.root / f"model-s{step:012d}"
+
+    def published(self) -> list[Entry]:
+        """All full checkpoints that have a name, oldest first, sound or not."""
+        return self._named(_FULL)
+
+    def models(self) -> list[Entry]:
+        """The same of weights alone."""
+        return self._named(_WEIGHTS)
 
     def entries(self) -> list[Entry]:
-        """Published checkpoints that look whole, oldest first."""
-        if not self.root.is_dir():
-            return []
-        found = [(entry, _NAME.fullmatch(entry.name)) for entry in self.root.iterdir()]
-        whole = [Entry(path, int(match[1])) for path, match in found if match and is_whole(path)]
-        return sorted(whole, key=lambda entry: entry.step)
+        """Full checkpoints of which every file has its size, oldest first."""
+        return [entry for entry in self.published() if not entry.flaws()]
 
-    def named(self) -> str:
-        """The name in the pointer; empty where there is none."""
+    def remains(self) -> list[Path]:
+        """What is left of saves and removals that were cut off."""
+        return sorted(path for path in self._paths() if path.suffix in (PARTIAL, REMOVING))
+
+    def named(self, pointer: Pointer = "latest") -> str:
+        """The name in a pointer; empty where there is none."""
         try:
-            return (self.root / LATEST).read_text().strip()
+            name = (self.root / pointer).read_text().strip()
         except (OSError, UnicodeDecodeError):
             return ""
+        return name if _FULL.fullmatch(name) or _WEIGHTS.fullmatch(name) else ""
+
+    def pointed(self, pointer: Pointer) -> Entry | None:
+        """What a pointer names, if every file of it has its size."""
+        found = entry_of(self.root / self.named(pointer))
+        return found if found is not None and not found.flaws() else None
+
+    def protected(self) -> dict[str, tuple[Pointer, ...]]:
+        """Name → the pointers to it."""
+        names = {pointer: self.named(pointer) for pointer in POINTERS}
+        return {name: tuple(p for p in POINTERS if names[p] == name) for name in names.values() if name}
+
+    def old(self, keep: int) -> list[Entry]:
+        """All but the newest `keep`; what `best` names is not counted, and what any pointer names is not among them."""
+        protected = self.protected()
+        counted = [entry for entry in self.entries() if "best" not in protected.get(entry.name, ())]
+        return [entry for entry in counted[:-keep] if entry.name not in protected]
+
+    def candidates(self) -> list[Entry]:
+        """What a run can go on from, the best choice first: what `latest` names, then the others, newest first."""
+        named = self.named()
+        return sorted(self.published(), key=lambda entry: (entry.name == named, entry.step), reverse=True)
 
     def latest(self) -> Entry | None:
-        """The checkpoint the pointer names, or the newest whole one where that is missing or damaged."""
-        entries, named = self.entries(), self.named()
-        return next((e for e in entries if e.path.name == named), entries[-1] if entries else None)
+        """The first of the candidates of which every file has its size."""
+        return next((entry for entry in self.candidates() if not entry.flaws()), None)
 
-    def sweep(self) -> None:
-        """Remove what saves that were cut off have left; nobody may be saving here."""
-        for partial in self.root.glob("*.partial"):
-            shutil.rmtree(partial) if partial.is_dir() else partial.unlink()
+    def _named(self, pattern: re.Pattern[str]) -> list[Entry]:
+        found = [(path, pattern.fullmatch(path.name)) for path in self._paths()]
+        return sorted((Entry(path, int(m[1])) for path, m in found if m), key=lambda entry: entry.step)
 
-    def begin(self, step: int) -> Path:
-        """An empty folder to write into; what an earlier attempt left half-made is removed."""
-        partial = self.partial(step)
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        return partial
-
-    def publish(self, step: int, state: dict[str, Any]) -> Path:
-        """Make the written checkpoint durable, give it its name, and point `latest` at it, in that order."""
-        partial, final = self.partial(step), self.path(step)
-        files = {file.name: file.stat().st_size for file in partial.iterdir()}
-        (partial / STATE).write_text(json.dumps({"format": FORMAT, **state, "files": files}, indent=1))
-        for file in partial.iterdir():
-            _sync(file)
-        _sync(partial)
-        if final.exists():
-            shutil.rmtree(final)  # the same step, saved again
-        partial.rename(final)
-        pointer = self.root / f"{LATEST}.partial"
-        pointer.write_text(final.name + "\n")
-        _sync(pointer)
-        pointer.rename(self.root / LATEST)
-        _sync(self.root)
-        return final
-
-    def retain(self, keep: int | None) -> list[Path]:
-        """Remove all but the newest `keep` checkpoints, never the latest; returns what was removed."""
-        if keep is None:
-            return []
-        latest = self.latest()
-        old = [e.path for e in self.entries()[:-keep] if latest is None or e.path != latest.path]
-        for path in old:
-            shutil.rmtree(path)
-        return old
+    def _paths(self) -> list[Path]:
+        return list(self.root.iterdir()) if self.root.is_dir() else []
 
 
-def is_whole(path: Path) -> bool:
-    """Whether every file that was published is there in its full size."""
-    try:
-        files = json.loads((path / STATE).read_bytes())["files"]
-        return ".metadata" in files and all((path / name).stat().st_size == size for name, size in files.items())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return False
+def entry_of(path: Path) -> Entry | None:
+    """The checkpoint in a folder; None where its name is not that of one or it is not there."""
+    match = _FULL.fullmatch(path.name) or _WEIGHTS.fullmatch(path.name)
+    return Entry(path, int(match[1])) if match and path.is_dir() else None
 
 
 def size_bytes(path: Path) -> int:
+    """Of all files in a folder, the sidecar included."""
     return sum(file.stat().st_size for file in path.iterdir())
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -1,100 +1,54 @@
-"""`setup.resume` and `tick.checkpoint`: the full state of a run, saved and found again."""
+"""`setup.pretrained`, `setup.resume`, `setup.checkpoint` and what writes checkpoints while a plan runs."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
-import torch.distributed as dist
-from attrs import define
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.optim import Optimizer
 
-from ...planner.kept import kept
 from ...planner.plan import Plan
 from ..data.errors import DataError
-from ..data.loader_state import Remarks
 from ..errors import ResumeRefused
 from ..feed import Feed
 from ..models.parts import Parts
 from ..observe import Window
 from ..ops import op
-from ..records import Records
+from ..records import Records, trim_after
 from ..state import Progress, Rank, Step
-from .layout import CheckpointFolder, Entry, size_bytes
-from .model_check import check_model
+from ..timers import Clocks
+from .choice import choose, flaw_of
+from .layout import CheckpointFolder, Entry
+from .model_check import check_model, check_weights
+from .publish import Publisher
+from .saver import Mode, Overlap, Saver
+from .sources import Start, begun_from, find, starting_point
+from .staging import Staging
 from .tensors import model_tensors, optimizer_tensors, quiet_alone
+from .together import Together
+from .transaction import Transaction
+
+StepCall = Callable[[Step], None]
+Verify = Literal["content", "sizes"]
 
 
-@define(kw_only=True)
-class Saver:
-    """Writes checkpoints of this run and reads them back."""
-
-    plan: Plan
-    model: Parts
-    optimizer: Optimizer
-    feed: Feed
-    rank: Rank
-    progress: Progress
-    folder: CheckpointFolder
-    keep: int | None
-    saved_step: int | None = None
-
-    def _tensors(self) -> dict[str, Any]:
-        return {**model_tensors(self.model), **optimizer_tensors(self.model, self.optimizer)}
-
-    def save(self) -> Path:
-        """Save the state after `progress.step` steps; on return it is durable and named. Collective."""
-        step = self.progress.step
-        if self.rank.is_first:
-            self.folder.begin(step)
-        self._wait()
-        with quiet_alone():
-            save(self._tensors(), checkpoint_id=self.folder.partial(step), no_dist=self.rank.world_size == 1)
-        self._wait()
-        if self.rank.is_first:
-            self.folder.publish(step, self._state())
-            self.folder.retain(self.keep)
-        self._wait()
-        self.saved_step = step
-        return self.folder.path(step)
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "step": self.progress.step,
-            "tokens": self.progress.tokens,
-            "plan_id": self.plan.id,
-            "config_id": self.plan.config_id,
-            "world_size": self.plan.mesh.world_size,
-            "steps": self.feed.steps,
-            **kept(self.plan),
-            "loader": self.feed.loader.state(self.progress.step),
-        }
-
-    def load(self, entry: Entry) -> Remarks:
-        """Take over the state of a checkpoint; how the datasets differ from those it was trained on.
-
-        Raises ResumeRefused if it is of another model or of other data.
-        """
-        state = entry.state()
-        check_model(self.plan, entry)
-        try:
-            remarks = self.feed.resume(state["loader"])
-        except DataError as error:
-            raise ResumeRefused(f"{entry.path}: {error}") from error
-        with quiet_alone():
-            load(self._tensors(), checkpoint_id=entry.path, no_dist=self.rank.world_size == 1)
-        self.progress.step, self.progress.tokens = state["step"], state["tokens"]
-        self.saved_step = state["step"]
-        return remarks
-
-    def _wait(self) -> None:
-        if self.rank.world_size > 1:
-            dist.barrier()
+@op("setup.pretrained")
+def read_pretrained(plan: Plan, model: Parts, rank: Rank, records: Records, path: str) -> None:
+    """Take over the weights of another run, and nothing else of it; where this run goes on, they are read there."""
+    if starting_point(plan, records.directory).entry is not None:
+        return
+    entry = find(Path(path), weights=True)
+    together = Together.of(rank)
+    check_weights(plan, entry)
+    if flaw := flaw_of(entry, together, content=True):
+        raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
+    _read(model_tensors(model), entry, together)
+    records.event("pretrained", step=0, path=str(entry.path), of_step=entry.step)
 
 
-@op("setup.resume", gives="saver")
-def resume_latest(
+@op("setup.resume", gives="start")
+def resume(
     plan: Plan,
     model: Parts,
     optimizer: Optimizer,
@@ -104,51 +58,139 @@ def resume_latest(
     records: Records,
     window: Window,
     resume: bool,
+    origin: str | None,
+    verify: Verify,
+) -> Start:
+    """Take over the full state that the run begins with, if there is one: the one named, or the latest of the run."""
+    window.clear()
+    together = Together.of(rank)
+    start = together.first(lambda: starting_point(plan, records.directory))
+    if start.own:
+        start = _soundest(start, together, records, content=verify == "content")
+    elif start.entry is not None and (flaw := flaw_of(start.entry, together, content=verify == "content")):
+        raise ResumeRefused(f"the checkpoint {start.entry.path} is damaged: {flaw}")
+    if start.entry is None:
+        return start
+    state = start.entry.state()
+    check_model(plan, start.entry)
+    try:
+        remarks = feed.resume(state["loader"])
+    except DataError as error:
+        raise ResumeRefused(f"{start.entry.path}: {error}") from error
+    _read({**model_tensors(model), **optimizer_tensors(model, optimizer)}, start.entry, together)
+    progress.step, progress.tokens = state["step"], state["tokens"]
+    for message in remarks.in_words():
+        records.event("warning", step=start.step, message=message)
+    before = state["steps"]
+    if before != feed.steps and plan.node("setup.scheduler").args["kind"] != "constant":
+        message = f"the learning rate was laid out over {before:,} steps, now over {feed.steps:,}: it jumps here"
+        records.event("warning", step=start.step, message=message)
+    records.event("resumed", step=progress.step, path=str(start.entry.path), source="run" if start.own else "from")
+    return start
+
+
+def _soundest(start: Start, together: Together, records: Records, *, content: bool) -> Start:
+    """The newest checkpoint of the run whose content is sound, with a word about each that is not."""
+    folder = CheckpointFolder(records.directory / "checkpoints")
+
+    def report(entry: Entry, flaw: str) -> None:
+        message = f"checkpoint {entry.name} is damaged and passed over: {flaw}"
+        records.event("warning", step=entry.step, message=message)
+
+    named = together.first(folder.named)
+    entry = choose(folder, together, content=content, report=report)
+    assert entry is not None
+    if entry.name != named:
+        message = f"checkpoint {named or 'latest'} is damaged or gone; going on from {entry.name}"
+        records.event("warning", step=entry.step, message=message)
+    if entry.step < start.step and records.rank == 0:
+        # The launcher judged by sizes: what was recorded after this checkpoint will be computed again.
+        superseded = records.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        trim_after(records.metrics.path, entry.step, superseded)
+    return Start(entry=entry, own=True, anew=False)
+
+
+def _read(tensors: dict, entry: Entry, together: Together) -> None:
+    with quiet_alone():
+        load(tensors, checkpoint_id=entry.path, process_group=together.group, no_dist=together.group is None)
+
+
+@op("setup.checkpoint", gives="saver")
+def prepare_saving(
+    plan: Plan,
+    model: Parts,
+    optimizer: Optimizer,
+    feed: Feed,
+    rank: Rank,
+    progress: Progress,
+    records: Records,
+    start: Start,
     keep: int | None,
+    mode: Mode,
+    overlap: Overlap,
+    best: str | None,
+    failures: int | None,
 ) -> Saver:
-    """Go on from the latest checkpoint of this run, if there is one and `resume` says so."""
-    saver = Saver(
+    """How this run saves, from here on."""
+    publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"))
+    return Saver(
         plan=plan,
         model=model,
         optimizer=optimizer,
         feed=feed,
-        rank=rank,
         progress=progress,
-        folder=CheckpointFolder(records.directory / "checkpoints"),
-        keep=keep,
+        records=records,
+        transaction=Transaction(publisher=publisher, together=Together.of(rank), keep=keep),
+        overlap=overlap,
+        best=best,
+        failures=failures,
+        staging=None if mode == "sync" else Staging(pinned=mode == "async_pinned", device=rank.device),
+        saved_step=start.entry.step if start.entry is not None and start.own else None,
+        begun_from=begun_from(plan, start),
     )
-    window.clear()
-    entry = saver.folder.latest() if resume else None
-    if entry is not None:
-        if saver.folder.named() not in ("", entry.path.name):
-            message = f"checkpoint {saver.folder.named()} is damaged or gone; going on from {entry.path.name}"
-            records.event("warning", step=entry.step, message=message)
-        for message in saver.load(entry).in_words():
-            records.event("warning", step=entry.step, message=message)
-        before = entry.state()["steps"]
-        if before != feed.steps and plan.node("setup.scheduler").args["kind"] != "constant":
-            message = f"the learning rate was laid out over {before:,} steps, now over {feed.steps:,}: it jumps here"
-            records.event("warning", step=entry.step, message=message)
-        records.event("resumed", step=progress.step, path=str(entry.path))
-    return saver
 
 
 @op("tick.checkpoint")
-def checkpoint(saver: Saver, records: Records, progress: Progress, node_id: str):
-    """Save, unless this very step is saved already."""
+def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
+    """Save, unless this very step is saved already. must: the run may end with it, so that it has to succeed."""
 
     def run(step: Step) -> None:
-        if saver.saved_step == progress.step:
-            return
-        begin = time.perf_counter()
-        path = saver.save()
-        records.event(
-            "checkpoint",
-            step=progress.step,
-            node=node_id,
-            path=str(path),
-            bytes=size_bytes(path),
-            seconds=time.perf_counter() - begin,
-        )
+        if must or saver.overlap == "wait" or saver.may_begin():
+            saver.save(node_id, must=must)
+        else:
+            saver.put_off = node_id
+
+    return run
+
+
+@op("step.put_off_save")
+def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
+    """Make up for a save that came due while another was being written, once the first rank says that it is."""
+    number = clocks.ask_for(lambda: not saver.busy)
+    saver.may_begin = lambda: clocks.due[number]
+
+    def run(step: Step) -> None:
+        if saver.put_off and saver.may_begin():
+            saver.save(saver.put_off, must=False)
+
+    return run
+
+
+@op("step.await_copy")
+def await_copy(saver: Saver) -> StepCall:
+    """Before the optimizer writes: the copy of the state that is being saved is complete."""
+
+    def run(step: Step) -> None:
+        saver.await_copy()
+
+    return run
+
+
+@op("tick.model")
+def save_model(saver: Saver, node_id: str) -> StepCall:
+    """Save the weights alone, for publishing."""
+
+    def run(step: Step) -> None:
+        saver.save_model(node_id)
 
     return run

@@ -37,8 +37,12 @@ LEFT_OUT = frozenset(
         "setup.loader",
         "setup.scheduler",
         "setup.observe",
+        "setup.pretrained",
         "setup.resume",
+        "setup.checkpoint",
         "setup.compile",
+        "step.put_off_save",
+        "step.await_copy",
         "step.check_finite",
         "step.schedule",
         "step.measure",
@@ -65,6 +69,8 @@ class Program:
         for tick in plan.timeline.ticks:
             if tick.seconds is not None:
                 clocks.add(tick.seconds)
+        if any(node.op == "step.put_off_save" for node in plan.nodes):
+            clocks.ask_for(lambda: False)
         self._resources: dict[str, Any] = {
             "plan": plan,
             "rank": rank,

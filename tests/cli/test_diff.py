@@ -12,7 +12,7 @@ from xtrain.cli.main import main
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.made import signed
 from xtrain.planner.serialise import dumps
-from xtrain.runtime.checkpoint.layout import LATEST, STATE
+from xtrain.runtime.checkpoint.sidecar import STATE
 
 ROOT = Path(__file__).parents[2]
 SPEC = "quickstart.xtrain"
@@ -57,7 +57,7 @@ def a_run(folder: Path, step: int | None, sets: tuple[str, ...] = ()) -> Path:
         entry.mkdir(parents=True)
         (entry / ".metadata").write_bytes(b"x")
         (entry / STATE).write_text(json.dumps({"step": step, "files": {".metadata": 1}}))
-        (run / "checkpoints" / LATEST).write_text(entry.name)
+        (run / "checkpoints" / "latest").write_text(entry.name)
     return run
 
 

@@ -16,7 +16,7 @@ from xtrain.dsl.json_schema import DIALECT, json_schema
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.reference import every_page
-from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.schema.setting import settings_of, spelled
 from xtrain.dsl.spec_json import spec_json
 from xtrain.dsl.values import quantity_text
 
@@ -183,7 +183,7 @@ def test_the_object_of_a_spec_says_all_of_it():
     spec = load_spec(DATA / "every_form.xtrain").require()
     for kind in blocks.KINDS:
         if kind not in (*blocks.NAMED, "mixture"):
-            assert {a.name for a in attrs.fields(type(getattr(spec, kind)))} == set(GOOD[kind]), kind
+            assert {spelled(a) for a in attrs.fields(type(getattr(spec, kind)))} == set(GOOD[kind]), kind
     assert GOOD["dataset"]["c++"] == {
         "source": {"jsonl": {"patterns": ["c.jsonl"]}}, "text": "content", "messages": None, "prompt": None,
         "response": None, "train_on": "auto", "template": "auto", "holdout": "100%", "oversized": "truncate",

@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from xtrain.dsl.blocks import choices_of
+from xtrain.dsl.metric import Metric
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.data import Batch, Dataset, JsonLines, Mixture, Phase, Text
 from xtrain.dsl.schema.setting import AUTO, Auto, Role
@@ -31,11 +32,12 @@ ALL_ON = {
         dataset fake { source = synthetic() }""",
     "mixture": "mixture { code = 0.5, chat = 0.2, qa = 0.1, ready = 0.1, fake = 0.1, temperature = 2 }\n"
     "phase early { from = 20 steps, mix = { code: 1 }, lr_scale = 0.5 }",
-    "every": "every 20 steps eval code { batches = 2 } then log\nevery 50 steps eval other then checkpoint\n"
+    "every": "every 25 steps eval code { batches = 2 } then log\nevery 50 steps eval other then checkpoint\n"
     'on finish generate { prompts = ["def "] }\non sigterm checkpoint then stop',
     "scheduler": "scheduler wsd { warmup = 5 steps }",
     "activation": "activation selective",
     "compile": "compile { mode = default }",
+    "checkpoint": "checkpoint { mode = async }",
     "cluster": "cluster other { memory = 80 GiB, flops = 900T, efficiency = 40%, link = 4 GiB, network = 1 GiB }",
 }
 AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
@@ -44,6 +46,7 @@ STATED = ALL_ON | {
     "parallel": f"parallel {{ {AXES}, fsdp 2 }}",
     "batch": "batch { sequence = 256, accumulate = 4 }",
     "collate": f"{CHAIN}(multipack)",
+    "checkpoint": "checkpoint { mode = async, best = eval.code.loss }",
 }
 # The same ranks and rows, asked for from the other end.
 FREE = ALL_ON | {
@@ -136,6 +139,8 @@ def alternatives(value: Any, annotation: Any) -> list[Any]:
         return [not value] if isinstance(value, bool) else [True, False]
     if isinstance(value, int | float) and not isinstance(value, bool):
         return [value * 2, value + 1, value / 2] if isinstance(value, float) else [value * 2, value + 1, value * 3]
+    if Metric in get_args(annotation):
+        return [Metric("eval.code.loss") if value is None else None]
     if isinstance(value, str):
         return [f"{value}2", "other", "code"]
     if isinstance(value, Auto) or value is None:

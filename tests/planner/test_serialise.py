@@ -34,7 +34,7 @@ def test_round_trip(rich, plan):
 
 def test_views_stand_under_their_names(rich):
     content = json.loads(dumps(rich))
-    assert content["format"] == 4
+    assert content["format"] == 5
     assert content["id"] == rich.id
     assert content["world_size"] == 16
     assert content["mesh"]["axes"] == {"pp": 2, "replicate": 1, "fsdp": 2, "ring": 1, "ulysses": 2, "tp": 2}
@@ -47,7 +47,7 @@ def test_views_stand_under_their_names(rich):
     totals = [each.memory.total_bytes for each in rich.estimates.classes]
     assert [rank["total_bytes"] for rank in content["memory"]["per_rank"]] == [totals[0]] * 8 + [totals[1]] * 8
     assert [node["id"] for node in content["graph"]["nodes"]] == [node.id for node in rich.nodes]
-    assert {"before": "setup.resume", "after": "step.fetch", "data": ""} in content["graph"]["edges"]
+    assert {"before": "setup.checkpoint", "after": "step.fetch", "data": ""} in content["graph"]["edges"]
     assert content["timeline"]["ticks"][0]["nodes"] == ["tick.eval.code", "tick.log"]
     assert {"id", "status", "evidence"} <= content["checks"][0].keys()
 

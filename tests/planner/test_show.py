@@ -148,7 +148,7 @@ def test_a_node_says_when_it_runs_and_what_it_costs(plan):
         ("parallel", ["setup.parallel.fsdp", "setup.parallel.root_fsdp"]),
         ("setup.parallel.*fsdp", ["setup.parallel.fsdp", "setup.parallel.root_fsdp"]),
         ("parallel.r*", ["setup.parallel.root_fsdp"]),
-        ("checkpoint", ["tick.checkpoint"]),
+        ("checkpoint", ["setup.checkpoint", "tick.checkpoint"]),
         ("data", ["setup.data.code"]),
     ],
 )

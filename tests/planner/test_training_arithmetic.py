@@ -103,7 +103,7 @@ def reactions(plan):
 
 def test_reactions_save_by_default(plan):
     assert reactions(plan()) == {
-        "finish": (("event.finish.checkpoint",), False),
+        "finish": (("event.finish.checkpoint", "event.finish.model"), False),
         "sigterm": (("event.sigterm.checkpoint",), True),
         "sigint": (("event.sigint.checkpoint",), True),
     }
@@ -112,10 +112,10 @@ def test_reactions_save_by_default(plan):
 def test_reactions_of_the_user(plan):
     made = plan(more='on finish generate { prompts = ["a"] }\non sigterm stop')
     found = reactions(made)
-    assert found["finish"][0] == ("event.finish.checkpoint", "event.finish.generate")
+    assert found["finish"][0] == ("event.finish.checkpoint", "event.finish.generate", "event.finish.model")
     assert found["sigterm"] == ((), True)
     own = reactions(plan(more="on finish eval code then checkpoint"))
-    assert own["finish"][0] == ("event.finish.eval.code", "event.finish.checkpoint")
+    assert own["finish"][0] == ("event.finish.eval.code", "event.finish.checkpoint", "event.finish.model")
 
 
 @pytest.mark.parametrize(("steps", "batches"), [(10, 1), (100, 5), (1000, 50)])

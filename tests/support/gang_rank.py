@@ -65,6 +65,7 @@ def run(job: dict[str, Any], rank: int) -> int:
     os.chdir(job["folder"])
     torch.set_num_threads(1)
     if job["mutation"]:
+        import gang_saving  # noqa: F401  adds its own
         from gang_mutations import MUTATIONS
 
         MUTATIONS[job["mutation"]](**job["mutation_arguments"])

@@ -1,0 +1,181 @@
+"""`xtrain checkpoint ls|show|verify|prune PATH`: look at checkpoints from outside a run, and make room."""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..runtime.checkpoint.look import Seen
+
+EPILOG = """\
+PATH is a run, a lineage or root of runs, a folder of checkpoints, or one checkpoint.
+
+examples:
+  xtrain checkpoint ls runs/quickstart
+  xtrain checkpoint show runs/quickstart/<run>/checkpoints/ckpt-s000000001000
+  xtrain checkpoint verify runs/quickstart/<run>
+  xtrain checkpoint prune runs/quickstart --keep 1          # says what would go
+  xtrain checkpoint prune runs/quickstart --keep 1 --yes
+
+exit codes: 0 fine, 1 something is damaged, 2 the command line is wrong, 3 no checkpoint, or it cannot be removed
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "checkpoint",
+        help="list, look into, verify and prune checkpoints",
+        description="Look at the checkpoints below PATH, without loading them.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    views = parser.add_subparsers(title="what to do", metavar="ACTION", dest="action", required=True)
+    about = {
+        "ls": "list them, with pointers and sizes",
+        "show": "what they say of themselves",
+        "verify": "read all of them and compare checksums",
+        "prune": "remove what is old, damaged or left over",
+    }
+    made = {
+        name: views.add_parser(name, help=text, description=f"{text.capitalize()}.") for name, text in about.items()
+    }
+    for name, view in made.items():
+        view.add_argument("path", metavar="PATH", type=Path, help="a run, lineage, folder of checkpoints or checkpoint")
+        view.add_argument("--json", action="store_true", help="one JSON object a line")
+        view.set_defaults(run=run, action=name)
+    made["verify"].add_argument("--sizes", action="store_true", help="compare sizes alone, which takes no time")
+    prune = made["prune"]
+    prune.add_argument("--keep", type=_count, metavar="N", help="all but the newest N of each run (pointers stay)")
+    prune.add_argument("--damaged", action="store_true", help="those whose files are missing or short")
+    prune.add_argument("--yes", action="store_true", help="do it; without, only say what would go")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of checkpoints; use 1 or more")
+    return int(text)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status, as the help says."""
+    from ..runtime.checkpoint.look import below, folders
+
+    path: Path = arguments.path
+    if not folders(path) and not below(path):
+        print(f"xtrain checkpoint: there is no checkpoint below {path}", file=sys.stderr)
+        return 3
+    if arguments.action == "prune":
+        return _prune(arguments)
+    seen = below(path, content=arguments.action == "verify" and not arguments.sizes)
+    if arguments.json:
+        for each in seen:
+            print(json.dumps(each.json()))
+    elif arguments.action == "show":
+        _show(seen)
+    else:
+        _list(seen, verified=arguments.action == "verify")
+    return 1 if arguments.action == "verify" and any(each.flaws for each in seen) else 0
+
+
+def _list(seen: "list[Seen]", *, verified: bool) -> None:
+    from ..planner.text import Page, shows_color
+    from ..planner.units import bytes_text
+
+    page = Page(color=shows_color(sys.stdout))
+    for folder in dict.fromkeys(each.run for each in seen):
+        page.heading(folder)
+        rows = []
+        for each in (each for each in seen if each.run == folder):
+            verdict = "; ".join(each.flaws) or ("sound" if verified else "")
+            remark = " · ".join(filter(None, (", ".join(each.pointers), _measured(each), verdict)))
+            rows.append((each.entry.name, bytes_text(each.bytes), _age(each), remark))
+        page.table(rows, align="<>><")
+    sys.stdout.write(str(page).lstrip("\n"))
+
+
+def _measured(each: "Seen") -> str:
+    metrics = each.state.get("metrics") or {}
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+
+
+def _age(each: "Seen") -> str:
+    from ..planner.units import seconds_text
+
+    saved = each.state.get("time")
+    return "" if saved is None else f"{seconds_text(max(time.time() - saved, 1))} ago"
+
+
+def _show(seen: "list[Seen]") -> None:
+    from ..planner.text import Page, shows_color
+    from ..planner.units import bytes_text, plural
+
+    page = Page(color=shows_color(sys.stdout))
+    for each in seen:
+        state: dict[str, Any] = each.state
+        page.heading(each.entry.name, str(each.entry.path.parent))
+        model, begun = state.get("model") or {}, state.get("begun_from")
+        ranks = plural(state.get("world_size", 0), "rank")
+        written = f"{bytes_text(each.bytes)} in {len(state.get('files', ()))} files, by {ranks}"
+        rows = [
+            ("holds", "the full state" if each.entry.is_full else "weights alone"),
+            ("state", f"after {each.entry.step:,} steps, {state.get('tokens', 0):,} tokens"),
+            ("written", f"{written}, {_age(each) or 'who knows when'}"),
+            ("model", ", ".join(f"{name} {value}" for name, value in model.items() if value not in (0, None))),
+            ("tensors", f"{len(state.get('tensors', ())):,} parameters in {state.get('params')}"),
+            ("plan", f"{state.get('plan_id')}, experiment {state.get('config_id')}"),
+            ("named by", ", ".join(each.pointers) or "no pointer"),
+        ]
+        rows += [("measured", measured)] if (measured := _measured(each)) else []
+        rows += [("begun from", f"{begun['path']}, step {begun['step']:,}")] if begun else []
+        rows += [("damaged", "; ".join(each.flaws))] if each.flaws else []
+        page.described(rows)
+    sys.stdout.write(str(page).lstrip("\n"))
+
+
+def _prune(arguments: argparse.Namespace) -> int:
+    from ..runtime.checkpoint.durable import forget
+    from ..runtime.checkpoint.layout import size_bytes
+    from ..runtime.checkpoint.look import folders, removable
+    from ..runtime.checkpoint.publish import Publisher
+    from ..runtime.errors import EnvironmentFault
+    from ..runtime.workspace import LAUNCHER_LOCK, WORKER_LOCK, hold
+
+    known = folders(arguments.path)
+    if not known:
+        print("xtrain checkpoint: prune takes a run or a folder of checkpoints, not a single one", file=sys.stderr)
+        return 2
+    for folder in known:
+        try:
+            # Of a run that is under way nobody knows what it is writing just now.
+            names = (LAUNCHER_LOCK, WORKER_LOCK) if arguments.yes and folder.root.name == "checkpoints" else ()
+            locks = [hold(folder.root.parent, name) for name in names]
+            found = removable(folder, keep=arguments.keep, damaged=arguments.damaged)
+            for path, why in found:
+                size = size_bytes(path) if path.is_dir() else path.stat().st_size
+                _tell(arguments, path, why, size)
+                if arguments.yes:
+                    Publisher(folder).remove(path) if path.is_dir() else forget(path)
+            for lock in locks:
+                lock.close()
+        except EnvironmentFault as fault:
+            print(f"xtrain checkpoint: {fault}", file=sys.stderr)
+            return 3
+        except OSError as error:
+            print(f"xtrain checkpoint: {error.filename}: {error.strerror}", file=sys.stderr)
+            return 3
+    if not arguments.yes and not arguments.json:
+        print("nothing was removed; --yes removes what is listed", file=sys.stderr)
+    return 0
+
+
+def _tell(arguments: argparse.Namespace, path: Path, why: str, size: int) -> None:
+    from ..planner.units import bytes_text
+
+    if arguments.json:
+        print(json.dumps({"path": str(path), "why": why, "bytes": size, "removed": arguments.yes}))
+    else:
+        print(f"{'removed' if arguments.yes else 'would remove'}  {path}  {bytes_text(size)}  {why}")

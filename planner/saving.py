@@ -1,0 +1,131 @@
+"""Where a run begins and how its state is saved: the nodes of `checkpoint { … }`, and the rules for it."""
+
+from math import lcm
+from typing import Any, Final
+
+from ..dsl.schema.actions import CheckpointAction, EvalAction, StopAction
+from ..dsl.spec import Spec
+from ..dsl.suggest import did_you_mean
+from .arithmetic import Arithmetic
+from .builder import Builder
+from .findings import Findings
+from .inventory import checkpoint_bytes
+from .mesh import AXES
+from .paths import portable
+from .resolved import Resolved
+from .timeline import Schedule
+from .units import bytes_text
+
+# What a run that saves nothing does without.
+OF_WRITING: Final = ("mode", "overlap", "keep", "best", "model", "failures")
+
+
+def pretrained(spec: Spec) -> str | None:
+    """Whose weights a run begins with; a full state takes their place."""
+    chosen = spec.checkpoint
+    return chosen.pretrained if chosen.from_ is None else None
+
+
+def saves_beside(spec: Spec, schedule: Schedule) -> bool:
+    """Whether training goes on while a checkpoint is written; one that the run ends with is waited for."""
+    ticks = (t for t in schedule.ticks if not any(isinstance(action, StopAction) for action in t.actions))
+    return spec.checkpoint.mode != "sync" and any(
+        isinstance(action, CheckpointAction) for tick in ticks for action in tick.actions
+    )
+
+
+def puts_off(spec: Spec, schedule: Schedule) -> bool:
+    """Whether a save that comes due during another one is made later."""
+    return spec.checkpoint.overlap == "latest" and saves_beside(spec, schedule)
+
+
+def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
+    path = pretrained(run.spec)
+    if path is None:
+        return last
+    does = f"begin with the weights of {path} instead; where the run goes on they are read from its own checkpoint"
+    return graph.add("setup", "setup.pretrained", does, args={"path": portable(path)}, after=((last, "model"),))
+
+
+def add_resume(graph: Builder, run: Resolved, after: tuple[str | tuple[str, str], ...]) -> str:
+    """The nodes that read and prepare to write a full state; the last node of the setup."""
+    chosen = run.spec.checkpoint
+    own = "go on from the latest checkpoint of this run"
+    origin = f"the state of {chosen.from_}" if chosen.from_ is not None else "step 0"
+    start = f"{own}, if any, else begin with {origin}" if chosen.resume else f"begin with {origin}"
+    if chosen.from_ is None:
+        start = f"{own}, if any" if chosen.resume else "start at step 0"
+    args: dict[str, Any] = {
+        "resume": chosen.resume,
+        "origin": None if chosen.from_ is None else portable(chosen.from_),
+        "verify": chosen.verify,
+    }
+    does = f"{start}; its {'checksums are' if chosen.verify == 'content' else 'sizes are'} compared"
+    last = graph.add("setup", "setup.resume", does, args=args, axes=run.wide(*AXES), after=after)
+    return _saving(graph, run, last) if chosen.enabled else last
+
+
+def _saving(graph: Builder, run: Resolved, last: str) -> str:
+    chosen = run.spec.checkpoint
+    keep = chosen.keep
+    parts = [
+        "every checkpoint is kept" if keep is None else f"the newest {keep} are kept" if keep > 1 else "one is kept"
+    ]
+    if chosen.best is not None:
+        parts.append(f"and the one with the least {chosen.best}")
+    if chosen.mode != "sync":
+        share = checkpoint_bytes(run.inventory, run.formats.params) // run.layout.mesh.world_size
+        locked = "page-locked" if chosen.mode == "async_pinned" else "host"
+        parts.append(f"written beside training from a copy in {locked} memory, about {bytes_text(share)} a rank")
+    args: dict[str, Any] = {
+        "keep": keep,
+        "mode": chosen.mode,
+        "overlap": chosen.overlap,
+        "best": None if chosen.best is None else chosen.best.key,
+        "failures": chosen.failures,
+    }
+    return graph.add("setup", "setup.checkpoint", ", ".join(parts), args=args, axes=run.wide(*AXES), after=(last,))
+
+
+# Rules ----------------------------------------------------------------------------------------------------------------
+
+
+def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
+    """The best checkpoint needs somebody who measures, at steps at which something is saved."""
+    best = spec.checkpoint.best
+    if best is None or not spec.checkpoint.enabled:
+        return
+    rule, path = "checkpoint.best", "checkpoint.best"
+    measures = [t for t in schedule.ticks if any(_evaluates(action, best.dataset) for action in t.actions)]
+    if best.dataset not in spec.datasets:
+        hint = did_you_mean(best.dataset, spec.datasets) or f"datasets: {', '.join(spec.datasets)}"
+        found.fail(rule, "X620", path, f"best follows the loss on {best.dataset}, and no dataset is called that", hint)
+    elif not measures:
+        hint = f"add `every 500 steps eval {best.dataset}`"
+        found.fail(rule, "X620", path, f"best follows {best}, and nothing measures it", hint)
+    elif batch.steps is not None and not any(
+        _meet(one, other, batch.steps) for one, other in _pairs(schedule, measures)
+    ):
+        message = f"{best} is never measured at a step at which a checkpoint is saved, so none is the best"
+        found.warn(rule, "W602", path, message, f"let `eval {best.dataset}` recur as often as `checkpoint`")
+    else:
+        found.passed(rule, f"{best} is measured where checkpoints are saved")
+
+
+def _evaluates(action: Any, dataset: str) -> bool:
+    return isinstance(action, EvalAction) and action.dataset == dataset
+
+
+def _pairs(schedule: Schedule, measures: list[Any]) -> list[tuple[Any, Any]]:
+    saves = [t for t in schedule.ticks if any(isinstance(action, CheckpointAction) for action in t.actions)]
+    return [(one, other) for one in measures for other in saves]
+
+
+def _meet(one: Any, other: Any, steps: int) -> bool:
+    """Whether two ticks ever fire in the same step; yes where that hangs on the clock."""
+    periods = [
+        max(round(steps * tick.every.fraction), 1) if tick.every.unit == "%" else int(tick.every.value)
+        for tick in (one, other)
+        if tick.every.unit in ("steps", "%")
+    ]
+    return len(periods) < 2 or lcm(*periods) <= steps

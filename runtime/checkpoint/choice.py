@@ -1,0 +1,41 @@
+"""Which of its checkpoints a run goes on from: the first whose content is what was written."""
+
+from collections.abc import Callable
+
+from ..errors import ResumeRefused, StorageFailed
+from .layout import CheckpointFolder, Entry
+from .sidecar import flaws
+from .together import Together
+
+# Told of every checkpoint that is passed over: (it, why).
+Report = Callable[[Entry, str], None]
+
+
+def choose(folder: CheckpointFolder, together: Together, *, content: bool, report: Report) -> Entry | None:
+    """The checkpoint `latest` names or else the newest that is sound; None if the folder has none at all.
+
+    content: read all of it and compare checksums, the files dealt among ranks. Collective, with one result for all.
+    Raises ResumeRefused if there are checkpoints and none is sound: a run that began anew would hide that.
+    """
+    candidates = together.first(folder.candidates)
+    for entry in candidates:
+        flaw = flaw_of(entry, together, content=content)
+        if not flaw:
+            return entry
+        report(entry, flaw)
+    if candidates:
+        raise ResumeRefused(
+            f"no checkpoint in {folder.root} is sound; `xtrain checkpoint verify` says what is wrong with each, and "
+            "checkpoint.resume = false begins anew"
+        )
+    return None
+
+
+def flaw_of(entry: Entry, together: Together, *, content: bool) -> str:
+    """What is wrong with a checkpoint; empty if nothing is. Collective, with one result for all."""
+    part = (together.rank, together.size)
+    try:
+        found = together.all(lambda: flaws(entry.path, content=content, part=part))
+    except StorageFailed as failure:
+        return str(failure)
+    return next((flaw for each in found for flaw in each), "")

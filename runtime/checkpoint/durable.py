@@ -1,0 +1,73 @@
+"""Changes of files that a crash cannot halve: once one has returned it lasts, and until then what was there before is.
+
+Renaming within a folder is atomic; content is made to last before a name is given to it, and a folder after a name in
+it has changed. Every change goes through `os` here, so that tests can let any one of them fail.
+"""
+
+# ruff: noqa: PTH104, PTH105, PTH106, PTH108
+
+import errno
+import os
+from pathlib import Path
+
+PARTIAL = ".partial"
+REMOVING = ".removing"
+
+
+def write(path: Path, text: str) -> None:
+    """Replace the content of a file, or make the file. Raises OSError, and then leaves what was there."""
+    partial = path.with_name(path.name + PARTIAL)
+    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        content = memoryview(text.encode())
+        while content:
+            content = content[os.write(fd, content) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(partial, path)
+    sync(path.parent)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        # Some network file systems cannot do that for folders; there a rename lasts by itself.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP) or path.is_file():
+            raise
+    finally:
+        os.close(fd)
+
+
+def rename(path: Path, to: Path) -> None:
+    """Give a file or folder another name in the same folder."""
+    os.rename(path, to)
+    sync(to.parent)
+
+
+def forget(path: Path) -> None:
+    """Remove a file, if it is there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    sync(path.parent)
+
+
+def set_aside(folder: Path) -> Path:
+    """Take a folder its name, so that nobody takes what is left of it for the whole; where it is until `clear`."""
+    aside = folder.with_name(folder.name + REMOVING)
+    if aside.exists():
+        clear(aside)
+    rename(folder, aside)
+    return aside
+
+
+def clear(folder: Path) -> None:
+    """Delete a folder and all in it; readers that have its files open may read on."""
+    for entry in list(os.scandir(folder)):
+        clear(Path(entry.path)) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+    os.rmdir(folder)

@@ -1,0 +1,91 @@
+"""The folder of checkpoints as its one writer changes it: begin, publish, point, retain.
+
+At every moment, also one at which the process dies, each pointer names a whole checkpoint or is not there, and what is
+not whole has another name.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from . import durable
+from .layout import POINTERS, CheckpointFolder, Pointer
+from .sidecar import write_sidecar
+
+
+@frozen
+class Publisher:
+    """Writes into the folder of a run; one process at a time. All methods raise OSError."""
+
+    folder: CheckpointFolder
+
+    def sweep(self) -> None:
+        """Remove what saves and removals that were cut off have left; nobody may be saving here."""
+        for path in self.folder.remains():
+            durable.clear(path) if path.is_dir() else durable.forget(path)
+
+    def begin(self, final: Path) -> Path:
+        """An empty folder to write `final` into; what an earlier attempt left half-made is removed."""
+        partial = partial_of(final)
+        if partial.exists():
+            durable.clear(partial)
+        partial.mkdir(parents=True)
+        return partial
+
+    def abandon(self, final: Path) -> None:
+        """Remove what was written of a checkpoint that will not be finished."""
+        partial = partial_of(final)
+        if partial.exists():
+            durable.clear(partial)
+
+    def publish(
+        self, final: Path, state: dict[str, Any], checksums: dict[str, str], pointers: tuple[Pointer, ...]
+    ) -> None:
+        """Seal what was written, give it its name and point at it, in that order.
+
+        Every file must be on the disk already, `checksums` speaks of each.
+        """
+        partial = partial_of(final)
+        write_sidecar(partial, state, checksums)
+        durable.sync(partial)
+        aside = self._make_way(final) if final.exists() else None
+        durable.rename(partial, final)
+        for pointer in pointers:
+            self.point(pointer, final.name)
+        if aside is not None:
+            durable.clear(aside)
+
+    def point(self, pointer: Pointer, name: str) -> None:
+        durable.write(self.folder.root / pointer, f"{name}\n")
+
+    def retain(self, keep: int | None) -> list[Path]:
+        """Remove what `CheckpointFolder.old` says (None: nothing of it), and weights that `model` has left behind.
+
+        Returns what was removed.
+        """
+        old = self.folder.old(keep) if keep is not None else []
+        if model := self.folder.named("model"):
+            old += [entry for entry in self.folder.models() if entry.name != model]
+        for entry in old:
+            self.remove(entry.path)
+        return [entry.path for entry in old]
+
+    def remove(self, path: Path) -> None:
+        durable.clear(durable.set_aside(path))
+
+    def _make_way(self, final: Path) -> Path:
+        """Free the name of a step that is saved again; pointers to it go to another checkpoint, or away."""
+        for pointer in POINTERS:
+            if self.folder.named(pointer) == final.name:
+                others = [entry for entry in self.folder.entries() if entry.path != final]
+                if pointer == "latest" and others:
+                    self.point("latest", others[-1].name)
+                else:
+                    durable.forget(self.folder.root / pointer)
+        return durable.set_aside(final)
+
+
+def partial_of(final: Path) -> Path:
+    """Where a checkpoint is written before it has its name."""
+    return final.with_name(final.name + durable.PARTIAL)

@@ -1,0 +1,231 @@
+"""Saves the state of a run as declared: at once or beside training, and never less than was asked for.
+
+A save that fails leaves the last good checkpoint as it was. Training goes on and the next save tries again, until as
+many have failed in a row as `checkpoint.failures` allows; a save that a run ends with must succeed.
+"""
+
+import math
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import define
+from torch.optim import Optimizer
+
+from ...planner.kept import kept
+from ...planner.plan import Plan
+from ...planner.units import bytes_text
+from ..errors import StorageFailed
+from ..feed import Feed
+from ..models.parts import Parts
+from ..records import Records
+from ..state import Progress
+from .layout import CheckpointFolder, Pointer
+from .sidecar import read_sidecar, total_bytes
+from .staging import Staging
+from .tensors import model_tensors, optimizer_tensors
+from .transaction import Transaction
+
+Mode = Literal["sync", "async", "async_pinned"]
+Overlap = Literal["wait", "latest"]
+
+
+@define(kw_only=True, eq=False)
+class Saver:
+    """Writes checkpoints of a run.
+
+    overlap: what a save does that comes due while another is being written: wait for it, or come later. best: the
+    metric whose least value `best` follows, None without one. failures: how many saves in a row may fail, None for any
+    number. staging: None where saves are made at once. begun_from: where the run got its first state, if not from
+    itself. Methods without another word are collective, and all ranks leave them alike.
+    """
+
+    plan: Plan
+    model: Parts
+    optimizer: Optimizer
+    feed: Feed
+    progress: Progress
+    records: Records
+    transaction: Transaction
+    overlap: Overlap
+    best: str | None
+    failures: int | None
+    staging: Staging | None
+    saved_step: int | None
+    begun_from: dict[str, Any] | None
+    may_begin: Callable[[], bool] = lambda: True
+    """Whether a save that is due now is made now, whatever is still being written; the same on all ranks."""
+    put_off: str = ""
+    """The node of a save that was due while another one was being written, and is still to be made."""
+    _failed: int = 0
+    _under_way: Future[StorageFailed | None] | None = None
+    _job: "_Job | None" = None
+    """The save whose copy is being made."""
+
+    @property
+    def folder(self) -> CheckpointFolder:
+        return self.transaction.publisher.folder
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank is still writing; not collective, and ranks may differ."""
+        return self._under_way is not None and not self._under_way.done()
+
+    def save(self, node: str, *, must: bool) -> None:
+        """Save the state after `progress.step` steps, unless it is saved already.
+
+        A save that is still being written is waited for first. must: return when it is durable, and raise StorageFailed
+        should it fail; else go on as soon as a copy is under way, and raise only if too many have failed.
+        """
+        begin = time.perf_counter()
+        self.settle(raises=not must)
+        self.put_off = ""
+        step = self.progress.step
+        if self.saved_step == step:
+            return
+        self.saved_step = step
+        state = self._state()
+        job = _Job(node, step, self.folder.path(step), state, self._pointers(state), begin)
+        tensors = {**model_tensors(self.model), **optimizer_tensors(self.model, self.optimizer)}
+        if must or self.staging is None:
+            failure = self._write(job, tensors)
+            if failure is not None and must:
+                raise failure
+            self._take(failure, raises=True)
+            return
+        staged = self.staging.begin(tensors)
+        self._under_way, self._job = Future(), job
+        job.blocked = time.perf_counter() - begin
+        threading.Thread(target=self._write_beside, args=(job, staged, self._under_way), daemon=True).start()
+
+    def await_copy(self) -> None:
+        """Return when the state may be changed; waits for this rank's copy alone."""
+        if self.staging is not None and self._job is not None:
+            begin = time.perf_counter()
+            self.staging.wait()
+            self._job.blocked = (self._job.blocked or 0.0) + time.perf_counter() - begin
+            self._job = None
+
+    def settle(self, *, raises: bool = True) -> None:
+        """Wait for the save that is being written. raises: StorageFailed, if too many have failed."""
+        if self._under_way is not None:
+            self.await_copy()
+            under_way, self._under_way = self._under_way, None
+            self._take(under_way.result(), raises=raises)
+
+    def drain(self, seconds: float) -> None:
+        """Give a save that is being written so many seconds to end, however the run has ended; not collective."""
+        if self._under_way is not None:
+            wait([self._under_way], seconds)
+
+    def save_model(self, node: str) -> None:
+        """Save the weights alone, for publishing. Raises StorageFailed if that fails."""
+        begin = time.perf_counter()
+        self.settle(raises=False)
+        final = self.folder.model_path(self.progress.step)
+        state = {name: value for name, value in self._state().items() if name not in ("loader", "optimizer")}
+        self.transaction.run(final, model_tensors(self.model), state, ("model",))
+        self._retain()
+        fields = {"path": str(final), "bytes": self._bytes(final), "seconds": time.perf_counter() - begin}
+        self.records.event("model", step=self.progress.step, node=node, **fields)
+
+    def _write(self, job: "_Job", tensors: dict[str, Any]) -> StorageFailed | None:
+        try:
+            self.transaction.run(job.final, tensors, job.state, job.pointers)
+        except StorageFailed as failure:
+            self._report(job, failure)
+            return failure
+        seconds = time.perf_counter() - job.began
+        fields = {"path": str(job.final), "bytes": self._bytes(job.final), "seconds": seconds}
+        if job.blocked is not None:
+            fields["blocked_seconds"] = job.blocked
+        if "best" in job.pointers:
+            fields["best"] = {self.best: job.state["metrics"][self.best]}
+        self.records.event("checkpoint", step=job.step, node=job.node, **fields)
+        self._retain()
+        return None
+
+    def _write_beside(self, job: "_Job", staged: Future[dict[str, Any]], outcome: Future) -> None:
+        """What the thread does: collectives over a group of its own, one save at a time."""
+        try:
+            outcome.set_result(self._write(job, staged.result()))
+        except BaseException as error:  # told to whoever waits for the outcome
+            outcome.set_exception(error)
+
+    def _retain(self) -> None:
+        try:
+            self.transaction.retain()
+        except StorageFailed as failure:
+            message = f"old checkpoints could not be removed: {failure}"
+            self.records.event("warning", step=self.progress.step, message=message)
+
+    def _take(self, failure: StorageFailed | None, *, raises: bool) -> None:
+        """Count failures in a row; all ranks have the same outcome at the same step."""
+        if failure is None:
+            self._failed = 0
+            return
+        self.saved_step = None
+        self._failed += 1
+        if raises and self.failures is not None and self._failed >= self.failures:
+            raise failure
+
+    def _report(self, job: "_Job", failure: StorageFailed) -> None:
+        if self.records.rank != 0:
+            return
+        latest = self.folder.latest()
+        last = f"the last one is of step {latest.step:,}" if latest else "there is none yet"
+        message = f"the checkpoint of step {job.step:,} could not be saved, {last}: {failure}"
+        with suppress(OSError):
+            root, size = self.folder.root, self.plan.estimates.checkpoint_bytes
+            if (free := shutil.disk_usage(root).free) < size:
+                message += f"; one takes {bytes_text(size)}, and there are {bytes_text(free)} left in {root}"
+        self.records.event("warning", step=job.step, message=message, code=failure.code)
+
+    def _bytes(self, final: Path) -> int:
+        return total_bytes(read_sidecar(final)) if self.records.rank == 0 else 0
+
+    def _pointers(self, state: dict[str, Any]) -> tuple[Pointer, ...]:
+        value = state["metrics"].get(self.best)
+        if value is None:
+            return ("latest",)
+        held = self.folder.pointed("best")
+        before = held.state().get("metrics", {}).get(self.best) if held else None
+        return ("latest", "best") if before is None or value < before else ("latest",)
+
+    def _state(self) -> dict[str, Any]:
+        """What is known of the state besides its tensors, as JSON."""
+        step = self.progress.step
+        measured = {
+            name: value for name, (at, value) in self.progress.measured.items() if at == step and math.isfinite(value)
+        }
+        return {
+            "step": step,
+            "tokens": self.progress.tokens,
+            "metrics": measured,
+            "time": time.time(),
+            "plan_id": self.plan.id,
+            "config_id": self.plan.config_id,
+            "world_size": self.plan.mesh.world_size,
+            "steps": self.feed.steps,
+            **({"begun_from": self.begun_from} if self.begun_from else {}),
+            **kept(self.plan),
+            "loader": self.feed.loader.state(step),
+        }
+
+
+@define(eq=False)
+class _Job:
+    """A save under way. began: when it was asked for; blocked: seconds for which training stood still."""
+
+    node: str
+    step: int
+    final: Path
+    state: dict[str, Any]
+    pointers: tuple[Pointer, ...]
+    began: float
+    blocked: float | None = None

@@ -1,0 +1,82 @@
+"""`state.json` of a checkpoint: counters, what it rests on, and size and checksum of every file beside it.
+
+Written last: a folder without it, or with one that does not fit its files, is no checkpoint.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from . import durable
+from .checksums import file_checksums, text_checksum
+
+STATE = "state.json"
+METADATA = ".metadata"
+FORMAT = 2
+
+
+def write_sidecar(folder: Path, state: dict[str, Any], checksums: dict[str, str]) -> None:
+    """Seal a folder in which everything else has been written. `checksums`: of every file in it. Raises OSError."""
+    files = {name: {"bytes": (folder / name).stat().st_size, "checksum": sum} for name, sum in checksums.items()}
+    content = {"format": FORMAT, **state, "files": files}
+    durable.write(folder / STATE, json.dumps({**content, "seal": _seal(content)}, indent=1))
+
+
+def read_sidecar(folder: Path) -> dict[str, Any]:
+    """Raises OSError or ValueError where there is none that can be read."""
+    content = json.loads((folder / STATE).read_bytes())
+    if not isinstance(content, dict):
+        raise ValueError("not an object")
+    return content
+
+
+def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)) -> list[str]:
+    """What is wrong with a published checkpoint; empty if nothing is.
+
+    Sizes are compared, which takes no time; with `content` checksums too, which reads all of it. part: (i, n) reads the
+    i-th of n parts of the files, for n processes that share the work.
+    """
+    try:
+        state = read_sidecar(folder)
+        files = {name: _recorded(record) for name, record in state["files"].items()}
+    except FileNotFoundError:
+        return [f"{STATE} is missing"]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return [f"{STATE} cannot be read"]
+    if "seal" in state and state["seal"] != _seal({name: value for name, value in state.items() if name != "seal"}):
+        return [f"{STATE} is not what was written"]
+    if METADATA not in files:
+        return [f"{STATE} names no {METADATA}"]
+    found = [flaw for name, (size, _) in files.items() if (flaw := _size_flaw(folder / name, size))]
+    if found or not content:
+        return found
+    # Dealt by size, so that no process has all the large ones.
+    names = sorted(files, key=lambda name: (files[name][0], name))[part[0] :: part[1]]
+    known = [name for name in names if files[name][1]]  # the first format had no checksums
+    try:
+        sums = file_checksums(folder / name for name in known)
+    except OSError as error:
+        return [f"{error.filename or folder} cannot be read: {error.strerror}"]
+    return [f"{name} is not what was written" for name in known if sums[name] != files[name][1]]
+
+
+def total_bytes(state: dict[str, Any]) -> int:
+    """Of all files but the sidecar itself."""
+    return sum(_recorded(record)[0] for record in state["files"].values())
+
+
+def _recorded(record: Any) -> tuple[int, str]:
+    """(bytes, checksum) of a file; the first format had only the bytes."""
+    return (record, "") if isinstance(record, int) else (record["bytes"], record["checksum"])
+
+
+def _size_flaw(file: Path, size: int) -> str:
+    try:
+        found = file.stat().st_size
+    except OSError:
+        return f"{file.name} is missing"
+    return "" if found == size else f"{file.name} has {found:,} of {size:,} bytes"
+
+
+def _seal(content: dict[str, Any]) -> str:
+    return text_checksum(json.dumps(content, sort_keys=True, separators=(",", ":")))

@@ -1,0 +1,106 @@
+"""Where a run begins: a checkpoint named in the spec, the run's own, weights of another run, or nothing at all.
+
+`checkpoint.from` comes before `checkpoint.resume`, and that before `checkpoint.pretrained`. A run that has begun from
+somewhere goes on from its own checkpoints after a stop: they began there too.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ...planner.plan import Plan
+from ..errors import EnvironmentFault, ResumeRefused
+from .layout import CheckpointFolder, Entry, Pointer, entry_of
+
+
+@frozen(kw_only=True)
+class Start:
+    """What a run begins with, as far as can be told from names and sizes.
+
+    entry: the full state, None for none. own: whether it is the run's own. anew: what the run has done before is of
+    another beginning, and has to make way.
+    """
+
+    entry: Entry | None
+    own: bool
+    anew: bool
+
+    @property
+    def step(self) -> int:
+        return self.entry.step if self.entry is not None else 0
+
+
+def starting_point(plan: Plan, directory: Path) -> Start:
+    """Choose for the run in `directory`.
+
+    Raises EnvironmentFault if what is named is not there, ResumeRefused if the run has checkpoints and none is whole.
+    """
+    args = plan.node("setup.resume").args
+    folder = CheckpointFolder(directory / "checkpoints")
+    own = folder.latest() if args["resume"] else None
+    named = args["origin"]
+    if own is not None and named in (None, _origin(own)):
+        return Start(entry=own, own=True, anew=False)
+    if args["resume"] and own is None and (broken := folder.published()):
+        flaws = "; ".join(f"{entry.name}: {entry.flaws()[0]}" for entry in reversed(broken))
+        raise ResumeRefused(
+            f"no checkpoint in {folder.root} is whole ({flaws}); to begin anew beside it: checkpoint.resume = false"
+        )
+    anew = own is not None or not args["resume"]
+    if named is None:
+        return Start(entry=None, own=False, anew=anew)
+    entry = find(Path(named))
+    if anew and directory.resolve() in entry.path.resolve().parents:
+        raise EnvironmentFault(
+            "X720",
+            f"checkpoint.from names a checkpoint of this very run, {entry.name}; give the new one a name of its own: "
+            "workspace.run",
+        )
+    return Start(entry=entry, own=False, anew=anew)
+
+
+def _origin(entry: Entry) -> str | None:
+    """What `checkpoint.from` was when a checkpoint's run began."""
+    return (entry.state().get("begun_from") or {}).get("from")
+
+
+def begun_from(plan: Plan, start: Start) -> dict[str, Any] | None:
+    """What the checkpoints of a run say of its beginning."""
+    if start.entry is None:
+        return None
+    if start.own:
+        return start.entry.state().get("begun_from")
+    named = plan.node("setup.resume").args["origin"]
+    return {"from": named, "path": str(start.entry.path.resolve()), "step": start.entry.step}
+
+
+def find(path: Path, *, weights: bool = False) -> Entry:
+    """The checkpoint that a path means: itself, a pointer to it, the latest of a folder of checkpoints or of a run.
+
+    weights: weights alone will do, and those of a finished run are the first choice. Raises EnvironmentFault.
+    """
+    entry = _found(path, weights)
+    if entry is None:
+        what = "checkpoint" if weights else "full checkpoint"
+        raise EnvironmentFault("X720", f"there is no {what} at {path}: it is no run, no checkpoint, or has none yet")
+    if not weights and not entry.is_full:
+        raise EnvironmentFault("X720", f"{path} holds weights alone; a run goes on from a full checkpoint (ckpt-s…)")
+    if flaws := entry.flaws():
+        raise EnvironmentFault("X720", f"the checkpoint {entry.path} is damaged: {flaws[0]}")
+    return entry
+
+
+def _found(path: Path, weights: bool) -> Entry | None:
+    pointers: dict[str, Pointer] = {"latest": "latest", "best": "best", "model": "model"}
+    if path.name in pointers and path.is_file():
+        return CheckpointFolder(path.parent).pointed(pointers[path.name])
+    if entry := entry_of(path):
+        return entry
+    for folder in (CheckpointFolder(path / "checkpoints"), CheckpointFolder(path)):
+        latest, model = folder.latest(), folder.pointed("model") if weights else None
+        if model is not None and (latest is None or model.step >= latest.step):
+            return model
+        if latest is not None:
+            return latest
+    return None

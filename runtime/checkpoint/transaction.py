@@ -1,0 +1,45 @@
+"""One save from the first byte to the removal of what is too old: all ranks succeed, or all know why not.
+
+Order: an empty folder under another name → shards and metadata → checksums, all on the disk → sidecar → the name →
+pointers → retention. Whatever fails before the name leaves what was there before.
+"""
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from .layout import Pointer
+from .publish import Publisher, partial_of
+from .together import Together
+from .writer import write_tensors
+
+
+@frozen(kw_only=True, eq=False)
+class Transaction:
+    """How this run saves. keep: see `Publisher.retain`."""
+
+    publisher: Publisher
+    together: Together
+    keep: int | None
+
+    def run(self, final: Path, tensors: dict[str, Any], state: dict[str, Any], pointers: tuple[Pointer, ...]) -> None:
+        """Save `tensors` as `final`; on return it is durable and named. Collective.
+
+        Raises StorageFailed on all ranks alike; what was written so far is then removed as far as the disk allows.
+        """
+        together, publisher = self.together, self.publisher
+        try:
+            together.first(lambda: publisher.begin(final))
+            checksums = write_tensors(tensors, partial_of(final), together)
+            together.first(lambda: publisher.publish(final, state, checksums, pointers))
+        except BaseException:
+            if together.rank == 0:
+                with suppress(OSError):
+                    publisher.abandon(final)
+            raise
+
+    def retain(self) -> None:
+        """Remove what is too old. Collective. Raises StorageFailed on all ranks alike."""
+        self.together.first(lambda: self.publisher.retain(self.keep))

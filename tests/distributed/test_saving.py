@@ -1,0 +1,132 @@
+"""Saving on several ranks: beside training, on disks that fail, and when the writer dies at any moment."""
+
+import pytest
+from attrs import evolve
+from checkpoints import folder, same, steps
+from gang import GangFailed, Mutation
+from projects import events
+from topologies import Topology
+from trials import Laboratory
+
+pytestmark = pytest.mark.distributed
+
+SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/test_saver.py
+TWO = Topology(fsdp=2)
+EACH = "every 1 step checkpoint\ncheckpoint {{ keep = none, model = false, {} }}"
+
+
+def trial(settings: str, count: int = 5):
+    return evolve(TWO.trial("fp32"), steps=count, more=EACH.format(settings))
+
+
+def run(lab: Laboratory, name: str, settings: str, mutation: Mutation | None = None, count: int = 5):
+    return lab.gang.run(lab.plan(trial(settings, count), TWO.layout), lab.folder, name=name, mutation=mutation)
+
+
+@pytest.fixture(scope="module")
+def plain(lab: Laboratory):
+    """Every step saved while training waits."""
+    return run(lab, "saved-sync", "mode = sync")
+
+
+@pytest.mark.parametrize("mode", ["async", pytest.param("async_pinned", marks=SLOW)])
+def test_what_is_written_beside_training_is_the_state_of_its_step(lab, plain, mode):
+    outcome = run(lab, f"saved-{mode}", f"mode = {mode}", Mutation("slow_disk", seconds=0.05))
+    assert steps(outcome.directory) == steps(plain.directory) == [1, 2, 3, 4, 5]
+    for step in steps(plain.directory):
+        assert same(folder(outcome.directory).path(step), folder(plain.directory).path(step)), step
+    assert outcome.curve == plain.curve
+    saved = events(outcome.directory, "checkpoint")
+    assert [event["step"] for event in saved] == [1, 2, 3, 4, 5]
+    assert all(event["seconds"] > 0.05 for event in saved)
+    assert all(entry.flaws(content=True) == [] for entry in folder(outcome.directory).published())
+
+
+@SLOW
+def test_tensors_that_are_no_copy_would_be_found(lab, plain):
+    outcome = run(lab, "saved-live", "mode = async", Mutation("live_tensors", seconds=0.3))
+    assert not all(same(folder(outcome.directory).path(s), folder(plain.directory).path(s)) for s in (1, 2, 3, 4))
+
+
+@SLOW
+def test_saves_that_overlap_become_one_and_are_named_after_the_step_they_are_of(lab, plain):
+    slow = Mutation("slow_disk", seconds=0.3)
+    outcome = run(lab, "saved-latest", "mode = async, overlap = latest", slow)
+    found = steps(outcome.directory)
+    assert found[0] == 1 and found[-1] == 5 and len(found) < 5
+    for step in found:
+        assert same(folder(outcome.directory).path(step), folder(plain.directory).path(step)), step
+
+
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=SLOW)])
+def test_a_disk_that_is_full_for_a_while_costs_only_these_saves(lab, plain, mode):
+    outcome = run(lab, f"full-{mode}", f"mode = {mode}", Mutation("full_disk", rank=1, saves=[1, 2]))
+    assert steps(outcome.directory) == [1, 4, 5]
+    assert outcome.curve == plain.curve and folder(outcome.directory).remains() == []
+    warnings = [event["message"] for event in events(outcome.directory, "warning")]
+    assert len(warnings) == 2
+    assert "step 2 could not be saved, the last one is of step 1: No space left on device" in warnings[0]
+
+
+@SLOW
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(lab, mode):
+    full = Mutation("full_disk", rank=1, saves=list(range(1, 9)))
+    with pytest.raises(GangFailed) as failed:
+        run(lab, f"stays-full-{mode}", f"mode = {mode}, failures = 2", full)
+    directory = lab.folder / "jobs" / f"stays-full-{mode}"
+    assert "rank 0: exit code 1, rank 1: exit code 1" in str(failed.value)
+    (failure,) = events(directory, "failure")
+    assert failure["code"] == "X721" and failure["exit_code"] == 3 and failure["traceback"] == ""
+    assert steps(directory) == [1] and folder(directory).remains() == []
+    assert folder(directory).latest().flaws(content=True) == []
+
+
+@SLOW
+def test_the_last_save_has_to_succeed(lab):
+    with pytest.raises(GangFailed):
+        run(lab, "last-full", "mode = async, failures = none", Mutation("full_disk", rank=0, saves=[4, 5]))
+    directory = lab.folder / "jobs" / "last-full"
+    assert steps(directory) == [1, 2, 3, 4]
+    run(lab, "last-full", "mode = async")
+    assert events(directory, "resumed")[-1]["step"] == 4 and steps(directory)[-1] == 5
+
+
+@SLOW
+def test_damaged_content_is_passed_over_on_all_ranks(lab, plain):
+    run(lab, "damaged", "mode = sync", count=4)
+    directory = lab.folder / "jobs" / "damaged"
+    for step in (4, 3):
+        shard = folder(directory).path(step) / "__1_0.distcp"
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 255
+        shard.write_bytes(content)
+    (directory / "finished").unlink()
+    outcome = run(lab, "damaged", "mode = sync")
+    assert events(directory, "resumed")[-1]["step"] == 2
+    warnings = [event["message"] for event in events(directory, "warning")]
+    assert "ckpt-s000000000004 is damaged and passed over: __1_0.distcp is not what was written" in warnings[0]
+    assert "ckpt-s000000000003" in warnings[1] and "going on from ckpt-s000000000002" in warnings[2]
+    assert outcome.curve == plain.curve  # no step is told twice
+    for step in (3, 4, 5):
+        assert same(folder(directory).path(step), folder(plain.directory).path(step)), step
+
+
+@SLOW
+@pytest.mark.parametrize("change", range(14, 60))
+def test_a_writer_that_is_killed_leaves_a_run_that_goes_on(lab, plain, change):
+    """At each moment of the second and third save, with retention behind them."""
+    name, settings = f"killed-{change}", "mode = sync, keep = 1, best = eval.lines.loss"
+    more = f"every 1 step checkpoint\nevery 1 step eval lines\ncheckpoint {{ {settings} }}"
+    plan = lab.plan(evolve(TWO.trial("fp32"), steps=5, more=more), TWO.layout)
+    with pytest.raises(GangFailed):
+        lab.gang.run(plan, lab.folder, name=name, mutation=Mutation("death", change=change))
+    found = folder(lab.folder / "jobs" / name)
+    for pointer in ("latest", "best"):
+        if named := found.named(pointer):
+            assert (entry := found.pointed(pointer)) is not None, f"{pointer} names {named}"
+            assert entry.flaws(content=True) == []
+    (lab.folder / "jobs" / name / "metrics.jsonl").unlink()
+    outcome = lab.gang.run(plan, lab.folder, name=name)
+    last = outcome.curve[-1]
+    assert last == plain.curve[-1]

@@ -1,0 +1,91 @@
+"""What `checkpoint { … }` puts into a plan, and what is said of settings that do not go together."""
+
+import pytest
+
+SAVING = ("setup.checkpoint", "tick.checkpoint", "tick.model", "step.await_copy", "step.put_off_save")
+EVERY = "every 10 steps eval code\nevery 20 steps checkpoint"
+
+
+def ops(plan) -> set[str]:
+    return {node.op for node in plan.nodes}
+
+
+def must(plan) -> dict[str, bool]:
+    return {node.id: node.args["must"] for node in plan.nodes if node.op == "tick.checkpoint"}
+
+
+def test_a_run_that_saves_nothing_still_reads(plan):
+    made = plan(
+        every=f"{EVERY}\nevery 50 steps checkpoint then stop\non sigterm checkpoint then stop",
+        checkpoint="checkpoint { enabled = false }",
+    )
+    assert not ops(made) & {*SAVING} and "setup.resume" in ops(made)
+    assert [(tick.nodes, tick.stop) for tick in made.timeline.ticks] == [
+        (("tick.eval.code",), False), ((), True), (("tick.log",), False),
+    ]  # fmt: skip
+    ends = {reaction.event: (reaction.nodes, reaction.stop) for reaction in made.timeline.reactions}
+    assert ends == {"finish": ((), False), "sigterm": ((), True), "sigint": ((), True)}
+
+
+def test_what_a_run_ends_with_has_to_be_saved(plan):
+    made = plan(every="every 10 steps checkpoint\nevery 30 min checkpoint then stop")
+    assert must(made) == {
+        "tick.checkpoint": False,
+        "tick.checkpoint.2": True,
+        "event.finish.checkpoint": True,
+        "event.sigterm.checkpoint": True,
+        "event.sigint.checkpoint": True,
+    }
+
+
+def test_nodes_of_saving_beside_training_are_there_where_something_is(plan):
+    assert not ops(plan()) & {"step.await_copy", "step.put_off_save"}
+    beside = plan(checkpoint="checkpoint { mode = async }")
+    assert "step.await_copy" in ops(beside) and "step.put_off_save" not in ops(beside)
+    order = [node.op for node in plan(checkpoint="checkpoint { mode = async, overlap = latest }").of_kind("step")]
+    assert order.index("step.agree") + 1 == order.index("step.put_off_save")
+    assert order.index("step.await_copy") + 1 == order.index("step.optimizer")
+    ending = plan(every="every 50 steps checkpoint then stop", checkpoint="checkpoint { mode = async }")
+    assert "step.await_copy" not in ops(ending)  # nothing is written beside anything
+
+
+def test_weights_are_read_where_they_are_drawn_and_a_full_state_takes_their_place(plan):
+    made = plan(checkpoint='checkpoint { pretrained = "runs//a" }')
+    assert made.node("setup.pretrained").args == {"path": "runs/a"}
+    ids = [node.id for node in made.nodes]
+    assert ids.index("setup.weights") + 1 == ids.index("setup.pretrained")
+    both = plan(checkpoint='checkpoint { from = "runs/b", pretrained = "runs/a" }')
+    assert "setup.pretrained" not in ops(both) and both.node("setup.resume").args["origin"] == "runs/b"
+
+
+@pytest.mark.parametrize(
+    ("every", "block", "code", "words"),
+    [
+        (EVERY, "best = eval.coed.loss", "X620", ("no dataset is called that", "did you mean `code`?")),
+        ("", "best = eval.code.loss", "X620", ("nothing measures it", "every 500 steps eval code")),
+        ("every 9 steps eval code\nevery 20 steps checkpoint", "best = eval.code.loss", "W602", ("never measured",)),
+        ("", "overlap = latest", "W401", ("overlap changes nothing",)),
+        ("", "enabled = false, keep = 1", "W401", ("keep changes nothing",)),
+        ("", 'from = "a", pretrained = "b"', "W401", ("pretrained changes nothing",)),
+    ],
+)
+def test_what_is_said(compiled, every, block, code, words):
+    said = compiled(every=every, checkpoint=f"checkpoint {{ {block} }}").diagnostics
+    assert [d.code for d in said] == [code]
+    text = said.render()
+    assert all(word in text for word in words), text
+
+
+@pytest.mark.parametrize(
+    "every",
+    [
+        EVERY,
+        "every 9 steps eval code\nevery 5 min checkpoint",
+        "every 10% eval code",
+        "every 9 steps eval code then checkpoint",
+    ],
+)
+def test_nothing_is_said_where_they_meet(compiled, every):
+    found = compiled(every=every, checkpoint="checkpoint { best = eval.code.loss }")
+    assert not list(found.diagnostics), found.diagnostics.render()
+    assert found.plan.node("setup.checkpoint").args["best"] == "eval/code/loss"

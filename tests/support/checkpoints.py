@@ -1,0 +1,33 @@
+"""What a checkpoint holds, read by one process."""
+
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.tensors import quiet_alone
+
+
+def tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Every tensor whole, by its name in the checkpoint."""
+    entries = FileSystemReader(path).read_metadata().state_dict_metadata.items()
+    state = {name: torch.empty(e.size, dtype=e.properties.dtype) for name, e in entries}
+    with quiet_alone():
+        load(state, checkpoint_id=path, no_dist=True)
+    return state
+
+
+def same(one: Path, other: Path) -> bool:
+    """Whether two checkpoints hold the same tensors, bit for bit."""
+    ours, theirs = tensors(one), tensors(other)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def folder(directory: Path) -> CheckpointFolder:
+    return CheckpointFolder(directory / "checkpoints")
+
+
+def steps(directory: Path) -> list[int]:
+    return [entry.step for entry in folder(directory).entries()]
