@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from .runtime.data.batch import IGNORE_INDEX as IGNORE_INDEX
-    from .runtime.data.batch import Microbatch as Microbatch
-    from .runtime.data.collators import Sample as Sample
+    from .runtime.data.collate.batch import IGNORE_INDEX as IGNORE_INDEX
+    from .runtime.data.collate.batch import Microbatch as Microbatch
+    from .runtime.data.collate.collators import Sample as Sample
     from .runtime.marks import collator as collator
     from .runtime.marks import source as source
 

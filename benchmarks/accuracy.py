@@ -17,12 +17,12 @@ from attrs import frozen
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import cluster_of, resolve
-from xtrain.planner.examine import examine
-from xtrain.planner.head_memory import ends_of
+from xtrain.planner.costs.head_memory import ends_of
+from xtrain.planner.costs.local import local_of
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.local import local_of
 from xtrain.planner.plan import Plan
-from xtrain.planner.premises import Verdicts
+from xtrain.planner.rules.examine import examine
+from xtrain.planner.rules.premises import Verdicts
 from xtrain.planner.units import BYTES
 
 ROOT: Final = Path(__file__).parents[1]

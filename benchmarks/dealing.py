@@ -17,9 +17,9 @@ import time
 import numpy as np
 from packing import KINDS, count, lengths_of
 
-from xtrain.runtime.data.dealing import deal
-from xtrain.runtime.data.order import RowOrder
-from xtrain.runtime.data.packing import pack_multipack
+from xtrain.runtime.data.loading.dealing import deal
+from xtrain.runtime.data.loading.order import RowOrder
+from xtrain.runtime.data.packing.pack.pack import pack_multipack
 
 CAPACITY = 8192
 # Rows of a rank in a microbatch, and microbatches of a step.

@@ -26,14 +26,14 @@ import torch
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Phase
-from xtrain.runtime.data.bad_records import BadRecordReport
-from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
-from xtrain.runtime.data.curriculum import Curriculum
-from xtrain.runtime.data.loader import RowLoader
-from xtrain.runtime.data.packing import pack_rows
-from xtrain.runtime.data.row_reader import RowReader
-from xtrain.runtime.data.store import TokenStore
-from xtrain.runtime.data.training_rows import TrainingRows
+from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.loading.curriculum import Curriculum
+from xtrain.runtime.data.loading.loader import RowLoader
+from xtrain.runtime.data.loading.row_reader import RowReader
+from xtrain.runtime.data.loading.training_rows import TrainingRows
+from xtrain.runtime.data.packing.pack.pack import pack_rows
+from xtrain.runtime.data.sources.source.bad_records import BadRecordReport
+from xtrain.runtime.data.stores.store import TokenStore
 from xtrain.runtime.executor import Executor
 
 DOCUMENTS, CAPACITY, TURNS, STEPS = 100_000, 8192, 7, 400

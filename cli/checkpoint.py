@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(seen: "list[Seen]", *, verified: bool) -> None:
-    from ..planner.text import Page, shows_color
+    from ..planner.pages.text import Page, shows_color
     from ..planner.units import bytes_text
 
     page = Page(color=shows_color(sys.stdout))
@@ -110,7 +110,7 @@ def _age(each: "Seen") -> str:
 
 
 def _show(seen: "list[Seen]") -> None:
-    from ..planner.text import Page, shows_color
+    from ..planner.pages.text import Page, shows_color
     from ..planner.units import bytes_text, plural
 
     page = Page(color=shows_color(sys.stdout))

@@ -11,12 +11,12 @@ from ..planner.units import plural
 from .flowing import Part, flow, plain, width
 
 if TYPE_CHECKING:
+    from ..planner.pages.text import Page
     from ..planner.plan import Plan
-    from ..planner.text import Page
-    from ..runtime.data.curriculum import Curriculum
+    from ..runtime.data.loading.curriculum import Curriculum
+    from ..runtime.data.loading.prepared import PreparedDataset
+    from ..runtime.data.loading.row_reader import RowReader
     from ..runtime.data.look import Laid, Row, Segment, Stretch
-    from ..runtime.data.prepared import PreparedDataset
-    from ..runtime.data.row_reader import RowReader
 
     Chosen = tuple[str, RowReader, int, int | None]
     """Dataset, reader, number and place of a row to show."""
@@ -53,10 +53,10 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
 
     Raises DataError for data that cannot be used.
     """
-    from ..planner.text import Page, shows_color
+    from ..planner.pages.text import Page, shows_color
+    from ..runtime.data.loading.prepared import prepared_from
+    from ..runtime.data.loading.training_rows import curriculum_of
     from ..runtime.data.look import data_nodes, laid_out, tokenizer_of, written_out
-    from ..runtime.data.prepared import prepared_from
-    from ..runtime.data.training_rows import curriculum_of
     from .data_progress import shown
 
     nodes, loader, tokenizer = data_nodes(plan), plan.node("setup.loader").args, tokenizer_of(plan)
@@ -122,7 +122,7 @@ def _trained(
 
 def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[Laid]]":
     """What the user's own collators make of a row: a step is given that. Takes torch, which they are written for."""
-    from ..runtime.data.row_reader import UNTOLD
+    from ..runtime.data.loading.row_reader import UNTOLD
     from ..runtime.look_collated import collated
 
     run, trained = collated(plan), plan.node("setup.loader").args["datasets"]

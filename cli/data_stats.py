@@ -16,10 +16,10 @@ def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
 
 def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
     """Print them. Raises DataError for data that cannot be used."""
-    from ..planner.text import Page, shows_color
+    from ..planner.pages.text import Page, shows_color
     from ..planner.units import plural
+    from ..runtime.data.loading.prepared import prepared_from
     from ..runtime.data.look import data_nodes, drawn, statistics, tokenizer_of
-    from ..runtime.data.prepared import prepared_from
     from .data_progress import shown
 
     tokenizer = tokenizer_of(plan)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .arguments import add_sets, ranks
 
 if TYPE_CHECKING:
-    from ..planner.diff_sides import Side
+    from ..planner.changes.diff_sides import Side
 
 EPILOG = """\
 examples:
@@ -44,10 +44,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be read."""
     from ..dsl.diagnostics import Diagnostics
-    from ..planner.diff import compare_plans, to_json
-    from ..planner.diff_sides import going_on, open_sides, run_command
-    from ..planner.render_diff import render_diff
-    from ..planner.text import shows_color
+    from ..planner.changes.diff import compare_plans, to_json
+    from ..planner.changes.diff_sides import going_on, open_sides, run_command
+    from ..planner.pages.render_diff import render_diff
+    from ..planner.pages.text import shows_color
 
     paths = [arguments.a] if arguments.b is None else [arguments.a, arguments.b]
     a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)

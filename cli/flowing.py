@@ -8,7 +8,7 @@ from itertools import groupby
 
 from attrs import frozen
 
-from ..planner.text import WIDTH, Page
+from ..planner.pages.text import WIDTH, Page
 
 _SIGNS = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
 

@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
     """Say on stderr what is to be said about the spec, but for what stands on the page that follows."""
     from ..dsl.diagnostics import Diagnostics
-    from ..planner.text import shows_color
+    from ..planner.pages.text import shows_color
 
     page = (
         arguments.format == "text"
@@ -131,8 +131,8 @@ def _traced(plan: "Plan") -> "Plan | None":
 
 
 def _save(plan: "Plan", arguments: argparse.Namespace) -> bool:
+    from ..planner.changes.made import signed
     from ..planner.load import is_saved
-    from ..planner.made import signed
     from ..planner.serialise import dumps
 
     if not is_saved(arguments.spec):

@@ -44,9 +44,9 @@ def _problem(arguments: argparse.Namespace) -> str:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from ..planner.alternatives import compare
-    from ..planner.render_alternatives import figures, render_alternatives
-    from ..planner.text import shows_color
+    from ..planner.layouts.alternatives import compare
+    from ..planner.pages.render_alternatives import figures, render_alternatives
+    from ..planner.pages.text import shows_color
 
     found = compare(arguments.spec, arguments.compare, arguments.sets, arguments.world)
     if arguments.format == "json":
@@ -70,9 +70,9 @@ def _compare(arguments: argparse.Namespace) -> int:
 def _fit(arguments: argparse.Namespace) -> int:
     from ..dsl.load import load_spec
     from ..planner.compile import compile_plan
-    from ..planner.fit import Unsearchable, any_layout, search
-    from ..planner.render_alternatives import figures, render_fit
-    from ..planner.text import shows_color
+    from ..planner.layouts.fit import Unsearchable, any_layout, search
+    from ..planner.pages.render_alternatives import figures, render_fit
+    from ..planner.pages.text import shows_color
 
     loaded = load_spec(arguments.spec, arguments.sets)
     if loaded.spec is None:

@@ -82,11 +82,11 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled |
         if arguments.accept_drift:
             print("xtrain run: --accept-drift is for a saved plan, and this is a spec", file=sys.stderr)
             return None
-        from ..planner.made import signed
+        from ..planner.changes.made import signed
 
         return evolve(compiled, plan=signed(plan, arguments.sets, arguments.world))
-    from ..planner.drift import accepted, find_drift
-    from ..planner.text import shows_color
+    from ..planner.changes.drift import accepted, find_drift
+    from ..planner.pages.text import shows_color
 
     found = find_drift(plan)
     if arguments.accept_drift:
@@ -97,7 +97,7 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled |
 
 
 def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
-    from ..planner.render import render_summary
+    from ..planner.pages.render import render_summary
     from ..runtime.launch import launch
     from ..runtime.preflight import check_machine, check_one_machine
     from ..runtime.workspace import open_workspace

@@ -5,8 +5,8 @@ from typing import Final
 
 from attrs import evolve, frozen
 
+from .pages.render_memory import CATEGORIES
 from .plan import Check, Plan, RankClass, Status, Traced, Traffic
-from .render_memory import CATEGORIES
 from .units import bytes_text
 
 TOLERANCE: Final = 0.10

@@ -7,8 +7,8 @@ from attrs import evolve, field, frozen
 from ..dsl.quantity import Quantity
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
-from .findings import Findings
 from .plan import Mesh
+from .rules.findings import Findings
 from .units import count_text
 
 

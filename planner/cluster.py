@@ -12,8 +12,8 @@ from ..dsl.quantity import Quantity
 from ..dsl.schema.cluster import ACCELERATORS
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
-from .findings import Findings
 from .plan import Cluster
+from .rules.findings import Findings
 
 
 @frozen(kw_only=True)

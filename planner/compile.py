@@ -8,23 +8,23 @@ from ..dsl.diagnostics import Diagnostics
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .cluster import device_kind, resolve_cluster
-from .cost_rules import check_costs
-from .estimates import estimate
-from .examine import Sound, examine
-from .findings import Findings
-from .graph import build_graph
+from .costs.estimates import estimate
 from .identity import config_id
 from .inventory import count_parameters
-from .layout import Layout
+from .layouts.layout import Layout
+from .layouts.sharding import cuts_of
 from .mixing import trained_on
+from .nodes.graph import build_graph
+from .pages.text import shows_color
 from .paths import portable
 from .plan import Cluster, Estimates, Plan
-from .premises import Verdicts
 from .provenance import derived_provenance, merge, settings_provenance
 from .resolved import Resolved, resolve_formats
+from .rules.cost_rules import check_costs
+from .rules.examine import Sound, examine
+from .rules.findings import Findings
+from .rules.premises import Verdicts
 from .serialise import plan_id
-from .sharding import cuts_of
-from .text import shows_color
 
 
 @frozen

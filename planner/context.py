@@ -4,7 +4,7 @@ from math import gcd
 
 from ..dsl.schema.parallel import Cp
 from ..dsl.schema.setting import Auto
-from .findings import Findings
+from .rules.findings import Findings
 
 
 def split_context(

@@ -8,7 +8,7 @@ from ..dsl.schema.model import MOE
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .architecture import Architecture
-from .findings import Findings
+from .rules.findings import Findings
 from .vocabulary import TokenizerUnreadable, tokenizer_size
 
 FFN_MULTIPLE = 64

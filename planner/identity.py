@@ -14,12 +14,12 @@ import attrs
 from ..dsl.quantity import Quantity
 from ..dsl.schema.data import Dataset, JsonLines, Link, Pack, PythonStdlib, Shard, Source, Text, UserCall
 from ..dsl.schema.setting import Role, settings_of
-from .data_rules import packed_together
 from .mixing import shares, weights
+from .nodes.source_args import reads
 from .paths import portable
 from .resolved import Resolved
+from .rules.data_rules import packed_together
 from .saving import pretrained
-from .source_args import reads
 
 DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
 

@@ -3,9 +3,9 @@
 from itertools import takewhile
 
 from .architecture import Architecture, ParameterSpec, block_parameters, parameters
+from .layouts.sharding import EMBEDDING, HEAD
+from .layouts.stages import Pipeline
 from .plan import Parameters
-from .sharding import EMBEDDING, HEAD
-from .stages import Pipeline
 from .units import BYTES
 
 

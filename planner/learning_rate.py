@@ -5,7 +5,7 @@ from typing import Any
 from ..dsl.quantity import Quantity
 from ..dsl.spec import Spec
 from .arithmetic import steps_of
-from .findings import Findings
+from .rules.findings import Findings
 from .units import plural
 
 

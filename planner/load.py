@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..dsl.diagnostics import Diagnostic, Diagnostics
 from ..dsl.load import Loaded, load_spec
-from .examine import check_spec
+from .rules.examine import check_spec
 
 if TYPE_CHECKING:
     from .compile import Compiled

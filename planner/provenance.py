@@ -12,11 +12,11 @@ from ..dsl.schema.data import Dataset, Shard, Source, UserCall
 from ..dsl.schema.setting import Auto, settings_of
 from ..dsl.spec import Spec
 from .architecture import Architecture
-from .chain import resolve_chain
-from .data_rules import alignment, packed_together, packing
+from .nodes.chain import resolve_chain
+from .nodes.source_args import reads
 from .plan import Provenance
 from .resolved import Resolved, resolve_align, resolve_save
-from .source_args import reads
+from .rules.data_rules import alignment, packed_together, packing
 from .timeline import Schedule
 from .units import bytes_text
 

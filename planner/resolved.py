@@ -9,12 +9,12 @@ from ..dsl.spec import Spec
 from .architecture import Architecture
 from .arithmetic import Arithmetic
 from .cluster import device_kind
-from .data_rules import alignment
-from .layout import Layout
-from .pipeline import Staging
+from .layouts.layout import Layout
+from .layouts.pipeline import Staging
+from .layouts.sharding import Cuts, shard_axes
+from .layouts.stages import Pipeline
 from .plan import Parameters, Phase
-from .sharding import Cuts, shard_axes
-from .stages import Pipeline
+from .rules.data_rules import alignment
 from .units import BYTES
 
 

@@ -7,12 +7,12 @@ from ..dsl.schema.actions import CheckpointAction, EvalAction, StopAction
 from ..dsl.spec import Spec
 from ..dsl.suggest import did_you_mean
 from .arithmetic import Arithmetic
-from .builder import Builder
-from .findings import Findings
 from .inventory import checkpoint_bytes
-from .mesh import AXES
+from .layouts.mesh import AXES
+from .nodes.builder import Builder
 from .paths import portable
 from .resolved import Resolved
+from .rules.findings import Findings
 from .timeline import Schedule
 from .units import bytes_text
 

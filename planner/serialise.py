@@ -12,7 +12,7 @@ from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 
 from .architecture import Architecture
 from .identity import fingerprint
-from .mesh import AXES, EXPERT_AXES, build_mesh
+from .layouts.mesh import AXES, EXPERT_AXES, build_mesh
 from .plan import (
     FORMAT,
     Check,

@@ -8,10 +8,10 @@ from ..dsl.quantity import Quantity
 from ..dsl.schema.actions import Action, CheckpointAction, Event, EventName, LogAction, StopAction
 from ..dsl.schema.actions import Tick as TickSpec
 from ..dsl.spec import Spec
-from .actions import ActionNodes
 from .arithmetic import Arithmetic
-from .findings import Findings
+from .nodes.actions import ActionNodes
 from .plan import Phase, Reaction, Tick, Timeline
+from .rules.findings import Findings
 
 EVENTS: tuple[EventName, ...] = ("finish", "sigterm", "sigint")
 

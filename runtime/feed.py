@@ -9,20 +9,20 @@ from attrs import define, evolve
 
 from ..planner.phases import phase_at
 from ..planner.plan import Phase, Plan
-from .data import collators
-from .data.batch import Microbatch
-from .data.collators import Chain
-from .data.curriculum import steps_of_epochs
+from .data.collate import collators
+from .data.collate.batch import Microbatch
+from .data.collate.collators import Chain
+from .data.documents.tokenizers import Tokenizer, load_tokenizer
 from .data.errors import DataError
-from .data.loader import EvalLoader, RowLoader
-from .data.loader_state import Remarks
-from .data.packing import Method
-from .data.prepared import PreparedDataset, opened_from, prepared_from
-from .data.reading_ahead import ReadingAhead
-from .data.store_writer import BAD
-from .data.tokenise_progress import Progress, every
-from .data.tokenizers import Tokenizer, load_tokenizer
-from .data.training_rows import TrainingRows, curriculum_of
+from .data.loading.curriculum import steps_of_epochs
+from .data.loading.loader import EvalLoader, RowLoader
+from .data.loading.loader_state import Remarks
+from .data.loading.prepared import PreparedDataset, opened_from, prepared_from
+from .data.loading.reading_ahead import ReadingAhead
+from .data.loading.training_rows import TrainingRows, curriculum_of
+from .data.packing.pack import Method
+from .data.stores.store_writer import BAD
+from .data.stores.tokenise_progress import Progress, every
 from .ops import op
 from .reading_processes import ReaderProcesses
 from .records import Records

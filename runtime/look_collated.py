@@ -6,9 +6,9 @@ from itertools import pairwise
 import torch
 
 from ..planner.plan import Plan
-from .data.batch import IGNORE_INDEX, Microbatch
+from .data.collate.batch import IGNORE_INDEX, Microbatch
+from .data.loading.row_reader import RawRow
 from .data.look import Laid
-from .data.row_reader import RawRow
 from .reading_process import chain_of
 from .state import Rank
 

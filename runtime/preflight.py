@@ -8,9 +8,9 @@ from attrs import frozen
 from ..dsl.schema.cluster import ACCELERATORS
 from ..planner.plan import Plan
 from ..planner.units import bytes_text, plural
-from .data.documents import DocumentEncoder
-from .data.prepared import source_of
-from .data.tokenizers import load_tokenizer
+from .data.documents.encoder import DocumentEncoder
+from .data.documents.tokenizers import load_tokenizer
+from .data.loading.prepared import source_of
 from .errors import EnvironmentFault
 
 # What a driver reports is a little below the data sheet, which a plan takes its figure from.

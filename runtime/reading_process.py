@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from ..planner.plan import Plan
-from .data.collators import Chain
-from .data.loader import RowLoader
+from .data.collate.collators import Chain
+from .data.loading.loader import RowLoader
 from .ops import OPS
 from .reading_messages import send_answer, send_failure
 from .state import Rank

@@ -20,9 +20,9 @@ import numpy as np
 from attrs import frozen
 
 from ..planner.plan import Plan
-from .data.collators import Chain
-from .data.loader import RowLoader
-from .data.reading_ahead import Microbatches
+from .data.collate.collators import Chain
+from .data.loading.loader import RowLoader
+from .data.loading.reading_ahead import Microbatches
 from .errors import EnvironmentFault
 from .reading_messages import receive_answer
 from .state import Rank

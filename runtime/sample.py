@@ -11,8 +11,8 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from .data.batch import IGNORE_INDEX, Microbatch
-from .data.tokenizers import Tokenizer
+from .data.collate.batch import IGNORE_INDEX, Microbatch
+from .data.documents.tokenizers import Tokenizer
 from .feed import Feed
 from .models.batch import ModelBatch
 from .models.parts import Parts

@@ -6,7 +6,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor
 
-from .data.batch import Microbatch
+from .data.collate.batch import Microbatch
 
 if TYPE_CHECKING:
     # A process that only reads needs no model.

@@ -7,7 +7,7 @@ import torch
 from attrs import frozen
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from ..planner.mesh import AXES
+from ..planner.layouts.mesh import AXES
 from ..planner.plan import Plan
 from ..planner.serialise import from_json
 from .bootstrap import choose_device, set_matmul, use_threads
@@ -15,7 +15,7 @@ from .build import build_model
 from .checkpoint.model_check import check_weights
 from .checkpoint.sources import find
 from .checkpoint.tensors import model_tensors, quiet_alone
-from .data.tokenizers import Tokenizer, load_tokenizer
+from .data.documents.tokenizers import Tokenizer, load_tokenizer
 from .errors import EnvironmentFault
 from .models.parts import Parts
 from .sample import Writer, continue_text

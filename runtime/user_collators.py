@@ -19,11 +19,11 @@ from attrs import define, evolve
 from ..dsl.links import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_ROWS, TOKEN_SAMPLES
 from ..dsl.part_reader import GENERATOR
 from ..planner.plan import Plan
-from .data.batch import Microbatch
-from .data.collators import Sample, Samples, Stage, TensorRow
-from .data.microbatch_rows import join_rows, split_rows
-from .data.row_reader import UNTOLD, RawRow
-from .data.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
+from .data.collate.batch import Microbatch
+from .data.collate.collators import Sample, Samples, Stage, TensorRow
+from .data.collate.microbatch_rows import join_rows, split_rows
+from .data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
+from .data.loading.row_reader import UNTOLD, RawRow
 from .ops import op
 from .user_parts import Part, failures_of, part_of, spec_folder
 

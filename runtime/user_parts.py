@@ -20,7 +20,7 @@ from typing import Any
 from attrs import frozen
 
 from ..dsl.part_files import ModuleMissing, PartModule, find_module, is_file, module_digest, module_files
-from ..planner.chain import own_modules
+from ..planner.nodes.chain import own_modules
 from ..planner.plan import Plan
 from .data.errors import DataError
 from .errors import EnvironmentFault

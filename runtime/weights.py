@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ..planner.placement import held
+from ..planner.layouts.placement import held
 from ..planner.plan import Plan
 from .models.parts import Parts
 from .ops import PlanMismatch, op

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xtrain.runtime.data.split import split_holdout
-from xtrain.runtime.data.store import TokenStore, open_store
+from xtrain.runtime.data.packing.pack.split import split_holdout
+from xtrain.runtime.data.stores.store import TokenStore, open_store
 
 ROOT = Path(__file__).parents[1]
 PSEUDO_COUNT = 5

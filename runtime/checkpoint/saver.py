@@ -17,7 +17,7 @@ from typing import Any, Literal
 from attrs import define
 from torch.optim import Optimizer
 
-from ...planner.kept import kept
+from ...planner.changes.kept import kept
 from ...planner.plan import Plan
 from ...planner.units import bytes_text
 from ..errors import StorageFailed

@@ -9,14 +9,14 @@ import numpy as np
 from attrs import evolve, frozen
 
 from ...planner.plan import Node, Plan
-from .curriculum import Curriculum
-from .order import RowOrder
-from .prepared import PreparedDataset
-from .row_reader import RowReader
-from .store import TokenStore
-from .tokenizers import Tokenizer, load_tokenizer
-from .training_rows import curriculum_of
-from .written import pieces, written
+from .documents.tokenizers import Tokenizer, load_tokenizer
+from .documents.written import pieces, written
+from .loading.curriculum import Curriculum
+from .loading.order import RowOrder
+from .loading.prepared import PreparedDataset
+from .loading.row_reader import RowReader
+from .loading.training_rows import curriculum_of
+from .stores.store import TokenStore
 
 QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
 

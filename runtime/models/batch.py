@@ -7,7 +7,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from ..data.batch import IGNORE_INDEX, Microbatch
+from ..data.collate.batch import IGNORE_INDEX, Microbatch
 from .attention import Packing
 
 

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ...planner.mesh import groups
+from ...planner.layouts.mesh import groups
 from ...planner.plan import Mesh, Plan
 from ..fake import numbers
 from ..models.parts import Parts

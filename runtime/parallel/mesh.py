@@ -8,7 +8,7 @@ from attrs import define, field
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...planner.mesh import groups
+from ...planner.layouts.mesh import groups
 from ...planner.plan import Mesh, Plan
 from ..ops import op
 from ..state import Rank

@@ -7,8 +7,8 @@ import torch.distributed as dist
 from attrs import frozen
 
 from ...planner.plan import Plan
-from ..data.batch import Microbatch
-from ..data.outline import decode_outline, encode_outline
+from ..data.collate.batch import Microbatch
+from ..data.collate.outline import decode_outline, encode_outline
 from ..feed import Feed
 from ..state import Rank
 from .mesh import Meshes

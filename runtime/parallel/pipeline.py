@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
-from ...planner.pipeline import SINGLE, ZERO_BUBBLE
+from ...planner.layouts.pipeline import SINGLE, ZERO_BUBBLE
 from ...planner.plan import Plan
 from ..build import DTYPES, compute_format
 from ..models.batch import ModelBatch

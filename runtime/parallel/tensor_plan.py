@@ -6,7 +6,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 
-from ...planner.sharding import DIMENSION
+from ...planner.layouts.sharding import DIMENSION
 from ..models.layers import RMSNorm
 from ..models.parts import Parts
 from ..ops import op

@@ -4,8 +4,8 @@ import torch
 from attrs import evolve, frozen
 
 from ...planner.plan import Plan
-from ..data.batch import Microbatch
-from ..data.collators import Chain
+from ..data.collate.batch import Microbatch
+from ..data.collate.collators import Chain
 
 
 @frozen(kw_only=True, eq=False)

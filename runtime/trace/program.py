@@ -12,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from ...planner.plan import Node, Plan
-from ..data.outline import encode_outline
+from ..data.collate.outline import encode_outline
 from ..executor import op_of, topological
 from ..fake import FakeDevice
 from ..feed import Feed

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
+from xtrain.planner.changes.made import signed
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.made import signed
 from xtrain.planner.serialise import dumps
 from xtrain.runtime.checkpoint.sidecar import STATE
 

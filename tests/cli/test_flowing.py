@@ -3,7 +3,7 @@
 import pytest
 
 from xtrain.cli.flowing import Part, flow, plain, width
-from xtrain.planner.text import WIDTH, Page
+from xtrain.planner.pages.text import WIDTH, Page
 
 
 def flowed(*parts: Part, columns: int, color: bool = False, first: str = "", rest: str = "") -> list[str]:

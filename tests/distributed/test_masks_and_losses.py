@@ -11,9 +11,9 @@ from topologies import Topology
 from trials import TOLERANCE, Trial, gaps
 
 from xtrain.planner.plan import Plan
+from xtrain.runtime.data.loading.prepared import prepared_from
+from xtrain.runtime.data.loading.training_rows import curriculum_of
 from xtrain.runtime.data.look import data_nodes, rows_from, tokenizer_of
-from xtrain.runtime.data.prepared import prepared_from
-from xtrain.runtime.data.training_rows import curriculum_of
 
 pytestmark = pytest.mark.distributed
 

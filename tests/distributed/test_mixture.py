@@ -11,7 +11,7 @@ from trials import TOLERANCE, Laboratory, gaps
 
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.data.curriculum import Curriculum
+from xtrain.runtime.data.loading.curriculum import Curriculum
 
 pytestmark = pytest.mark.distributed
 

@@ -15,9 +15,9 @@ from xtrain.dsl.diagnostics import Diagnostics
 from xtrain.dsl.lexer import tokenize
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.source import Source
-from xtrain.planner import premises
-from xtrain.planner.examine import check_spec
 from xtrain.planner.load import check_from_spec, plan_from_spec
+from xtrain.planner.rules import premises
+from xtrain.planner.rules.examine import check_spec
 
 SPECS = Path(__file__).parents[2] / "specs"
 MARK = re.compile(r"«(\w+)\|(.*?)»", re.DOTALL)

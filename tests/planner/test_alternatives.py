@@ -3,11 +3,11 @@
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.alternatives import compare, split
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.fit import Unsearchable, search
+from xtrain.planner.layouts.alternatives import compare, split
+from xtrain.planner.layouts.fit import Unsearchable, search
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.render_alternatives import render_alternatives, render_fit
+from xtrain.planner.pages.render_alternatives import render_alternatives, render_fit
 
 from .conftest import spec_text
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from xtrain.planner.drift import find_drift
+from xtrain.planner.changes.drift import find_drift
+from xtrain.planner.changes.made import signed
+from xtrain.planner.changes.resumable import resumable
 from xtrain.planner.load import plan_from_path
-from xtrain.planner.made import signed
-from xtrain.planner.resumable import resumable
 from xtrain.planner.serialise import from_json, to_json
 
 PARTS = '''

@@ -10,8 +10,8 @@ from gang import Gang, GangFailed
 from projects import events
 from trials import TOLERANCE, Laboratory, Trial
 
+from xtrain.planner.changes.resumable import resumable
 from xtrain.planner.plan import Plan
-from xtrain.planner.resumable import resumable
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.model_check import check_model
 from xtrain.runtime.errors import ResumeRefused

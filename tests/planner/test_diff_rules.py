@@ -6,15 +6,15 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from xtrain.planner.changes.diff import compare_plans, to_json
+from xtrain.planner.changes.diff_values import GROUPS, changed_values, group_of, recurring
+from xtrain.planner.changes.kept import kept, misfits, tensor_difference
+from xtrain.planner.changes.resumable import resumable
+from xtrain.planner.changes.resumable_rules import OUTSIDE, RULES
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.diff import compare_plans, to_json
-from xtrain.planner.diff_values import GROUPS, changed_values, group_of, recurring
-from xtrain.planner.kept import kept, misfits, tensor_difference
 from xtrain.planner.load import plan_from_spec
+from xtrain.planner.pages.render_diff import render_diff
 from xtrain.planner.plan import Memory, Plan, Traffic
-from xtrain.planner.render_diff import render_diff
-from xtrain.planner.resumable import resumable
-from xtrain.planner.resumable_rules import OUTSIDE, RULES
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))
@@ -39,9 +39,10 @@ MORE = {
 def every_argument_has_a_row(plan: Plan) -> None:
     for node in plan.nodes:
         if not node.op.startswith(OUTSIDE):
-            assert node.op in RULES, f"say in planner/resumable_rules.py what {node.op} means for a checkpoint"
+            where = "say in planner/changes/resumable_rules.py what"
+            assert node.op in RULES, f"{where} {node.op} means for a checkpoint"
             missing = node.args.keys() - RULES[node.op].keys()
-            assert not missing, f"say in planner/resumable_rules.py what {missing} of {node.op} mean for a checkpoint"
+            assert not missing, f"{where} {missing} of {node.op} mean for a checkpoint"
 
 
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)

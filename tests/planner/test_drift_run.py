@@ -8,8 +8,8 @@ from attrs import evolve
 
 import xtrain.cli.run as verb
 from xtrain.cli.main import main
+from xtrain.planner.changes.made import signed
 from xtrain.planner.load import load_plan, plan_from_spec
-from xtrain.planner.made import signed
 from xtrain.planner.serialise import dumps
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.preflight import Devices, check_devices, check_world, find_devices

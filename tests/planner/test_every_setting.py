@@ -250,7 +250,7 @@ def test_the_walk_sees_the_whole_schema(load):
 
 def test_a_setting_without_effect_would_be_found(load, monkeypatch):
     """Break the planner on purpose: the walk must notice."""
-    from xtrain.planner import graph
+    from xtrain.planner.nodes import graph
 
     original = graph.Builder.add
 

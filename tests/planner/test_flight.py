@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.distributed.pipelining import schedules
 
-from xtrain.planner.bubble import bubble, waiting
-from xtrain.planner.flight import Action, gathered_stages, order
-from xtrain.planner.stages import pipeline_of, stages_of_rank
+from xtrain.planner.costs.bubble import bubble, waiting
+from xtrain.planner.costs.flight import Action, gathered_stages, order
+from xtrain.planner.layouts.stages import pipeline_of, stages_of_rank
 
 LOOPED = {
     "interleaved_1f1b": schedules.ScheduleInterleaved1F1B,

@@ -15,14 +15,14 @@ from xtrain.dsl.schema.cluster import Cluster
 from xtrain.dsl.schema.model import MOE
 from xtrain.dsl.schema.parallel import Cp, Ep, Fsdp, Parallel, Pp, Tp
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.mesh import groups
-from xtrain.planner.placement import held
+from xtrain.planner.layouts.mesh import groups
+from xtrain.planner.layouts.placement import held
+from xtrain.planner.layouts.sharding import fits
+from xtrain.planner.pages.render import render
+from xtrain.planner.pages.show_rank import show_rank
+from xtrain.planner.pages.text import LONGEST, WIDTH
 from xtrain.planner.plan import Memory
-from xtrain.planner.render import render
 from xtrain.planner.serialise import dumps, from_json, plan_id, to_json
-from xtrain.planner.sharding import fits
-from xtrain.planner.show_rank import show_rank
-from xtrain.planner.text import LONGEST, WIDTH
 
 POWERS = (1, 2, 4, 8)
 LARGEST = (1, 8, 64, 64, 512, 4096, 65536)  # ranks of a world; most are small, as each rank of those is looked at

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data import TEMPLATES
+from xtrain.planner.changes.resumable import resumable
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.examine import check_spec
 from xtrain.planner.learning_curve import learning_rate
 from xtrain.planner.mixing import shares
 from xtrain.planner.phases import first_step, in_order, phase_at
 from xtrain.planner.plan import Phase
-from xtrain.planner.resumable import resumable
-from xtrain.runtime.data import chat_builtin
+from xtrain.planner.rules.examine import check_spec
+from xtrain.runtime.data.documents.encoder import chat_builtin
 
 from .conftest import spec_text
 

@@ -8,7 +8,7 @@ from attrs import evolve
 from lark import Lark
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.pictures import GROUPS, dot, mermaid
+from xtrain.planner.pages.pictures import GROUPS, dot, mermaid
 from xtrain.planner.plan import Edge, Node
 
 SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.xtrain"))

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
+from xtrain.planner.pages.text import LONGEST
 from xtrain.planner.plan import Memory, Traced
-from xtrain.planner.text import LONGEST
 
 ROOT = Path(__file__).parents[2]
 SMALL = "specs/two_ranks_cpu.xtrain"

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve
 from small_checkpoints import save, save_model
 
-from xtrain.planner.kept import kept
+from xtrain.planner.changes.kept import kept
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder

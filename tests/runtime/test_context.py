@@ -7,8 +7,8 @@ from torch import nn
 
 from xtrain.planner.plan import Node
 from xtrain.runtime import feed  # noqa: F401  (registers its ops)
-from xtrain.runtime.data import collators
-from xtrain.runtime.data.row_reader import RawRow
+from xtrain.runtime.data.collate import collators
+from xtrain.runtime.data.loading.row_reader import RawRow
 from xtrain.runtime.models.attention import by_document
 from xtrain.runtime.models.transformer import Attention
 from xtrain.runtime.ops import OPS, PlanMismatch

@@ -6,7 +6,7 @@ import pytest
 import torch
 from ranks import on_ranks
 
-from xtrain.runtime.data.batch import IGNORE_INDEX
+from xtrain.runtime.data.collate.batch import IGNORE_INDEX
 from xtrain.runtime.dataset_losses import DatasetLosses
 from xtrain.runtime.models.batch import RowLosses
 from xtrain.runtime.state import Rank

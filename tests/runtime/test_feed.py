@@ -8,16 +8,16 @@ import pytest
 import torch
 from ranks import on_ranks
 
-from xtrain.planner.mesh import AXES
+from xtrain.planner.layouts.mesh import AXES
 from xtrain.planner.plan import Phase
-from xtrain.runtime.data.bad_records import BadRecordReport
-from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
-from xtrain.runtime.data.curriculum import Curriculum, steps_of_epochs
-from xtrain.runtime.data.loader import RowLoader
-from xtrain.runtime.data.packing import pack_sequential
-from xtrain.runtime.data.row_reader import RowReader
-from xtrain.runtime.data.store import TokenStore
-from xtrain.runtime.data.training_rows import TrainingRows
+from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.loading.curriculum import Curriculum, steps_of_epochs
+from xtrain.runtime.data.loading.loader import RowLoader
+from xtrain.runtime.data.loading.row_reader import RowReader
+from xtrain.runtime.data.loading.training_rows import TrainingRows
+from xtrain.runtime.data.packing.pack.pack import pack_sequential
+from xtrain.runtime.data.sources.source.bad_records import BadRecordReport
+from xtrain.runtime.data.stores.store import TokenStore
 from xtrain.runtime.feed import Feed
 from xtrain.runtime.state import Rank
 from xtrain.runtime.waiting import first_of_machine

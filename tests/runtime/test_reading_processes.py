@@ -18,18 +18,18 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.planner.layouts.mesh import AXES
 from xtrain.planner.learning_curve import learning_rate
 from xtrain.planner.load import plan_from_text
-from xtrain.planner.mesh import AXES
 from xtrain.planner.plan import Plan
 from xtrain.runtime import reading_processes
-from xtrain.runtime.data.batch import Microbatch
-from xtrain.runtime.data.collators import Stage
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.collate.collators import Stage
+from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loader import RowLoader
-from xtrain.runtime.data.prepared import prepared_from
-from xtrain.runtime.data.tokenizers import ByteTokenizer
-from xtrain.runtime.data.training_rows import TrainingRows, curriculum_of
+from xtrain.runtime.data.loading.loader import RowLoader
+from xtrain.runtime.data.loading.prepared import prepared_from
+from xtrain.runtime.data.loading.training_rows import TrainingRows, curriculum_of
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.feed import Feed, ahead_of
 from xtrain.runtime.reading_messages import receive_answer, send_answer, send_failure

@@ -7,7 +7,7 @@ from attrs import evolve
 from topologies import BY_NAME, SCHEDULES, TOPOLOGIES, Topology
 from traces import calls, plan_of
 
-from xtrain.planner.placement import held_bytes
+from xtrain.planner.layouts.placement import held_bytes
 from xtrain.runtime.executor import op_of, topological
 from xtrain.runtime.models.batch import ModelBatch
 from xtrain.runtime.ops import load_ops

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.part_files import find_module, module_digest
-from xtrain.planner.diff_sides import open_sides
+from xtrain.planner.changes.diff_sides import open_sides
 from xtrain.planner.load import plan_from_path
 from xtrain.planner.serialise import to_json
 from xtrain.runtime.user_parts import PartChanged, PartFailed, keep_parts, part_of, user_source

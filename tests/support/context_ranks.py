@@ -10,8 +10,8 @@ from attrs import evolve, frozen
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from xtrain.runtime.data.batch import Microbatch, whole_positions
-from xtrain.runtime.data.zigzag import held
+from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
+from xtrain.runtime.data.collate.zigzag import held
 from xtrain.runtime.models.attention import Packing, by_document, masked
 from xtrain.runtime.parallel.axes import Axes
 from xtrain.runtime.parallel.context import ContextKernel

@@ -68,8 +68,8 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
     from xtrain.dsl.render import render
     from xtrain.dsl.source import Source
     from xtrain.dsl.spec_json import spec_json
-    from xtrain.planner.examine import check_spec
     from xtrain.planner.load import check_from_spec
+    from xtrain.planner.rules.examine import check_spec
 
     def sets(text: Text) -> list[str]:
         """Overrides, which a text may have in its comments, as those of the gallery do."""

@@ -173,11 +173,11 @@ def feed_once() -> None:
     """Read a row, with masks and without, so that numba reads compiled kernels once and not in every rank."""
     import numpy as np
 
-    from xtrain.runtime.data.bad_records import BadRecordReport
-    from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
-    from xtrain.runtime.data.feeding import RowFeeder
-    from xtrain.runtime.data.packing import pack_sequential
-    from xtrain.runtime.data.store import TokenStore
+    from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
+    from xtrain.runtime.data.loading.feeding import RowFeeder
+    from xtrain.runtime.data.packing.pack.pack import pack_sequential
+    from xtrain.runtime.data.sources.source.bad_records import BadRecordReport
+    from xtrain.runtime.data.stores.store import TokenStore
 
     tokens, offsets = np.arange(6, dtype=np.uint16), np.array([0, 6])
     rows = pack_sequential(np.diff(offsets), 8, "split")

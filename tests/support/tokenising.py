@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from xtrain.runtime.data import digests, tokenise, tokenise_claims
-from xtrain.runtime.data.bad_records import BadRecord
-from xtrain.runtime.data.documents import TokenDocument
-from xtrain.runtime.data.sources import Source, open_source
-from xtrain.runtime.data.store import build_store
+from xtrain.runtime.data.documents.encoder.encoder import TokenDocument
+from xtrain.runtime.data.sources.source.bad_records import BadRecord
+from xtrain.runtime.data.sources.source.source import Source, open_source
+from xtrain.runtime.data.stores import digests, tokenise, tokenise_claims
+from xtrain.runtime.data.stores.store import build_store
 
 # Small files that a killed process leaves, which are swept when they are old.
 LITTER = (".partial-", ".claim-", "files.json")

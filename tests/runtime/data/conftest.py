@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xtrain.runtime.data.bad_records import BadRecordReport
-from xtrain.runtime.data.store import TokenStore
+from xtrain.runtime.data.sources.source.bad_records import BadRecordReport
+from xtrain.runtime.data.stores.store import TokenStore
 
 MakeStore = Callable[[list[int]], TokenStore]
 

@@ -12,12 +12,12 @@ from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from xtrain.runtime.data.bad_records import BadRecord
-from xtrain.runtime.data.chat_builtin import TEMPLATES
-from xtrain.runtime.data.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.data.documents.encoder.chat_builtin import TEMPLATES
+from xtrain.runtime.data.documents.encoder.encoder import DocumentEncoder, TokenDocument
+from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records import Record
-from xtrain.runtime.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from xtrain.runtime.data.sources.source.bad_records import BadRecord
+from xtrain.runtime.data.sources.source.records import Record
 
 SPECIAL = [
     "<|begin_of_text|>",
@@ -334,6 +334,6 @@ def test_templates_that_are_not_there(chat_tokenizer: MakeTokenizer, tmp_path: P
 
 
 def test_a_conversation_of_endless_text_is_reported(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("xtrain.runtime.data.documents.LONGEST_CONVERSATION", 100)
+    monkeypatch.setattr("xtrain.runtime.data.documents.encoder.LONGEST_CONVERSATION", 100)
     found = encode([TALK[1], {"role": "assistant", "content": "a" * 100}], ByteTokenizer(), template="chatml")
     assert found == BadRecord(origin="here", reason="a conversation of more than 100 characters")

@@ -7,9 +7,9 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.topology import LONGEST_PADDING
-from xtrain.runtime.data.batch import IGNORE_INDEX, Microbatch
-from xtrain.runtime.data.collators import (
+from xtrain.planner.layouts.topology import LONGEST_PADDING
+from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.data.collate.collators import (
     Chain,
     Stage,
     compose,
@@ -21,12 +21,12 @@ from xtrain.runtime.data.collators import (
     to_tensor,
 )
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.feeding import RowFeeder
-from xtrain.runtime.data.laying import lay_rows
-from xtrain.runtime.data.packing import Method, pack_rows
-from xtrain.runtime.data.row_reader import PADDING
-from xtrain.runtime.data.rows import Oversized
-from xtrain.runtime.data.store import TokenStore
+from xtrain.runtime.data.loading.feeding import RowFeeder
+from xtrain.runtime.data.loading.laying import lay_rows
+from xtrain.runtime.data.loading.row_reader import PADDING
+from xtrain.runtime.data.packing.pack.pack import Method, pack_rows
+from xtrain.runtime.data.packing.pack.rows import Oversized
+from xtrain.runtime.data.stores.store import TokenStore
 
 LENGTHS = st.lists(st.integers(2, 30), min_size=1, max_size=40)
 

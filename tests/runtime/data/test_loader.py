@@ -12,16 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.planner.plan import Phase
-from xtrain.runtime.data.batch import IGNORE_INDEX
-from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
-from xtrain.runtime.data.curriculum import Curriculum
+from xtrain.runtime.data.collate.batch import IGNORE_INDEX
+from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loader import EvalLoader, RowLoader
-from xtrain.runtime.data.loader_state import Remarks
-from xtrain.runtime.data.packing import Method, pack_rows, pack_sequential
-from xtrain.runtime.data.row_reader import RowReader
-from xtrain.runtime.data.store import TokenStore
-from xtrain.runtime.data.training_rows import TrainingRows
+from xtrain.runtime.data.loading.curriculum import Curriculum
+from xtrain.runtime.data.loading.loader import EvalLoader, RowLoader
+from xtrain.runtime.data.loading.loader_state import Remarks
+from xtrain.runtime.data.loading.row_reader import RowReader
+from xtrain.runtime.data.loading.training_rows import TrainingRows
+from xtrain.runtime.data.packing.pack.pack import Method, pack_rows, pack_sequential
+from xtrain.runtime.data.stores.store import TokenStore
 
 CAPACITY = 8
 LENGTHS = [int(n) for n in np.random.default_rng(5).integers(2, 25, 40)]
@@ -338,7 +338,7 @@ def test_rows_of_a_mixture_are_those_of_the_step_in_every_layout(micro, accumula
 
 def test_a_mixture_through_the_stages_is_the_one_laid_out_at_once(readers):
     """A chain with something in between sees each row with its dataset and its place."""
-    from xtrain.runtime.data.collators import Stage
+    from xtrain.runtime.data.collate.collators import Stage
 
     plain = over(readers, phases=MIX, micro=6, accumulate=1)
     one, *rest = chain().stages

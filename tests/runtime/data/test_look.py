@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 from attrs import evolve, frozen
 
-from xtrain.runtime.data.bad_records import BadRecordReport
-from xtrain.runtime.data.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from xtrain.runtime.data.documents.encoder.written import pieces, written
+from xtrain.runtime.data.loading.row_reader import RawRow, RowReader
 from xtrain.runtime.data.look import Laid, Row, laid_out, written_out
-from xtrain.runtime.data.packing import pack_sequential
-from xtrain.runtime.data.row_reader import RawRow, RowReader
-from xtrain.runtime.data.store import TokenStore
-from xtrain.runtime.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
-from xtrain.runtime.data.written import pieces, written
+from xtrain.runtime.data.packing.pack.pack import pack_sequential
+from xtrain.runtime.data.sources.source.bad_records import BadRecordReport
+from xtrain.runtime.data.stores.store import TokenStore
 from xtrain.runtime.look_collated import laid
 
 BYTES = ByteTokenizer()

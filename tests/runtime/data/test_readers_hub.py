@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from xtrain.runtime.data.bad_records import BadRecord
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records import Record
-from xtrain.runtime.data.sources import Source, open_source
+from xtrain.runtime.data.sources.source.bad_records import BadRecord
+from xtrain.runtime.data.sources.source.records import Record
+from xtrain.runtime.data.sources.source.source import Source, open_source
 
 datasets = pytest.importorskip("datasets")
 TEXTS = [f"text {index} é" for index in range(2500)]

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.runtime.data import readers_tokens
-from xtrain.runtime.data.bad_records import BadRecord
-from xtrain.runtime.data.documents import DocumentEncoder
+from xtrain.runtime.data.documents.encoder.encoder import DocumentEncoder
+from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records import Record, TokenIds
-from xtrain.runtime.data.sources import Source, open_source
-from xtrain.runtime.data.store import build_store
-from xtrain.runtime.data.tokenizers import ByteTokenizer
+from xtrain.runtime.data.sources.source import readers_tokens
+from xtrain.runtime.data.sources.source.bad_records import BadRecord
+from xtrain.runtime.data.sources.source.records import Record, TokenIds
+from xtrain.runtime.data.sources.source.source import Source, open_source
+from xtrain.runtime.data.stores.store import build_store
 
 
 def tokens(base: Path, *patterns: str, dtype: str | None = None, separator: int | None = 0, **more: Any) -> Source:

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.batch import Microbatch
-from xtrain.runtime.data.reading_ahead import ReadingAhead
+from xtrain.runtime.data.collate.batch import Microbatch
+from xtrain.runtime.data.loading.reading_ahead import ReadingAhead
 
 CPU = torch.device("cpu")
 

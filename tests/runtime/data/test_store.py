@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
-from xtrain.runtime.data import store_writer, tokenise
-from xtrain.runtime.data.cache_folder import PARTIAL, STALE_SECONDS
-from xtrain.runtime.data.documents import DocumentEncoder, TokenDocument
+from xtrain.runtime.data.documents.encoder.encoder import DocumentEncoder, TokenDocument
+from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources import Source, open_source
-from xtrain.runtime.data.store import TokenStore, build_store, damage, identify, open_store
-from xtrain.runtime.data.tokenizers import ByteTokenizer
+from xtrain.runtime.data.sources.source.source import Source, open_source
+from xtrain.runtime.data.stores import store_writer, tokenise
+from xtrain.runtime.data.stores.cache_folder import PARTIAL, STALE_SECONDS
+from xtrain.runtime.data.stores.store import TokenStore, build_store, damage, identify, open_store
 
 TEXTS = ["ab", "ü", "x" * 100]
 
@@ -132,7 +132,7 @@ def test_the_key_is_a_digest_of_what_is_shown(corpus: Path, tmp_path: Path, monk
     moved = tmp_path / "moved"
     corpus.rename(moved)
     assert identity.key == identify(source_of(moved), encoder, tmp_path).key
-    monkeypatch.setattr("xtrain.runtime.data.store.FORMAT", 3)
+    monkeypatch.setattr("xtrain.runtime.data.stores.store.FORMAT", 3)
     assert identity.key != identify(source_of(moved), encoder, tmp_path).key
 
 
@@ -315,7 +315,7 @@ def test_of_a_cache_that_cannot_be_written_a_store_is_read(
 
     for name in ("mkdir", "rename", "replace", "unlink", "write"):
         monkeypatch.setattr(os, name, refuse)
-    monkeypatch.setattr("xtrain.runtime.data.digests.TICK_NS", -(10**15))  # there is something to remember
+    monkeypatch.setattr("xtrain.runtime.data.stores.digests.TICK_NS", -(10**15))  # there is something to remember
     assert texts_of(built(corpus, cache)) == TEXTS
     (corpus / "0.txt").write_text("new")
     with pytest.raises(DataError, match=r"cannot write the token store: .*Read-only"):
@@ -357,6 +357,6 @@ def test_offsets_are_summed_block_by_block(tmp_path: Path, monkeypatch: pytest.M
     folder = write_lines(tmp_path / "in", [["? a" * number for number in range(1, 20)]])
     whole = build_store(lines_of(folder), BytesEncoder(), tmp_path / "whole")
     monkeypatch.setattr(store_writer, "_AT_ONCE", 3)
-    monkeypatch.setattr("xtrain.runtime.data.store._AT_ONCE", 3)
+    monkeypatch.setattr("xtrain.runtime.data.stores.store._AT_ONCE", 3)
     build_store(lines_of(folder), BytesEncoder(), tmp_path / "parts")
     assert contents(tmp_path / "whole" / whole.key) == contents(tmp_path / "parts" / whole.key)

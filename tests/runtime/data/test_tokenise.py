@@ -15,12 +15,13 @@ import pytest
 import tokenising
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
-from xtrain.runtime.data import durable, tokenise, tokenise_claims
+from xtrain.runtime.data import durable
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.store import build_store, identify
-from xtrain.runtime.data.store_writer import JOURNAL, read_journal
-from xtrain.runtime.data.tokenise_claims import Claim, Watch, has_ended, this_process
-from xtrain.runtime.data.tokenise_progress import Progress
+from xtrain.runtime.data.stores import tokenise, tokenise_claims
+from xtrain.runtime.data.stores.store import build_store, identify
+from xtrain.runtime.data.stores.store_writer import JOURNAL, read_journal
+from xtrain.runtime.data.stores.tokenise_claims import Claim, Watch, has_ended, this_process
+from xtrain.runtime.data.stores.tokenise_progress import Progress
 
 TEXTS = [["one", "two"], ["#", "three"], ["? masked", "four"], ["!bad x"], ["five ö"]]
 

@@ -14,13 +14,13 @@ import pytest
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
 from xtrain.dsl.part_files import find_module, module_digest
-from xtrain.runtime.data import tokenise_pool
-from xtrain.runtime.data.documents import DocumentEncoder
+from xtrain.runtime.data.documents.encoder.encoder import DocumentEncoder
+from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources import Source, open_source
-from xtrain.runtime.data.store import TokenStore, build_store
-from xtrain.runtime.data.tokenise_pool import Pool, encoded_units
-from xtrain.runtime.data.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from xtrain.runtime.data.sources.source.source import Source, open_source
+from xtrain.runtime.data.stores import tokenise_pool
+from xtrain.runtime.data.stores.store import TokenStore, build_store
+from xtrain.runtime.data.stores.tokenise_pool import Pool, encoded_units
 
 MANY = [[f"{number} {'ab ' * (number % 7)}", "#", "? masked"] for number in range(12)]
 

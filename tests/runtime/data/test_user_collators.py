@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 from xtrain.dsl import links
 from xtrain.dsl.part_files import find_module, module_digest
-from xtrain.runtime.data.batch import IGNORE_INDEX, Microbatch
-from xtrain.runtime.data.collators import Stage, compose, flatten, pack, shard, shift_tokens, to_tensor
-from xtrain.runtime.data.feeding import RowFeeder
-from xtrain.runtime.data.microbatch_rows import join_rows, split_rows
-from xtrain.runtime.data.packing import pack_rows
-from xtrain.runtime.data.row_reader import PADDING, RawRow
+from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.data.collate.collators import Stage, compose, flatten, pack, shard, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
+from xtrain.runtime.data.loading.feeding import RowFeeder
+from xtrain.runtime.data.loading.row_reader import PADDING, RawRow
+from xtrain.runtime.data.packing.pack.pack import pack_rows
 from xtrain.runtime.user_collators import UserCollator
 from xtrain.runtime.user_parts import PartChanged, PartFailed, part_of
 
@@ -26,8 +26,8 @@ import numpy as np
 import torch
 from attrs import evolve
 from xtrain import IGNORE_INDEX, Microbatch, Sample, collator
-from xtrain.runtime.data.collators import TensorRow
-from xtrain.runtime.data.row_reader import RawRow
+from xtrain.runtime.data.collate.collators import TensorRow
+from xtrain.runtime.data.loading.row_reader import RawRow
 """
 CAPACITY = 12
 VOCAB = 5000

@@ -6,11 +6,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.batch import IGNORE_INDEX, Microbatch
-from xtrain.runtime.data.collators import compose, flatten, pack, shard, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
+from xtrain.runtime.data.collate.collators import compose, flatten, pack, shard, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.zigzag import held, zigzag
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.row_reader import RawRow
-from xtrain.runtime.data.zigzag import held, zigzag
+from xtrain.runtime.data.loading.row_reader import RawRow
 
 STAGES = [to_tensor(), flatten(), shift_tokens()]
 

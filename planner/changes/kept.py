@@ -1,0 +1,169 @@
+"""What a checkpoint says of itself, and why it does not fit a plan.
+
+The runtime writes `kept` into every checkpoint and refuses one with `misfits`; `xtrain diff` asks the same of two
+plans. What only the data can tell, whether rows hold the same text, the loader of the run finds out.
+"""
+
+from typing import Any, Final
+
+from attrs import asdict, frozen
+
+from ..plan import Plan
+
+# With other values of these the same weights would compute something else. Other fields of an architecture show in the
+# shapes of parameters, or weigh what is learned from here on.
+MEANING: Final = (
+    "heads",
+    "kv_heads",
+    "head_dim",
+    "rope_theta",
+    "norm_eps",
+    "experts_per_token",
+    "router_score",
+    "router_normalise",
+)
+_WIDTHS: Final = ("heads", "kv_heads", "head_dim")
+# Bits of a number that are kept, the leading one included.
+PRECISION: Final = {"bf16": 8, "fp32": 24, "fp64": 53}
+# Of the loader's state: name → setting, and what another value of it means.
+STREAM: Final = {
+    "capacity": ("batch.sequence", "documents lie in rows of another length"),
+    "align": ("collate.pack.align", "documents lie otherwise in rows"),
+    "seed": ("experiment.seed", "rows come in another order, and other documents are held out"),
+}
+
+
+@frozen(kw_only=True)
+class Misfit:
+    """Why a checkpoint cannot be gone on with. path: the setting that it hangs on."""
+
+    path: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.text}"
+
+
+def kept(plan: Plan) -> dict[str, Any]:
+    """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
+    build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
+    biased = range(arch.layers if arch.is_moe and arch.router_bias_speed else 0)
+    return {
+        "tensors": {tensor.name: list(tensor.shape) for tensor in plan.parameters.tensors},
+        "buffers": {f"layers.{layer}.mlp.gate.e_score_correction_bias": [arch.experts] for layer in biased},
+        "model": asdict(arch),
+        "params": build["params"],
+        "optimizer": plan.node("setup.optimizer").args["kind"],
+        "loader": {
+            "capacity": loader["sequence"],
+            "align": alignment(plan),
+            "seed": loader["seed"],
+        },
+    }
+
+
+def alignment(plan: Plan) -> int:
+    """Positions to a multiple of which documents are padded."""
+    return plan.node("collate.pack").args["align"]
+
+
+def misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
+    """Why a checkpoint that says `saved` does not fit a plan that keeps `planned`.
+
+    What an old checkpoint does not say is not held against it.
+    """
+    saved = {**planned, **saved}
+    found = weight_misfits(saved, planned)
+    before, after = saved["params"], planned["params"]
+    if PRECISION[after] < PRECISION[before]:
+        text = f"{before} → {after}: parameters and moments would be rounded"
+        found.append(Misfit(path="precision.params", text=text))
+    if saved["optimizer"] != planned["optimizer"]:
+        text = f"{saved['optimizer']} → {planned['optimizer']}: one cannot use the state of the other"
+        found.append(Misfit(path="optimizer.kind", text=text))
+    for name, (path, meaning) in STREAM.items():
+        before, after = saved["loader"].get(name), planned["loader"][name]
+        if before != after:
+            found.append(Misfit(path=path, text=f"{before} → {after}: {meaning}"))
+    return found
+
+
+def weight_misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
+    """Why the weights alone of a checkpoint do not fit; their format may be any."""
+    saved = {**planned, **saved}
+    found = [*_model(saved, planned)]
+    if bool(saved["buffers"]) != bool(planned["buffers"]):
+        before, after = (_spell(each["model"]["router_bias_speed"]) for each in (saved, planned))
+        has, lacks = ("the plan has", "the checkpoint") if planned["buffers"] else ("the checkpoint has", "the plan")
+        text = f"{before} → {after}: {has} biases that choose experts, and {lacks} has none"
+        found.append(Misfit(path="model.router.bias_speed", text=text))
+    return found
+
+
+def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
+    before, after = saved["model"], planned["model"]
+    changed = [name for name in after if before.get(name) != after[name]]
+    found = []
+    shapes = saved["tensors"] != planned["tensors"]
+    if shapes:
+        causes = [name for name in changed if name not in MEANING] or [name for name in changed if name in _WIDTHS]
+        causes = [name for name in causes if name in _SHAPING] or causes
+        values = ", ".join(f"{name} {_spell(before.get(name))} → {_spell(after[name])}" for name in causes)
+        path = f"model.{causes[0]}" if len(causes) == 1 else "model"
+        values = values.removeprefix(f"{causes[0]} ") if len(causes) == 1 else values
+        difference = tensor_difference(saved["tensors"], planned["tensors"])
+        found.append(Misfit(path=path, text=f"{values}: {difference}" if values else difference))
+    for name in changed:
+        if name in MEANING and not (shapes and name in _WIDTHS):
+            text = f"{_spell(before.get(name))} → {_spell(after[name])}: the same weights would compute something else"
+            found.append(Misfit(path=setting_path(name), text=text))
+    return found
+
+
+# Fields that decide which parameters there are, and their shapes.
+_SHAPING: Final = (
+    "dim",
+    "layers",
+    "ffn",
+    "vocab",
+    "tie_embeddings",
+    "qk_norm",
+    "experts",
+    "expert_ffn",
+    "shared_experts",
+)
+
+
+def setting_path(name: str) -> str:
+    """The setting behind a field of an architecture."""
+    return f"model.{name.replace('router_', 'router.')}"
+
+
+def _spell(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def tensor_difference(saved: dict[str, list[int]], planned: dict[str, list[int]]) -> str:
+    """Which parameters are on one side only or have another shape, two of each kind by name."""
+    parts = []
+    for names, words in (
+        ([n for n in planned if n not in saved], "not in the checkpoint"),
+        ([n for n in saved if n not in planned], "in the checkpoint only"),
+    ):
+        if names:
+            parts.append(f"{_named(names)} {'is' if len(names) == 1 else 'are'} {words}")
+    other = [n for n in saved if n in planned and saved[n] != planned[n]]
+    if other:
+        first = other[0]
+        more = f", and {len(other) - 1} more {'differs' if len(other) == 2 else 'differ'}" if len(other) > 1 else ""
+        parts.append(f"{first} is {_shape(saved[first])} there and {_shape(planned[first])} here{more}")
+    return "; ".join(parts)
+
+
+def _named(names: list[str]) -> str:
+    shown = ", ".join(names[:2])
+    return f"{shown} and {len(names) - 2} more" if len(names) > 2 else shown
+
+
+def _shape(shape: list[int]) -> str:
+    return " × ".join(map(str, shape))

@@ -1,0 +1,216 @@
+"""Whether a run that goes on would read the rows it would have read: datasets, tokenizer, how rows are dealt to ranks.
+
+The length, alignment and order of rows stand in `kept`: a checkpoint has them. Here is what it does not have, because
+the loader compares the content of rows instead.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from ..plan import Node, Plan
+from ..units import plural
+from .resumable_rules import Reason
+
+# Links that follow from the layout, whoever writes them.
+_BY_LAYOUT: Final = ("collate.shard", "collate.microbatches")
+
+
+def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Everything about data but what `kept` has."""
+    yield from _tokenizer(a, b)
+    yield from _training(a, b)
+    yield from _evaluated(a, b)
+    yield from _collators(a, b)
+    yield from _dealing(a, b)
+
+
+def _tokenizer(a: Plan, b: Plan) -> Iterator[Reason]:
+    before, after = (plan.node("setup.tokenizer").args["source"] for plan in (a, b))
+    if before != after:
+        text = f"{before} → {after}: the text would become other tokens"
+        certain = "bytes" in (before, after)
+        text += "" if certain else ", unless both hold the same tokenizer.json"
+        yield Reason(kind="incompatible", path="tokenizer", text=text, certain=certain)
+
+
+def _training(a: Plan, b: Plan) -> Iterator[Reason]:
+    """What is trained on under one name in both plans must be the same; datasets come and go otherwise."""
+    before, after = trained_on(a), trained_on(b)
+    names = renamed(a, b)
+    before = {names.get(name, name): args for name, args in before.items()}
+    for old, name in names.items():
+        text = f"{old} → {name}: a dataset may be called otherwise, its content counts"
+        yield Reason(kind="safe", path="dataset", text=text)
+    for name, args in after.items():
+        if name in before:
+            yield from _content(name, before[name], args)
+        else:
+            text = "is new: it is trained on from its first row, unless it was there under another name"
+            yield Reason(kind="safe", path=f"dataset.{name}", text=text, effect="learning")
+    kept = [[name for name in names if name in before and name in after] for names in (before, after)]
+    if kept[0] != kept[1]:
+        text = f"{', '.join(kept[0])} → {', '.join(kept[1])}: rows are drawn from them in another order"
+        yield Reason(kind="safe", path="dataset", text=text, effect="learning")
+    for name in (name for name in before if name not in after):
+        text = "is gone: it is trained on no more, and its place in it is kept"
+        yield Reason(kind="safe", path=f"dataset.{name}", text=text, effect="learning")
+    yield from _packing(a, b)
+
+
+def renamed(a: Plan, b: Plan) -> dict[str, str]:
+    """Of datasets that are trained on under another name: what it was → what it is."""
+    before, after = trained_on(a), trained_on(b)
+    gone, new = ([name for name in one if name not in other] for one, other in ((before, after), (after, before)))
+    found: dict[str, str] = {}
+    for name in new:
+        old = next((old for old in gone if old not in found and _unnamed(before[old]) == _unnamed(after[name])), None)
+        if old is not None:
+            found[old] = name
+    return found
+
+
+def _unnamed(args: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in args.items() if key not in ("dataset", "bad_records")}
+
+
+def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[Reason]:
+    """A dataset of one name in both plans: whether its rows hold the same text, and are trained on alike."""
+    path = f"dataset.{name}"
+
+    def other(setting: str, text: str, certain: bool) -> Reason:
+        return Reason(kind="incompatible", path=f"{path}.{setting}", text=text, certain=certain)
+
+    if before["kind"] != after["kind"]:
+        text = f"{_source(before)} → {_source(after)}: rows would hold other text"
+        yield other("source", text, True)
+    elif before["patterns"] != after["patterns"]:
+        text = f"{_source(before)} → {_source(after)}: rows would hold other text, unless these are the very same files"
+        yield other("source", text, False)
+    elif before["options"] != after["options"]:
+        names = [
+            key for key in {**before["options"], **after["options"]} if _option(before, key) != _option(after, key)
+        ]
+        changes = ", ".join(f"{key} {_option(before, key)} → {_option(after, key)}" for key in names)
+        # Code may be written otherwise and give the same, and a separator be that of the tokenizer.
+        certain = not {*names} & {"digest", "module", "function", "separator", "dtype"}
+        unless = "" if certain else ", unless both give the same"
+        yield other("source", f"{changes}: rows would hold other text{unless}", certain)
+    yield from _reads(before["reads"], after["reads"], other)
+    if before["holdout"] != after["holdout"]:
+        none = 0 in (before["holdout"], after["holdout"])
+        text = f"{before['holdout']:.4g} → {after['holdout']:.4g}: other documents would be trained on"
+        text += "" if none else ", unless the difference is too small for one"
+        yield other("holdout", text, none)
+    if before["oversized"] != after["oversized"]:
+        text = f"{before['oversized']} → {after['oversized']}: long documents would lie otherwise in rows, "
+        yield other("oversized", text + "unless there is none", False)
+    if before["bad_records"] != after["bad_records"]:
+        text = f"{before['bad_records']} → {after['bad_records']}: it decides whether a run fails, not what it reads"
+        yield Reason(kind="safe", path=f"{path}.bad_records", text=text)
+
+
+def _option(args: dict[str, Any], name: str) -> str:
+    value = args["options"].get(name)
+    return "auto" if value is None else str(value)
+
+
+def _reads(
+    before: dict[str, Any], after: dict[str, Any], other: Callable[[str, str, bool], Reason]
+) -> Iterator[Reason]:
+    """The form of records, their fields, and what of them is trained on."""
+    if before["form"] != after["form"]:
+        setting = {"text": "text", "chat": "messages", "instruction": "prompt"}[after["form"]]
+        yield other(setting, f"{before['form']} → {after['form']}: records would be read in another form", True)
+        return
+    for name in (name for name in after if name != "form" and before.get(name) != after[name]):
+        change = f"{before.get(name)} → {after[name]}"
+        if name == "train_on":
+            yield other(name, f"{change}: other tokens would be predicted", False)
+        elif name == "template":
+            yield other(name, f"{change}: rows would hold other text, unless both templates write the same", False)
+        else:
+            yield other(name, f"{change}: rows would hold the text of another field", True)
+
+
+def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
+    """`best_fit` packs the rows of `multipack`, and deals them otherwise to the ranks of a step."""
+    (method_a, group_a), (method_b, group_b) = (
+        (plan.node("collate.pack").args["method"], plan.node("collate.pack").args.get("group")) for plan in (a, b)
+    )
+    if method_a != method_b and "sequential" in (method_a, method_b):
+        text = f"{method_a} → {method_b}: documents lie otherwise in rows"
+        yield Reason(kind="incompatible", path="collate", text=text)
+    elif group_a != group_b:
+        text = f"{group_a} → {group_b}: documents lie otherwise in rows, unless there are fewer"
+        yield Reason(kind="incompatible", path="collate.pack.group", text=text, certain=False)
+    elif method_a != method_b:
+        text = f"{method_a} → {method_b}: the rows of a step are dealt otherwise to its ranks and microbatches"
+        yield Reason(kind="safe", path="collate", text=text, effect="rounding")
+
+
+def trained_on(plan: Plan) -> dict[str, dict[str, Any]]:
+    """Name → arguments of every dataset that is trained on."""
+    return {name: plan.node(f"setup.data.{name}").args for name in plan.node("setup.loader").args["datasets"]}
+
+
+def _source(args: dict[str, Any]) -> str:
+    return f"{args['kind']}({', '.join(args['patterns'])})"
+
+
+def _evaluated(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Datasets that are evaluated only."""
+    training = {**trained_on(a), **trained_on(b)}
+    before, after = (
+        {node.args["dataset"]: node.args for node in plan.nodes if node.op == "setup.data"} for plan in (a, b)
+    )
+    shared = ("seed", "sequence", "align", "method", "group")
+    for name in {**before, **after}:
+        if name in training:
+            continue
+        one, other = (
+            {key: value for key, value in each.get(name, {}).items() if key not in shared} for each in (before, after)
+        )
+        if one != other:
+            what = "is new" if not one else "is gone" if not other else "is another"
+            yield Reason(kind="safe", path=f"dataset.{name}", text=f"{what}: it is evaluated, never trained on")
+
+
+def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Collators of the user's own: the rows of the run stay, and what is made of them is learned from here on."""
+    links = [[node for node in plan.of_kind("collate") if node.op not in _BY_LAYOUT] for plan in (a, b)]
+    before, after = ([(node.op, _called(node)) for node in chain] for chain in links)
+    if before == after:
+        return
+    own = [[node.args["function"] for node in chain if node.op == "collate.user"] for chain in links]
+    if own[0] == own[1] and own[1]:
+        what = f"{', '.join(own[1])}: other code, arguments or places"
+    else:
+        what = " → ".join(", ".join(names) or "no collators of your own" for names in own)
+    text = f"{what}: other things are made of the rows from here on"
+    yield Reason(kind="safe", path="collate", text=text, effect="learning")
+
+
+def _called(node: Node) -> dict[str, Any]:
+    return node.args if node.op == "collate.user" else {}
+
+
+def _dealing(a: Plan, b: Plan) -> Iterator[Reason]:
+    """How the rows of a step are dealt to ranks and microbatches, where they are the same rows."""
+    before, after = a.node("setup.loader").args, b.node("setup.loader").args
+    if before["rows"] != after["rows"]:
+        text = f"{before['rows']:,} → {after['rows']:,}: a step takes other rows than it would have; no row is lost or "
+        text += "repeated, as each dataset goes on from its own place"
+        yield Reason(kind="safe", path="batch.rows", text=text, effect="learning")
+        return
+    ranks_a, ranks_b = a.mesh.data_ranks, b.mesh.data_ranks
+    rows = after["rows"]
+    if ranks_a != ranks_b:
+        shares = f"{plural(rows // ranks_b, 'row')}, not {rows // ranks_a}"
+        text = f"dealt anew: of the {rows:,} rows of a step each of {plural(ranks_b, 'data rank')} takes {shares}"
+        yield Reason(kind="resharded", path="batch", text=text, effect="rounding")
+        return
+    portions = [(args["micro"], args["accumulate"]) for args in (before, after)]
+    if portions[0] != portions[1]:
+        (micro_a, count_a), (micro_b, count_b) = portions
+        text = f"{count_a} · {micro_a} → {count_b} · {micro_b}: the same rows in every step, added up in other portions"
+        yield Reason(kind="safe", path="batch.accumulate · micro", text=text, effect="rounding")

@@ -1,0 +1,121 @@
+"""What other shares and phases mean for a run that goes on: from which step on it reads, or learns, otherwise."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import evolve
+
+from ..phases import first_step, in_order
+from ..plan import Phase, Plan
+from .resumable_data import renamed
+from .resumable_rules import Effect, Reason
+
+
+def phase_reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
+    """A reason for every phase that is not in both plans alike. step: that of the checkpoint, None if not known."""
+    a = _under_new_names(a, b)
+    before, after = a.timeline.phases, b.timeline.phases
+    counted = a.timeline.steps is not None and b.timeline.steps is not None
+    parts = first_difference(a, b)
+    alike = counted and (parts is None or (step is not None and parts >= step))
+    effect: Effect = "none" if alike else "learning"
+    then = _from_there(parts, step) if counted else ""
+    named = {phase.name: phase for phase in before}
+    for phase in after:
+        old = named.pop(phase.name, None)
+        if old is None:
+            text = f"is new: {phase_text(phase, b)}; {then}"
+            yield Reason(kind="safe", path=_path(phase, b), text=text.removesuffix("; "), effect=effect)
+        elif old != phase and (changes := _changes(old, phase, a, b)):
+            text = f"{', '.join(changes)}; {then}"
+            yield Reason(kind="safe", path=_path(phase, b), text=text.removesuffix("; "), effect=effect)
+    for phase in named.values():
+        text = f"is gone: {phase_text(phase, a)}; {then}"
+        yield Reason(kind="safe", path=_path(phase, a), text=text.removesuffix("; "), effect=effect)
+
+
+def _under_new_names(a: Plan, b: Plan) -> Plan:
+    """`a` with its datasets called as in `b`; where each trains on one dataset alone, with that of `b`.
+
+    Which one that is, is spoken of where datasets are.
+    """
+    names = renamed(a, b)
+    (one, *more), (other, *others) = (plan.node("setup.loader").args["datasets"] for plan in (a, b))
+    if not more and not others:
+        names = {one: other}
+    phases = tuple(
+        evolve(phase, shares={names.get(name, name): share for name, share in phase.shares.items()})
+        for phase in a.timeline.phases
+    )
+    return evolve(a, timeline=evolve(a.timeline, phases=phases))
+
+
+def first_difference(a: Plan, b: Plan) -> int | None:
+    """The index of the first step in which the mixture or the factor of the learning rate differs.
+
+    None where none does, and where one of the runs has steps that are not counted yet.
+    """
+    totals = a.timeline.steps, b.timeline.steps
+    if totals[0] is None or totals[1] is None:
+        return None
+    one, other = in_order(a.timeline.phases, totals[0]), in_order(b.timeline.phases, totals[1])
+    for step in sorted({first for first, _ in (*one, *other)}):
+        if _holds(one, step) != _holds(other, step):
+            return step
+    return None
+
+
+def _holds(phases: list[tuple[int, Phase]], step: int) -> tuple[Any, ...]:
+    """What decides about a step: shares, factor, and where rows are drawn for several datasets, whence and under which
+    name."""
+    first, phase = [pair for pair in phases if pair[0] <= step][-1]
+    mixed = {name: share for name, share in phase.shares.items() if share > 0}
+    return (list(mixed.items()), phase.lr_scale, *((first, phase.name) if len(mixed) > 1 else ()))
+
+
+def _from_there(parts: int | None, step: int | None) -> str:
+    if parts is None:
+        return "every step is trained on as before"
+    if step is None:
+        return (
+            f"a checkpoint of step {parts:,} or before goes on as if nothing had changed, a later one learns otherwise"
+        )
+    if parts >= step:
+        return f"the run comes to it with step {parts + 1:,}, as it would have from its start"
+    return "each dataset goes on from its own place, under the new shares"
+
+
+def _path(phase: Phase, plan: Plan) -> str:
+    """The block that says so: the first phase is nobody's unless it was declared."""
+    declared = any(entry.path.startswith(f"phase.{phase.name}.") for entry in plan.provenance)
+    return f"phase.{phase.name}" if declared else "mixture"
+
+
+def phase_text(phase: Phase, plan: Plan) -> str:
+    """`web 80%, code 20%, learning rate × 0.5 from step 181`."""
+    scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
+    return f"{shares_text(phase.shares)}{scale} {_start(phase, plan)}"
+
+
+def _changes(old: Phase, new: Phase, a: Plan, b: Plan) -> list[str]:
+    changes = []
+    if _start(old, a) != _start(new, b):
+        changes.append(f"{_start(old, a)} → {_start(new, b)}")
+    mixed = [{name: share for name, share in phase.shares.items() if share > 0} for phase in (old, new)]
+    if mixed[0] != mixed[1]:
+        changes.append(f"{shares_text(mixed[0])} → {shares_text(mixed[1])}")
+    if old.lr_scale != new.lr_scale:
+        changes.append(f"learning rate × {old.lr_scale:g} → × {new.lr_scale:g}")
+    return changes
+
+
+def _start(phase: Phase, plan: Plan) -> str:
+    total = plan.timeline.steps
+    if phase.first is None and total is None:
+        return f"from {phase.fraction or 0:.4g} of the budget"
+    return f"from step {first_step(phase, total or 0) + 1:,}"
+
+
+def shares_text(shares: dict[str, float]) -> str:
+    """`web 80%, code 20%`; datasets without a share are left out."""
+    return ", ".join(f"{name} {100 * share:.3g}%" for name, share in shares.items() if share > 0)

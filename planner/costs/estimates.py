@@ -1,0 +1,109 @@
+"""What a step costs on the ranks of every pipeline coordinate, and how long it takes: closed forms, put together."""
+
+from typing import Final
+
+from attrs import evolve
+
+from ..inventory import block_matmul_parameters, checkpoint_bytes, flops_per_token
+from ..plan import Cluster, Estimates, RankClass, Traffic
+from ..resolved import Resolved
+from .bubble import bubble
+from .memory import memory_of, stage_plays
+from .replay import second_run
+from .reserve import reserve_of
+from .stage_play import StagePlay
+from .times import is_exposed, predict, timed
+from .traffic import Wires, wires_of
+
+SOURCES: Final = {
+    "flops_per_token": "6 · parameters in matrix products + 12 · layers · heads · head_dim · sequence; the embedding "
+    "table left out, the head counted, experts by those a token uses, no discount for causality, recomputation not "
+    "counted (PaLM, arXiv 2204.02311, appendix B)",
+    "memory": "what the modules of the runtime keep, and the order in which a step makes and frees it, counted; each "
+    "row one document, routing even; of the ranks of a pipeline coordinate the one with the largest pieces. "
+    "torch.compile is planned as without it",
+    "reserve": "on cuda: context, libraries and what the allocator cannot use",
+    "communication": "the collectives of the runtime, counted; seconds by ring algorithms at the speed of the slowest "
+    "link of the axis",
+    "times": "operations at the efficiency of `cluster`, waiting for exposed calls, and the bubble of the schedule",
+    "checkpoint_bytes": "parameters and two moments in the format of the parameters",
+}
+
+
+def estimate(run: Resolved, cluster: Cluster) -> Estimates:
+    """All estimates of a run."""
+    per_token = flops_per_token(run.architecture, run.batch.sequence)
+    tokens = run.batch.tokens_per_step
+    stages = stage_plays(run, cluster)
+    classes, flops = _classes(run, cluster, stages), per_token * tokens
+    share = bubble(run.spec.parallel.pp.schedule, run.pipeline, run.batch.accumulate, *_works(run, stages))
+    world = run.layout.mesh.world_size
+    return Estimates(
+        tokens_per_step=tokens,
+        flops_per_token=per_token,
+        flops_per_step=flops,
+        checkpoint_bytes=checkpoint_bytes(run.inventory, run.formats.params),
+        classes=classes,
+        bubble=share,
+        times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops),
+        sources=SOURCES,
+    )
+
+
+def _classes(run: Resolved, cluster: Cluster, stages: list[list[StagePlay]]) -> tuple[RankClass, ...]:
+    memory, wires = memory_of(run, stages), wires_of(run, stages)
+    ranks = run.layout.mesh.world_size // run.size("pp")
+    found = []
+    for pp, own in enumerate(stages):
+        flops = _flops(run, pp)
+        found.append(
+            RankClass(
+                pp=pp,
+                ranks=ranks,
+                memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
+                traffic=timed(_traffic(wires[pp]), run.layout.mesh, cluster),
+                flops=flops,
+                hardware_flops=flops + run.batch.accumulate * sum(map(_again, own)),
+            )
+        )
+    return tuple(found)
+
+
+def _traffic(wires: Wires) -> tuple[Traffic, ...]:
+    return tuple(
+        Traffic(
+            axis=axis, op=op, node=node, count=count, bytes=wires.bytes[axis, op, node], exposed=is_exposed(op, node)
+        )
+        for (axis, op, node), count in sorted(wires.counts.items())
+    )
+
+
+def _flops(run: Resolved, pp: int) -> int:
+    """Of a step on one rank of a coordinate, without what is computed again; its ranks share the work evenly."""
+    arch = run.architecture
+    block = 6 * block_matmul_parameters(arch) + 12 * arch.heads * arch.head_dim * run.batch.sequence
+    token = block * run.pipeline.blocks()[pp]
+    if run.pipeline.holds_last(pp):
+        token += 6 * arch.vocab * arch.dim
+    return token * run.batch.tokens_per_step * run.size("pp") // run.layout.mesh.world_size
+
+
+def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], list[float]]:
+    """Operations of the forward of every stage, and of what its backward computes a second time."""
+    by_stage = {each.stage: each for own in stages for each in own}
+    block = sum(op.flops for op in stages[0][0].plays.tape.ops)
+    works, again = [], []
+    for stage in range(len(run.pipeline.spans)):
+        play = by_stage[stage]
+        head = 2 * play.local.tokens * play.local.vocab * play.local.dim if play.predicts else 0
+        works.append(float(block * len(play.blocks) + head))
+        again.append(float(_again(play)))
+    return works, again
+
+
+def _again(stage: StagePlay) -> int:
+    """Operations of forwards that the backward of one microbatch runs a second time."""
+    recompute = stage.plays.recompute
+    if recompute is None:
+        return 0
+    return sum(stage.blocks) * sum(op.flops for op in second_run(stage.plays.tape, recompute))

@@ -1,0 +1,118 @@
+"""What FSDP sends: every unit is gathered before it computes, and its gradients are exchanged once they are summed."""
+
+from collections.abc import Iterator
+from functools import lru_cache
+
+from ..architecture import ParameterSpec
+from ..inventory import block_tensors, stage_end_names
+from ..resolved import Resolved
+from ..units import BYTES
+from .flight import Action, gathered_stages, order
+from .stage_play import StagePlay
+from .tape import Call, Unit
+
+FSDP, ROOT, EXPERTS = "setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp"
+SINGLE = ("gpipe", "1f1b")
+
+Times = tuple[Call, int]
+
+
+def gathers_of(run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[Times]:
+    """All-gathers of one step, each with how often."""
+    for stage in stages:
+        root, blocks = _gathers(run, stage, pp)
+        for unit, axis, node, times in (
+            (stage.root, _dense_axis(run), ROOT, root),
+            (stage.units.dense, _dense_axis(run), FSDP, blocks * len(stage.blocks)),
+            (stage.units.experts, "ep_fsdp", EXPERTS, blocks * len(stage.blocks)),
+        ):
+            if unit is not None and unit.shards > 1:
+                yield Call(axis, "all_gather", node, unit.whole), times
+
+
+def sums_of(run: Resolved, stages: list[StagePlay]) -> Iterator[Times]:
+    """Exchanges of gradients of one step: summed over shards, then over copies of them."""
+    times = exchanges(run)
+    for stage in stages:
+        blocks = len(stage.blocks)
+        for unit, axis, copies, node, units in (
+            (stage.root, _dense_axis(run), "replicate", ROOT, 1),
+            (stage.units.dense, _dense_axis(run), "replicate", FSDP, blocks),
+            (stage.units.experts, "ep_fsdp", "ep_replicate", EXPERTS, blocks),
+        ):
+            if unit is not None:
+                yield from _exchange(unit, axis, copies, node, times * units)
+        if run.size("tp") > 1 and run.dense_fsdp:
+            width = BYTES[run.formats.compute if times > 1 or _at_once(run) else run.formats.reduce]
+            ends = set(stage_end_names(run.architecture, run.pipeline, stage.stage))
+            own = [t for t in run.inventory.tensors if t.name in ends]
+            for tensors, units in ((own, 1), (block_tensors(run.inventory), blocks)):
+                for tensor in partial(run, tensors):
+                    yield Call("tp", "all_reduce", "setup.parallel.tp", tensor.size * width), times * units
+
+
+def exchanges(run: Resolved) -> int:
+    """How often a step exchanges gradients."""
+    return run.batch.accumulate if run.size("pp") == 1 and run.sync == "microbatch" else 1
+
+
+def partial(run: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
+    """Those that tensor parallel leaves whole, of whose gradient every rank has a summand only: it has used them on its
+    own positions, or on its own heads."""
+    by_position = ("layernorm.weight", "norm.weight") if run.spec.parallel.tp.sequence else ()
+    always = ("q_norm.weight", "k_norm.weight", "mlp.gate.weight")
+    return [t for t in tensors if t.name.endswith((*by_position, *always)) or ".shared_experts." in t.name]
+
+
+def _exchange(unit: Unit, axis: str, copies: str, node: str, times: int) -> Iterator[Times]:
+    if unit.shards > 1:
+        yield Call(axis, "reduce_scatter", node, unit.buffer), times
+    if unit.copies > 1:
+        yield Call(copies, "all_reduce", node, unit.output), times
+
+
+def _at_once(run: Resolved) -> bool:
+    """Gradients are exchanged as they are computed, before they are put into the format of sums."""
+    return run.size("pp") == 1 and run.batch.accumulate == 1
+
+
+def _dense_axis(run: Resolved) -> str:
+    return " · ".join(run.wide(*run.shard_axes))
+
+
+def _gathers(run: Resolved, stage: StagePlay, pp: int) -> tuple[int, int]:
+    """How often a step gathers the root of a stage, and each of its blocks."""
+    count = run.batch.accumulate
+    if run.size("pp") == 1:
+        return count, count * (2 if run.reshard else 1)
+    key = (run.spec.parallel.pp.schedule, pp, run.size("pp"), run.pipeline.owners[pp], count)
+    return _told(*key, reshards=False)[stage.stage], _told(*key, reshards=run.reshard)[stage.stage]
+
+
+@lru_cache(maxsize=512)
+def _told(schedule: str, pp: int, ranks: int, stages: tuple[int, ...], count: int, *, reshards: bool) -> dict[int, int]:
+    """How often a step gathers a unit of each stage of a rank."""
+    actions = order(schedule, pp, ranks, stages, count)
+    units = {stage: _Unit(reshards=reshards) for stage in stages}
+    for event in actions if schedule in SINGLE else gathered_stages(actions):
+        if isinstance(event, Action):
+            units[event.stage].computes(event)
+        else:
+            units[event[0]].told(event[1])
+    return {stage: unit.gathers for stage, unit in units.items()}
+
+
+class _Unit:
+    """Whether a unit is gathered, and how often it has been."""
+
+    def __init__(self, *, reshards: bool) -> None:
+        self.gathers, self._there, self._reshards = 0, False, reshards
+
+    def told(self, gather: bool) -> None:
+        self.gathers += gather and not self._there
+        self._there = gather
+
+    def computes(self, action: Action) -> None:
+        self.told(True)
+        if action.kind == "F" and self._reshards:
+            self._there = False

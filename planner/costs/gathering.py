@@ -1,0 +1,71 @@
+"""The FSDP units of a rank: which parameters are gathered and exchanged together, and how large that is."""
+
+from collections.abc import Iterable
+from math import prod
+
+from attrs import frozen
+
+from ..architecture import ParameterSpec
+from ..inventory import block_tensors, stage_end_names
+from ..resolved import Resolved
+from ..units import BYTES
+from .tape import Unit
+
+
+@frozen
+class Units:
+    """dense: of a block, without its experts where these are a unit. experts: of a block. roots: of each stage, what
+    blocks leave of it. None: FSDP has no part in it."""
+
+    dense: Unit | None
+    experts: Unit | None
+    roots: tuple[Unit | None, ...]
+
+
+def units_of(run: Resolved) -> Units:
+    """The units that the nodes `expert_fsdp`, `fsdp` and `root_fsdp` of a plan make."""
+    block = block_tensors(run.inventory)
+    ends = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
+    dense = [t for t in block if not t.expert]
+    experts = [t for t in block if t.expert]
+    roots = []
+    for stage in range(len(run.pipeline.spans)):
+        own = [ends[name] for name in stage_end_names(run.architecture, run.pipeline, stage)]
+        roots.append(_dense_unit(run, own, reshards=False) if run.dense_fsdp and own else None)
+    return Units(
+        dense=_dense_unit(run, dense, reshards=run.reshard) if run.dense_fsdp else None,
+        experts=_expert_unit(run, experts) if run.expert_fsdp else None,
+        roots=tuple(roots),
+    )
+
+
+def _dense_unit(run: Resolved, tensors: Iterable[ParameterSpec], *, reshards: bool) -> Unit:
+    return _unit(run, tensors, 0, run.cuts.fsdp, run.size("replicate"), reshards=reshards)
+
+
+def _expert_unit(run: Resolved, tensors: Iterable[ParameterSpec]) -> Unit:
+    sizes = {axis.name: axis.size for axis in run.layout.mesh.expert_axes}
+    dimension = run.cuts.expert_dimension
+    return _unit(run, tensors, dimension, run.cuts.ep_fsdp, sizes["ep_replicate"], reshards=run.reshard)
+
+
+def _unit(
+    run: Resolved, tensors: Iterable[ParameterSpec], dimension: int, shards: int, copies: int, *, reshards: bool
+) -> Unit:
+    shapes = [run.cuts.gathered_shape(tensor) for tensor in tensors]
+    elements = [prod(shape) for shape in shapes]
+    padded = sum(prod(shape) // shape[dimension] * -(-shape[dimension] // shards) * shards for shape in shapes)
+    compute, reduce = BYTES[run.formats.compute], BYTES[run.formats.reduce]
+    return Unit(
+        whole=padded * compute,
+        gradients=sum(elements) * compute,
+        summed=sum(elements) * reduce,
+        buffer=padded * reduce,
+        output=padded // shards * reduce,
+        shard=padded // shards * BYTES[run.formats.params],
+        largest=max(elements, default=0) * reduce,
+        shards=shards,
+        copies=copies,
+        moved=dimension > 0 and shards > 1,
+        reshards=reshards,
+    )

@@ -1,0 +1,70 @@
+"""What the two ends of the model take: the embedding, and the last norm with the chunked loss behind it."""
+
+from attrs import frozen
+
+from ..layouts.sharding import piece
+from ..resolved import Resolved
+from .local import INDEX, Local
+
+
+@frozen(kw_only=True)
+class Ends:
+    """Bytes on a rank that holds both ends of a model; those of one end count where it is.
+
+    embedded: what the embedding keeps. embedding: its gradient. kept: what the last norm keeps beside its input. loss:
+    what the chunked loss leaves, of which `weight` are the head's gradient. forward: the most alive in the head's
+    forward beside its input, with what it leaves. backward: the same for the backward, beside what was left. start:
+    the most alive in the backward of the embedding beside the gradient that comes to it.
+    """
+
+    embedded: int
+    embedding: int
+    kept: int
+    loss: int
+    weight: int
+    forward: int
+    backward: int
+    start: int
+
+
+def ends_of(run: Resolved, local: Local) -> Ends:
+    """The loss takes `chunk` bytes of logits at a time, as `runtime/models/loss.py` does."""
+    tp, sequence = run.size("tp"), run.spec.parallel.tp.sequence
+    casts = local.width != local.exact
+    hidden, stream, exact = local.whole, local.stream, local.between * local.dim * local.exact
+    weight = local.vocab * local.dim * local.width
+    gathers = 2 * hidden if tp > 1 and sequence else 0
+    norm = stream + (2 * exact if casts else 0)
+    each = local.tokens * local.exact if len(run.training) > 1 else 0  # losses that are told apart by dataset
+    chunk = 2 * hidden + _chunk(run, local) + each  # what the loss is taken of, and its gradient
+    masked = local.tokens * (INDEX + 1) if tp > 1 else 0
+    return Ends(
+        embedded=masked,
+        embedding=weight,
+        kept=local.between * local.exact,
+        loss=hidden + weight,
+        weight=weight,
+        forward=max(norm, stream + gathers, chunk),
+        backward=(stream + gathers // 2 if gathers else 0) + (5 * exact if casts else 3 * exact),
+        start=weight + (2 * hidden if tp > 1 else 0),
+    )
+
+
+def _chunk(run: Resolved, local: Local) -> int:
+    """The most alive while the loss goes through the tokens, beside what it is given and the gradient of that.
+
+    Of one piece softmax and gradient are alive until those of the next take their names.
+    """
+    arch, tp, shared = run.architecture, run.size("tp"), run.spec.parallel.tp.loss
+    alive = piece(arch.vocab, tp, 0) if tp == 1 or shared else arch.vocab
+    tokens = min(local.tokens, max(1, int(run.spec.loss.chunk.value) // (4 * alive)))
+    casts = local.width != local.exact
+    logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
+    before = logits + rounded if tokens < local.tokens else 0
+    product = local.vocab * local.dim * local.width if casts else 0  # added in place where no format changes
+    steps = [before + logits + rounded, logits + rounded + product, product if casts else 0]
+    if tp > 1 and shared:
+        steps.append(before + 2 * logits)
+    elif tp > 1:
+        steps.append(before + logits * (2 + 2 * tp))  # padded, gathered, and put side by side
+    return local.vocab * local.dim * local.exact + max(steps)

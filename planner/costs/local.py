@@ -1,0 +1,92 @@
+"""`Local`: what one rank computes with: its tokens, heads and widths, and the bytes of a number."""
+
+from attrs import frozen
+
+from ..cluster import device_kind
+from ..plan import Cluster
+from ..resolved import Resolved, attention_kernels
+from ..units import BYTES
+
+INDEX = 8  # bytes of an index
+HOPPER = ("h100", "h200")
+WIDEST_FLASH = 256  # the largest head that flash attention knows
+
+
+@frozen(kw_only=True)
+class Local:
+    """One microbatch on one rank.
+
+    tokens: those it holds of the microbatch's rows; between: those of its residual stream, fewer where tensor parallel
+    cuts the sequence; routed: those it sends to experts. sequence: positions of a whole row. heads, kv_heads, ffn: its
+    share of them; spread_kv: key/value heads as ulysses deals them out, with copies. width, exact: bytes of a number in
+    the computation and in what is computed exactly. masked: attention is given a mask. scores: bytes of the scores of a
+    block of a ring, where no kernel spares them. grouped: one kernel computes all experts.
+    """
+
+    rows: int
+    tokens: int
+    between: int
+    routed: int
+    sequence: int
+    dim: int
+    heads: int
+    kv_heads: int
+    spread_kv: int
+    head_dim: int
+    ffn: int
+    vocab: int
+    width: int
+    exact: int
+    masked: bool
+    scores: int
+    grouped: bool
+
+    @property
+    def stream(self) -> int:
+        """Bytes of the residual stream."""
+        return self.between * self.dim * self.width
+
+    @property
+    def whole(self) -> int:
+        """Bytes of activations of all tokens, `dim` wide."""
+        return self.tokens * self.dim * self.width
+
+    @property
+    def queries(self) -> int:
+        return self.tokens * self.heads * self.head_dim * self.width
+
+    @property
+    def keys(self) -> int:
+        return self.tokens * self.kv_heads * self.head_dim * self.width
+
+
+def local_of(run: Resolved, cluster: Cluster) -> Local:
+    """The sizes on every rank of `run`; those of the rank with the most, where they differ."""
+    arch, batch, spec = run.architecture, run.batch, run.spec
+    tp, ulysses = run.size("tp"), run.size("ulysses")
+    tokens = batch.micro * batch.sequence // run.context
+    kv_heads = arch.kv_heads // tp
+    device = "cpu" if device_kind(spec) == "cpu" else "cuda"
+    compute = run.formats.compute
+    exact = max(BYTES[compute], BYTES["fp32"])
+    flash = device == "cpu" or (compute == "bf16" and arch.head_dim % 8 == 0 and arch.head_dim <= WIDEST_FLASH)
+    block = arch.heads // tp // ulysses * (batch.sequence // run.size("ring")) ** 2
+    return Local(
+        rows=batch.micro,
+        tokens=tokens,
+        between=tokens // tp if spec.parallel.tp.sequence else tokens,
+        routed=tokens // tp,
+        sequence=batch.sequence,
+        dim=arch.dim,
+        heads=arch.heads // tp,
+        kv_heads=kv_heads,
+        spread_kv=kv_heads if kv_heads % ulysses == 0 else ulysses,
+        head_dim=arch.head_dim,
+        ffn=arch.ffn // tp,
+        vocab=-(-arch.vocab // tp),
+        width=BYTES[compute],
+        exact=exact,
+        masked=attention_kernels(spec.model.attention)[device] == "mask" and run.size("ring") == 1,
+        scores=0 if flash or run.size("ring") == 1 else batch.micro * block * exact,
+        grouped=compute == "bf16" and cluster.preset in HOPPER and not (arch.dim % 8 or arch.expert_ffn % 8),
+    )

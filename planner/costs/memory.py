@@ -1,0 +1,126 @@
+"""Bytes on a rank at the peak of a step, by what they are for.
+
+Counted is the program of `runtime/`: what each of its modules keeps for the backward, when FSDP gathers and exchanges,
+and the order in which the schedule of a pipeline runs forwards and backwards.
+"""
+
+from ..inventory import block_tensors, end_names
+from ..plan import Cluster, Memory
+from ..resolved import Resolved, resolve_save
+from ..units import BYTES
+from .block_tape import block_tape
+from .gathering import units_of
+from .head_memory import ends_of
+from .local import local_of
+from .piped_memory import play_pipeline
+from .replay import Handling, Recompute, Sums
+from .stage_play import Plays, StagePlay
+
+
+def memory_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Memory]:
+    """Memory of the ranks of every pipeline coordinate, each of the rank with the most; without `reserve`."""
+    block = run.cuts.largest(block_tensors(run.inventory))
+    tensors = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
+    width, blocks = BYTES[run.formats.params], run.pipeline.blocks()
+    found = []
+    for pp, own in enumerate(stages):
+        names = end_names(run.architecture, run.pipeline, pp)
+        states = width * (block * blocks[pp] + run.cuts.largest(tensors[name] for name in names))
+        memory = _piped(run, own, pp, states) if run.size("pp") > 1 else _alone(run, own[0], states)
+        found.append(memory)
+    return found
+
+
+def stage_plays(run: Resolved, cluster: Cluster) -> list[list[StagePlay]]:
+    """The stages of every pipeline coordinate."""
+    local, units = local_of(run, cluster), units_of(run)
+    plays = Plays(block_tape(run, local, units.experts), units.dense, recompute_of(run))
+    ends, every, last = ends_of(run, local), run.spec.activation.every, len(run.pipeline.spans) - 1
+    again = plays.recompute is not None
+
+    def play(pp: int, stage: int) -> StagePlay:
+        first, final = run.pipeline.spans[stage]
+        return StagePlay(
+            stage=stage,
+            plays=plays,
+            units=units,
+            root=units.roots[stage],
+            local=local,
+            ends=ends,
+            blocks=tuple(again and (layer + 1) % every == 0 for layer in range(first, final + 1)),
+            embeds=stage == 0,
+            predicts=stage == last,
+            tied=run.architecture.tie_embeddings,
+            beside=stage + 1 in run.pipeline.owners[pp],
+            behind=stage - 1 in run.pipeline.owners[pp],
+        )
+
+    return [[play(pp, stage) for stage in stages] for pp, stages in enumerate(run.pipeline.owners)]
+
+
+def recompute_of(run: Resolved) -> Recompute | None:
+    """How blocks are computed again in the backward; None: they are not."""
+    mode = run.spec.activation.mode
+    if mode == "none":
+        return None
+    saved = resolve_save(run.spec, run.layout) if mode == "selective" else ()
+    return Recompute(frozenset(saved), choices=run.layout.ep > 1)
+
+
+def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
+    """Without a pipeline: one microbatch after the other, forward and backward."""
+    count, sharded = run.batch.accumulate, run.dense_fsdp
+    casts = sharded and run.formats.reduce != run.formats.compute
+    forward, base = stage.forward(), 3 * states + stage.resident + (states if run.ddp else 0)
+    gradients, peak = 0, 0
+    turns = min(count, 3)  # those in between are alike
+    for number in range(turns):
+        sums: Sums = "exchange" if number == turns - 1 else "keep"
+        if not sharded:
+            sums = "own"
+        elif run.sync == "microbatch":
+            sums = "each"
+        played = stage.backward(Handling(sums=sums, again=number > 0, casts=casts))
+        peak = max(peak, base + gradients + max(forward.peak, forward.net + played.peak))
+        gradients += forward.net + played.net + (stage.resident if sharded else 0)
+    whole = sharded and count > 1 and run.sync != "microbatch"
+    return _memory(
+        run,
+        states,
+        peak,
+        unsharded=stage.unsharded,
+        unreduced=stage.unreduced if whole else states if run.ddp else 0,
+        activations=forward.net - stage.loss,
+        loss=stage.loss,
+    )
+
+
+def _memory(run: Resolved, states: int, peak: int, **parts: int) -> Memory:
+    peak = max(peak, 4 * states + _norms(run, states))
+    return Memory(
+        parameters=states,
+        gradients=states,
+        optimizer=2 * states,
+        working=max(0, peak - 4 * states - sum(parts.values())),
+        offloaded=run.spec.parallel.fsdp.offload,
+        **parts,
+    )
+
+
+def _norms(run: Resolved, states: int) -> int:
+    """Exact copies of all gradients, from which their norm is taken."""
+    return 2 * states if run.formats.params == "bf16" else 0
+
+
+def _piped(run: Resolved, stages: list[StagePlay], pp: int, states: int) -> Memory:
+    """With a pipeline: microbatches in the order of its schedule."""
+    rank, gathered = play_pipeline(run, stages, pp, states)
+    return _memory(
+        run,
+        states,
+        rank.peak,
+        unsharded=gathered,
+        unreduced=sum(each.unreduced for each in stages) if run.dense_fsdp else 0,
+        activations=rank.activations,
+        loss=rank.loss,
+    )

@@ -1,0 +1,87 @@
+"""How long a step takes: products at the speed of the devices, calls at that of the links, and the pipeline's waiting.
+
+Meant to compare layouts, not to promise a speed: latencies are assumed, links are those of data sheets, and how well
+kernels use a device is assumed as well unless the spec says so (see `Cluster.efficiency`).
+"""
+
+from math import prod
+from typing import Final
+
+from attrs import evolve
+
+from ..plan import Cluster, Mesh, RankClass, Times, Traffic, TrafficOp
+
+# Seconds that a call takes beside its bytes, inside a machine and between machines.
+LATENCY: Final = (10e-6, 25e-6)
+# Nodes whose calls run while blocks before and behind are computed; all others are waited for.
+BESIDE: Final = ("setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp", "setup.parallel.ddp")
+PASSED: Final = ("send", "recv")
+
+
+def is_exposed(op: TrafficOp, node: str) -> bool:
+    """Whether nothing is computed during a call. Keys of a ring and what stages pass on travel meanwhile."""
+    return node not in BESIDE and op not in PASSED
+
+
+def call_seconds(mesh: Mesh, cluster: Cluster, axis: str, op: TrafficOp, count: int, size: int) -> float | None:
+    """Seconds of `count` calls of `size` bytes in all, by ring algorithms; None where the link's speed is not known.
+
+    Of n ranks, a gather or an exchange sends (n - 1) / n of the bytes from each, an all-reduce twice that (Thakur et
+    al., 2005); what is sent to one rank is sent once.
+    """
+    names = axis.split(" · ")
+    axes = [each for each in (*mesh.axes, *mesh.expert_axes) if each.name in names]
+    crosses = any(each.crosses_nodes for each in axes)
+    if cluster.link is None or cluster.network is None:
+        return None
+    # Ranks of a group on one machine leave it together, each through a network card of its own.
+    together = prod(min(each.size, max(1, mesh.ranks_per_node // each.stride)) for each in axes)
+    speed = min(cluster.link, together * cluster.network) if crosses else cluster.link
+    ranks = prod(each.size for each in axes)
+    share = 1.0 if op in (*PASSED, "broadcast") else (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
+    return size * share / speed + count * LATENCY[crosses]
+
+
+def predict(
+    cluster: Cluster, classes: tuple[RankClass, ...], bubble: float, *, world: int, tokens: int, flops: int
+) -> Times | None:
+    """The step of the slowest ranks; None where the speed of devices or links is not known.
+
+    tokens, flops: of a step on all `world` ranks. bubble: share of the step in which a pipeline rank waits.
+    """
+    if cluster.flops is None or any(each.seconds is None for one in classes for each in one.traffic):
+        return None
+    low, high = cluster.efficiency
+    likely = (low + high) / 2
+
+    def step(efficiency: float) -> tuple[float, float, float]:
+        return max(_busy(one, cluster.flops or 1.0, efficiency) for one in classes)
+
+    busy, computing, exposed = step(likely)
+    seconds = busy / (1 - bubble)
+    return Times(
+        computing=computing,
+        exposed=exposed,
+        step=seconds,
+        fast=step(high)[0] / (1 - bubble),
+        slow=step(low)[0] / (1 - bubble),
+        tokens_per_second=tokens / seconds,
+        mfu=flops / seconds / world / cluster.flops,
+    )
+
+
+def _busy(one: RankClass, speed: float, efficiency: float) -> tuple[float, float, float]:
+    """(all, computing, exposed) seconds of a rank; what could be hidden is exposed as far as it outlasts computing."""
+    computing = one.hardware_flops / (speed * efficiency)
+    exposed = sum(each.seconds or 0.0 for each in one.traffic if each.exposed)
+    hidden = sum(each.seconds or 0.0 for each in one.traffic if not each.exposed)
+    exposed += max(0.0, hidden - computing)
+    return computing + exposed, computing, exposed
+
+
+def timed(traffic: tuple[Traffic, ...], mesh: Mesh, cluster: Cluster) -> tuple[Traffic, ...]:
+    """The same calls with the seconds that they take."""
+    return tuple(
+        evolve(each, seconds=call_seconds(mesh, cluster, each.axis, each.op, each.count, each.bytes))
+        for each in traffic
+    )

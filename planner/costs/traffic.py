@@ -1,0 +1,164 @@
+"""What one rank sends in a step: every collective of `runtime/`, counted, with its bytes.
+
+Groups of one rank send nothing. Of several ranks of a pipeline coordinate it is the first that is counted, which has
+the largest pieces. Most calls stand on the tapes of blocks; the others are those of FSDP, of the two ends of the model,
+of the pipeline, and of the step around them.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from math import prod
+
+from attrs import define, field
+
+from ..architecture import ParameterSpec
+from ..inventory import end_names
+from ..layouts.mesh import AXES
+from ..layouts.sharding import EMBEDDING, folded_axes
+from ..plan import TrafficOp
+from ..resolved import Resolved
+from ..saving import puts_off
+from ..timeline import fill_schedule
+from ..units import BYTES
+from .block_tape import TP
+from .bucket_traffic import bucket_sizes
+from .fsdp_traffic import gathers_of, partial, sums_of
+from .local import INDEX
+from .replay import second_run
+from .stage_play import StagePlay
+from .tape import Call
+
+PP = "setup.parallel.pp"
+
+
+@define
+class Wires:
+    """Counts and bytes of calls, by axis, operation and node of the plan."""
+
+    counts: Counter[tuple[str, TrafficOp, str]] = field(factory=Counter)
+    bytes: Counter[tuple[str, TrafficOp, str]] = field(factory=Counter)
+
+    def add(self, call: Call, times: int = 1) -> None:
+        if call.axis and times:
+            key = (call.axis, call.op, call.node)
+            self.counts[key] += times
+            self.bytes[key] += times * call.bytes
+
+    def add_all(self, calls: Iterable[Call], times: int = 1) -> None:
+        for call in calls:
+            self.add(call, times)
+
+
+def wires_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Wires]:
+    """The calls of the ranks of every pipeline coordinate."""
+    return [_wires(run, own, pp) for pp, own in enumerate(stages)]
+
+
+def _wires(run: Resolved, stages: list[StagePlay], pp: int) -> Wires:
+    wires = Wires()
+    _around(wires, run, pp)
+    count = run.batch.accumulate
+    for stage in stages:
+        split = run.size("pp") > 1 and run.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and not stage.embeds
+        _blocks(wires, stage, count, split)
+        _ends(wires, run, stage, count)
+        _between(wires, run, stage, count)
+    for call, times in (*gathers_of(run, stages, pp), *sums_of(run, stages)):
+        wires.add(call, times)
+    return wires
+
+
+def _blocks(wires: Wires, stage: StagePlay, count: int, split: bool) -> None:
+    """The tapes of all blocks, forward, backward, and where a block is computed again."""
+    tape, recompute = stage.plays.tape, stage.plays.recompute
+    blocks, again = len(stage.blocks), sum(stage.blocks)
+    for op in tape.ops:
+        wires.add_all((*op.calls, *op.back_calls), count * blocks)
+    if recompute is not None and again:
+        # A split backward goes through a block once for its input, and once for each of its parameters' owners.
+        runs = 1 + len(stage.plays.owners) if split else 1
+        for op in second_run(tape, recompute):
+            wires.add_all(op.calls, count * again * runs)
+
+
+def _ends(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
+    """Tensor parallel at the embedding and at the head."""
+    if run.size("tp") == 1:
+        return
+    tensor, local = run.spec.parallel.tp, stage.local
+    whole = local.whole
+    if stage.embeds:
+        wires.add(Call("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
+        if tensor.sequence:
+            wires.add(Call("tp", "all_gather", TP, whole), count)
+    if stage.predicts:
+        if tensor.sequence:
+            wires.add(Call("tp", "all_gather", TP, whole), count)
+        wires.add(Call("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
+        alive = local.vocab if tensor.loss else run.architecture.vocab
+        piece = max(1, int(run.spec.loss.chunk.value) // (4 * alive))
+        for first in range(0, local.tokens, piece):
+            exact = min(piece, local.tokens - first) * local.exact
+            if tensor.loss:
+                wires.add(Call("tp", "all_reduce", TP, exact), count)
+                wires.add(Call("tp", "all_reduce", TP, 2 * exact), count)
+            else:
+                wires.add(Call("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
+
+
+def _between(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
+    """The residual stream forwards and its gradient back, to and from stages of other ranks."""
+    if run.size("pp") == 1:
+        return
+    size = stage.local.stream
+    for there in (not stage.predicts and not stage.beside, not stage.embeds and not stage.behind):
+        if there:
+            wires.add(Call("pp", "send", PP, size), count)
+            wires.add(Call("pp", "recv", PP, size), count)
+
+
+def _around(wires: Wires, run: Resolved, pp: int) -> None:
+    """The nodes of the step besides forward and backward."""
+    spec, batch, arch = run.spec, run.batch, run.architecture
+    world = " · ".join(run.wide(*AXES))
+    if len(run.pipeline.readers) < run.size("pp"):
+        size = 4 * batch.accumulate * batch.micro * batch.sequence
+        wires.add(Call("pp", "broadcast", "step.share_outline", size))
+    schedule = fill_schedule(spec, batch.steps)
+    clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
+    # Valid tokens, two signals, the clocks and whether a save is done; square of the norm, and the loss.
+    wires.add(Call(world, "all_reduce", "step.agree", (3 + clocks) * 8))
+    wires.add(Call(world, "all_reduce", "step.gradient_norm" if spec.optimizer.clip is None else "step.clip", 2 * 8))
+    if arch.router_bias_speed > 0:
+        wires.add(Call(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
+    _gradient_sums(wires, run, pp)
+
+
+def _gradient_sums(wires: Wires, run: Resolved, pp: int) -> None:
+    """Sums of gradients that FSDP does not make."""
+    width, arch = BYTES[run.formats.params], run.architecture
+    if run.ddp and run.size("replicate") > 1:
+        for size in bucket_sizes(run):
+            wires.add(Call("replicate", "all_reduce", "setup.parallel.ddp", size))
+    if run.size("tp") > 1 and not run.dense_fsdp:
+        for tensor in partial(run, _owned(run, pp)):
+            wires.add(Call("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
+    if run.size("pp") > 1 and arch.tie_embeddings and (run.pipeline.holds_first(pp) or run.pipeline.holds_last(pp)):
+        (table,) = [t for t in run.inventory.tensors if t.name == f"{EMBEDDING}.weight"]
+        wires.add(Call("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
+    for axis in run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(run.spec.parallel))):
+        for tensor in _owned(run, pp):
+            if not tensor.expert:
+                size = prod(run.cuts.shape(tensor))
+                wires.add(Call(axis, "all_reduce", "step.context_grad_sync", size * width))
+
+
+def _owned(run: Resolved, pp: int) -> list[ParameterSpec]:
+    """The parameters of a pipeline coordinate, whole."""
+    layers, ends = set(run.pipeline.layers(pp)), set(end_names(run.architecture, run.pipeline, pp))
+    found = []
+    for tensor in run.inventory.tensors:
+        kind, _, rest = tensor.name.partition(".")
+        if int(rest.partition(".")[0]) in layers if kind == "layers" else tensor.name in ends:
+            found.append(tensor)
+    return found

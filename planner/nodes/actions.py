@@ -1,0 +1,83 @@
+"""Actions of `every` and `on` → nodes; the same action with the same arguments is one node, however often named."""
+
+from typing import Any
+
+from ...dsl.schema.actions import Action, CheckpointAction, EvalAction, GenerateAction, LogAction
+from ...dsl.schema.setting import Auto
+from ..inventory import checkpoint_bytes
+from ..plan import NodeKind
+from ..resolved import Resolved
+from ..units import bytes_text, plural
+from .builder import Builder
+
+
+class ActionNodes:
+    """Adds a node at the first mention of an action, and gives its id again at each further one."""
+
+    def __init__(self, graph: Builder, run: Resolved, after: str) -> None:
+        self._graph = graph
+        self._run = run
+        self._after = after
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def add(self, action: Action, event: str = "", *, last: bool = False) -> str:
+        """The id of the node of an action (any but stop): `tick.eval.web`, or on an event `event.finish.eval.web`.
+
+        last: the run stops behind it.
+        """
+        op, args, does = describe(action, self._run, last=last or event != "")
+        name = f"{op}.{action.dataset}" if isinstance(action, EvalAction) else op
+        if event:
+            name = f"event.{event}.{name.removeprefix('tick.')}"
+        base, number = name, 1
+        while name in self._known and self._known[name] != args:
+            number += 1
+            name = f"{base}.{number}"
+        if name not in self._known:
+            self._known[name] = args
+            kind: NodeKind = "event" if event else "tick"
+            after: list[str | tuple[str, str]] = [self._after]
+            if isinstance(action, EvalAction):
+                after.append((f"setup.data.{action.dataset}", "held-out rows"))
+            self._graph.add(kind, op, does, id=name, args=args, after=tuple(after))
+        return name
+
+    def add_model(self, event: str) -> str:
+        """The node that saves weights alone."""
+        size = bytes_text(checkpoint_bytes(self._run.inventory, self._run.formats.params) // 3)
+        does = f"save the weights alone, for publishing: {size}"
+        return self._graph.add("event", "tick.model", does, id=f"event.{event}.model", after=(self._after,))
+
+
+def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str, dict[str, Any], str]:
+    """(op, arguments, what it does) of any action but stop."""
+    match action:
+        case LogAction():
+            return "tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed"
+        case CheckpointAction():
+            size = bytes_text(checkpoint_bytes(run.inventory, run.formats.params))
+            does = f"save weights, both moments and the place in the data: {size}"
+            return "tick.checkpoint", {"must": last}, f"{does}, before the run ends" if last else does
+        case EvalAction(dataset=dataset):
+            batches = eval_batches(action, run.batch.steps)
+            # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.
+            rows = None if batches is None else batches * run.batch.rows
+            reach = "the whole hold-out" if rows is None else f"its first {plural(rows, 'row')}"
+            return "tick.eval", {"dataset": dataset, "rows": rows}, f"loss on what {dataset} held out: {reach}"
+        case GenerateAction():
+            args = {
+                "prompts": list(action.prompts),
+                "tokens": action.tokens,
+                "temperature": action.temperature,
+                "top_p": action.top_p,
+                "seed": run.spec.experiment.seed,
+            }
+            return "tick.generate", args, f"continue {plural(len(action.prompts), 'prompt')} by {action.tokens} tokens"
+    raise AssertionError(action)
+
+
+def eval_batches(action: EvalAction, steps: int | None) -> int | None:
+    """`auto` is a twentieth of the steps, at least 1; the whole hold-out (None) while the steps are not known."""
+    if not isinstance(action.batches, Auto):
+        return action.batches
+    return None if steps is None else max(steps // 20, 1)

@@ -1,0 +1,128 @@
+"""The graph of a plan: what is set up, what a step does, what happens along the way, how it ends."""
+
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.schema.setting import Auto
+from ..cluster import device_kind
+from ..layouts.mesh import AXES
+from ..learning_rate import scheduler_args
+from ..plan import Edge, Estimates, Node, Timeline
+from ..resolved import Resolved
+from ..saving import add_resume
+from ..timeline import Schedule, lay_timeline
+from ..units import plural
+from .actions import ActionNodes
+from .builder import Builder, check_graph
+from .data_nodes import add_data
+from .model_nodes import add_model
+from .step_nodes import add_step
+
+ROOT = "setup.bootstrap"
+
+
+@frozen
+class Graph:
+    """Nodes and edges, the timeline that names its ticks by node, and the proof that all of it can be executed."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    timeline: Timeline
+    proof: str
+
+
+def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Graph:
+    """Put the plan together; features that are off have no node. Raises GraphError for a mistake of the planner."""
+    graph = Builder()
+    _bootstrap(graph, run)
+    model = add_model(graph, run, _mesh(graph, run))
+    optimizer = _optimizer(graph, run, model)
+    loader = add_data(graph, run)
+    scheduler = _scheduler(graph, run, optimizer, loader)
+    resume = _resume(graph, run, loader, optimizer, scheduler)
+    last = add_step(graph, run, resume, estimates, schedule)
+    first_tick = len(graph.nodes)
+    publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
+    timeline = lay_timeline(schedule, run.batch, run.phases, ActionNodes(graph, run, last), publishes=publishes)
+    endings = (last, *(node.id for node in graph.nodes[first_tick:]))
+    drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
+    graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
+    nodes, edges = tuple(graph.nodes), tuple(graph.edges)
+    return Graph(nodes=nodes, edges=edges, timeline=timeline, proof=check_graph(nodes, edges, ROOT))
+
+
+def _bootstrap(graph: Builder, run: Resolved) -> None:
+    launch, mesh = run.spec.launch, run.layout.mesh
+    args: dict[str, Any] = {
+        "seed": run.spec.experiment.seed,
+        "device": device_kind(run.spec),
+        "threads": None if isinstance(launch.threads, Auto) else launch.threads,
+        "matmul": run.spec.precision.matmul,
+        "axes": [[axis.name, axis.size] for axis in mesh.axes],
+        "stop_deadline_seconds": launch.stop_deadline.value,
+    }
+    device = "cuda where there is one, else cpu" if args["device"] == "auto" else args["device"]
+    does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}, {device}, seed {args['seed']}"
+    graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
+
+
+def _mesh(graph: Builder, run: Resolved) -> str:
+    mesh = run.layout.mesh
+    args: dict[str, Any] = {
+        "axes": [[axis.name, axis.size] for axis in mesh.axes],
+        "expert_axes": [[axis.name, axis.size] for axis in mesh.expert_axes],
+        "shard_axes": list(run.shard_axes),
+    }
+    wide = run.wide(*AXES)
+    experts = run.wide("ep_fsdp", "ep") if run.architecture.is_moe else ()
+    does = f"groups of ranks along {run.product(wide)}" if wide else "one rank, no groups"
+    if experts:
+        does += f"; for experts {run.product(experts)}"
+    return graph.add("setup", "setup.mesh", does, args=args, axes=wide, after=(ROOT,))
+
+
+def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
+    chosen = run.spec.optimizer
+    args: dict[str, Any] = {
+        "kind": chosen.kind,
+        "lr": chosen.lr,
+        "betas": list(chosen.betas),
+        "eps": chosen.eps,
+        "weight_decay": chosen.weight_decay,
+    }
+    does = f"{chosen.kind}, two moments in {run.formats.params}, matrices decay by {chosen.weight_decay:g}"
+    return graph.add("setup", "setup.optimizer", does, args=args, after=((model, "model"),))
+
+
+def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> str:
+    """It follows the loader, which knows how many steps the data gives where the budget does not."""
+    args = scheduler_args(run.spec, run.batch.steps)
+    does = f"{args['kind']}, peak {args['lr']:g}, warm-up {_length_text(args['warmup'])}"
+    if "floor" in args:
+        does += f", down to {args['floor']:.0%} of the peak"
+    after = ((optimizer, "optimizer"), (loader, "steps"))
+    return graph.add("setup", "setup.scheduler", does, args=args, after=after)
+
+
+def _resume(graph: Builder, run: Resolved, loader: str, optimizer: str, scheduler: str) -> str:
+    """Where everything that has state meets: the last node of the setup."""
+    observe = graph.add("setup", "setup.observe", "count steps, seconds and tokens from here on", after=(ROOT,))
+    before: list[str | tuple[str, str]] = [
+        (loader, "loader"),
+        (optimizer, "optimizer"),
+        (scheduler, "scheduler"),
+        observe,
+    ]
+    if run.size("pp") > 1:
+        counts = [run.batch.accumulate]
+        does = f"lay out the schedule for {plural(counts[0], 'microbatch')} and let stages agree on shapes"
+        after = (("setup.parallel.pp", "pipeline"), (loader, "loader"))
+        before.append(
+            graph.add("setup", "setup.schedule_cache", does, args={"counts": counts}, axes=("pp",), after=after)
+        )
+    return add_resume(graph, run, tuple(before))
+
+
+def _length_text(length: dict[str, Any]) -> str:
+    return plural(length["steps"], "step") if "steps" in length else f"{length['fraction']:.0%} of the budget"

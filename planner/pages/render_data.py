@@ -1,0 +1,70 @@
+"""The part of the page about data: where documents come from, and what becomes of them on the way to a model."""
+
+from typing import Any
+
+from ..nodes.source_args import form_text
+from ..plan import Plan
+from ..units import plural
+from .text import Detail, Page
+
+
+def show_data(page: Page, plan: Plan, detail: Detail) -> None:
+    """Sources, the collate chain with what each link hands to the next, and what resuming rests on."""
+    loader = plan.node("setup.loader").args
+    tokenizer = plan.node("setup.tokenizer").args["source"]
+    page.heading(
+        "DATA", f"tokenizer {tokenizer}, {plural(loader['rows'], 'row')} of {loader['sequence']:,} tokens a step"
+    )
+    sources = [node for node in plan.nodes if node.op == "setup.data"]
+    most = detail.most(6)
+    rows = []
+    for node in sources[:most]:
+        args = node.args
+        role = "trained on" if args["dataset"] in loader["datasets"] else "evaluated"
+        held = f", {100 * args['holdout']:.3g}% held out" if args["holdout"] else ""
+        rows.append((args["dataset"], f"{role}{held}: {source_text(args)}"))
+    if len(sources) > most:
+        rows.append(("…", f"and {len(sources) - most} more: --part data"))
+    rows.append(("chain", chain_text(plan)))
+    place = "its place in the data" if len(loader["datasets"]) == 1 else "its place in each dataset"
+    rows.append(("order", f"that of the seed, on any number of ranks; a run resumes at {place}"))
+    if detail.full or loader["workers"] or not loader["prefetch"]:
+        rows.append(("reading", reading_text(loader)))
+    rows.append(("unknown", "documents, rows, how full they are, epochs: until the data has been tokenized"))
+    page.described(rows, wraps=True)
+    if detail.full:
+        page.described([(node.id, node.does) for node in plan.nodes if node in sources or node.kind == "collate"])
+
+
+def source_text(args: dict[str, Any]) -> str:
+    """Where the documents of a `setup.data` node come from, and their form where they are no plain text."""
+    options = args["options"]
+    match args["kind"]:
+        case "python_stdlib":
+            found = "Python's standard library"
+        case "synthetic":
+            found = f"{options['documents']:,} synthetic documents of about {options['length']:,} tokens"
+        case "huggingface":
+            parts = [options["name"], *([options["config"]] if options["config"] else []), options["split"]]
+            found = f"huggingface {' · '.join(parts)}"
+        case "python":
+            found = f"{options['function']}() of {options['module']}"
+        case kind:
+            found = f"{kind} {', '.join(args['patterns'])}"
+    form = form_text(args["reads"])
+    return f"{found}; {form}" if form else found
+
+
+def reading_text(loader: dict[str, Any]) -> str:
+    """How rows are read while a step computes."""
+    by = plural(loader["workers"], "process") if loader["workers"] else "a thread"
+    if not loader["prefetch"]:
+        return f"by {by} of each rank when a step asks for them: nothing is read ahead"
+    return f"by {by} of each rank, {plural(loader['prefetch'], 'step')} ahead"
+
+
+def chain_text(plan: Plan) -> str:
+    """`(rows) to_tensor (rows of token tensors) flatten …`: links, and between them what they hand over."""
+    given = {edge.after: edge.data for edge in plan.edges if edge.data}
+    parts = [f"{given.get(n.id, 'rows')} → [{n.id.removeprefix('collate.')}]" for n in plan.of_kind("collate")]
+    return " → ".join([*parts, given.get("setup.loader", "microbatches")])

@@ -1,0 +1,154 @@
+"""The parts of the page about the run as a whole: how many tokens, the learning rate, what happens along the way."""
+
+from typing import Any
+
+from ..costs.headroom import no_times
+from ..plan import Node, Plan, Tick
+from ..units import amount_text, bytes_text, count_text, plural, seconds_text
+from .text import Detail, Page
+
+
+def show_training(page: Page, plan: Plan, detail: Detail) -> None:
+    """The arithmetic of the budget, the break points of the learning rate, checkpoints, ticks and reactions."""
+    page.heading("TRAINING")
+    rows = [*_amounts(plan), _learning_rate(plan), *_checkpoints(plan), *_duration(plan)]
+    page.table(rows, align="<>", styles=("", "", "dim"))
+    page.line()
+    ticks, most = _ticks(plan), detail.most(12)
+    page.table(ticks[:most], align="<<>", styles=("cyan", "", "", "dim"))
+    page.more(len(ticks) - most, "training")
+    if detail.full:
+        page.described([(node.id, node.does) for kind in ("tick", "event") for node in plan.nodes if node.kind == kind])
+
+
+def _amounts(plan: Plan) -> list[tuple[str, str, str]]:
+    """Tokens and steps, and how they follow from each other."""
+    timeline, loader = plan.timeline, plan.node("setup.loader").args
+    rows, sequence, micro = loader["rows"], loader["sequence"], loader["micro"]
+    product = (
+        f"{micro * sequence:,} a microbatch · {loader['accumulate']} · {plural(plan.mesh.data_ranks, 'data rank')}"
+    )
+    table = [("tokens a step", f"{rows * sequence:,}", f"{plural(rows, 'row')} of {sequence:,}; {product}")]
+    if timeline.steps is None or timeline.tokens is None:
+        epochs = plural(int(timeline.epochs or 0), "epoch")
+        return [*table, ("steps", "unknown", f"{epochs} of data that is not counted yet")]
+    ratio = timeline.tokens / plan.parameters.total
+    how = next((entry.how for entry in plan.provenance if entry.path == "steps"), "") or "the budget"
+    active = ""
+    if plan.architecture.is_moe:
+        active = f", {timeline.tokens / plan.parameters.active:.3g} an active one"
+    return [
+        *table,
+        ("steps", f"{timeline.steps:,}", how),
+        ("tokens", count_text(timeline.tokens), f"{ratio:.3g} a parameter{active}"),
+    ]
+
+
+def _learning_rate(plan: Plan) -> tuple[str, str, str]:
+    args = plan.node("setup.scheduler").args
+    return ("learning rate", f"{args['lr']:g}", ", ".join(breakpoints(args)))
+
+
+def breakpoints(args: dict[str, Any]) -> list[str]:
+    """Where the learning rate turns, from the arguments of `setup.scheduler`; shares of a budget nobody has counted."""
+    steps, rise = args["steps"], args["warmup"]
+    parts = []
+    if rise.get("steps", 1) and rise.get("fraction", 1):
+        parts.append(f"warm-up over {_length(rise)}")
+    if args["kind"] == "constant":
+        return [*parts, "then constant" if parts else "constant"]
+    shape = args.get("shape", args["kind"])
+    end = f"{args['floor'] * args['lr']:.3g} at {'the end' if steps is None else f'step {steps:,}'}"
+    if args["kind"] == "wsd":
+        fall = args["decay"]
+        start = f"the last {_length(fall)}" if steps is None else f"step {max(steps - fall['steps'], rise['steps']):,}"
+        parts.append(f"constant to {start}")
+    return [*parts, f"{shape} to {end}"]
+
+
+def _length(length: dict[str, Any]) -> str:
+    return plural(length["steps"], "step") if "steps" in length else f"{100 * length['fraction']:.3g}%"
+
+
+def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
+    """How large they are, how often one is written, how many are kept."""
+    size = plan.estimates.checkpoint_bytes
+    saving = next((node for node in plan.nodes if node.op == "setup.checkpoint"), None)
+    if saving is None:
+        return [("checkpoint", bytes_text(size), "none is written")]
+    keep = saving.args["keep"]
+    ticks = [tick for tick in plan.timeline.ticks if any(plan.node(n).op == "tick.checkpoint" for n in tick.nodes)]
+    counts = [tick.count for tick in ticks]
+    ends = [r for r in plan.timeline.reactions if r.event == "finish"]
+    if any(plan.node(n).op == "tick.checkpoint" for each in ends for n in each.nodes):
+        last = plan.timeline.steps is not None and any(t.steps and plan.timeline.steps % t.steps == 0 for t in ticks)
+        counts.append(0 if last else 1)
+    known = [count for count in counts if count is not None]
+    times = f"{sum(known):,} written" if len(known) == len(counts) else "written by the clock"
+    kept = "all are kept" if keep is None else f"the newest {keep} kept" if keep > 1 else "one kept"
+    if keep is not None or len(known) == len(counts):
+        number = min(keep or sum(known), sum(known)) if len(known) == len(counts) else keep or 0
+        kept += f": {bytes_text(number * size)} on disk"
+    found = f"{times}, {kept}"
+    every = next((t.steps for t in ticks if t.steps), None)
+    if plan.estimates.times is not None and every:
+        found += f"; one every {seconds_text(every * plan.estimates.times.step)}"
+    return [("checkpoint", bytes_text(size), found)]
+
+
+def _duration(plan: Plan) -> list[tuple[str, str, str]]:
+    """Wall time, device-hours and cost; evaluations and checkpoints come on top."""
+    times, steps = plan.estimates.times, plan.timeline.steps
+    if times is None or steps is None:
+        why = no_times(plan) if times is None else "steps are not known"
+        return [("wall time", "unknown", why)]
+    wall, world, price = steps * times.step, plan.mesh.world_size, plan.cluster.price
+    span = ""
+    if times.fast != times.slow:
+        span = f"{seconds_text(steps * times.fast)} to {seconds_text(steps * times.slow)}; "
+    hours = wall * world / 3600
+    cost = (
+        "cost unknown: no cluster.price" if price is None else f"cost {amount_text(hours * price)} at {price:g} an hour"
+    )
+    return [
+        ("wall time", seconds_text(wall), f"{span}without evaluations and checkpoints"),
+        ("device-hours", amount_text(hours), cost),
+    ]
+
+
+def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
+    defaults = {entry.path for entry in plan.provenance if entry.origin == "default"}
+    rows = []
+    for tick in plan.timeline.ticks:
+        names = [_name(plan.node(node)) for node in tick.nodes] + (["stop"] if tick.stop else [])
+        by_default = names in (["log"], ["checkpoint"]) and f"every.{names[0]}" in defaults
+        rows.append((f"every {_every(tick)}", " then ".join(names), _count(tick), "default" if by_default else ""))
+    reactions: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
+    for reaction in plan.timeline.reactions:
+        names = [_name(plan.node(node)) for node in reaction.nodes] + (["stop"] if reaction.stop else [])
+        by_default = "default" if f"on.{reaction.event}" in defaults else ""
+        if by_default and reaction.event == "finish" and len(names) > 1:
+            by_default = "checkpoint by default"  # what else happens there was declared
+        reactions.setdefault((" then ".join(names), by_default), []).append(reaction.event)
+    rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in reactions.items()]
+    return rows
+
+
+def _name(node: Node) -> str:
+    """`eval web`, `log`."""
+    action = node.op.removeprefix("tick.")
+    return f"{action} {node.args['dataset']}" if action == "eval" else action
+
+
+def _every(tick: Tick) -> str:
+    if tick.steps is not None:
+        return plural(tick.steps, "step")
+    if tick.tokens is not None:
+        return plural(tick.tokens, "token")
+    return seconds_text(tick.seconds or 0.0)
+
+
+def _count(tick: Tick) -> str:
+    if tick.count is None:
+        return "by the clock" if tick.seconds is not None else ""
+    return "never" if tick.count == 0 else "once" if tick.count == 1 else f"{tick.count:,} times"

@@ -1,0 +1,70 @@
+"""Every rule of the planner on a spec, without making a plan of it."""
+
+from attrs import frozen
+
+from ...dsl.diagnostics import Diagnostics
+from ...dsl.spec import Spec
+from ..arithmetic import Arithmetic, derive_arithmetic
+from ..derive import Shape, derive_architecture
+from ..layouts.layout import Layout, lay_out
+from ..layouts.pipeline import Staging, check_microbatches, lay_stages
+from ..layouts.topology import check_topology
+from ..learning_rate import check_schedule
+from ..plan import Phase
+from ..saving import check_saving
+from ..timeline import Schedule, check_events, check_ticks, fill_schedule
+from .data_rules import check_data
+from .idle_rules import check_idle
+from .module_rules import check_modules
+from .phase_rules import check_phases
+from .premises import Verdicts
+from .stack_rules import check_stack
+
+
+def check_spec(spec: Spec, world: int | None = None, doubts: frozenset[str] = frozenset()) -> Diagnostics:
+    """All that `compile_plan` would say, without the plan.
+
+    doubts: paths of settings that are wrong; what the spec has in their place, and all that follows from it, is not
+    spoken of.
+    """
+    found = Verdicts(spec, doubts)
+    examine(spec, world, found)
+    return found.diagnostics
+
+
+@frozen
+class Sound:
+    """What was derived from a spec that every rule lets pass."""
+
+    shape: Shape
+    layout: Layout
+    staging: Staging
+    batch: Arithmetic
+    phases: tuple[Phase, ...]
+    schedule: Schedule
+
+
+def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
+    """Derive and check everything; None if any rule fails."""
+    shape = derive_architecture(spec, found)
+    check_data(spec, found)
+    arch = shape.architecture
+    layout = lay_out(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
+    if layout.doubtful:
+        found.doubt("parallel.fsdp.size")  # and with it the number of data ranks
+    batch = derive_arithmetic(spec, layout.mesh, found)
+    staging = lay_stages(spec, arch, layout, found)
+    check_microbatches(spec, layout, batch, found)
+    check_topology(spec, arch, layout, batch, found)
+    check_stack(spec, found)
+    check_modules(spec, arch, layout, found)
+    check_schedule(spec, batch.steps, found)
+    schedule = fill_schedule(spec, batch.steps)
+    check_ticks(schedule, batch, found)
+    check_events(spec, found)
+    check_saving(spec, schedule, batch, found)
+    phases = check_phases(spec, batch, found)
+    if found.failed or layout.doubtful:
+        return None
+    check_idle(spec, layout, found)
+    return Sound(shape, layout, staging, batch, phases, schedule)

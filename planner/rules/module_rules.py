@@ -1,0 +1,54 @@
+"""Rules about what is done to modules: recomputation that finds something to do, attention kernels that know a ring."""
+
+from ...dsl.schema.setting import Auto
+from ...dsl.spec import Spec
+from ..architecture import Architecture
+from ..cluster import device_kind
+from ..layouts.layout import Layout
+from ..resolved import exchanges
+from .findings import Findings
+
+
+def check_modules(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    """Report settings that would change nothing in the model, and kernels that cannot do what the mesh asks for."""
+    _check_activation(spec, architecture, layout, found)
+    _check_attention(spec, layout, found)
+
+
+def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:
+    chosen, layers = spec.activation, architecture.layers
+    if chosen.mode == "none":
+        return
+    if chosen.every > layers:
+        message = f"every {chosen.every} chooses none of {layers} layers"
+        found.fail("activation.every", "X418", "activation.every", message, f"use every {layers} or less")
+    else:
+        found.passed("activation.every", f"{layers // chosen.every} of {layers} layers are recomputed")
+    if isinstance(chosen.save, Auto):
+        return
+    if chosen.mode == "full":
+        message = "full recomputation keeps nothing but what goes into a block, so save would change nothing"
+        hint = "use save auto, or write `activation selective`"
+        found.fail("activation.save", "X418", "activation.save", message, hint)
+    elif not chosen.save:
+        message = "selective recomputation that keeps nothing is full recomputation"
+        hint = "use save [matmul], or write `activation full`"
+        found.fail("activation.save", "X418", "activation.save", message, hint)
+    elif "all_to_all" in chosen.save and "cp" not in layout.doubtful and not exchanges(spec, layout):
+        others = ", ".join(word for word in chosen.save if word != "all_to_all") or "matmul"
+        message = "save names all_to_all, and without ep or ulysses no block has one"
+        found.fail("activation.save", "X418", "activation.save", message, f"use save [{others}]")
+    else:
+        found.passed("activation.save", f"{', '.join(chosen.save)} are kept")
+
+
+def _check_attention(spec: Spec, layout: Layout, found: Findings) -> None:
+    """A ring has a kernel of its own, which goes document by document and block by block, and flex is made for cuda."""
+    kernel, ring = spec.model.attention, layout.size("ring")
+    if kernel == "flex" and device_kind(spec) == "cpu":
+        message = "attention flex has no backward on cpu, and launch.device is cpu"
+        found.fail("model.attention", "X419", "model.attention", message, "use attention auto, or device cuda")
+    if "cp" in layout.doubtful or ring == 1 or kernel in ("auto", "documents"):
+        return
+    message = f"attention {kernel} needs whole rows, and ring {ring} passes parts of them around"
+    found.fail("mesh.ring.attention", "X419", "model.attention", message, "use attention auto, or ring 1")

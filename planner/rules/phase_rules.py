@@ -1,0 +1,86 @@
+"""Rules about `phase`: where phases begin, what of the data each of them trains on, and what changes nothing."""
+
+from itertools import pairwise
+
+from ...dsl.spec import Spec
+from ..arithmetic import Arithmetic
+from ..mixing import lay_phases, start_of, trainable, weights
+from ..plan import Phase
+from ..units import plural
+from .findings import Findings
+
+
+def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[Phase, ...]:
+    """Check where phases begin; the phases of the run in order, which are worth something only if nothing failed."""
+    for name in spec.phases:
+        _check_start(spec, name, batch, found)
+    _check_order(spec, batch, found)
+    _check_epochs(spec, found)
+    phases = lay_phases(spec, batch)
+    _check_idle(spec, phases, found)
+    return phases
+
+
+def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> None:
+    """A phase begins before the run ends."""
+    start, rule, path = spec.phases[name].from_, f"schedule.phase.{name}.start", f"phase.{name}.from"
+    first = start_of(start, batch)
+    hint = "use `from = 90%`, or leave the phase out"
+    if start.unit == "%" and start.fraction >= 1:
+        found.fail(rule, "X607", path, f"phase {name} begins at {start} of the budget, when the run has ended", hint)
+    elif first is None or batch.steps is None:
+        found.unknown(rule, f"{name} begins at {start}: the number of steps is known once the data is counted")
+    elif first >= batch.steps:
+        where = f"{start}, before step {first + 1:,}" if start.unit != "steps" else f"{start}"
+        message = f"phase {name} begins at {where}, and the run has {plural(batch.steps, 'step')}"
+        found.fail(rule, "X607", path, message, hint)
+    else:
+        found.passed(rule, f"{name} begins at {start}, with step {first + 1:,} of {batch.steps:,}")
+
+
+def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
+    """No two phases begin with the same step, and it is known which comes first."""
+    seen: dict[tuple[str, float], str] = {}
+    units: dict[str, str] = {}
+    for name, phase in spec.phases.items():
+        rule, path = f"schedule.phase.{name}.order", f"phase.{name}.from"
+        first = start_of(phase.from_, batch)
+        at = ("step", float(first)) if first is not None else ("share", phase.from_.fraction)
+        earlier = seen.setdefault(at, name)
+        if earlier != name:
+            step = f"step {first + 1:,}" if first is not None else f"{phase.from_} of the budget"
+            message = f"phases {earlier} and {name} both begin with {step}"
+            found.fail(rule, "X606", path, message, "let one of them begin later, or make them one")
+            continue
+        if at[1]:  # the beginning of the run is the same however it is written
+            other = units.setdefault(at[0], name)
+            if len(units) > 1:
+                other = next(each for unit, each in units.items() if unit != at[0])
+                message = f"phase {name} begins at {phase.from_}, phase {other} at {spec.phases[other].from_}"
+                message += ": which comes first is not known while the budget is in epochs"
+                hint = "give all starts as shares, or all in steps or tokens, or the budget in steps"
+                found.fail(rule, "X608", path, message, hint)
+
+
+def _check_epochs(spec: Spec, found: Findings) -> None:
+    """An epoch is a pass over one dataset."""
+    budget, rule = spec.experiment.budget, "schedule.epochs"
+    if budget.unit != "epochs":
+        return
+    mixed = [
+        name for name in spec.datasets if any(weights(spec, phase)[name] > 0 for phase in (None, *spec.phases.values()))
+    ]
+    if len(mixed) > 1:
+        message = f"a budget of {budget} says nothing for a mixture: {', '.join(mixed)} end at different times"
+        found.fail(rule, "X609", "experiment.budget", message, "give the budget in steps or tokens, as `1B tokens`")
+
+
+def _check_idle(spec: Spec, phases: tuple[Phase, ...], found: Findings) -> None:
+    """Warn of a phase in which nothing is other than before it."""
+    if found.failed or not trainable(spec):
+        return
+    for before, phase in pairwise(phases):
+        if before.shares == phase.shares and before.lr_scale == phase.lr_scale:
+            message = f"phase {phase.name} changes nothing, as shares and learning rate are those of {before.name}"
+            hint = "give it a `mix` or an `lr_scale`, or leave it out"
+            found.warn(f"idle.phase.{phase.name}", "W401", f"phase.{phase.name}", message, hint)

@@ -1,0 +1,164 @@
+"""What a collator of the user's own may give: the kind of value, its shapes and types, ids that the model has.
+
+Each check returns the value with what the collator has no say in: where a row stands in the run, whose it is, how many
+labels count.
+"""
+
+# shapes: L positions of a sample, B rows, S positions of a row that this rank holds
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from ..loading.row_reader import RawRow
+from .batch import IGNORE_INDEX, Microbatch, whole_positions
+from .collators import Sample, TensorRow
+from .microbatch_rows import count_valid
+
+
+class Wrong(Exception):
+    """What is wrong with a value, as the end of a sentence that begins with who gave it."""
+
+
+def check_samples(
+    given: Sequence[Any], row: int, dataset: int, position: int, vocab: int, *, labelled: bool
+) -> list[Sample]:
+    """The samples of row `row` of the microbatch. Raises Wrong."""
+    for number, sample in enumerate(given):
+        if not isinstance(sample, Sample):
+            raise Wrong(f"gave {kind_of(sample)} as sample {number}, where a Sample belongs")
+        told = f"gave sample {number} with"
+        _check_ids(sample.tokens, f"{told} tokens")
+        least = 1 if labelled else 2  # of two tokens the second is predicted
+        if len(sample.tokens) < least:
+            raise Wrong(f"{told} {_count(len(sample.tokens), 'token')}, and it needs {least} or more")
+        if labelled:
+            if sample.labels is None:
+                raise Wrong(f"{told}out labels")
+            _check_ids(sample.labels, f"{told} labels", len(sample.tokens))
+            if sample.trained is not None:
+                raise Wrong(f"{told} labels and a mask `trained`: it is None where labels say what is predicted")
+        elif sample.labels is not None:
+            raise Wrong(f"{told} labels already: say `gives` for that")
+        elif sample.trained is not None:
+            _check_tensor(sample.trained, torch.bool, f"{told} `trained`", len(sample.tokens))
+    if given:
+        _check_range([sample.tokens for sample in given], vocab, "sample", "tokens")
+        if labelled:
+            _check_range([sample.labels for sample in given], vocab, "sample", "labels", ignored=True)
+    return [evolve(sample, row=row, dataset=dataset, position=position) for sample in given]
+
+
+def check_row(given: Any, kind: type[RawRow] | type[TensorRow], before: RawRow | TensorRow, vocab: int) -> Any:
+    """A row that is not cut into samples yet. Raises Wrong."""
+    if not isinstance(given, kind):
+        raise Wrong(f"gave {kind_of(given)}, where a {kind.__name__} belongs")
+    for number, segment in enumerate(given.segments):
+        told = f"gave segment {number}"
+        if isinstance(given, TensorRow):
+            _check_ids(segment, told)
+        elif not (isinstance(segment, np.ndarray) and segment.ndim == 1 and segment.dtype.kind in "ui"):
+            raise Wrong(f"{told} as {_array_kind(segment)}, where a numpy array of whole numbers [L + 1] belongs")
+        if len(segment) < 2:
+            raise Wrong(f"{told} with {_count(len(segment), 'token')}, and it needs 2 or more")
+    masks = given.trained
+    if masks is not None and [len(mask) for mask in masks] != [len(segment) for segment in given.segments]:
+        raise Wrong("gave `trained` that does not fit the segments, mask by mask")
+    if given.segments:
+        _check_range([torch.as_tensor(np.asarray(each, dtype=np.int64)) for each in given.segments], vocab, "segment")
+    return evolve(given, dataset=before.dataset, position=before.position)
+
+
+def check_microbatch(given: Any, before: Microbatch, vocab: int, *, local: bool) -> Microbatch:
+    """A microbatch of one row, or a rank's part of one (`local`), whose layout must stay. Raises Wrong."""
+    if not isinstance(given, Microbatch):
+        raise Wrong(f"gave {kind_of(given)}, where a Microbatch belongs")
+    shape = tuple(before.positions_BS.shape)
+    tensors = (("input_ids_BS", torch.int64), ("labels_BS", torch.int64), ("positions_BS", torch.int64),
+               ("real_BS", torch.bool))  # fmt: skip
+    for name, dtype in tensors:
+        _check_tensor(getattr(given, name), dtype, f"gave `{name}`", *shape)
+    assert given.input_ids_BS is not None and given.labels_BS is not None
+    _check_layout(given, before, local=local)
+    _check_range([given.input_ids_BS.flatten()], vocab, "", "`input_ids_BS`")
+    _check_range([given.labels_BS.flatten()], vocab, "", "`labels_BS`", ignored=True)
+    if bool((given.labels_BS[~given.real_BS] != IGNORE_INDEX).any()):
+        raise Wrong("gave labels for padding")
+    return evolve(given, dataset_B=before.dataset_B, place_B=before.place_B, num_valid=count_valid(given.labels_BS))
+
+
+def _check_layout(given: Microbatch, before: Microbatch, *, local: bool) -> None:
+    """Where segments lie, which every part of a model is told in another way."""
+    names = ("cumulative_lengths", "real_lengths", "positions_BS", "real_BS")
+    if all(torch.equal(getattr(given, name), getattr(before, name)) for name in names):
+        return
+    if local:
+        raise Wrong("moved segments or padding: behind `shard` other ranks hold the rest of them")
+    bounds, real = given.cumulative_lengths, given.real_lengths
+    for name, tensor, size in (("cumulative_lengths", bounds, len(real) + 1), ("real_lengths", real, len(bounds) - 1)):
+        _check_tensor(tensor, torch.int32, f"gave `{name}`", size)
+    lengths, total = bounds.diff(), before.sequence
+    if int(bounds[0]) != 0 or int(bounds[-1]) != total or bool((lengths < 1).any()):
+        raise Wrong(f"gave `cumulative_lengths` that do not rise from 0 to the {total} positions of the row")
+    if bool((real < 0).any()) or bool((real > lengths).any()):
+        raise Wrong("gave `real_lengths` that are longer than their segments")
+    positions_T, real_T = whole_positions(bounds, real, total)
+    if not (torch.equal(given.positions_BS.flatten(), positions_T) and torch.equal(given.real_BS.flatten(), real_T)):
+        raise Wrong("gave `positions_BS` or `real_BS` that do not follow from the lengths of the segments")
+
+
+def _check_ids(value: Any, told: str, length: int | None = None) -> None:
+    """Token ids or labels of a sample: int64 [length]."""
+    _check_tensor(value, torch.int64, told, *(() if length is None else (length,)))
+    if value.ndim != 1:
+        raise Wrong(f"{told} of shape {list(value.shape)}, where one dimension belongs")
+
+
+def _check_tensor(value: Any, dtype: torch.dtype, told: str, *shape: int) -> None:
+    if not isinstance(value, Tensor):
+        raise Wrong(f"{told} as {_array_kind(value)}, where a tensor belongs")
+    if value.dtype != dtype:
+        raise Wrong(f"{told} of {value.dtype}, where {dtype} belongs".replace("torch.", ""))
+    if shape and tuple(value.shape) != shape:
+        raise Wrong(f"{told} of shape {list(value.shape)}, where {list(shape)} belongs")
+    if value.device.type != "cpu":
+        raise Wrong(f"{told} on {value.device}; microbatches are made on the CPU")
+
+
+def _check_range(
+    ids: Sequence[Tensor | None], vocab: int, each: str, what: str = "tokens", *, ignored: bool = False
+) -> None:
+    """Ids lie below the size of the vocabulary; labels may also be IGNORE_INDEX. All at once: done each step."""
+    found = [tensor for tensor in ids if tensor is not None]
+    whole = torch.cat(found)
+    if ignored:
+        whole = whole.where(whole != IGNORE_INDEX, 0)
+    if not len(whole):
+        return
+    low, high = (int(bound) for bound in whole.aminmax())
+    if low >= 0 and high < vocab:
+        return
+    wrong = low if low < 0 else high
+    number = next(number for number, tensor in enumerate(found) if bool((tensor == wrong).any()))
+    whose = f"{each} {number} with " if each else ""
+    allowed = f"0 to {vocab - 1:,}" + (f" or {IGNORE_INDEX}" if ignored else "")
+    raise Wrong(f"gave {whose}{wrong:,} among its {what}; they are {allowed}")
+
+
+def kind_of(value: Any) -> str:
+    """What something is, for messages."""
+    return "None" if value is None else f"a value of type {type(value).__name__}"
+
+
+def _array_kind(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"a numpy array of {value.dtype} {list(value.shape)}"
+    return kind_of(value)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" + ("" if number == 1 else "s")

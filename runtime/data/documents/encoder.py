@@ -1,0 +1,213 @@
+"""Turns records into documents: arrays of tokens, with bos and eos, and which of them are to be predicted."""
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from ..sources.bad_records import BadRecord
+from ..sources.records import Draw, Message, Reads, Record, TokenIds
+from ..sources.synthetic import Lexicon
+from ..sources.texts import strings
+from .chat_template import ChatTemplate, TemplateRefusal, load_template
+from .chat_turns import Span, spoken
+from .tokenizers import Placed, Tokenizer
+
+VERSION = 1  # raise it whenever the same records would give other tokens
+# A tokenizer takes hundreds of bytes of memory for a character: longer texts are encoded in pieces.
+PIECE = 1 << 20
+LONGEST_CONVERSATION = 1 << 24  # characters
+
+
+@frozen(kw_only=True, eq=False)
+class TokenDocument:
+    """The tokens of one document."""
+
+    ids: np.ndarray
+    """uint16 or uint32 [tokens], bos and eos included; two at least."""
+    trained: np.ndarray | None = None
+    """bool [tokens]: which are to be predicted. None: all. The first of a document never is, as nothing precedes it."""
+
+
+class DocumentEncoder:
+    """Makes documents of records. It can be pickled.
+
+    - Text is laid out `bos, text…, eos`. Texts of more than a million characters are encoded in pieces, cut between
+      lines or words where there are any.
+    - A conversation is what its template writes, with bos in front if that has none and the tokenizer has one of its
+      own, and eos behind unless its last token that is not blank is eos. That eos is predicted if what it follows is.
+      Special tokens are those that the template writes: a content that spells one is a bad record.
+    - Token ids stay as they are: without a bos of their own they get none.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, reads: Mapping[str, Any], base: Path | None = None) -> None:
+        """`base`: where the path of a template starts; the working folder if it is not given.
+
+        Raises DataError for a template that cannot be used.
+        """
+        self.tokenizer = tokenizer
+        self.reads = Reads.of(reads)
+        self.dtype = np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
+        self.template: ChatTemplate | None = None
+        if self.reads.form != "text":
+            self.template = load_template(self.reads.template, tokenizer, base or Path.cwd())
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        return self.tokenizer.vocab_size
+
+    @property
+    def covers(self) -> dict[str, Any]:
+        """Everything that decides which tokens a record becomes, as JSON."""
+        covered: dict[str, Any] = {
+            "version": VERSION,
+            "tokenizer": self.tokenizer.fingerprint,
+            "vocab_size": self.vocab_size,
+            "form": self.reads.form,
+        }
+        if self.template is not None:
+            covered |= {"template": self.template.text, "train_on": self.reads.train_on}
+        return covered
+
+    def encode(self, records: Sequence[Record]) -> list[TokenDocument | BadRecord]:
+        """A document, or the reason why there is none, for each record, in their order."""
+        if not records:
+            return []
+        contents: list[Any] = [record.content for record in records]
+        match contents[0]:
+            case str():
+                found = self._texts(contents)
+            case TokenIds():
+                found = self._tokens(contents)
+            case Draw():
+                found = [TokenDocument(ids=self._between(self._lexicon.write(draw))) for draw in contents]
+            case _:
+                found = self._conversations(contents)
+        return [
+            BadRecord(origin=record.origin, reason=each) if isinstance(each, str) else each
+            for record, each in zip(records, found, strict=True)
+        ]
+
+    # Each of these gives a document or the reason why there is none.
+
+    def _texts(self, texts: list[str]) -> list[TokenDocument | str]:
+        if max(map(len, texts)) <= PIECE:
+            encoded = self.tokenizer.encode_batch(texts)
+        else:
+            encoded = [np.concatenate([self.tokenizer.encode(piece) for piece in _pieces(text)]) for text in texts]
+        return [
+            TokenDocument(ids=self._between(ids)) if len(ids) else "the tokenizer makes nothing of this text"
+            for ids in encoded
+        ]
+
+    def _between(self, ids: np.ndarray) -> np.ndarray:
+        laid = np.empty(len(ids) + 2, self.dtype)
+        laid[0], laid[1:-1], laid[-1] = self.tokenizer.bos, ids, self.tokenizer.eos
+        return laid
+
+    def _tokens(self, documents: list[TokenIds]) -> list[TokenDocument | str]:
+        everything = np.concatenate([document.ids for document in documents])
+        if self._in_vocabulary(everything):
+            return [
+                TokenDocument(ids=document.ids.astype(self.dtype), trained=document.trained) for document in documents
+            ]
+        return [self._checked(document) for document in documents]
+
+    def _checked(self, document: TokenIds) -> TokenDocument | str:
+        if self._in_vocabulary(document.ids):
+            return TokenDocument(ids=document.ids.astype(self.dtype), trained=document.trained)
+        place = int(np.argmax((document.ids < 0) | (document.ids >= self.vocab_size)))
+        wrong = int(document.ids[place])
+        return f"its token {place} is {wrong}, which is not in the vocabulary of {self.vocab_size:,}"
+
+    def _in_vocabulary(self, ids: np.ndarray) -> bool:
+        return int(ids.min()) >= 0 and int(ids.max()) < self.vocab_size
+
+    @cached_property
+    def _lexicon(self) -> Lexicon:
+        return Lexicon.of(self.tokenizer)
+
+    def _conversations(self, conversations: list[list[Message]]) -> list[TokenDocument | str]:
+        written = [self._written(messages) for messages in conversations]
+        texts = [each[0] for each in written if not isinstance(each, str)]
+        placed = iter(self.tokenizer.encode_rendered(texts) if texts else ())
+        return [each if isinstance(each, str) else self._document(*each, next(placed)) for each in written]
+
+    def _written(self, messages: list[Message]) -> tuple[str, list[Span]] | str:
+        """The conversation as text and what is to be predicted of it; or the reason why there is none."""
+        assert self.template is not None
+        for number, message in enumerate(messages, start=1):
+            for text in strings(message):
+                if (spelt := self._reserved.search(text)) is not None:
+                    return f"message {number} spells the special token {spelt[0]}"
+        if sum(len(message["content"]) for message in messages) > LONGEST_CONVERSATION:
+            return f"a conversation of more than {LONGEST_CONVERSATION:,} characters"
+        try:
+            if self.reads.train_on == "all":
+                text = self.template.render(messages).text
+                spans = [(0, len(text))]
+            else:
+                text, spans = spoken(self.template, messages, last=self.reads.train_on == "last")
+        except TemplateRefusal as refusal:
+            return str(refusal)
+        if not any(text[start:end].strip() for start, end in spans):
+            return "nothing in it is said by the assistant"
+        return text, spans
+
+    def _document(self, text: str, spans: list[Span], placed: Placed) -> TokenDocument | str:
+        ids, trained = placed.ids, _within(placed, spans, len(text))
+        bos, eos = self.tokenizer.bos, self.tokenizer.eos
+        blanks = len(text) - len(text.lstrip())
+        written = np.flatnonzero((placed.ends > blanks) & (placed.starts < len(text.rstrip())))
+        if not len(written):
+            return "the tokenizer makes nothing of this conversation"
+        front = [bos] if self.tokenizer.has_bos and ids[written[0]] != bos else []
+        back = [eos] if ids[written[-1]] != eos else []
+        laid = np.concatenate([np.array(front, self.dtype), ids.astype(self.dtype), np.array(back, self.dtype)])
+        if self.reads.train_on == "all":
+            return TokenDocument(ids=laid)
+        mask = np.concatenate([[False] * len(front), trained, [trained[-1]] * len(back)])
+        return TokenDocument(ids=laid, trained=mask.astype(bool))
+
+    @cached_property
+    def _reserved(self) -> re.Pattern[str]:
+        assert self.template is not None
+        names = {*self.tokenizer.special_names, *self.template.markers}
+        # The longest first: of two that begin alike, that is the one that stands there.
+        return re.compile("|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_reserved", "_lexicon")}
+
+
+def _within(placed: Placed, spans: list[Span], length: int) -> np.ndarray:
+    """Which tokens have a character in a span: bool [tokens]. One without characters is in it if its place is.
+
+    So is a token that begins in a header and ends in what the assistant says: otherwise its part of that would never
+    be predicted.
+    """
+    inside = np.zeros(length + 1, dtype=np.int64)
+    for start, end in spans:
+        inside[start:end] = 1
+    before = np.concatenate([[0], np.cumsum(inside)])
+    ends = np.where(placed.ends > placed.starts, placed.ends, placed.starts + 1)
+    return before[ends] > before[placed.starts]
+
+
+def _pieces(text: str) -> list[str]:
+    pieces, start = [], 0
+    while len(text) - start > PIECE:
+        stop = start + PIECE
+        for sign in ("\n", " "):
+            cut = text.rfind(sign, start + PIECE // 2, stop)
+            if cut > start:
+                stop = cut
+                break
+        pieces.append(text[start:stop])
+        start = stop
+    return [*pieces, text[start:]]

@@ -1,0 +1,151 @@
+"""Which rows of which dataset every step takes: a closed form of its number, phase by phase.
+
+A draw (`planner/draw.py`) says whose turn it is. A dataset gives its own rows in its own order, epoch after epoch: its
+cursor counts them.
+"""
+
+from bisect import bisect_right
+from fractions import Fraction
+from functools import cached_property
+from math import ceil
+
+import numpy as np
+from attrs import define, field, frozen
+
+from ....planner.draw import STRIDE, TURN, Draw
+from ....planner.phases import in_order
+from ....planner.plan import Phase
+
+
+def drawn_datasets(draw: Draw, first: int, count: int) -> np.ndarray:
+    """Dataset numbers of the draws first … first + count - 1, int64 [count]."""
+    points = np.uint64(draw.first_point(first)) + np.arange(count, dtype=np.uint64) * np.uint64(STRIDE)
+    # A bound at the end of the circle has no point behind it.
+    inner = np.array([bound for bound in draw.bounds[1:-1] if bound < TURN], dtype=np.uint64)
+    return np.searchsorted(inner, points, side="right").astype(np.int64)
+
+
+@frozen(kw_only=True)
+class Position:
+    """How far a run has come before `step`. The default is its beginning."""
+
+    step: int = 0
+    rows: int = 0
+    """Rows that were taken, of all datasets."""
+    cursors: dict[str, int] = field(factory=dict)
+    """Rows that were taken of each dataset; none of those that are not named."""
+    phase: str = ""
+    """The phase of the last row that was taken, empty where there is none yet."""
+    drawn: int = 0
+    """Rows that were taken in that phase."""
+
+
+@frozen
+class _Stretch:
+    """The steps from `first` on, up to the next stretch; what was taken before them."""
+
+    first: int
+    phase: str
+    draw: Draw
+    drawn: int
+    cursors: tuple[int, ...]
+
+
+@define(kw_only=True, frozen=True)
+class Curriculum:
+    """The rows of every step from `start` on. Nothing here moves: the step is the whole position.
+
+    What came before `start` is taken as it was, whatever phases and rows per step it had. A phase in which the run
+    stopped goes on with the draw that is due; later ones begin with their first.
+    """
+
+    datasets: tuple[str, ...]
+    phases: tuple[Phase, ...]
+    """Their shares are of `datasets`; one that a phase does not name has none in it."""
+    steps: int
+    """Of the whole run, for phases that begin at a share of it."""
+    rows_per_step: int
+    seed: int
+    start: Position = field(factory=Position)
+    _next: list[tuple[int, list[int]]] = field(factory=lambda: [(-1, [])], init=False, eq=False, repr=False)
+    """A step, and the cursors before it: those of the step that was asked for last, at its end."""
+
+    def rows(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of each row of a step its dataset's number, and which row in the order of that dataset it is.
+
+        Both are int64 [rows per step]. `step` is not before `start`.
+        """
+        if len(self.datasets) == 1:
+            first = self.start.cursors.get(self.datasets[0], 0) + (step - self.start.step) * self.rows_per_step
+            own = np.arange(first, first + self.rows_per_step, dtype=np.int64)
+            return np.zeros_like(own), own
+        stretch, drawn = self._at(step)
+        datasets = drawn_datasets(stretch.draw, drawn, self.rows_per_step)
+        cursors = np.empty(self.rows_per_step, dtype=np.int64)
+        # Steps are mostly asked for one after the other: the next one begins where this one ends.
+        known, before = self._next[0]
+        before = list(before) if known == step else self._cursors(stretch, drawn)
+        for number, cursor in enumerate(before):
+            (own,) = np.nonzero(datasets == number)
+            before[number] = cursor + len(own)
+            cursors[own] = np.arange(cursor, before[number])
+        self._next[0] = (step + 1, before)
+        return datasets, cursors
+
+    def rows_before(self, step: int) -> int:
+        """Rows that the run has taken before a step."""
+        return self.start.rows + (step - self.start.step) * self.rows_per_step
+
+    def position(self, step: int) -> Position:
+        """How far the run has come before a step."""
+        if step == self.start.step:
+            return self.start
+        # The last step that was taken says which phase it was: whether it goes on, the plan of the next one says.
+        stretch, drawn = self._at(step - 1)
+        drawn += self.rows_per_step
+        cursors = dict(zip(self.datasets, self._cursors(stretch, drawn), strict=True))
+        return Position(
+            step=step,
+            rows=self.rows_before(step),
+            cursors={**self.start.cursors, **cursors},
+            phase=stretch.phase,
+            drawn=drawn,
+        )
+
+    @cached_property
+    def _stretches(self) -> list[_Stretch]:
+        start = self.start
+        cursors = [start.cursors.get(name, 0) for name in self.datasets]
+        plan = in_order(self.phases, self.steps)
+        begins = [first for first, _ in plan]
+        found: list[_Stretch] = []
+        for (first, phase), end in zip(plan, [*begins[1:], None], strict=True):
+            if end is not None and end <= start.step:
+                continue
+            shares = [phase.shares.get(name, 0.0) for name in self.datasets]
+            draw = Draw.of(shares, self.seed, phase.name)
+            drawn = start.drawn if not found and phase.name == start.phase else 0
+            found.append(_Stretch(max(first, start.step), phase.name, draw, drawn, tuple(cursors)))
+            if end is not None:
+                counts = draw.counts(drawn, (end - found[-1].first) * self.rows_per_step)
+                cursors = [cursor + count for cursor, count in zip(cursors, counts, strict=True)]
+        return found
+
+    def _at(self, step: int) -> tuple[_Stretch, int]:
+        """The stretch of a step, and the draws of its phase before it."""
+        assert step >= self.start.step, f"step {step} lies before the one that this run starts with"
+        place = bisect_right(self._stretches, step, key=lambda stretch: stretch.first)
+        stretch = self._stretches[place - 1]
+        return stretch, stretch.drawn + (step - stretch.first) * self.rows_per_step
+
+    @staticmethod
+    def _cursors(stretch: _Stretch, drawn: int) -> list[int]:
+        counts = stretch.draw.counts(stretch.drawn, drawn - stretch.drawn)
+        return [cursor + count for cursor, count in zip(stretch.cursors, counts, strict=True)]
+
+
+def steps_of_epochs(epochs: float, rows: int, rows_per_step: int, taken: int = 0) -> int:
+    """Steps in which `epochs` times `rows` rows are taken, of which `taken` were before."""
+    # As it was written, not as the nearest binary number: 0.1 of 10 rows is one row.
+    left = Fraction(str(epochs)) * rows - taken
+    return max(0, ceil(left / rows_per_step))

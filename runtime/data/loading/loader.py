@@ -1,0 +1,220 @@
+"""From a step number to the microbatches of one data rank. Nothing here moves: the step is the whole position."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from attrs import define, evolve, field
+
+from ..collate.batch import Microbatch
+from ..collate.collators import Chain
+from ..packing.rows import Rows
+from ..stores.store import TokenStore
+from .curriculum import Curriculum
+from .feeding import MixedFeeder, RowFeeder
+from .loader_state import FORMAT, Remarks, position_of
+from .row_reader import PADDING
+from .training_rows import TrainingRows
+
+
+@define(eq=False)
+class StepRows:
+    """The rows that one rank takes in a step, int64 [accumulate, micro] all three."""
+
+    datasets: np.ndarray
+    """Number of the dataset of each row."""
+    rows: np.ndarray
+    """Which row of that dataset it is."""
+    places: np.ndarray
+    """How many rows the run has taken before it."""
+
+
+@define(kw_only=True, eq=False)
+class RowLoader:
+    """Training microbatches of one data rank.
+
+    With G = micro · accumulate · data_ranks, optimizer step s (from 0) takes the next G rows of the curriculum. How
+    they are dealt to ranks and microbatches does not change which rows a step sees: in that order, or so that attention
+    costs all ranks about the same (`dealing.py`).
+    """
+
+    datasets: tuple[TrainingRows, ...]
+    curriculum: Curriculum
+    collate: Chain
+    micro: int
+    """Rows in a microbatch."""
+    accumulate: int
+    """Microbatches in an optimizer step."""
+    data_rank: int
+    data_ranks: int
+    balance: bool = False
+    """Deal the rows of a step by what attention costs in them."""
+    _left: dict[str, dict[str, Any]] = field(factory=dict, init=False)
+    """States of datasets that the run has been trained on and is not any more, by name."""
+
+    def __attrs_post_init__(self) -> None:
+        assert min(self.micro, self.accumulate) >= 1
+        assert 0 <= self.data_rank < self.data_ranks
+        assert self.curriculum.rows_per_step == self.rows_per_step
+        assert self.curriculum.datasets == tuple(dataset.name for dataset in self.datasets)
+        assert len({(rows.capacity, rows.align) for rows in (each.reader.rows for each in self.datasets)}) == 1
+
+    @property
+    def rows_per_step(self) -> int:
+        """G, over all ranks."""
+        return self.micro * self.accumulate * self.data_ranks
+
+    def step_rows(self, step: int) -> StepRows:
+        """Rows that this rank takes in `step`."""
+        datasets, rows = self._taken(step)
+        mine = self._by_cost(datasets, rows) if self.balance else self._in_order
+        return StepRows(datasets[mine], rows[mine], mine + self.curriculum.rows_before(step))
+
+    @cached_property
+    def _in_order(self) -> np.ndarray:
+        """Which rows of a step this rank takes where they are dealt as they come, int64 [accumulate, micro]."""
+        places = np.arange(self.rows_per_step, dtype=np.int64)
+        return places.reshape(self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
+
+    def row_indices(self, step: int) -> np.ndarray:
+        """Rows that this rank takes in `step`, each of its dataset, int64 [accumulate, micro]."""
+        return self.step_rows(step).rows
+
+    def _taken(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """The dataset of each row of a step, and which row of it that is, int64 [rows per step] both."""
+        datasets, cursors = self.curriculum.rows(step)
+        if len(self.datasets) == 1:
+            return datasets, self.datasets[0].order.rows(int(cursors[0]), self.rows_per_step)
+        rows = np.empty_like(cursors)
+        for number, dataset in enumerate(self.datasets):
+            (own,) = np.nonzero(datasets == number)
+            if len(own):
+                rows[own] = dataset.order.rows(int(cursors[own[0]]), len(own))
+        return datasets, rows
+
+    def _by_cost(self, datasets: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        """Which rows of the step this rank takes, int64 [accumulate, micro]."""
+        from .dealing import deal, row_costs
+
+        costs = np.empty_like(rows)
+        for number, dataset in enumerate(self.datasets):
+            own, reader = datasets == number, dataset.reader
+            costs[own] = row_costs(reader.store, reader.documents, reader.rows, rows[own])
+        return deal(costs, self.accumulate, self.data_ranks, self.micro)[:, self.data_rank]
+
+    def make_ready(self) -> None:
+        """Read compiled code and shuffle now, so that no step waits for it; tokens are not read."""
+        self.step_rows(self.curriculum.start.step)
+        for feeder in self._feeder.feeders:
+            feeder.microbatch(np.full(self.micro, PADDING, dtype=np.int64))
+
+    def microbatches(self, step: int) -> list[Microbatch]:
+        """The `accumulate` microbatches of optimizer step `step`, from 0."""
+        taken = self.step_rows(step)
+        if len(self.datasets) == 1:
+            (feeder,) = self._feeder.feeders
+            return [feeder.microbatch(*some) for some in zip(taken.rows, taken.places, strict=True)]
+        portions = zip(taken.datasets, taken.rows, taken.places, strict=True)
+        return [self._feeder.microbatch(*some) for some in portions]
+
+    @cached_property
+    def _feeder(self) -> MixedFeeder:
+        readers = [dataset.reader for dataset in self.datasets]
+        feeders = tuple(
+            RowFeeder(store=reader.store, documents=reader.documents, rows=reader.rows, collate=self.collate)
+            for reader in readers
+        )
+        return MixedFeeder(feeders=feeders, collate=self.collate)
+
+    def rows_taken(self, step: int) -> dict[str, int]:
+        """Rows of each dataset that the run has taken before `step`."""
+        cursors = self.curriculum.position(step).cursors
+        return {dataset.name: cursors.get(dataset.name, 0) for dataset in self.datasets}
+
+    def state(self, step: int) -> dict[str, Any]:
+        """What a checkpoint keeps so that `step` (the next one to take) can be resumed exactly; JSON values."""
+        position = self.curriculum.position(step)
+        rows = self.datasets[0].reader.rows
+        return {
+            "format": FORMAT,
+            "step": step,
+            "seed": self.curriculum.seed,
+            "capacity": rows.capacity,
+            "align": rows.align,
+            "rows_per_step": self.rows_per_step,
+            "rows": position.rows,
+            "phase": position.phase,
+            "rows_in_phase": position.drawn,
+            "datasets": {
+                **self._left,
+                **{
+                    dataset.name: {
+                        "cursor": position.cursors.get(dataset.name, 0),
+                        "rows": dataset.order.num_rows,
+                        "content": dataset.reader.fingerprint,
+                    }
+                    for dataset in self.datasets
+                },
+            },
+        }
+
+    def check_state(self, state: dict[str, Any]) -> Remarks:
+        """What is new and gone of the data beside a state, if it can be gone on from.
+
+        Raises DataError naming every difference that would make the steps from `state["step"]` on see other rows than
+        those that are due.
+        """
+        return position_of(state, self.state(self.curriculum.start.step))[1]
+
+    def restore(self, state: dict[str, Any], steps: int) -> Remarks:
+        """Go on from where `state` was written, in a run of `steps` steps; what there is to say of it.
+
+        Its phases and its rows per step may have been others: what was taken is taken, what comes is by the curriculum.
+        Raises DataError as `check_state` does.
+        """
+        position, remarks = position_of(state, self.state(self.curriculum.start.step))
+        self._left = remarks.left
+        self.curriculum = evolve(self.curriculum, start=position, steps=steps)
+        return remarks
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class EvalLoader:
+    """Held-out rows in order, each once, dealt to data ranks in global batches of micro · data_ranks rows.
+
+    Every rank yields the same number of microbatches, as its peers wait for it in collectives; where the rows run out
+    it gets rows of padding, which have no valid label.
+    """
+
+    store: TokenStore
+    documents: np.ndarray
+    """int64: the document of the store that each document index in `rows` stands for."""
+    rows: Rows
+    collate: Chain
+    micro: int
+    """Rows in a microbatch."""
+    data_rank: int
+    data_ranks: int
+    max_rows: int | None = None
+    """Rows to stop after, over all ranks; None for all rows."""
+
+    def __attrs_post_init__(self) -> None:
+        assert self.micro >= 1
+        assert 0 <= self.data_rank < self.data_ranks
+
+    def __len__(self) -> int:
+        """Microbatches of every rank."""
+        return -(-self.num_rows // (self.micro * self.data_ranks))
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are evaluated, over all ranks."""
+        return self.rows.num_rows if self.max_rows is None else min(self.rows.num_rows, self.max_rows)
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        feeder = RowFeeder(store=self.store, documents=self.documents, rows=self.rows, collate=self.collate)
+        for batch in range(len(self)):
+            first = (batch * self.data_ranks + self.data_rank) * self.micro
+            indices = np.arange(first, first + self.micro, dtype=np.int64)
+            yield feeder.microbatch(np.where(indices < self.num_rows, indices, PADDING))

@@ -1,0 +1,130 @@
+"""A dataset ready to be read: tokenised, split into training and hold-out, both packed into rows. Without torch."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from ....planner.plan import Node, Plan
+from ..documents.encoder import DocumentEncoder
+from ..documents.tokenizers import Tokenizer
+from ..packing.pack import Method, pack_rows
+from ..packing.rows import Oversized, Rows
+from ..packing.rows_cache import cached_rows, rows_key
+from ..packing.split_cache import cached_split
+from ..sources.source import Source, open_source
+from ..stores.store import TokenStore, build_store, open_store
+from ..stores.tokenise_progress import Report
+from .row_reader import RowReader
+
+PARTS: tuple[str, ...] = ("training", "hold-out")
+
+
+@frozen(kw_only=True, eq=False)
+class PreparedDataset:
+    """A tokenised dataset, its documents dealt to training and hold-out, both packed into rows."""
+
+    name: str
+    store: TokenStore
+    train_documents: np.ndarray
+    heldout_documents: np.ndarray
+    train_rows: Rows
+    heldout_rows: Rows
+
+    @property
+    def parts(self) -> dict[str, RowReader]:
+        """`training` and `hold-out`, to be read row by row."""
+        documents = (self.train_documents, self.heldout_documents)
+        rows = (self.train_rows, self.heldout_rows)
+        return {
+            part: RowReader(store=self.store, documents=own, rows=packed)
+            for part, own, packed in zip(PARTS, documents, rows, strict=True)
+        }
+
+
+def prepare(
+    store: TokenStore,
+    *,
+    dataset: str,
+    cache: Path,
+    holdout: float,
+    seed: int,
+    sequence: int,
+    oversized: Oversized,
+    align: int = 1,
+    method: Method = "sequential",
+    group: int = 1,
+) -> PreparedDataset:
+    """Split off the hold-out and pack both parts, or open what was packed before, in `cache`.
+
+    Raises DataError as `cached_split`, `pack_rows` and `cached_rows` do.
+    """
+    documents = dict(zip(PARTS, cached_split(store, cache, holdout, seed), strict=True))
+    settings = {"capacity": sequence, "align": align, "oversized": oversized}
+    # The rows of best_fit are those of multipack: it differs in how they are dealt.
+    settings |= {} if method == "sequential" else {"group": group}
+
+    def packed(part: str) -> Rows:
+        def pack() -> Rows:
+            lengths = store.lengths_of(documents[part])
+            return pack_rows(lengths, sequence, oversized, align, method=method, group=group)
+
+        return cached_rows(cache / rows_key(store=store.key, holdout=holdout, seed=seed, part=part, **settings), pack)
+
+    return PreparedDataset(
+        name=dataset,
+        store=store,
+        train_documents=documents["training"],
+        heldout_documents=documents["hold-out"],
+        train_rows=packed("training"),
+        heldout_rows=packed("hold-out"),
+    )
+
+
+def source_of(plan: Plan, node: Node, tokenizer: Tokenizer) -> Source:
+    """Where the dataset of a `setup.data` node comes from; nothing is read yet.
+
+    Raises DataError as `open_source` does.
+    """
+    args = node.args
+    # The user's own code lies beside the spec; files are where the command is given.
+    base = Path(plan.spec).absolute().parent if args["kind"] == "python" else Path.cwd()
+    return open_source(
+        args["kind"],
+        patterns=tuple(args["patterns"]),
+        options=args["options"],
+        reads=args["reads"],
+        base=base,
+        bad_record_limit=args["bad_records"],
+        tokenizer=tokenizer,
+    )
+
+
+def prepared_from(
+    plan: Plan, node: Node, tokenizer: Tokenizer, *, jobs: int | None = None, progress: Report | None = None
+) -> PreparedDataset:
+    """The dataset of a `setup.data` node as a run reads it, tokenised and packed now if that is not in the cache.
+
+    `jobs` and `progress` as `build_store` takes them. Raises DataError for whatever of the data cannot be used.
+    """
+    source = source_of(plan, node, tokenizer)
+    encoder = DocumentEncoder(tokenizer, node.args["reads"])
+    store = build_store(source, encoder, _cache(plan) / "tokens", jobs=jobs, progress=progress)
+    return _packed(plan, node, store)
+
+
+def opened_from(plan: Plan, node: Node, key: str) -> PreparedDataset | None:
+    """The same from the store that is called `key`, if it is in the cache; the source is not looked at."""
+    store = open_store(_cache(plan) / "tokens" / key)
+    return None if store is None else _packed(plan, node, store)
+
+
+def _cache(plan: Plan) -> Path:
+    return Path(plan.workspace["root"]) / "cache"
+
+
+def _packed(plan: Plan, node: Node, store: TokenStore) -> PreparedDataset:
+    wanted = ("dataset", "holdout", "oversized", "seed", "sequence", "align", "method", "group")
+    args: dict[str, Any] = {name: node.args[name] for name in wanted if name in node.args}
+    return prepare(store, cache=_cache(plan) / "rows", **args)

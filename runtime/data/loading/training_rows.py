@@ -1,0 +1,41 @@
+"""The rows of the datasets of a plan that are trained on, and the curriculum over them. Without torch."""
+
+from attrs import frozen
+
+from ....planner.plan import Plan
+from .curriculum import Curriculum, steps_of_epochs
+from .order import RowOrder
+from .row_reader import RowReader
+
+
+@frozen(kw_only=True, eq=False)
+class TrainingRows:
+    """The rows of a dataset that is trained on, and the order in which they are."""
+
+    name: str
+    reader: RowReader
+    order: RowOrder
+
+    @classmethod
+    def of(cls, name: str, reader: RowReader, seed: int) -> "TrainingRows":
+        """Raises DataError if there are no rows."""
+        return cls(name=name, reader=reader, order=RowOrder(reader.rows.num_rows, seed))
+
+
+def curriculum_of(plan: Plan, rows: dict[str, int]) -> Curriculum:
+    """Which rows every step of a plan takes, from its beginning; `rows` are those that each of its datasets has.
+
+    A budget in epochs becomes steps here.
+    """
+    args = plan.node("setup.loader").args
+    steps = args["steps"]
+    if steps is None:
+        (alone,) = args["datasets"]
+        steps = steps_of_epochs(args["epochs"], rows[alone], args["rows"])
+    return Curriculum(
+        datasets=tuple(args["datasets"]),
+        phases=plan.timeline.phases,
+        steps=steps,
+        rows_per_step=args["rows"],
+        seed=args["seed"],
+    )

@@ -1,0 +1,153 @@
+"""Reader of datasets of the Hugging Face library: a folder, or a name on the hub. It needs `datasets`."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ..errors import DataError
+from ..stores.digests import file_digest
+from .bad_records import BadRecord
+from .columns import check_columns, packed, records_of, top_columns
+from .opening import needs
+from .readers_columns import NO_ROWS, pyarrow
+from .records import Reads, Record, Unit
+
+ROWS = 1000
+
+
+@frozen(kw_only=True)
+class HubDataset:
+    """One split of a dataset, a record a row.
+
+    A folder that `save_to_disk` made is read as it is; a folder of data files, and what the hub has, are first put
+    into the cache of `datasets`. The hub is asked for what is not in that cache, and for nothing else.
+    """
+
+    name: str
+    folder: Path | None
+    """Where it is on this machine, if the name is that of a folder."""
+    config: str | None
+    split: str
+    reads: Reads
+
+    def units(self) -> Iterator[Unit]:
+        """Some rows at a time. Raises DataError if there is no such dataset, split or column, or it cannot be read."""
+        pa = pyarrow("huggingface")
+        data = self._load()
+        check_columns(data.features.arrow_schema, self.reads, self._place)
+        data = data.select_columns(top_columns(data.features.arrow_schema, self.reads)).with_format("arrow")
+        row = 1
+        for start in range(0, len(data), ROWS):
+            try:
+                table = data[start : start + ROWS].combine_chunks()
+                for batch in table.to_batches():
+                    for part, rows in packed(batch, self.reads):
+                        yield Unit(size=len(part), part=part, path=self.folder, line=row)
+                        row += rows
+            except (pa.ArrowException, OSError) as error:
+                message = f"damaged behind row {row - 1}: {_first_line(error)}"
+                raise DataError(message, path=self._place, remedy="Fetch or write it once more.") from error
+        if row == 1:
+            yield Unit(size=0, part=NO_ROWS, path=self.folder, line=1)
+
+    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+        """A record, or a bad one, for each row."""
+        return records_of(unit, self.reads, self._place)
+
+    def num_bytes(self) -> None:
+        """Not known before it is loaded."""
+        return
+
+    def content(self) -> list[str]:
+        """Digests of what is read, where that are not the files of a folder. It is fetched for that if need be."""
+        if self.folder is not None:
+            return []
+        files = self._load().cache_files
+        if not files:
+            raise DataError("the library keeps no files of it", path=self._place, remedy="Save it with save_to_disk.")
+        return [file_digest(Path(each["filename"])) for each in files]
+
+    @property
+    def _place(self) -> str:
+        name = str(self.folder) if self.folder is not None else self.name
+        return f"{name}, split {self.split}" if self.config is None else f"{name}, {self.config}, split {self.split}"
+
+    def _load(self) -> Any:
+        try:
+            import datasets
+        except ImportError as error:
+            raise needs("datasets", "source `huggingface`") from error
+        with _quiet(datasets):
+            if self.folder is not None:
+                with _offline(datasets):
+                    return self._from_folder(datasets, self.folder)
+            return self._from_hub(datasets)
+
+    def _from_folder(self, datasets: Any, folder: Path) -> Any:
+        saved = (folder / "state.json").is_file()
+        try:
+            if not saved and not (folder / "dataset_dict.json").is_file():
+                return datasets.load_dataset(str(folder), self.config, split=self.split)
+            data = datasets.load_from_disk(str(folder))
+        except Exception as error:  # the library raises whatever its readers raise
+            raise self._failed(error, "Check the folder, the configuration and the split.") from error
+        if self.config is not None:
+            raise DataError("a saved dataset has no configurations", path=folder, remedy="Leave `config` out.")
+        if saved:
+            has = str(data.split) if data.split is not None else self.split
+            splits = {has: data}
+        else:
+            splits = dict(data)
+        if self.split not in splits:
+            remedy = f"Its splits are {', '.join(f'`{name}`' for name in splits)}."
+            raise DataError(f"no split `{self.split}`", path=folder, remedy=remedy)
+        return splits[self.split]
+
+    def _from_hub(self, datasets: Any) -> Any:
+        if self.name.count("/") > 1 or self.name.startswith((".", "/")):
+            remedy = "Give a folder, or `organisation/name` of the hub."
+            raise DataError("no such folder", path=self.name, remedy=remedy)
+        try:
+            with _offline(datasets):
+                return datasets.load_dataset(self.name, self.config, split=self.split)
+        except Exception as error:
+            if datasets.config.HF_HUB_OFFLINE:
+                remedy = "It is not in the cache, and HF_HUB_OFFLINE keeps from fetching it."
+                raise self._failed(error, remedy) from error
+        try:
+            return datasets.load_dataset(self.name, self.config, split=self.split)
+        except Exception as error:
+            remedy = "Check the name, configuration and split, and the network; or give a folder of this machine."
+            raise self._failed(error, remedy) from error
+
+    def _failed(self, error: Exception, remedy: str) -> DataError:
+        return DataError(f"cannot be loaded: {_first_line(error)}", path=self._place, remedy=remedy)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
+@contextmanager
+def _offline(datasets: Any) -> Iterator[None]:
+    before = datasets.config.HF_HUB_OFFLINE
+    datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
+
+
+@contextmanager
+def _quiet(datasets: Any) -> Iterator[None]:
+    """Without the library's own progress bars: there is one already."""
+    shown = datasets.is_progress_bar_enabled()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if shown:
+            datasets.enable_progress_bars()

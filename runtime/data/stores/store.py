@@ -1,0 +1,220 @@
+"""The tokenised data set: one flat array of tokens, cached on disk under the hash of everything it depends on."""
+
+import json
+from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from attrs import define, field, frozen
+
+from ..errors import DataError
+from ..sources.bad_records import BadRecord, BadRecordReport
+from .digests import FileDigests, file_digest, remembering
+from .store_writer import BAD, FORMAT, META, OFFSETS, TOKENS, TRAINED
+from .tokenise import Job, make_store
+from .tokenise_progress import Progress, Report
+
+if TYPE_CHECKING:
+    from ..documents.encoder import DocumentEncoder
+    from ..sources.source import Source
+
+INDEX = "files.json"
+"""Beside the stores: what is known of the content of files."""
+_AT_ONCE = 1 << 16
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class TokenStore:
+    """Documents as tokens, each laid out `bos, text…, eos`, one after the other in `tokens`."""
+
+    key: str
+    tokens: np.ndarray
+    """uint16 or uint32 [tokens], mapped from disk and read-only."""
+    offsets: np.ndarray
+    """int64 [documents + 1]: document i is tokens[offsets[i] : offsets[i + 1]]."""
+    num_files: int
+    """How many files were read."""
+    bad_records: BadRecordReport
+    """What the source could not turn into documents when the store was built."""
+    trained: np.ndarray | None = None
+    """uint8 [tokens], mapped and read-only: 1 where a token is to be predicted. None: all of them are."""
+
+    @property
+    def num_documents(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.tokens)
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of each document, bos and eos included, int64 [documents]."""
+        return np.diff(self.offsets)
+
+    def lengths_of(self, documents: np.ndarray) -> np.ndarray:
+        """Tokens of some documents, bos and eos included, int64 [documents]; takes no more memory than the result."""
+        lengths = np.empty(len(documents), dtype=np.int64)
+        for first in range(0, len(documents), _AT_ONCE):
+            some = documents[first : first + _AT_ONCE]
+            np.subtract(self.offsets[some + 1], self.offsets[some], out=lengths[first : first + _AT_ONCE])
+        return lengths
+
+    def document(self, index: int) -> np.ndarray:
+        """The tokens of one document, a view."""
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+
+@frozen(kw_only=True)
+class StoreIdentity:
+    """The name of a store, and everything it depends on."""
+
+    covers: dict[str, Any] = field()
+    """JSON values: where one of them is another, so is the key."""
+
+    @property
+    def key(self) -> str:
+        """Hex name of the store."""
+        return blake2b(json.dumps(self.covers, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def identify(
+    source: "Source", encoder: "DocumentEncoder", cache: Path, progress: Report | None = None
+) -> StoreIdentity:
+    """What the store of a source and an encoder depends on; reads each file once, and again when it has changed.
+
+    The limit on bad records is not in it: it decides whether a store may be used, not what is in it.
+    Raises DataError if a file cannot be read.
+    """
+
+    def tell(done: int, total: int) -> None:
+        if progress is not None:
+            progress(Progress(stage="files", done=done, total=total))
+
+    digests = FileDigests(cache / INDEX)
+    with remembering(digests):
+        digests.learn(source.files, tell)
+        content = source.fingerprint()
+    return StoreIdentity(
+        covers={
+            "code": f"format {FORMAT}",
+            "source": source.kind,
+            "fields": list(source.reads.fields),
+            # Of the files, and of the options of the source as far as they decide what is read.
+            "content": content,
+            **encoder.covers,
+        }
+    )
+
+
+def build_store(
+    source: "Source",
+    encoder: "DocumentEncoder",
+    cache: Path,
+    *,
+    jobs: int | None = None,
+    progress: Report | None = None,
+    identity: StoreIdentity | None = None,
+) -> TokenStore:
+    """Open the store under `cache/<key>/`; if it is missing or damaged, it is built first.
+
+    `jobs` processes tokenise (None: as many as there are cores, unless there is little to do; 1: this one alone). Any
+    number of processes may call this at once: one builds, the others wait, and go on with the work if it ends before.
+    An unfinished build is resumed. What `progress` raises ends this call and nothing else. It may be called in any
+    thread. `identity` saves looking at the files again.
+    Raises DataError for bad records beyond the source's limit, for a source without documents, for files that change
+    meanwhile, or if the cache cannot be written; and whatever a user's own source raises.
+    """
+    identity = identity or identify(source, encoder, cache, progress)
+    final = cache / identity.key
+    store = open_store(final)
+    if store is None:
+
+        def check_unchanged() -> None:
+            if identify(source, encoder, cache) != identity:
+                remedy = "Wait until they are complete, and start again."
+                raise DataError(
+                    "files of this source have changed while they were read", path=source.base, remedy=remedy
+                )
+
+        make_store(
+            Job(
+                final=final,
+                source=source,
+                encoder=encoder,
+                dtype=np.dtype(np.uint16 if encoder.vocab_size <= 1 << 16 else np.uint32),
+                meta={"files": len(source.files), "covers": identity.covers},
+                is_sound=lambda folder: open_store(folder) is not None,
+                check_unchanged=check_unchanged,
+                jobs=jobs,
+                report=progress,
+            )
+        )
+        store = open_store(final)
+    if store is None:
+        raise DataError("the token store is damaged as soon as written", path=final, remedy="Check this file system.")
+    store.bad_records.check(source.bad_record_limit)
+    return store
+
+
+def open_store(directory: Path) -> TokenStore | None:
+    """The store in `directory`, or None if any part of it is missing, unreadable or of the wrong size."""
+    try:
+        meta = json.loads((directory / META).read_bytes())
+        count, dtype = int(meta["tokens"]), np.dtype(meta["dtype"])
+        offsets = np.asarray(np.load(directory / OFFSETS, mmap_mode="r", allow_pickle=False))
+        # A plain array over the mapping: slicing a memmap object costs several times as much.
+        tokens = np.asarray(np.memmap(directory / TOKENS, dtype=dtype, mode="r"))
+        trained = np.asarray(np.memmap(directory / TRAINED, dtype=np.uint8, mode="r")) if meta["masked"] else None
+        bad = meta["bad_records"]
+        first = tuple(BadRecord(origin=origin, reason=reason) for origin, reason in bad["first"])
+        report = BadRecordReport(count=int(bad["count"]), first=first)
+        sound = (
+            meta["format"] == FORMAT
+            and dtype in (np.uint16, np.uint32)
+            and offsets.shape == (meta["documents"] + 1,)
+            and offsets.dtype == np.int64
+            and len(tokens) == count == offsets[-1]
+            and offsets[0] == 0
+            and (trained is None or len(trained) == count)
+            and (directory / BAD).is_file() == (report.count > 0)
+            and all(bool(np.all(lengths > 0)) for lengths in _lengths(offsets))
+        )
+        files = int(meta["files"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError, IndexError):
+        return None
+    if not sound:
+        return None
+    return TokenStore(
+        key=directory.name, tokens=tokens, offsets=offsets, num_files=files, bad_records=report, trained=trained
+    )
+
+
+def damage(directory: Path, progress: Report | None = None) -> list[str]:
+    """The names of the files in a store whose content is not what was written; reads all of them."""
+    try:
+        digests = dict(json.loads((directory / META).read_bytes())["digests"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return [META]
+    found = []
+    total = sum(path.stat().st_size for path in directory.iterdir())
+    done = 0
+    for name, digest in digests.items():
+        try:
+            if file_digest(directory / name) != digest:
+                found.append(name)
+            done += (directory / name).stat().st_size
+        except (DataError, OSError):
+            found.append(name)
+        if progress is not None:
+            progress(Progress(stage="files", done=done, total=total))
+    if open_store(directory) is None and not found:
+        found.append(META)
+    return found
+
+
+def _lengths(offsets: np.ndarray) -> Iterator[np.ndarray]:
+    """Lengths of some documents after another: of a billion, all at once take as much memory as the offsets."""
+    for first in range(0, len(offsets) - 1, _AT_ONCE):
+        yield np.diff(offsets[first : first + _AT_ONCE + 1])
