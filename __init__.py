@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 _OFFERED = {
     "source": "runtime.marks",
     "collator": "runtime.marks",
-    "Sample": "runtime.data.collators",
-    "Microbatch": "runtime.data.batch",
-    "IGNORE_INDEX": "runtime.data.batch",
+    "Sample": "runtime.data.collate.collators",
+    "Microbatch": "runtime.data.collate.batch",
+    "IGNORE_INDEX": "runtime.data.collate.batch",
 }
 
 

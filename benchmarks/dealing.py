@@ -19,7 +19,7 @@ from packing import KINDS, count, lengths_of
 
 from xtrain.runtime.data.loading.dealing import deal
 from xtrain.runtime.data.loading.order import RowOrder
-from xtrain.runtime.data.packing.pack.pack import pack_multipack
+from xtrain.runtime.data.packing.pack import pack_multipack
 
 CAPACITY = 8192
 # Rows of a rank in a microbatch, and microbatches of a step.

@@ -31,8 +31,8 @@ from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
 from xtrain.runtime.data.loading.row_reader import RowReader
 from xtrain.runtime.data.loading.training_rows import TrainingRows
-from xtrain.runtime.data.packing.pack.pack import pack_rows
-from xtrain.runtime.data.sources.source.bad_records import BadRecordReport
+from xtrain.runtime.data.packing.pack import pack_rows
+from xtrain.runtime.data.sources.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
 from xtrain.runtime.executor import Executor
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from xtrain.runtime.data.packing.pack.pack import pack_multipack, pack_sequential
+from xtrain.runtime.data.packing.pack import pack_multipack, pack_sequential
 
 GROUP = 100_000
 ALL = 1 << 40

@@ -138,6 +138,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", argume
         "documents": store.num_documents,
         "tokens": store.num_tokens,
         "bad_records": store.bad_records.count,
+        "first_bad_records": [f"{record.origin}: {record.reason}" for record in store.bad_records.first],
         "bad_records_file": str(folder / "bad_records.jsonl") if store.bad_records.count else None,
         "rows": {part: reader.rows.num_rows for part, reader in data.parts.items()},
         "seconds": round(time.monotonic() - begun, 3),
@@ -180,6 +181,7 @@ def _print_result(found: dict[str, Any]) -> None:
     table = [("documents", f"{found['documents']:,} of {found['tokens']:,} tokens{files}"), ("rows", rows)]
     if found["bad_records"]:
         table.append(("left out", f"{plural(found['bad_records'], 'bad record')}, listed in bad_records.jsonl there"))
+        table += [("", line) for line in found["first_bad_records"]]
     page = Page(color=shows_color(sys.stdout))
     page.line(f"  {state}, {seconds_text(found['seconds'])}: {found['folder']}")
     page.described(table)

@@ -33,7 +33,7 @@ def add_show(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> ar
     """Add the view to `xtrain data`."""
     show = views.add_parser("show", help="packed rows, as text", description="Print rows in the order of training.")
     show.add_argument("-n", type=_count, default=5, metavar="ROWS", help="how many rows (default 5)")
-    show.add_argument("--step", type=int, default=0, help="from this optimizer step on, the first is 0 (default 0)")
+    show.add_argument("--step", type=int, help="from this optimizer step on, counted from 1 as in logs (default 1)")
     show.add_argument(
         "--heldout", action="store_true", help="rows that are kept for evaluation, the first ones of each dataset"
     )
@@ -67,15 +67,19 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
             found[name] = prepared_from(plan, nodes[name], tokenizer, progress=report)
     # What is only evaluated has no rows to train on.
     held_out = arguments.heldout or wanted[0] not in loader["datasets"]
+    if held_out and arguments.step is not None:
+        print("xtrain data: rows that are held out belong to no step; leave --step out", file=sys.stderr)
+        return 2
     if held_out:
         chosen = _held_out(found, arguments.n)
     else:
         curriculum = curriculum_of(plan, {name: data.train_rows.num_rows for name, data in found.items()})
-        if not 0 <= arguments.step < curriculum.steps:
-            last = curriculum.steps - 1
-            print(f"xtrain data: the run has {plural(curriculum.steps, 'step')}, --step 0 to {last:,}", file=sys.stderr)
+        step = 1 if arguments.step is None else arguments.step
+        if not 1 <= step <= curriculum.steps:
+            message = f"the run has {plural(curriculum.steps, 'step')}, --step 1 to {curriculum.steps:,}"
+            print(f"xtrain data: {message}", file=sys.stderr)
             return 2
-        chosen = _trained(curriculum, found, arguments)
+        chosen = _trained(curriculum, found, step - 1, arguments.n)
     color = shows_color(sys.stdout)
     page = Page(color=color)
     view = _View(page, color=color, tokens=arguments.tokens, full=arguments.full)
@@ -92,7 +96,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
         else:
             view.add(row, loader["rows"])
     if not any_row:
-        which = "is held out" if held_out else f"is trained on from step {arguments.step:,} on"
+        which = "is held out" if held_out else f"is trained on from step {arguments.step or 1:,} on"
         print(f"xtrain data: no row of {', '.join(wanted)} {which}", file=sys.stderr)
     elif not arguments.json:
         view.add_legend(own)
@@ -107,16 +111,15 @@ def _held_out(found: "dict[str, PreparedDataset]", most: int) -> "Iterator[Chose
             yield name, reader, index, None
 
 
-def _trained(
-    curriculum: "Curriculum", found: "dict[str, PreparedDataset]", arguments: argparse.Namespace
-) -> "Iterator[Chosen]":
+def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step: int, most: int) -> "Iterator[Chosen]":
+    """Rows from a step on, which is counted from 0 here."""
     from ..runtime.data.look import rows_from
 
     rows = {name: data.train_rows.num_rows for name, data in found.items()}
     readers = {name: data.parts["training"] for name, data in found.items()}
     # Of a dataset that is trained on alone an epoch shows all there is.
-    most = arguments.n if len(curriculum.datasets) > 1 else min(arguments.n, sum(rows.values()))
-    for name, index, place in islice(rows_from(curriculum, rows, arguments.step), most):
+    most = most if len(curriculum.datasets) > 1 else min(most, sum(rows.values()))
+    for name, index, place in islice(rows_from(curriculum, rows, step), most):
         yield name, readers[name], index, place
 
 
@@ -162,7 +165,7 @@ class _View:
         where = f"  row {row.index:,}"
         if row.place is not None:
             step, within = divmod(row.place, rows_per_step)
-            where += f" · step {step:,}, row {within + 1:,} of {rows_per_step:,}"
+            where += f" · step {step + 1:,}, row {within + 1:,} of {rows_per_step:,}"
         flow(self._page, [Part(row.dataset, "bold"), Part(where, "dim")], self._width, rest="  ")
         padding = row.capacity - row.filled
         told = f" {row.filled / row.capacity:.1%} of {row.capacity:,} positions filled"

@@ -232,7 +232,8 @@ def failures_in(path: Path | None, doing: str) -> Iterator[None]:
         yield
     except (DataError, EnvironmentFault):
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        # It may not end the process that it is called in, either; Ctrl-C may.
         file, line = _place(error, path)
         first = _first_cause(error)
         cause = ""

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xtrain.runtime.data.packing.pack.split import split_holdout
+from xtrain.runtime.data.packing.split import split_holdout
 from xtrain.runtime.data.stores.store import TokenStore, open_store
 
 ROOT = Path(__file__).parents[1]

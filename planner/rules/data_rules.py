@@ -70,7 +70,12 @@ def _check_used(spec: Spec, found: Findings) -> None:
         switched_off = spec.mixture.weights.get(name) == 0
         if name not in training and name not in evaluated(spec) and not switched_off and not found.failed:
             hint = "give it a weight in `mixture`, evaluate it, or leave it out"
-            hint = hint if is_plain(name) else "call it by a name of letters, digits and `_`, and give it a weight"
+            if spec.mixture.weights.get(name):
+                hint = (
+                    f"at temperature {spec.mixture.temperature:g} its share is 0: raise its weight or the temperature"
+                )
+            elif not is_plain(name):
+                hint = "call it by a name of letters, digits and `_`, and give it a weight"
             found.warn(f"data.used.{name}", "W506", f"dataset.{name}", f"nothing uses the dataset `{name}`", hint)
 
 

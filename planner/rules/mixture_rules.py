@@ -35,7 +35,7 @@ def _check_training(spec: Spec, written: bool, found: Findings) -> None:
     training = trainable(spec)
     names = [dataset.name for dataset in training]
     if written and not spec.mixture.weights:
-        example = ", ".join(f"{name} = 1" for name in names or ["web"])
+        example = ", ".join(f"{name} = 1" for name in filter(is_plain, names)) or "web = 1"
         hint = f"write `mixture {{ {example} }}`, or leave it out"
         found.fail("data.training", "X502", "mixture", "nothing to train on: the mixture has no dataset", hint)
     elif not training:

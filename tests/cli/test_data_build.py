@@ -125,6 +125,6 @@ def test_what_cannot_be_built_is_said(spec: str, capsys):
     assert main(["data", "build", spec, "--dataset", "wrds"]) == 2
     assert "no dataset `wrds`; this plan reads words, others" in capsys.readouterr().err
     assert main(["data", "build", spec, "--set", "dataset.words.bad_records=0"]) == 3
-    assert "error[X507]: 1 bad records, and the limit is 0" in capsys.readouterr().err
+    assert "error[X507]: 1 bad record, and the limit is 0" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["data", "build", spec, "--jobs", "0"])

@@ -56,13 +56,13 @@ def test_rows_of_all_datasets_come_in_the_order_of_training(spec: str, capsys):
     assert {row["dataset"] for row in early} == {"words", "lines", "talks"}
     assert {row["dataset"] for row in late} == {"words"}
     assert sum(row["dataset"] == "talks" for row in early) in (11, 12, 13)
-    assert rows(capsys, "-n", "6", "--step", "4") == every[16:22]
+    assert rows(capsys, "-n", "6", "--step", "5") == every[16:22]
     talks = [row for row in every if row["dataset"] == "talks"]
     assert rows(capsys, "-n", "4", "--dataset", "talks") == talks[:4]
-    assert rows(capsys, "-n", "4", "--dataset", "talks", "--step", "5") == [r for r in talks if r["place"] >= 20][:4]
-    assert main(["data", "show", spec, "--dataset", "talks", "--step", "6"]) == 0
+    assert rows(capsys, "-n", "4", "--dataset", "talks", "--step", "6") == [r for r in talks if r["place"] >= 20][:4]
+    assert main(["data", "show", spec, "--dataset", "talks", "--step", "7"]) == 0
     nothing = capsys.readouterr()
-    assert (nothing.out, nothing.err) == ("", "xtrain data: no row of talks is trained on from step 6 on\n")
+    assert (nothing.out, nothing.err) == ("", "xtrain data: no row of talks is trained on from step 7 on\n")
 
 
 def test_what_is_trained_of_a_conversation_is_the_answer(spec: str, capsys):
@@ -104,7 +104,7 @@ def test_pages_fit_the_terminal_and_say_without_colour_what_is_only_read(spec: s
     assert "\x1b" not in page
     assert max(map(len, page.splitlines())) <= min(columns, 100)
     flat = " ".join(page.split())
-    assert "step 0, row 1 of 4" in flat and "of them trained" in flat and "⟦…⟧: only read" in flat
+    assert "step 1, row 1 of 4" in flat and "of them trained" in flat and "⟦…⟧: only read" in flat
     assert "⟦⟨bos⟩<|im_start|>user⏎" in page.replace("\n    ", "") and "⟨bos⟩line" in page
 
 
@@ -133,8 +133,8 @@ def test_long_documents_are_shortened_unless_all_is_asked_for(spec: str, capsys)
 
 
 def test_a_step_behind_the_end_is_refused(spec: str, capsys):
-    assert main(["data", "show", spec, "--step", "12"]) == 2
-    assert "the run has 12 steps, --step 0 to 11" in capsys.readouterr().err
+    assert main(["data", "show", spec, "--step", "13"]) == 2
+    assert "the run has 12 steps, --step 1 to 12" in capsys.readouterr().err
 
 
 def test_statistics_say_what_is_drawn(spec: str, capsys):

@@ -15,7 +15,7 @@ from xtrain.planner.mixing import shares
 from xtrain.planner.phases import first_step, in_order, phase_at
 from xtrain.planner.plan import Phase
 from xtrain.planner.rules.examine import check_spec
-from xtrain.runtime.data.documents.encoder import chat_builtin
+from xtrain.runtime.data.documents import chat_builtin
 
 from .conftest import spec_text
 

@@ -15,8 +15,8 @@ from xtrain.runtime.data.loading.curriculum import Curriculum, steps_of_epochs
 from xtrain.runtime.data.loading.loader import RowLoader
 from xtrain.runtime.data.loading.row_reader import RowReader
 from xtrain.runtime.data.loading.training_rows import TrainingRows
-from xtrain.runtime.data.packing.pack.pack import pack_sequential
-from xtrain.runtime.data.sources.source.bad_records import BadRecordReport
+from xtrain.runtime.data.packing.pack import pack_sequential
+from xtrain.runtime.data.sources.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
 from xtrain.runtime.feed import Feed
 from xtrain.runtime.state import Rank

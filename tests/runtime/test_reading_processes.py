@@ -25,7 +25,7 @@ from xtrain.planner.plan import Plan
 from xtrain.runtime import reading_processes
 from xtrain.runtime.data.collate.batch import Microbatch
 from xtrain.runtime.data.collate.collators import Stage
-from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer
+from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.loader import RowLoader
 from xtrain.runtime.data.loading.prepared import prepared_from

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer
+from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.sample import prompt_tokens
 
 

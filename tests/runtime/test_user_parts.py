@@ -56,6 +56,7 @@ def test_documents_come_in_their_order(tmp_path):
         ("    yield 'x'\n    yield b'y'\n", "gave bytes as document 2", 2),
         ("    yield 'x'\n    open('/nowhere/at/all')\n", "source `f`: FileNotFoundError: ", 5),
         ("    raise OSError\n", "source `f`: OSError", 4),
+        ("    yield 'x'\n    raise SystemExit(0)\n", "source `f`: SystemExit: 0", 5),
         ("    import json\n    yield json.loads('{')\n", "source `f`: JSONDecodeError: ", 5),
     ],
 )

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import numpy as np
 
-from xtrain.runtime.data.documents.encoder.encoder import TokenDocument
-from xtrain.runtime.data.sources.source.bad_records import BadRecord
-from xtrain.runtime.data.sources.source.source import Source, open_source
+from xtrain.runtime.data.documents.encoder import TokenDocument
+from xtrain.runtime.data.sources.bad_records import BadRecord
+from xtrain.runtime.data.sources.source import Source, open_source
 from xtrain.runtime.data.stores import digests, tokenise, tokenise_claims
 from xtrain.runtime.data.stores.store import build_store
 

@@ -35,6 +35,6 @@ class BadRecordReport:
         hidden = self.count - len(self.first)
         more = f"\n    and {hidden} more" if hidden else ""
         raise DataError(
-            f"{self.count} bad records, and the limit is {limit}:{listing}{more}",
+            f"{self.count} bad record{'s' if self.count > 1 else ''}, and the limit is {limit}:{listing}{more}",
             remedy="Repair these records, or raise the bad record limit to leave them out.",
         )

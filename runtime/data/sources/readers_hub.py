@@ -16,6 +16,7 @@ from .readers_columns import NO_ROWS, pyarrow
 from .records import Reads, Record, Unit
 
 ROWS = 1000
+DEFAULT_SPLIT = "train"
 
 
 @frozen(kw_only=True)
@@ -97,7 +98,8 @@ class HubDataset:
         if self.config is not None:
             raise DataError("a saved dataset has no configurations", path=folder, remedy="Leave `config` out.")
         if saved:
-            has = str(data.split) if data.split is not None else self.split
+            # Where it does not say which split it is, it is all there is, which the default means.
+            has = str(data.split) if data.split is not None else DEFAULT_SPLIT
             splits = {has: data}
         else:
             splits = dict(data)

@@ -121,6 +121,9 @@ def open_source(
                 if tokenizer is None:
                     raise DataError("source `tokens` needs a separator, or a tokenizer that has one")
                 options["separator"] = tokenizer.eos
+            elif tokenizer is not None and not 0 <= options["separator"] < tokenizer.vocab_size:
+                message = f"separator {options['separator']} is no token: the vocabulary has {tokenizer.vocab_size:,}"
+                raise DataError(message, remedy="Set `separator` to the id that ends documents in these files.")
             reader = TokenFiles(files=units, dtype=options["dtype"], separator=options["separator"])
             files = tuple(file for path in units for file in files_of(path))
         case "huggingface":

@@ -10,6 +10,8 @@ from ..errors import DataError
 from .opening import size_of, unreadable
 
 DEFAULT_DTYPE = "uint16"
+# Of a file that does not say what it holds, so many numbers are looked at.
+_LOOKED_AT = 1 << 16
 # Shards of nanogpt and llm.c begin with 256 int32: a magic number, a version, the number of tokens.
 _SHARD_HEADER = 1024
 _SHARD_DTYPES = {(20240520, 1): "uint16", (20240801, 7): "uint32"}
@@ -110,7 +112,12 @@ def _bare(path: Path, dtype: str | None) -> TokenArray:
     if size % kind.itemsize:
         message = f"{size:,} bytes are no whole number of {kind.name}"
         raise DataError(message, path=path, remedy="Set `dtype` to what was written, or fetch it once more.")
-    return TokenArray(tokens=_mapped(path, kind, 0))
+    tokens = _mapped(path, kind, 0)
+    # Nothing in such a file says how wide its numbers are; small ones that are twice as wide have empty halves.
+    if dtype is None and len(tokens) >= 8 and not tokens[1:_LOOKED_AT:2].any():
+        message = f"every second number is 0, read as {kind.name}: it seems to hold wider ones"
+        raise DataError(message, path=path, remedy="Set `dtype` to what was written, such as uint32.")
+    return TokenArray(tokens=tokens)
 
 
 def _indexed(path: Path, index: Path, dtype: str | None) -> TokenArray:

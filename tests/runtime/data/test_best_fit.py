@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_rows import plain_best_fit_decreasing
 
-from xtrain.runtime.data.packing.pack.best_fit import EACH, FIRST, HELD, ROWS, fit, open_rows
-from xtrain.runtime.data.packing.pack.rooms import add_room, least_room, no_rooms, remove_room
+from xtrain.runtime.data.packing.best_fit import EACH, FIRST, HELD, ROWS, fit, open_rows
+from xtrain.runtime.data.packing.rooms import add_room, least_room, no_rooms, remove_room
 
 
 @given(st.integers(1, 9000), st.data())

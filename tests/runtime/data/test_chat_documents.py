@@ -12,12 +12,12 @@ from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
-from xtrain.runtime.data.documents.encoder.chat_builtin import TEMPLATES
-from xtrain.runtime.data.documents.encoder.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer, HuggingFaceTokenizer
+from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
+from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
+from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source.bad_records import BadRecord
-from xtrain.runtime.data.sources.source.records import Record
+from xtrain.runtime.data.sources.bad_records import BadRecord
+from xtrain.runtime.data.sources.records import Record
 
 SPECIAL = [
     "<|begin_of_text|>",

@@ -24,8 +24,8 @@ from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.feeding import RowFeeder
 from xtrain.runtime.data.loading.laying import lay_rows
 from xtrain.runtime.data.loading.row_reader import PADDING
-from xtrain.runtime.data.packing.pack.pack import Method, pack_rows
-from xtrain.runtime.data.packing.pack.rows import Oversized
+from xtrain.runtime.data.packing.pack import Method, pack_rows
+from xtrain.runtime.data.packing.rows import Oversized
 from xtrain.runtime.data.stores.store import TokenStore
 
 LENGTHS = st.lists(st.integers(2, 30), min_size=1, max_size=40)

@@ -20,7 +20,7 @@ from xtrain.runtime.data.loading.loader import EvalLoader, RowLoader
 from xtrain.runtime.data.loading.loader_state import Remarks
 from xtrain.runtime.data.loading.row_reader import RowReader
 from xtrain.runtime.data.loading.training_rows import TrainingRows
-from xtrain.runtime.data.packing.pack.pack import Method, pack_rows, pack_sequential
+from xtrain.runtime.data.packing.pack import Method, pack_rows, pack_sequential
 from xtrain.runtime.data.stores.store import TokenStore
 
 CAPACITY = 8

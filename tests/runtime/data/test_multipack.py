@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from packed_rows import items_of, plain_best_fit_decreasing, plain_first_fit, room, row_segments
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.pack import multipack
-from xtrain.runtime.data.packing.pack import rows as rows_module
-from xtrain.runtime.data.packing.pack.pack import Method, pack_multipack, pack_rows
-from xtrain.runtime.data.packing.pack.rows import Oversized, Rows
+from xtrain.runtime.data.packing import multipack
+from xtrain.runtime.data.packing import rows as rows_module
+from xtrain.runtime.data.packing.pack import Method, pack_multipack, pack_rows
+from xtrain.runtime.data.packing.rows import Oversized, Rows
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=80)
 GROUPS = st.integers(1, 90)

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from packed_rows import Segment, plain_next_fit, room, row_segments
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.pack import packing
-from xtrain.runtime.data.packing.pack.pack import pack_sequential
-from xtrain.runtime.data.packing.pack.rows import Oversized, Rows
+from xtrain.runtime.data.packing import pack as packing
+from xtrain.runtime.data.packing.pack import pack_sequential
+from xtrain.runtime.data.packing.rows import Oversized, Rows
 
 LENGTHS = st.lists(st.integers(0, 30), max_size=60)
 CAPACITIES = st.integers(1, 12)

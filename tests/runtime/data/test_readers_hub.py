@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source.bad_records import BadRecord
-from xtrain.runtime.data.sources.source.records import Record
-from xtrain.runtime.data.sources.source.source import Source, open_source
+from xtrain.runtime.data.sources.bad_records import BadRecord
+from xtrain.runtime.data.sources.records import Record
+from xtrain.runtime.data.sources.source import Source, open_source
 
 datasets = pytest.importorskip("datasets")
 TEXTS = [f"text {index} é" for index in range(2500)]
@@ -165,3 +165,15 @@ def test_without_the_library_it_says_what_to_install(tmp_path: Path, monkeypatch
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DataError, match=r"source `huggingface` needs the package datasets\n.*'xtrain\[data\]'"):
         rows_of(hub("nobody/nothing", tmp_path))
+
+
+def test_a_saved_dataset_that_names_no_split_is_not_any_split(tmp_path: Path):
+    datasets.Dataset.from_dict({"text": ["a", "b"]}).save_to_disk(str(tmp_path / "saved"))
+    for split, found in (("train", 2), ("test", None)):
+        options = {"name": "saved", "config": None, "split": split}
+        source = open_source("huggingface", options=options, reads={"form": "text", "text": "text"}, base=tmp_path)
+        if found is None:
+            with pytest.raises(DataError, match="no split `test`"):
+                list(source.units())
+        else:
+            assert sum(1 for unit in source.units() for _ in source.read(unit)) == found

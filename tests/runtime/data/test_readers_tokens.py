@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.documents.encoder.encoder import DocumentEncoder
-from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer
+from xtrain.runtime.data.documents.encoder import DocumentEncoder
+from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source import readers_tokens
-from xtrain.runtime.data.sources.source.bad_records import BadRecord
-from xtrain.runtime.data.sources.source.records import Record, TokenIds
-from xtrain.runtime.data.sources.source.source import Source, open_source
+from xtrain.runtime.data.sources import readers_tokens
+from xtrain.runtime.data.sources.bad_records import BadRecord
+from xtrain.runtime.data.sources.records import Record, TokenIds
+from xtrain.runtime.data.sources.source import Source, open_source
 from xtrain.runtime.data.stores.store import build_store
 
 
@@ -231,3 +231,22 @@ def test_a_file_that_has_changed_is_read_anew(tmp_path: Path):
     assert ids_of(tokens(tmp_path, "x.bin")) == [[5, 6, 0]]
     raw(tmp_path, "x.bin", [7, 8, 9, 0])
     assert ids_of(tokens(tmp_path, "x.bin")) == [[7, 8, 9, 0]]
+
+
+def test_wide_numbers_are_not_read_as_narrow_ones(tmp_path: Path):
+    np.arange(1, 50, dtype=np.uint32).tofile(tmp_path / "wide.bin")
+    options = {"dtype": None, "separator": 7}
+    source = open_source("tokens", patterns=("wide.bin",), options=options, base=tmp_path)
+    with pytest.raises(DataError, match="every second number is 0, read as uint16"):
+        list(source.units())
+    wide = open_source("tokens", patterns=("wide.bin",), options={**options, "dtype": "uint32"}, base=tmp_path)
+    assert sum(len(record.content.ids) for unit in wide.units() for record in wide.read(unit)) == 49
+
+
+def test_a_separator_outside_the_vocabulary_is_refused(tmp_path: Path):
+    np.save(tmp_path / "a.npy", np.arange(20, dtype=np.uint16))
+    with pytest.raises(DataError, match="separator 300 is no token: the vocabulary has 258"):
+        open_source(
+            "tokens", patterns=("a.npy",), options={"dtype": None, "separator": 300}, base=tmp_path,
+            tokenizer=ByteTokenizer(),
+        )  # fmt: skip

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.pack.pack import pack_multipack, pack_sequential
-from xtrain.runtime.data.packing.pack.rows import Rows
-from xtrain.runtime.data.packing.pack.rows_cache import ARRAYS, NUMBERS, cached_rows, open_rows, rows_key
+from xtrain.runtime.data.packing.pack import pack_multipack, pack_sequential
+from xtrain.runtime.data.packing.rows import Rows
+from xtrain.runtime.data.packing.rows_cache import ARRAYS, NUMBERS, cached_rows, open_rows, rows_key
 
 LENGTHS = np.random.default_rng(2).integers(2, 60, 500)
 

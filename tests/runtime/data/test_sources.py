@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source.bad_records import KEPT, BadRecord, BadRecordReport
-from xtrain.runtime.data.sources.source.records import Record
-from xtrain.runtime.data.sources.source.source import Source, open_source
+from xtrain.runtime.data.sources.bad_records import KEPT, BadRecord, BadRecordReport
+from xtrain.runtime.data.sources.records import Record
+from xtrain.runtime.data.sources.source import Source, open_source
 
 
 def read(source: Source, limit: int | None = None) -> tuple[list[str], BadRecordReport]:

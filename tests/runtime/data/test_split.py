@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.pack.split import split_holdout
+from xtrain.runtime.data.packing.split import split_holdout
 
 
 def offsets_of(lengths: list[int]) -> np.ndarray:

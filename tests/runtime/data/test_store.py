@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
-from xtrain.runtime.data.documents.encoder.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer
+from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
+from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source.source import Source, open_source
+from xtrain.runtime.data.sources.source import Source, open_source
 from xtrain.runtime.data.stores import store_writer, tokenise
 from xtrain.runtime.data.stores.cache_folder import PARTIAL, STALE_SECONDS
 from xtrain.runtime.data.stores.store import TokenStore, build_store, damage, identify, open_store
@@ -269,7 +269,7 @@ def test_beyond_the_limit_a_higher_one_goes_on(tmp_path: Path):
         build_store(lines_of(folder, limit=1), BytesEncoder(log), cache)
     assert len(log.read_text().splitlines()) == 4  # the rest is not read
     log.unlink()
-    with pytest.raises(DataError, match=r"1 bad records, and the limit is 0:\n    .*001\.jsonl:2"):
+    with pytest.raises(DataError, match=r"1 bad record, and the limit is 0:\n    .*001\.jsonl:2"):
         build_store(lines_of(folder, limit=0), BytesEncoder(log), cache)
     assert not log.exists()  # it is known without reading on
     store = build_store(lines_of(folder, limit=2), BytesEncoder(log), cache)

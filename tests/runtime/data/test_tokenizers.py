@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.documents.encoder.tokenizers import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
+from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
 from xtrain.runtime.data.errors import DataError
 
 

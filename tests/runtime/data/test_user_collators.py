@@ -17,7 +17,7 @@ from xtrain.runtime.data.collate.collators import Stage, compose, flatten, pack,
 from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
 from xtrain.runtime.data.loading.feeding import RowFeeder
 from xtrain.runtime.data.loading.row_reader import PADDING, RawRow
-from xtrain.runtime.data.packing.pack.pack import pack_rows
+from xtrain.runtime.data.packing.pack import pack_rows
 from xtrain.runtime.user_collators import UserCollator
 from xtrain.runtime.user_parts import PartChanged, PartFailed, part_of
 
