@@ -68,7 +68,7 @@ def unbroken(tmp_path_factory) -> Callable[[str], list[tuple[int, float, float]]
     return curve_of
 
 
-@pytest.mark.parametrize("world", ["1", "2"])
+@pytest.mark.parametrize("world", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project, unbroken, world):
     spec = project.spec(steps=60)
     process = project.start(spec, "--world", world, "--ui", "plain")

@@ -50,7 +50,7 @@ class Row:
 
     def markdown(self) -> str:
         name = self.topology.name.rsplit(" (", 1)[0]
-        ci = "ci" if self.topology.ci else ""
+        ci = "ci" if self.topology.in_ci(self.params) else ""
         cells = [name, self.topology.model, str(self.topology.world), self.params, ci, *self._figures()]
         return "| " + " | ".join(cells) + " |"
 
@@ -89,7 +89,11 @@ def main() -> int:
     parser.add_argument("--ci", action="store_true", help="only rows that run with the ordinary tests")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(PAGE.parents[1])}")
     arguments = parser.parse_args()
-    chosen = [c for c in CASES if any(t in c[0].name for t in arguments.only) and (c[0].ci or not arguments.ci)]
+    chosen = [
+        (topology, params)
+        for topology, params in CASES
+        if any(text in topology.name for text in arguments.only) and (topology.in_ci(params) or not arguments.ci)
+    ]
     rows = []
     with tempfile.TemporaryDirectory() as folder, Gang() as gang:
         lab = Laboratory.open(Path(folder), gang)
