@@ -37,7 +37,7 @@ def events(folder: Path, kind: str) -> list[dict]:
 
 
 def store_of(folder: Path) -> TokenStore:
-    (path,) = (folder / "runs" / "cache" / "tokens").iterdir()
+    (path,) = (path for path in (folder / "runs" / "cache" / "tokens").iterdir() if path.is_dir())
     store = open_store(path)
     assert store is not None
     return store
