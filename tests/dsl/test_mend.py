@@ -334,7 +334,7 @@ def break_block(text, dice):
 
 
 def break_quotes(text, dice):
-    # In single quotes a backslash is taken as it stands, as TOML does: `\\n` there is no line end.
+    # In single quotes a backslash is taken as it stands, as TOML does: `\n` there is no line end.
     strings = [t for t in tokens(text, "STRING") if "'" not in t.text and "\\" not in t.text]
     string = dice.choice(strings)
     return replaced(text, string.start, string.end, f"'{string.text[1:-1]}'")
