@@ -121,6 +121,13 @@ def test_a_terminal_gets_a_bar(color: bool, spec: str, monkeypatch, capsys):
     assert ("\x1b[38" in shown or "\x1b[3" in shown) == color
 
 
+def test_records_that_are_left_out_are_shown(spec: str, capsys):
+    for _ in range(2):  # also by a store that is there already
+        assert main(["data", "build", spec, "--dataset", "words"]) == 0
+        told = " ".join(capsys.readouterr().out.split())
+        assert "1 bad record, listed in bad_records.jsonl" in told and ".jsonl:" in told
+
+
 def test_what_cannot_be_built_is_said(spec: str, capsys):
     assert main(["data", "build", spec, "--dataset", "wrds"]) == 2
     assert "no dataset `wrds`; this plan reads words, others" in capsys.readouterr().err

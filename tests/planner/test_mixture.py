@@ -12,10 +12,12 @@ from xtrain.planner.changes.resumable import resumable
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.learning_curve import learning_rate
 from xtrain.planner.mixing import shares
+from xtrain.planner.pages.render_phases import phase_rows
 from xtrain.planner.phases import first_step, in_order, phase_at
 from xtrain.planner.plan import Phase
 from xtrain.planner.rules.examine import check_spec
 from xtrain.runtime.data.documents import chat_builtin
+from xtrain.runtime.data.loading.curriculum import Curriculum
 
 from .conftest import spec_text
 
@@ -27,6 +29,24 @@ MIXED = "mixture { web = 3, code = 1 }"
 def mixture_of(text):
     """The blocks of a spec over two datasets."""
     return {"dataset": TWO, "mixture": text}
+
+
+def test_the_page_tells_the_rows_that_a_run_draws(plan):
+    phases = "phase late { from = 40 steps, mix = { web: 0.1 } }\nphase last { from = 90%, mix = { code: 0 } }"
+    made = plan(**mixture_of(f"mixture {{ web = 0.7, code = 0.3 }}\n{phases}"))
+    total = made.timeline.steps
+    curriculum = Curriculum(
+        datasets=tuple(made.node("setup.loader").args["datasets"]), phases=made.timeline.phases, steps=total,
+        rows_per_step=made.node("setup.loader").args["rows"], seed=made.node("setup.loader").args["seed"],
+    )  # fmt: skip
+    told = {row[3]: int(row[5].replace(",", "")) for row in phase_rows(made)[-2:]}
+    assert told == curriculum.position(total).cursors
+
+
+def test_a_folder_stays_one_that_is_no_name_of_the_hub(plan):
+    for written, kept in (("./no//folder", "./no/folder"), ("../up", "../up"), ("org/name", "org/name")):
+        made = plan(dataset=f'dataset hub {{ source = huggingface("{written}") }}')
+        assert made.node("setup.data.hub").args["options"]["name"] == kept
 
 
 # Shares ---------------------------------------------------------------------------------------------------------------
