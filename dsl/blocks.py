@@ -4,7 +4,7 @@ from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
 import attrs
 
-from .schema import actions, cluster, data, experiment, model, parallel, training
+from .schema import actions, cluster, data, experiment, fault_tolerance, model, parallel, training
 from .schema.later import KINDS as LATER_KINDS
 from .schema.setting import settings_of
 
@@ -28,6 +28,7 @@ KINDS: Final[dict[str, type]] = {
     "activation": parallel.Activation,
     "compile": parallel.Compile,
     "checkpoint": training.Checkpoint,
+    "fault_tolerance": fault_tolerance.FaultTolerance,
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
 NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases"}
@@ -43,6 +44,7 @@ ACTIONS: Final[dict[str, type]] = {
     "eval": actions.EvalAction,
     "checkpoint": actions.CheckpointAction,
     "generate": actions.GenerateAction,
+    "requeue": actions.RequeueAction,
     "stop": actions.StopAction,
 }
 EVENTS: Final[tuple[str, ...]] = get_args(actions.EventName)

@@ -9,6 +9,7 @@ from .schema.actions import Event, Tick
 from .schema.cluster import Cluster
 from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link, Mixture, Phase, UserCall
 from .schema.experiment import Experiment, Launch, Workspace
+from .schema.fault_tolerance import FaultTolerance
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
 from .schema.training import Checkpoint, Loss, Optimizer, Scheduler
@@ -54,6 +55,7 @@ class Spec:
     activation: Activation = Activation(mode="none")
     compile: Compile = Compile(mode="none")
     checkpoint: Checkpoint = Checkpoint()
+    fault_tolerance: FaultTolerance = FaultTolerance()
     workspace: Workspace = Workspace()
     launch: Launch = Launch()
     cluster: Cluster = Cluster(preset="none")

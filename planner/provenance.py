@@ -65,6 +65,7 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
         yield f"on.{number}.event", event.event
         yield from _actions(f"on.{number}", event.actions)
     yield from _block("checkpoint", spec.checkpoint)
+    yield from _block("fault_tolerance", spec.fault_tolerance)
     yield from _block("workspace", spec.workspace)
     yield from _block("launch", spec.launch)
     yield "cluster.preset", spec.cluster.preset

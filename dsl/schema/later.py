@@ -5,7 +5,7 @@ from typing import Final
 from .parallel import Pp
 from .training import Loss, Optimizer
 
-KINDS: Final = ("adapter", "ema", "log", "profile", "fault_tolerance", "serve", "sweep")
+KINDS: Final = ("adapter", "ema", "log", "profile", "serve", "sweep")
 ACTIONS: Final = ("rollback", "health", "profile", "export")
 EVENTS: Final = ("nan",)
 SOURCES: Final = ()
