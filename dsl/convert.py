@@ -14,12 +14,21 @@ from .blocks import choices_of, is_block
 from .calls import convert_call, convert_links
 from .diagnostics import Diagnostics, Fix
 from .evaluate import Definition
+from .interval import Interval
 from .metric import FORM, Metric
-from .mismatch import Mismatch, list_mismatch, map_mismatch, mismatch, quantity_mismatch, word_mismatch
+from .mismatch import (
+    Mismatch,
+    interval_mismatch,
+    list_mismatch,
+    map_mismatch,
+    mismatch,
+    quantity_mismatch,
+    word_mismatch,
+)
 from .parts import Parts
 from .quantity import Quantity
 from .schema.setting import AUTO, Auto, Setting
-from .values import FAILED, Failed, Items, Links, Mapping, Value, Word, describe, is_number
+from .values import FAILED, Bounds, Failed, Items, Links, Mapping, Value, Word, describe, is_number
 
 WHOLE_UNITS = ("steps", "tokens", "samples", "bytes")
 
@@ -34,11 +43,14 @@ class Context:
     meta: Setting = field(repr=False)
     is_label: bool = False
     is_element: bool = False
+    is_end: bool = False
 
     @property
     def subject(self) -> str:
         if self.is_element:
             return f"each element of `{self.name}`"
+        if self.is_end:
+            return f"each end of `{self.name}`"
         return f"the {self.name} of `{self.kind}`" if self.is_label else f"`{self.name}`"
 
 
@@ -65,7 +77,8 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
         return report(wrong, around)
     if found is FAILED:
         return FAILED
-    problem = context.meta.check(found) if context.meta.check and found is not None and found is not AUTO else None
+    checked = found is None or found is AUTO or isinstance(found, Interval)  # of a range, the ends have been
+    problem = context.meta.check(found) if context.meta.check and not checked else None
     if problem is not None:
         around.diagnostics.error("X304", f"{context.subject} {problem}", value.span, notes=value.notes)
         return FAILED
@@ -101,6 +114,8 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
         return _items(get_args(kind)[0], annotation, value, context, around)
     if kind is Quantity:
         return _quantity(value, context)
+    if kind is Interval:
+        return _interval(annotation, value, context, around)
     return _scalar(kind, annotation, value, context, around)
 
 
@@ -163,6 +178,24 @@ def _quantity(value: Value, context: Context) -> Quantity:
             hint="round it with `round`, `ceil` or `floor`",
         )  # fmt: skip
     return data
+
+
+def _interval(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    """`a..b` of whole numbers, each checked by itself, then their order."""
+    data = value.data
+    if not isinstance(data, Bounds):
+        raise interval_mismatch(annotation, value, context)
+    end = Context(context.name, context.kind, context.block, context.meta, is_end=True)
+    low, high = (convert(int, each, end, around) for each in (data.low, data.high))
+    if low is FAILED or high is FAILED:
+        return FAILED
+    if low > high:
+        turned = f"{high}..{low}"
+        raise Mismatch(
+            "X304", f"{context.subject} goes from {low} down to {high}", value, hint=f"write `{turned}`",
+            fix=Fix(value.span, turned),
+        )  # fmt: skip
+    return Interval(low, high)
 
 
 def _metric(data: Any, value: Value, context: Context) -> Metric:

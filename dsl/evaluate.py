@@ -13,7 +13,7 @@ from .functions import FUNCTIONS, call
 from .schema.setting import AUTO
 from .source import Span
 from .suggest import did_you_mean
-from .values import FAILED, Called, Items, Links, Mapping, Step, Value, Word, describe
+from .values import FAILED, Bounds, Called, Items, Links, Mapping, Step, Value, Word, describe
 
 _CONSTANTS = {"true": True, "false": False, "none": None, "auto": AUTO}
 _DEEPEST = 200  # nested expressions; a spec written by hand has less than ten
@@ -81,6 +81,9 @@ class Evaluator:
                 return self._gather(span, [self.value(item, names, depth + 1) for item in items], Items)
             case s.Chain(span=span, links=links):
                 return self._gather(span, [self.value(link, names, depth + 1) for link in links], Links)
+            case s.Interval(span=span, low=low, high=high):
+                ends = self.value(low, names, depth + 1), self.value(high, names, depth + 1)
+                return self._interval(span, *ends, names)
             case s.Map():
                 return self._map(node, names, depth)
             case s.Call():
@@ -196,6 +199,10 @@ class Evaluator:
 
     def _gather(self, span: Any, values: list[Value], kind: type) -> Value:
         return Value(kind(tuple(values)), span, _join(*(value.via for value in values)))
+
+    def _interval(self, span: Any, low: Value, high: Value, names: Names) -> Value:
+        usable = [self._usable(low, names), self._usable(high, names)]
+        return Value(Bounds(low, high) if all(usable) else FAILED, span, _join(low.via, high.via))
 
     def _usable(self, value: Value, names: Names) -> bool:
         """Whether a value can be computed with; a name that nobody defined cannot, and is reported."""

@@ -18,7 +18,10 @@ from .syntax import Node
 from .tokens import CLOSERS, OPENERS, Token
 
 _OPERATORS = ("PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW")
-_UNARY_AFTER = frozenset({*OPENERS, *_OPERATORS, "_EQ", "_COLON", "_COMMA", "_ARROW", "EVERY"})
+_UNARY_AFTER = frozenset({*OPENERS, *_OPERATORS, "_EQ", "_COLON", "_COMMA", "_ARROW", "_TO", "EVERY"})
+
+_NO_GAP_BEHIND = ("LPAR", "LSQB", "_DOT", "_TO")
+_NO_GAP_BEFORE = ("RPAR", "RSQB", "_DOT", "_TO", "_COMMA", "_COLON")
 
 
 class FormatFault(Exception):
@@ -178,7 +181,7 @@ def _gap(before: Token, token: Token) -> str:
     left, right = before.type, token.type
     if right == "COMMENT":
         return "  "
-    if left in ("LPAR", "LSQB", "_DOT") or right in ("RPAR", "RSQB", "_DOT", "_COMMA", "_COLON"):
+    if left in _NO_GAP_BEHIND or right in _NO_GAP_BEFORE:
         return ""
     if (left, right) == ("LBRACE", "RBRACE") or (left == "NAME" and right == "LPAR"):
         return ""

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Union, get_args, get_origin
 import attrs
 
 from . import blocks
+from .interval import Interval
 from .metric import Metric
 from .numerals import MULTIPLIERS
 from .quantity import UNITS, Quantity
@@ -164,6 +165,8 @@ def _part(part: Any, meta: Setting) -> Schema:
         if check is not None and check.count is not None:
             schema |= {"minItems": check.count, "maxItems": check.count}
         return schema
+    if part is Interval:
+        return {"type": "string", "pattern": r"^[0-9]+\.\.[0-9]+$"}
     if part is Metric:
         return {"type": "string", "pattern": r"^eval\..+\.loss$"}
     plain = {int: "integer", float: "number", bool: "boolean", str: "string"}[part]

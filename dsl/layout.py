@@ -7,8 +7,11 @@ from .tokens import CLOSERS, CONSTANTS, OPENERS, SEPARATORS, STATEMENTS, Token
 
 # Before a `{` these say that a value is meant: it opens a map, not the body of a block.
 _BEFORE_A_VALUE = frozenset(
-    {"_EQ", "_COLON", "_ARROW", "LPAR", "LSQB", "PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW", "EVERY"}
-)
+    {
+        "_EQ", "_COLON", "_ARROW", "_TO", "LPAR", "LSQB", "PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW",
+        "EVERY",
+    }
+)  # fmt: skip
 
 
 def lay_out(tokens: list[Token], source: Source, diagnostics: Diagnostics) -> tuple[list[Token], bool]:

@@ -23,13 +23,14 @@ _WORDS: Final = re.compile(
     | (?P<TRIPLE>\"\"\")
     | (?P<QUOTE>["'`“”„‘’])
     | (?P<WRONG>==|:=|=>|&&|\|\|)
-    | (?P<SIGN>->|\*\*|//|[-+*/%=:,.(){}\[\]])
+    | (?P<SIGN>->|\*\*|//|\.\.|[-+*/%=:,.(){}\[\]])
     | (?P<BAD>.)
     """,
     re.VERBOSE | re.DOTALL,
 )
 SIGNS: Final = {
-    "->": "_ARROW", "**": "POW", "//": "DSLASH", "+": "PLUS", "-": "MINUS", "*": "STAR", "/": "SLASH", "%": "PERCENT",
+    "->": "_ARROW", "..": "_TO", "**": "POW", "//": "DSLASH", "+": "PLUS", "-": "MINUS", "*": "STAR", "/": "SLASH",
+    "%": "PERCENT",
     "=": "_EQ", ":": "_COLON", ",": "_COMMA", ".": "_DOT", "(": "LPAR", ")": "RPAR", "{": "LBRACE", "}": "RBRACE",
     "[": "LSQB", "]": "RSQB",
 }  # fmt: skip

@@ -8,6 +8,7 @@ from .blocks import choices_of
 from .diagnostics import Fix, Note
 from .evaluate import Definition
 from .fixes import renamed
+from .interval import Interval
 from .numerals import read_number
 from .quantity import Quantity
 from .schema import later
@@ -49,6 +50,8 @@ def wanted(annotation: Any) -> str:
     for part in parts:
         if part in _WANTED:
             words += _WANTED[part]
+        elif part is Interval:
+            words.append("a range")
         elif get_origin(part) is tuple:
             words.append(f"a list of {_elements(get_args(part)[0])}")
         elif get_origin(part) is dict:
@@ -168,6 +171,20 @@ def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") 
     fits = fits or word in choices_of(item)
     fix = Fix(value.span, f"[{value.span.text}]") if fits else None
     return Mismatch("X301", message, value, hint=f"write `[{value.span.text}]`" if fits else None, fix=fix)
+
+
+def interval_mismatch(annotation: Any, value: Value, context: "Context") -> Mismatch:
+    """For a setting that wants a range."""
+    data = value.data
+    message = f"{context.subject} must be {wanted(annotation)}, not {describe(data)}"
+    ends = [each for each in data.values if is_number(each.data)] if isinstance(data, Items) else []
+    if len(ends) == 2:  # `[2, 4]`
+        written = "..".join(each.span.text for each in ends)
+        return Mismatch("X301", message, value, hint=f"write `{written}`", fix=Fix(value.span, written))
+    if isinstance(data, Word):
+        return Mismatch("X202", f"nothing is called `{data.text}`", value, hint=f"write {wanted(annotation)}, "
+                        f"for instance `{context.meta.example}`")  # fmt: skip
+    return Mismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
 
 
 def map_mismatch(annotation: Any, value: Value, context: "Context") -> Mismatch:

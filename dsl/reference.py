@@ -10,6 +10,7 @@ import attrs
 from attrs import field, frozen
 
 from . import blocks
+from .interval import Interval
 from .metric import Metric
 from .quantity import Quantity
 from .resolved import value_text
@@ -24,7 +25,7 @@ ROLES: Final[dict[Role, str]] = {
     Role.MESH: "over which ranks, and how the work is cut: the experiment stays the same",
     Role.EXECUTION: "how it is computed: the experiment stays the same",
 }
-_SCALARS: Final = {int: "whole number", float: "number", str: "text", Metric: "metric"}
+_SCALARS: Final = {int: "whole number", float: "number", str: "text", Metric: "metric", Interval: "range"}
 _MEASURES: Final = {"seconds": "time"}
 _LISTS: Final = {int: "list of whole numbers", float: "list of numbers", str: "list of texts"}
 _SAMPLE_LABELS: Final = {"size": "2", "source": "bytes"}

@@ -6,6 +6,7 @@ from typing import Any
 import attrs
 
 from . import blocks
+from .interval import Interval
 from .metric import Metric
 from .part_files import is_file
 from .quantity import Quantity
@@ -97,7 +98,7 @@ def value_text(value: Any) -> str:
             return str(value).lower()
         case int() | float():
             return repr(value)
-        case Metric():
+        case Metric() | Interval():
             return str(value)
         case str():
             return _string(value)

@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from . import blocks
+from .interval import Interval
 from .quantity import Quantity
 from .schema.data import UserCall
 from .schema.setting import AUTO, spelled
@@ -54,6 +55,8 @@ def value_json(value: Any) -> Any:
     match value:
         case Quantity():
             return quantity_text(value)
+        case Interval():
+            return str(value)
         case tuple():
             return [value_json(item) for item in value]
         case dict():

@@ -99,11 +99,21 @@ class Chain(Node):
 
 
 @frozen
+class Interval(Node):
+    """`a..b`."""
+
+    low: "Expression"
+    high: "Expression"
+
+
+@frozen
 class Unread(Node):
     """A value whose brackets had to be guessed; nothing more is said about it."""
 
 
-Expression = Unread | Number | String | Constant | Reference | Negative | Binary | ListOf | Map | Call | Chain
+Expression = (
+    Unread | Number | String | Constant | Reference | Negative | Binary | ListOf | Map | Call | Chain | Interval
+)
 
 # Statements -----------------------------------------------------------------------------------------------------------
 

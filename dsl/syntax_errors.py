@@ -41,7 +41,7 @@ def _wrong_sign(m: Misfit) -> Explanation | None:
 def _missing_value(m: Misfit) -> Explanation | None:
     if not m.accepts >= VALUES or m.token.type not in ENDS:
         return None
-    if m.before.type in OPERATORS or m.before.type in ("_EQ", "_ARROW", "_COLON"):
+    if m.before.type in OPERATORS or m.before.type in ("_EQ", "_ARROW", "_COLON", "_TO"):
         return mistake("X106", f"there is no value behind `{m.before.text}`", m.behind, "write the value here")
     if m.token.type == "_COMMA":
         fix_at = Span(m.token.source, m.before.end, m.token.end)

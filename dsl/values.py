@@ -74,6 +74,14 @@ class Called:
 
 
 @frozen
+class Bounds:
+    """`a..b`, both ends included; a setting says what may stand at them."""
+
+    low: Value
+    high: Value
+
+
+@frozen
 class Links:
     """`a -> b -> c`."""
 
@@ -114,6 +122,8 @@ def describe(data: Any) -> str:
             return f"`{name}(…)`"
         case Links():
             return "a chain"
+        case Bounds():
+            return "a range"
     return "something else"
 
 

@@ -46,6 +46,8 @@ GALLERY = Path(__file__).parent / "gallery"
         ("x = 1GiB", "x = 1 GiB\n"),
         ("on nan (3)  rollback", "on nan(3) rollback\n"),
         ("collate=a->b( 1 )->c", "collate = a -> b(1) -> c\n"),
+        ("a = 2 .. 4", "a = 2..4\n"),
+        ("a = 2 steps..-n*2", "a = 2 steps..-n * 2\n"),
         ('x = """a\n   b"""', 'x = """a\n   b"""\n'),
         ("best = eval . code", "best = eval.code\n"),
         ("a = { b: 1\n c: 2 }", "a = {\n  b: 1\n  c: 2\n}\n"),

@@ -129,6 +129,11 @@ def test_statements(text, item):
         ("10%3", at(s.Binary, "%", num(10), num(3))),
         ("10% * 2", at(s.Binary, "*", num(Quantity(10, "%")), num(2))),
         ("n % 3", at(s.Binary, "%", ref("n"), num(3))),
+        ("2..4", at(s.Interval, num(2), num(4))),
+        ("2 .. n.a", at(s.Interval, num(2), ref("n.a"))),
+        ("1 + 1..2 * 4", at(s.Interval, at(s.Binary, "+", num(1), num(1)), at(s.Binary, "*", num(2), num(4)))),
+        ("1.5..-2", at(s.Interval, num(1.5), at(s.Negative, num(2)))),
+        ("a..b -> c", at(s.Chain, (at(s.Interval, ref("a"), ref("b")), ref("c")))),
     ],
 )
 def test_expressions(text, value):

@@ -126,6 +126,8 @@ class _Writer:
         if deep and self.chance(0.1):
             links = [self.sum(deep - 1) for _ in range(self.random.randrange(2, 5))]
             return f"{self.gap()}->{self.gap()}".join(links)
+        if self.chance(0.05):
+            return self.pick(("..", " .. ", "..", " ..")).join((self.sum(deep), self.sum(deep)))
         return self.sum(deep)
 
     def sum(self, deep: int) -> str:
