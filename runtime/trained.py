@@ -5,16 +5,16 @@ from pathlib import Path
 
 import torch
 from attrs import frozen
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from ..planner.layouts.mesh import AXES
 from ..planner.plan import Plan
 from ..planner.serialise import from_json
 from .bootstrap import choose_device, set_matmul, use_threads
 from .build import build_model
+from .checkpoint.backend import read_tensors
 from .checkpoint.model_check import check_weights
 from .checkpoint.sources import find
-from .checkpoint.tensors import model_tensors, quiet_alone
+from .checkpoint.tensors import model_tensors
 from .data.documents.tokenizers import Tokenizer, load_tokenizer
 from .errors import EnvironmentFault
 from .models.parts import Parts
@@ -41,8 +41,7 @@ class TrainedRun:
         rank = _alone(chosen)
         check_weights(plan, entry)
         model = _whole_model(plan, rank)
-        with quiet_alone():
-            load(model_tensors(model), checkpoint_id=entry.path, no_dist=True)
+        read_tensors(model_tensors(model), entry.path)
         # A tokenizer's folder is relative to where the run was started, not to where it is sampled.
         folder = json.loads((directory / "metadata" / "environment.json").read_text())["folder"]
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path(folder))

@@ -9,24 +9,68 @@ it has changed. Every change goes through `os` here, so that tests can let any o
 import errno
 import os
 from pathlib import Path
+from typing import Any
 
 PARTIAL = ".partial"
 REMOVING = ".removing"
+COPIED_AT_ONCE = 4 * 2**20
+# What file systems answer that know no hard links, know none of this file, or have given it as many as they can.
+NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
 def write(path: Path, text: str) -> None:
     """Replace the content of a file, or make the file. Raises OSError, and then leaves what was there."""
     partial = path.with_name(path.name + PARTIAL)
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    fd = create(partial)
     try:
-        content = memoryview(text.encode())
-        while content:
-            content = content[os.write(fd, content) :]
+        append(fd, text.encode())
         os.fsync(fd)
     finally:
         os.close(fd)
     os.replace(partial, path)
     sync(path.parent)
+
+
+def create(path: Path) -> int:
+    """A file to `append` to, empty whatever was there; to be closed with `os.close`."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+
+
+def append(fd: int, content: Any) -> None:
+    """Write all of a buffer; it lasts once the file has been synced."""
+    left = memoryview(content).cast("B")
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+def name_also(path: Path, alias: Path) -> None:
+    """Let a second name in the same file system mean a file that does not change any more; it replaces what had it.
+
+    A hard link, which takes no room; where the disk has none, a copy. Raises OSError, and then leaves what was there.
+    """
+    partial = alias.with_name(alias.name + PARTIAL)
+    forget(partial)
+    try:
+        os.link(path, partial)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        _copy(path, partial)
+    os.replace(partial, alias)
+    # Replacing a name by another of the same file does nothing, and leaves both.
+    forget(partial)
+    sync(alias.parent)
+
+
+def _copy(path: Path, to: Path) -> None:
+    fd = create(to)
+    try:
+        with path.open("rb", buffering=0) as file:
+            while content := file.read(COPIED_AT_ONCE):
+                append(fd, content)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def sync(path: Path) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
@@ -18,6 +17,7 @@ from ..ops import op
 from ..records import Records, trim_after
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
+from .backend import read_tensors
 from .choice import choose, flaw_of
 from .layout import CheckpointFolder, Entry
 from .model_check import check_model, check_weights
@@ -25,7 +25,7 @@ from .publish import Publisher
 from .saver import Mode, Overlap, Saver
 from .sources import Start, begun_from, find, starting_point
 from .staging import Staging
-from .tensors import model_tensors, optimizer_tensors, quiet_alone
+from .tensors import model_tensors, optimizer_tensors
 from .together import Together
 from .transaction import Transaction
 
@@ -43,7 +43,7 @@ def read_pretrained(plan: Plan, model: Parts, rank: Rank, records: Records, path
     check_weights(plan, entry)
     if flaw := flaw_of(entry, together, content=True):
         raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
-    _read(model_tensors(model), entry, together)
+    read_tensors(model_tensors(model), entry.path, together)
     records.event("pretrained", step=0, path=str(entry.path), of_step=entry.step)
 
 
@@ -77,7 +77,7 @@ def resume(
         remarks = feed.resume(state["loader"])
     except DataError as error:
         raise ResumeRefused(f"{start.entry.path}: {error}") from error
-    _read({**model_tensors(model), **optimizer_tensors(model, optimizer)}, start.entry, together)
+    read_tensors({**model_tensors(model), **optimizer_tensors(model, optimizer)}, start.entry.path, together)
     progress.step, progress.tokens = state["step"], state["tokens"]
     for message in remarks.in_words():
         records.event("warning", step=start.step, message=message)
@@ -108,11 +108,6 @@ def _soundest(start: Start, together: Together, records: Records, *, content: bo
         superseded = records.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
         trim_after(records.metrics.path, entry.step, superseded)
     return Start(entry=entry, own=True, anew=False)
-
-
-def _read(tensors: dict, entry: Entry, together: Together) -> None:
-    with quiet_alone():
-        load(tensors, checkpoint_id=entry.path, process_group=together.group, no_dist=together.group is None)
 
 
 @op("setup.checkpoint", gives="saver")

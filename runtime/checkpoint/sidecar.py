@@ -11,7 +11,9 @@ from . import durable
 from .checksums import file_checksums, text_checksum
 
 STATE = "state.json"
+# The file without which there is nothing to read: of many files the one that says what lies where, or the only one.
 METADATA = ".metadata"
+TENSORS = "state.pt"
 FORMAT = 2
 
 
@@ -45,8 +47,8 @@ def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)
         return [f"{STATE} cannot be read"]
     if "seal" in state and state["seal"] != _seal({name: value for name, value in state.items() if name != "seal"}):
         return [f"{STATE} is not what was written"]
-    if METADATA not in files:
-        return [f"{STATE} names no {METADATA}"]
+    if METADATA not in files and TENSORS not in files:
+        return [f"{STATE} names neither {METADATA} nor {TENSORS}"]
     found = [flaw for name, (size, _) in files.items() if (flaw := _size_flaw(folder / name, size))]
     if found or not content:
         return found

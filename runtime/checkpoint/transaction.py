@@ -10,10 +10,10 @@ from typing import Any
 
 from attrs import frozen
 
+from .backend import Backend, write_tensors
 from .layout import Pointer
 from .publish import Publisher, partial_of
 from .together import Together
-from .writer import write_tensors
 
 
 @frozen(kw_only=True, eq=False)
@@ -23,6 +23,7 @@ class Transaction:
     publisher: Publisher
     together: Together
     keep: int | None
+    backend: Backend = "dcp"
 
     def run(self, final: Path, tensors: dict[str, Any], state: dict[str, Any], pointers: tuple[Pointer, ...]) -> None:
         """Save `tensors` as `final`; on return it is durable and named. Collective.
@@ -32,7 +33,7 @@ class Transaction:
         together, publisher = self.together, self.publisher
         try:
             together.first(lambda: publisher.begin(final))
-            checksums = write_tensors(tensors, partial_of(final), together)
+            checksums = write_tensors(self.backend, tensors, partial_of(final), together)
             together.first(lambda: publisher.publish(final, state, checksums, pointers))
         except BaseException:
             if together.rank == 0:

@@ -1,0 +1,36 @@
+"""In which form the tensors of a checkpoint lie in its folder: written as a run declares, read as they are found.
+
+`dcp`: files of torch's distributed checkpoint, one a rank. `file`: one file of all tensors, of a run of one process.
+"""
+
+from pathlib import Path
+from typing import Any, Literal
+
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from . import file_reader, file_writer, writer
+from .sidecar import TENSORS
+from .tensors import quiet_alone
+from .together import Together
+
+Backend = Literal["dcp", "file"]
+
+
+def write_tensors(backend: Backend, tensors: dict[str, Any], folder: Path, together: Together) -> dict[str, str]:
+    """Write name → tensor into an empty folder that all ranks see; name → checksum of all files, which are then on the
+    disk. Collective. Raises StorageFailed on all ranks alike."""
+    if backend == "dcp":
+        return writer.write_tensors(tensors, folder, together)
+    return together.first(lambda: file_writer.write_file(tensors, folder))
+
+
+def read_tensors(tensors: dict[str, Any], folder: Path, together: Together | None = None) -> None:
+    """Fill name → tensor, of whatever layout, with what a checkpoint of any layout and form holds under these names.
+
+    Collective; without `together` this process is alone. Raises OSError, or CheckpointException where a name is
+    missing or has another shape.
+    """
+    group = together.group if together is not None else None
+    reader = file_reader.FileReader(folder) if (folder / TENSORS).is_file() else None
+    with quiet_alone():
+        load(tensors, checkpoint_id=folder, storage_reader=reader, process_group=group, no_dist=group is None)
