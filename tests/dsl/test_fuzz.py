@@ -18,9 +18,9 @@ from xtrain.planner.load import check_from_spec
 
 DATA = Path(__file__).parent / "data"
 TEXTS = [(DATA / f"{name}.xtrain").read_text(encoding="utf-8") for name in ("quickstart", "every_form")]
-FRAGMENTS = ["{", "}", "(", ")", "[", "]", ",", "=", "==", ":", "->", "..", '"', '"""', "'", "#", "\n", "then", "every",
-             "on", "let", "include", "%", "**", "//", "1f1b", "9k", "10 steps", ".", "-", "\\", "\0", "é", "“", ";", "none",
-             "auto", "\t", "1e999", "0x1", "collate", "every 1 step log"]  # fmt: skip
+FRAGMENTS = ["{", "}", "(", ")", "[", "]", ",", "=", "==", ":", "->", "..", '"', '"""', "'", "#", "\n", "then",
+             "every", "on", "let", "include", "%", "**", "//", "1f1b", "9k", "10 steps", ".", "-", "\\", "\0", "é",
+             "“", ";", "none", "auto", "\t", "1e999", "0x1", "collate", "every 1 step log"]  # fmt: skip
 FEW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
