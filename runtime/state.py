@@ -1,6 +1,7 @@
 """What ops share while a plan runs: who this rank is, how far the run has come, and the step under way."""
 
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from attrs import define, field, frozen
@@ -37,6 +38,35 @@ class Rank:
         return self.coordinates["tp"] == 0
 
 
+@define(kw_only=True)
+class BadSteps:
+    """Steps whose loss or gradient norm was not a number, and what became of them. Steps count from 1; 0: none yet.
+
+    in_a_row: the latest steps, without a good one behind them. total: of the run. last_good: the last step that was
+    good. rollbacks: how often the run has gone back; rolled_to: the step it went back to last. latest: some of those in
+    a row, as (step, loss, gradient norm), which are told of when it comes to that and not saved.
+    """
+
+    in_a_row: int = 0
+    total: int = 0
+    last_good: int = 0
+    rollbacks: int = 0
+    rolled_to: int = 0
+    latest: deque[tuple[int, float, float]] = field(factory=lambda: deque(maxlen=10))
+
+    def kept(self) -> dict[str, int]:
+        """What a checkpoint keeps of it, as JSON."""
+        return {name: getattr(self, name) for name in COUNTED}
+
+    @classmethod
+    def of(cls, kept: dict[str, Any]) -> "BadSteps":
+        """What a checkpoint has kept; all that it does not name is 0."""
+        return cls(**{name: int(kept[name]) for name in COUNTED if name in kept})
+
+
+COUNTED: Final = ("in_a_row", "total", "last_good", "rollbacks", "rolled_to")
+
+
 @define
 class Progress:
     """How far the run has come. `step` counts optimizer steps that have ended, `tokens` the positions they saw.
@@ -47,6 +77,17 @@ class Progress:
     step: int = 0
     tokens: int = 0
     measured: dict[str, tuple[int, float]] = field(factory=dict)
+    bad: BadSteps = field(factory=BadSteps)
+
+    def counters(self) -> dict[str, Any]:
+        """What a checkpoint keeps of it, as JSON."""
+        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.kept()}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Go on from what a checkpoint has kept; what was measured later is of steps that are yet to come."""
+        self.step, self.tokens = state["step"], state["tokens"]
+        self.bad = BadSteps.of(state.get("nonfinite", {}))
+        self.measured = {name: found for name, found in self.measured.items() if found[0] <= self.step}
 
 
 @define(kw_only=True)
@@ -68,24 +109,34 @@ class Step:
 
 
 class Halt(Exception):
-    """All ranks have agreed to leave the loop before this step; `event` says why (`sigterm`, `sigint`, …)."""
+    """All ranks have agreed to leave the loop before this step because of `event` (`sigterm`, `time_limit`, …).
 
-    def __init__(self, event: str) -> None:
-        super().__init__(event)
-        self.event = event
+    reason: what made it occur, as a sentence.
+    """
+
+    def __init__(self, event: str, reason: str) -> None:
+        super().__init__(f"{event}: {reason}")
+        self.event, self.reason = event, reason
 
 
 class SkipStep(Exception):
-    """This step has nothing to learn from; it is counted and the next one follows."""
+    """Nothing is learned from this step; it is counted and the next one follows. fields: of the event that says so."""
+
+    def __init__(self, reason: str, **fields: Any) -> None:
+        super().__init__(reason)
+        self.fields = fields
 
 
 class NonFinite(Exception):
-    """The loss or the gradient norm is not a number, on all ranks alike."""
+    """The loss or the gradient norm is not a number, on all ranks alike, and in as many steps as the plan bears.
+
+    `report`: what is to be said of it, where the numbers of this step are not all.
+    """
 
     agreed = True
 
-    def __init__(self, step: int, loss: float, grad_norm: float) -> None:
-        super().__init__(f"step {step}: loss {loss}, gradient norm {grad_norm}")
+    def __init__(self, step: int, loss: float, grad_norm: float, report: str = "") -> None:
+        super().__init__(report or f"step {step}: loss {loss}, gradient norm {grad_norm}")
         self.step, self.loss, self.grad_norm = step, loss, grad_norm
 
 
