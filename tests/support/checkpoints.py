@@ -1,12 +1,14 @@
 """What a checkpoint holds, read by one process."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.sidecar import read_sidecar
 from xtrain.runtime.checkpoint.tensors import quiet_alone
 
 
@@ -31,3 +33,9 @@ def folder(directory: Path) -> CheckpointFolder:
 
 def steps(directory: Path) -> list[int]:
     return [entry.step for entry in folder(directory).entries()]
+
+
+def state_of(path: Path) -> dict[str, Any]:
+    """What a checkpoint says besides its tensors, whenever it was written."""
+    state = read_sidecar(path)
+    return {name: value for name, value in state.items() if name not in ("time", "files", "seal")}

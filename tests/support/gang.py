@@ -48,7 +48,7 @@ class Outcome:
 
     @classmethod
     def read(cls, directory: Path, world: int, seconds: float) -> "Outcome":
-        whole = [dict(np.load(directory / "held" / f"{rank}.npz")) for rank in range(world)]
+        whole = held(directory / "held", world)
         parts = [json.loads((directory / "held" / f"{rank}.json").read_text()) for rank in range(world)]
         return cls(
             directory=directory,
@@ -65,6 +65,11 @@ class Outcome:
     def tensors(self) -> dict[str, np.ndarray]:
         """The whole state: of every tensor what the first rank that holds it has."""
         return {name: value for held in reversed(self.whole) for name, value in held.items()}
+
+
+def held(folder: Path, world: int) -> list[dict[str, np.ndarray]]:
+    """What each rank has saved into a folder with `gang_rank.save`."""
+    return [dict(np.load(folder / f"{rank}.npz")) for rank in range(world)]
 
 
 class Mutation:

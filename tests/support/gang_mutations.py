@@ -27,7 +27,7 @@ def mutation(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-def _rebind(name: str, change: Callable[[StepCall, dict[str, Any]], StepCall]) -> None:
+def rebind(name: str, change: Callable[[StepCall, dict[str, Any]], StepCall]) -> None:
     """Let a step op give `change(its callable, what it was given)` instead of its callable."""
     load_ops()
     original = OPS[name]
@@ -48,7 +48,7 @@ def average() -> None:
 @mutation
 def skip(op: str) -> None:
     """A node of the step does nothing."""
-    _rebind(op, lambda call, given: lambda step: None)
+    rebind(op, lambda call, given: lambda step: None)
 
 
 @mutation
@@ -62,7 +62,7 @@ def own_tokens() -> None:
 
         return run
 
-    _rebind("step.agree", change)
+    rebind("step.agree", change)
 
 
 @mutation
@@ -79,7 +79,7 @@ def divide_experts(by: int) -> None:
 
         return run
 
-    _rebind("step.forward_backward", change)
+    rebind("step.forward_backward", change)
 
 
 @mutation
@@ -160,7 +160,7 @@ def fail(rank: int, how: str) -> None:
 
         return run
 
-    _rebind("step.optimizer", change)
+    rebind("step.optimizer", change)
 
 
 def _wait_for_ever() -> None:

@@ -26,14 +26,14 @@ class Observed(Executor):
         super()._shut_down(failed=failed)
 
 
-def save(model: Parts, optimizer: Optimizer, directory: Path, rank: int) -> None:
-    """Write `held/<rank>.npz` with every tensor this rank has a part of, put together, and `.json` about the parts.
+def save(model: Parts, optimizer: Optimizer, directory: Path, rank: int, name: str = "held") -> None:
+    """Write `<name>/<rank>.npz` with every tensor this rank has a part of, put together, and `.json` about the parts.
 
     Tensors are parameters, buffers, and as `optimizer.<name>.<moment>` the optimizer's. The parts are those of
     parameters: by name the shape, and the bytes with gradient and moments. Putting shards together takes the other
     ranks: all ranks of a parameter's mesh must call.
     """
-    folder = directory / "held"
+    folder = directory / name
     folder.mkdir(exist_ok=True)
     whole: dict[str, np.ndarray] = {}
     parts: dict[str, dict[str, Any]] = {}
@@ -65,7 +65,8 @@ def run(job: dict[str, Any], rank: int) -> int:
     os.chdir(job["folder"])
     torch.set_num_threads(1)
     if job["mutation"]:
-        import gang_saving  # noqa: F401  adds its own
+        import gang_resume  # noqa: F401  adds its own
+        import gang_saving  # noqa: F401
         from gang_mutations import MUTATIONS
 
         MUTATIONS[job["mutation"]](**job["mutation_arguments"])

@@ -1,0 +1,133 @@
+"""A run that is killed and goes on is the run that nothing has stopped, bit for bit, where the layout is the same."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve, frozen
+from checkpoints import folder, same, state_of
+from gang import GangFailed, Mutation, Outcome
+from projects import events
+from topologies import BY_NAME, Topology
+from trials import Laboratory
+
+from xtrain.planner.plan import Plan
+from xtrain.runtime.records import trim_after
+
+pytestmark = pytest.mark.distributed
+
+# What every run does besides; `checkpoint` is the steps from one to the next.
+MORE = """
+every {checkpoint} steps checkpoint
+every 3 steps eval lines {{ batches = 2 }}
+checkpoint {{ keep = none, model = false, mode = {mode} }}
+"""
+
+
+@frozen(kw_only=True)
+class Pace:
+    """How many steps, how many from checkpoint to checkpoint, and in which steps all ranks are killed.
+
+    The step they go on from is a multiple of `checkpoint`; with more than one step in between some are computed twice.
+    """
+
+    steps: int
+    checkpoint: int
+    deaths: tuple[int, ...]
+
+    @property
+    def saved(self) -> list[int]:
+        return [(death - 1) // self.checkpoint * self.checkpoint for death in self.deaths]
+
+
+LONG = Pace(steps=20, checkpoint=7, deaths=(9, 16))
+SHORT = Pace(steps=6, checkpoint=2, deaths=(4, 6))
+BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
+VARYING = ("scheduler=cosine", "scheduler.warmup=2 steps")
+
+DENSE = (
+    "one rank, one microbatch (dense)",
+    "fsdp 2 (dense)",
+    "fsdp 4 (dense)",
+    "replicate 2, ddp (dense)",
+    "replicate 2 · fsdp 2 (dense)",
+    "tp 2 (dense)",
+    "tp 4, uneven vocabulary, tied (dense)",
+    "pp 2, 1f1b (dense)",
+    "pp 2, zbv (dense)",
+    "pp 4, interleaved_1f1b (dense)",
+    "ring 2 (dense)",
+    "ulysses 2 (dense)",
+    "ring 2 · ulysses 2, fold all (dense)",
+    "pp 2 · fsdp 2 · tp 2 (dense)",
+)
+MOE = (
+    "one rank, one microbatch (moe)",
+    "replicate 2, ddp (moe)",
+    "fsdp 2 (moe)",
+    "fsdp 2 · ep 2 (moe)",
+    "fsdp 4 · ep 2 (moe)",
+    "tp 2 (moe)",
+    "pp 2 (moe)",
+    "pp 2 · fsdp 2 · ep 2 (moe)",
+    "ulysses 2, fold none (moe)",
+    "ring 2 · ep 2 (moe)",
+    "pp 2 · tp 2, zbv (moe)",
+    "pp 2 · fsdp 2 · tp 2 · ep 2, zbv (moe)",
+)
+ORDINARY = (("fsdp 2 · ep 2 (moe)", "async"), ("pp 2, zbv (dense)", "sync"))
+
+
+def rows() -> list:
+    """(layout, mode of saving, pace): all of them at length, saved at once and beside training in turns."""
+    slow = [(name, ("sync", "async")[number % 2], LONG) for number, name in enumerate(DENSE + MOE)]
+    ordinary = [(*row, SHORT) for row in ORDINARY]
+    return [
+        pytest.param(BY_NAME[name], mode, pace, id=f"{name}, {mode}, {pace.steps} steps", marks=marks)
+        for listed, marks in ((ordinary, ()), (slow, pytest.mark.slow))
+        for name, mode, pace in listed
+    ]
+
+
+def samples(outcome: Outcome, world: int) -> list[dict[int, str]]:
+    """By rank: step → digest of what it read, of the last time that the step was computed."""
+    lines = [(outcome.directory / "samples" / f"{rank}.jsonl").read_text().splitlines() for rank in range(world)]
+    return [dict(map(json.loads, each)) for each in lines]
+
+
+def killed(lab: Laboratory, plan: Plan, name: str, die_in: int, saved: int) -> None:
+    """Run until all ranks are killed; then what the launcher does at the next start."""
+    with pytest.raises(GangFailed, match="signal 9"):
+        lab.gang.run(plan, lab.folder, name=name, mutation=Mutation("noted", die_in=die_in, saved=saved))
+    directory = lab.folder / "jobs" / name
+    assert trim_after(directory / "metrics.jsonl", saved, directory / "logs" / "superseded.jsonl") > 0
+
+
+def evals(directory: Path) -> dict[int, tuple[float, int]]:
+    return {event["step"]: (event["loss"], event["tokens"]) for event in events(directory, "eval")}
+
+
+@pytest.mark.parametrize(("layout", "mode", "pace"), rows())
+def test_a_run_that_is_killed_twice_is_the_run_that_was_not(lab: Laboratory, layout: Topology, mode: str, pace: Pace):
+    settings = (*layout.shared, *VARYING, *(BIAS if layout.model == "moe" else ()))
+    more = MORE.format(checkpoint=pace.checkpoint, mode=mode)
+    trial = evolve(layout.trial("fp32"), steps=pace.steps, more=more, settings=settings)
+    plan = lab.plan(trial, layout.layout)
+    name = f"exact {layout.name} {mode} {pace.steps}".replace(" ", "_")
+    whole = lab.gang.run(plan, lab.folder, name=f"{name}-whole", mutation=Mutation("noted"))
+    for death, saved in zip(pace.deaths, pace.saved, strict=True):
+        killed(lab, plan, f"{name}-killed", death, saved)
+    ended = lab.gang.run(plan, lab.folder, name=f"{name}-killed", mutation=Mutation("noted"))
+
+    assert [event["step"] for event in events(ended.directory, "resumed")] == pace.saved
+    assert [step for step, *_ in whole.curve] == list(range(1, pace.steps + 1))
+    assert ended.curve == whole.curve and ended.routing == whole.routing
+    assert samples(ended, layout.world) == samples(whole, layout.world)
+    assert evals(ended.directory) == evals(whole.directory)
+    for ours, theirs in zip(ended.whole, whole.whole, strict=True):
+        assert ours.keys() == theirs.keys()
+        assert [key for key in theirs if not np.array_equal(ours[key], theirs[key])] == []
+    for step in (*pace.saved, pace.steps):
+        paths = [folder(run.directory).path(step) for run in (ended, whole)]
+        assert same(*paths) and state_of(paths[0]) == state_of(paths[1]), step
