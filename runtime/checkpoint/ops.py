@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
+from attrs import frozen
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
-from ..data.errors import DataError
+from ..ema import Ema
 from ..errors import ResumeRefused
 from ..feed import Feed
 from ..models.parts import Parts
@@ -19,18 +20,32 @@ from ..state import Progress, Rank, Step
 from ..timers import Clocks
 from .backend import read_tensors
 from .choice import choose, flaw_of
+from .full_state import FullState, Restored
 from .layout import CheckpointFolder, Entry
 from .model_check import check_model, check_weights
 from .publish import Publisher
 from .saver import Mode, Overlap, Saver
 from .sources import Start, begun_from, find, starting_point
 from .staging import Staging
-from .tensors import model_tensors, optimizer_tensors
+from .tensors import model_tensors
 from .together import Together
 from .transaction import Transaction
 
 StepCall = Callable[[Step], None]
 Verify = Literal["content", "sizes"]
+# What is worth a warning of what became of a group.
+WORDS: Final = {
+    ("ema", "begun"): "the checkpoint holds no averaged weights: the average begins at the weights of this step",
+    ("ema", "dropped"): "the checkpoint holds averaged weights, and this plan keeps none: they are left behind",
+}
+
+
+@frozen
+class Begun:
+    """With what the run begins, and its live state from there on."""
+
+    start: Start
+    state: FullState
 
 
 @op("setup.pretrained")
@@ -47,7 +62,7 @@ def read_pretrained(plan: Plan, model: Parts, rank: Rank, records: Records, path
     records.event("pretrained", step=0, path=str(entry.path), of_step=entry.step)
 
 
-@op("setup.resume", gives="start")
+@op("setup.resume", gives="begun")
 def resume(
     plan: Plan,
     model: Parts,
@@ -60,8 +75,10 @@ def resume(
     resume: bool,
     origin: str | None,
     verify: Verify,
-) -> Start:
+    ema: Ema | None = None,
+) -> Begun:
     """Take over the full state that the run begins with, if there is one: the one named, or the latest of the run."""
+    state = FullState(plan=plan, rank=rank, model=model, ema=ema, optimizer=optimizer, feed=feed, progress=progress)
     window.clear()
     together = Together.of(rank)
     start = together.first(lambda: starting_point(plan, records.directory))
@@ -70,23 +87,25 @@ def resume(
     elif start.entry is not None and (flaw := flaw_of(start.entry, together, content=verify == "content")):
         raise ResumeRefused(f"the checkpoint {start.entry.path} is damaged: {flaw}")
     if start.entry is None:
-        return start
-    state = start.entry.state()
+        return Begun(start, state)
     check_model(plan, start.entry)
-    try:
-        remarks = feed.resume(state["loader"])
-    except DataError as error:
-        raise ResumeRefused(f"{start.entry.path}: {error}") from error
-    read_tensors({**model_tensors(model), **optimizer_tensors(model, optimizer)}, start.entry.path, together)
-    progress.step, progress.tokens = state["step"], state["tokens"]
-    for message in remarks.in_words():
+    restored = state.restore(start.entry, together)
+    _report(restored, state, start, records)
+    return Begun(start, state)
+
+
+def _report(restored: Restored, state: FullState, start: Start, records: Records) -> None:
+    """Say what a run goes on from, and in what it does not go on as before."""
+    assert start.entry is not None
+    messages = restored.remarks.in_words() if restored.remarks else []
+    before, now = start.entry.state()["steps"], state.feed.steps
+    if before != now and state.plan.node("setup.scheduler").args["kind"] != "constant":
+        messages.append(f"the learning rate was laid out over {before:,} steps, now over {now:,}: it jumps here")
+    messages += [WORDS[pair] for pair in restored.groups.items() if pair in WORDS]
+    for message in messages:
         records.event("warning", step=start.step, message=message)
-    before = state["steps"]
-    if before != feed.steps and plan.node("setup.scheduler").args["kind"] != "constant":
-        message = f"the learning rate was laid out over {before:,} steps, now over {feed.steps:,}: it jumps here"
-        records.event("warning", step=start.step, message=message)
-    records.event("resumed", step=progress.step, path=str(start.entry.path), source="run" if start.own else "from")
-    return start
+    source = "run" if start.own else "from"
+    records.event("resumed", step=start.step, path=str(start.entry.path), source=source, groups=dict(restored.groups))
 
 
 def _soundest(start: Start, together: Together, records: Records, *, content: bool) -> Start:
@@ -113,13 +132,9 @@ def _soundest(start: Start, together: Together, records: Records, *, content: bo
 @op("setup.checkpoint", gives="saver")
 def prepare_saving(
     plan: Plan,
-    model: Parts,
-    optimizer: Optimizer,
-    feed: Feed,
+    begun: Begun,
     rank: Rank,
-    progress: Progress,
     records: Records,
-    start: Start,
     keep: int | None,
     mode: Mode,
     overlap: Overlap,
@@ -127,20 +142,17 @@ def prepare_saving(
     failures: int | None,
 ) -> Saver:
     """How this run saves, from here on."""
+    start = begun.start
     publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"))
     return Saver(
-        plan=plan,
-        model=model,
-        optimizer=optimizer,
-        feed=feed,
-        progress=progress,
+        state=begun.state,
         records=records,
         transaction=Transaction(publisher=publisher, together=Together.of(rank), keep=keep),
         overlap=overlap,
         best=best,
         failures=failures,
         staging=None if mode == "sync" else Staging(pinned=mode == "async_pinned", device=rank.device),
-        saved_step=start.entry.step if start.entry is not None and start.own else None,
+        saved_step=start.step if start.own else None,
         begun_from=begun_from(plan, start),
     )
 
@@ -162,7 +174,7 @@ def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
 def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
     """Make up for a save that came due while another was being written, once the first rank says that it is."""
     number = clocks.ask_for(lambda: not saver.busy)
-    saver.may_begin = lambda: clocks.due[number]
+    saver.may_begin = lambda: clocks.due(number)
 
     def run(step: Step) -> None:
         if saver.put_off and saver.may_begin():

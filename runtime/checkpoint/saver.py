@@ -4,7 +4,6 @@ A save that fails leaves the last good checkpoint as it was. Training goes on an
 many have failed in a row as `checkpoint.failures` allows; a save that a run ends with must succeed.
 """
 
-import math
 import shutil
 import threading
 import time
@@ -12,27 +11,24 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from attrs import define
-from torch.optim import Optimizer
 
-from ...planner.changes.kept import kept
-from ...planner.plan import Plan
 from ...planner.units import bytes_text
 from ..errors import StorageFailed
-from ..feed import Feed
-from ..models.parts import Parts
 from ..records import Records
 from ..state import Progress
+from .full_state import FullState
 from .layout import CheckpointFolder, Pointer
 from .sidecar import read_sidecar, total_bytes
 from .staging import Staging
-from .tensors import model_tensors, optimizer_tensors
 from .transaction import Transaction
 
 Mode = Literal["sync", "async", "async_pinned"]
 Overlap = Literal["wait", "latest"]
+# What is said of a full state and not of weights alone.
+OF_FULL_STATES: Final = ("loader", "optimizer", "rng", "ema")
 
 
 @define(kw_only=True, eq=False)
@@ -45,11 +41,7 @@ class Saver:
     itself. Methods without another word are collective, and all ranks leave them alike.
     """
 
-    plan: Plan
-    model: Parts
-    optimizer: Optimizer
-    feed: Feed
-    progress: Progress
+    state: FullState
     records: Records
     transaction: Transaction
     overlap: Overlap
@@ -66,6 +58,10 @@ class Saver:
     _under_way: Future[StorageFailed | None] | None = None
     _job: "_Job | None" = None
     """The save whose copy is being made."""
+
+    @property
+    def progress(self) -> Progress:
+        return self.state.progress
 
     @property
     def folder(self) -> CheckpointFolder:
@@ -89,9 +85,9 @@ class Saver:
         if self.saved_step == step:
             return
         self.saved_step = step
-        state = self._state()
+        state = self._described()
         job = _Job(node, step, self.folder.path(step), state, self._pointers(state), begin)
-        tensors = {**model_tensors(self.model), **optimizer_tensors(self.model, self.optimizer)}
+        tensors = self.state.tensors()
         if must or self.staging is None:
             failure = self._write(job, tensors)
             if failure is not None and must:
@@ -128,10 +124,11 @@ class Saver:
         begin = time.perf_counter()
         self.settle(raises=False)
         final = self.folder.model_path(self.progress.step)
-        state = {name: value for name, value in self._state().items() if name not in ("loader", "optimizer")}
-        self.transaction.run(final, model_tensors(self.model), state, ("model",))
+        tensors, said = self.state.weights()
+        state = {name: value for name, value in self._described().items() if name not in OF_FULL_STATES}
+        self.transaction.run(final, tensors, {**state, **said}, ("model",))
         self._retain()
-        fields = {"path": str(final), "bytes": self._bytes(final), "seconds": time.perf_counter() - begin}
+        fields = {"path": str(final), "bytes": self._bytes(final), "seconds": time.perf_counter() - begin, **said}
         self.records.event("model", step=self.progress.step, node=node, **fields)
 
     def _write(self, job: "_Job", tensors: dict[str, Any]) -> StorageFailed | None:
@@ -181,7 +178,7 @@ class Saver:
         last = f"the last one is of step {latest.step:,}" if latest else "there is none yet"
         message = f"the checkpoint of step {job.step:,} could not be saved, {last}: {failure}"
         with suppress(OSError):
-            root, size = self.folder.root, self.plan.estimates.checkpoint_bytes
+            root, size = self.folder.root, self.state.plan.estimates.checkpoint_bytes
             if (free := shutil.disk_usage(root).free) < size:
                 message += f"; one takes {bytes_text(size)}, and there are {bytes_text(free)} left in {root}"
         self.records.event("warning", step=job.step, message=message, code=failure.code)
@@ -197,25 +194,8 @@ class Saver:
         before = held.state().get("metrics", {}).get(self.best) if held else None
         return ("latest", "best") if before is None or value < before else ("latest",)
 
-    def _state(self) -> dict[str, Any]:
-        """What is known of the state besides its tensors, as JSON."""
-        step = self.progress.step
-        measured = {
-            name: value for name, (at, value) in self.progress.measured.items() if at == step and math.isfinite(value)
-        }
-        return {
-            "step": step,
-            "tokens": self.progress.tokens,
-            "metrics": measured,
-            "time": time.time(),
-            "plan_id": self.plan.id,
-            "config_id": self.plan.config_id,
-            "world_size": self.plan.mesh.world_size,
-            "steps": self.feed.steps,
-            **({"begun_from": self.begun_from} if self.begun_from else {}),
-            **kept(self.plan),
-            "loader": self.feed.loader.state(step),
-        }
+    def _described(self) -> dict[str, Any]:
+        return {**self.state.described(), **({"begun_from": self.begun_from} if self.begun_from else {})}
 
 
 @define(eq=False)

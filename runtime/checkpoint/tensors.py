@@ -13,12 +13,12 @@ from ..models.parts import Parts
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def model_tensors(model: Parts) -> dict[str, Tensor]:
+def model_tensors(model: Parts, prefix: str = "model.") -> dict[str, Tensor]:
     """`model.<name>` → parameter or buffer that is part of the model's state; shards stay shards."""
-    tensors = {f"model.{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    tensors = {f"{prefix}{name}": parameter.detach() for name, parameter in model.named_parameters()}
     for part in model.parts:
         kept = part.state_dict().keys()
-        tensors |= {f"model.{name}": buffer for name, buffer in part.named_buffers() if name in kept}
+        tensors |= {f"{prefix}{name}": buffer for name, buffer in part.named_buffers() if name in kept}
     return tensors
 
 

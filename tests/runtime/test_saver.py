@@ -13,7 +13,8 @@ import torch
 from checkpoints import tensors
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.checkpoint import ops, saver, writer
+from xtrain.runtime.checkpoint import full_state, ops, writer
+from xtrain.runtime.checkpoint.full_state import FullState
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.publish import Publisher
 from xtrain.runtime.checkpoint.saver import Saver
@@ -31,10 +32,10 @@ METRIC = "eval/web/loss"
 
 @pytest.fixture
 def weight(monkeypatch) -> torch.Tensor:
-    """All there is to save; step n makes it n."""
+    """All there is to save besides random numbers; step n makes it n."""
     found = torch.zeros(1000)
-    monkeypatch.setattr(saver, "model_tensors", lambda model: {"model.w": found})
-    monkeypatch.setattr(saver, "optimizer_tensors", lambda model, optimizer: {})
+    monkeypatch.setattr(full_state, "model_tensors", lambda model: {"model.w": found})
+    monkeypatch.setattr(full_state, "optimizer_tensors", lambda model, optimizer: {})
     return found
 
 
@@ -74,8 +75,12 @@ def make(tmp_path, weight):
         options: dict[str, Any] = {"overlap": "wait", "best": None, "failures": 3, "saved_step": None, **given}
         keep = options.pop("keep", None)
         nothing: Any = None
+        rank: Any = SimpleNamespace(rank=0, device=torch.device("cpu"))
+        state = FullState(
+            plan=plan, rank=rank, model=nothing, ema=None, optimizer=nothing, feed=feed, progress=Progress()
+        )
         return Saver(
-            plan=plan, model=nothing, optimizer=nothing, feed=feed, progress=Progress(), begun_from=None,
+            state=state, begun_from=None,
             records=Records.open(tmp_path, 0),
             transaction=Transaction(publisher=Publisher(folder), together=Together(0, 1, None), keep=keep),
             staging=None if mode == "sync" else Staging(pinned=mode == "async_pinned", device=torch.device("cpu")),

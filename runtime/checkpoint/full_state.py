@@ -1,0 +1,157 @@
+"""`FullState`: all that a checkpoint holds, where it lives on this rank, and the order in which it is put back."""
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import frozen
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...planner.changes.kept import kept
+from ...planner.plan import Plan
+from ..data.errors import DataError
+from ..data.loading.loader_state import Remarks
+from ..ema import Ema
+from ..errors import ResumeRefused
+from ..feed import Feed
+from ..models.parts import Parts
+from ..parallel.fsdp import reshard
+from ..state import Progress, Rank
+from . import streams
+from .backend import read_tensors
+from .layout import Entry
+from .tensors import model_tensors, optimizer_tensors
+from .together import Together
+
+# The learning rate needs no place of its own: it is a closed form of the counters.
+ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "rng")
+
+
+@frozen(kw_only=True)
+class Restored:
+    """What became of each group of a checkpoint, in the order in which they were put back; `remarks` are the loader's.
+
+    Words: read; begun: the average starts at the weights that were read; dropped: the plan keeps no average; own, anew:
+    streams of random numbers go on, or start from seed, step and rank.
+    """
+
+    groups: dict[str, str]
+    remarks: Remarks | None
+
+
+@frozen(kw_only=True, eq=False)
+class FullState:
+    """The live state of a run on this rank. ema: None where the plan keeps no average."""
+
+    plan: Plan
+    rank: Rank
+    model: Parts
+    ema: Ema | None
+    optimizer: Optimizer
+    feed: Feed
+    progress: Progress
+
+    # Saving -----------------------------------------------------------------------------------------------------------
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All tensors under the names of a checkpoint. Streams of random numbers are copies, made now."""
+        own = {self._stream(name): state for name, state in streams.streams(self.rank.device).items()}
+        averages = self.ema.tensors() if self.ema is not None else {}
+        return {**model_tensors(self.model), **averages, **optimizer_tensors(self.model, self.optimizer), **own}
+
+    def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """The weights for publishing under the names of a model, and what is said of them."""
+        if self.ema is not None and self.ema.publishes:
+            return self.ema.tensors("model"), {"weights": "averaged", "ema": self.ema.kept()}
+        return model_tensors(self.model), {"weights": "trained"}
+
+    def described(self) -> dict[str, Any]:
+        """What is known of the state besides its tensors, as JSON."""
+        step = self.progress.step
+        measured = {
+            name: value for name, (at, value) in self.progress.measured.items() if at == step and math.isfinite(value)
+        }
+        return {
+            "step": step,
+            "tokens": self.progress.tokens,
+            "metrics": measured,
+            "time": time.time(),
+            "plan_id": self.plan.id,
+            "config_id": self.plan.config_id,
+            "world_size": self.plan.mesh.world_size,
+            "steps": self.feed.steps,
+            **({"ema": self.ema.kept()} if self.ema is not None else {}),
+            "rng": self._told_streams(streams.streams(self.rank.device)),
+            **kept(self.plan),
+            "loader": self.feed.loader.state(step),
+        }
+
+    # Putting back -----------------------------------------------------------------------------------------------------
+
+    def restore(self, entry: Entry, together: Together, *, rows: bool = True) -> Restored:
+        """Put back what a full checkpoint holds, in place. Collective. rows: also where in the data it was.
+
+        Counters come behind the loader, so that a refusal leaves them; random numbers come last, as whatever is done
+        before may draw some. Raises ResumeRefused if its rows are not those of this data.
+        """
+        state = entry.state()
+        reshard(self.model)  # parameters have the names of their shards only while these are in force
+        remarks: list[Remarks] = []
+
+        def read(tensors: dict[str, Tensor]) -> str:
+            read_tensors(tensors, entry.path, together)
+            return "read"
+
+        def loader() -> str:
+            try:
+                remarks.append(self.feed.resume(state["loader"]))
+            except DataError as error:
+                raise ResumeRefused(f"{entry.path}: {error}") from error
+            return "read"
+
+        def counters() -> str:
+            self.progress.step, self.progress.tokens = state["step"], state["tokens"]
+            return "read"
+
+        put_back: dict[str, Callable[[], str]] = {
+            "model": lambda: read(model_tensors(self.model)),
+            "ema": lambda: self._restore_ema(state, read),
+            "optimizer": lambda: read(optimizer_tensors(self.model, self.optimizer)),
+            "loader": loader if rows else lambda: "left",
+            "counters": counters,
+            "rng": lambda: self._restore_streams(state, read),
+        }
+        groups = {name: put_back[name]() for name in ORDER}
+        return Restored(groups={name: word for name, word in groups.items() if word}, remarks=next(iter(remarks), None))
+
+    def _restore_ema(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str]) -> str:
+        saved = state.get("ema")
+        if self.ema is None:
+            return "dropped" if saved else ""
+        if saved is None:
+            self.ema.restart()
+            return "begun"
+        word = read(self.ema.tensors())
+        self.ema.updates = saved["updates"]
+        return word
+
+    def _restore_streams(self, state: dict[str, Any], read: Callable[[dict[str, Tensor]], str]) -> str:
+        """A rank's streams are its own in the same mesh alone: in another it stands for other rows, beside others."""
+        saved = state.get("rng")
+        now = streams.streams(self.rank.device)
+        if saved is None or saved != self._told_streams(now):
+            streams.begin(self.plan.seed, state["step"], self.rank.data_rank)
+            return "anew"
+        read({self._stream(name): stream for name, stream in now.items()})
+        streams.put_back(now, self.rank.device)
+        return "own"
+
+    def _stream(self, name: str) -> str:
+        return f"rng.{self.rank.rank:05d}.{name}"
+
+    def _told_streams(self, found: dict[str, Tensor]) -> dict[str, Any]:
+        """What a checkpoint says of the streams that it holds, those of every rank."""
+        axes = [[axis.name, axis.size] for axis in self.plan.mesh.axes]
+        return {"axes": axes, "sizes": {name: state.numel() for name, state in found.items()}}

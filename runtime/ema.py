@@ -1,0 +1,148 @@
+"""`setup.ema` and `step.ema`: a running average of the weights beside those that are trained.
+
+After the k-th update the average is Σ d^(k-i) w_i / Σ d^(k-i) over i = 1 … k, w_i being the weights at the i-th: an
+exponential average of decay d, corrected for its start as Adam's moments are (Kingma and Ba 2015, section 3), so that
+the weights a run begins with have no share in it. As a recursion, a_k = a_(k-1) + (w_k - a_(k-1)) · (1-d) / (1-d^k).
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from attrs import define
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from .build import DTYPES
+from .checkpoint.tensors import model_tensors
+from .models.parts import Parts
+from .ops import op
+from .parallel.fsdp import reshard
+from .state import Step
+
+
+@define(kw_only=True, eq=False)
+class Ema:
+    """Averages of everything that is the model's state, cut over the ranks exactly as that is.
+
+    averages: by name. every: optimizer steps between two updates; updates: how many there have been. publishes: weights
+    that are saved alone are these.
+    """
+
+    model: Parts
+    decay: float
+    every: int
+    publishes: bool
+    averages: dict[str, Tensor]
+    updates: int = 0
+
+    def tensors(self, prefix: str = "ema") -> dict[str, Tensor]:
+        """`<prefix>.<name>` → average."""
+        return {f"{prefix}.{name}": average for name, average in self.averages.items()}
+
+    def kept(self) -> dict[str, Any]:
+        """What a checkpoint says of the averages beside their values, as JSON."""
+        return {"decay": self.decay, "every": self.every, "publish": self.publishes, "updates": self.updates}
+
+    @torch.no_grad()
+    def restart(self) -> None:
+        """Begin at the weights as they are."""
+        self.updates = 0
+        for average, weight in self._pairs():
+            average.copy_(weight)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Take in the weights as they are. Nothing waits for a device."""
+        self.updates += 1
+        share = share_of(self.updates, self.decay)
+        pairs = list(self._pairs())
+        if all(average.dtype == weight.dtype for average, weight in pairs):
+            torch._foreach_lerp_([average for average, _ in pairs], [weight for _, weight in pairs], share)
+            return
+        for average, weight in pairs:  # one by one: a copy of each in the finer format is alive meanwhile
+            average.lerp_(weight.to(average.dtype), share)
+
+    @contextmanager
+    def in_place(self, before: Callable[[], None] | None) -> Iterator[None]:
+        """Let the model compute with the averages; behind it all is as it was, bit for bit.
+
+        Averages and weights trade places, tensor by tensor, so that there is never a third copy of them. before: called
+        while nothing has moved yet.
+        """
+        if before is not None:
+            before()
+        reshard(self.model)  # what FSDP has gathered is of the weights
+        self._trade(back=False)
+        try:
+            yield
+        finally:
+            reshard(self.model)
+            self._trade(back=True)
+
+    @torch.no_grad()
+    def _trade(self, *, back: bool) -> None:
+        for average, weight in self._pairs():
+            if average.dtype == weight.dtype:
+                held = weight.clone()
+                weight.copy_(average)
+                average.copy_(held)
+            else:
+                trade_halves(average, weight, back=back)
+
+    def _pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(average, weight): the pieces of this rank, looked up anew, as FSDP may have put others in their place."""
+        weights = model_tensors(self.model, "")
+        for name, average in self.averages.items():
+            yield _piece(average), _piece(weights[name])
+
+
+def share_of(update: int, decay: float) -> float:
+    """The share of the newest weights in the average after `update` updates, counted from 1."""
+    return (1.0 - decay) / -math.expm1(update * math.log(decay)) if decay else 1.0
+
+
+def trade_halves(average: Tensor, weight: Tensor, *, back: bool) -> None:
+    """Trade an average in fp32 for a weight in bf16, in the room they have.
+
+    bf16 is the upper half of fp32: the weight becomes the average, rounded, and lies where its upper half was. Which
+    way that was rounded the lower half tells, so that the way back is exact.
+    """
+    assert average.dtype == torch.float32 and weight.dtype == torch.bfloat16
+    halves = average.view(torch.int16)
+    lower, upper = halves[..., 0::2], halves[..., 1::2]  # little-endian, as all devices of torch are
+    bits, rounded_up = weight.view(torch.int16), (lower < 0).to(torch.int16)
+    held = bits.clone()
+    if back:
+        bits.copy_(upper)
+        upper.copy_(held - rounded_up)
+    else:
+        bits.copy_(upper + rounded_up)
+        upper.copy_(held)
+
+
+def _piece(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+@op("setup.ema", gives="ema")
+def keep_average(model: Parts, decay: float, every: int, format: str, publish: bool) -> Ema:
+    """Begin at the weights as they are. format: of the averages; bf16 would round a small share of new weights away."""
+    averages = {
+        name: value.to(DTYPES[format] if value.is_floating_point() else value.dtype, copy=True)
+        for name, value in model_tensors(model, "").items()
+    }
+    return Ema(model=model, decay=decay, every=every, publishes=publish, averages=averages)
+
+
+@op("step.ema")
+def average(ema: Ema) -> Callable[[Step], None]:
+    """Take the weights after every n-th step into the average."""
+
+    def run(step: Step) -> None:
+        if (step.index + 1) % ema.every == 0:
+            ema.update()
+
+    return run
