@@ -27,14 +27,9 @@ def check_finite(model: Parts, progress: Progress, limit: int = 1) -> StepCall:
     Raises SkipStep for those that are left out, NonFinite for the `limit`-th, on all ranks alike.
     """
     counts = Kept(model) if limit > 1 else None
-    rollbacks = progress.bad.rollbacks
 
     def run(step: Step) -> None:
-        nonlocal rollbacks
         number, bad = step.index + 1, progress.bad
-        if counts is not None and bad.rollbacks != rollbacks:
-            counts.forget()  # going back, routers have begun to count anew
-            rollbacks = bad.rollbacks
         if isfinite(step.loss) and isfinite(step.grad_norm):
             bad.in_a_row, bad.last_good = 0, number
             bad.latest.clear()
@@ -72,6 +67,7 @@ class Kept:
     def __init__(self, model: Parts) -> None:
         self._routers = [module for module in model.modules() if isinstance(module, Router)]
         self._before: list[Tensor] = []
+        self._begun: list[int] = []
 
     def keep(self) -> None:
         """Remember the counts as they are."""
@@ -80,17 +76,16 @@ class Kept:
             self._before = [torch.empty_like(count) for count in now]
         if now:
             torch._foreach_copy_(self._before, now)
+        self._begun = [router.begun for router in self._routers]
 
     def restore(self) -> None:
-        """Go back to what was remembered, or to nothing."""
-        if self._before:
-            torch._foreach_copy_(self._now(), self._before)
-        else:
-            for router in self._routers:
-                router.loads_E = router.aux = None
-
-    def forget(self) -> None:
-        self._before = []
+        """Go back to what was remembered since counting has begun, or to nothing."""
+        if self._begun == [router.begun for router in self._routers]:
+            if self._before:
+                torch._foreach_copy_(self._now(), self._before)
+            return
+        for router in self._routers:
+            router.loads_E = router.aux = None
 
     def _now(self) -> list[Tensor]:
         counts = ((router.loads_E, router.aux) for router in self._routers)

@@ -24,12 +24,16 @@ class RouterCounts:
         self._rank = rank
         self._routers = routers(model)
         self._before = torch.zeros(layers, experts + 1, dtype=torch.float64, device=rank.device)
+        self._begun = {layer: router.begun for layer, router in self._routers.items()}
 
     @torch.no_grad()
     def take(self) -> tuple[Tensor, Tensor]:
         """Loads [N, E] (assignments of real tokens) and sums of aux losses over rows [N]. Collective."""
         now = torch.zeros_like(self._before)
         for layer, router in self._routers.items():
+            if router.begun != self._begun[layer]:
+                self._begun[layer] = router.begun
+                self._before[layer] = 0
             if router.loads_E is not None and router.aux is not None:
                 now[layer, :-1], now[layer, -1] = router.loads_E, router.aux
         new, self._before = now - self._before, now

@@ -1,7 +1,7 @@
 """What ops share while a plan runs: who this rank is, how far the run has come, and the step under way."""
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import torch
 from attrs import define, field, frozen
@@ -43,28 +43,26 @@ class BadSteps:
     """Steps whose loss or gradient norm was not a number, and what became of them. Steps count from 1; 0: none yet.
 
     in_a_row: the latest steps, without a good one behind them. total: of the run. last_good: the last step that was
-    good. rollbacks: how often the run has gone back; rolled_to: the step it went back to last. latest: some of those in
-    a row, as (step, loss, gradient norm), which are told of when it comes to that and not saved.
+    good. went_back: each time, from which step to which. latest: the last of those in a row, as (step, loss, gradient
+    norm), to be told of when it comes to that; they are not saved.
     """
 
     in_a_row: int = 0
     total: int = 0
     last_good: int = 0
-    rollbacks: int = 0
-    rolled_to: int = 0
+    went_back: list[tuple[int, int]] = field(factory=list)
     latest: deque[tuple[int, float, float]] = field(factory=lambda: deque(maxlen=10))
 
-    def kept(self) -> dict[str, int]:
+    def kept(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON."""
-        return {name: getattr(self, name) for name in COUNTED}
+        counts = {"in_a_row": self.in_a_row, "total": self.total, "last_good": self.last_good}
+        return {**counts, "went_back": [list(each) for each in self.went_back]}
 
     @classmethod
     def of(cls, kept: dict[str, Any]) -> "BadSteps":
-        """What a checkpoint has kept; all that it does not name is 0."""
-        return cls(**{name: int(kept[name]) for name in COUNTED if name in kept})
-
-
-COUNTED: Final = ("in_a_row", "total", "last_good", "rollbacks", "rolled_to")
+        """What a checkpoint has kept; of what it does not name there was none."""
+        counts = {name: int(kept[name]) for name in ("in_a_row", "total", "last_good") if name in kept}
+        return cls(**counts, went_back=[(before, after) for before, after in kept.get("went_back", ())])
 
 
 @define

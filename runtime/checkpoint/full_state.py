@@ -24,6 +24,7 @@ from .backend import read_tensors
 from .layout import Entry
 from .tensors import model_tensors, optimizer_tensors
 from .together import Together
+from .undone import onward
 
 # The learning rate needs no place of its own: it is a closed form of the counters.
 ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "rng")
@@ -74,8 +75,7 @@ class FullState:
             name: value for name, (at, value) in self.progress.measured.items() if at == step and math.isfinite(value)
         }
         return {
-            "step": step,
-            "tokens": self.progress.tokens,
+            **self.progress.counters(),
             "metrics": measured,
             "time": time.time(),
             "plan_id": self.plan.id,
@@ -90,13 +90,14 @@ class FullState:
 
     # Putting back -----------------------------------------------------------------------------------------------------
 
-    def restore(self, entry: Entry, together: Together, *, rows: bool = True) -> Restored:
-        """Put back what a full checkpoint holds, in place. Collective. rows: also where in the data it was.
+    def restore(self, entry: Entry, together: Together) -> Restored:
+        """Put back what a full checkpoint holds, in place; where the run has gone back to it, with the data that comes
+        behind what was left out. Collective.
 
         Counters come behind the loader, so that a refusal leaves them; random numbers come last, as whatever is done
         before may draw some. Raises ResumeRefused if its rows are not those of this data.
         """
-        state = entry.state()
+        state = onward(entry)
         reshard(self.model)  # parameters have the names of their shards only while these are in force
         remarks: list[Remarks] = []
 
@@ -112,14 +113,14 @@ class FullState:
             return "read"
 
         def counters() -> str:
-            self.progress.step, self.progress.tokens = state["step"], state["tokens"]
+            self.progress.take(state)
             return "read"
 
         put_back: dict[str, Callable[[], str]] = {
             "model": lambda: read(model_tensors(self.model)),
             "ema": lambda: self._restore_ema(state, read),
             "optimizer": lambda: read(optimizer_tensors(self.model, self.optimizer)),
-            "loader": loader if rows else lambda: "left",
+            "loader": loader,
             "counters": counters,
             "rng": lambda: self._restore_streams(state, read),
         }

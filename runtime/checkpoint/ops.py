@@ -30,6 +30,7 @@ from .staging import Staging
 from .tensors import model_tensors
 from .together import Together
 from .transaction import Transaction
+from .undone import finish_rollback
 
 StepCall = Callable[[Step], None]
 Verify = Literal["content", "sizes"]
@@ -81,6 +82,7 @@ def resume(
     state = FullState(plan=plan, rank=rank, model=model, ema=ema, optimizer=optimizer, feed=feed, progress=progress)
     window.clear()
     together = Together.of(rank)
+    together.first(lambda: finish_rollback(records.directory))
     start = together.first(lambda: starting_point(plan, records.directory))
     if start.own:
         start = _soundest(start, together, records, content=verify == "content")

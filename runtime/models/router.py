@@ -36,7 +36,7 @@ class Router(nn.Module):
 
     `loads_E` (int64) and `aux` (fp64) count what was trained on: assignments of this rank's real tokens to experts, and
     aux losses summed over rows (of a row that several ranks hold, this rank's part). They only grow; who reads them
-    keeps what they were before.
+    keeps what they were before, and how often counting had `begun` by then.
     """
 
     def __init__(self, arch: Architecture, axes: Axes, rows: int) -> None:
@@ -55,6 +55,7 @@ class Router(nn.Module):
         # Plain attributes, no buffers: DDP would overwrite these with those of the first rank.
         self.loads_E: Tensor | None = None
         self.aux: Tensor | None = None
+        self.begun = 0
 
     def _apply(self, fn: Any, recurse: bool = True) -> "Router":
         super()._apply(fn, recurse)
@@ -110,6 +111,11 @@ class Router(nn.Module):
             squares_BS1 = logits_BSE.logsumexp(-1, keepdim=True).square()
             loss = loss + self.z_weight * (squares_BS1.masked_fill(unreal_BS1, 0).sum(1) / tokens_B1).sum()
         return loss
+
+    def begin_anew(self) -> None:
+        """Forget what was counted."""
+        self.loads_E = self.aux = None
+        self.begun += 1
 
     @torch.no_grad()
     def _count(self, loads_E: Tensor, aux: Tensor) -> None:

@@ -1,0 +1,145 @@
+"""`event.rollback`: back to the last good checkpoint, and on with the data behind the failure.
+
+The run goes on as one does that is resumed, in the same processes: weights, moments, averages, counters and random
+numbers are those of the checkpoint, and so is the number of the step. The rows of all steps between the checkpoint and
+the failure are left out, those of the checkpoint's next step are the first that no step has seen.
+"""
+
+import time
+from collections.abc import Callable
+
+from ...planner.plan import Plan
+from ..feed import Feed
+from ..models.parts import Parts
+from ..models.router import Router
+from ..nonfinite import told
+from ..observe import Window
+from ..ops import op
+from ..records import Records, trim_after
+from ..state import BadSteps, NonFinite, Progress, Step
+from .choice import flaw_of
+from .layout import CheckpointFolder, Entry
+from .saver import Saver
+from .undone import Rollback, seal_of
+
+StepCall = Callable[[Step], None]
+
+
+@op("event.rollback")
+def roll_back(
+    plan: Plan, model: Parts, feed: Feed, progress: Progress, records: Records, window: Window, saver: Saver, times: int
+) -> StepCall:
+    """Go back, at most `times` times in a run. Raises NonFinite, with a report, if that is used up or there is no sound
+    checkpoint to go back to."""
+    together = saver.transaction.together
+    content = plan.node("setup.resume").args["verify"] == "content"
+
+    def run(step: Step) -> None:
+        bad = progress.bad
+        if len(bad.went_back) >= times:
+            raise _failure(step, bad, f"the run may go back {times} times, and has: {_history(bad)}")
+        saver.settle(raises=False)
+        entry, passed = _target(saver, progress, content=content)
+        for flaw in passed:
+            records.event("warning", step=progress.step, message=f"not gone back to {flaw}")
+        if entry is None:
+            raise _failure(step, bad, _nothing_left(passed, bad))
+        begin, steps = time.perf_counter(), feed.steps
+        number = len(bad.went_back) + 1
+        loader = {**feed.loader.state(step.index + 1), "step": entry.step}
+        counts = BadSteps(total=bad.total, last_good=min(bad.last_good, entry.step), went_back=[*bad.went_back])
+        counts.went_back.append((step.index + 1, entry.step))
+        together.first(lambda: _write(saver.folder, entry, step, loader, counts))
+        feed.close()  # what was read ahead is of the steps that are undone
+        saver.state.restore(entry, together)
+        saver.saved_step, saver.put_off = entry.step, ""
+        for module in model.modules():
+            if isinstance(module, Router):
+                module.begin_anew()
+        window.clear()
+        records.pending.clear()
+        if records.rank == 0:
+            _trim(records, entry.step)
+        fields = {
+            "from_step": step.index + 1,
+            "checkpoint": entry.name,
+            "number": number,
+            "of": times,
+            "rows_left_out": (step.index + 1 - entry.step) * feed.loader.rows_per_step,
+            "seconds": time.perf_counter() - begin,
+        }
+        records.event("rollback", step=entry.step, **fields)
+        if steps != feed.steps:
+            message = f"of the budget there are rows for {feed.steps:,} steps left, not {steps:,}: some were left out"
+            records.event("warning", step=entry.step, message=message)
+
+    return run
+
+
+def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[Entry | None, list[str]]:
+    """The newest sound checkpoint that no bad step stands behind, and why newer ones were passed over. Collective."""
+    bad, folder, together = progress.bad, saver.folder, saver.transaction.together
+    # What it went back to last has led here without a single good step: the fault lies in it or before it.
+    until = progress.step
+    if bad.went_back and bad.last_good <= bad.went_back[-1][1]:
+        until = bad.went_back[-1][1] - 1
+    passed: list[str] = []
+    for entry, amid in together.first(lambda: _candidates(folder, until)):
+        flaw = "it was saved between bad steps" if amid else flaw_of(entry, together, content=content)
+        if not flaw:
+            return entry, passed
+        passed.append(f"{entry.name}: {flaw}")
+    return None, passed
+
+
+def _candidates(folder: CheckpointFolder, until: int) -> list[tuple[Entry, bool]]:
+    """Checkpoints of at most so many steps, newest first, with whether the step before each was a bad one."""
+    found = []
+    for entry in reversed(folder.published()):
+        if entry.step <= until:
+            try:
+                amid = bool(entry.state().get("nonfinite", {}).get("in_a_row"))
+            except (OSError, ValueError):
+                amid = False  # whoever looks closer says what is wrong with it
+            found.append((entry, amid))
+    return found
+
+
+def _write(folder: CheckpointFolder, entry: Entry, step: Step, loader: dict, counts: BadSteps) -> None:
+    """Once this has returned, a run that is killed goes on in the same way."""
+    newer = {other.name: seal_of(other) for other in folder.published() if other.step > entry.step}
+    rollback = Rollback(
+        checkpoint=entry.name,
+        seal=seal_of(entry),
+        from_step=step.index + 1,
+        loader=loader,
+        nonfinite=counts.kept(),
+        undone=newer,
+    )
+    rollback.write(folder.root.parent)
+    rollback.finish(folder.root.parent)
+
+
+def _trim(records: Records, step: int) -> None:
+    """Move the records of undone steps out of metrics.jsonl, as they will be computed otherwise."""
+    records.metrics.close()
+    superseded = records.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+    trim_after(records.metrics.path, step, superseded)
+
+
+def _failure(step: Step, bad: BadSteps, why: str) -> NonFinite:
+    return NonFinite(step.index + 1, step.loss, step.grad_norm, f"{told(bad)}; {why}")
+
+
+def _nothing_left(passed: list[str], bad: BadSteps) -> str:
+    if bad.went_back:
+        found = f"there is no older checkpoint to go back to ({_history(bad)})"
+    elif passed:
+        found = "there is no sound checkpoint to go back to"
+    else:
+        found = "there is no checkpoint to go back to yet"
+    return f"{found}: {'; '.join(passed)}" if passed else found
+
+
+def _history(bad: BadSteps) -> str:
+    return ", ".join(f"from step {before:,} to {after:,}" for before, after in bad.went_back)
