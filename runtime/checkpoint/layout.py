@@ -4,6 +4,7 @@
       ckpt-s000000001000/   the full state after 1,000 steps: shards, .metadata, state.json
       model-s000000002000/  weights alone, of a run that has come to its end
       latest  best  model   one name each
+      latest.pt best.pt …   the one file of what that names, where it is one file (`checkpoint.backend = file`)
       *.partial  *.removing what a save or a removal that was cut off has left
 
 Names count steps, whatever the budget is counted in: a state belongs to a step, and names sort.
@@ -15,11 +16,12 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-from .durable import PARTIAL, REMOVING
-from .sidecar import flaws, read_sidecar
+from .durable import PARTIAL, REMOVING, means
+from .sidecar import TENSORS, flaws, read_sidecar
 
 Pointer = Literal["latest", "best", "model"]
 POINTERS: Final[tuple[Pointer, ...]] = ("latest", "best", "model")
+ALIAS: Final = ".pt"
 _FULL = re.compile(r"ckpt-s(\d{12})")
 _WEIGHTS = re.compile(r"model-s(\d{12})")
 
@@ -85,6 +87,10 @@ class CheckpointFolder:
             return ""
         return name if _FULL.fullmatch(name) or _WEIGHTS.fullmatch(name) else ""
 
+    def alias(self, pointer: Pointer) -> Path:
+        """Where the one file of what a pointer names lies as well, under a name that stays."""
+        return self.root / f"{pointer}{ALIAS}"
+
     def pointed(self, pointer: Pointer) -> Entry | None:
         """What a pointer names, if every file of it has its size."""
         found = entry_of(self.root / self.named(pointer))
@@ -99,7 +105,7 @@ class CheckpointFolder:
         """All but the newest `keep`; what `best` names is not counted, and what any pointer names is not among them."""
         protected = self.protected()
         counted = [entry for entry in self.entries() if "best" not in protected.get(entry.name, ())]
-        return [entry for entry in counted[:-keep] if entry.name not in protected]
+        return [entry for entry in counted[:-keep] if entry.name not in protected and not self._aliased(entry)]
 
     def candidates(self) -> list[Entry]:
         """What a run can go on from, the best choice first: what `latest` names, then the others, newest first."""
@@ -109,6 +115,10 @@ class CheckpointFolder:
     def latest(self) -> Entry | None:
         """The first of the candidates of which every file has its size."""
         return next((entry for entry in self.candidates() if not entry.flaws()), None)
+
+    def _aliased(self, entry: Entry) -> bool:
+        """Whether a file beside the pointers still is that of a checkpoint, because a crash came before the next."""
+        return any(means(self.alias(pointer), entry.path / TENSORS) for pointer in POINTERS)
 
     def _named(self, pattern: re.Pattern[str]) -> list[Entry]:
         found = [(path, pattern.fullmatch(path.name)) for path in self._paths()]

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from . import durable
 from .layout import POINTERS, CheckpointFolder, Pointer
-from .sidecar import write_sidecar
+from .sidecar import TENSORS, write_sidecar
 
 
 @frozen
@@ -24,6 +24,9 @@ class Publisher:
         """Remove what saves and removals that were cut off have left; nobody may be saving here."""
         for path in self.folder.remains():
             durable.clear(path) if path.is_dir() else durable.forget(path)
+        for pointer in POINTERS:
+            if not self._follows(pointer):
+                self._follow(pointer)
 
     def begin(self, final: Path) -> Path:
         """An empty folder to write `final` into; what an earlier attempt left half-made is removed."""
@@ -57,7 +60,26 @@ class Publisher:
             durable.clear(aside)
 
     def point(self, pointer: Pointer, name: str) -> None:
+        """Let a pointer name a checkpoint, then its alias mean the file of that, where it is one file."""
         durable.write(self.folder.root / pointer, f"{name}\n")
+        self._follow(pointer)
+
+    def _follow(self, pointer: Pointer) -> None:
+        """Bring an alias to where its pointer is."""
+        alias, file = self.folder.alias(pointer), self._file(pointer)
+        if file is not None:
+            durable.name_also(file, alias)
+        elif alias.exists():
+            durable.forget(alias)
+
+    def _follows(self, pointer: Pointer) -> bool:
+        alias, file = self.folder.alias(pointer), self._file(pointer)
+        return durable.means(alias, file) if file is not None else not alias.exists()
+
+    def _file(self, pointer: Pointer) -> Path | None:
+        """The one file of what a pointer names; None where there is none."""
+        file = self.folder.root / self.folder.named(pointer) / TENSORS
+        return file if file.is_file() else None
 
     def retain(self, keep: int | None) -> list[Path]:
         """Remove what `CheckpointFolder.old` says (None: nothing of it), and weights that `model` has left behind.
@@ -83,6 +105,7 @@ class Publisher:
                     self.point("latest", others[-1].name)
                 else:
                     durable.forget(self.folder.root / pointer)
+                    self._follow(pointer)
         return durable.set_aside(final)
 
 

@@ -1,15 +1,17 @@
 """The folder of checkpoints: what is published, what pointers mean after any crash, what is kept."""
 
 import json
+from pathlib import Path
 
 import pytest
-from faulty_disk import FULL, Death, FaultyDisk
+from faulty_disk import FULL, Death, FaultyDisk, no_links
 from small_checkpoints import save, save_model
 
 from xtrain.runtime.checkpoint import durable
+from xtrain.runtime.checkpoint.backend import Backend
 from xtrain.runtime.checkpoint.layout import POINTERS, CheckpointFolder
 from xtrain.runtime.checkpoint.publish import Publisher
-from xtrain.runtime.checkpoint.sidecar import flaws
+from xtrain.runtime.checkpoint.sidecar import TENSORS, flaws
 
 
 @pytest.fixture(autouse=True)
@@ -131,56 +133,121 @@ def test_the_same_step_can_be_saved_again(folder):
 # Crashes and errors ---------------------------------------------------------------------------------------------------
 
 
-def everything(folder: CheckpointFolder) -> None:
+def everything(folder: CheckpointFolder, backend: Backend) -> None:
     """All that a writer does: a new step, the same one again, pointers, weights alone, retention."""
-    save(folder, 30, "best")
+    save(folder, 30, "best", backend=backend)
     Publisher(folder).retain(1)
-    save(folder, 30, content=b"again")
-    save_model(folder, 30)
+    save(folder, 30, content=b"again", backend=backend)
+    save_model(folder, 30, backend)
     Publisher(folder).retain(1)
 
 
-def works(folder: CheckpointFolder) -> None:
-    """Pointers name whole checkpoints or nothing, there is one to go on from, and the next writer succeeds."""
+def works(folder: CheckpointFolder, backend: Backend) -> None:
+    """Pointers name whole checkpoints or nothing, there is one to go on from, and the next writer succeeds.
+
+    What lies beside the pointers is whole at every moment, and theirs again once somebody has begun to write.
+    """
     for pointer in POINTERS:
         if name := folder.named(pointer):
             assert flaws(folder.root / name, content=True) == [], f"{pointer} names {name}"
     assert all(entry.flaws(content=True) == [] for entry in folder.published())
+    for alias in filter(Path.exists, map(folder.alias, POINTERS)):
+        assert alias.read_bytes() in (b"tensors", b"again", b"weights")
     latest = folder.latest()
     assert latest is not None and latest.step >= 20
     Publisher(folder).sweep()
     assert folder.remains() == [] and folder.latest() == latest
-    everything(folder)
+    assert aliases_follow(folder, backend)
+    everything(folder, backend)
     assert steps(folder) == [30] and folder.remains() == []
     assert [folder.named(p) for p in ("latest", "model")] == ["ckpt-s000000000030", "model-s000000000030"]
+    assert aliases_follow(folder, backend)
 
 
-def prepared(folder: CheckpointFolder) -> None:
-    save(folder, 10, "best")
-    save(folder, 20)
+def aliases_follow(folder: CheckpointFolder, backend: Backend) -> bool:
+    """Whether `latest.pt` and the others are the files of what the pointers name, and there where these are."""
+    names = {pointer: folder.named(pointer) for pointer in POINTERS}
+    if backend == "dcp":
+        return not any(folder.alias(pointer).exists() for pointer in names)
+    return all(
+        _bytes(folder.alias(pointer)) == _bytes(folder.root / named / TENSORS) for pointer, named in names.items()
+    )
 
 
-def number_of_changes(tmp_path, monkeypatch) -> int:
-    disk, folder = FaultyDisk(), CheckpointFolder(tmp_path / "counted")
-    prepared(folder)
+def _bytes(file: Path) -> bytes | None:
+    return file.read_bytes() if file.is_file() else None
+
+
+def prepared(folder: CheckpointFolder, backend: Backend) -> None:
+    save(folder, 10, "best", backend=backend)
+    save(folder, 20, backend=backend)
+
+
+def number_of_changes(tmp_path, monkeypatch, backend: Backend, links: bool) -> int:
+    disk, folder = FaultyDisk(links=links), CheckpointFolder(tmp_path / "counted")
+    prepared(folder, backend)
     with monkeypatch.context() as patch:
         patch.setattr(durable, "os", disk)
-        everything(folder)
+        everything(folder, backend)
     return disk.count
 
 
-@pytest.mark.parametrize("error", [None, FULL], ids=["death", "disk full"])
-def test_whatever_fails_at_whatever_moment_leaves_a_folder_that_works(tmp_path, monkeypatch, error):
-    count = number_of_changes(tmp_path, monkeypatch)
+@pytest.mark.parametrize(
+    ("backend", "links", "error"),
+    [
+        pytest.param("dcp", True, None, id="dcp, death"),
+        pytest.param("dcp", True, FULL, id="dcp, disk full"),
+        pytest.param("file", True, None, id="file, death", marks=pytest.mark.slow),
+        pytest.param("file", True, FULL, id="file, disk full"),
+        pytest.param("file", False, None, id="file without links, death"),
+        pytest.param("file", False, FULL, id="file without links, disk full", marks=pytest.mark.slow),
+    ],
+)
+def test_whatever_fails_at_whatever_moment_leaves_a_folder_that_works(tmp_path, monkeypatch, error, backend, links):
+    count = number_of_changes(tmp_path, monkeypatch, backend, links)
     assert count > 40
     for at in range(count):
         folder = CheckpointFolder(tmp_path / str(at))
-        prepared(folder)
+        prepared(folder, backend)
         with monkeypatch.context() as patch:
-            patch.setattr(durable, "os", FaultyDisk(at, error))
+            patch.setattr(durable, "os", FaultyDisk(at, error, links=links))
             with pytest.raises((Death, OSError)):
-                everything(folder)
-        works(folder)
+                everything(folder, backend)
+        works(folder, backend)
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_name_that_stays_is_the_file_of_the_newest(folder, monkeypatch, links):
+    if not links:
+        monkeypatch.setattr("os.link", no_links)
+    for step in (1, 2):
+        save(folder, step, *(["best"] if step == 1 else []), content=bytes([step]), backend="file")
+    assert [folder.alias(pointer).read_bytes() for pointer in ("latest", "best")] == [b"\2", b"\1"]
+    assert folder.alias("latest").samefile(folder.path(2) / TENSORS) == links
+    held = folder.alias("latest").open("rb")  # who has it open reads on
+    save(folder, 3, content=bytes([3]), backend="file")
+    assert held.read() == b"\2"
+    before = folder.alias("latest").stat().st_ino
+    Publisher(folder).sweep()  # which finds it as it should be, and copies nothing again
+    assert folder.alias("latest").stat().st_ino == before
+    save(folder, 4)  # in many files
+    assert not folder.alias("latest").exists() and folder.alias("best").read_bytes() == b"\1"
+
+
+def test_a_file_that_still_has_a_name_is_not_removed(folder, monkeypatch):
+    for step in (1, 2, 3):
+        save(folder, step, backend="file")
+    with monkeypatch.context() as patch:  # the process dies between the pointer and the name beside it
+        patch.setattr(durable, "name_also", lambda path, alias: None)
+        Publisher(folder).point("latest", folder.path(2).name)
+    assert folder.alias("latest").samefile(folder.path(3) / TENSORS)
+    save(folder, 4, backend="dcp")
+    (folder.root / "latest.pt").hardlink_to(folder.path(1) / TENSORS)
+    Publisher(folder).retain(1)
+    assert steps(folder) == [1, 4]
+    Publisher(folder).sweep()
+    Publisher(folder).retain(1)
+    assert steps(folder) == [4] and not folder.alias("latest").exists()
 
 
 def test_a_pointer_is_the_old_or_the_new_one_at_every_moment(folder, monkeypatch):
@@ -205,4 +272,4 @@ def test_a_writer_that_pointed_first_would_be_found(tmp_path, monkeypatch):
 
     monkeypatch.setattr(durable, "rename", late)
     with pytest.raises((AssertionError, pytest.fail.Exception)):
-        test_whatever_fails_at_whatever_moment_leaves_a_folder_that_works(tmp_path, monkeypatch, None)
+        test_whatever_fails_at_whatever_moment_leaves_a_folder_that_works(tmp_path, monkeypatch, None, "dcp", True)

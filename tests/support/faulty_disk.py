@@ -4,7 +4,7 @@ import errno
 import os
 from typing import Any
 
-CHANGES = ("open", "write", "fsync", "replace", "rename", "unlink", "rmdir")
+CHANGES = ("open", "write", "fsync", "replace", "rename", "unlink", "rmdir", "link", "utime")
 
 
 class Death(BaseException):
@@ -14,14 +14,15 @@ class Death(BaseException):
 class FaultyDisk:
     """Stands in for the module `os` in `durable`; counts changes of files and lets one of them fail.
 
-    at: which change, from 0; None never. error: an errno for a failure that passes, None for death.
+    at: which change, from 0; None never. error: an errno for a failure that passes, None for death. links: whether the
+    file system knows hard links.
     """
 
-    def __init__(self, at: int | None = None, error: int | None = None) -> None:
-        self.at, self.error, self.count = at, error, 0
+    def __init__(self, at: int | None = None, error: int | None = None, *, links: bool = True) -> None:
+        self.at, self.error, self.count, self.links = at, error, 0, links
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(os, name)
+        found = getattr(os, name) if name != "link" or self.links else no_links
         return self._guarded(found) if name in CHANGES else found
 
     def _guarded(self, change: Any) -> Any:
@@ -34,6 +35,10 @@ class FaultyDisk:
             return change(*args, **rest)
 
         return run
+
+
+def no_links(path: Any, alias: Any) -> None:
+    raise OSError(errno.EPERM, os.strerror(errno.EPERM), path)
 
 
 FULL = errno.ENOSPC

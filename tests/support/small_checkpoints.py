@@ -2,25 +2,39 @@
 
 from pathlib import Path
 
+from xtrain.runtime.checkpoint import durable
+from xtrain.runtime.checkpoint.backend import Backend
 from xtrain.runtime.checkpoint.checksums import file_checksums
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.publish import Publisher
+from xtrain.runtime.checkpoint.sidecar import TENSORS
 
 
-def save(folder: CheckpointFolder, step: int, *pointers, content: bytes = b"tensors", **state) -> Path:
+def save(
+    folder: CheckpointFolder, step: int, *pointers, content: bytes = b"tensors", backend: Backend = "dcp", **state
+) -> Path:
     """A full checkpoint that `latest` names, and other pointers with it."""
-    return _publish(folder, folder.path(step), {"step": step, **state}, content, ("latest", *pointers))
+    return _publish(folder, folder.path(step), {"step": step, **state}, content, ("latest", *pointers), backend)
 
 
-def save_model(folder: CheckpointFolder, step: int) -> Path:
+def save_model(folder: CheckpointFolder, step: int, backend: Backend = "dcp") -> Path:
     """Weights alone, that `model` names."""
-    return _publish(folder, folder.model_path(step), {"step": step}, b"weights", ("model",))
+    return _publish(folder, folder.model_path(step), {"step": step}, b"weights", ("model",), backend)
 
 
-def _publish(folder: CheckpointFolder, final: Path, state: dict, content: bytes, pointers: tuple) -> Path:
+def _publish(
+    folder: CheckpointFolder, final: Path, state: dict, content: bytes, pointers: tuple, backend: Backend
+) -> Path:
     publisher = Publisher(folder)
     partial = publisher.begin(final)
-    (partial / "__0_0.distcp").write_bytes(content)
-    (partial / ".metadata").write_bytes(b"where they are")
+    if backend == "file":
+        # Through `durable`, as the real writer does, so that each change of it can be made to fail.
+        fd = durable.create(partial / TENSORS)
+        durable.append(fd, content)
+        durable.os.close(fd)
+        durable.sync(partial / TENSORS)
+    else:
+        (partial / "__0_0.distcp").write_bytes(content)
+        (partial / ".metadata").write_bytes(b"where they are")
     publisher.publish(final, state, file_checksums(partial.iterdir()), pointers)
     return final
