@@ -135,9 +135,9 @@ PAGES: Final = (
         The length of an epoch is known only when the data is read, and something in this spec needs the number of steps
         before that.
         """, "experiment try { budget = 3 epochs }", "experiment try { budget = 1k steps }"),
-    Code("X605", "a signal that does not stop the run", """
-        SIGTERM and SIGINT come from a scheduler, a launcher or a person who will end the processes soon in any case.
-        What is declared for them has to end with `stop`, so that nothing is lost.
+    Code("X605", "a stop event that does not stop the run", """
+        Signals come from a scheduler, a launcher or a person who will end the processes soon in any case, and limits
+        are there to be kept. What is declared for them has to end with `stop`, so that nothing is lost.
         """, "on sigterm checkpoint", "on sigterm checkpoint then stop"),
     Code("X606", "two phases begin with the same step", """
         Each phase holds until the next one begins. Of two that begin together the first would have no step.
@@ -161,6 +161,15 @@ PAGES: Final = (
         "dataset noise { source = synthetic() }\nmixture { web = 1, noise = 1 }",
         "experiment try { budget = 1k steps }\ndataset web { source = python_stdlib() }\n"
         "dataset noise { source = synthetic() }\nmixture { web = 1, noise = 1 }"),
+    Code("X610", "a reaction to something that cannot occur", """
+        `time_limit`, `stop_at` and `stop_file` are settings of `launch`, and the events of these names occur only where
+        they are set. Without one the reaction would never run.
+        """, "on time_limit checkpoint then requeue then stop",
+        "launch { time_limit = 4 h }\non time_limit checkpoint then requeue then stop"),
+    Code("X611", "requeue out of place", """
+        `requeue` asks Slurm to start the job again, and Slurm ends the job as soon as it is asked. It belongs behind
+        all else that a run does when it is to stop, and nowhere else.
+        """, "on sigusr1 requeue then checkpoint then stop", "on sigusr1 checkpoint then requeue then stop"),
     Code("X620", "a best checkpoint of something that is not measured", """
         `best` follows the loss on what a dataset of this spec held out, and a tick has to measure it: `eval` of that
         dataset, in steps in which a checkpoint is saved.
@@ -260,6 +269,11 @@ PAGES: Final = (
         "checkpoint { best = eval.web.loss }",
         "experiment try { budget = 100 steps }\nevery 10 steps eval web\nevery 20 steps checkpoint\n"
         "checkpoint { best = eval.web.loss }"),
+    Code("W603", "a stop that comes no sooner than the end", """
+        `stop_at` and `stop_after` of `launch` stop a run before it has come to its end. Here the budget is used up
+        first.
+        """, "experiment try { budget = 100 steps }\nlaunch { stop_at = 200 steps }",
+        "experiment try { budget = 100 steps }\nlaunch { stop_at = 50 steps }"),
     Code("W705", "whether the spec of a plan has changed is not known", """
         A saved plan carries its spec and can be run anywhere. The file that it was made of is not where the plan names
         it, or the plan does not say how it was made, so that the two cannot be compared.

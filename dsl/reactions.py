@@ -100,6 +100,7 @@ def _event(reaction: Reaction, path: str, around: "Structurer") -> Event:
         )  # fmt: skip
     else:
         return Event(event=name.text, actions=actions)  # type: ignore[arg-type]
+    around.doubts.paths.add(f"{path}.event")
     return Event(event="finish", actions=actions)  # the actions can be checked all the same
 
 

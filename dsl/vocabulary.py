@@ -69,4 +69,10 @@ EVENTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "sigterm": ("a rank or the launcher got SIGTERM", "`checkpoint then stop`"),
     "sigint": ("Ctrl-C", "`checkpoint then stop`"),
+    "sigusr1": (
+        "a rank or the launcher got SIGUSR1, as Slurm sends when a job's time is nearly over", "`checkpoint then stop`"
+    ),
+    "time_limit": ("the time of `launch.time_limit` is over", "`checkpoint then stop`"),
+    "stop_at": ("the step of `launch.stop_at` or `launch.stop_after` is reached", "`checkpoint then stop`"),
+    "stop_file": ("there is a file where `launch.stop_file` says", "`checkpoint then stop`"),
 }  # fmt: skip

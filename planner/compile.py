@@ -139,7 +139,7 @@ def _workspace(spec: Spec) -> dict[str, Any]:
 
 
 def _launch(spec: Spec, layout: Layout) -> dict[str, Any]:
-    """nodes · ranks_per_node = world_size; threads None: shared evenly; stop_deadline_seconds after a signal."""
+    """nodes · ranks_per_node = world_size; threads None: shared evenly; stop_deadline_seconds after a stop request."""
     launch = spec.launch
     return {
         "world_size": layout.mesh.world_size,

@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from .architecture import Architecture, ParameterSpec
 
-FORMAT = 5
+FORMAT = 6
 
 NodeKind = Literal["setup", "collate", "step", "tick", "event", "shutdown"]
 Status = Literal["pass", "warn", "fail", "unknown"]
@@ -115,7 +115,8 @@ class Phase:
 class Timeline:
     """The optimizer steps of the run and what happens along them; `steps` is None until the data has been counted.
 
-    phases: at least one, in order; the first begins with step 0.
+    phases: at least one, in order; the first begins with step 0. stop_at: the step after which the run stops;
+    stop_after: how many steps each start of it trains.
     """
 
     steps: int | None
@@ -124,6 +125,8 @@ class Timeline:
     phases: tuple[Phase, ...]
     ticks: tuple[Tick, ...]
     reactions: tuple[Reaction, ...]
+    stop_at: int | None = None
+    stop_after: int | None = None
 
 
 @frozen(kw_only=True)

@@ -5,15 +5,15 @@ from math import ceil
 from attrs import evolve, frozen
 
 from ..dsl.quantity import Quantity
-from ..dsl.schema.actions import Action, CheckpointAction, Event, EventName, LogAction, StopAction
+from ..dsl.schema.actions import Action, CheckpointAction, EventName, LogAction, StopAction
 from ..dsl.schema.actions import Tick as TickSpec
+from ..dsl.schema.experiment import Launch
 from ..dsl.spec import Spec
 from .arithmetic import Arithmetic
 from .nodes.actions import ActionNodes
 from .plan import Phase, Reaction, Tick, Timeline
 from .rules.findings import Findings
-
-EVENTS: tuple[EventName, ...] = ("finish", "sigterm", "sigint")
+from .stops import LIMITS, SIGNALS, actions_on, counted, occurs, steps_of
 
 
 @frozen(kw_only=True)
@@ -33,7 +33,7 @@ class Schedule:
 def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
     """A run logs and saves, even if nobody says so: every hundredth and every twentieth of its steps.
 
-    A run also saves when it ends, and on a signal saves and stops.
+    A run also saves when it ends, and when it is to stop saves and stops.
     """
     ticks, paths = list(spec.ticks), [f"every.{i}.every" for i in range(len(spec.ticks))]
     reasons: dict[str, tuple[str, str]] = {}
@@ -49,11 +49,12 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
 
     default("log", LogAction(), 100, Quantity(10, "steps"))
     default("checkpoint", CheckpointAction(), 20, Quantity(600, "seconds"))
-    events: dict[EventName, tuple[Action, ...]] = {name: _actions(spec.events, name) for name in EVENTS}
+    names: tuple[EventName, ...] = ("finish", *SIGNALS, *(name for name in LIMITS if occurs(name, spec.launch)))
+    events: dict[EventName, tuple[Action, ...]] = {name: actions_on(spec.events, name) for name in names}
     if not any(isinstance(action, CheckpointAction) for action in events["finish"]):
         events["finish"] = (CheckpointAction(), *events["finish"])
         reasons["on.finish"] = ("checkpoint", "a finished run can be used and extended")
-    for name in EVENTS[1:]:
+    for name in names[1:]:
         if not events[name]:
             events[name] = (CheckpointAction(), StopAction())
             reasons[f"on.{name}"] = ("checkpoint then stop", "a run that is asked to leave can be resumed")
@@ -85,15 +86,11 @@ def _without_saving(
     )  # fmt: skip
 
 
-def _actions(events: tuple[Event, ...], name: EventName) -> tuple[Action, ...]:
-    return tuple(action for event in events if event.event == name for action in event.actions)
-
-
 def check_ticks(schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
     """A tick needs a unit that can be counted, and should fire at least once."""
     for tick, path in zip(schedule.ticks, schedule.paths, strict=True):
         rule = f"schedule.{path or 'default'}"
-        if (every := _every(tick.every, batch)) is None:
+        if (every := counted(tick.every, batch)) is None:
             message = f"every {tick.every}: the budget does not say how many steps that is"
             found.fail(rule, "X603", path, message, "use steps, tokens or a time, such as `every 100 steps`")
         elif (count := _count(every, batch)) == 0:
@@ -103,23 +100,19 @@ def check_ticks(schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
             found.passed(rule, f"every {tick.every} fires {'by the clock' if count is None else f'{count:,} times'}")
 
 
-def check_events(spec: Spec, found: Findings) -> None:
-    """A signal ends the run: whoever sent it, a scheduler or a person, ends the ranks if they do not."""
-    for number, event in enumerate(spec.events):
-        stops = any(isinstance(action, StopAction) for action in _actions(spec.events, event.event))
-        rule = f"schedule.on.{event.event}"
-        if event.event != "finish" and not stops:
-            message = f"on {event.event} does not stop, but what sends it will end the run"
-            found.fail(rule, "X605", f"on.{number}", message, "add `then stop`")
-
-
 def _turn(tick: TickSpec) -> int:
     kinds = {type(action) for action in tick.actions}
     return 2 if CheckpointAction in kinds else 1 if LogAction in kinds else 0
 
 
 def lay_timeline(
-    schedule: Schedule, batch: Arithmetic, phases: tuple[Phase, ...], nodes: ActionNodes, *, publishes: bool = False
+    schedule: Schedule,
+    batch: Arithmetic,
+    phases: tuple[Phase, ...],
+    nodes: ActionNodes,
+    launch: Launch,
+    *,
+    publishes: bool = False,
 ) -> Timeline:
     """Ticks in the order in which they run in a step that several are due in, else in that of the spec.
 
@@ -130,7 +123,7 @@ def lay_timeline(
     """
     ticks = []
     for tick in sorted(schedule.ticks, key=_turn):
-        every = _every(tick.every, batch)
+        every = counted(tick.every, batch)
         assert every is not None
         stop = any(isinstance(action, StopAction) for action in tick.actions)
         ids = tuple(nodes.add(action, last=stop) for action in tick.actions if not isinstance(action, StopAction))
@@ -163,18 +156,9 @@ def lay_timeline(
         phases=phases,
         ticks=tuple(ticks),
         reactions=reactions,
+        stop_at=steps_of(launch.stop_at, batch),
+        stop_after=steps_of(launch.stop_after, batch),
     )
-
-
-def _every(every: Quantity, batch: Arithmetic) -> Quantity | None:
-    """In steps, tokens or seconds; None for a share of a budget or an epoch whose steps nobody knows."""
-    if every.unit in ("steps", "tokens"):
-        return Quantity(max(ceil(every.value), 1), every.unit)
-    if every.unit == "seconds":
-        return every
-    if every.unit == "%" and batch.steps is not None:
-        return Quantity(max(ceil(batch.steps * every.fraction), 1), "steps")
-    return None
 
 
 def _count(every: Quantity, batch: Arithmetic) -> int | None:

@@ -16,6 +16,8 @@ import networkx as nx
 from attrs import frozen
 
 from ..planner.plan import Node, Plan, Tick
+from ..planner.stops import SIGNALS
+from .beat import LASTING, Beat
 from .bootstrap import choose_device
 from .checkpoint.sources import starting_point
 from .data.errors import DataError
@@ -28,10 +30,15 @@ from .records import Records
 from .signals import StopRequests
 from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
 from .timers import Clocks
+from .watch import Watch
+from .worker import leave as leave_process
 
 StepCall = Callable[[Step], None]
 
-STATUS_OF_EVENT = {"sigterm": "stopped", "sigint": "interrupted"}
+STATUS_OF_EVENT = {
+    "sigint": "interrupted",
+    **dict.fromkeys(("sigterm", "sigusr1", "time_limit", "stop_file", "stop_at"), "stopped"),
+}
 
 
 @frozen
@@ -49,14 +56,18 @@ class DueTick:
             # It fires in the step in which another multiple of its period is reached.
             return step * tokens_per_step // self.tick.tokens > (step - 1) * tokens_per_step // self.tick.tokens
         assert self.clock is not None
-        return clocks.due[self.clock]
+        return clocks.due(self.clock)
 
 
 class Executor:
     """One rank's walk through a plan."""
 
-    def __init__(self, plan: Plan, directory: Path, *, rank: int) -> None:
+    def __init__(
+        self, plan: Plan, directory: Path, *, rank: int, leave: Callable[[int], None] = leave_process
+    ) -> None:
+        """leave: ends the process from any thread, where the others have been given up."""
         self.plan = plan
+        self.beat = Beat()
         self.records = Records.open(directory, rank)
         self.progress = Progress()
         self.requests = StopRequests(deadline_seconds=300.0, report=self._report_deadline)
@@ -67,6 +78,8 @@ class Executor:
             "progress": self.progress,
             "requests": self.requests,
             "clocks": self.clocks,
+            "beat": self.beat,
+            "leave": leave,
             "prepared": {},
             "stages": [],
         }
@@ -103,6 +116,7 @@ class Executor:
                 loss=loss,
             )
         self._shut_down(failed=failed)
+        self.requests.rest()
         return status
 
     # set-up ---------------------------------------------------------------------------------------------------------
@@ -135,6 +149,7 @@ class Executor:
         """Run a node that acts at once, time it, and keep what it gives."""
         operation = op_of(node)
         self._under_way = node.id
+        self.beat.at(node.id, lasting=True)
         self.records.event("setup_begin", step=self.progress.step, node=node.id)
         began = time.perf_counter()
         result = operation.bind(node, {**self.resources, "node_id": node.id})()
@@ -156,13 +171,18 @@ class Executor:
             return "complete"
         tokens_per_step = self.plan.estimates.tokens_per_step
         seconds = window.node_seconds = dict.fromkeys((node for node, _ in calls), 0.0)
-        clock = time.perf_counter
+        clock, at = time.perf_counter, self.beat.at
         stopping = False
-        while self.progress.step < total:
+        first = self.progress.step  # compiles, and may take long
+        last = min(total, self._stops_at())
+        while self.progress.step < last:
             step = Step(index=self.progress.step, began=clock())
             try:
                 mark = step.began
+                lasting = step.index == first
+                self.beat.begin(step.index + 1)
                 for node, call in calls:
+                    at(node, lasting)
                     call(step)
                     now = clock()
                     seconds[node] += now - mark
@@ -170,8 +190,7 @@ class Executor:
             except SkipStep as reason:
                 self.records.event("skipped", step=step.index + 1, reason=str(reason))
             except Halt as halt:
-                self._react(halt.event, reactions)
-                return STATUS_OF_EVENT[halt.event]
+                return self._stop(halt.event, halt.reason, reactions)
             self._last_step = step
             self.progress.step += 1
             self.progress.tokens += tokens_per_step
@@ -183,6 +202,8 @@ class Executor:
             self.records.flush(self.progress.step)
             if stopping and self.progress.step < total:
                 return "stopped"
+        if self.progress.step < total:
+            return self._stop("stop_at", f"the run is to stop after step {last:,} of {total:,}", reactions)
         self._react("finish", reactions)
         if self.records.rank == 0:
             self._finished.write_text(f"{self.progress.step}\n")
@@ -192,10 +213,24 @@ class Executor:
         """The step at which this run has ended with all that was to happen at its end; None if it has not."""
         return int(self._finished.read_text()) if self._finished.exists() else None
 
+    def _stops_at(self) -> float:
+        """The step after which this start stops, whatever the budget: infinite where nothing is said."""
+        at, after = self.plan.timeline.stop_at, self.plan.timeline.stop_after
+        return min(
+            float("inf") if at is None else max(at, self.progress.step),
+            float("inf") if after is None else self.progress.step + after,
+        )
+
+    def _stop(self, event: str, reason: str, reactions: dict[str, tuple[StepCall, ...]]) -> str:
+        """Do what is declared for something that stops the run; how the run then ends."""
+        kind = "signal" if event in SIGNALS else "stop"
+        self.records.event(kind, step=self.progress.step, name=event, reason=reason)
+        self.requests.hurry(event)
+        self._react(event, reactions)
+        return STATUS_OF_EVENT[event]
+
     def _react(self, event: str, reactions: dict[str, tuple[StepCall, ...]]) -> None:
         """Run the nodes that the plan names for an event."""
-        if event in STATUS_OF_EVENT:
-            self.records.event("signal", step=self.progress.step, name=event)
         step = self._last_step or Step(index=self.progress.step)
         for call in reactions[event]:
             call(step)
@@ -209,12 +244,28 @@ class Executor:
         """The callable of a step, tick or event node, made once."""
         if node_id not in self._bound:
             node = self.plan.node(node_id)
-            self._bound[node_id] = op_of(node).bind(node, {**self.resources, "node_id": node_id})()
+            call = op_of(node).bind(node, {**self.resources, "node_id": node_id})()
+            self._bound[node_id] = call if node.kind == "step" else self._marked(node, call)
         return self._bound[node_id]
+
+    def _marked(self, node: Node, call: StepCall) -> StepCall:
+        """The call with a mark before it; the first time it may take long, as it may compile."""
+        before = False
+
+        def run(step: Step) -> None:
+            nonlocal before
+            self.beat.at(node.id, lasting=not before or node.op in LASTING)
+            before = True
+            call(step)
+
+        return run
 
     # the end --------------------------------------------------------------------------------------------------------
 
     def _report(self, error: BaseException, *, exit_code: int = 1, trace: bool) -> None:
+        watch: Watch | None = self.resources.get("watch")
+        if watch is not None and lost_a_peer(error):
+            watch.leave_if_condemned()
         text = "".join(traceback.format_exception(error))
         message = str(error) or repr(error)
         # The rank's own log; of what is no surprise the message is enough.
@@ -240,7 +291,11 @@ class Executor:
         for node in self._order:
             # After a failure the other ranks may be gone: waiting for them would only hide what happened.
             if node.kind == "shutdown" and node.op in OPS and not (failed and node.op == "shutdown.leave"):
+                self.beat.at(node.id, lasting=True)
                 op_of(node).bind(node, {**self.resources, "node_id": node.id})()
+        watch: Watch | None = self.resources.get("watch")
+        if watch is not None:
+            watch.close()
 
 
 def lost_a_peer(error: BaseException) -> bool:

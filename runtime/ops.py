@@ -20,6 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MODULES = (
     "bootstrap",
+    "watch",
+    "health",
     "parallel.mesh",
     "build",
     "parallel.tensor_plan",
@@ -37,10 +39,13 @@ MODULES = (
     "scheduler",
     "observe",
     "checkpoint.ops",
+    "checkpoint.rollback",
     "step",
+    "nonfinite",
     "router_step",
     "evaluate",
     "sample",
+    "requeue",
     "shutdown",
 )
 

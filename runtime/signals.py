@@ -10,7 +10,12 @@ from types import FrameType
 from attrs import define, field
 
 # A closed terminal asks for the same as SIGTERM.
-EVENTS = {signal.SIGTERM: "sigterm", signal.SIGHUP: "sigterm", signal.SIGINT: "sigint"}
+EVENTS = {
+    signal.SIGTERM: "sigterm",
+    signal.SIGHUP: "sigterm",
+    signal.SIGINT: "sigint",
+    signal.SIGUSR1: "sigusr1",
+}
 
 
 def end_at_once() -> None:
@@ -33,16 +38,25 @@ class StopRequests:
         for number in EVENTS:
             signal.signal(number, self._on_signal)
 
+    def hurry(self, event: str) -> None:
+        """From now on the deadline runs: the run is to stop because of `event`. Only the first call counts."""
+        if self._watchdog is None:
+            # A rank that hangs in a collective never reaches the boundary: it must not outlive its deadline.
+            self._watchdog = threading.Timer(self.deadline_seconds, self._give_up, (event,))
+            self._watchdog.daemon = True
+            self._watchdog.start()
+
+    def rest(self) -> None:
+        """The run has stopped in time."""
+        if self._watchdog is not None:
+            self._watchdog.cancel()
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         event = EVENTS[signal.Signals(number)]
         if "sigint" in self.received and event == "sigint":
             os._exit(130)  # a second Ctrl-C means now
         self.received.append(event)
-        if len(self.received) == 1:
-            # A rank that hangs in a collective never reaches the boundary: it must not outlive its deadline.
-            self._watchdog = threading.Timer(self.deadline_seconds, self._give_up, (event,))
-            self._watchdog.daemon = True
-            self._watchdog.start()
+        self.hurry(event)
 
     def _give_up(self, event: str) -> None:
         message = f"{event}: the run did not stop within {self.deadline_seconds:g} s, and was ended without saving"

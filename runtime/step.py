@@ -8,13 +8,11 @@ import time
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..planner.plan import Plan
-from .fake import numbers
 from .feed import Feed
 from .models.batch import ModelBatch
 from .models.parts import Parts
@@ -28,7 +26,8 @@ from .parallel.pipeline import Pipeline
 from .records import Records
 from .scheduler import Schedule
 from .signals import StopRequests
-from .state import Halt, NonFinite, Rank, SkipStep, Step
+from .state import Rank, SkipStep, Step
+from .stops import Agreement, Limits
 from .timers import Clocks
 
 StepCall = Callable[[Step], None]
@@ -71,27 +70,25 @@ def outline(plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int) -> 
 
 
 @op("step.agree")
-def agree(rank: Rank, requests: StopRequests, clocks: Clocks) -> StepCall:
+def agree(
+    rank: Rank,
+    requests: StopRequests,
+    clocks: Clocks,
+    time_limit_seconds: float | None = None,
+    stop_file: str | None = None,
+) -> StepCall:
     """One sum over all ranks: the valid tokens of the step, who was asked to stop, which clocks have run out.
 
-    Raises Halt on all ranks alike if any was asked to stop, SkipStep if no rank has a valid token.
+    Raises Halt on all ranks alike if the run is to stop, SkipStep if no rank has a valid token.
     """
-    events = ("sigint", "sigterm")
+    limited = time_limit_seconds is not None or stop_file is not None
+    limits = Limits(time_limit_seconds, stop_file) if limited else None
+    agreement = Agreement(rank, requests, clocks, limits)
     counts = rank.speaks and rank.coordinates["pp"] == 0
 
     def run(step: Step) -> None:
-        values = [float(sum(m.num_valid for m in step.microbatches)) if counts else 0.0]
-        values += [float(event in requests.received) for event in events]
-        values += clocks.ask() if rank.is_first else [0.0] * len(clocks.periods)
-        if rank.world_size > 1:
-            shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
-            dist.all_reduce(shared)
-            values = numbers(shared, [1.0] + [0.0] * (len(values) - 1))
-        clocks.answer([value > 0 for value in values[1 + len(events) :]])
-        step.valid_tokens = int(values[0])
-        for event, count in zip(events, values[1:], strict=False):
-            if count > 0:
-                raise Halt(event)
+        own = float(sum(m.num_valid for m in step.microbatches)) if counts else 0.0
+        step.valid_tokens = int(agreement.meet(own))
         if step.valid_tokens == 0:
             raise SkipStep("no rank has a token to learn from")
 
@@ -174,17 +171,6 @@ def _reduce(step: Step, norm: GradientNorm, rank: Rank) -> None:
     loss_sum = norm.measure(step.loss_sum if rank.speaks else torch.zeros_like(step.loss_sum))
     step.loss = loss_sum / step.valid_tokens
     step.grad_norm = norm.value
-
-
-@op("step.check_finite")
-def check_finite() -> StepCall:
-    """Stop before the update if the loss or the norm is not a number: both are sums over all ranks, so all agree."""
-
-    def run(step: Step) -> None:
-        if not (abs(step.loss) < float("inf") and step.grad_norm < float("inf")):
-            raise NonFinite(step.index + 1, step.loss, step.grad_norm)
-
-    return run
 
 
 @op("step.schedule")

@@ -1,6 +1,7 @@
-"""Clocks of ticks that recur in seconds. The first rank's clock counts; all ranks hear of it in `step.agree`.
+"""What ranks ask each other once a step: clocks of ticks that recur in seconds, and questions of other parts.
 
-Other questions that the first rank alone can answer are asked along with them.
+The first rank's clock counts, and most questions only it can answer; some are asked on every rank, and their answers
+are added up. All ranks hear of the same numbers in `step.agree`.
 """
 
 import time
@@ -11,38 +12,57 @@ from attrs import define, field
 
 @define
 class Clocks:
-    """One clock a period, infinite where a question is asked instead. `due` says which of them ran out, or which
-    question was answered by yes, at the last agreement."""
+    """One clock a period, infinite where a question is asked instead."""
 
-    periods: list[float] = field(factory=list)
-    due: list[bool] = field(factory=list)
+    _periods: list[float] = field(factory=list)
+    _heard: list[float] = field(factory=list)
     _last: list[float] = field(factory=list)
-    _questions: dict[int, Callable[[], bool]] = field(factory=dict)
+    _questions: dict[int, Callable[[], float]] = field(factory=dict)
+    _everywhere: list[tuple[int, Callable[[], float]]] = field(factory=list)
 
     def add(self, seconds: float) -> int:
         """A new clock; returns its number."""
-        self.periods.append(seconds)
-        self.due.append(False)
+        self._periods.append(seconds)
+        self._heard.append(0.0)
         self._last.append(time.monotonic())
-        return len(self.periods) - 1
+        return len(self._periods) - 1
 
-    def ask_for(self, question: Callable[[], bool]) -> int:
-        """A question whose answer on the first rank all ranks are to hear; returns its number in `due`."""
+    def ask_for(self, question: Callable[[], float], *, everywhere: bool = False) -> int:
+        """A question whose answer, 0 for no, all ranks are to hear; returns its number.
+
+        It is answered by the first rank, or with `everywhere` by all of them: then their sum is heard.
+        """
         number = self.add(float("inf"))
-        self._questions[number] = question
+        if everywhere:
+            self._everywhere.append((number, question))
+        else:
+            self._questions[number] = question
         return number
 
-    def ask(self) -> list[float]:
-        """1 for each clock that has run out on this rank, and for each question whose answer is yes; else 0."""
-        now = time.monotonic()
-        found = [float(now - last >= period) for last, period in zip(self._last, self.periods, strict=True)]
-        for number, question in self._questions.items():
+    def ask(self, *, first: bool) -> list[float]:
+        """What this rank has to say: 1 for each clock that has run out, and the answers to questions."""
+        if first:
+            now = time.monotonic()
+            found = [float(now - last >= period) for last, period in zip(self._last, self._periods, strict=True)]
+            for number, question in self._questions.items():
+                found[number] = float(question())
+        else:
+            found = [0.0] * len(self._periods)
+        for number, question in self._everywhere:
             found[number] = float(question())
         return found
 
-    def answer(self, due: list[bool]) -> None:
+    def answer(self, heard: list[float]) -> None:
         """Take what was agreed; a clock that ran out starts again."""
-        self.due = due
-        for number, out in enumerate(due):
-            if out:
+        self._heard = heard
+        for number, value in enumerate(heard):
+            if value:
                 self._last[number] = time.monotonic()
+
+    def due(self, number: int) -> bool:
+        """Whether a clock ran out, or a question was answered by anything but 0, at the last agreement."""
+        return self._heard[number] != 0
+
+    def value(self, number: int) -> int:
+        """What was answered at the last agreement."""
+        return int(self._heard[number])

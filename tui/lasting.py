@@ -36,6 +36,7 @@ class Lasting:
             "generate": self._generate,
             "checkpoint": self._checkpoint,
             "signal": self._signal,
+            "stop": self._stop,
             "nonfinite": self._nonfinite,
             "skipped": self._skipped,
             "phase": self._phase,
@@ -124,6 +125,12 @@ class Lasting:
 
     def _signal(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         yield self._tick(state, record, "signal", Text(printable(text(record.get("name"))), "bold"), "yellow")
+
+    def _stop(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        body = Text.assemble(
+            (printable(text(record.get("name"))), "bold"), f"  {printable(text(record.get('reason')))}"
+        )
+        yield self._tick(state, record, "stop", body, "yellow")
 
     def _nonfinite(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         loss, norm = (decimal(number(record.get(key)), 4) for key in ("loss", "grad_norm"))

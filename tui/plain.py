@@ -141,6 +141,10 @@ def _signal(record: Record) -> Iterator[str]:
     yield f"signal  step {_at(record)}  {text(record.get('name'))}"
 
 
+def _stop(record: Record) -> Iterator[str]:
+    yield f"stop  step {_at(record)}  {text(record.get('name'))}: {text(record.get('reason'))}"
+
+
 def _nonfinite(record: Record) -> Iterator[str]:
     loss, norm = (decimal(number(record.get(key)), 4) for key in ("loss", "grad_norm"))
     yield f"nonfinite  step {_at(record)}  loss {loss}  grad_norm {norm}"
@@ -218,6 +222,7 @@ _LINES: dict[str, Callable[[Record], Iterator[str]]] = {
     "checkpoint": _checkpoint,
     "model": _checkpoint,
     "signal": _signal,
+    "stop": _stop,
     "nonfinite": _nonfinite,
     "skipped": _skipped,
     "phase": _phase,

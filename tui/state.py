@@ -189,7 +189,7 @@ def _run_end(state: RunState, record: Record) -> RunState:
     return evolve(state, end=RunEnd.of(record))
 
 
-_TICKS = frozenset({"eval", "generate", "checkpoint", "signal", "nonfinite", "skipped", "warning", "phase"})
+_TICKS = frozenset({"eval", "generate", "checkpoint", "signal", "stop", "nonfinite", "skipped", "warning", "phase"})
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "run_start": _run_start,
     "setup_begin": _setup_begin,
@@ -198,6 +198,7 @@ _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "eval": _eval,
     "checkpoint": _checkpoint,
     "signal": _signal,
+    "stop": _signal,
     "nonfinite": _nonfinite,
     "skipped": _skipped,
     "warning": _warning,

@@ -46,11 +46,29 @@ class GenerateAction:
 
 
 @frozen
+class HealthAction:
+    """`health { limit = 60 s }`: a sum over all ranks, timed; who comes last is told, who does not come is named."""
+
+    limit: Quantity = setting(
+        "time after which a rank that has not come is named and the run is ended",
+        default=Quantity(60, "seconds"),
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+    )
+
+
+@frozen
 class StopAction:
     """`stop`: end the run after this step; it can be resumed."""
 
 
-Action = LogAction | EvalAction | CheckpointAction | GenerateAction | StopAction
+@frozen
+class RequeueAction:
+    """`requeue`: ask Slurm to start the job again, where it is one; what was saved before is what it goes on from."""
+
+
+Action = LogAction | EvalAction | CheckpointAction | GenerateAction | HealthAction | RequeueAction | StopAction
 
 
 @frozen
@@ -67,7 +85,7 @@ class Tick:
     )
 
 
-EventName = Literal["sigterm", "sigint", "finish"]
+EventName = Literal["sigterm", "sigint", "sigusr1", "time_limit", "stop_at", "stop_file", "finish"]
 
 
 @frozen

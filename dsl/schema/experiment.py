@@ -65,9 +65,39 @@ class Launch:
         role=Role.EXECUTION,
     )
     stop_deadline: Quantity = setting(
-        "time a rank has, after a signal, to save and leave before it is ended",
+        "time a rank has, after a stop was asked for, to save and leave before it is ended",
         default=Quantity(300, "seconds"),
         units=("seconds",),
         check=positive,
         role=Role.EXECUTION,
+    )
+    time_limit: Quantity | None = setting(
+        "time after which a start of the run saves and stops, counted from the command",
+        default=None,
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+        example="4 h",
+    )
+    stop_at: Quantity | None = setting(
+        "step, tokens or share of the budget at which the run stops, to be gone on with later",
+        default=None,
+        units=("steps", "tokens", "%"),
+        check=positive,
+        role=Role.EXECUTION,
+        example="1000 steps",
+    )
+    stop_after: Quantity | None = setting(
+        "how much each start of the run trains before it stops",
+        default=None,
+        units=("steps", "tokens"),
+        check=positive,
+        role=Role.EXECUTION,
+        example="200 steps",
+    )
+    stop_file: str | None = setting(
+        "a file that stops the run as soon as it is there, relative to the working folder",
+        default=None,
+        role=Role.EXECUTION,
+        example='"STOP"',
     )

@@ -69,6 +69,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "matmul": Rule("precision.matmul", "rounding", "fp32 products are computed otherwise"),
         "stop_deadline_seconds": Rule("launch.stop_deadline", "none", _STAYS),
     },
+    "setup.watch": {"stuck_seconds": Rule("fault_tolerance.stuck", "none", _STAYS)},
     "setup.mesh": {"axes": None, "expert_axes": None, "shard_axes": None},
     "setup.build_model": {
         "architecture": None,
@@ -162,7 +163,10 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "step.await_copy": {},
     "step.fetch": {"readers": None},
     "step.share_outline": {"source": None},
-    "step.agree": {},
+    "step.agree": {
+        "time_limit_seconds": Rule("launch.time_limit", "none", _STAYS),
+        "stop_file": Rule("launch.stop_file", "none", _STAYS),
+    },
     "step.zero_gradients": {},
     "step.forward_backward": {
         "accumulate": None,

@@ -2,12 +2,20 @@
 
 from typing import Any
 
-from ...dsl.schema.actions import Action, CheckpointAction, EvalAction, GenerateAction, LogAction
+from ...dsl.schema.actions import (
+    Action,
+    CheckpointAction,
+    EvalAction,
+    GenerateAction,
+    HealthAction,
+    LogAction,
+    RequeueAction,
+)
 from ...dsl.schema.setting import Auto
 from ..inventory import checkpoint_bytes
 from ..plan import NodeKind
 from ..resolved import Resolved
-from ..units import bytes_text, plural
+from ..units import bytes_text, plural, seconds_text
 from .builder import Builder
 
 
@@ -28,7 +36,7 @@ class ActionNodes:
         op, args, does = describe(action, self._run, last=last or event != "")
         name = f"{op}.{action.dataset}" if isinstance(action, EvalAction) else op
         if event:
-            name = f"event.{event}.{name.removeprefix('tick.')}"
+            name = f"event.{event}.{name.partition('.')[2]}"
         base, number = name, 1
         while name in self._known and self._known[name] != args:
             number += 1
@@ -58,6 +66,11 @@ def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str,
             size = bytes_text(checkpoint_bytes(run.inventory, run.formats.params))
             does = f"save weights, both moments and the place in the data: {size}"
             return "tick.checkpoint", {"must": last}, f"{does}, before the run ends" if last else does
+        case HealthAction(limit=limit):
+            does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(limit.value)} is named"
+            return "tick.health", {"limit_seconds": limit.value}, does
+        case RequeueAction():
+            return "event.requeue", {}, "ask Slurm to start the job again; without Slurm a warning says so"
         case EvalAction(dataset=dataset):
             batches = eval_batches(action, run.batch.steps)
             # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.

@@ -12,7 +12,7 @@ from ..plan import Edge, Estimates, Node, Timeline
 from ..resolved import Resolved
 from ..saving import add_resume
 from ..timeline import Schedule, lay_timeline
-from ..units import plural
+from ..units import plural, seconds_text
 from .actions import ActionNodes
 from .builder import Builder, check_graph
 from .data_nodes import add_data
@@ -36,6 +36,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     """Put the plan together; features that are off have no node. Raises GraphError for a mistake of the planner."""
     graph = Builder()
     _bootstrap(graph, run)
+    _watch(graph, run)
     model = add_model(graph, run, _mesh(graph, run))
     optimizer = _optimizer(graph, run, model)
     loader = add_data(graph, run)
@@ -44,7 +45,8 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     last = add_step(graph, run, resume, estimates, schedule)
     first_tick = len(graph.nodes)
     publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
-    timeline = lay_timeline(schedule, run.batch, run.phases, ActionNodes(graph, run, last), publishes=publishes)
+    actions = ActionNodes(graph, run, last)
+    timeline = lay_timeline(schedule, run.batch, run.phases, actions, run.spec.launch, publishes=publishes)
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))
     drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
     graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
@@ -65,6 +67,15 @@ def _bootstrap(graph: Builder, run: Resolved) -> None:
     device = "cuda where there is one, else cpu" if args["device"] == "auto" else args["device"]
     does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}, {device}, seed {args['seed']}"
     graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
+
+
+def _watch(graph: Builder, run: Resolved) -> None:
+    stuck = run.spec.fault_tolerance.stuck
+    seconds = None if stuck is None else stuck.value
+    does = "tell of every rank's progress about once a second"
+    if seconds is not None:
+        does += f"; where none is made for {seconds_text(seconds)}, name the ranks that the others wait for, and end"
+    graph.add("setup", "setup.watch", does, args={"stuck_seconds": seconds}, axes=run.wide(*AXES), after=(ROOT,))
 
 
 def _mesh(graph: Builder, run: Resolved) -> str:

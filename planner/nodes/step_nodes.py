@@ -7,8 +7,9 @@ from ..layouts.sharding import folded_axes
 from ..plan import Estimates
 from ..resolved import Resolved
 from ..saving import puts_off, saves_beside
+from ..stops import agree_args
 from ..timeline import Schedule
-from ..units import count_text, flops_text, plural
+from ..units import count_text, flops_text, plural, seconds_text
 from .builder import Builder
 
 
@@ -32,7 +33,11 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         does = f"the lengths of documents go from pp {readers[0]} to the stages that read no rows"
         then("step.share_outline", does, {"source": readers[0]}, ("pp",))
     agree = "one all-reduce" if everyone else "count"
-    then("step.agree", f"{agree}: valid tokens of the step, stop requests, clock", axes=everyone)
+    args = agree_args(spec)
+    asks = [f"a limit of {seconds_text(args['time_limit_seconds'])}"] if "time_limit_seconds" in args else []
+    asks += [f"the file {args['stop_file']}"] if "stop_file" in args else []
+    does = ", ".join((f"{agree}: valid tokens of the step", "stop requests", *asks, "clock"))
+    then("step.agree", does, args, everyone)
     if puts_off(spec, schedule):
         then("step.put_off_save", "save now what came due while another checkpoint was being written, if that is done")
     then("step.zero_gradients", "release the gradients of the step before")

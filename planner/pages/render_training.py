@@ -136,7 +136,7 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
 
 def _name(node: Node) -> str:
     """`eval web`, `log`."""
-    action = node.op.removeprefix("tick.")
+    action = node.op.partition(".")[2]
     return f"{action} {node.args['dataset']}" if action == "eval" else action
 
 

@@ -12,7 +12,8 @@ from ..layouts.topology import check_topology
 from ..learning_rate import check_schedule
 from ..plan import Phase
 from ..saving import check_saving
-from ..timeline import Schedule, check_events, check_ticks, fill_schedule
+from ..stops import check_events, check_stops
+from ..timeline import Schedule, check_ticks, fill_schedule
 from .data_rules import check_data
 from .idle_rules import check_idle
 from .module_rules import check_modules
@@ -62,6 +63,7 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     schedule = fill_schedule(spec, batch.steps)
     check_ticks(schedule, batch, found)
     check_events(spec, found)
+    check_stops(spec.launch, batch, found)
     check_saving(spec, schedule, batch, found)
     phases = check_phases(spec, batch, found)
     if found.failed or layout.doubtful:

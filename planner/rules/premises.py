@@ -73,7 +73,10 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "schedule.phase.*.order": ("phase", "phase.*.from", "{steps}", "batch.sequence", "{rows}"),
     "schedule.epochs": ("experiment.budget", "{datasets}", "mixture.*", "phase.*.mix"),
     "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
-    "schedule.on.*": ("on.*.actions",),
+    "schedule.on.*": ("on", "on.*.event", "on.*.actions", "{stops}"),
+    "schedule.every.*.requeue": ("every.{}.actions",),
+    "schedule.stop_at": ("launch.stop_at", "{steps}", "{tokens}"),
+    "schedule.stop_after": ("launch.stop_after", "{steps}", "{tokens}"),
     "checkpoint.best": (
         "checkpoint.best",
         "checkpoint.enabled",
@@ -179,6 +182,8 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
             return ("experiment.budget", *(("{tokens}",) if spec.experiment.budget.unit == "tokens" else ()))
         case "tokens":
             return ("batch.sequence", "{rows}") if spec.experiment.budget.unit != "epochs" else ()
+        case "stops":
+            return ("launch.time_limit", "launch.stop_at", "launch.stop_after", "launch.stop_file")
         case "decay":
             return ("scheduler.decay",) if spec.scheduler.kind == "wsd" else ()
     raise AssertionError(name)

@@ -1,0 +1,111 @@
+"""What stops a run before its end: signals, limits of time and of steps; the rules for what is declared for them."""
+
+from math import ceil
+from typing import Any, Final
+
+from ..dsl.quantity import Quantity
+from ..dsl.schema.actions import Action, Event, EventName, RequeueAction, StopAction
+from ..dsl.schema.experiment import Launch
+from ..dsl.spec import Spec
+from .arithmetic import Arithmetic
+from .paths import portable
+from .rules.findings import Findings
+from .units import plural
+
+# Of several at once the first one decides.
+SIGNALS: Final[tuple[EventName, ...]] = ("sigint", "sigterm", "sigusr1")
+# Event → the settings of `launch`, one of which causes it, as they might be written.
+LIMITS: Final[dict[EventName, dict[str, str]]] = {
+    "time_limit": {"time_limit": "time_limit = 4 h"},
+    "stop_file": {"stop_file": 'stop_file = "STOP"'},
+    "stop_at": {"stop_at": "stop_at = 1000 steps", "stop_after": "stop_after = 200 steps"},
+}
+REQUEUE: Final = "on sigusr1 checkpoint then requeue then stop"
+
+
+def occurs(event: EventName, launch: Launch) -> bool:
+    """Whether anything can cause an event."""
+    return event not in LIMITS or any(getattr(launch, setting) is not None for setting in LIMITS[event])
+
+
+def agree_args(spec: Spec) -> dict[str, Any]:
+    """What the first rank alone looks for, as arguments of `step.agree`: a time that is over, a file that is there."""
+    launch, args = spec.launch, {}
+    if launch.time_limit is not None:
+        args["time_limit_seconds"] = launch.time_limit.value
+    if launch.stop_file is not None:
+        args["stop_file"] = portable(launch.stop_file)
+    return args
+
+
+def actions_on(events: tuple[Event, ...], name: EventName) -> tuple[Action, ...]:
+    """All that is declared for an event, in the order in which it is."""
+    return tuple(action for event in events if event.event == name for action in event.actions)
+
+
+def check_events(spec: Spec, found: Findings) -> None:
+    """What stops a run ends it: whoever sent it, a scheduler or a person, ends the ranks if they do not."""
+    for number, event in enumerate(spec.events):
+        actions, rule, path = actions_on(spec.events, event.event), f"schedule.on.{event.event}", f"on.{number}"
+        if not occurs(event.event, spec.launch):
+            names, example = " or ".join(LIMITS[event.event]), next(iter(LIMITS[event.event].values()))
+            message = f"on {event.event}: nothing can cause it, launch.{names} is not set"
+            found.fail(rule, "X610", path, message, f"add `launch {{ {example} }}`, or leave the reaction out")
+        elif event.event != "finish" and not any(isinstance(action, StopAction) for action in actions):
+            message = f"on {event.event} does not stop, but what sends it will end the run"
+            found.fail(rule, "X605", path, message, "add `then stop`")
+        elif (message := _misplaced(event.event, actions)) is not None:
+            found.fail(rule, "X611", path, message, f"write it last, as in `{REQUEUE}`")
+    for number, tick in enumerate(spec.ticks):
+        if any(isinstance(action, RequeueAction) for action in tick.actions):
+            message = "a tick asks for requeue, but a job goes back into the queue when its run stops"
+            found.fail(f"schedule.every.{number}.requeue", "X611", f"every.{number}", message, f"write `{REQUEUE}`")
+
+
+def _misplaced(event: EventName, actions: tuple[Action, ...]) -> str | None:
+    """What is wrong with where `requeue` stands, if anything is."""
+    places = [place for place, action in enumerate(actions) if isinstance(action, RequeueAction)]
+    if not places:
+        return None
+    if event == "finish":
+        return "on finish asks for requeue, but a run that has ended has nothing to go on with"
+    if any(not isinstance(action, RequeueAction | StopAction) for action in actions[places[0] :]):
+        return f"on {event}: something stands behind requeue, and Slurm ends the job as soon as it is asked"
+    return None
+
+
+def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
+    """Where the run is to stop must be known in steps, and should lie before its end."""
+    for name, amount in (("stop_at", launch.stop_at), ("stop_after", launch.stop_after)):
+        if amount is None:
+            continue
+        rule, path = f"schedule.{name}", f"launch.{name}"
+        steps = steps_of(amount, batch)
+        if steps is None:
+            message = f"{name} {amount}: the budget does not say how many steps that is"
+            found.fail(rule, "X603", path, message, f"use steps or tokens, such as `{LIMITS['stop_at'][name]}`")
+        elif batch.steps is not None and steps >= batch.steps:
+            message = f"{name} {amount} comes no sooner than the end of the run, which has {batch.steps:,} steps"
+            found.warn(rule, "W603", path, message, f"use fewer than {batch.steps:,} steps, or leave it out")
+        else:
+            when = f"after step {steps:,}" if name == "stop_at" else f"each start after {plural(steps, 'step')}"
+            found.passed(rule, f"the run stops {when}")
+
+
+def steps_of(amount: Quantity | None, batch: Arithmetic) -> int | None:
+    """An amount of training in steps, rounded up; None where the budget does not say how many that is."""
+    known = None if amount is None else counted(amount, batch)
+    if known is None:
+        return None
+    return int(known.value) if known.unit == "steps" else ceil(known.value / batch.tokens_per_step)
+
+
+def counted(amount: Quantity, batch: Arithmetic) -> Quantity | None:
+    """In steps, tokens or seconds; None for a share of a budget or an epoch whose steps nobody knows."""
+    if amount.unit in ("steps", "tokens"):
+        return Quantity(max(ceil(amount.value), 1), amount.unit)
+    if amount.unit == "seconds":
+        return amount
+    if amount.unit == "%" and batch.steps is not None:
+        return Quantity(max(ceil(batch.steps * amount.fraction), 1), "steps")
+    return None
