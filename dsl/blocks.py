@@ -4,7 +4,7 @@ from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
 import attrs
 
-from .schema import actions, cluster, data, experiment, fault_tolerance, model, parallel, training
+from .schema import actions, cluster, data, ema, experiment, fault_tolerance, model, parallel, training
 from .schema.later import KINDS as LATER_KINDS
 from .schema.setting import settings_of
 
@@ -23,6 +23,7 @@ KINDS: Final[dict[str, type]] = {
     "optimizer": training.Optimizer,
     "scheduler": training.Scheduler,
     "loss": training.Loss,
+    "ema": ema.Ema,
     "precision": model.Precision,
     "parallel": parallel.Parallel,
     "activation": parallel.Activation,
@@ -32,6 +33,8 @@ KINDS: Final[dict[str, type]] = {
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
 NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases"}
+# What a spec without such a block does not have at all.
+OPTIONAL: Final = ("ema",)
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
     "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",
@@ -44,7 +47,10 @@ ACTIONS: Final[dict[str, type]] = {
     "eval": actions.EvalAction,
     "checkpoint": actions.CheckpointAction,
     "generate": actions.GenerateAction,
+    "health": actions.HealthAction,
     "requeue": actions.RequeueAction,
+    "skip": actions.SkipAction,
+    "rollback": actions.RollbackAction,
     "stop": actions.StopAction,
 }
 EVENTS: Final[tuple[str, ...]] = get_args(actions.EventName)

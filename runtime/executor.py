@@ -275,6 +275,10 @@ class Executor:
         fields: dict[str, Any] = {"rank": self.records.rank, "error": message, "exit_code": exit_code}
         if isinstance(error, EnvironmentFault | DataError):
             fields["code"] = error.code
+        if getattr(error, "agreed", False) or isinstance(error, PlanMismatch):
+            fields["agreed"] = True  # another start would find the same
+        if lost_a_peer(error):
+            fields["lost"] = True  # the reason is another rank's
         if isinstance(error, NonFinite):
             self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
         traced = text if trace else ""

@@ -36,6 +36,7 @@ MODULES = (
     "user_collators",
     "feed",
     "optimizer",
+    "ema",
     "scheduler",
     "observe",
     "checkpoint.ops",

@@ -68,7 +68,34 @@ class RequeueAction:
     """`requeue`: ask Slurm to start the job again, where it is one; what was saved before is what it goes on from."""
 
 
-Action = LogAction | EvalAction | CheckpointAction | GenerateAction | HealthAction | RequeueAction | StopAction
+@frozen
+class SkipAction:
+    """`skip`: leave out steps whose loss or gradient norm is not a number, and fail at the n-th in a row."""
+
+
+@frozen
+class RollbackAction:
+    """`rollback { times = 3 }`: go back to the last good checkpoint, and on with the data behind the failure."""
+
+    times: int = setting(
+        "how often in a run; then it fails and says what has been tried",
+        default=3,
+        check=at_least(1),
+        role=Role.EXECUTION,
+    )
+
+
+Action = (
+    LogAction
+    | EvalAction
+    | CheckpointAction
+    | GenerateAction
+    | HealthAction
+    | RequeueAction
+    | SkipAction
+    | RollbackAction
+    | StopAction
+)
 
 
 @frozen
@@ -85,7 +112,7 @@ class Tick:
     )
 
 
-EventName = Literal["sigterm", "sigint", "sigusr1", "time_limit", "stop_at", "stop_file", "finish"]
+EventName = Literal["sigterm", "sigint", "sigusr1", "time_limit", "stop_at", "stop_file", "nan", "finish"]
 
 
 @frozen
@@ -94,3 +121,12 @@ class Event:
 
     event: EventName
     actions: tuple[Action, ...]
+    count: int | None = setting(
+        "the n of `nan(n)`: so many steps in a row, of which all but the last are left out; unless given 10 for `skip`, "
+        "1 for the others",
+        default=None,
+        check=at_least(1),
+        role=Role.EXECUTION,
+        only=("nan",),
+        example="3",
+    )

@@ -5,9 +5,9 @@ from typing import Final
 from .parallel import Pp
 from .training import Loss, Optimizer
 
-KINDS: Final = ("adapter", "ema", "log", "profile", "serve", "sweep")
-ACTIONS: Final = ("rollback", "health", "profile", "export")
-EVENTS: Final = ("nan",)
+KINDS: Final = ("adapter", "log", "profile", "serve", "sweep")
+ACTIONS: Final = ("profile", "export")
+EVENTS: Final = ()
 SOURCES: Final = ()
 LINKS: Final = ()
 

@@ -48,6 +48,8 @@ _RESHARD = Rule("parallel.fsdp.reshard", "none", f"memory and traffic change, {_
 _OFFLOAD = Rule("parallel.fsdp.offload", "rounding", "states live and are updated on another device")
 _LEARNS = "the optimizer takes it from the plan"
 
+_AVERAGE = "the averaged weights move"
+
 _SAVING = ("keep", "mode", "overlap", "best", "failures")
 
 # None: spoken of as a whole elsewhere: the model, the data, the layout, the curve of the learning rate, the cadence.
@@ -120,6 +122,12 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "eps": Rule("optimizer.eps", "learning", _LEARNS),
         "weight_decay": Rule("optimizer.weight_decay", "learning", _LEARNS),
     },
+    "setup.ema": {
+        "decay": Rule("ema.decay", "learning", f"{_AVERAGE} by it from here on"),
+        "every": Rule("ema.every", "learning", f"{_AVERAGE} so often from here on"),
+        "format": None,
+        "publish": Rule("ema.publish", "none", "other weights are published, what is trained stays the same"),
+    },
     "setup.scheduler": dict.fromkeys(("kind", "lr", "steps", "warmup", "floor", "decay", "shape")),
     "setup.tokenizer": {"source": None},
     "setup.data": dict.fromkeys(
@@ -182,6 +190,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "step.schedule": {},
     "step.optimizer": {},
     "step.router_bias": {"speed": Rule("model.router.bias_speed", "learning", "biases move by it from here on")},
+    "step.ema": {},
     "step.measure": {},
 }
 # What recurs and how a run ends is compared as a whole.

@@ -12,7 +12,8 @@ from ...dsl.schema.actions import (
     RequeueAction,
 )
 from ...dsl.schema.setting import Auto
-from ..inventory import checkpoint_bytes
+from ..averaging import evaluates_averages
+from ..inventory import weight_bytes
 from ..plan import NodeKind
 from ..resolved import Resolved
 from ..units import bytes_text, plural, seconds_text
@@ -52,19 +53,22 @@ class ActionNodes:
 
     def add_model(self, event: str) -> str:
         """The node that saves weights alone."""
-        size = bytes_text(checkpoint_bytes(self._run.inventory, self._run.formats.params) // 3)
-        does = f"save the weights alone, for publishing: {size}"
+        run, ema = self._run, self._run.spec.ema
+        averaged = ema is not None and ema.publish
+        size = weight_bytes(run.inventory, run.formats.averages if averaged else run.formats.params)
+        does = f"save the {'averaged ' if averaged else ''}weights alone, for publishing: {bytes_text(size)}"
         return self._graph.add("event", "tick.model", does, id=f"event.{event}.model", after=(self._after,))
 
 
 def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str, dict[str, Any], str]:
     """(op, arguments, what it does) of any action but stop."""
+    averaged, of = ({"averaged": True}, ", of the averaged weights") if evaluates_averages(run) else ({}, "")
     match action:
         case LogAction():
             return "tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed"
         case CheckpointAction():
-            size = bytes_text(checkpoint_bytes(run.inventory, run.formats.params))
-            does = f"save weights, both moments and the place in the data: {size}"
+            averages = "" if run.averages is None else " their average,"
+            does = f"save weights,{averages} both moments and the place in the data: {bytes_text(run.checkpoint_bytes)}"
             return "tick.checkpoint", {"must": last}, f"{does}, before the run ends" if last else does
         case HealthAction(limit=limit):
             does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(limit.value)} is named"
@@ -76,7 +80,9 @@ def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str,
             # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.
             rows = None if batches is None else batches * run.batch.rows
             reach = "the whole hold-out" if rows is None else f"its first {plural(rows, 'row')}"
-            return "tick.eval", {"dataset": dataset, "rows": rows}, f"loss on what {dataset} held out: {reach}"
+            does = f"loss on what {dataset} held out: {reach}"
+            args: dict[str, Any] = {"dataset": dataset, "rows": rows}
+            return "tick.eval", args | averaged, does + of
         case GenerateAction():
             args = {
                 "prompts": list(action.prompts),
@@ -85,7 +91,8 @@ def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str,
                 "top_p": action.top_p,
                 "seed": run.spec.experiment.seed,
             }
-            return "tick.generate", args, f"continue {plural(len(action.prompts), 'prompt')} by {action.tokens} tokens"
+            does = f"continue {plural(len(action.prompts), 'prompt')} by {action.tokens} tokens"
+            return "tick.generate", args | averaged, does + of
     raise AssertionError(action)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from attrs import frozen
 
 from ...dsl.schema.setting import Auto
+from ..averaging import add_average
 from ..cluster import device_kind
 from ..layouts.mesh import AXES
 from ..learning_rate import scheduler_args
@@ -39,9 +40,10 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     _watch(graph, run)
     model = add_model(graph, run, _mesh(graph, run))
     optimizer = _optimizer(graph, run, model)
+    averages = add_average(graph, run, model)
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
-    resume = _resume(graph, run, loader, optimizer, scheduler)
+    resume = _resume(graph, run, loader, optimizer, scheduler, averages)
     last = add_step(graph, run, resume, estimates, schedule)
     first_tick = len(graph.nodes)
     publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
@@ -116,13 +118,16 @@ def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> st
     return graph.add("setup", "setup.scheduler", does, args=args, after=after)
 
 
-def _resume(graph: Builder, run: Resolved, loader: str, optimizer: str, scheduler: str) -> str:
+def _resume(
+    graph: Builder, run: Resolved, loader: str, optimizer: str, scheduler: str, averages: list[tuple[str, str]]
+) -> str:
     """Where everything that has state meets: the last node of the setup."""
     observe = graph.add("setup", "setup.observe", "count steps, seconds and tokens from here on", after=(ROOT,))
     before: list[str | tuple[str, str]] = [
         (loader, "loader"),
         (optimizer, "optimizer"),
         (scheduler, "scheduler"),
+        *averages,
         observe,
     ]
     if run.size("pp") > 1:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..averaging import average_args
 from ..costs.headroom import no_times
 from ..plan import Node, Plan, Tick
 from ..units import amount_text, bytes_text, count_text, plural, seconds_text
@@ -11,7 +12,7 @@ from .text import Detail, Page
 def show_training(page: Page, plan: Plan, detail: Detail) -> None:
     """The arithmetic of the budget, the break points of the learning rate, checkpoints, ticks and reactions."""
     page.heading("TRAINING")
-    rows = [*_amounts(plan), _learning_rate(plan), *_checkpoints(plan), *_duration(plan)]
+    rows = [*_amounts(plan), _learning_rate(plan), *_average(plan), *_checkpoints(plan), *_duration(plan)]
     page.table(rows, align="<>", styles=("", "", "dim"))
     page.line()
     ticks, most = _ticks(plan), detail.most(12)
@@ -47,6 +48,17 @@ def _amounts(plan: Plan) -> list[tuple[str, str, str]]:
 def _learning_rate(plan: Plan) -> tuple[str, str, str]:
     args = plan.node("setup.scheduler").args
     return ("learning rate", f"{args['lr']:g}", ", ".join(breakpoints(args)))
+
+
+def _average(plan: Plan) -> list[tuple[str, str, str]]:
+    """How the averaged weights move, and who works with them."""
+    args = average_args(plan)
+    if args is None:
+        return []
+    often = "every step" if args["every"] == 1 else f"every {plural(args['every'], 'step')}"
+    looked_at = any(node.args.get("averaged") for node in plan.nodes)
+    uses = [word for word, on in (("evaluated", looked_at), ("published", args["publish"])) if on]
+    return [("averages", f"{args['decay']:g} stays", f"{often}, in {args['format']}, {' and '.join(uses) or 'kept'}")]
 
 
 def breakpoints(args: dict[str, Any]) -> list[str]:
@@ -131,6 +143,9 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
             by_default = "checkpoint by default"  # what else happens there was declared
         reactions.setdefault((" then ".join(names), by_default), []).append(reaction.event)
     rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in reactions.items()]
+    if (stuck := plan.node("setup.watch").args["stuck_seconds"]) is not None:
+        by_default = "default" if "fault_tolerance.stuck" in defaults else ""
+        rows.append((f"no progress for {seconds_text(stuck)}", "name the ranks, then end", "", by_default))
     return rows
 
 

@@ -32,6 +32,7 @@ from .wire import Wire
 LEFT_OUT = frozenset(
     {
         "setup.bootstrap",
+        "setup.watch",
         "setup.tokenizer",
         "setup.data",
         "setup.loader",
@@ -153,6 +154,7 @@ class Program:
         self.holdings = Holdings(
             model=self.model,
             optimizer=self._resources["optimizer"],
+            ema=self._resources.get("ema"),
             ledger=self._ledger,
             offloaded=self.plan.node("setup.weights").args["offload"],
         )

@@ -1,0 +1,163 @@
+"""How far a rank has come: marks in memory, and the line `ranks/<rank>.beat` that tells other processes of them.
+
+A mark is an addition and costs the step nothing. A thread writes the line about once a second, whatever the rank does
+meanwhile (`watch.py`).
+"""
+
+import json
+import os
+import socket
+import time
+from collections import deque
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+# Bytes of the line. One size for ever: it is written over itself, and a reader never finds the rest of a longer one.
+WIDTH: Final = 640
+# Marks that are remembered, for whoever looks at a rank that came to nothing.
+TRAIL: Final = 64
+# Ops that may take any time without a mark, as disks are slow.
+LASTING: Final = frozenset({"tick.checkpoint", "tick.model", "step.await_copy"})
+
+
+@define(eq=False)
+class Beat:
+    """The marks of this rank. Only its main thread makes them; any thread may read them.
+
+    node: what is under way. step: the step under way, counted from 1; 0 before the first. marks: all of this start.
+    within: marks since the step began, in which the ranks of a run agree where they are equally far. lasting: the node
+    may take any time. limit: seconds that it may take instead of what the run allows.
+    """
+
+    node: str = ""
+    step: int = 0
+    marks: int = 0
+    lasting: bool = True
+    limit: float | None = None
+    trail: deque[str] = field(factory=lambda: deque(maxlen=TRAIL))
+    _before: int = 0
+
+    def begin(self, step: int) -> None:
+        """A step begins, counted from 1."""
+        self.step, self._before = step, self.marks
+
+    def at(self, node: str, lasting: bool = False) -> None:
+        """A node begins."""
+        self.node = node
+        self.lasting = lasting
+        self.marks += 1
+        self.trail.append(node)
+
+    def mark(self) -> None:
+        """The node goes on: another batch, another token, another question to the other ranks."""
+        self.marks += 1
+
+    @property
+    def within(self) -> int:
+        return self.marks - self._before
+
+
+@frozen(kw_only=True)
+class Reading:
+    """What the line of a rank says. `alive` counts the lines the rank has written: it moves while any of its Python
+    runs, and `marks` while its main thread gets on. idle: seconds without a mark. place: what the main thread is in,
+    where that has been some seconds. debugger: somebody looks at it. born: when the process began, in the clock ticks
+    of its machine, as its number may be given again."""
+
+    rank: int
+    host: str
+    pid: int
+    born: int
+    start: int
+    alive: int
+    time: float
+    step: int
+    node: str
+    marks: int
+    within: int
+    lasting: bool
+    idle: float
+    place: str
+    debugger: bool
+
+    @property
+    def far(self) -> tuple[int, int]:
+        """How far the rank has come, against others."""
+        return self.step, self.within
+
+
+@define
+class BeatFile:
+    """The line of this rank. What goes wrong with it is no matter of the training."""
+
+    path: Path
+    rank: int
+    start: int
+    alive: int = 0
+    _host: str = field(factory=socket.gethostname)
+    _born: int = field(factory=lambda: born(os.getpid()))
+
+    def write(self, beat: Beat, idle: float, place: str, debugger: bool) -> None:
+        """Write the line anew. The file is opened each time: other machines then see what was written."""
+        self.alive += 1
+        line = {
+            "rank": self.rank,
+            "host": self._host[:64],
+            "pid": os.getpid(),
+            "born": self._born,
+            "start": self.start,
+            "alive": self.alive,
+            "time": round(time.time(), 3),
+            "step": beat.step,
+            "node": beat.node[:120],
+            "marks": beat.marks,
+            "within": beat.within,
+            "lasting": beat.lasting,
+            "idle": round(idle, 1),
+            "place": place[-120:],
+            "debugger": debugger,
+        }
+        text = json.dumps(line, separators=(",", ":")).ljust(WIDTH - 1) + "\n"
+        with suppress(OSError):
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
+            try:
+                os.pwrite(fd, text.encode(), 0)
+            finally:
+                os.close(fd)
+
+
+def beat_path(directory: Path, rank: int) -> Path:
+    return directory / "ranks" / f"{rank:05d}.beat"
+
+
+def read_beat(path: Path) -> Reading | None:
+    """What the line says; None where there is none, or not a whole one."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes()[:WIDTH])
+        return Reading(**content)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def born(pid: int) -> int:
+    """When a process of this machine began, in clock ticks; 0 where that is not to be known."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else 0
+
+
+def process_state(pid: int) -> str:
+    """The state of a process of this machine as the kernel names it: R, S, D, T (stopped), t (traced), Z; empty where
+    there is none, or no way to know."""
+    fields = _stat(pid)
+    return fields[0] if fields else ""
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat behind the name of the program, which may have blanks in it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []

@@ -1,0 +1,81 @@
+"""Which ranks a run waits for, judged from what they say of their progress, in the clock of the rank that judges.
+
+Times of other ranks are never compared: their clocks may differ, and their lines may come late over a network. What
+counts is whether a number has moved between two readings of one's own.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Literal
+
+from attrs import define, frozen
+
+from .beat import Reading
+
+State = Literal["stopped", "ended", "frozen", "stuck", "unknown"]
+
+# Shares of the limit. A rank whose lines stand still for so long is frozen; where the others are in a node that may
+# last, disks can be so busy that lines come late, and more is asked.
+FROZEN: Final = 0.5
+FROZEN_LASTING: Final = 0.8
+# Seconds between two readings, and the least after which a line that has not moved says something.
+PAUSE: Final = 3.0
+
+
+@define
+class Seen:
+    """What is known of a rank. moved, lived: when its marks and its line were seen to move last, by the own clock."""
+
+    reading: Reading | None
+    moved: float
+    lived: float
+    fresh: bool = True
+    """Whether the line has moved between the last two readings."""
+
+    def take(self, reading: Reading | None, now: float) -> None:
+        """Another reading; a line that cannot be read has not moved."""
+        old = self.reading
+        self.fresh = reading is not None and (old is None or reading.alive != old.alive or reading.born != old.born)
+        if reading is None:
+            return
+        if self.fresh:
+            self.lived = now
+        if old is None or reading.marks != old.marks or reading.born != old.born:
+            self.moved = now
+        self.reading = reading
+
+
+@frozen
+class Verdict:
+    """The ranks that the others wait for. `frozen`: they run no Python any more, so nobody else can end them."""
+
+    ranks: tuple[int, ...]
+    frozen: bool
+
+
+def judge(own: int, seen: Mapping[int, Seen], now: float, limit: float, *, lasting: bool) -> Verdict | None:
+    """Who is to blame for a rank `own` whose main thread has not got on for `limit` seconds; None: nobody as yet.
+
+    lasting: the rank is in a node that may take any time, and only waits in vain for ranks that are frozen. Nobody is
+    blamed while any rank gets on, or a debugger is at one. An empty verdict: the run does not get on, and the lines of
+    the ranks cannot be read.
+    """
+    window = max(limit * (FROZEN_LASTING if lasting else FROZEN), PAUSE)
+    others = {rank: each for rank, each in seen.items() if rank != own}
+    if any(each.reading is not None and each.reading.debugger for each in seen.values()):
+        return None
+    if any(now - each.moved < window for each in others.values()):
+        return None
+    if not seen[own].fresh:  # then no line says anything: the disk is full, or the directory gone
+        return Verdict((), False) if not lasting and now - seen[own].lived >= window else None
+    frozen = tuple(rank for rank, each in others.items() if now - each.lived >= window)
+    if frozen:
+        return Verdict(frozen, True)
+    if lasting or not all(each.fresh for each in others.values()):
+        return None
+    last = min(each.reading.far for each in seen.values() if each.reading)
+    behind = {rank: each.reading for rank, each in seen.items() if each.reading and each.reading.far == last}
+    if any(reading.lasting for reading in behind.values()):
+        return None
+    # Of ranks that are equally far, those that wait inside of torch may wait for one that does something of its own.
+    elsewhere = {rank for rank, reading in behind.items() if not reading.place.startswith("torch/")}
+    return Verdict(tuple(sorted(elsewhere or behind)), False)

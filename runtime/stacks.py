@@ -1,0 +1,119 @@
+"""What a process is doing: its Python stacks, and what is known of one that cannot tell any more."""
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from .beat import Beat, Reading, born, process_state
+
+# Asks a rank for its stacks even where its Python does not run: the answer is written by the handler itself.
+ASK: Final = signal.SIGUSR2
+# The name of the file in memory that the answer goes to; others find it by that among the open files of the process.
+ANSWER: Final = "xtrain-stacks"
+_DEBUGGERS: Final = ("pdb", "bdb", "pydevd", "debugpy")
+_SITE: Final = str(Path(torch.__file__).parent.parent)
+_OURS: Final = str(Path(__file__).parent.parent.parent)
+
+
+def answer_when_asked() -> int | None:
+    """Let ASK write the stacks of this process into a file in memory; its descriptor. None where there are none."""
+    if not hasattr(os, "memfd_create"):
+        return None
+    with suppress(OSError):
+        answer = os.memfd_create(ANSWER)
+        faulthandler.register(ASK, file=answer, all_threads=True)
+        return answer
+    return None
+
+
+def whereabouts() -> tuple[str, bool]:
+    """What the main thread is in, as `torch/distributed/distributed_c10d.py:2990 all_reduce`, and whether a debugger
+    has stopped it."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "", False
+    return place_of(frame), _debugged(frame)
+
+
+def place_of(frame: FrameType) -> str:
+    """File, line and function; the file as it is imported."""
+    path = frame.f_code.co_filename
+    for folder in (_SITE, _OURS):
+        path = path.removeprefix(folder).removeprefix("/")
+    return f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
+
+
+def _debugged(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] in _DEBUGGERS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def save_own(folder: Path, rank: int, beat: Beat) -> None:
+    """Write the stacks of all threads and the last marks to `<rank>.txt`, and the last collectives, where torch keeps
+    them, to `<rank>.collectives.json`."""
+    with suppress(OSError), (folder / f"{rank:05d}.txt").open("w") as file:
+        step = f"step {beat.step}" if beat.step else "set-up"
+        file.write(f"rank {rank}, process {os.getpid()}, {step}, mark {beat.marks}\n")
+        file.write(f"last marks: {' '.join(beat.trail)}\n\n")
+        file.flush()
+        faulthandler.dump_traceback(file, all_threads=True)
+    if dist.is_initialized():
+        with suppress(OSError, RuntimeError, ImportError, AttributeError):
+            from torch._C._distributed_c10d import _dump_fr_trace_json
+
+            (folder / f"{rank:05d}.collectives.json").write_bytes(_dump_fr_trace_json())
+
+
+def save_of(folder: Path, reading: Reading) -> None:
+    """Write what can be known of another process of this machine to `<rank>.txt`: its state, what the kernel has it
+    wait for, and its Python stacks, if it still writes them when asked."""
+    lines = [f"rank {reading.rank}, process {reading.pid}, written by another rank", ""]
+    folder_of = Path(f"/proc/{reading.pid}")
+    with suppress(OSError):
+        lines += [
+            line
+            for line in (folder_of / "status").read_text().splitlines()
+            if line.startswith(("State", "TracerPid", "Threads", "VmRSS", "SigQ", "SigPnd"))
+        ]
+    with suppress(OSError):
+        lines.append(f"waits in the kernel in: {(folder_of / 'wchan').read_text() or 'nothing'}")
+    if process_state(reading.pid) not in ("", "T", "t", "Z"):
+        lines += ["", _asked(reading.pid)]
+    with suppress(OSError):
+        (folder / f"{reading.rank:05d}.txt").write_text("\n".join(lines) + "\n")
+
+
+def _asked(pid: int) -> str:
+    """The stacks that a process writes when asked."""
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            if ANSWER in os.readlink(file):
+                os.kill(pid, ASK)
+                time.sleep(0.5)
+                return file.read_text()
+    return "its stacks are not to be had"
+
+
+def here(reading: Reading, host: str) -> bool:
+    """Whether what wrote the line is a process of this machine that still has its number."""
+    return reading.host == host and reading.born != 0 and born(reading.pid) in (0, reading.born)
+
+
+def end(reading: Reading) -> None:
+    """End a process of this machine that cannot end itself."""
+    if born(reading.pid) == reading.born != 0:
+        with suppress(OSError):
+            os.kill(reading.pid, signal.SIGKILL)
