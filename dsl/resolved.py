@@ -28,7 +28,7 @@ def resolved_text(spec: Spec) -> str:
     for kind, block in blocks.KINDS.items():
         if kind in blocks.NAMED:
             parts += [_block(kind, block, named) for named in getattr(spec, blocks.NAMED[kind]).values()]
-        elif kind != "mixture" or spec.mixture.weights:
+        elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
             parts.append(_block(kind, block, getattr(spec, kind)))
     parts.append(f"collate = {' -> '.join(value_text(link) for link in spec.collate)}")
     parts += ["\n".join(_reaction(reaction) for reaction in group) for group in (spec.ticks, spec.events) if group]
@@ -66,7 +66,8 @@ def _reaction(reaction: Tick | Event) -> str:
     actions = " then ".join(_action(action) for action in reaction.actions)
     if isinstance(reaction, Tick):
         return f"every {quantity_text(reaction.every)} {actions}"
-    return f"on {reaction.event} {actions}"
+    count = "" if reaction.count is None else f"({reaction.count})"
+    return f"on {reaction.event}{count} {actions}"
 
 
 def _action(action: Any) -> str:

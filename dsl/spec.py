@@ -8,6 +8,7 @@ from .diagnostics import Note
 from .schema.actions import Event, Tick
 from .schema.cluster import Cluster
 from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link, Mixture, Phase, UserCall
+from .schema.ema import Ema
 from .schema.experiment import Experiment, Launch, Workspace
 from .schema.fault_tolerance import FaultTolerance
 from .schema.model import Model, Precision, Tokenizer
@@ -50,6 +51,7 @@ class Spec:
     optimizer: Optimizer
     scheduler: Scheduler = Scheduler(kind="constant")
     loss: Loss = Loss(kind="cross_entropy")
+    ema: Ema | None = None
     precision: Precision = Precision()
     parallel: Parallel = Parallel()
     activation: Activation = Activation(mode="none")

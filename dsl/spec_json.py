@@ -26,11 +26,15 @@ def spec_json(spec: Spec) -> dict[str, Any]:
         if kind in blocks.NAMED:
             named = getattr(spec, blocks.NAMED[kind])
             found[kind] = {name: _block(each, without="name") for name, each in named.items()}
-        elif kind != "mixture" or spec.mixture.weights:
+        elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
             found[kind] = _block(getattr(spec, kind))
     found["collate"] = [value_json(link) for link in spec.collate]
     found["every"] = [{"every": value_json(t.every), "actions": value_json(t.actions)} for t in spec.ticks]
-    found["on"] = [{"event": event.event, "actions": value_json(event.actions)} for event in spec.events]
+    found["on"] = [
+        {"event": event.event, "actions": value_json(event.actions)}
+        | ({"count": event.count} if event.event == "nan" else {})
+        for event in spec.events
+    ]
     return found
 
 

@@ -65,7 +65,8 @@ class Structurer:
     def _default_block(self, block: type, kind: str) -> Any:
         """The block of a kind that is not written: `_MISSING`, so that the default of `Spec` holds."""
         self.origins[kind] = Origin("default")
-        self._default_origins(block, kind, label=None)
+        if kind not in blocks.OPTIONAL:
+            self._default_origins(block, kind, label=None)
         if self.doubts.unread:
             self.doubts.kind(kind)
         return _MISSING

@@ -61,6 +61,7 @@ def config_id(run: Resolved) -> str:
         "loss": {"kind": spec.loss.kind, **experiment_settings(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **experiment_settings(spec.optimizer)},
         "scheduler": {"kind": spec.scheduler.kind, **experiment_settings(spec.scheduler, spec.scheduler.kind)},
+        **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),
         "precision": {
             **experiment_settings(spec.precision),
             "params": formats.params,

@@ -40,9 +40,15 @@ def flops_per_token(architecture: Architecture, sequence: int) -> int:
     return 6 * matmul_parameters(architecture) + attention
 
 
-def checkpoint_bytes(inventory: Parameters, params_format: str) -> int:
-    """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`."""
-    return 3 * BYTES[params_format] * inventory.total
+def weight_bytes(inventory: Parameters, number_format: str) -> int:
+    """Bytes of all weights in a number format."""
+    return BYTES[number_format] * inventory.total
+
+
+def checkpoint_bytes(inventory: Parameters, params_format: str, averages: str | None = None) -> int:
+    """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. averages: their format, if any are kept."""
+    averaged = 0 if averages is None else weight_bytes(inventory, averages)
+    return 3 * weight_bytes(inventory, params_format) + averaged
 
 
 def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:

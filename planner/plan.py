@@ -89,11 +89,13 @@ class Tick:
 
 @frozen(kw_only=True)
 class Reaction:
-    """What happens on an event: the nodes to run, and whether the run stops afterwards."""
+    """What happens on an event: the nodes to run, and whether the run stops afterwards. count: of `nan`, how many bad
+    steps in a row are the event; those before it are left out."""
 
     event: str
     nodes: tuple[str, ...]
     stop: bool
+    count: int | None = None
 
 
 @frozen(kw_only=True)
@@ -162,8 +164,8 @@ class Cluster:
 class Memory:
     """Bytes on one rank, by what they are for.
 
-    parameters, gradients, optimizer: what the rank owns; in host memory if `offloaded`. unsharded: parameters that
-    fsdp has gathered, as many as are alive at once. unreduced: whole gradients that fsdp adds up over microbatches
+    parameters, gradients, optimizer, averages: what the rank owns; in host memory if `offloaded`. unsharded: parameters
+    that fsdp has gathered, as many as are alive at once. unreduced: whole gradients that fsdp adds up over microbatches
     before it exchanges them. activations: what forwards have left for backwards, of all microbatches in flight. loss:
     what the head's forward leaves. working: the most that is alive beside all this, while a block or a piece of the
     loss is computed. reserve: what libraries and the allocator need, from outside.
@@ -172,6 +174,7 @@ class Memory:
     parameters: int
     gradients: int
     optimizer: int
+    averages: int = 0
     unsharded: int = 0
     unreduced: int = 0
     activations: int = 0
@@ -182,7 +185,7 @@ class Memory:
 
     @property
     def states(self) -> int:
-        return self.parameters + self.gradients + self.optimizer
+        return self.parameters + self.gradients + self.optimizer + self.averages
 
     @property
     def total_bytes(self) -> int:
@@ -303,6 +306,30 @@ class Check:
 
 
 @frozen(kw_only=True)
+class ElasticWorld:
+    """Another number of ranks that the same run may go on with, with the same rows in every step.
+
+    axes: sizes by name, outer to inner. memory_bytes: of the fullest rank; seconds: of a step, None where not known.
+    id: of the plan for this world.
+    """
+
+    world: int
+    axes: dict[str, int]
+    accumulate: int
+    memory_bytes: int
+    seconds: float | None
+    id: str = ""
+
+
+@frozen(kw_only=True)
+class RefusedWorlds:
+    """Worlds of an elastic range in which the run cannot go on. worlds: as text, `3, 5..7`."""
+
+    worlds: str
+    reason: str
+
+
+@frozen(kw_only=True)
 class Made:
     """How a plan that is saved was made, so that a change of the spec or of the code is seen before it is run.
 
@@ -319,6 +346,9 @@ class Made:
 @frozen(kw_only=True)
 class Plan:
     """Everything a run does. `id` hashes the whole content, `config_id` what makes it this experiment and no other.
+
+    elastic: the worlds in which the run may go on after a failure, this one among them, and those `refused`. The id
+    knows of them but not of their ids, each of which knows of all worlds alike.
 
     traced: one rank of every pipeline coordinate, where it was asked for; made: where the plan was saved. Both are no
     part of what is done, nor of the id.
@@ -342,6 +372,8 @@ class Plan:
     cluster: Cluster
     config_id: str
     id: str = ""
+    elastic: tuple[ElasticWorld, ...] = ()
+    refused: tuple[RefusedWorlds, ...] = ()
     traced: tuple[Traced, ...] = ()
     made: Made | None = None
 

@@ -49,6 +49,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     for name, block in (("loss", spec.loss), ("optimizer", spec.optimizer), ("scheduler", spec.scheduler)):
         yield f"{name}.kind", block.kind
         yield from _block(name, block, block.kind)
+    if spec.ema is not None:
+        yield from _block("ema", spec.ema)
     yield from _block("precision", spec.precision)
     yield "parallel.stack", spec.parallel.stack
     for axis in AXIS_BLOCKS:
@@ -63,6 +65,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
         yield from _actions(f"every.{number}", tick.actions)
     for number, event in enumerate(spec.events):
         yield f"on.{number}.event", event.event
+        if event.event == "nan":
+            yield f"on.{number}.count", event.count
         yield from _actions(f"on.{number}", event.actions)
     yield from _block("checkpoint", spec.checkpoint)
     yield from _block("fault_tolerance", spec.fault_tolerance)

@@ -9,6 +9,7 @@ from ..dsl.spec import Spec
 from .architecture import Architecture
 from .arithmetic import Arithmetic
 from .cluster import device_kind
+from .inventory import checkpoint_bytes
 from .layouts.layout import Layout
 from .layouts.pipeline import Staging
 from .layouts.sharding import Cuts, shard_axes
@@ -25,6 +26,11 @@ class Formats:
     params: str
     compute: str
     reduce: str
+
+    @property
+    def averages(self) -> str:
+        """That of averaged weights: bf16 has no room for the small share of new weights."""
+        return "fp32" if self.params == "bf16" else self.params
 
 
 def resolve_formats(precision: Precision, parallel: Parallel) -> Formats:
@@ -94,6 +100,16 @@ class Resolved:
     @property
     def pipeline(self) -> Pipeline:
         return self.staging.pipeline
+
+    @property
+    def averages(self) -> str | None:
+        """The number format of averaged weights; None where none are kept."""
+        return None if self.spec.ema is None else self.formats.averages
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of a full checkpoint over all ranks."""
+        return checkpoint_bytes(self.inventory, self.formats.params, self.averages)
 
     @property
     def ddp(self) -> bool:

@@ -7,9 +7,9 @@ from ..dsl.schema.actions import CheckpointAction, EvalAction, StopAction
 from ..dsl.spec import Spec
 from ..dsl.suggest import did_you_mean
 from .arithmetic import Arithmetic
-from .inventory import checkpoint_bytes
 from .layouts.mesh import AXES
 from .nodes.builder import Builder
+from .nonfinite import on_nan
 from .paths import portable
 from .resolved import Resolved
 from .rules.findings import Findings
@@ -17,7 +17,7 @@ from .timeline import Schedule
 from .units import bytes_text
 
 # What a run that saves nothing does without.
-OF_WRITING: Final = ("mode", "overlap", "keep", "best", "model", "failures")
+OF_WRITING: Final = ("backend", "mode", "overlap", "keep", "best", "model", "failures")
 
 
 def pretrained(spec: Spec) -> str | None:
@@ -26,17 +26,44 @@ def pretrained(spec: Spec) -> str | None:
     return chosen.pretrained if chosen.from_ is None else None
 
 
+# Saves of one file that must be kept and wait while another is written; the next one waits for room.
+WAITING: Final = 2
+
+
+def copies(spec: Spec) -> int:
+    """How many copies of a rank's state there are in memory at most, all for saves that are not written yet."""
+    chosen = spec.checkpoint
+    if chosen.mode == "sync":
+        return 0
+    if chosen.backend == "dcp":
+        return 1
+    newest = chosen.overlap == "latest"
+    return 1 + newest + (WAITING if chosen.best is not None or not newest else 0)
+
+
 def saves_beside(spec: Spec, schedule: Schedule) -> bool:
-    """Whether training goes on while a checkpoint is written; one that the run ends with is waited for."""
+    """Whether the state is copied beside the next step; not for what the run ends with, which is waited for.
+
+    For a single file it is copied before that step begins, so that several copies can wait to be written.
+    """
     ticks = (t for t in schedule.ticks if not any(isinstance(action, StopAction) for action in t.actions))
-    return spec.checkpoint.mode != "sync" and any(
-        isinstance(action, CheckpointAction) for tick in ticks for action in tick.actions
-    )
+    beside = spec.checkpoint.mode != "sync" and spec.checkpoint.backend == "dcp"
+    return beside and any(isinstance(action, CheckpointAction) for tick in ticks for action in tick.actions)
 
 
 def puts_off(spec: Spec, schedule: Schedule) -> bool:
-    """Whether a save that comes due during another one is made later."""
-    return spec.checkpoint.overlap == "latest" and saves_beside(spec, schedule)
+    """Whether a save that comes due during another one, or behind a bad step, is made later."""
+    return bool(put_off_text(spec, schedule))
+
+
+def put_off_text(spec: Spec, schedule: Schedule) -> str:
+    """What `step.put_off_save` does, in a line; empty where no save is put off."""
+    ticks = (t for t in schedule.ticks if not any(isinstance(action, StopAction) for action in t.actions))
+    along = any(isinstance(action, CheckpointAction) for tick in ticks for action in tick.actions)
+    causes = ["behind a bad step"] if along and on_nan(spec).bears else []
+    if spec.checkpoint.overlap == "latest" and saves_beside(spec, schedule):
+        causes.insert(0, "while another checkpoint was being written")
+    return f"save now what came due {' or '.join(causes)}, if that is over" if causes else ""
 
 
 def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
@@ -73,13 +100,21 @@ def _saving(graph: Builder, run: Resolved, last: str) -> str:
     ]
     if chosen.best is not None:
         parts.append(f"and the one with the least {chosen.best}")
+    if chosen.backend == "file":
+        parts.append("each of one file, which latest.pt, best.pt and model.pt name as well")
     if chosen.mode != "sync":
-        share = checkpoint_bytes(run.inventory, run.formats.params) // run.layout.mesh.world_size
+        share = run.checkpoint_bytes // run.layout.mesh.world_size
         locked = "page-locked" if chosen.mode == "async_pinned" else "host"
-        parts.append(f"written beside training from a copy in {locked} memory, about {bytes_text(share)} a rank")
+        number = copies(run.spec)
+        beside = f"a copy in {locked} memory, about {bytes_text(share)} a rank"
+        if chosen.backend == "file":
+            beside = f"at most {number} copies in {locked} memory, about {bytes_text(number * share)} together"
+        parts.append(f"written beside training from {beside}")
     args: dict[str, Any] = {
+        "backend": chosen.backend,
         "keep": keep,
         "mode": chosen.mode,
+        "copies": copies(run.spec),
         "overlap": chosen.overlap,
         "best": None if chosen.best is None else chosen.best.key,
         "failures": chosen.failures,
@@ -88,6 +123,18 @@ def _saving(graph: Builder, run: Resolved, last: str) -> str:
 
 
 # Rules ----------------------------------------------------------------------------------------------------------------
+
+
+def check_backend(spec: Spec, world: int, found: Findings) -> None:
+    """One file has one writer."""
+    rule = path = "checkpoint.backend"
+    if spec.checkpoint.backend != "file" or not spec.checkpoint.enabled:
+        return
+    if world > 1:
+        message = f"a checkpoint of one file is written by one process, and this run has {world:,} ranks"
+        found.fail(rule, "X621", path, message, "use `backend = dcp`, of which every rank writes a part")
+    else:
+        found.passed(rule, "one process writes the one file")
 
 
 def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:

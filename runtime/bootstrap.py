@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from ..planner.plan import Mesh, Plan
+from .checkpoint import streams
 from .errors import EnvironmentFault
 from .ops import op
 from .preflight import check_device, check_world
@@ -46,11 +47,11 @@ def bootstrap(
     records.event(
         "device", step=0, device=str(chosen), threads=torch.get_num_threads(), matmul=in_force, torch=torch.__version__
     )
-    torch.manual_seed(seed)
+    mesh: Mesh = plan.mesh
+    streams.begin(seed, 0, mesh.data_rank(number))
     if world > 1:
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=TIMEOUT)
-    mesh: Mesh = plan.mesh
     assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
     return Rank(
         rank=number,

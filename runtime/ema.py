@@ -8,10 +8,10 @@ the weights a run begins with have no share in it. As a recursion, a_k = a_(k-1)
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from attrs import define
+from attrs import define, frozen
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -22,18 +22,24 @@ from .ops import op
 from .parallel.fsdp import reshard
 from .state import Step
 
+if TYPE_CHECKING:
+    from .checkpoint.saver import Saver  # which holds an Ema itself
+
+Which = Literal["trained", "averaged"]
+
 
 @define(kw_only=True, eq=False)
 class Ema:
     """Averages of everything that is the model's state, cut over the ranks exactly as that is.
 
-    averages: by name. every: optimizer steps between two updates; updates: how many there have been. publishes: weights
-    that are saved alone are these.
+    averages: by name. every: optimizer steps between two updates; updates: how many there have been. evaluates: the
+    model is looked at with these; publishes: weights that are saved alone are these.
     """
 
     model: Parts
     decay: float
     every: int
+    evaluates: bool
     publishes: bool
     averages: dict[str, Tensor]
     updates: int = 0
@@ -44,7 +50,13 @@ class Ema:
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint says of the averages beside their values, as JSON."""
-        return {"decay": self.decay, "every": self.every, "publish": self.publishes, "updates": self.updates}
+        return {
+            "decay": self.decay,
+            "every": self.every,
+            "eval": self.evaluates,
+            "publish": self.publishes,
+            "updates": self.updates,
+        }
 
     @torch.no_grad()
     def restart(self) -> None:
@@ -60,30 +72,19 @@ class Ema:
         share = share_of(self.updates, self.decay)
         pairs = list(self._pairs())
         if all(average.dtype == weight.dtype for average, weight in pairs):
-            torch._foreach_lerp_([average for average, _ in pairs], [weight for _, weight in pairs], share)
+            averages, weights = [average for average, _ in pairs], [weight for _, weight in pairs]
+            torch._foreach_lerp_(averages, weights, share)  # pyright: ignore[reportPrivateImportUsage]
             return
         for average, weight in pairs:  # one by one: a copy of each in the finer format is alive meanwhile
             average.lerp_(weight.to(average.dtype), share)
 
-    @contextmanager
-    def in_place(self, before: Callable[[], None] | None) -> Iterator[None]:
-        """Let the model compute with the averages; behind it all is as it was, bit for bit.
-
-        Averages and weights trade places, tensor by tensor, so that there is never a third copy of them. before: called
-        while nothing has moved yet.
-        """
-        if before is not None:
-            before()
-        reshard(self.model)  # what FSDP has gathered is of the weights
-        self._trade(back=False)
-        try:
-            yield
-        finally:
-            reshard(self.model)
-            self._trade(back=True)
-
     @torch.no_grad()
-    def _trade(self, *, back: bool) -> None:
+    def trade(self, *, back: bool) -> None:
+        """Let averages and weights trade places, tensor by tensor, so that there is never a third copy of all of them.
+
+        With `back` all is as it was before, bit for bit.
+        """
+        reshard(self.model)  # what FSDP has gathered is of the others
         for average, weight in self._pairs():
             if average.dtype == weight.dtype:
                 held = weight.clone()
@@ -97,6 +98,28 @@ class Ema:
         weights = model_tensors(self.model, "")
         for name, average in self.averages.items():
             yield _piece(average), _piece(weights[name])
+
+
+@frozen(kw_only=True, eq=False)
+class Weights:
+    """What a model is looked at with: its trained weights, or the averages of `ema`."""
+
+    ema: Ema | None
+    saver: "Saver | None"
+
+    @contextmanager
+    def in_place(self) -> Iterator[Which]:
+        """Let the model compute with them; behind it all is as it was. Trained ones while there are no averages yet."""
+        if self.ema is None or not self.ema.updates:
+            yield "trained"
+            return
+        if self.saver is not None:
+            self.saver.await_copy()  # a state that is being saved must not change
+        self.ema.trade(back=False)
+        try:
+            yield "averaged"
+        finally:
+            self.ema.trade(back=True)
 
 
 def share_of(update: int, decay: float) -> float:
@@ -128,13 +151,13 @@ def _piece(value: Tensor) -> Tensor:
 
 
 @op("setup.ema", gives="ema")
-def keep_average(model: Parts, decay: float, every: int, format: str, publish: bool) -> Ema:
+def keep_average(model: Parts, decay: float, every: int, format: str, eval: bool, publish: bool) -> Ema:
     """Begin at the weights as they are. format: of the averages; bf16 would round a small share of new weights away."""
     averages = {
         name: value.to(DTYPES[format] if value.is_floating_point() else value.dtype, copy=True)
         for name, value in model_tensors(model, "").items()
     }
-    return Ema(model=model, decay=decay, every=every, publishes=publish, averages=averages)
+    return Ema(model=model, decay=decay, every=every, evaluates=eval, publishes=publish, averages=averages)
 
 
 @op("step.ema")

@@ -8,6 +8,9 @@ import torch
 import torch.distributed as dist
 
 from ..planner.plan import Plan
+from .beat import Beat
+from .checkpoint.saver import Saver
+from .ema import Ema, Weights
 from .feed import Feed
 from .models.batch import ModelBatch
 from .models.parts import Parts
@@ -33,8 +36,16 @@ def evaluate(
     dataset: str,
     rows: int | None,
     pipeline: Pipeline | None = None,
+    averaged: bool = False,
+    ema: Ema | None = None,
+    saver: Saver | None = None,
+    beat: Beat | None = None,
 ):
-    """Sum of losses over all ranks divided by the sum of valid tokens: no average of averages."""
+    """Sum of losses over all ranks divided by the sum of valid tokens: no average of averages.
+
+    averaged: of the averaged weights, once there are any.
+    """
+    weights = Weights(ema=ema if averaged else None, saver=saver)
     loader = feed.evaluation(dataset, rows, rank)
     outlines = Outlines.of(plan, feed, rank, meshes)
     counts = rank.speaks and rank.coordinates["pp"] == 0
@@ -47,15 +58,18 @@ def evaluate(
 
         def batches() -> Iterator[ModelBatch]:
             for microbatch in outlines.completed(loader, len(loader)):
+                if beat is not None:
+                    beat.mark()
                 sums[1] += microbatch.num_valid if counts else 0
                 yield ModelBatch.of(microbatch, rank.device)
 
-        for batch in forwarded(model, pipeline, batches()):
-            if batch.cross_entropy is not None and rank.speaks:
-                sums[0] += batch.cross_entropy
-        if rank.world_size > 1:
-            dist.all_reduce(sums)
-        reshard(model)
+        with weights.in_place() as which:
+            for batch in forwarded(model, pipeline, batches()):
+                if batch.cross_entropy is not None and rank.speaks:
+                    sums[0] += batch.cross_entropy
+            if rank.world_size > 1:
+                dist.all_reduce(sums)
+            reshard(model)
         model.train()
         total, tokens = sums.tolist()
         loss = total / tokens if tokens else math.nan
@@ -65,6 +79,7 @@ def evaluate(
             step=progress.step,
             node=node_id,
             dataset=dataset,
+            weights=which,
             loss=loss,
             tokens=int(tokens),
             batches=len(loader),

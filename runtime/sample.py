@@ -11,8 +11,11 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
+from .beat import Beat
+from .checkpoint.saver import Saver
 from .data.collate.batch import IGNORE_INDEX, Microbatch
 from .data.documents.tokenizers import Tokenizer
+from .ema import Ema, Weights
 from .feed import Feed
 from .models.batch import ModelBatch
 from .models.parts import Parts
@@ -36,10 +39,13 @@ class Writer:
     local_part: Callable[[Microbatch], Microbatch] | None = None
     multiple: int = 1
     pipeline: Pipeline | None = None
+    beat: Beat | None = None
 
     @torch.no_grad()
     def next_token(self, ids: list[int], temperature: float, top_p: float, generator: torch.Generator) -> int:
         """The token after `ids`: one rank draws it, all learn of it."""
+        if self.beat is not None:
+            self.beat.mark()
         logits_V = self._logits(ids)
         token = -1 if logits_V is None else draw(logits_V.cpu().float(), temperature, top_p, generator)
         if self.rank.world_size > 1:
@@ -78,7 +84,7 @@ class Writer:
         return batch
 
 
-def writer(model: Parts, rank: Rank, feed: Feed, pipeline: Pipeline | None) -> Writer:
+def writer(model: Parts, rank: Rank, feed: Feed, pipeline: Pipeline | None, beat: Beat | None = None) -> Writer:
     """The writer of a running plan."""
     axes = model.axes
     sizes = [1 if group is None else group.size() for group in (axes.ring, axes.ulysses)]
@@ -89,6 +95,7 @@ def writer(model: Parts, rank: Rank, feed: Feed, pipeline: Pipeline | None) -> W
         local_part=feed.collate.local_part,
         multiple=(2 * sizes[0] if sizes[0] > 1 else 1) * sizes[1] * pieces,
         pipeline=pipeline,
+        beat=beat,
     )
 
 
@@ -107,23 +114,31 @@ def generate(
     top_p: float,
     seed: int,
     pipeline: Pipeline | None = None,
+    averaged: bool = False,
+    ema: Ema | None = None,
+    saver: Saver | None = None,
+    beat: Beat | None = None,
 ):
-    """Every rank runs the model, one draws; the draw depends on the seed and the prompt alone."""
-    author = writer(model, rank, feed, pipeline)
+    """Every rank runs the model, one draws; the draw depends on the seed and the prompt alone.
+
+    averaged: with the averaged weights, once there are any.
+    """
+    author = writer(model, rank, feed, pipeline, beat)
+    weights = Weights(ema=ema if averaged else None, saver=saver)
 
     def run(step: Step) -> None:
         begin = time.perf_counter()
         model.train(False)
         # A text is longer with every token: compiled for one length, a block is of no use for the next.
-        with torch.compiler.set_stance("force_eager"):
+        with weights.in_place() as which, torch.compiler.set_stance("force_eager"):
             samples = [
                 {"prompt": p, "text": continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)}
                 for p in prompts
             ]
-        reshard(model)
+            reshard(model)
         model.train()
-        seconds = time.perf_counter() - begin
-        records.event("generate", step=progress.step, node=node_id, samples=samples, seconds=seconds)
+        fields = {"weights": which, "samples": samples, "seconds": time.perf_counter() - begin}
+        records.event("generate", step=progress.step, node=node_id, **fields)
 
     return run
 

@@ -12,6 +12,7 @@ from ..planner.serialise import from_json
 from .bootstrap import choose_device, set_matmul, use_threads
 from .build import build_model
 from .checkpoint.backend import read_tensors
+from .checkpoint.chosen_weights import evaluated, prefix
 from .checkpoint.model_check import check_weights
 from .checkpoint.sources import find
 from .checkpoint.tensors import model_tensors
@@ -41,7 +42,7 @@ class TrainedRun:
         rank = _alone(chosen)
         check_weights(plan, entry)
         model = _whole_model(plan, rank)
-        read_tensors(model_tensors(model), entry.path)
+        read_tensors(model_tensors(model, prefix(evaluated(entry))), entry.path)
         # A tokenizer's folder is relative to where the run was started, not to where it is sampled.
         folder = json.loads((directory / "metadata" / "environment.json").read_text())["folder"]
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path(folder))

@@ -144,7 +144,8 @@ class Range:
         if self.low is not None and self.high is not None and not self.percent:
             return f"lie between {self.low:g} and {self.high:g}"
         if self.above is not None:
-            return f"be above {self.above:g}"
+            below = "" if self.below is None else f" and below {self.below:g}"
+            return f"be above {self.above:g}{below}"
         return "not be negative" if self.low == 0 else f"be at least {self.low:g}"
 
     @property
@@ -159,6 +160,7 @@ positive: Final = Range(above=0)
 not_negative: Final = Range(low=0)
 share: Final = Range(low=0, high=100, percent=True)  # a percentage, or an amount that is not negative
 momentum_pair: Final = Range(low=0, below=1, count=2)
+proper_fraction: Final = Range(above=0, below=1)
 
 
 def at_least(bound: float) -> Range:

@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 
 from attrs import frozen
 
+from ..averaging import average_args
 from ..plan import Node, Plan
 from .diff_values import actions_text, recurring
 from .kept import PRECISION, kept, misfits
@@ -53,6 +54,7 @@ def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
     yield from _formats(a, b)
     yield from phase_reasons(a, b, step)
     yield from curve_reasons(a, b, step)
+    yield from _average(a, b)
     yield from _arguments(a, b)
     yield from _objective(a, b)
     yield from _cadence(a, b)
@@ -169,6 +171,17 @@ def _allowed(rule: Rule, name: str, old: Any, new: Any) -> Reason:
     return Reason(kind="safe", path=rule.path, text=text, effect=rule.effect)
 
 
+def _average(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Averaged weights that one side alone keeps."""
+    before, after = average_args(a), average_args(b)
+    if before is None and after is not None:
+        text = "none → kept: the average begins at the weights of the checkpoint"
+        yield Reason(kind="safe", path="ema", text=text, effect="learning")
+    elif before is not None and after is None:
+        text = "kept → none: the averaged weights of the checkpoint are left behind"
+        yield Reason(kind="safe", path="ema", text=text)
+
+
 def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
     for name, rule in OBJECTIVE.items():
         old, new = getattr(a.architecture, name), getattr(b.architecture, name)
@@ -187,9 +200,9 @@ def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
     old, new = ({node.id: node.args for node in plan.nodes if node.kind in ("tick", "event")} for plan in (a, b))
     for id in (id for id in old if id in new and old[id] != new[id]):
         changes = [
-            f"{name} {_spell(old[id].get(name))} → {_spell(new[id][name])}"
-            for name in new[id]
-            if old[id].get(name) != new[id][name]
+            f"{name} {_spell(old[id].get(name))} → {_spell(new[id].get(name))}"
+            for name in {**old[id], **new[id]}
+            if old[id].get(name) != new[id].get(name)
         ]
         text = f"{', '.join(changes)}: looking does not change what is trained"
         yield Reason(kind="safe", path=actions_text((id,), stop=False), text=text)

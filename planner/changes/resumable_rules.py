@@ -50,7 +50,7 @@ _LEARNS = "the optimizer takes it from the plan"
 
 _AVERAGE = "the averaged weights move"
 
-_SAVING = ("keep", "mode", "overlap", "best", "failures")
+_SAVING = ("backend", "keep", "mode", "overlap", "best", "failures")
 
 # None: spoken of as a whole elsewhere: the model, the data, the layout, the curve of the learning rate, the cadence.
 _SHARDING: Final[dict[str, Rule | None]] = {
@@ -126,7 +126,8 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "decay": Rule("ema.decay", "learning", f"{_AVERAGE} by it from here on"),
         "every": Rule("ema.every", "learning", f"{_AVERAGE} so often from here on"),
         "format": None,
-        "publish": Rule("ema.publish", "none", "other weights are published, what is trained stays the same"),
+        "eval": Rule("ema.eval", "none", f"other weights are looked at, {_STAYS}"),
+        "publish": Rule("ema.publish", "none", f"other weights are published, {_STAYS}"),
     },
     "setup.scheduler": dict.fromkeys(("kind", "lr", "steps", "warmup", "floor", "decay", "shape")),
     "setup.tokenizer": {"source": None},
@@ -166,7 +167,10 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "origin": Rule("checkpoint.from", "none", "only where a run begins depends on it"),
         "verify": Rule("checkpoint.verify", "none", _STAYS),
     },
-    "setup.checkpoint": {name: Rule(f"checkpoint.{name}", "none", _STAYS) for name in _SAVING},
+    "setup.checkpoint": {
+        **{name: Rule(f"checkpoint.{name}", "none", _STAYS) for name in _SAVING},
+        "copies": Rule("checkpoint.mode", "none", _STAYS),
+    },
     "step.put_off_save": {},
     "step.await_copy": {},
     "step.fetch": {"readers": None},
@@ -186,7 +190,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "step.context_grad_sync": {"axes": None},
     "step.clip": {"max_norm": Rule("optimizer.clip", "learning", "gradients are scaled by it from here on")},
     "step.gradient_norm": {},
-    "step.check_finite": {},
+    "step.check_finite": {"limit": Rule("on.nan", "none", f"it is about steps that are not numbers, {_STAYS}")},
     "step.schedule": {},
     "step.optimizer": {},
     "step.router_bias": {"speed": Rule("model.router.bias_speed", "learning", "biases move by it from here on")},

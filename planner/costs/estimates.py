@@ -4,7 +4,7 @@ from typing import Final
 
 from attrs import evolve
 
-from ..inventory import block_matmul_parameters, checkpoint_bytes, flops_per_token
+from ..inventory import block_matmul_parameters, flops_per_token
 from ..plan import Cluster, Estimates, RankClass, Traffic
 from ..resolved import Resolved
 from .bubble import bubble
@@ -26,7 +26,7 @@ SOURCES: Final = {
     "communication": "the collectives of the runtime, counted; seconds by ring algorithms at the speed of the slowest "
     "link of the axis",
     "times": "operations at the efficiency of `cluster`, waiting for exposed calls, and the bubble of the schedule",
-    "checkpoint_bytes": "parameters and two moments in the format of the parameters",
+    "checkpoint_bytes": "parameters and two moments in the format of the parameters, and averages where they are kept",
 }
 
 
@@ -42,7 +42,7 @@ def estimate(run: Resolved, cluster: Cluster) -> Estimates:
         tokens_per_step=tokens,
         flops_per_token=per_token,
         flops_per_step=flops,
-        checkpoint_bytes=checkpoint_bytes(run.inventory, run.formats.params),
+        checkpoint_bytes=run.checkpoint_bytes,
         classes=classes,
         bubble=share,
         times=predict(cluster, classes, share, world=world, tokens=tokens, flops=flops),

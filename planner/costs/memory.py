@@ -101,6 +101,7 @@ def _memory(run: Resolved, states: int, peak: int, **parts: int) -> Memory:
         parameters=states,
         gradients=states,
         optimizer=2 * states,
+        averages=0 if run.averages is None else states // BYTES[run.formats.params] * BYTES[run.averages],
         working=max(0, peak - 4 * states - sum(parts.values())),
         offloaded=run.spec.parallel.fsdp.offload,
         **parts,

@@ -36,8 +36,9 @@ def held_parameters(plan: Plan, rank: int) -> int:
 
 
 def held_bytes(plan: Plan, rank: int) -> int:
-    """Bytes of model state on a rank: parameters, their gradients and two moments."""
-    return STATES * BYTES[plan.node("setup.build_model").args["params"]] * held_parameters(plan, rank)
+    """Bytes of model state on a rank: parameters, their gradients, two moments, and averages where they are kept."""
+    averages = BYTES[format] if (format := _args(plan, "setup.ema").get("format")) else 0
+    return (STATES * BYTES[plan.node("setup.build_model").args["params"]] + averages) * held_parameters(plan, rank)
 
 
 def _owned(plan: Plan, rank: int) -> Iterator[ParameterSpec]:

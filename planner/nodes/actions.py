@@ -10,6 +10,7 @@ from ...dsl.schema.actions import (
     HealthAction,
     LogAction,
     RequeueAction,
+    RollbackAction,
 )
 from ...dsl.schema.setting import Auto
 from ..averaging import evaluates_averages
@@ -73,6 +74,10 @@ def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str,
         case HealthAction(limit=limit):
             does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(limit.value)} is named"
             return "tick.health", {"limit_seconds": limit.value}, does
+        case RollbackAction(times=times):
+            often = f"{plural(times, 'time')} at most"
+            does = f"back to the last good checkpoint and on with the data behind the failure, {often}"
+            return "event.rollback", {"times": times}, does
         case RequeueAction():
             return "event.requeue", {}, "ask Slurm to start the job again; without Slurm a warning says so"
         case EvalAction(dataset=dataset):

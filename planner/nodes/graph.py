@@ -9,6 +9,7 @@ from ..averaging import add_average
 from ..cluster import device_kind
 from ..layouts.mesh import AXES
 from ..learning_rate import scheduler_args
+from ..nonfinite import on_nan
 from ..plan import Edge, Estimates, Node, Timeline
 from ..resolved import Resolved
 from ..saving import add_resume
@@ -48,7 +49,15 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     first_tick = len(graph.nodes)
     publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
     actions = ActionNodes(graph, run, last)
-    timeline = lay_timeline(schedule, run.batch, run.phases, actions, run.spec.launch, publishes=publishes)
+    timeline = lay_timeline(
+        schedule,
+        run.batch,
+        run.phases,
+        actions,
+        run.spec.launch,
+        bad_steps=on_nan(run.spec).limit,
+        publishes=publishes,
+    )
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))
     drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
     graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+from ..averaging import update_text
 from ..layouts.mesh import AXES
 from ..layouts.sharding import folded_axes
+from ..nonfinite import bad_step_text, on_nan
 from ..plan import Estimates
 from ..resolved import Resolved
-from ..saving import puts_off, saves_beside
+from ..saving import put_off_text, saves_beside
 from ..stops import agree_args
 from ..timeline import Schedule
 from ..units import count_text, flops_text, plural, seconds_text
@@ -38,8 +40,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     asks += [f"the file {args['stop_file']}"] if "stop_file" in args else []
     does = ", ".join((f"{agree}: valid tokens of the step", "stop requests", *asks, "clock"))
     then("step.agree", does, args, everyone)
-    if puts_off(spec, schedule):
-        then("step.put_off_save", "save now what came due while another checkpoint was being written, if that is done")
+    if put_off := put_off_text(spec, schedule):
+        then("step.put_off_save", put_off)
     then("step.zero_gradients", "release the gradients of the step before")
     share = estimates.flops_per_step / run.layout.mesh.world_size
     does = f"{plural(batch.accumulate, 'microbatch')}, loss summed and divided by the tokens of the whole step"
@@ -55,7 +57,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         then("step.gradient_norm", "global gradient norm, for the record; nothing is clipped", axes=everyone)
     else:
         then("step.clip", f"global gradient norm, scaled down to {clip:g}", {"max_norm": clip}, everyone)
-    then("step.check_finite", "stop if loss or gradient norm is not a number, before it reaches the weights")
+    policy = on_nan(spec)
+    then("step.check_finite", bad_step_text(policy), {"limit": policy.limit})
     then("step.schedule", "learning rate of this step, a closed form of its number")
     if saves_beside(spec, schedule):
         then("step.await_copy", "the copy of a state that is being saved is complete before anything writes to it")
@@ -63,6 +66,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     if (speed := run.architecture.router_bias_speed) > 0:
         does = f"move each expert's bias by {speed:g} towards an even load, from the counts of all ranks"
         then("step.router_bias", does, {"speed": speed}, everyone)
+    if spec.ema is not None:
+        then("step.ema", update_text(run))
     then("step.measure", "add the step to what the next log line speaks of")
     return last
 

@@ -11,9 +11,16 @@ from ..units import bytes_text, seconds_text
 from .text import Detail, Page
 
 CATEGORIES: Final = tuple(each.name for each in attrs.fields(Memory) if each.type is int)
-SHORT: Final = {"parameters": "params", "gradients": "grads", "optimizer": "adam", "activations": "activ."}
+SHORT: Final = {
+    "parameters": "params",
+    "gradients": "grads",
+    "optimizer": "adam",
+    "averages": "ema",
+    "activations": "activ.",
+}
 MEANING: Final = (
     ("params, grads, adam", "what the rank owns of parameters, their gradients and two moments"),
+    ("ema", "averaged weights"),
     ("unsharded", "parameters that fsdp has gathered, as many as are alive at once"),
     ("unreduced", "whole gradients that fsdp adds up before it exchanges them"),
     ("activ.", "what forwards have left for backwards, of all microbatches in flight"),

@@ -22,6 +22,7 @@ HOLDS: Final[dict[str, tuple[str, ...]]] = {
     "setup.parallel.expert_fsdp": ("unsharded", "unreduced"),
     "setup.parallel.root_fsdp": ("unsharded", "unreduced"),
     "setup.optimizer": ("optimizer",),
+    "setup.ema": ("averages",),
     "step.forward_backward": ("gradients", "activations", "loss", "working"),
 }
 

@@ -64,7 +64,7 @@ class FullState:
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The weights for publishing under the names of a model, and what is said of them."""
-        if self.ema is not None and self.ema.publishes:
+        if self.ema is not None and self.ema.publishes and self.ema.updates:
             return self.ema.tensors("model"), {"weights": "averaged", "ema": self.ema.kept()}
         return model_tensors(self.model), {"weights": "trained"}
 

@@ -18,8 +18,9 @@ from ..ops import op
 from ..records import Records, trim_after
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
-from .backend import read_tensors
+from .backend import Backend, read_tensors
 from .choice import choose, flaw_of
+from .chosen_weights import prefix, published
 from .full_state import FullState, Restored
 from .layout import CheckpointFolder, Entry
 from .model_check import check_model, check_weights
@@ -59,8 +60,9 @@ def read_pretrained(plan: Plan, model: Parts, rank: Rank, records: Records, path
     check_weights(plan, entry)
     if flaw := flaw_of(entry, together, content=True):
         raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
-    read_tensors(model_tensors(model), entry.path, together)
-    records.event("pretrained", step=0, path=str(entry.path), of_step=entry.step)
+    which = published(entry)
+    read_tensors(model_tensors(model, prefix(which)), entry.path, together)
+    records.event("pretrained", step=0, path=str(entry.path), of_step=entry.step, weights=which)
 
 
 @op("setup.resume", gives="begun")
@@ -137,8 +139,10 @@ def prepare_saving(
     begun: Begun,
     rank: Rank,
     records: Records,
+    backend: Backend,
     keep: int | None,
     mode: Mode,
+    copies: int,
     overlap: Overlap,
     best: str | None,
     failures: int | None,
@@ -164,7 +168,9 @@ def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
     """Save, unless this very step is saved already. must: the run may end with it, so that it has to succeed."""
 
     def run(step: Step) -> None:
-        if must or saver.overlap == "wait" or saver.may_begin():
+        # Behind a bad step the weights may be what is wrong: they wait for one that is good.
+        in_order = not saver.progress.bad.in_a_row and (saver.overlap == "wait" or saver.may_begin())
+        if must or in_order:
             saver.save(node_id, must=must)
         else:
             saver.put_off = node_id
@@ -179,7 +185,7 @@ def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
     saver.may_begin = lambda: clocks.due(number)
 
     def run(step: Step) -> None:
-        if saver.put_off and saver.may_begin():
+        if saver.put_off and saver.may_begin() and not saver.progress.bad.in_a_row:
             saver.save(saver.put_off, must=False)
 
     return run

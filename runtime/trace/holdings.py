@@ -9,12 +9,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from ...planner.plan import Memory
+from ..ema import Ema
 from ..models.batch import ModelBatch
 from ..models.parts import Parts
 from .ledger import Ledger, bytes_of, pieces
 
 # In host memory, where the plan says so.
-STATES = ("parameters", "gradients", "optimizer")
+STATES = ("parameters", "gradients", "optimizer", "averages")
 
 
 @define(kw_only=True, eq=False)
@@ -23,6 +24,7 @@ class Holdings:
 
     model: Parts
     optimizer: Optimizer
+    ema: Ema | None
     ledger: Ledger
     offloaded: bool
     _forwards: list[int] = field(factory=list, init=False)  # where in the ledger's time a forward has ended
@@ -39,6 +41,7 @@ class Holdings:
         self.ledger.begin("lasting")
         self.ledger.assign("parameters", pieces(self.model.parameters()))
         self.ledger.assign("optimizer", pieces(self._moments()))
+        self.ledger.assign("averages", pieces(self._averages()))
 
     def forward_begins(self, batches: list[ModelBatch]) -> None:
         """`batches`: those that wait, too."""
@@ -67,6 +70,7 @@ class Holdings:
             "parameters": bytes_of(pieces(parameters)),
             "gradients": bytes_of(pieces(p.grad for p in parameters)),
             "optimizer": bytes_of(pieces(self._moments())),
+            "averages": bytes_of(pieces(self._averages())),
         }
         rest = {name: max(ledger.over_time(name)) for name in ("unsharded", "unreduced", "loss")}
         left = ledger.over_time("")
@@ -78,6 +82,11 @@ class Holdings:
     def _moments(self) -> Iterator[Tensor]:
         for state in self.optimizer.state.values():
             yield from (state["exp_avg"], state["exp_avg_sq"])
+
+    def _averages(self) -> Iterator[Tensor]:
+        """Those of parameters: the others are as small as what they are of."""
+        if self.ema is not None:
+            yield from (self.ema.averages[name] for name, _ in self.model.named_parameters())
 
     def _sharded(self) -> Iterator[Any]:
         """What FSDP knows of every parameter that it shards."""
