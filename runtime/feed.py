@@ -9,6 +9,7 @@ from attrs import define, evolve
 
 from ..planner.phases import phase_at
 from ..planner.plan import Phase, Plan
+from .beat import Beat
 from .data.collate import collators
 from .data.collate.batch import Microbatch
 from .data.collate.collators import Chain
@@ -107,6 +108,7 @@ def prepare_dataset(
     tokenizer: Tokenizer,
     records: Records,
     prepared: dict[str, PreparedDataset],
+    beat: Beat,
     node_id: str,
     dataset: str,
     kind: str,
@@ -133,7 +135,7 @@ def prepare_dataset(
         records.event("tokenise", step=0, dataset=dataset, message=line, **now.as_json())
 
     report = every(TOLD_EVERY_SECONDS, tell)
-    ready = first_of_machine(rank, lambda: prepared_from(plan, node, tokenizer, progress=report))
+    ready = first_of_machine(rank, lambda: prepared_from(plan, node, tokenizer, progress=report), beat)
     if rank.world_size > 1:
         key = [None if ready is None else ready.store.key]
         dist.broadcast_object_list(key, src=0)

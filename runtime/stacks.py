@@ -70,11 +70,10 @@ def save_own(folder: Path, rank: int, beat: Beat) -> None:
         file.write(f"last marks: {' '.join(beat.trail)}\n\n")
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
-    if dist.is_initialized():
-        with suppress(OSError, RuntimeError, ImportError, AttributeError):
-            from torch._C._distributed_c10d import _dump_fr_trace_json
-
-            (folder / f"{rank:05d}.collectives.json").write_bytes(_dump_fr_trace_json())
+    flight_record = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    if dist.is_initialized() and flight_record is not None:
+        with suppress(OSError, RuntimeError):
+            (folder / f"{rank:05d}.collectives.json").write_bytes(flight_record())
 
 
 def save_of(folder: Path, reading: Reading) -> None:
@@ -98,9 +97,9 @@ def save_of(folder: Path, reading: Reading) -> None:
 
 def _asked(pid: int) -> str:
     """The stacks that a process writes when asked."""
-    for file in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            if ANSWER in os.readlink(file):
+    with suppress(OSError):
+        for file in Path(f"/proc/{pid}/fd").iterdir():
+            if ANSWER in str(file.readlink()):
                 os.kill(pid, ASK)
                 time.sleep(0.5)
                 return file.read_text()

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..planner.plan import Plan
+from .beat import Beat
 from .feed import Feed
 from .models.batch import ModelBatch
 from .models.parts import Parts
@@ -105,7 +106,12 @@ def zero_gradients(optimizer: Optimizer) -> StepCall:
 
 @op("step.forward_backward")
 def forward_backward(
-    model: Parts, rank: Rank, accumulate: int, sync: str, ddp: DistributedDataParallel | None = None
+    model: Parts,
+    rank: Rank,
+    accumulate: int,
+    sync: str,
+    ddp: DistributedDataParallel | None = None,
+    beat: Beat | None = None,
 ) -> StepCall:
     """Sum of token losses over the step's valid tokens, microbatch by microbatch.
 
@@ -113,6 +119,7 @@ def forward_backward(
     backward of the last microbatch, and where `sync` is `microbatch` in that of every one.
     """
     whole = ddp or model.whole
+    beat = beat or Beat()  # nobody looks at that one
 
     def run(step: Step) -> None:
         assert len(step.microbatches) == accumulate
@@ -120,6 +127,7 @@ def forward_backward(
         sums: list[Tensor] = []
         for number, microbatch in enumerate(step.microbatches, start=1):
             sync_gradients(whole, number == accumulate or sync == "microbatch")
+            beat.mark()
             batch = ModelBatch.of(microbatch, rank.device)
             (whole(None, batch) * scale).sum().backward()
             assert batch.cross_entropy is not None

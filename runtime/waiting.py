@@ -7,6 +7,7 @@ from typing import Final, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
+from .beat import Beat
 from .state import Rank
 
 T = TypeVar("T")
@@ -15,7 +16,7 @@ SOONEST: Final = 0.05
 LATEST: Final = 2.0
 
 
-def first_of_machine(rank: Rank, work: Callable[[], T]) -> T | None:
+def first_of_machine(rank: Rank, work: Callable[[], T], beat: Beat) -> T | None:
     """Do `work` on the first rank of every machine; returns when it is done on all of them, what it gave, or None.
 
     Collective. The work runs in a thread where there are other ranks, and all ask each other now and then whether it is
@@ -31,6 +32,7 @@ def first_of_machine(rank: Rank, work: Callable[[], T]) -> T | None:
             mine.wait(pause)
         done = torch.tensor([float(mine is None or mine.done)])
         dist.all_reduce(done, op=dist.ReduceOp.MIN)
+        beat.mark()
         if done.item():
             return None if mine is None else mine.result()
         pause = min(2 * pause, LATEST)

@@ -211,7 +211,8 @@ class Watch:
         reading = self._seen[verdict.ranks[0]].reading
         if reading is None or not here(reading, self._host):
             return "frozen"
-        return {"T": "stopped", "": "ended", "Z": "ended"}.get(process_state(reading.pid), "frozen")
+        words: dict[str, State] = {"T": "stopped", "": "ended", "Z": "ended"}
+        return words.get(process_state(reading.pid), "frozen")
 
     def _report(self, told: dict[str, Any]) -> None:
         rank = told["ranks"][0] if told["ranks"] else None

@@ -10,6 +10,7 @@ from ranks import on_ranks
 
 from xtrain.planner.layouts.mesh import AXES
 from xtrain.planner.plan import Phase
+from xtrain.runtime.beat import Beat
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.loading.curriculum import Curriculum, steps_of_epochs
 from xtrain.runtime.data.loading.loader import RowLoader
@@ -37,7 +38,7 @@ def rank_of(number: int, world: int, local: int) -> Rank:
 
 
 def test_alone_there_is_nobody_to_wait_for():
-    assert first_of_machine(rank_of(0, 1, 0), threading.current_thread) is threading.main_thread()
+    assert first_of_machine(rank_of(0, 1, 0), threading.current_thread, Beat()) is threading.main_thread()
 
 
 def _two_machines(number: int, world: int, folder: Path) -> tuple[object, bool]:
@@ -48,7 +49,7 @@ def _two_machines(number: int, world: int, folder: Path) -> tuple[object, bool]:
         (folder / f"built{number}").touch()
         return number
 
-    found = first_of_machine(rank_of(number, world, number % 2), build)
+    found = first_of_machine(rank_of(number, world, number % 2), build, Beat())
     return found, all((folder / f"built{first}").exists() for first in (0, 2))
 
 
@@ -62,7 +63,7 @@ def test_what_the_work_raises_is_raised_here(monkeypatch):
 
     monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor, op: None)
     with pytest.raises(ValueError, match="no room"):
-        first_of_machine(rank_of(0, 2, 0), fail)
+        first_of_machine(rank_of(0, 2, 0), fail, Beat())
 
 
 def feed(store: TokenStore, rows_per_step: int, epochs: float, steps: int | None = None) -> Feed:
