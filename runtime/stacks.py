@@ -13,6 +13,7 @@ from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch._C import _distributed_c10d
 
 from .beat import Beat, Reading, born, process_state
 
@@ -70,7 +71,7 @@ def save_own(folder: Path, rank: int, beat: Beat) -> None:
         file.write(f"last marks: {' '.join(beat.trail)}\n\n")
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
-    flight_record = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    flight_record = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
     if dist.is_initialized() and flight_record is not None:
         with suppress(OSError, RuntimeError):
             (folder / f"{rank:05d}.collectives.json").write_bytes(flight_record())

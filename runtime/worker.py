@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from ..planner.plan import Plan
@@ -13,25 +14,28 @@ from .signals import end_at_once
 from .workspace import WORKER_LOCK, hold
 
 
-def run_rank(plan: Plan, directory: Path) -> str:
-    """Execute the plan as the rank that the environment names; returns how it ended."""
+def leave(code: int) -> None:
+    """End this process without tearing the interpreter down: torch's teardown aborts about once in a hundred runs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def run_rank(plan: Plan, directory: Path, leave: Callable[[int], None] = leave) -> str:
+    """Execute the plan as the rank that the environment names; returns how it ended.
+
+    leave: ends the process, from any thread, where the run is given up while this rank hangs.
+    """
     from .executor import Executor
 
     end_at_once()
     rank = int(os.environ.get("RANK", "0"))
     lock = hold(directory, WORKER_LOCK) if rank == 0 else None
     try:
-        return Executor(plan, directory, rank=rank).run()
+        return Executor(plan, directory, rank=rank, leave=leave).run()
     finally:
         if lock is not None:
             lock.close()
-
-
-def leave(code: int) -> None:
-    """End this process without tearing the interpreter down: torch's teardown aborts about once in a hundred runs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def die_with_launcher(launcher: int) -> None:
