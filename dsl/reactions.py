@@ -99,9 +99,33 @@ def _event(reaction: Reaction, path: str, around: "Structurer") -> Event:
             notes=[(f"events: {', '.join(blocks.EVENTS)}", None)], fix=renamed(name.span, name.text, blocks.EVENTS),
         )  # fmt: skip
     else:
-        return Event(event=name.text, actions=actions)  # type: ignore[arg-type]
+        count = _count(reaction, name, path, around)
+        return Event(event=name.text, actions=actions, count=count)  # type: ignore[arg-type]
     around.doubts.paths.add(f"{path}.event")
     return Event(event="finish", actions=actions)  # the actions can be checked all the same
+
+
+def _count(reaction: Reaction, name: s.Name, path: str, around: "Structurer") -> int | None:
+    """The n of `nan(n)`; None where it is not given, or is wrong, which is reported."""
+    given = reaction.arguments
+    if not given:
+        return None
+    if name.text != "nan" or len(given) > 1 or given[0].name is not None:
+        span = given[0].span.to(given[-1].span)
+        if name.text == "nan":
+            message, hint = "`nan` takes one number: how many steps in a row", "write `on nan(3) …`"
+        else:
+            message, hint = f"`{name.text}` takes no number: it is reacted to at once", f"write `on {name.text} …`"
+        around.diagnostics.error("X225", message, span, hint=hint)
+        return None
+    value = around.evaluator.value(given[0].value, reaction.names)
+    around.origins[f"{path}.count"] = Origin("text", value.span, value.notes)
+    attribute, meta = settings_of(Event)["count"]
+    count = convert(int, value, Context("n", "nan", Event, meta), around)
+    if count is FAILED:
+        around.doubts.setting(f"{path}.count", attribute)
+        return None
+    return count
 
 
 def _actions(reaction: Reaction, path: str, around: "Structurer") -> tuple[Any, ...]:

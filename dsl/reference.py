@@ -97,7 +97,8 @@ def every_page(within: Iterable[Page] | None = None) -> Iterator[Page]:
 def _page(name: str, path: str, block: type, group: Group, around: Callable[[str], str] = str) -> Page:
     """A page. around: what stands around the block in an example, as `parallel { … }` around an axis."""
     written, summary, more = described(block)
-    around = (lambda inner: f"every 100 steps {inner}") if group == "action" else around
+    when = "on nan" if name in ("skip", "rollback") else "every 100 steps"
+    around = (lambda inner: f"{when} {inner}") if group == "action" else around
     known = settings_of(block)
     fields: list[Field] = []
     inner: list[Page] = []
@@ -138,7 +139,7 @@ def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:
         sample = f'"{blocks.SAMPLES[name]}", ' if name in blocks.SAMPLES else ""
         return f"dataset NAME {{ source = {name}({sample}{setting}) }}"
     if field.group == "statement":
-        return f"every {field.example} log"
+        return f"every {field.example} log" if name == "every" else f"on nan({field.example}) skip"
     return f"{head} {{ {', '.join([*needed, setting])} }}"
 
 

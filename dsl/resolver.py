@@ -42,8 +42,9 @@ class _Resolver:
                 self._assign(self.tree.root, item, names, written, "file")
             case s.Every(period=period, actions=actions):
                 self._react(Reaction(item.span, names, self._actions(actions, names), period=period))
-            case s.On(event=event, actions=actions):
-                self._react(Reaction(item.span, names, self._actions(actions, names), event=event))
+            case s.On(event=event, arguments=arguments, actions=actions):
+                found = self._actions(actions, names)
+                self._react(Reaction(item.span, names, found, event=event, arguments=arguments))
             case s.Use():
                 self.tree.uses.append(item)
             case s.Broken():

@@ -52,13 +52,14 @@ class Section:
 
 @define(eq=False)
 class Reaction:
-    """An `every` or `on` statement: exactly one of period and event is given."""
+    """An `every` or `on` statement: exactly one of period and event is given. arguments: behind the event."""
 
     span: Span
     names: Names
     actions: list[tuple[s.Name, Section]]
     period: s.Expression | None = None
     event: s.Name | None = None
+    arguments: tuple[s.Argument, ...] = ()
 
 
 @define(eq=False)

@@ -27,7 +27,7 @@ STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "collate": ("collate = link -> link", "the chain that makes rows of documents"),
     "every": ("every amount action then action", "a tick; `every step` is `every 1 step`"),
-    "on": ("on event action then action", "a reaction to an event"),
+    "on": ("on event action then action", "a reaction to an event; `on nan(n)`: to n in a row"),
 }
 
 FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
@@ -75,4 +75,5 @@ EVENTS: Final[dict[str, tuple[str, str]]] = {
     "time_limit": ("the time of `launch.time_limit` is over", "`checkpoint then stop`"),
     "stop_at": ("the step of `launch.stop_at` or `launch.stop_after` is reached", "`checkpoint then stop`"),
     "stop_file": ("there is a file where `launch.stop_file` says", "`checkpoint then stop`"),
+    "nan": ("loss or gradient norm is not a number, in n steps in a row with `nan(n)`", "`stop`, as a failure"),
 }  # fmt: skip

@@ -97,6 +97,24 @@ class Reaction:
     stop: bool
     count: int | None = None
 
+    @property
+    def name(self) -> str:
+        """`sigterm`, `nan(3)`."""
+        return self.event if self.count in (None, 1) else f"{self.event}({self.count})"
+
+
+@frozen(kw_only=True)
+class Command:
+    """What can be asked of the run while it is live: the nodes to run between two steps, and whether it then stops.
+
+    counts: what the number that is given with it counts, empty for a command without one.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    stop: bool = False
+    counts: str = ""
+
 
 @frozen(kw_only=True)
 class Phase:
@@ -129,6 +147,7 @@ class Timeline:
     reactions: tuple[Reaction, ...]
     stop_at: int | None = None
     stop_after: int | None = None
+    commands: tuple[Command, ...] = ()
 
 
 @frozen(kw_only=True)

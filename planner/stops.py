@@ -47,6 +47,8 @@ def check_events(spec: Spec, found: Findings) -> None:
     """What stops a run ends it: whoever sent it, a scheduler or a person, ends the ranks if they do not."""
     for number, event in enumerate(spec.events):
         actions, rule, path = actions_on(spec.events, event.event), f"schedule.on.{event.event}", f"on.{number}"
+        if event.event == "nan":
+            continue
         if not occurs(event.event, spec.launch):
             names, example = " or ".join(LIMITS[event.event]), next(iter(LIMITS[event.event].values()))
             message = f"on {event.event}: nothing can cause it, launch.{names} is not set"

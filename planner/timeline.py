@@ -5,7 +5,7 @@ from math import ceil
 from attrs import evolve, frozen
 
 from ..dsl.quantity import Quantity
-from ..dsl.schema.actions import Action, CheckpointAction, EventName, LogAction, StopAction
+from ..dsl.schema.actions import Action, CheckpointAction, EventName, LogAction, SkipAction, StopAction
 from ..dsl.schema.actions import Tick as TickSpec
 from ..dsl.schema.experiment import Launch
 from ..dsl.spec import Spec
@@ -58,6 +58,10 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
         if not events[name]:
             events[name] = (CheckpointAction(), StopAction())
             reasons[f"on.{name}"] = ("checkpoint then stop", "a run that is asked to leave can be resumed")
+    events["nan"] = actions_on(spec.events, "nan")
+    if not events["nan"]:
+        events["nan"] = (StopAction(),)
+        reasons["on.nan"] = ("stop", "what is not a number must not reach the weights")
     if not spec.checkpoint.enabled:
         return _without_saving(ticks, paths, events, reasons)
     return Schedule(ticks=tuple(ticks), paths=tuple(paths), events=events, reasons=reasons)
@@ -112,6 +116,7 @@ def lay_timeline(
     nodes: ActionNodes,
     launch: Launch,
     *,
+    bad_steps: int,
     publishes: bool = False,
 ) -> Timeline:
     """Ticks in the order in which they run in a step that several are due in, else in that of the spec.
@@ -119,7 +124,7 @@ def lay_timeline(
     Evaluations come first, so that the log has their losses; checkpoints come last, so that a run which dies right
     after one has lost no record of the steps it holds. Every tick must have passed `check_ticks`.
 
-    publishes: the run saves its weights alone when it has ended.
+    bad_steps: so many in a row are what happens on nan. publishes: the run saves its weights alone when it has ended.
     """
     ticks = []
     for tick in sorted(schedule.ticks, key=_turn):
@@ -142,10 +147,11 @@ def lay_timeline(
         Reaction(
             event=name,
             nodes=(
-                *(nodes.add(action, name) for action in actions if not isinstance(action, StopAction)),
+                *(nodes.add(action, name) for action in actions if not isinstance(action, StopAction | SkipAction)),
                 *([nodes.add_model(name)] if name == "finish" and publishes else []),
             ),
-            stop=any(isinstance(action, StopAction) for action in actions),
+            stop=any(isinstance(action, StopAction | SkipAction) for action in actions),
+            count=bad_steps if name == "nan" else None,
         )
         for name, actions in schedule.events.items()
     )

@@ -122,8 +122,8 @@ class Event:
     event: EventName
     actions: tuple[Action, ...]
     count: int | None = setting(
-        "the n of `nan(n)`: so many steps in a row, of which all but the last are left out; unless given 10 for `skip`, "
-        "1 for the others",
+        "the n of `nan(n)`: so many steps in a row, of which all but the last are left out; unless given 10 for "
+        "`skip`, else 1",
         default=None,
         check=at_least(1),
         role=Role.EXECUTION,

@@ -100,7 +100,7 @@ def recurring(plan: Plan) -> dict[str, str]:
         found[path] = ", ".join(filter(None, (found.get(path), _period(tick))))
     for reaction in plan.timeline.reactions:
         if reaction.nodes or reaction.stop:
-            found[f"on {reaction.event}"] = actions_text(reaction.nodes, reaction.stop)
+            found[f"on {reaction.name}"] = actions_text(reaction.nodes, reaction.stop)
     return found
 
 

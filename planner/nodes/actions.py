@@ -52,6 +52,10 @@ class ActionNodes:
             self._graph.add(kind, op, does, id=name, args=args, after=tuple(after))
         return name
 
+    def add_own(self, name: str, event: str, does: str) -> str:
+        """A node that no action of the language stands for."""
+        return self._graph.add("event", f"{event}.{name}", does, id=f"event.{event}.{name}", after=(self._after,))
+
     def add_model(self, event: str) -> str:
         """The node that saves weights alone."""
         run, ema = self._run, self._run.spec.ema

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.schema.setting import Auto
 from ..averaging import add_average
@@ -13,6 +13,7 @@ from ..nonfinite import on_nan
 from ..plan import Edge, Estimates, Node, Timeline
 from ..resolved import Resolved
 from ..saving import add_resume
+from ..commands import lay_commands
 from ..timeline import Schedule, lay_timeline
 from ..units import plural, seconds_text
 from .actions import ActionNodes
@@ -58,6 +59,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
         bad_steps=on_nan(run.spec).limit,
         publishes=publishes,
     )
+    timeline = evolve(timeline, commands=lay_commands(run.spec, run.training, actions))
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))
     drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
     graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))

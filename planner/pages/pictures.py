@@ -83,7 +83,9 @@ def _label(plan: Plan, node: Node) -> str:
     if node.kind == "tick":
         second = ", ".join(f"every {_every(tick)}" for tick in plan.timeline.ticks if node.id in tick.nodes)
     elif node.kind == "event":
-        second = ", ".join(f"on {_event(each)}" for each in plan.timeline.reactions if node.id in each.nodes)
+        when = [_event(each) for each in plan.timeline.reactions if node.id in each.nodes]
+        when += ["request"] if any(node.id in command.nodes for command in plan.timeline.commands) else []
+        second = ", ".join(f"on {each}" for each in when)
     elif node.axes and node.kind in ("setup", "collate"):
         sizes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
         second = " · ".join(f"{axis} {sizes[axis]}" for axis in node.axes)
@@ -98,7 +100,7 @@ def _every(tick: Tick) -> str:
 
 
 def _event(reaction: Reaction) -> str:
-    return f"{reaction.event}, then stop" if reaction.stop else reaction.event
+    return f"{reaction.name}, then stop" if reaction.stop else reaction.name
 
 
 def _name(node: Node) -> str:

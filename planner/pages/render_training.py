@@ -105,6 +105,9 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
     every = next((t.steps for t in ticks if t.steps), None)
     if plan.estimates.times is not None and every:
         found += f"; one every {seconds_text(every * plan.estimates.times.step)}"
+    if copies := saving.args["copies"]:
+        share = bytes_text(copies * size // plan.mesh.world_size)
+        found += f"; {copies} {'copy' if copies == 1 else 'copies'} in host memory at most: {share} a rank"
     return [("checkpoint", bytes_text(size), found)]
 
 
@@ -141,8 +144,9 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
         by_default = "default" if f"on.{reaction.event}" in defaults else ""
         if by_default and reaction.event == "finish" and len(names) > 1:
             by_default = "checkpoint by default"  # what else happens there was declared
-        reactions.setdefault((" then ".join(names), by_default), []).append(reaction.event)
+        reactions.setdefault((" then ".join(names), by_default), []).append(reaction.name)
     rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in reactions.items()]
+    rows.append(("on xtrain control", ", ".join(command.name for command in plan.timeline.commands), "", ""))
     if (stuck := plan.node("setup.watch").args["stuck_seconds"]) is not None:
         by_default = "default" if "fault_tolerance.stuck" in defaults else ""
         rows.append((f"no progress for {seconds_text(stuck)}", "name the ranks, then end", "", by_default))

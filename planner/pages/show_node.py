@@ -138,7 +138,8 @@ def _runs(plan: Plan, node: Node) -> list[tuple[str, str]]:
         every = plural(tick.steps, "step") if tick.steps else plural(tick.tokens, "token") if tick.tokens else ""
         count = "" if tick.count is None else f", {tick.count:,} times"
         found.append(("every", (every or seconds_text(tick.seconds or 0.0)) + count))
-    return found + [("on", each.event) for each in plan.timeline.reactions if node.id in each.nodes]
+    found += [("on", each.name) for each in plan.timeline.reactions if node.id in each.nodes]
+    return found + [("on request", each.name) for each in plan.timeline.commands if node.id in each.nodes]
 
 
 def _memory(plan: Plan, node: Node) -> list[tuple[str, str]]:

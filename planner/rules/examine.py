@@ -1,17 +1,19 @@
 """Every rule of the planner on a spec, without making a plan of it."""
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...dsl.diagnostics import Diagnostics
 from ...dsl.spec import Spec
 from ..arithmetic import Arithmetic, derive_arithmetic
 from ..derive import Shape, derive_architecture
+from ..elastic import Elastic, settle_worlds
 from ..layouts.layout import Layout, lay_out
 from ..layouts.pipeline import Staging, check_microbatches, lay_stages
 from ..layouts.topology import check_topology
 from ..learning_rate import check_schedule
+from ..nonfinite import check_nan
 from ..plan import Phase
-from ..saving import check_saving
+from ..saving import check_backend, check_saving
 from ..stops import check_events, check_stops
 from ..timeline import Schedule, check_ticks, fill_schedule
 from .data_rules import check_data
@@ -43,10 +45,13 @@ class Sound:
     batch: Arithmetic
     phases: tuple[Phase, ...]
     schedule: Schedule
+    elastic: Elastic
 
 
 def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     """Derive and check everything; None if any rule fails."""
+    elastic = settle_worlds(spec, world, found, examine)
+    spec, world = elastic.spec, elastic.world
     shape = derive_architecture(spec, found)
     check_data(spec, found)
     arch = shape.architecture
@@ -65,8 +70,12 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     check_events(spec, found)
     check_stops(spec.launch, batch, found)
     check_saving(spec, schedule, batch, found)
+    check_backend(spec, layout.mesh.world_size, found)
+    check_nan(spec, schedule, batch, found)
     phases = check_phases(spec, batch, found)
     if found.failed or layout.doubtful:
         return None
     check_idle(spec, layout, found)
-    return Sound(shape, layout, staging, batch, phases, schedule)
+    if elastic.why_rows:
+        batch = evolve(batch, reasons={**batch.reasons, "batch.rows": elastic.why_rows})
+    return Sound(shape, layout, staging, batch, phases, schedule, elastic)

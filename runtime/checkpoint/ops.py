@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from attrs import frozen
 from torch.optim import Optimizer
@@ -21,11 +21,13 @@ from ..timers import Clocks
 from .backend import Backend, read_tensors
 from .choice import choose, flaw_of
 from .chosen_weights import prefix, published
+from .file_saver import FileSaver
 from .full_state import FullState, Restored
 from .layout import CheckpointFolder, Entry
 from .model_check import check_model, check_weights
 from .publish import Publisher
 from .saver import Mode, Overlap, Saver
+from .snapshots import Snapshots
 from .sources import Start, begun_from, find, starting_point
 from .staging import Staging
 from .tensors import model_tensors
@@ -150,17 +152,22 @@ def prepare_saving(
     """How this run saves, from here on."""
     start = begun.start
     publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"))
-    return Saver(
-        state=begun.state,
-        records=records,
-        transaction=Transaction(publisher=publisher, together=Together.of(rank), keep=keep),
-        overlap=overlap,
-        best=best,
-        failures=failures,
-        staging=None if mode == "sync" else Staging(pinned=mode == "async_pinned", device=rank.device),
-        saved_step=start.step if start.own else None,
-        begun_from=begun_from(plan, start),
-    )
+    transaction = Transaction(publisher=publisher, together=Together.of(rank), keep=keep, backend=backend)
+    common: dict[str, Any] = {
+        "state": begun.state,
+        "records": records,
+        "transaction": transaction,
+        "overlap": overlap,
+        "best": best,
+        "failures": failures,
+        "saved_step": start.step if start.own else None,
+        "begun_from": begun_from(plan, start),
+    }
+    pinned = mode == "async_pinned"
+    if mode == "sync" or backend == "dcp":
+        return Saver(**common, staging=None if mode == "sync" else Staging(pinned=pinned, device=rank.device))
+    snapshots = Snapshots(most=copies, pinned=pinned and rank.device.type == "cuda")
+    return FileSaver(**common, snapshots=snapshots)
 
 
 @op("tick.checkpoint")
@@ -180,7 +187,8 @@ def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
 
 @op("step.put_off_save")
 def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
-    """Make up for a save that came due while another was being written, once the first rank says that it is."""
+    """Make up for a save that came due while another was being written, or behind a bad step, once that is over: of the
+    first the first rank says it."""
     number = clocks.ask_for(lambda: not saver.busy)
     saver.may_begin = lambda: clocks.due(number)
 
