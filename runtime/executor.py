@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,7 @@ class DueTick:
 class Executor:
     """One rank's walk through a plan."""
 
-    def __init__(
-        self, plan: Plan, directory: Path, *, rank: int, leave: Callable[[int], None] = leave_process
-    ) -> None:
+    def __init__(self, plan: Plan, directory: Path, *, rank: int, leave: Callable[[int], None] = leave_process) -> None:
         """leave: ends the process from any thread, where the others have been given up."""
         self.plan = plan
         self.beat = Beat()
@@ -105,7 +104,7 @@ class Executor:
             self._report(error, trace=not lost_a_peer(error))
         failed = EXIT_CODES[status] in (1, 3)
         if not failed:  # of a failure only the launcher can say when all has been told
-            loss = self._last_step.loss if self._last_step else None
+            loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
             seconds = time.perf_counter() - begin
             self.records.event(
                 "run_end",
@@ -163,7 +162,7 @@ class Executor:
     def _train(self) -> str:
         feed: Feed = self.resources["feed"]
         window: Window = self.resources["window"]
-        total = self.plan.timeline.steps if self.plan.timeline.steps is not None else feed.steps
+        total = self._total(feed)
         calls = [(node.id, self._call(node.id)) for node in self._order if node.kind == "step"]
         ticks = [self._due_tick(tick) for tick in self.plan.timeline.ticks]
         reactions = {r.event: tuple(map(self._call, r.nodes)) for r in self.plan.timeline.reactions}
@@ -174,7 +173,8 @@ class Executor:
         clock, at = time.perf_counter, self.beat.at
         stopping = False
         first = self.progress.step  # compiles, and may take long
-        last = min(total, self._stops_at())
+        stops = self._stops_at()
+        last = min(total, stops)
         while self.progress.step < last:
             step = Step(index=self.progress.step, began=clock())
             try:
@@ -188,7 +188,13 @@ class Executor:
                     seconds[node] += now - mark
                     mark = now
             except SkipStep as reason:
-                self.records.event("skipped", step=step.index + 1, reason=str(reason))
+                self.records.event("skipped", step=step.index + 1, reason=str(reason), **reason.fields)
+                step.let_go()
+            except NonFinite as error:
+                self._on_nan(error, step, reactions)
+                total = self._total(feed)  # of a budget in epochs there may be less left
+                last = min(total, stops)
+                continue
             except Halt as halt:
                 return self._stop(halt.event, halt.reason, reactions)
             self._last_step = step
@@ -209,6 +215,10 @@ class Executor:
             self._finished.write_text(f"{self.progress.step}\n")
         return "done"
 
+    def _total(self, feed: Feed) -> int:
+        """The steps of the whole run: as planned, else as many as the data is good for."""
+        return self.plan.timeline.steps if self.plan.timeline.steps is not None else feed.steps
+
     def _finished_step(self) -> int | None:
         """The step at which this run has ended with all that was to happen at its end; None if it has not."""
         return int(self._finished.read_text()) if self._finished.exists() else None
@@ -228,6 +238,16 @@ class Executor:
         self.requests.hurry(event)
         self._react(event, reactions)
         return STATUS_OF_EVENT[event]
+
+    def _on_nan(self, error: NonFinite, step: Step, reactions: dict[str, tuple[StepCall, ...]]) -> None:
+        """Do what is declared for too many bad steps in a row. Raises `error` unless that lets the run go on."""
+        self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
+        if not reactions["nan"]:
+            raise error
+        step.let_go()
+        for call in reactions["nan"]:
+            call(step)
+        self._last_step = None
 
     def _react(self, event: str, reactions: dict[str, tuple[StepCall, ...]]) -> None:
         """Run the nodes that the plan names for an event."""
@@ -279,8 +299,6 @@ class Executor:
             fields["agreed"] = True  # another start would find the same
         if lost_a_peer(error):
             fields["lost"] = True  # the reason is another rank's
-        if isinstance(error, NonFinite):
-            self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
         traced = text if trace else ""
         every_rank = not getattr(error, "agreed", False)
         self.records.event("failure", step=self.progress.step, every_rank=every_rank, traceback=traced, **fields)

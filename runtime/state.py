@@ -105,6 +105,10 @@ class Step:
     began: float = 0.0
     data_seconds: float = 0.0
 
+    def let_go(self) -> None:
+        """Forget what it was computed of."""
+        self.microbatches, self.loss_sum, self.row_losses = [], None, []
+
 
 class Halt(Exception):
     """All ranks have agreed to leave the loop before this step because of `event` (`sigterm`, `time_limit`, …).

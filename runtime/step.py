@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from ..planner.plan import Plan
 from .beat import Beat
 from .feed import Feed
+from .lookout import Lookout
 from .models.batch import ModelBatch
 from .models.parts import Parts
 from .observe import Window
@@ -26,10 +27,8 @@ from .parallel.outline import Outlines
 from .parallel.pipeline import Pipeline
 from .records import Records
 from .scheduler import Schedule
-from .signals import StopRequests
 from .state import Rank, SkipStep, Step
 from .stops import Agreement, Limits
-from .timers import Clocks
 
 StepCall = Callable[[Step], None]
 
@@ -73,18 +72,20 @@ def outline(plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int) -> 
 @op("step.agree")
 def agree(
     rank: Rank,
-    requests: StopRequests,
-    clocks: Clocks,
+    agreement: Agreement,
+    lookout: Lookout,
     time_limit_seconds: float | None = None,
     stop_file: str | None = None,
 ) -> StepCall:
-    """One sum over all ranks: the valid tokens of the step, who was asked to stop, which clocks have run out.
+    """One sum over all ranks: the valid tokens of the step, who was asked to stop, what clocks and commands say.
 
     Raises Halt on all ranks alike if the run is to stop, SkipStep if no rank has a valid token.
     """
     limited = time_limit_seconds is not None or stop_file is not None
     limits = Limits(time_limit_seconds, stop_file) if limited else None
-    agreement = Agreement(rank, requests, clocks, limits)
+    agreement.among(rank, limits)
+    if limits is not None:
+        lookout.looks.append(limits.look)
     counts = rank.speaks and rank.coordinates["pp"] == 0
 
     def run(step: Step) -> None:
@@ -207,8 +208,6 @@ def measure(window: Window) -> StepCall:
 
     def run(step: Step) -> None:
         window.add(step, time.perf_counter())
-        step.microbatches = []
-        step.loss_sum = None
-        step.row_losses = []
+        step.let_go()
 
     return run
