@@ -216,9 +216,9 @@ class Watch:
 
     def _report(self, told: dict[str, Any]) -> None:
         rank = told["ranks"][0] if told["ranks"] else None
-        message = explained(told, self._host)
-        if rank == 0:  # that one shows the run, or its launcher does: then this is in the log of the rank
-            print(message, file=sys.stderr, flush=True)
+        message = explained(told)
+        if rank == 0:  # that one may be who shows the run
+            print(f"rank 0: {message}", file=sys.stderr, flush=True)
         fields = {key: value for key, value in told.items() if key not in ("step", "frozen")}
         with suppress(OSError):
             self.records.event("stuck", step=told["step"], every_rank=True, **fields)
@@ -253,19 +253,20 @@ class Watch:
             time.sleep(0.1)
 
 
-def explained(told: dict[str, Any], host: str) -> str:
-    """The verdict as a sentence."""
-    ranks = told["ranks"]
+def explained(told: dict[str, Any]) -> str:
+    """The verdict as a sentence; the rank is named by the event, others of them here."""
     where = f"step {told['step']}, {told['node']}" if told["step"] else told["node"]
-    if not ranks:
-        return f"no progress for {told['seconds']:g} s in {where}, and no rank can be read: is the disk full?"
-    names = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))}"
+    waited = f"no progress for {told['seconds']:g} s"
+    if not told["ranks"]:
+        return f"{waited} in {where}, and what ranks tell of their progress cannot be read: is the disk full?"
     how = {
-        "stopped": "is stopped: something sent it SIGSTOP",
-        "ended": "is gone",
+        "stopped": "stopped, as by SIGSTOP",
+        "ended": "gone",
         "frozen": "runs no Python any more",
-        "stuck": "makes no progress" if len(ranks) == 1 else "make no progress",
+        "stuck": "stuck",
     }[told["state"]]
-    inside = f" ({told['place']})" if told["place"] else ""
-    process = f"process {told['pid']} on {told['host'] or host}" if told["pid"] else "never heard of"
-    return f"{names} {how}, {told['seconds']:g} s without progress: {where}{inside}, {process}; see {told['folder']}"
+    others = ", ".join(map(str, told["ranks"][1:]))
+    also = f" (and so are ranks {others})" if others else ""
+    inside = f" at {told['place']}" if told["place"] else ""
+    process = f", process {told['pid']} on {told['host']}" if told["pid"] else ""
+    return f"{how}{also}: {waited}, in {where}{inside}{process}; stacks of all ranks: {told['folder']}"

@@ -7,7 +7,7 @@ None (or empty), never as an exception in the view.
 from attrs import frozen
 
 from .tail import Record
-from .words import number
+from .words import brief, number
 
 
 def whole(value: object) -> int | None:
@@ -101,6 +101,29 @@ class Checkpoint:
             num_bytes=whole(record.get("bytes")),
             seconds=number(record.get("seconds")),
         )
+
+
+@frozen(kw_only=True)
+class Health:
+    """`health`: all ranks have met. late_seconds: how long the first to come waited for the slowest."""
+
+    seconds: float | None
+    slowest: int | None
+    late_seconds: float | None
+
+    @classmethod
+    def of(cls, record: Record) -> "Health":
+        return cls(
+            seconds=number(record.get("seconds")),
+            slowest=whole(record.get("slowest")),
+            late_seconds=number(record.get("late_seconds")),
+        )
+
+    @property
+    def in_words(self) -> str:
+        """`a sum takes 0.6 ms; rank 3 came last, after 1.2 ms`."""
+        late = "" if self.slowest is None else f"; rank {self.slowest} came last, after {brief(self.late_seconds)}"
+        return f"a sum takes {brief(self.seconds)}{late}"
 
 
 @frozen(kw_only=True)

@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .events import Checkpoint, Evaluation, Failure, PhaseBegin, RunStart, Sample, text, whole
+from .events import Checkpoint, Evaluation, Failure, Health, PhaseBegin, RunStart, Sample, text, whole
 from .next_steps import short_path
 from .progress_line import Glyphs, short_node
 from .state import RunState
@@ -40,6 +40,8 @@ class Lasting:
             "nonfinite": self._nonfinite,
             "skipped": self._skipped,
             "phase": self._phase,
+            "health": self._health,
+            "stuck": self._nothing,
             "tokenise": self._tokenise,
             "warning": self._warning,
             "failure": self._failure,
@@ -146,6 +148,9 @@ class Lasting:
         phase = PhaseBegin.of(record)
         body = Text.assemble((printable(phase.name), "bold"), "  ", printable(phase.in_words))
         yield self._tick(state, record, "phase", body, "cyan")
+
+    def _health(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        yield self._tick(state, record, "health", Text(Health.of(record).in_words))
 
     def _tokenise(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         dataset, message = (printable(text(record.get(key))) for key in ("dataset", "message"))

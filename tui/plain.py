@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TextIO
 
 from .drawer import Drawer
-from .events import Checkpoint, Evaluation, Failure, PhaseBegin, RunEnd, RunStart, Sample, text, whole
+from .events import Checkpoint, Evaluation, Failure, Health, PhaseBegin, RunEnd, RunStart, Sample, text, whole
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from .state import RunState
 from .tail import Record
@@ -163,6 +163,10 @@ def _phase(record: Record) -> Iterator[str]:
     yield f"phase  step {_at(record)}  {phase.name}  {phase.in_words}".rstrip()
 
 
+def _health(record: Record) -> Iterator[str]:
+    yield f"health  step {_at(record)}  {Health.of(record).in_words}"
+
+
 def _tokenise(record: Record) -> Iterator[str]:
     yield from _headed(f"tokenise  {text(record.get('dataset'))}", text(record.get("message")))
 
@@ -226,6 +230,8 @@ _LINES: dict[str, Callable[[Record], Iterator[str]]] = {
     "nonfinite": _nonfinite,
     "skipped": _skipped,
     "phase": _phase,
+    "health": _health,
+    "stuck": _nothing,
     "tokenise": _tokenise,
     "warning": _warning,
     "failure": _failure,

@@ -78,6 +78,12 @@ def took(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds < 99.95 else duration(seconds)
 
 
+def brief(seconds: float | None) -> str:
+    """`0.62 ms`, `1.25 s`: for how long something took that should take no time."""
+    short = seconds is not None and math.isfinite(seconds) and seconds < 0.9995
+    return f"{1e3 * seconds:.3g} ms" if short and seconds is not None else took(seconds)
+
+
 def perplexity(loss: float | None) -> float | None:
     """e^loss, or None where it would say nothing (no loss, not finite, or beyond any vocabulary)."""
     return math.exp(loss) if loss is not None and math.isfinite(loss) and loss < 20 else None
