@@ -74,6 +74,11 @@ class Checkpoint:
         role=Role.EXECUTION,
     )
     enabled: bool = setting("whether anything is saved; reading is not touched", default=True, role=Role.CADENCE)
+    backend: Literal["dcp", "file"] = setting(
+        "dcp: every rank writes its part; file: one process writes one file, which torch.load reads",
+        default="dcp",
+        role=Role.EXECUTION,
+    )
     mode: Literal["sync", "async", "async_pinned"] = setting(
         "sync: training waits; async: it goes on beside a copy in host memory, page-locked with async_pinned",
         default="sync",

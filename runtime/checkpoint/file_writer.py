@@ -42,7 +42,7 @@ def write_file(tensors: dict[str, Any], folder: Path) -> dict[str, str]:
     fd = durable.create(path)
     try:
         file = _File(fd)
-        torch.save({name: _alone(tensor) for name, tensor in tensors.items()}, file)  # pyright: ignore[reportArgumentType]
+        torch.save({name: alone(tensor) for name, tensor in tensors.items()}, file)  # pyright: ignore[reportArgumentType]
         if file.error is not None:
             raise file.error
     finally:
@@ -51,11 +51,9 @@ def write_file(tensors: dict[str, Any], folder: Path) -> dict[str, str]:
     return file_checksums([path])
 
 
-def _alone(tensor: Tensor) -> Tensor:
-    """All of a tensor, in memory that holds nothing else: `torch.save` writes what lies around a piece too.
-
-    One process has the whole of whatever is cut into shards.
-    """
+def alone(tensor: Tensor) -> Tensor:
+    """All of a tensor of a run of one process, which has the whole of whatever is cut into shards, in memory that holds
+    nothing else: `torch.save` writes what lies around a piece too."""
     local = (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
     own = local.untyped_storage().nbytes() == local.numel() * local.element_size()
     return local if own else local.clone()

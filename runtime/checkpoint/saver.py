@@ -47,7 +47,7 @@ class Saver:
     overlap: Overlap
     best: str | None
     failures: int | None
-    staging: Staging | None
+    staging: Staging | None = None
     saved_step: int | None
     begun_from: dict[str, Any] | None
     may_begin: Callable[[], bool] = lambda: True
@@ -56,7 +56,7 @@ class Saver:
     """The node of a save that was due while another one was being written, and is still to be made."""
     _failed: int = 0
     _under_way: Future[StorageFailed | None] | None = None
-    _job: "_Job | None" = None
+    _job: "Job | None" = None
     """The save whose copy is being made."""
 
     @property
@@ -66,6 +66,11 @@ class Saver:
     @property
     def folder(self) -> CheckpointFolder:
         return self.transaction.publisher.folder
+
+    @property
+    def beside(self) -> bool:
+        """Whether training goes on while a save is written that it does not end with."""
+        return self.staging is not None
 
     @property
     def busy(self) -> bool:
@@ -79,24 +84,32 @@ class Saver:
         should it fail; else go on as soon as a copy is under way, and raise only if too many have failed.
         """
         begin = time.perf_counter()
-        self.settle(raises=not must)
+        self._prepare(must=must)
         self.put_off = ""
         step = self.progress.step
         if self.saved_step == step:
             return
         self.saved_step = step
-        state = self._described()
-        job = _Job(node, step, self.folder.path(step), state, self._pointers(state), begin)
+        job = Job(node, step, self.folder.path(step), self._described(), begin)
         tensors = self.state.tensors()
-        if must or self.staging is None:
+        if must or not self.beside:
             failure = self._write(job, tensors)
             if failure is not None and must:
                 raise failure
             self._take(failure, raises=True)
-            return
+        else:
+            self._begin(job, tensors)
+
+    def _prepare(self, *, must: bool) -> None:
+        """Before another save: the one that is being written has ended."""
+        self.settle(raises=not must)
+
+    def _begin(self, job: "Job", tensors: dict[str, Any]) -> None:
+        """Write beside training."""
+        assert self.staging is not None
         staged = self.staging.begin(tensors)
         self._under_way, self._job = Future(), job
-        job.blocked = time.perf_counter() - begin
+        job.blocked = time.perf_counter() - job.began
         threading.Thread(target=self._write_beside, args=(job, staged, self._under_way), daemon=True).start()
 
     def await_copy(self) -> None:
@@ -131,9 +144,10 @@ class Saver:
         fields = {"path": str(final), "bytes": self._bytes(final), "seconds": time.perf_counter() - begin, **said}
         self.records.event("model", step=self.progress.step, node=node, **fields)
 
-    def _write(self, job: "_Job", tensors: dict[str, Any]) -> StorageFailed | None:
+    def _write(self, job: "Job", tensors: dict[str, Any]) -> StorageFailed | None:
+        pointers = self._pointers(job.state)
         try:
-            self.transaction.run(job.final, tensors, job.state, job.pointers)
+            self.transaction.run(job.final, tensors, job.state, pointers)
         except StorageFailed as failure:
             self._report(job, failure)
             return failure
@@ -141,13 +155,13 @@ class Saver:
         fields = {"path": str(job.final), "bytes": self._bytes(job.final), "seconds": seconds}
         if job.blocked is not None:
             fields["blocked_seconds"] = job.blocked
-        if "best" in job.pointers:
+        if "best" in pointers:
             fields["best"] = {self.best: job.state["metrics"][self.best]}
         self.records.event("checkpoint", step=job.step, node=job.node, **fields)
         self._retain()
         return None
 
-    def _write_beside(self, job: "_Job", staged: Future[dict[str, Any]], outcome: Future) -> None:
+    def _write_beside(self, job: "Job", staged: Future[dict[str, Any]], outcome: Future) -> None:
         """What the thread does: collectives over a group of its own, one save at a time."""
         try:
             outcome.set_result(self._write(job, staged.result()))
@@ -171,7 +185,7 @@ class Saver:
         if raises and self.failures is not None and self._failed >= self.failures:
             raise failure
 
-    def _report(self, job: "_Job", failure: StorageFailed) -> None:
+    def _report(self, job: "Job", failure: StorageFailed) -> None:
         if self.records.rank != 0:
             return
         latest = self.folder.latest()
@@ -190,22 +204,25 @@ class Saver:
         value = state["metrics"].get(self.best)
         if value is None:
             return ("latest",)
-        held = self.folder.pointed("best")
-        before = held.state().get("metrics", {}).get(self.best) if held else None
+        before = self._best_before()
         return ("latest", "best") if before is None or value < before else ("latest",)
+
+    def _best_before(self) -> float | None:
+        """What the checkpoint has measured that `best` names."""
+        held = self.folder.pointed("best")
+        return held.state().get("metrics", {}).get(self.best) if held else None
 
     def _described(self) -> dict[str, Any]:
         return {**self.state.described(), **({"begun_from": self.begun_from} if self.begun_from else {})}
 
 
 @define(eq=False)
-class _Job:
+class Job:
     """A save under way. began: when it was asked for; blocked: seconds for which training stood still."""
 
     node: str
     step: int
     final: Path
     state: dict[str, Any]
-    pointers: tuple[Pointer, ...]
     began: float
     blocked: float | None = None

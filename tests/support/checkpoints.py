@@ -8,12 +8,14 @@ from torch.distributed.checkpoint import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.sidecar import read_sidecar
+from xtrain.runtime.checkpoint.sidecar import TENSORS, read_sidecar
 from xtrain.runtime.checkpoint.tensors import quiet_alone
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
     """Every tensor whole, by its name in the checkpoint."""
+    if (path / TENSORS).is_file():
+        return torch.load(path / TENSORS, weights_only=True)
     entries = FileSystemReader(path).read_metadata().state_dict_metadata.items()
     state = {name: torch.empty(e.size, dtype=e.properties.dtype) for name, e in entries}
     with quiet_alone():
