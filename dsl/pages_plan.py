@@ -175,6 +175,11 @@ PAGES: Final = (
         dataset, in steps in which a checkpoint is saved.
         """, "checkpoint { best = eval.web.loss }  # and no `every … eval web`",
         "every 500 steps eval web then checkpoint\ncheckpoint { best = eval.web.loss }"),
+    Code("X621", "a checkpoint of one file, and several ranks", """
+        With `backend = file` one process writes all of a checkpoint as one file. Of several ranks each holds a part of
+        the state, and `dcp` lets each write its own; a run of any number of ranks goes on from a checkpoint of either.
+        """, "parallel { fsdp 2 }\ncheckpoint { backend = file }",
+        "parallel { fsdp 2 }\ncheckpoint { backend = dcp }"),
     Code("X702", "a device is not there", """
         The run asks for a device this machine does not have, or for more of them than it has.
         """),
