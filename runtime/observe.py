@@ -69,7 +69,7 @@ def log(plan: Plan, model: Parts, feed: Feed, rank: Rank, records: Records, prog
         now = time.time()
         rate = tokens_per_step / seconds if seconds else 0.0
         record: dict[str, Any] = {"step": progress.step, "time": now}
-        if isfinite(step.loss):  # a step that nothing was learned from has none of these
+        if isfinite(step.loss) and isfinite(step.grad_norm):  # a step that nothing was learned from has none of these
             record |= {"loss": step.loss, "grad_norm": step.grad_norm, "lr": step.lr}
         record |= {
             "tokens": progress.tokens,

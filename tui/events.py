@@ -127,6 +127,34 @@ class Health:
 
 
 @frozen(kw_only=True)
+class Rollback:
+    """`rollback`: the run has gone back to `checkpoint`, for the `number`-th of `times` times."""
+
+    from_step: int | None
+    checkpoint: str
+    number: int | None
+    times: int | None
+    rows: int | None
+
+    @classmethod
+    def of(cls, record: Record) -> "Rollback":
+        return cls(
+            from_step=whole(record.get("from_step")),
+            checkpoint=text(record.get("checkpoint")),
+            number=whole(record.get("number")),
+            times=whole(record.get("of")),
+            rows=whole(record.get("rows_left_out")),
+        )
+
+    @property
+    def in_words(self) -> str:
+        """`from step 12 to ckpt-s000000000010, time 1 of 3; 24 rows left out`."""
+        time = "" if self.number is None else f", time {self.number} of {self.times}"
+        rows = "" if self.rows is None else f"; {self.rows:,} rows left out"
+        return f"from step {self.from_step} to {self.checkpoint}{time}{rows}"
+
+
+@frozen(kw_only=True)
 class Sample:
     """One text the model wrote, from `generate`."""
 

@@ -4,6 +4,7 @@ import heapq
 from collections.abc import Mapping
 from operator import itemgetter
 from pathlib import Path
+from time import time as clock
 
 from .tail import CHUNK_BYTES, Record, Tail
 from .words import number
@@ -21,15 +22,26 @@ class _Lane:
         self.tail = tail
         self.waiting: list[_Timed] = []
         self._latest = float("-inf")
+        self._begun_anew = 0
+        self._known = float("-inf")
+        # What lies before the offset was written before now, and is not wanted.
+        self._unwanted = clock() if tail.offset else float("-inf")
 
     def take(self) -> bool:
         """Read on, unless records are still held back (so that memory stays bounded). Says whether any came."""
         if self.waiting and self.tail.behind:
             return False
         records = self.tail.read()
+        if self.tail.begun_anew != self._begun_anew:
+            # A run that goes back takes the undone steps out of its file: those that are left have been read before.
+            self._begun_anew, self._known = self.tail.begun_anew, max(self._latest, self._unwanted)
         for record in records:
+            when = number(record.get("time"))
+            if when is not None and when <= self._known:
+                continue
+            self._known = float("-inf")
             # A clock set back must not reorder a file: its own order is what happened.
-            self._latest = max(self._latest, number(record.get("time")) or self._latest)
+            self._latest = max(self._latest, when or self._latest)
             self.waiting.append((self._latest, record))
         return bool(records)
 

@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .events import Checkpoint, Evaluation, Failure, Health, PhaseBegin, RunStart, Sample, text, whole
+from .events import Checkpoint, Evaluation, Failure, Health, PhaseBegin, Rollback, RunStart, Sample, text, whole
 from .next_steps import short_path
 from .progress_line import Glyphs, short_node
 from .state import RunState
@@ -38,6 +38,7 @@ class Lasting:
             "signal": self._signal,
             "stop": self._stop,
             "nonfinite": self._nonfinite,
+            "rollback": self._rollback,
             "skipped": self._skipped,
             "phase": self._phase,
             "health": self._health,
@@ -137,6 +138,9 @@ class Lasting:
     def _nonfinite(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         loss, norm = (decimal(number(record.get(key)), 4) for key in ("loss", "grad_norm"))
         yield self._tick(state, record, "nonfinite", Text(f"loss {loss}  grad_norm {norm}"), "bold red")
+
+    def _rollback(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        yield self._tick(state, record, "rollback", Text(printable(Rollback.of(record).in_words)), "bold yellow")
 
     def _skipped(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         yield self._tick(state, record, "skipped", Text(printable(text(record.get("reason")))), "yellow")

@@ -9,7 +9,19 @@ from pathlib import Path
 from typing import TextIO
 
 from .drawer import Drawer
-from .events import Checkpoint, Evaluation, Failure, Health, PhaseBegin, RunEnd, RunStart, Sample, text, whole
+from .events import (
+    Checkpoint,
+    Evaluation,
+    Failure,
+    Health,
+    PhaseBegin,
+    Rollback,
+    RunEnd,
+    RunStart,
+    Sample,
+    text,
+    whole,
+)
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from .state import RunState
 from .tail import Record
@@ -150,6 +162,10 @@ def _nonfinite(record: Record) -> Iterator[str]:
     yield f"nonfinite  step {_at(record)}  loss {loss}  grad_norm {norm}"
 
 
+def _rollback(record: Record) -> Iterator[str]:
+    yield f"rollback  step {_at(record)}  {Rollback.of(record).in_words}"
+
+
 def _skipped(record: Record) -> Iterator[str]:
     yield from _headed(f"skipped  step {_at(record)}", text(record.get("reason")))
 
@@ -228,6 +244,7 @@ _LINES: dict[str, Callable[[Record], Iterator[str]]] = {
     "signal": _signal,
     "stop": _stop,
     "nonfinite": _nonfinite,
+    "rollback": _rollback,
     "skipped": _skipped,
     "phase": _phase,
     "health": _health,

@@ -5,7 +5,7 @@ from types import MappingProxyType
 
 from attrs import evolve, field, frozen
 
-from .events import Checkpoint, Evaluation, Failure, RunEnd, RunStart, SetupNode, text
+from .events import Checkpoint, Evaluation, Failure, RunEnd, RunStart, SetupNode, text, whole
 from .history import History, Recorder
 from .tail import Record
 from .words import number
@@ -33,6 +33,7 @@ class RunState:
     num_warnings: int = 0
     num_skipped: int = 0
     num_nonfinite: int = 0
+    num_rollbacks: int = 0
     signal: str | None = None
     failures: tuple[Failure, ...] = ()
     end: RunEnd | None = None
@@ -130,6 +131,21 @@ def _run_start(state: RunState, record: Record) -> RunState:
     )
 
 
+def _rollback(state: RunState, record: Record) -> RunState:
+    """The run has gone back: what it did behind that step is undone."""
+    step = whole(record.get("step")) or 0
+    kept = {name: found for name, found in state.evaluations.items() if (found.step or 0) <= step}
+    checkpoint = state.checkpoint if state.checkpoint and (state.checkpoint.step or 0) <= step else None
+    return evolve(
+        state,
+        start=evolve(state.start, resumed_step=step) if state.start else None,
+        history=state.history.rewound(step),
+        evaluations=MappingProxyType(kept),
+        checkpoint=checkpoint,
+        num_rollbacks=state.num_rollbacks + 1,
+    )
+
+
 def _setup_begin(state: RunState, record: Record) -> RunState:
     node = SetupNode(node=text(record.get("node")), began=number(record.get("time")))
     return evolve(state, setup=(*state.setup, node))
@@ -189,7 +205,9 @@ def _run_end(state: RunState, record: Record) -> RunState:
     return evolve(state, end=RunEnd.of(record))
 
 
-_TICKS = frozenset({"eval", "generate", "checkpoint", "signal", "stop", "nonfinite", "skipped", "warning", "phase"})
+_TICKS = frozenset(
+    {"eval", "generate", "checkpoint", "signal", "stop", "nonfinite", "rollback", "skipped", "warning", "phase"}
+)
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "run_start": _run_start,
     "setup_begin": _setup_begin,
@@ -200,6 +218,7 @@ _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "signal": _signal,
     "stop": _signal,
     "nonfinite": _nonfinite,
+    "rollback": _rollback,
     "skipped": _skipped,
     "warning": _warning,
     "failure": _failure,

@@ -58,7 +58,11 @@ def _rows(state: RunState, directory: Path, *, sparks: bool) -> Iterator[tuple[s
         yield "tokens", Text.assemble(count(tokens), (rate, "dim"))
     if state.end and state.end.seconds is not None:
         yield "time", Text(duration(state.end.seconds))
-    mishaps = ((state.num_skipped, "skipped step"), (state.num_nonfinite, "nonfinite step"))
+    mishaps = (
+        (state.num_skipped, "skipped step"),
+        (state.num_nonfinite, "nonfinite step"),
+        (state.num_rollbacks, "rollback"),
+    )
     if seen := [plural(number, noun) for number, noun in (*mishaps, (state.num_warnings, "warning")) if number]:
         yield "note", Text(", ".join(seen), "yellow")
     if state.under_way is not None and not state.failures:

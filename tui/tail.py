@@ -26,6 +26,8 @@ class Tail:
         """Lines that were complete but held no JSON object."""
         self.behind = False
         """Whether the last read stopped at `chunk_bytes` with more already written."""
+        self.begun_anew = 0
+        """How often the file was another one than before."""
         self._inode: tuple[int, int] | None = None
 
     def read(self) -> list[Record]:
@@ -45,6 +47,7 @@ class Tail:
             inode = (status.st_dev, status.st_ino)
             if status.st_size < self.offset or self._inode not in (None, inode):
                 self.offset = 0
+                self.begun_anew += 1
             self._inode = inode
             file.seek(self.offset)
             data = file.read(self.chunk_bytes)

@@ -142,3 +142,13 @@ def test_ticks_are_bounded(event) -> None:
     state = reduce_all(RunState(), [event("warning", n, n, message="w") for n in range(1000)])
     assert len(state.ticks) == MAX_TICKS and state.ticks[-1]["step"] == 999
     assert state.num_warnings == 1000
+
+
+def test_going_back_undoes_what_lies_behind(metrics, event) -> None:
+    state = reduce_all(RunState(), [event("run_start", 0, steps=20), *(metrics(n, n) for n in range(1, 9))])
+    state = reduce(state, event("eval", 8, step=8, dataset="web", loss=2.0))
+    state = reduce(state, event("eval", 8, step=4, dataset="code", loss=3.0))
+    state = reduce(state, event("rollback", 9, step=4, from_step=8, checkpoint="ckpt-s000000000004", number=1, of=3))
+    assert state.step == 4 and [n for n, _ in state.history.points()] == [1, 2, 3, 4]
+    assert list(state.evaluations) == ["code"] and state.num_rollbacks == 1
+    assert reduce(state, metrics(10, 5)).step == 5

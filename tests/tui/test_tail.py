@@ -1,8 +1,10 @@
 """Reading a file that another process is writing."""
 
 import json
+import time
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -109,3 +111,24 @@ def test_feed_gives_a_step_before_the_events_of_the_same_instant(tmp_path: Path,
 def test_feed_keeps_the_order_of_a_file_when_a_clock_is_set_back(tmp_path: Path, append, metrics) -> None:
     append(tmp_path, metrics(1, 10), metrics(2, 4), metrics(3, 5))
     assert [record["step"] for record in Feed(tmp_path).read()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("offset", [False, True])
+def test_what_is_left_of_a_file_that_was_cut_is_not_read_again(tmp_path: Path, offset: bool) -> None:
+    """As when a run goes back, and takes the records of the steps that are undone out of its file."""
+    path = tmp_path / "metrics.jsonl"
+
+    def lines(*records: tuple[int, float]) -> bytes:
+        return b"".join(json.dumps({"step": step, "time": when}).encode() + b"\n" for step, when in records)
+
+    add(path, lines((1, 1.0), (2, 2.0), (3, 3.0)))
+    feed = Feed(tmp_path, {"metrics.jsonl": path.stat().st_size} if offset else None)
+    assert [record["step"] for record in feed.read()] == ([] if offset else [1, 2, 3])
+    rest = tmp_path / "rest"
+    rest.write_bytes(lines((1, 1.0)))
+    rest.rename(path)
+    now = time.time() + 1
+    add(path, lines((2, now), (3, now + 1)))
+    assert [record["step"] for record in feed.read()] == [2, 3]
+    add(path, lines((4, 5.0)))
+    assert [record["step"] for record in feed.read()] == [4], "a clock set back hides nothing"
