@@ -45,7 +45,7 @@ class RunState:
             return self.end.status
         if self.failures:
             return "failed"
-        if self.history.origin:
+        if self.history.origin or self.num_rollbacks:
             return "training"
         return "waiting" if self.start is None and not self.setup else "starting"
 
