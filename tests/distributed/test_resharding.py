@@ -32,6 +32,7 @@ dense = partial(Topology, shared=(ALIGN,))
 # Every axis, with all that is sharded over several of them.
 LAYOUTS = {
     "one process": moe(accumulate=1),
+    "one process, one file": moe(accumulate=1, sets=("checkpoint.backend=file",)),
     "fsdp": moe(fsdp=4),
     "1f1b and fsdp": moe(pp=2, fsdp=2, sets=SCHEDULES["1f1b"]),
     "zbv": moe(pp=2, sets=SCHEDULES["zbv"]),
@@ -48,11 +49,13 @@ ORDINARY = (
     ("ep and tp", "zbv"),
     ("zbv", "ring, ulysses and ep"),
     ("ring, ulysses and ep", "one process"),
+    ("one process, one file", "ep and tp"),
+    ("zbv", "one process, one file"),
 )
 
 
 def moves() -> list:
-    """Every pair of layouts that train the same model: 56 of the MoE model, 6 of the dense one."""
+    """Every pair of layouts that train the same model: 72 of the MoE model, 6 of the dense one."""
     pairs = [pair for pair in permutations(LAYOUTS, 2) if LAYOUTS[pair[0]].model == LAYOUTS[pair[1]].model]
     return [
         pytest.param(*pair, id=" to ".join(pair), marks=() if pair in ORDINARY else pytest.mark.matrix)
