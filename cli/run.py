@@ -1,28 +1,19 @@
 """`xtrain run SPEC|PLAN`: compile, show, launch, follow; the same command under torchrun is a rank."""
 
 import argparse
-import json
 import os
 import signal
 import sys
-import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import add_sets, ranks
+from .following import Following
 
 if TYPE_CHECKING:
     from ..planner.load import Compiled
-    from ..runtime.launch import Ended
-    from ..runtime.workspace import Workspace
 
-STATUS_OF_SIGNAL: dict[int | None, str] = {
-    signal.SIGTERM: "stopped",
-    signal.SIGHUP: "stopped",
-    signal.SIGINT: "interrupted",
-}
 VIEWS = ("console", "plain", "json", "none")
 
 
@@ -47,6 +38,7 @@ def add_parser(subparsers) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from ..planner.load import plan_from_path
 
+    os.environ["XTRAIN_BEGAN"] = str(time.time())  # what launch.time_limit counts from, also for the ranks
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world)
     if not compiled.report_to(sys.stderr):
         return 2
@@ -54,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     if compiled is None:
         return 2
     # Until the agent takes over, a stop request finds nothing that would have to be saved.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, lambda *_: os._exit(75))
     from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
@@ -98,15 +90,21 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled |
 
 def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     from ..planner.pages.render import render_summary
-    from ..runtime.launch import launch
+    from ..planner.units import plural
+    from ..runtime.gangs import Gangs
     from ..runtime.preflight import check_machine, check_one_machine
     from ..runtime.workspace import open_workspace
+    from ..runtime.worlds import fewer_ranks
     from ..tui.view import choose_ui
 
     plan = compiled.plan
     assert plan is not None
     ui = choose_ui(ui, sys.stdout)
     check_one_machine(plan)
+    if smaller := fewer_ranks(plan, again=False):
+        wanted, fewer = plan.mesh.world_size, smaller.mesh.world_size
+        _remark([f"there are fewer devices than {wanted} ranks need: {plural(fewer, 'rank')} are started"])
+        plan = smaller
     _remark(check_machine(plan, plan.mesh.world_size))
     workspace = open_workspace(plan, compiled.resolved_text)
     if ui in ("console", "plain"):
@@ -118,18 +116,8 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
             f"under the changed code: --set workspace.run={run_id}",
             file=sys.stderr,
         )
-    events = workspace.directory / "events.jsonl"
-    begin = _size(events)
-    with _Following(workspace, ui):
-        args = plan.node("setup.bootstrap").args
-        ended = launch(
-            workspace.directory,
-            workspace.attempt,
-            ranks=plan.mesh.world_size,
-            stop_seconds=args["stop_deadline_seconds"],
-        )
-        end = _conclude(workspace, _records_since(events, begin), ended)
-    return end["exit_code"]
+    with Following(workspace, ui):
+        return Gangs(plan=plan, workspace=workspace).run()
 
 
 def _remark(remarks: list[str]) -> None:
@@ -137,45 +125,18 @@ def _remark(remarks: list[str]) -> None:
         print(f"warning[W707]: {remark}", file=sys.stderr)
 
 
-def _conclude(workspace: "Workspace", said: list[dict], ended: "Ended") -> dict:
-    """The run's last record, written here where no rank could: after a failure, or when all were killed."""
-    from ..runtime.outcome import EXIT_CODES
-    from ..runtime.records import JsonLines
-
-    end = next((e for e in reversed(said) if e["event"] == "run_end"), None)
-    if end is not None:
-        return end
-    lines = JsonLines(workspace.directory / "events.jsonl")
-    failures = [e for e in said if e["event"] == "failure"]
-    spoken = {e["rank"] for e in failures}
-    step = max((m["step"] for m in _records_since(workspace.directory / "metrics.jsonl", 0)), default=0)
-    for rank, reason in ended.causes().items():
-        if rank not in spoken:
-            log = workspace.directory / "logs" / workspace.attempt
-            error = f"{reason}; what it printed is under {log}"
-            lines.write(_event("failure", step, rank=rank, error=error, traceback="", exit_code=1))
-            failures.append({"exit_code": 1})
-    # A stop request that comes before the loop has begun finds nothing to save; one that no rank answered is a failure.
-    begun = any(e["event"] == "setup_done" for e in said)
-    status = "failed" if failures or begun else STATUS_OF_SIGNAL.get(ended.signal, "failed")
-    if status == "failed" and not failures:
-        error = "the ranks were ended before they had saved"
-        lines.write(_event("failure", step, rank=None, error=error, traceback="", exit_code=1))
-    exit_code = 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status]
-    end = _event("run_end", step, status=status, exit_code=exit_code, seconds=None, loss=None)
-    lines.write(end)
-    lines.close()
-    return end
-
-
 def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     """One rank that someone else has started; the first one keeps the directory and shows the run."""
+    from ..runtime.conclusion import conclude
     from ..runtime.errors import EnvironmentFault
+    from ..runtime.fall import fall_of
     from ..runtime.launch import Ended
     from ..runtime.outcome import EXIT_CODES
     from ..runtime.preflight import check_devices, check_world, find_devices
+    from ..runtime.records import records_since, size_of
     from ..runtime.worker import leave, run_rank
     from ..runtime.workspace import locate, open_workspace, read_code
+    from ..runtime.worlds import plan_of_started
     from ..tui.view import choose_ui
 
     plan = compiled.plan
@@ -183,6 +144,7 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     first, here = os.environ["RANK"] == "0", os.environ.get("LOCAL_WORLD_SIZE")
     speaks = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"  # one rank of a machine
     try:
+        plan = plan_of_started(plan, int(os.environ["WORLD_SIZE"]))
         check_world(plan, int(os.environ["WORLD_SIZE"]), int(here) if here else None)
     except EnvironmentFault:
         if speaks:
@@ -194,50 +156,22 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
         directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
         leave(EXIT_CODES[run_rank(plan, directory)])
     workspace = open_workspace(plan, compiled.resolved_text)
-    begin = _size(workspace.directory / "events.jsonl")
-    with _Following(workspace, choose_ui(ui, sys.stdout)):
-        status = run_rank(plan, workspace.directory)
-        _conclude(workspace, _records_since(workspace.directory / "events.jsonl", begin), Ended())
+    events = workspace.directory / "events.jsonl"
+    begin = size_of(events)
+    following = Following(workspace, choose_ui(ui, sys.stdout))
+
+    def end() -> None:
+        said = records_since(events, begin)
+        if fall := fall_of(said, Ended()):
+            conclude(workspace, said, Ended(), fall)
+
+    def give_up(code: int) -> None:
+        end()
+        following.close()
+        leave(code)
+
+    with following:
+        status = run_rank(plan, workspace.directory, give_up)
+        end()
     leave(EXIT_CODES[status])
     return EXIT_CODES[status]
-
-
-class _Following:
-    """Shows the run from its files, in a thread, until the block ends."""
-
-    def __init__(self, workspace: "Workspace", ui: str) -> None:
-        from ..tui.view import follow
-
-        directory = workspace.directory
-        self._finished = threading.Event()
-        offsets = {name: _size(directory / name) for name in ("metrics.jsonl", "events.jsonl")}
-        options = {"ui": ui, "offsets": offsets, "finished": self._finished}
-        self._thread = threading.Thread(target=follow, args=(directory,), kwargs=options, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._finished.set()
-        self._thread.join(timeout=10)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
-def _records_since(path: Path, offset: int) -> list[dict]:
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(offset)
-        lines = file.read().splitlines()
-    found = []
-    for line in lines:
-        with suppress(ValueError):  # a torn line, of a disk that was full
-            found.append(json.loads(line))
-    return found
-
-
-def _event(event: str, step: int, **fields: object) -> dict:
-    return {"time": time.time(), "step": step, "event": event, **fields}

@@ -17,7 +17,7 @@ from .mixing import trained_on
 from .nodes.graph import build_graph
 from .pages.text import shows_color
 from .paths import portable
-from .plan import Cluster, Estimates, Plan
+from .plan import Cluster, ElasticWorld, Estimates, Plan
 from .provenance import derived_provenance, merge, settings_provenance
 from .resolved import Resolved, resolve_formats
 from .rules.cost_rules import check_costs
@@ -54,6 +54,8 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "") -
     found = Verdicts(spec)
     sound = examine(spec, world, found)
     plan = _assemble(spec, sound, spec_text, found) if sound is not None else None
+    if plan is not None and sound is not None and sound.elastic.worlds:
+        plan = _with_worlds(plan, sound)
     return Compiled(plan, found.diagnostics)
 
 
@@ -71,7 +73,7 @@ def appraise(spec: Spec, world: int | None = None) -> Appraisal:
     sound = examine(spec, world, found)
     if sound is None:
         return Appraisal(None, found.diagnostics)
-    run = resolve(spec, sound)
+    run = resolve(sound.elastic.spec, sound)
     return Appraisal(estimate(run, cluster_of(run)), found.diagnostics)
 
 
@@ -97,8 +99,33 @@ def cluster_of(run: Resolved) -> Cluster:
     return resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
 
 
+def _with_worlds(plan: Plan, sound: Sound) -> Plan:
+    """The plan with the other worlds that its run may go on in; each has a plan that knows of all of them alike."""
+    elastic = sound.elastic
+    plans = {
+        world: plan if world == plan.mesh.world_size else _assemble(elastic.spec, each, "", Verdicts(elastic.spec))
+        for world, each in elastic.worlds.items()
+    }
+    worlds = tuple(_world(each, elastic.worlds[world]) for world, each in plans.items())
+    plans = {world: evolve(each, elastic=worlds, refused=elastic.refused) for world, each in plans.items()}
+    worlds = tuple(evolve(each, id=plan_id(plans[each.world])) for each in worlds)
+    plan = evolve(plan, elastic=worlds, refused=elastic.refused)
+    return evolve(plan, id=plan_id(plan))
+
+
+def _world(plan: Plan, sound: Sound) -> ElasticWorld:
+    times = plan.estimates.times
+    return ElasticWorld(
+        world=plan.mesh.world_size,
+        axes={axis.name: axis.size for axis in plan.mesh.axes},
+        accumulate=sound.batch.accumulate,
+        memory_bytes=max(each.memory.total_bytes for each in plan.estimates.classes),
+        seconds=times.step if times is not None else None,
+    )
+
+
 def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan:
-    run = resolve(spec, sound)
+    run = resolve(sound.elastic.spec, sound)
     layout, mesh, schedule = sound.layout, sound.layout.mesh, sound.schedule
     cluster = cluster_of(run)
     estimates = estimate(run, cluster)
@@ -148,4 +175,5 @@ def _launch(spec: Spec, layout: Layout) -> dict[str, Any]:
         "device": device_kind(spec),
         "threads": None if isinstance(launch.threads, Auto) else launch.threads,
         "stop_deadline_seconds": launch.stop_deadline.value,
+        "restarts": spec.fault_tolerance.restarts,
     }

@@ -18,6 +18,7 @@ from .plan import (
     Check,
     Cluster,
     Edge,
+    ElasticWorld,
     Estimates,
     Made,
     Mesh,
@@ -25,6 +26,7 @@ from .plan import (
     Parameters,
     Plan,
     Provenance,
+    RefusedWorlds,
     Timeline,
     Traced,
 )
@@ -54,7 +56,10 @@ def _converter() -> Converter:
 
 def plan_id(plan: Plan) -> str:
     """The hash of everything a plan does: its content but OUTSIDE_ID."""
-    return fingerprint({key: value for key, value in _content(plan).items() if key not in OUTSIDE_ID})
+    content = {key: value for key, value in _content(plan).items() if key not in OUTSIDE_ID}
+    # Each world's plan names all worlds: none could have its id if it depended on theirs.
+    content["elastic"] = [{**world, "id": ""} for world in content["elastic"]]
+    return fingerprint(content)
 
 
 def _content(plan: Plan) -> dict[str, Any]:
@@ -76,6 +81,8 @@ def _content(plan: Plan) -> dict[str, Any]:
         "workspace": plan.workspace,
         "launch": plan.launch,
         "cluster": plain(plan.cluster),
+        "elastic": plain(plan.elastic),
+        "refused": plain(plan.refused),
         "traced": plain(plan.traced),
         "made": plain(plan.made),
         "checks": plain(plan.checks),
@@ -199,6 +206,8 @@ def _read(content: dict[str, Any]) -> Plan:
         workspace=content["workspace"],
         launch=content["launch"],
         cluster=convert(content["cluster"], Cluster),
+        elastic=convert(content["elastic"], tuple[ElasticWorld, ...]),
+        refused=convert(content["refused"], tuple[RefusedWorlds, ...]),
         traced=convert(content["traced"], tuple[Traced, ...]),
         made=convert(content["made"], Made) if content["made"] else None,
         config_id=content["config_id"],

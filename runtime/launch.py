@@ -6,8 +6,13 @@ import signal
 import sys
 from inspect import signature
 from pathlib import Path
+from types import FrameType
 
 from attrs import field, frozen
+
+# Tells the ranks how often their gang has been started again, as torch's agent does with the other name.
+RESTART = "XTRAIN_RESTART"
+_RESTARTS = (RESTART, "TORCHELASTIC_RESTART_COUNT")
 
 
 @frozen
@@ -56,7 +61,14 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
     # Idle threads sleep instead of spinning: where another process wants the core, spinning costs tenfold.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     command = [sys.executable, "-m", "xtrain.runtime.worker", str(directory), str(os.getpid())]
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SignalException("a stop was asked for before the ranks were there", sigval=signal.Signals(number))
+
     try:
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, stop)  # until the agent has its own, if it has
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         return Ended(failures={rank: failure.exitcode for rank, failure in error.failures.items()})
@@ -71,6 +83,11 @@ def _reason(exit_code: int) -> str:
     if exit_code < 0:
         return f"ended by {signal.Signals(-exit_code).name}"
     return f"left with exit code {exit_code}"
+
+
+def is_restart() -> bool:
+    """Whether this start follows one that failed, by whoever starts the ranks."""
+    return any(int(os.environ.get(name) or 0) > 0 for name in _RESTARTS)
 
 
 def is_worker() -> bool:

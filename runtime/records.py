@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +89,25 @@ class Records:
     def close(self) -> None:
         for lines in (self.metrics, self.events, self.own):
             lines.close()
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 if there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def records_since(path: Path, offset: int) -> list[dict[str, Any]]:
+    """The records of a file from a byte on; lines that are torn, as on a disk that was full, are left out."""
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(offset)
+        lines = file.read().splitlines()
+    found = []
+    for line in lines:
+        with suppress(ValueError):
+            found.append(json.loads(line))
+    return [record for record in found if isinstance(record, dict)]
 
 
 def trim_after(path: Path, step: int, superseded: Path) -> int:

@@ -90,11 +90,23 @@ def open_workspace(plan: Plan, resolved_spec: str) -> Workspace:
     whole. Raises EnvironmentFault if the directory cannot be written or another process is running in it.
     """
     code = read_code(Path(plan.spec).resolve().parent)
-    directory = locate(plan, code)
+    return _open(locate(plan, code), plan, resolved_spec, code, None)
+
+
+def reopen(workspace: Workspace, plan: Plan) -> Workspace:
+    """Make the directory ready for another attempt by the process that has opened it, whose lock goes on.
+
+    plan: the same run, perhaps on other ranks. Raises EnvironmentFault as `open_workspace` does.
+    """
+    code = read_code(Path(plan.spec).resolve().parent)
+    return _open(workspace.directory, plan, plan.spec_text, code, workspace.lock)
+
+
+def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lock: IO[str] | None) -> Workspace:
     attempt = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        lock = hold(directory, LAUNCHER_LOCK)
+        lock = lock or hold(directory, LAUNCHER_LOCK)
         hold(directory, WORKER_LOCK).close()
         Publisher(CheckpointFolder(directory / "checkpoints")).sweep()
         start = starting_point(plan, directory)

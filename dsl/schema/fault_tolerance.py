@@ -2,8 +2,9 @@
 
 from attrs import frozen
 
+from ..interval import Interval
 from ..quantity import Quantity
-from .setting import Role, positive, setting
+from .setting import Role, at_least, not_negative, positive, setting
 
 
 @frozen
@@ -17,4 +18,18 @@ class FaultTolerance:
         check=positive,
         role=Role.EXECUTION,
         example="10 min",
+    )
+    restarts: int = setting(
+        "how often `xtrain run` starts all ranks again, from the last checkpoint, after one of them has failed",
+        default=0,
+        check=not_negative,
+        role=Role.EXECUTION,
+        example="3",
+    )
+    elastic: Interval | None = setting(
+        "numbers of ranks the run may go on with, at the same rows a step, where ranks or devices stay away",
+        default=None,
+        check=at_least(1),
+        role=Role.MESH,
+        example="2..4",
     )

@@ -1,7 +1,8 @@
 """Where a run begins: a checkpoint named in the spec, the run's own, weights of another run, or nothing at all.
 
 `checkpoint.from` comes before `checkpoint.resume`, and that before `checkpoint.pretrained`. A run that has begun from
-somewhere goes on from its own checkpoints after a stop: they began there too.
+somewhere goes on from its own checkpoints after a stop: they began there too. So does one that is started again after
+a failure, whatever `checkpoint.resume` says: what is there was made by this very start of the run.
 """
 
 from pathlib import Path
@@ -11,6 +12,7 @@ from attrs import frozen
 
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault, ResumeRefused
+from ..launch import is_restart
 from .layout import CheckpointFolder, Entry, Pointer, entry_of
 
 
@@ -38,16 +40,17 @@ def starting_point(plan: Plan, directory: Path) -> Start:
     """
     args = plan.node("setup.resume").args
     folder = CheckpointFolder(directory / "checkpoints")
-    own = folder.latest() if args["resume"] else None
+    resume = args["resume"] or is_restart()
+    own = folder.latest() if resume else None
     named = args["origin"]
     if own is not None and named in (None, _origin(own)):
         return Start(entry=own, own=True, anew=False)
-    if args["resume"] and own is None and (broken := folder.published()):
+    if resume and own is None and (broken := folder.published()):
         flaws = "; ".join(f"{entry.name}: {entry.flaws()[0]}" for entry in reversed(broken))
         raise ResumeRefused(
             f"no checkpoint in {folder.root} is whole ({flaws}); to begin anew beside it: checkpoint.resume = false"
         )
-    anew = own is not None or not args["resume"]
+    anew = own is not None or not resume
     if named is None:
         return Start(entry=None, own=False, anew=anew)
     entry = find(Path(named))

@@ -1,0 +1,32 @@
+"""Showing a run from its files while this process is busy with running it."""
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..runtime.workspace import Workspace
+
+
+class Following:
+    """Shows the run in a thread, until the block ends."""
+
+    def __init__(self, workspace: "Workspace", ui: str) -> None:
+        from ..runtime.records import size_of
+        from ..tui.view import follow
+
+        directory = workspace.directory
+        self._finished = threading.Event()
+        offsets = {name: size_of(directory / name) for name in ("metrics.jsonl", "events.jsonl")}
+        options = {"ui": ui, "offsets": offsets, "finished": self._finished}
+        self._thread = threading.Thread(target=follow, args=(directory,), kwargs=options, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Show what there is up to now, and no more; from any thread."""
+        self._finished.set()
+        self._thread.join(timeout=10)
