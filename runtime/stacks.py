@@ -79,7 +79,12 @@ def save_own(folder: Path, rank: int, beat: Beat) -> None:
 
 def save_of(folder: Path, reading: Reading) -> None:
     """Write what can be known of another process of this machine to `<rank>.txt`: its state, what the kernel has it
-    wait for, and its Python stacks, if it still writes them when asked."""
+    wait for, and its Python stacks, if it still writes them when asked. The first rank to call does it for all."""
+    partial = folder / f"{reading.rank:05d}.partial"
+    try:
+        partial.open("x").close()
+    except OSError:
+        return
     lines = [f"rank {reading.rank}, process {reading.pid}, written by another rank", ""]
     folder_of = Path(f"/proc/{reading.pid}")
     with suppress(OSError):
@@ -93,7 +98,8 @@ def save_of(folder: Path, reading: Reading) -> None:
     if process_state(reading.pid) not in ("", "T", "t", "Z"):
         lines += ["", _asked(reading.pid)]
     with suppress(OSError):
-        (folder / f"{reading.rank:05d}.txt").write_text("\n".join(lines) + "\n")
+        partial.write_text("\n".join(lines) + "\n")
+        partial.rename(folder / f"{reading.rank:05d}.txt")
 
 
 def _asked(pid: int) -> str:

@@ -190,15 +190,18 @@ class Watch:
         return {"ranks": [], "frozen": False}
 
     def _told(self, verdict: Verdict, idle: float) -> dict[str, Any]:
-        seen = {rank: self._seen[rank].reading for rank in verdict.ranks}
-        first = next((reading for reading in seen.values() if reading), None)
+        first = self._seen[verdict.ranks[0]].reading if verdict.ranks else None
+        # What a frozen rank wrote last is up to a second old: where the others wait for it is certain.
+        there = None if verdict.frozen else first
         return {
             "ranks": list(verdict.ranks),
             "frozen": verdict.frozen,
             "state": self._word(verdict),
-            "step": first.step if first else self.beat.step,
-            "node": first.node if first else self.beat.node,
-            "place": first.place if first and not verdict.frozen else "",
+            "step": there.step if there else self.beat.step,
+            "node": there.node if there else self.beat.node,
+            "place": there.place if there else "",
+            "last_step": first.step if first else None,
+            "last_node": first.node if first else None,
             "host": first.host if first else "",
             "pid": first.pid if first else None,
             "seconds": round(idle, 1),
@@ -239,7 +242,8 @@ class Watch:
         ]
         for reading in helpless:
             save_of(self.folder, reading)
-        self._wait_for_stacks([rank for rank in range(self.world) if rank not in frozen])
+        helped = [reading.rank for reading in helpless]
+        self._wait_for_stacks([rank for rank in range(self.world) if rank not in frozen or rank in helped])
         for reading in helpless:
             end(reading)
         self.leave(1)
@@ -254,8 +258,8 @@ class Watch:
 
 
 def explained(told: dict[str, Any]) -> str:
-    """The verdict as a sentence; the rank is named by the event, others of them here."""
-    where = f"step {told['step']}, {told['node']}" if told["step"] else told["node"]
+    """The verdict as a sentence; the first rank is named by the event, others of them here."""
+    where = _where(told["step"], told["node"])
     waited = f"no progress for {told['seconds']:g} s"
     if not told["ranks"]:
         return f"{waited} in {where}, and what ranks tell of their progress cannot be read: is the disk full?"
@@ -268,5 +272,16 @@ def explained(told: dict[str, Any]) -> str:
     others = ", ".join(map(str, told["ranks"][1:]))
     also = f" (and so are ranks {others})" if others else ""
     inside = f" at {told['place']}" if told["place"] else ""
-    process = f", process {told['pid']} on {told['host']}" if told["pid"] else ""
-    return f"{how}{also}: {waited}, in {where}{inside}{process}; stacks of all ranks: {told['folder']}"
+    if told["frozen"]:
+        inside = "; not heard of yet" if told["pid"] is None else f"; last heard of in {_last(told)}"
+        where = f"the others wait in {where}"
+    process = f"; process {told['pid']} on {told['host']}" if told["pid"] else ""
+    return f"{how}{also}: {waited}, {where}{inside}{process}; stacks of all ranks: {told['folder']}"
+
+
+def _last(told: dict[str, Any]) -> str:
+    return _where(told["last_step"], told["last_node"])
+
+
+def _where(step: int | None, node: str | None) -> str:
+    return f"step {step}, {node}" if step else str(node)
