@@ -9,7 +9,7 @@ from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .cluster import device_kind, resolve_cluster
 from .costs.estimates import estimate
-from .identity import config_id
+from .identity import config_of, fingerprint
 from .inventory import count_parameters
 from .layouts.layout import Layout
 from .layouts.sharding import cuts_of
@@ -133,6 +133,7 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
     graph = build_graph(run, schedule, estimates)
     found.passed("graph", graph.proof)
     derived = derived_provenance(run, sound.shape.reasons, schedule)
+    config = config_of(run)
     plan = Plan(
         name=spec.experiment.name,
         spec=spec.path,
@@ -150,7 +151,8 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
         workspace=_workspace(spec),
         launch=_launch(spec, layout),
         cluster=cluster,
-        config_id=config_id(run),
+        config=config,
+        config_id=fingerprint(config),
     )
     return evolve(plan, id=plan_id(plan))
 

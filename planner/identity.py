@@ -40,8 +40,8 @@ def _canonical(value: Any) -> Any:
     return value
 
 
-def config_id(run: Resolved) -> str:
-    """The experiment: what is learned from what and how, without how long, where, over which ranks and how fast.
+def config_of(run: Resolved) -> dict[str, Any]:
+    """The experiment as JSON, of which `config_id` is the fingerprint: what is learned from what and how, without how long, where, over which ranks and how fast.
 
     A setting belongs to it if its role is EXPERIMENT; what the planner resolved stands in for `auto`, and rows of a
     step for micro and accumulate, so that another mesh with the same rows is the same experiment; shares stand in for
@@ -70,7 +70,7 @@ def config_id(run: Resolved) -> str:
         **_mixture(run),
     }
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
-    return fingerprint({**content, **({"checkpoint": beginning} if beginning else {})})
+    return _canonical({**content, **({"checkpoint": beginning} if beginning else {})})
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:

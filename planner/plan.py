@@ -364,7 +364,8 @@ class Made:
 
 @frozen(kw_only=True)
 class Plan:
-    """Everything a run does. `id` hashes the whole content, `config_id` what makes it this experiment and no other.
+    """Everything a run does. `id` hashes the whole content, `config_id` what makes it this experiment and no other,
+    which is `config`.
 
     elastic: the worlds in which the run may go on after a failure, this one among them, and those `refused`. The id
     knows of them but not of their ids, each of which knows of all worlds alike.
@@ -389,6 +390,7 @@ class Plan:
     workspace: dict[str, Any]
     launch: dict[str, Any]
     cluster: Cluster
+    config: dict[str, Any]
     config_id: str
     id: str = ""
     elastic: tuple[ElasticWorld, ...] = ()

@@ -81,6 +81,7 @@ def _content(plan: Plan) -> dict[str, Any]:
         "workspace": plan.workspace,
         "launch": plan.launch,
         "cluster": plain(plan.cluster),
+        "config": plan.config,
         "elastic": plain(plan.elastic),
         "refused": plain(plan.refused),
         "traced": plain(plan.traced),
@@ -210,6 +211,7 @@ def _read(content: dict[str, Any]) -> Plan:
         refused=convert(content["refused"], tuple[RefusedWorlds, ...]),
         traced=convert(content["traced"], tuple[Traced, ...]),
         made=convert(content["made"], Made) if content["made"] else None,
+        config=content["config"],
         config_id=content["config_id"],
         id=content["id"],
     )
