@@ -1,8 +1,8 @@
 """`fault_tolerance.elastic`: the numbers of ranks a run may go on with, each with the same rows in every step.
 
-The axis that is `auto`, fsdp, takes what a world leaves it; the other axes stay. Fewer data ranks take more microbatches
-for the same rows, and so learn the same. Rows of a step are those of the ranks `launch` declares, else of the largest
-world in the range that works as the spec is written: they do not depend on the world a plan is made for.
+The axis that is `auto`, fsdp, takes what a world leaves it; the other axes stay. Fewer data ranks take more
+microbatches for the same rows, and so learn the same. Rows of a step are those of the ranks `launch` declares, else of
+the largest world in the range that works as the spec is written: they do not depend on the world a plan is made for.
 """
 
 from collections.abc import Callable, Iterator
@@ -96,7 +96,7 @@ def _may_give_way(spec: Spec, found: Verdicts) -> bool:
     if isinstance(spec.parallel.fsdp.size, Auto):
         return True
     found.fail(
-        "elastic.axis", "X428", "fault_tolerance.elastic", "no axis is `auto`, so the axes give one number of ranks only",
+        "elastic.axis", "X428", "fault_tolerance.elastic", "no axis is `auto`: the axes give one number of ranks alone",
         "write `fsdp auto`, or leave `elastic` out",
     )  # fmt: skip
     return False

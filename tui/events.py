@@ -7,7 +7,7 @@ None (or empty), never as an exception in the view.
 from attrs import frozen
 
 from .tail import Record
-from .words import brief, number
+from .words import brief, number, plural
 
 
 def whole(value: object) -> int | None:
@@ -247,3 +247,32 @@ class RunEnd:
             seconds=number(record.get("seconds")),
             loss=number(record.get("loss")),
         )
+
+
+@frozen(kw_only=True)
+class Restart:
+    """`restart`: a gang of ranks has fallen, and another one is started in its place."""
+
+    number: int | None
+    of: int | None
+    reason: str
+    world: int | None
+    step: int | None
+
+    @classmethod
+    def of_record(cls, record: Record) -> "Restart":
+        return cls(
+            number=whole(record.get("number")),
+            of=whole(record.get("of")),
+            reason=text(record.get("reason")),
+            world=whole(record.get("world")),
+            step=whole(record.get("step")),
+        )
+
+    @property
+    def in_words(self) -> str:
+        """`1 of 3  rank 1 was ended by SIGKILL; goes on from step 20 on 2 ranks`."""
+        place = f"from step {self.step:,}" if self.step else "from the beginning"
+        world = f" on {plural(self.world, 'rank')}" if self.world else ""
+        count = "" if self.number is None else f"{self.number} of {self.of}  " if self.of else f"{self.number}  "
+        return f"{count}{self.reason}; goes on {place}{world}"

@@ -8,7 +8,19 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .events import Checkpoint, Evaluation, Failure, Health, PhaseBegin, Rollback, RunStart, Sample, text, whole
+from .events import (
+    Checkpoint,
+    Evaluation,
+    Failure,
+    Health,
+    PhaseBegin,
+    Restart,
+    Rollback,
+    RunStart,
+    Sample,
+    text,
+    whole,
+)
 from .next_steps import short_path
 from .progress_line import Glyphs, short_node
 from .state import RunState
@@ -39,6 +51,7 @@ class Lasting:
             "stop": self._stop,
             "nonfinite": self._nonfinite,
             "rollback": self._rollback,
+            "restart": self._restart,
             "skipped": self._skipped,
             "phase": self._phase,
             "health": self._health,
@@ -141,6 +154,9 @@ class Lasting:
 
     def _rollback(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         yield self._tick(state, record, "rollback", Text(printable(Rollback.of(record).in_words)), "bold yellow")
+
+    def _restart(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        yield self._tick(state, record, "restart", Text(printable(Restart.of_record(record).in_words)), "bold yellow")
 
     def _skipped(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         yield self._tick(state, record, "skipped", Text(printable(text(record.get("reason")))), "yellow")

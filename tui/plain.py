@@ -15,6 +15,7 @@ from .events import (
     Failure,
     Health,
     PhaseBegin,
+    Restart,
     Rollback,
     RunEnd,
     RunStart,
@@ -166,6 +167,10 @@ def _rollback(record: Record) -> Iterator[str]:
     yield f"rollback  step {_at(record)}  {Rollback.of(record).in_words}"
 
 
+def _restart(record: Record) -> Iterator[str]:
+    yield from _headed(f"restart  step {_at(record)}", Restart.of_record(record).in_words)
+
+
 def _skipped(record: Record) -> Iterator[str]:
     yield from _headed(f"skipped  step {_at(record)}", text(record.get("reason")))
 
@@ -245,6 +250,7 @@ _LINES: dict[str, Callable[[Record], Iterator[str]]] = {
     "stop": _stop,
     "nonfinite": _nonfinite,
     "rollback": _rollback,
+    "restart": _restart,
     "skipped": _skipped,
     "phase": _phase,
     "health": _health,

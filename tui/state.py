@@ -34,6 +34,9 @@ class RunState:
     num_skipped: int = 0
     num_nonfinite: int = 0
     num_rollbacks: int = 0
+    num_restarts: int = 0
+    restarting: bool = False
+    """A gang has fallen, and another one has not yet begun."""
     signal: str | None = None
     failures: tuple[Failure, ...] = ()
     end: RunEnd | None = None
@@ -45,6 +48,8 @@ class RunState:
             return self.end.status
         if self.failures:
             return "failed"
+        if self.restarting:
+            return "starting"
         if self.history.origin or self.num_rollbacks:
             return "training"
         return "waiting" if self.start is None and not self.setup else "starting"
@@ -128,6 +133,7 @@ def _run_start(state: RunState, record: Record) -> RunState:
         history=state.history.rewound(resumed),
         evaluations=MappingProxyType(kept),
         checkpoint=checkpoint,
+        num_restarts=state.num_restarts if state.restarting else 0,
     )
 
 
@@ -144,6 +150,11 @@ def _rollback(state: RunState, record: Record) -> RunState:
         checkpoint=checkpoint,
         num_rollbacks=state.num_rollbacks + 1,
     )
+
+
+def _restart(state: RunState, record: Record) -> RunState:
+    """What ranks have failed over is past: the attempt that follows says by itself where it begins."""
+    return evolve(state, failures=(), setup=(), restarting=True, num_restarts=state.num_restarts + 1)
 
 
 def _setup_begin(state: RunState, record: Record) -> RunState:
@@ -206,8 +217,11 @@ def _run_end(state: RunState, record: Record) -> RunState:
 
 
 _TICKS = frozenset(
-    {"eval", "generate", "checkpoint", "signal", "stop", "nonfinite", "rollback", "skipped", "warning", "phase"}
-)
+    {
+        "eval", "generate", "checkpoint", "signal", "stop", "nonfinite", "rollback", "restart", "skipped", "warning",
+        "phase",
+    }
+)  # fmt: skip
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "run_start": _run_start,
     "setup_begin": _setup_begin,
@@ -219,6 +233,7 @@ _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "stop": _signal,
     "nonfinite": _nonfinite,
     "rollback": _rollback,
+    "restart": _restart,
     "skipped": _skipped,
     "warning": _warning,
     "failure": _failure,

@@ -62,6 +62,7 @@ def _rows(state: RunState, directory: Path, *, sparks: bool) -> Iterator[tuple[s
         (state.num_skipped, "skipped step"),
         (state.num_nonfinite, "nonfinite step"),
         (state.num_rollbacks, "rollback"),
+        (state.num_restarts, "restart"),
     )
     if seen := [plural(number, noun) for number, noun in (*mishaps, (state.num_warnings, "warning")) if number]:
         yield "note", Text(", ".join(seen), "yellow")

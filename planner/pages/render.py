@@ -16,6 +16,7 @@ from .render_memory import show_memory
 from .render_mesh import show_mesh
 from .render_order import show_order, show_step
 from .render_phases import show_phases
+from .render_restarts import show_restarts
 from .render_stages import show_stages
 from .render_times import show_compute
 from .render_traffic import show_communication
@@ -37,6 +38,7 @@ PARTS: Final[dict[str, Part]] = {
     "training": show_training,
     "phases": show_phases,
     "data": show_data,
+    "restarts": show_restarts,
     "checks": show_checks,
 }
 
