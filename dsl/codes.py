@@ -8,9 +8,10 @@ from .pages_parts import PAGES as PARTS
 from .pages_plan import PAGES as PLAN
 from .pages_text import PAGES as TEXT
 from .pages_values import PAGES as VALUES
+from .pages_worlds import PAGES as WORLDS
 from .suggest import closest
 
-CODES: Final[dict[str, Code]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS)}
+CODES: Final[dict[str, Code]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS, *WORLDS)}
 
 
 def near(code: str) -> str | None:
