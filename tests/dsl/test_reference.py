@@ -9,7 +9,16 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference import Field, Page, every_page
 from xtrain.dsl.reference_text import ReferenceText
 from xtrain.dsl.reference_topics import Word, find, near, words
-from xtrain.dsl.schema.setting import Range, at_least, between, momentum_pair, not_negative, positive, share
+from xtrain.dsl.schema.setting import (
+    Range,
+    at_least,
+    between,
+    momentum_pair,
+    not_negative,
+    positive,
+    proper_fraction,
+    share,
+)
 
 BASE = (Path(__file__).parent / "data" / "quickstart.xtrain").read_text(encoding="utf-8")
 FIELDS = [field for page in every_page() for field in (*((page.label,) if page.label else ()), *page.fields)]
@@ -67,7 +76,7 @@ def test_every_set_is_one(field):
         ("mixture.web", ["Field mixture.NAME"]),
         ("mixture.temperature", ["Field mixture.temperature"]),
         ("checkpoint", ["Page checkpoint", "Page checkpoint"]),
-        ("every", ["Page every", "Field activation.every"]),
+        ("every", ["Page every", "Field ema.every", "Field activation.every"]),
         ("pack", ["Page pack"]),
         ("text", ["Page text", "Field dataset.text"]),
         ("1f1b", ["choice parallel.pp.schedule"]),
@@ -78,7 +87,7 @@ def test_every_set_is_one(field):
         ("Ki", ["multiplier 8Ki"]),
         ("let", ["statement let name = expression"]),
         ("sigterm", ["event on sigterm …"]),
-        ("ema", ["later ema"]),
+        ("ema", ["Page ema"]),
         ("`batch`", ["Page batch"]),
         ("nonsense", []),
         ("parallel.nonsense", []),
@@ -147,6 +156,7 @@ def test_pages_and_fields_are_of_the_schema():
         (at_least(2), (2, 9), (1,), "at least 2"),
         (between(0.01, 1), (0.01, 1), (0, 1.1), "between 0.01 and 1"),
         (share, (0, 100, 5000), (-1,), "0% to 100%"),
+        (proper_fraction, (0.5, 0.999), (0, 1), "above 0 and below 1"),
         (momentum_pair, ((0, 0.9),), ((0.9,), (0.9, 1), (-0.1, 0.5), (0.1, 0.2, 0.3)), "two numbers from 0 up to, but"),
     ],
     ids=lambda x: x.words if isinstance(x, Range) else "",

@@ -48,7 +48,8 @@ def test_every_default_passes_its_own_check():
 
 def test_every_block_of_a_spec_has_a_kind():
     kinds = {a.name for a in attrs.fields(Spec) if blocks.is_block(a.type)}
-    assert kinds | set(blocks.NAMED) == set(blocks.KINDS)
+    assert kinds | set(blocks.NAMED) | set(blocks.OPTIONAL) == set(blocks.KINDS)
+    assert all(attrs.fields_dict(Spec)[name].default is None for name in blocks.OPTIONAL)
     assert {a.name for a in attrs.fields(Spec)} >= set(blocks.NAMED.values())
     required = {a.name for a in attrs.fields(Spec) if blocks.is_block(a.type) and a.default is attrs.NOTHING}
     assert required == set(blocks.REQUIRED)

@@ -38,6 +38,7 @@ ALL_ON = {
     "activation": "activation selective",
     "compile": "compile { mode = default }",
     "checkpoint": "checkpoint { mode = async }",
+    "ema": "ema { decay = 0.99 }",
     "cluster": "cluster other { memory = 80 GiB, flops = 900T, efficiency = 40%, link = 4 GiB, network = 1 GiB }",
 }
 AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
@@ -143,6 +144,8 @@ def alternatives(value: Any, annotation: Any) -> list[Any]:
         return [Metric("eval.code.loss") if value is None else None]
     if isinstance(value, str):
         return [f"{value}2", "other", "code"]
+    if value is None and Quantity in kinds:
+        return [Quantity(7, "steps"), Quantity(60, "seconds")]
     if isinstance(value, Auto) or value is None:
         found: list[Any] = [2, 4, 6, 16, 1, 128] if int in kinds else [0.5, 3.0] if float in kinds else ["else"]
         return [*found, *([None] if NoneType in kinds and value is not None else [])]

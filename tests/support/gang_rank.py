@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from xtrain.planner.serialise import from_json
 from xtrain.runtime.checkpoint.tensors import MOMENTS
+from xtrain.runtime.ema import Ema
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.models.parts import Parts
 
@@ -22,16 +23,30 @@ class Observed(Executor):
 
     def _shut_down(self, *, failed: bool) -> None:
         if not failed:
-            save(self.resources["model"], self.resources["optimizer"], self.records.directory, self.records.rank)
+            found = self.resources
+            save(
+                found["model"],
+                found["optimizer"],
+                self.records.directory,
+                self.records.rank,
+                averages=found.get("ema"),
+            )
         super()._shut_down(failed=failed)
 
 
-def save(model: Parts, optimizer: Optimizer, directory: Path, rank: int, name: str = "held") -> None:
+def save(
+    model: Parts,
+    optimizer: Optimizer,
+    directory: Path,
+    rank: int,
+    name: str = "held",
+    averages: Ema | None = None,
+) -> None:
     """Write `<name>/<rank>.npz` with every tensor this rank has a part of, put together, and `.json` about the parts.
 
-    Tensors are parameters, buffers, and as `optimizer.<name>.<moment>` the optimizer's. The parts are those of
-    parameters: by name the shape, and the bytes with gradient and moments. Putting shards together takes the other
-    ranks: all ranks of a parameter's mesh must call.
+    Tensors are parameters, buffers, as `optimizer.<name>.<moment>` the optimizer's, and as `ema.<name>` averages. The
+    parts are those of parameters: by name the shape, and the bytes with gradient, moments and average. Putting shards
+    together takes the other ranks: all ranks of a parameter's mesh must call.
     """
     folder = directory / name
     folder.mkdir(exist_ok=True)
@@ -48,10 +63,14 @@ def save(model: Parts, optimizer: Optimizer, directory: Path, rank: int, name: s
         for moment in MOMENTS:
             tensors.append(optimizer.state[parameter][moment])
             keep(f"optimizer.{name}.{moment}", optimizer.state[parameter][moment])
+        if averages is not None:
+            tensors.append(averages.averages[name])
         local = [_local(tensor) for tensor in tensors if tensor is not None]
         parts[name] = {"shape": list(local[0].shape), "bytes": sum(t.numel() * t.element_size() for t in local)}
     for name, buffer in model.named_buffers():
         keep(name, buffer)
+    for name, value in averages.tensors().items() if averages is not None else ():
+        keep(name, value)
     np.savez(folder / f"{rank}.npz", **whole)
     (folder / f"{rank}.json").write_text(json.dumps(parts))
 
@@ -65,7 +84,9 @@ def run(job: dict[str, Any], rank: int) -> int:
     os.chdir(job["folder"])
     torch.set_num_threads(1)
     if job["mutation"]:
-        import gang_resume  # noqa: F401  adds its own
+        import gang_health  # noqa: F401  adds its own
+        import gang_nonfinite  # noqa: F401
+        import gang_resume  # noqa: F401
         import gang_saving  # noqa: F401
         from gang_mutations import MUTATIONS
 

@@ -3,15 +3,19 @@
 import hashlib
 import json
 import os
+import random
 import signal
 import time
 from functools import wraps
 from typing import Any
 
+import numpy as np
+import torch
 from attrs import asdict, evolve
 from gang_mutations import StepCall, mutation, rebind
 from torch import Tensor
 
+from xtrain.runtime.checkpoint import streams
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.ops import OPS, load_ops
 from xtrain.runtime.state import Step
@@ -76,7 +80,35 @@ def loaded() -> None:
         from gang_rank import save
 
         result = original.function(**given)
-        save(given["model"], given["optimizer"], given["records"].directory, given["rank"].rank, "loaded")
+        directory, rank = given["records"].directory, given["rank"].rank
+        save(given["model"], given["optimizer"], directory, rank, "loaded", given.get("ema"))
         return result
 
     OPS["setup.resume"] = evolve(original, function=resume)
+
+
+@mutation
+def noise(left_out: str = "") -> None:
+    """Every rank adds noise from the streams of torch, Python and numpy to its pieces of the weights, in each step.
+
+    left_out: a stream that is not put back when a run goes on.
+    """
+
+    def shake(call: StepCall, given: dict[str, Any]) -> StepCall:
+        pieces = [parameter for group in given["optimizer"].param_groups for parameter in group["params"]]
+
+        @torch.no_grad()
+        def run(step: Step) -> None:
+            for parameter in pieces:
+                drawn = torch.rand(()).item() + random.gauss(0.0, 1.0) + np.random.standard_normal()
+                parameter.to_local().add_(1e-4 * drawn)
+            call(step)
+
+        return run
+
+    rebind("step.optimizer", shake)  # a state that is being saved may not change before
+    if left_out:
+        original = streams.put_back
+        vars(streams)["put_back"] = lambda found, device: original(
+            {name: state for name, state in found.items() if name != left_out}, device
+        )
