@@ -29,7 +29,7 @@ def occurs(event: EventName, launch: Launch) -> bool:
 
 
 def agree_args(spec: Spec) -> dict[str, Any]:
-    """What the first rank alone looks for, as arguments of `step.agree`: a time that is over, a file that is there."""
+    """What the first rank alone looks for, as arguments of `step.agree`: time that is over, a file that is there."""
     launch, args = spec.launch, {}
     if launch.time_limit is not None:
         args["time_limit_seconds"] = launch.time_limit.value

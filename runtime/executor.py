@@ -21,15 +21,19 @@ from ..planner.stops import SIGNALS
 from .beat import LASTING, Beat
 from .bootstrap import choose_device
 from .checkpoint.sources import starting_point
+from .control import Control
 from .data.errors import DataError
 from .errors import EnvironmentFault
 from .feed import Feed
+from .inbox import Inbox
+from .lookout import Lookout
 from .observe import Window
 from .ops import OPS, Op, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
 from .records import Records
 from .signals import StopRequests
 from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
+from .stops import Agreement
 from .timers import Clocks
 from .watch import Watch
 from .worker import leave as leave_process
@@ -71,12 +75,17 @@ class Executor:
         self.progress = Progress()
         self.requests = StopRequests(deadline_seconds=300.0, report=self._report_deadline)
         self.clocks = Clocks()
+        self.control = Control(plan.timeline.commands, self._call)
+        self.lookout = Lookout(report=self._warn)
         self.resources: Resources = {
             "plan": plan,
             "records": self.records,
             "progress": self.progress,
             "requests": self.requests,
             "clocks": self.clocks,
+            "control": self.control,
+            "lookout": self.lookout,
+            "agreement": Agreement(self.requests, self.clocks, self.control),
             "beat": self.beat,
             "leave": leave,
             "prepared": {},
@@ -102,6 +111,8 @@ class Executor:
             self._report(error, trace=False)
         except BaseException as error:  # also CheckpointException, which is no Exception
             self._report(error, trace=not lost_a_peer(error))
+        self.lookout.close()
+        self.control.close()
         failed = EXIT_CODES[status] in (1, 3)
         if not failed:  # of a failure only the launcher can say when all has been told
             loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
@@ -136,6 +147,12 @@ class Executor:
             resumed_step=start.step if start else None,
             directory=str(self.records.directory),
         )
+        if self.records.rank == 0:
+            folder, commands = self.records.directory / "control", self.plan.timeline.commands
+            inbox = Inbox(folder=folder, commands=commands, records=self.records, progress=self.progress)
+            inbox.sweep()
+            self.control.inbox = inbox
+            self.lookout.looks.append(inbox.look)
         load_ops()
         for node in self._order:
             if node.kind in ("setup", "collate"):
@@ -171,7 +188,9 @@ class Executor:
         tokens_per_step = self.plan.estimates.tokens_per_step
         seconds = window.node_seconds = dict.fromkeys((node for node, _ in calls), 0.0)
         clock, at = time.perf_counter, self.beat.at
-        stopping = False
+        stopping, control = False, self.control
+        if self.records.rank == 0:
+            self.lookout.begin()
         first = self.progress.step  # compiles, and may take long
         stops = self._stops_at()
         last = min(total, stops)
@@ -205,6 +224,11 @@ class Executor:
                     for call in tick.calls:
                         call(step)
                     stopping = stopping or tick.tick.stop
+            if control.busy:
+                try:
+                    stopping = control.obey(step) or stopping
+                except Halt as halt:
+                    return self._stop(halt.event, halt.reason, reactions)
             self.records.flush(self.progress.step)
             if stopping and self.progress.step < total:
                 return "stopped"
@@ -302,6 +326,9 @@ class Executor:
         traced = text if trace else ""
         every_rank = not getattr(error, "agreed", False)
         self.records.event("failure", step=self.progress.step, every_rank=every_rank, traceback=traced, **fields)
+
+    def _warn(self, message: str) -> None:
+        self.records.event("warning", step=self.progress.step, message=message)
 
     def _report_deadline(self, message: str) -> None:
         rank = self.records.rank

@@ -47,6 +47,7 @@ MODULES = (
     "evaluate",
     "sample",
     "requeue",
+    "control_ops",
     "shutdown",
 )
 

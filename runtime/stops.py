@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ..planner.stops import SIGNALS
+from .control import Control
 from .fake import numbers
 from .signals import StopRequests
 from .state import Halt, Rank
@@ -19,12 +20,22 @@ BEGAN = "XTRAIN_BEGAN"
 
 
 class Agreement:
-    """What ranks tell each other at a step boundary, in one sum over all of them."""
+    """What ranks tell each other between steps, in one sum over all of them."""
 
-    def __init__(self, rank: Rank, requests: StopRequests, clocks: Clocks, limits: "Limits | None") -> None:
-        self._rank, self._requests, self._clocks, self._limits = rank, requests, clocks, limits
-        self._signals = [(event, clocks.ask_for(self._asked(event), everywhere=True)) for event in SIGNALS]
-        self._limit = None if limits is None else clocks.ask_for(limits.passed)
+    def __init__(self, requests: StopRequests, clocks: Clocks, control: Control) -> None:
+        self._requests, self._clocks, self._control = requests, clocks, control
+        self._signals: list[tuple[str, int]] = []
+        self._limits: Limits | None = None
+        self._limit = 0
+        self._rank: Rank | None = None
+
+    def among(self, rank: Rank, limits: "Limits | None") -> None:
+        """From now on ranks ask for signals, for limits where there are any, and for commands."""
+        self._rank, self._limits = rank, limits
+        self._signals = [(event, self._clocks.ask_for(self._asked(event), everywhere=True)) for event in SIGNALS]
+        if limits is not None:
+            self._limit = self._clocks.ask_for(lambda: limits.passed)
+        self._control.ask_through(self._clocks)
 
     def _asked(self, event: str) -> Callable[[], float]:
         received = self._requests.received
@@ -32,17 +43,26 @@ class Agreement:
 
     def meet(self, valid_tokens: float) -> float:
         """`valid_tokens` of all ranks. Raises Halt on all ranks alike if the run is to stop."""
-        values = [valid_tokens, *self._clocks.ask(first=self._rank.is_first)]
-        if self._rank.world_size > 1:
-            shared = torch.tensor(values, dtype=torch.float64, device=self._rank.device)
+        return self._meet(valid_tokens, waiting=False)
+
+    def meet_waiting(self) -> None:
+        """The same between steps: clocks that run out are heard of at the next step."""
+        self._meet(0.0, waiting=True)
+
+    def _meet(self, valid_tokens: float, *, waiting: bool) -> float:
+        rank = self._rank
+        assert rank is not None
+        values = [valid_tokens, *self._clocks.ask(first=rank.is_first, waiting=waiting)]
+        if rank.world_size > 1:
+            shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
             dist.all_reduce(shared)
             values = numbers(shared, [1.0] + [0.0] * (len(values) - 1))
         self._clocks.answer(values[1:])
+        self._control.hear()
         for event, number in self._signals:
             if self._clocks.due(number):
-                ranks = self._clocks.value(number)
-                self._halt(event, f"{ranks} of {self._rank.world_size} ranks received it")
-        if self._limits is not None and self._limit is not None and self._clocks.due(self._limit):
+                self._halt(event, f"{self._clocks.value(number)} of {rank.world_size} ranks received it")
+        if self._limits is not None and self._clocks.due(self._limit):
             self._halt(*self._limits.named(self._clocks.value(self._limit)))
         return values[0]
 
@@ -59,20 +79,17 @@ class Limits:
         self._seconds = time_limit_seconds
         self._end = None if time_limit_seconds is None else time.monotonic() + began + time_limit_seconds - time.time()
         self._file = None if stop_file is None else Path(stop_file)
-        self._lay_there = self._file is not None and self._file.exists()
-        self._next_look = 0.0
-
-    def passed(self) -> float:
+        lay_there = self._file is not None and self._file.exists()
+        self.passed = 3 if lay_there else 0
         """1: the time is over; 2: the file is there; 3: it was there from the start; 0: none of them."""
-        now = time.monotonic()
-        if self._end is not None and now >= self._end:
-            return 1
-        if self._file is None or now < self._next_look:
-            return 0
-        if self._lay_there:
-            return 3
-        self._next_look = now + LOOK_SECONDS
-        return 2 if self._file.exists() else 0
+        self.look()
+
+    def look(self) -> None:
+        """See whether anything has been passed; called beside training."""
+        if self.passed == 0 and self._end is not None and time.monotonic() >= self._end:
+            self.passed = 1
+        if self.passed == 0 and self._file is not None and self._file.exists():
+            self.passed = 2
 
     def named(self, number: int) -> tuple[str, str]:
         """(event, why it occurred)."""
@@ -80,10 +97,4 @@ class Limits:
             return "time_limit", f"launch.time_limit, {self._seconds:g} s, is over"
         if number == 2:
             return "stop_file", f"there is a file {self._file}"
-        return (
-            "stop_file",
-            f"the file {self._file} was there when the run began: remove it, and start the run again",
-        )
-
-
-LOOK_SECONDS = 1.0
+        return "stop_file", f"the file {self._file} was there when the run began: remove it, and start the run again"

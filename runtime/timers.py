@@ -39,15 +39,18 @@ class Clocks:
             self._questions[number] = question
         return number
 
-    def ask(self, *, first: bool) -> list[float]:
-        """What this rank has to say: 1 for each clock that has run out, and the answers to questions."""
-        if first:
+    def ask(self, *, first: bool, waiting: bool = False) -> list[float]:
+        """What this rank has to say: 1 for each clock that has run out, and the answers to questions.
+
+        waiting: of clocks nothing is said; they go on.
+        """
+        found = [0.0] * len(self._periods)
+        if first and not waiting:
             now = time.monotonic()
             found = [float(now - last >= period) for last, period in zip(self._last, self._periods, strict=True)]
+        if first:
             for number, question in self._questions.items():
                 found[number] = float(question())
-        else:
-            found = [0.0] * len(self._periods)
         for number, question in self._everywhere:
             found[number] = float(question())
         return found

@@ -127,8 +127,8 @@ def _around(wires: Wires, run: Resolved, pp: int) -> None:
         wires.add(Call("pp", "broadcast", "step.share_outline", size))
     schedule = fill_schedule(spec, batch.steps)
     clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
-    # Valid tokens, signals, limits, the clocks and whether a save is done; square of the norm, and the loss.
-    asked = len(SIGNALS) + bool(agree_args(spec))
+    # Valid tokens, signals, limits, commands, the clocks and whether a save is done; square of the norm, and the loss.
+    asked = len(SIGNALS) + bool(agree_args(spec)) + 2  # a command from outside, and its number
     wires.add(Call(world, "all_reduce", "step.agree", (1 + asked + clocks) * 8))
     wires.add(Call(world, "all_reduce", "step.gradient_norm" if spec.optimizer.clip is None else "step.clip", 2 * 8))
     if arch.router_bias_speed > 0:

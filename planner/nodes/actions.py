@@ -54,7 +54,7 @@ class ActionNodes:
 
     def add_own(self, name: str, event: str, does: str) -> str:
         """A node that no action of the language stands for."""
-        return self._graph.add("event", f"{event}.{name}", does, id=f"event.{event}.{name}", after=(self._after,))
+        return self._graph.add("event", f"event.{name}", does, id=f"event.{event}.{name}", after=(self._after,))
 
     def add_model(self, event: str) -> str:
         """The node that saves weights alone."""

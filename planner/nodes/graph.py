@@ -7,13 +7,13 @@ from attrs import evolve, frozen
 from ...dsl.schema.setting import Auto
 from ..averaging import add_average
 from ..cluster import device_kind
+from ..commands import lay_commands
 from ..layouts.mesh import AXES
 from ..learning_rate import scheduler_args
 from ..nonfinite import on_nan
 from ..plan import Edge, Estimates, Node, Timeline
 from ..resolved import Resolved
 from ..saving import add_resume
-from ..commands import lay_commands
 from ..timeline import Schedule, lay_timeline
 from ..units import plural, seconds_text
 from .actions import ActionNodes

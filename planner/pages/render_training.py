@@ -18,6 +18,8 @@ def show_training(page: Page, plan: Plan, detail: Detail) -> None:
     ticks, most = _ticks(plan), detail.most(12)
     page.table(ticks[:most], align="<<>", styles=("cyan", "", "", "dim"))
     page.more(len(ticks) - most, "training")
+    commands = ", ".join(command.name for command in plan.timeline.commands)
+    page.wrapped(f"xtrain control  {commands}", rest=" " * 18)
     if detail.full:
         page.described([(node.id, node.does) for kind in ("tick", "event") for node in plan.nodes if node.kind == kind])
 
@@ -146,7 +148,6 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
             by_default = "checkpoint by default"  # what else happens there was declared
         reactions.setdefault((" then ".join(names), by_default), []).append(reaction.name)
     rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in reactions.items()]
-    rows.append(("on xtrain control", ", ".join(command.name for command in plan.timeline.commands), "", ""))
     if (stuck := plan.node("setup.watch").args["stuck_seconds"]) is not None:
         by_default = "default" if "fault_tolerance.stuck" in defaults else ""
         rows.append((f"no progress for {seconds_text(stuck)}", "name the ranks, then end", "", by_default))

@@ -87,7 +87,7 @@ class Page:
         count = len(rows[0])
         align = align.ljust(count, "<")
         widths = [max(len(row[column]) for row in rows) for column in range(count)]
-        widths[-1] = min(widths[-1], max(WIDTH - 2 - sum(widths[:-1]) - 2 * (count - 1), 8))
+        widths[-1] = min(widths[-1], max(WIDTH - 2 - sum(widths[:-1]) - 2 * (count - 1), 7))
         for row in rows:
             cells = []
             for column, cell in enumerate(row):

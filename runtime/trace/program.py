@@ -12,14 +12,17 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from ...planner.plan import Node, Plan
+from ..control import Control
 from ..data.collate.outline import encode_outline
 from ..executor import op_of, topological
 from ..fake import FakeDevice
 from ..feed import Feed
+from ..lookout import Lookout
 from ..models.parts import Parts
 from ..models.transformer import Transformer
 from ..signals import StopRequests
 from ..state import Rank, Step
+from ..stops import Agreement
 from ..timers import Clocks
 from .batch import FullRows
 from .holdings import Holdings
@@ -72,12 +75,14 @@ class Program:
                 clocks.add(tick.seconds)
         if any(node.op == "step.put_off_save" for node in plan.nodes):
             clocks.ask_for(lambda: False)
+        requests = StopRequests(deadline_seconds=0.0, report=print)  # nobody makes any
         self._resources: dict[str, Any] = {
             "plan": plan,
             "rank": rank,
             "stages": [],
-            "requests": StopRequests(deadline_seconds=0.0, report=print),  # nobody makes any
             "clocks": clocks,
+            "agreement": Agreement(requests, clocks, Control((), call=lambda node: print)),
+            "lookout": Lookout(report=print),
         }
 
     @property

@@ -261,7 +261,8 @@ def the_graph_can_be_executed(plan, known_ops):
     assert {node.op for node in plan.nodes} <= known_ops
     sizes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     assert all(sizes[axis] > 1 for node in plan.nodes for axis in node.axes)
-    ticking = {id for each in (*plan.timeline.ticks, *plan.timeline.reactions) for id in each.nodes}
+    timeline = plan.timeline
+    ticking = {id for each in (*timeline.ticks, *timeline.reactions, *timeline.commands) for id in each.nodes}
     assert ticking == {node.id for node in plan.nodes if node.kind in ("tick", "event")}
 
 

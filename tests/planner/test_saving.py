@@ -24,7 +24,10 @@ def test_a_run_that_saves_nothing_still_reads(plan):
         (("tick.eval.code",), False), ((), True), (("tick.log",), False),
     ]  # fmt: skip
     ends = {reaction.event: (reaction.nodes, reaction.stop) for reaction in made.timeline.reactions}
-    assert ends == {"finish": ((), False), "sigterm": ((), True), "sigint": ((), True)}
+    stops = ("sigint", "sigterm", "sigusr1", "nan")
+    assert ends == {"finish": ((), False), **dict.fromkeys(stops, ((), True))}
+    assert "save" not in [command.name for command in made.timeline.commands]
+    assert made.timeline.commands[0].nodes == ()
 
 
 def test_what_a_run_ends_with_has_to_be_saved(plan):
@@ -35,6 +38,8 @@ def test_what_a_run_ends_with_has_to_be_saved(plan):
         "event.finish.checkpoint": True,
         "event.sigterm.checkpoint": True,
         "event.sigint.checkpoint": True,
+        "event.sigusr1.checkpoint": True,
+        "event.control.checkpoint": True,
     }
 
 

@@ -34,7 +34,7 @@ def test_round_trip(rich, plan):
 
 def test_views_stand_under_their_names(rich):
     content = json.loads(dumps(rich))
-    assert content["format"] == 5
+    assert content["format"] == 6
     assert content["id"] == rich.id
     assert content["world_size"] == 16
     assert content["mesh"]["axes"] == {"pp": 2, "replicate": 1, "fsdp": 2, "ring": 1, "ulysses": 2, "tp": 2}

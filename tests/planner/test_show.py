@@ -307,6 +307,8 @@ def test_every_value_can_be_asked_for(load, plan):
         "on.finish",
         "on.sigterm",
         "on.sigint",
+        "on.sigusr1",
+        "on.nan",
     } - ({"steps"} - set(asked))
     for path in asked:
         slot = find_slot(spec, path)

@@ -1,0 +1,42 @@
+"""What a live run does when it is asked to from outside: the commands of `xtrain control`, and their nodes."""
+
+from ..dsl.schema.actions import Action, CheckpointAction, EvalAction
+from ..dsl.spec import Spec
+from .nodes.actions import ActionNodes
+from .plan import Command
+from .rules.data_rules import evaluated
+
+# The name that its nodes have among those of events: `event.control.checkpoint`.
+CONTROL = "control"
+
+
+def lay_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) -> tuple[Command, ...]:
+    """Everything that can be asked of this run, each with the nodes that carry it out between two steps.
+
+    training: the datasets that are trained on. Those, and what else is evaluated, can be evaluated on if they hold
+    something out.
+    """
+    save = (nodes.add(CheckpointAction(), CONTROL),) if spec.checkpoint.enabled else ()
+    commands = [Command(name="stop", nodes=save, stop=True)]
+    if save:
+        commands.append(Command(name="save", nodes=save))
+    held_out = [name for name in dict.fromkeys((*training, *evaluated(spec))) if spec.datasets[name].holdout.value]
+    commands += [
+        Command(name=f"eval {name}", nodes=(nodes.add(_as_declared(spec, name), CONTROL),)) for name in held_out
+    ]
+    profile = nodes.add_own("profile", CONTROL, "time every operation of the next steps, into a trace per rank")
+    pause = nodes.add_own("pause", CONTROL, "wait between two steps until the run is to go on, to stop or to save")
+    commands += [
+        Command(name="profile", nodes=(profile,), counts="steps"),
+        Command(name="pause", nodes=(pause,)),
+        Command(name="resume", nodes=()),
+    ]
+    return tuple(commands)
+
+
+def _as_declared(spec: Spec, dataset: str) -> Action:
+    """The evaluation that the spec declares first, so that losses can be compared; else the usual one."""
+    occasions = (*spec.ticks, *spec.events)
+    actions = (action for occasion in occasions for action in occasion.actions)
+    declared = (action for action in actions if isinstance(action, EvalAction) and action.dataset == dataset)
+    return next(declared, EvalAction(dataset=dataset))
