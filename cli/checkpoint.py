@@ -127,6 +127,7 @@ def _show(seen: "list[Seen]") -> None:
             ("model", ", ".join(f"{name} {value}" for name, value in model.items() if value not in (0, None))),
             ("tensors", f"{len(state.get('tensors', ())):,} parameters in {state.get('params')}"),
             ("plan", f"{state.get('plan_id')}, experiment {state.get('config_id')}"),
+            ("made by", _made_by(state.get("made_by") or {})),
             ("named by", ", ".join(each.pointers) or "no pointer"),
         ]
         rows += [("measured", measured)] if (measured := _measured(each)) else []
@@ -134,6 +135,12 @@ def _show(seen: "list[Seen]") -> None:
         rows += [("damaged", "; ".join(each.flaws))] if each.flaws else []
         page.described(rows)
     sys.stdout.write(str(page).lstrip("\n"))
+
+
+def _made_by(made: "dict[str, str]") -> str:
+    """`code 1a2b3c4d, xtrain 0.1.0, torch 2.13.0, python 3.11.9`; of a checkpoint that says less, that."""
+    words = {"code_id": "code", "xtrain": "xtrain", "torch": "torch", "python": "python"}
+    return ", ".join(f"{word} {made[name]}" for name, word in words.items() if name in made) or "not known"
 
 
 def _prune(arguments: argparse.Namespace) -> int:

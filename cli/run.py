@@ -13,6 +13,7 @@ from .following import Following
 
 if TYPE_CHECKING:
     from ..planner.load import Compiled
+    from ..runtime.workspace import Workspace
 
 VIEWS = ("console", "plain", "json", "none")
 
@@ -107,6 +108,7 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
         plan = smaller
     _remark(check_machine(plan, plan.mesh.world_size))
     workspace = open_workspace(plan, compiled.resolved_text)
+    _tell_changes(workspace)
     if ui in ("console", "plain"):
         print(render_summary(plan), flush=True)
     if workspace.elsewhere:
@@ -120,6 +122,14 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
         return Gangs(plan=plan, workspace=workspace).run()
 
 
+def _tell_changes(workspace: "Workspace") -> None:
+    """Say what is not as it was when the run was last started."""
+    if workspace.changes:
+        print("note: since the last start of this run has changed:", file=sys.stderr)
+        for text in workspace.changes:
+            print(f"  {text}", file=sys.stderr)
+
+
 def _remark(remarks: list[str]) -> None:
     for remark in remarks:
         print(f"warning[W707]: {remark}", file=sys.stderr)
@@ -127,6 +137,7 @@ def _remark(remarks: list[str]) -> None:
 
 def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     """One rank that someone else has started; the first one keeps the directory and shows the run."""
+    from ..runtime.code import read_code
     from ..runtime.conclusion import conclude
     from ..runtime.errors import EnvironmentFault
     from ..runtime.fall import fall_of
@@ -135,7 +146,7 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     from ..runtime.preflight import check_devices, check_world, find_devices
     from ..runtime.records import records_since, size_of
     from ..runtime.worker import leave, run_rank
-    from ..runtime.workspace import locate, open_workspace, read_code
+    from ..runtime.workspace import locate, open_workspace
     from ..runtime.worlds import plan_of_started
     from ..tui.view import choose_ui
 
@@ -156,6 +167,7 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
         directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
         leave(EXIT_CODES[run_rank(plan, directory)])
     workspace = open_workspace(plan, compiled.resolved_text)
+    _tell_changes(workspace)
     events = workspace.directory / "events.jsonl"
     begin = size_of(events)
     following = Following(workspace, choose_ui(ui, sys.stdout))

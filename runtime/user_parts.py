@@ -118,21 +118,23 @@ def user_source(options: Mapping[str, Any], base: Path) -> Iterator[str | dict[s
             raise part.failed(message)
 
 
-def keep_parts(plan: Plan, directory: Path) -> None:
-    """Copy files of the user's parts, with what they import beside them, to where the spec in `directory` finds them.
+def kept_parts(plan: Plan, directory: Path) -> dict[str, bytes]:
+    """Name in `directory` → content of the files of the user's parts, with what they import beside them, for where the
+    spec there finds them.
 
     Files outside the folder of the spec stay where they are. Raises PartChanged if one is not what was planned.
     """
+    found: dict[str, bytes] = {}
     base = spec_folder(plan.spec).absolute()
     for name, digest in own_modules(plan).items():
         module = _planned(name, digest, base)
         if not is_file(name) or name.startswith(("/", "..")):
             continue
         for path in module_files(module):
-            copy = directory / Path(name).parent / path.relative_to(module.root)
-            if not copy.exists() or not copy.samefile(path):
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                copy.write_bytes(path.read_bytes())
+            copy = Path(name).parent / path.relative_to(module.root)
+            if not (directory / copy).exists() or not (directory / copy).samefile(path):
+                found[copy.as_posix()] = path.read_bytes()
+    return found
 
 
 _END = object()

@@ -1,28 +1,24 @@
 """The run directory: `<root>/<lineage>/<run_id>/`, and what it keeps about the code and the machine."""
 
 import fcntl
-import json
 import os
-import platform
-import subprocess
-import sys
 import time
-from hashlib import blake2b
-from importlib.metadata import version
 from pathlib import Path
 from typing import IO
 
 from attrs import frozen
 
 from ..planner.plan import Plan
-from ..planner.serialise import to_json
+from . import metadata
+from .changed import Changes, find_changes
 from .checkpoint.layout import CheckpointFolder
 from .checkpoint.model_check import check_model, check_weights
 from .checkpoint.publish import Publisher
 from .checkpoint.sources import Start, find, starting_point
+from .code import Code, read_code
 from .errors import EnvironmentFault
-from .records import trim_after
-from .user_parts import keep_parts
+from .records import JsonLines, trim_after
+from .user_parts import kept_parts
 
 LAUNCHER_LOCK = ".launcher.lock"
 # Held by the first rank itself: a killed launcher leaves ranks behind that are still saving.
@@ -34,46 +30,14 @@ class Workspace:
     """A run's directory, opened for one attempt at running it. `lock` is held until the object is gone.
 
     elsewhere: directories of the same experiment under another state of the code, if this one has no checkpoint.
+    changes: what is not as it was when the run was last started, in words.
     """
 
     directory: Path
     attempt: str
     lock: IO[str]
     elsewhere: tuple[Path, ...] = ()
-
-
-@frozen
-class Code:
-    """The state of the git checkout that holds the spec: `code_id` and the diff that makes it dirty."""
-
-    sha: str
-    diff: str
-
-    @property
-    def code_id(self) -> str:
-        """Eight digits of the commit, and of the diff where there is one."""
-        if not self.diff:
-            return self.sha[:8]
-        return f"{self.sha[:8]}-d{blake2b(self.diff.encode(), digest_size=5).hexdigest()}"
-
-
-def read_code(folder: Path) -> Code | None:
-    """None outside a git checkout or before its first commit.
-
-    Specs are left out of the diff: what they change is in the configuration's own identity.
-    """
-    sha = _git(folder, "rev-parse", "HEAD")
-    if sha is None:
-        return None
-    return Code(sha=sha.strip(), diff=_git(folder, "diff", "HEAD", "--", ":/", ":(exclude,top,glob)**/*.xtrain") or "")
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return None
-    return done.stdout if done.returncode == 0 else None
+    changes: tuple[str, ...] = ()
 
 
 def locate(plan: Plan, code: Code | None) -> Path:
@@ -111,23 +75,27 @@ def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lo
         Publisher(CheckpointFolder(directory / "checkpoints")).sweep()
         start = starting_point(plan, directory)
         _check_start(plan, start)  # before anything of the run is overwritten
+        before = None if start.anew else metadata.read_before(directory)
+        changes = find_changes(before, plan, code, start.step) if before is not None else None
+        if start.own and changes is not None:
+            changes.refuse_if_unfit(directory)
         if start.anew and (directory / "metrics.jsonl").exists():
             directory.rename(directory.with_name(f"{directory.name}~{attempt}"))
             directory.mkdir()
             lock = hold(directory, LAUNCHER_LOCK)
+        contents = {**kept_parts(plan, directory), **metadata.describe(plan, resolved_spec, code, attempt, before)}
         for name in ("metadata", "ranks", "logs", "checkpoints"):
             (directory / name).mkdir(exist_ok=True)
         superseded = directory / "logs" / f"metrics-superseded-{attempt}.jsonl"
         trim_after(directory / "metrics.jsonl", start.step, superseded)
-        (directory / "spec.xtrain").write_text(resolved_spec)
-        keep_parts(plan, directory)
-        (directory / "plan.json").write_text(json.dumps(to_json(plan), sort_keys=True))
-        _write_metadata(directory / "metadata", plan, code)
+        metadata.write(directory, contents, before)
+        if changes:
+            _tell(directory, changes, start.step, attempt)
     except OSError as error:
         raise EnvironmentFault("X706", f"the run directory {directory} cannot be written: {error.strerror}") from error
     named = plan.workspace["run"] is not None
     elsewhere = () if start.entry or named else _elsewhere(directory, plan.config_id)
-    return Workspace(directory, attempt, lock, elsewhere)
+    return Workspace(directory, attempt, lock, elsewhere, changes.texts if changes else ())
 
 
 def _check_start(plan: Plan, start: Start) -> None:
@@ -138,6 +106,14 @@ def _check_start(plan: Plan, start: Start) -> None:
     for node in plan.nodes:
         if node.op == "setup.pretrained":
             check_weights(plan, find(Path(node.args["path"]), weights=True))
+
+
+def _tell(directory: Path, changes: Changes, step: int, attempt: str) -> None:
+    """Write the event `changed`; no rank is there yet that could."""
+    events = JsonLines(directory / "events.jsonl")
+    said = {"attempt": attempt, "verdict": changes.verdict, "changes": list(changes.texts)}
+    events.write({"time": time.time(), "step": step, "event": "changed", **said})
+    events.close()
 
 
 def _elsewhere(directory: Path, config_id: str) -> tuple[Path, ...]:
@@ -161,23 +137,3 @@ def hold(directory: Path, name: str) -> IO[str]:
             "X707", f"another process is running in {directory}; wait for it, or name this run with workspace.run"
         ) from error
     return lock
-
-
-def _write_metadata(folder: Path, plan: Plan, code: Code | None) -> None:
-    environment = {
-        "xtrain": version("xtrain"),
-        "torch": version("torch"),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cores": os.cpu_count(),
-        "command": sys.argv,
-        "folder": str(Path.cwd()),
-        "plan_id": plan.id,
-        "config_id": plan.config_id,
-    }
-    (folder / "environment.json").write_text(json.dumps(environment, indent=1))
-    if code is not None:
-        (folder / "git.yaml").write_text(
-            f"sha: {code.sha}\ncode_id: {code.code_id}\ndirty: {bool(code.diff)}\n".lower()
-        )
-        (folder / "git.diff").write_text(code.diff)

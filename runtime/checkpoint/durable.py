@@ -19,12 +19,12 @@ COPIED_AT_ONCE = 4 * 2**20
 NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EXDEV, errno.EACCES)
 
 
-def write(path: Path, text: str) -> None:
+def write(path: Path, content: str | bytes) -> None:
     """Replace the content of a file, or make the file. Raises OSError, and then leaves what was there."""
     partial = path.with_name(path.name + PARTIAL)
     fd = create(partial)
     try:
-        append(fd, text.encode())
+        append(fd, content.encode() if isinstance(content, str) else content)
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -12,6 +12,7 @@ from ...planner.plan import Plan
 from ..ema import Ema
 from ..errors import ResumeRefused
 from ..feed import Feed
+from ..metadata import made_by
 from ..models.parts import Parts
 from ..observe import Window
 from ..ops import op
@@ -162,6 +163,7 @@ def prepare_saving(
         "failures": failures,
         "saved_step": start.step if start.own else None,
         "begun_from": begun_from(plan, start),
+        "made_by": made_by(records.directory),
     }
     pinned = mode == "async_pinned"
     if mode == "sync" or backend == "dcp":

@@ -38,7 +38,8 @@ class Saver:
     overlap: what a save does that comes due while another is being written: wait for it, or come later. best: the
     metric whose least value `best` follows, None without one. failures: how many saves in a row may fail, None for any
     number. staging: None where saves are made at once. begun_from: where the run got its first state, if not from
-    itself. Methods without another word are collective, and all ranks leave them alike.
+    itself. made_by: versions, and the state of the user's code. Methods without another word are collective, and all
+    ranks leave them alike.
     """
 
     state: FullState
@@ -50,6 +51,7 @@ class Saver:
     staging: Staging | None = None
     saved_step: int | None
     begun_from: dict[str, Any] | None
+    made_by: dict[str, Any]
     may_begin: Callable[[], bool] = lambda: True
     """Whether a save that is due now is made now, whatever is still being written; the same on all ranks."""
     put_off: str = ""
@@ -213,7 +215,8 @@ class Saver:
         return held.state().get("metrics", {}).get(self.best) if held else None
 
     def _described(self) -> dict[str, Any]:
-        return {**self.state.described(), **({"begun_from": self.begun_from} if self.begun_from else {})}
+        begun = {"begun_from": self.begun_from} if self.begun_from else {}
+        return {**self.state.described(), "made_by": self.made_by, **begun}
 
 
 @define(eq=False)

@@ -11,7 +11,7 @@ from xtrain.dsl.part_files import find_module, module_digest
 from xtrain.planner.changes.diff_sides import open_sides
 from xtrain.planner.load import plan_from_path
 from xtrain.planner.serialise import to_json
-from xtrain.runtime.user_parts import PartChanged, PartFailed, keep_parts, part_of, user_source
+from xtrain.runtime.user_parts import PartChanged, PartFailed, kept_parts, part_of, user_source
 
 HEAD = "from xtrain import source\n"
 SPEC = """
@@ -131,15 +131,21 @@ def test_a_run_keeps_the_files_that_it_ran(tmp_path, monkeypatch):
     directory = tmp_path / "runs" / "one"
     directory.mkdir(parents=True)
     (directory / "spec.xtrain").write_text(plan.spec_text)
-    keep_parts(plan, directory)
+    keep(plan, directory)
     again = plan_from_path(directory / "spec.xtrain").plan
     assert (again.id, again.config_id) == (plan.id, plan.config_id)
-    keep_parts(again, directory)  # onto themselves
+    keep(again, directory)  # onto themselves
     assert plan_from_path(directory / "spec.xtrain").plan.id == plan.id
     write(tmp_path, "# changed\n", "specs/lib/beside_it.py")
     with pytest.raises(PartChanged, match=r"specs/lib/parts.py, or a module that it imports"):
-        keep_parts(plan, directory)
+        keep(plan, directory)
     assert open_side(directory, plan, "optimizer.lr=1e-4").config_id != plan.config_id
+
+
+def keep(plan, directory: Path) -> None:
+    for name, content in kept_parts(plan, directory).items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(content)
 
 
 def open_side(directory: Path, plan, text: str):

@@ -73,6 +73,7 @@ class Makes:
         common: dict[str, Any] = {
             "state": state,
             "begun_from": None,
+            "made_by": {"code_id": "1a2b3c4d"},
             "records": Records.open(self.directory, 0),
             "transaction": Transaction(
                 publisher=Publisher(folder), together=Together(0, 1, None), keep=keep, backend=self.backend
