@@ -73,10 +73,10 @@ def settle_worlds(spec: Spec, world: int | None, found: Verdicts, examine: Exami
     worlds = search.all(adapted, rows)
     refused = search.refused()
     if len(worlds) < 2:
-        only = plural(next(iter(worlds)), "rank") if worlds else "no number of ranks"
+        only = f"only one number of ranks works, {next(iter(worlds))}" if worlds else "no number of ranks works"
         reasons = "; ".join(f"{each.worlds}: {each.reason}" for each in refused[:3])
         hint = f"a step of {plural(rows, 'row')} must come out on each; {reasons}" if reasons else "widen the range"
-        found.fail(rule, "X430", "fault_tolerance.elastic", f"of {given} only {only} works", hint)
+        found.fail(rule, "X430", "fault_tolerance.elastic", f"of {given} {only}", hint)
         return Elastic(spec=bare, world=world)
     found.passed(rule, f"{', '.join(map(str, worlds))} of {given} ranks take {plural(rows, 'row')} a step")
     chosen = world or _declared(spec) or max(worlds)

@@ -63,13 +63,14 @@ def _devices(plan: Plan) -> int | None:
 
     None where ranks need none, or it cannot be told.
     """
-    if plan.launch["device"] == "cpu":
+    import torch
+
+    asked = plan.launch["device"]
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
         return None
     try:
         done = subprocess.run([sys.executable, "-c", _COUNT], capture_output=True, text=True, timeout=120)
         count = int(done.stdout)
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return None
-    if count < 0:
-        return None if plan.launch["device"] == "auto" else 0
-    return count
+    return max(count, 0)
