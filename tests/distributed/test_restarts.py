@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from live_runs import gone, wait_for_step, workers
 from projects import Project, curve, events, worst
 from saboteur import AT_SAVE, AT_SETUP, AT_STEP, environment, sabotage
-from test_survival import gone, wait_for_step, workers
 
 pytestmark = pytest.mark.distributed
 

@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from live_runs import gone, wait_for_step, workers
 from projects import Project, curve, events
 
 pytestmark = pytest.mark.distributed
@@ -18,42 +19,6 @@ pytestmark = pytest.mark.distributed
 LONG = {"steps": 4000}
 # Minutes of work, though the model may end a single text at any token.
 ENDLESS = "generate { prompts = [" + '"line", ' * 1000 + "], tokens = 400 }"
-
-
-def wait_for_step(project: Project, process: subprocess.Popen, step: int) -> None:
-    """Return as soon as `process` has logged `step`."""
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
-        ended = process.poll() is not None
-        for path in (project.folder / "runs").glob("tiny/*/metrics.jsonl"):
-            if path.read_text().count('"loss"') >= step:
-                return
-        assert not ended, "\n".join(process.communicate())
-        time.sleep(0.02)
-    raise AssertionError(f"step {step} was not reached")
-
-
-def workers(directory: Path) -> list[int]:
-    """Process ids of the ranks of a run that are alive."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if process.name.isdecimal():
-            try:
-                command = (process / "cmdline").read_bytes().decode().split("\0")
-                running = (process / "stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-                here = (process / "cwd").resolve()
-            except (OSError, IndexError):
-                continue
-            if running and "xtrain.runtime.worker" in command and here / command[-3] == directory:
-                found.append(int(process.name))
-    return found
-
-
-def gone(directory: Path, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while workers(directory) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not workers(directory)
 
 
 @pytest.fixture(scope="module")

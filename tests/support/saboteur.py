@@ -1,4 +1,4 @@
-"""Faults in one rank of a real run: `sitecustomize` in the project's folder changes a module as it is imported there."""
+"""Faults in one rank of a real run: `sitecustomize` in the project's folder changes a module as it is imported."""
 
 from pathlib import Path
 
