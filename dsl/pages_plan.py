@@ -170,6 +170,14 @@ PAGES: Final = (
         `requeue` asks Slurm to start the job again, and Slurm ends the job as soon as it is asked. It belongs behind
         all else that a run does when it is to stop, and nowhere else.
         """, "on sigusr1 requeue then checkpoint then stop", "on sigusr1 checkpoint then requeue then stop"),
+    Code("X612", "not one thing that is done about steps that are no numbers", """
+        `on nan(n)` does one of three: `skip` leaves such steps out and fails at the n-th in a row, `rollback` goes back
+        to the last good checkpoint, `stop` fails. `skip` and `rollback` stand nowhere else. Nothing is saved there: the
+        weights may be what is wrong, and the last checkpoint before is the one to keep.
+        """, "on nan checkpoint then stop", "on nan(3) rollback"),
+    Code("X613", "a rollback in a run that saves nothing", """
+        `on nan rollback` goes back to a checkpoint of the run, and `checkpoint.enabled` is false.
+        """, "checkpoint { enabled = false }\non nan(3) rollback", "on nan(3) rollback"),
     Code("X620", "a best checkpoint of something that is not measured", """
         `best` follows the loss on what a dataset of this spec held out, and a tick has to measure it: `eval` of that
         dataset, in steps in which a checkpoint is saved.
@@ -279,6 +287,10 @@ PAGES: Final = (
         first.
         """, "experiment try { budget = 100 steps }\nlaunch { stop_at = 200 steps }",
         "experiment try { budget = 100 steps }\nlaunch { stop_at = 50 steps }"),
+    Code("W604", "a rollback with little to go back to", """
+        `on nan rollback` goes back to a checkpoint that was saved along the way. Either none is, or one alone is kept:
+        should the fault be in it already, there is no older one.
+        """, "checkpoint { keep = 1 }\non nan(3) rollback", "checkpoint { keep = 3 }\non nan(3) rollback"),
     Code("W705", "whether the spec of a plan has changed is not known", """
         A saved plan carries its spec and can be run anywhere. The file that it was made of is not where the plan names
         it, or the plan does not say how it was made, so that the two cannot be compared.

@@ -89,7 +89,7 @@ PAGES: Final = (
     Code("X209", "not supported yet", """
         The language has this word, and this version of xtrain cannot do what it says. It is refused rather than
         ignored.
-        """, 'ema { decay = 0.999 }'),
+        """, 'every 10 steps export'),
     Code("X210", "a block where a setting belongs, or the other way round", """
         A setting is `name = value`, a block is `kind label { … }` without `=`. The axes inside `parallel` are blocks:
         their size is the label.
@@ -126,4 +126,8 @@ PAGES: Final = (
         `python_stdlib()` takes no arguments; `text("…")` and `jsonl("…")` take one or more paths or patterns, each a
         string; a part of your own takes the parameters of its function. A source is always written with parentheses.
         """, 'dataset web { source = text() }', 'dataset web { source = text("data/*.txt") }'),
+    Code("X225", "a number behind an event that takes none", """
+        `on nan(n)` is what happens at the n-th step in a row whose loss or gradient norm is not a number: one whole
+        number, at least 1. Other events take none.
+        """, 'on nan(2, 3) skip', 'on nan(3) skip'),
 )  # fmt: skip

@@ -131,9 +131,10 @@ def changed(spec, path, value):
         ("collate", ["flatten"]),
         ("every/0/every", "3 epochs"),
         ("every/0/actions", []),
-        ("every/0/actions", [{"rollback": {}}]),
+        ("every/0/actions", [{"export": {}}]),
         ("every/1/actions", [{"eval": {}}]),
-        ("on/0/event", "nan"),
+        ("on/0/event", "sighup"),
+        ("on/0/count", 3),  # which only nan has
         ("launch/nodes", "many"),
     ],
 )

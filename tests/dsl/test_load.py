@@ -26,10 +26,17 @@ def test_the_quickstart():
     assert spec.events[0].actions[0].batches is None
 
 
-def test_the_taste_of_the_language_has_nothing_wrong_but_what_is_not_supported_yet():
+def test_the_taste_of_the_language_has_nothing_wrong():
     loaded = load_spec(DATA / "taste.xtrain")
-    assert {d.code for d in loaded.diagnostics} == {"X209"}
-    assert len(loaded.diagnostics) == 3
+    assert not loaded.diagnostics
+    events = loaded.require().events
+    assert [(event.event, event.count) for event in events] == [("nan", 3), ("sigterm", None)]
+    assert loaded.require().ticks[3].actions[0].limit == Quantity(60, "seconds")
+
+
+def test_a_spec_with_mistakes_is_none(tmp_path):
+    (tmp_path / "wrong.xtrain").write_text("batch { sequence = many }\n")
+    loaded = load_spec(tmp_path / "wrong.xtrain")
     assert loaded.spec is None
     with pytest.raises(SpecErrors) as raised:
         loaded.require()

@@ -39,7 +39,7 @@ def filled(text):
 def test_every_example_is_one(field):
     sparse = "model qwen3_moe { experts = 8 }\n" if "qwen3_moe" in field.usage else ""
     assert wrong(sparse + filled(field.usage)) == []
-    assert field.name in field.usage or field.is_label
+    assert field.name in field.usage or field.is_label or field.path == "on.count"  # the n of nan(n)
 
 
 @pytest.mark.parametrize("field", [f for f in FIELDS if f.group == "block"], ids=lambda field: field.path)
