@@ -154,9 +154,10 @@ def _piece(value: Tensor) -> Tensor:
 def keep_average(model: Parts, decay: float, every: int, format: str, eval: bool, publish: bool) -> Ema:
     """Begin at the weights as they are. format: of the averages; bf16 would round a small share of new weights away."""
     averages = {
-        name: value.to(DTYPES[format] if value.is_floating_point() else value.dtype, copy=True)
+        name: value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
         for name, value in model_tensors(model, "").items()
     }
+    assert all(averages[name].dtype == DTYPES[format] for name, _ in model.named_parameters())
     return Ema(model=model, decay=decay, every=every, evaluates=eval, publishes=publish, averages=averages)
 
 
