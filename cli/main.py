@@ -4,7 +4,10 @@ import argparse
 import sys
 from importlib import import_module
 
-VERBS = ("init", "check", "fmt", "plan", "diff", "run", "data", "checkpoint", "generate", "docs", "schema", "explain")
+VERBS = (
+    "init", "check", "fmt", "plan", "diff", "run", "control", "data", "checkpoint", "generate", "docs", "schema",
+    "explain",
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

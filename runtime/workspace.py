@@ -15,6 +15,7 @@ from .checkpoint.layout import CheckpointFolder
 from .checkpoint.model_check import check_model, check_weights
 from .checkpoint.publish import Publisher
 from .checkpoint.sources import Start, find, starting_point
+from .checkpoint.undone import finish_rollback
 from .code import Code, read_code
 from .errors import EnvironmentFault
 from .records import JsonLines, trim_after
@@ -73,6 +74,7 @@ def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lo
         lock = lock or hold(directory, LAUNCHER_LOCK)
         hold(directory, WORKER_LOCK).close()
         Publisher(CheckpointFolder(directory / "checkpoints")).sweep()
+        finish_rollback(directory)
         start = starting_point(plan, directory)
         _check_start(plan, start)  # before anything of the run is overwritten
         before = None if start.anew else metadata.read_before(directory)
@@ -129,11 +131,17 @@ def hold(directory: Path, name: str) -> IO[str]:
     Raises EnvironmentFault if another process holds it.
     """
     lock = (directory / name).open("a")
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        lock.close()
-        raise EnvironmentFault(
-            "X707", f"another process is running in {directory}; wait for it, or name this run with workspace.run"
-        ) from error
+    for seconds in (0.05, 0.2, 0.0):  # `xtrain control` holds it for a moment, to see whether the run is live
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if not seconds:
+                lock.close()
+                raise EnvironmentFault(
+                    "X707",
+                    f"another process is running in {directory}; wait for it, or name this run with workspace.run",
+                ) from error
+            time.sleep(seconds)
+        else:
+            break
     return lock

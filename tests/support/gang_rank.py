@@ -84,12 +84,14 @@ def run(job: dict[str, Any], rank: int) -> int:
     os.chdir(job["folder"])
     torch.set_num_threads(1)
     if job["mutation"]:
-        import gang_health  # noqa: F401  adds its own
+        import gang_control  # noqa: F401  adds its own
+        import gang_health  # noqa: F401
         import gang_nonfinite  # noqa: F401
         import gang_resume  # noqa: F401
         import gang_saving  # noqa: F401
         from gang_mutations import MUTATIONS
 
+        os.environ["XTRAIN_TEST_CONTROL"] = str(Path(job["directory"]) / "control")
         MUTATIONS[job["mutation"]](**job["mutation_arguments"])
     directory = Path(job["directory"])
     plan = from_json(json.loads((directory / "plan.json").read_text()))

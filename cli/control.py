@@ -1,0 +1,100 @@
+"""`xtrain control RUN COMMAND [ARGUMENT]`: ask a live run to do something between two of its steps."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+EPILOG = """\
+RUN is a run's directory, or a lineage or root of runs: then the one that was started last and is live.
+
+commands:
+  stop            save and stop, as on SIGTERM; the run can be gone on with
+  save            save the full state, whatever the plan says of saving
+  eval [DATASET]  the loss on what a dataset held out; the name may be left out where there is one
+  profile N       record the next N steps: a Chrome trace per rank under profile/
+  pause           wait between two steps, holding on to devices and memory
+  resume          go on after a pause
+
+examples:
+  xtrain control runs/quickstart save
+  xtrain control runs/quickstart/<run> profile 3
+
+exit codes: 0 done, 1 refused, 2 the command line is wrong, 3 no such run is live or it did not answer
+"""
+COMMANDS = ("stop", "save", "eval", "profile", "pause", "resume")
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "control",
+        help="ask a live run to save, stop, evaluate, pause or profile",
+        description="Ask a live run to do something between two of its steps, and wait until it is done.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="RUN", type=Path, help="a run, or a lineage or root of runs")
+    parser.add_argument("command", metavar="COMMAND", choices=COMMANDS, help=", ".join(COMMANDS))
+    parser.add_argument("argument", metavar="ARGUMENT", nargs="?", help="a dataset for eval, a number for profile")
+    parser.add_argument("--json", action="store_true", help="print the run's answers as JSON, one object a line")
+    parser.add_argument(
+        "--wait",
+        metavar="SECONDS",
+        type=_seconds,
+        default=60.0,
+        help="how long the run has to read the command before it is taken back (default: 60)",
+    )
+    parser.set_defaults(run=run)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number of seconds above 0")
+    return seconds
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status, as the help says."""
+    from ..runtime.asking import Asked, NotLive, live_run
+
+    argument: str | int | None = arguments.argument
+    if arguments.command == "profile":
+        if argument is None or not str(argument).isdecimal():
+            print("xtrain control: profile takes a number of steps, as in `profile 3`", file=sys.stderr)
+            return 2
+        argument = int(argument)
+    elif argument is not None and arguments.command != "eval":
+        print(f"xtrain control: {arguments.command} takes no argument", file=sys.stderr)
+        return 2
+    try:
+        asked = Asked.put(live_run(arguments.path), arguments.command, argument)
+    except NotLive as error:
+        return _nobody(str(error))
+    except OSError as error:
+        return _nobody(f"the command could not be written: {error.strerror}")
+    answer: dict[str, object] = {}
+    try:
+        for answer in asked.answers(arguments.wait):
+            print(json.dumps(answer) if arguments.json else _line(answer), flush=True)
+    except NotLive as error:
+        return _nobody(str(error))
+    except KeyboardInterrupt:
+        taken = "it was taken back" if asked.take_back() else "the run has read it and goes on with it"
+        print(f"xtrain control: interrupted; {taken}", file=sys.stderr)
+        return 130
+    return 0 if answer["state"] == "done" else 1
+
+
+def _line(answer: dict[str, object]) -> str:
+    detail = f": {answer['detail']}" if answer.get("detail") else ""
+    return f"{answer['state']}  {answer['command']}  step {answer['step']:,}{detail}"
+
+
+def _nobody(message: str) -> int:
+    print(f"xtrain control: {message}", file=sys.stderr)
+    return 3

@@ -1,0 +1,72 @@
+"""Things that happen to ranks from outside while they train: signals, commands, files."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from gang_mutations import StepCall, mutation, rebind
+
+from xtrain.runtime import lookout
+from xtrain.runtime.state import Step
+
+# Where something may happen, by the name that tests give it.
+PLACES = {"agree": "step.agree", "optimizer": "step.optimizer", "eval": "tick.eval", "save": "tick.checkpoint"}
+
+
+@mutation
+def happens(*, environment: dict[str, str] | None = None, **places: list[list[Any]]) -> None:
+    """By place a list of [after how many steps, rank, what, with what], done once, in front of what happens there.
+
+    what: `signal` (its name), `command` (what its file holds, as JSON or as a text), `file` (a path), `hang` (seconds),
+    `later` ([seconds, what, with what]).
+    """
+    os.environ.update(environment or {})
+    lookout.SECONDS = 0.05
+    for place, acts in places.items():
+        _put(PLACES[place], [tuple(act) for act in acts])
+
+
+def _put(op: str, acts: list[tuple[Any, ...]]) -> None:
+    rank, waiting = int(os.environ.get("RANK", "0")), list(acts)
+
+    def change(call: StepCall, given: dict[str, Any]) -> StepCall:
+        def run(step: Step) -> None:
+            for act in [act for act in waiting if act[0] == step.index and act[1] == rank]:
+                waiting.remove(act)
+                _act(act[2], act[3], given)
+            call(step)
+
+        return run
+
+    rebind(op, change)
+
+
+def _act(what: str, value: Any, given: dict[str, Any]) -> None:
+    if what == "signal":
+        os.kill(os.getpid(), signal.Signals[value])
+    elif what == "command":
+        _command(value)
+        if "agreement" in given:  # heard in this very step, however busy the machine is
+            given["agreement"]._control.inbox.look()
+    elif what == "hang":
+        time.sleep(value)
+    elif what == "file":
+        Path(value).touch()
+    else:
+        seconds, then, rest = value
+        threading.Timer(seconds, _act, (then, rest, {})).start()
+
+
+def _command(content: Any) -> None:
+    """Files are named by their number."""
+    folder = Path(os.environ["XTRAIN_TEST_CONTROL"])
+    folder.mkdir(exist_ok=True)
+    count = _command.__dict__.setdefault("count", [0])
+    count[0] += 1
+    beside = folder / f".{count[0]}.tmp"
+    beside.write_text(content if isinstance(content, str) else json.dumps(content))
+    beside.replace(folder / f"{count[0]}.json")
