@@ -71,7 +71,7 @@ class Reading:
     host: str
     pid: int
     born: int
-    start: int
+    attempt: int
     alive: int
     time: float
     step: int
@@ -95,7 +95,7 @@ class BeatFile:
 
     path: Path
     rank: int
-    start: int
+    attempt: int
     alive: int = 0
     _host: str = field(factory=socket.gethostname)
     _born: int = field(factory=lambda: born(os.getpid()))
@@ -108,7 +108,7 @@ class BeatFile:
             "host": self._host[:64],
             "pid": os.getpid(),
             "born": self._born,
-            "start": self.start,
+            "attempt": self.attempt,
             "alive": self.alive,
             "time": round(time.time(), 3),
             "step": beat.step,

@@ -50,7 +50,7 @@ def place_of(frame: FrameType) -> str:
     """File, line and function; the file as it is imported."""
     path = frame.f_code.co_filename
     for folder in (_SITE, _OURS):
-        path = path.removeprefix(folder).removeprefix("/")
+        path = path.removeprefix(f"{folder}/")
     return f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
 
 
@@ -65,12 +65,14 @@ def _debugged(frame: FrameType | None) -> bool:
 def save_own(folder: Path, rank: int, beat: Beat) -> None:
     """Write the stacks of all threads and the last marks to `<rank>.txt`, and the last collectives, where torch keeps
     them, to `<rank>.collectives.json`."""
-    with suppress(OSError), (folder / f"{rank:05d}.txt").open("w") as file:
+    partial = folder / f"{rank:05d}.partial"
+    with suppress(OSError), partial.open("w") as file:
         step = f"step {beat.step}" if beat.step else "set-up"
         file.write(f"rank {rank}, process {os.getpid()}, {step}, mark {beat.marks}\n")
         file.write(f"last marks: {' '.join(beat.trail)}\n\n")
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
+        partial.rename(folder / f"{rank:05d}.txt")
     flight_record = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
     if dist.is_initialized() and flight_record is not None:
         with suppress(OSError, RuntimeError):

@@ -32,6 +32,7 @@ LOOK: Final = 0.1
 TELL: Final = 2.0
 # Seconds that ranks wait for each other's stacks before they leave.
 FAREWELL: Final = 5.0
+VERDICT: Final = "verdict.json"
 
 
 @op("setup.watch", gives="watch")
@@ -39,12 +40,16 @@ def watch(
     rank: Rank, records: Records, beat: Beat, leave: Callable[[int], None], stuck_seconds: float | None
 ) -> "Watch":
     """Begin to tell of this rank's progress, and to watch that of the others. Collective."""
-    start = torch.tensor([float(records.attempts())], device=rank.device)
+    number = records.attempts()
+    if rank.is_first:  # what a start before has left, whose report found no room on the disk
+        with suppress(OSError):
+            (verdict_folder(records.directory, number) / VERDICT).unlink(missing_ok=True)
+    attempt = torch.tensor([float(number)], device=rank.device)
     if rank.world_size > 1:
-        dist.broadcast(start, src=0)  # the first rank has reported the start; others may see that late
+        dist.broadcast(attempt, src=0)  # the first rank has reported the start; others may see that late
     found = Watch(
         beat=beat,
-        file=BeatFile(beat_path(records.directory, rank.rank), rank.rank, int(start.item())),
+        file=BeatFile(beat_path(records.directory, rank.rank), rank.rank, int(attempt.item())),
         records=records,
         rank=rank.rank,
         world=rank.world_size,
@@ -53,6 +58,11 @@ def watch(
     )
     found.begin()
     return found
+
+
+def verdict_folder(directory: Path, attempt: int) -> Path:
+    """Where the stacks and the verdict of a start go."""
+    return directory / "logs" / f"stuck-{attempt}"
 
 
 @define(eq=False, kw_only=True)
@@ -80,8 +90,7 @@ class Watch:
 
     @property
     def folder(self) -> Path:
-        """Where stacks and the verdict go."""
-        return self.records.directory / "logs" / f"stuck-{self.file.start}"
+        return verdict_folder(self.records.directory, self.file.attempt)
 
     def begin(self) -> None:
         with suppress(OSError):
@@ -95,15 +104,17 @@ class Watch:
         """The rank leaves: nobody is to wait for its next line."""
         self._closed.set()
         if self._thread is not None:
-            self._thread.join()
-            self.file.write(self.beat, 0.0, "", False)
+            self._thread.join(FAREWELL)  # it may hang in a disk that does not answer
         if self._answer is not None:
             faulthandler.unregister(ASK)
             os.close(self._answer)
 
     def condemned(self) -> bool:
         """Whether the run is being ended: what goes wrong from then on is no news. Any thread."""
-        return self._verdict_path.exists()
+        try:
+            return self._verdict_path.exists()
+        except OSError:
+            return False
 
     def leave_if_condemned(self) -> None:
         """For the main thread, which has lost contact with others: where that is because the run is being ended, wait
@@ -114,6 +125,7 @@ class Watch:
     def _run(self) -> None:
         while not self._closed.wait(INTERVAL):
             self.tick()
+        self.file.write(self.beat, 0.0, "", False)
 
     def tick(self) -> None:
         """Write the line; look at the others where this rank does not get on."""
@@ -132,10 +144,18 @@ class Watch:
         if limit is None or idle < LOOK * limit:
             self._seen.clear()
             return
-        if not self._seen or self._now - self._looked >= (PAUSE if idle >= limit else max(PAUSE, limit / 20)):
+        if self._due(idle, limit):
             self._look()
             if idle >= limit and (verdict := self._judge(limit)) is not None:
                 self._end(self._pronounced(verdict, idle))
+
+    def _due(self, idle: float, limit: float) -> bool:
+        """Whether to read the lines of all: now and then, so that it is known how long each has stood still, and as
+        soon as the limit is reached; shortly before that not, as two readings say nothing with no time between."""
+        since = self._now - self._looked
+        if not self._seen or idle >= limit:
+            return not self._seen or since >= GAP
+        return idle <= limit - GAP and since >= max(PAUSE, limit / 20)
 
     def _look(self) -> None:
         self._looked = self._now
@@ -161,7 +181,7 @@ class Watch:
 
     @property
     def _verdict_path(self) -> Path:
-        return self.folder / "verdict.json"
+        return self.folder / VERDICT
 
     def _pronounced(self, verdict: Verdict, idle: float) -> dict[str, Any]:
         """Report what has been found, unless another rank has done so before; what holds for all."""
@@ -233,13 +253,8 @@ class Watch:
         """Save what can be seen, end the ranks of this machine that cannot do so themselves, and leave."""
         save_own(self.folder, self.rank, self.beat)
         frozen = told["ranks"] if told["frozen"] else []
-        if not self._seen:
-            self._look()
-        helpless = [
-            reading
-            for rank in frozen
-            if (reading := self._seen[rank].reading) is not None and here(reading, self._host)
-        ]
+        lines = (read_beat(beat_path(self.records.directory, rank)) for rank in frozen)
+        helpless = [reading for reading in lines if reading is not None and here(reading, self._host)]
         for reading in helpless:
             save_of(self.folder, reading)
         helped = [reading.rank for reading in helpless]
