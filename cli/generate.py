@@ -1,4 +1,4 @@
-"""`xtrain generate RUN`: continue prompts with the model of a run's latest checkpoint."""
+"""`xtrain generate RUN`: continue prompts with the model of one of a run's checkpoints."""
 
 import argparse
 import json
@@ -10,11 +10,18 @@ def add_parser(subparsers) -> None:
     parser = subparsers.add_parser(
         "generate",
         help="sample from a trained run",
-        description="Load the latest checkpoint of a run into one process and continue prompts.",
+        description="Load a checkpoint of a run, its latest unless told otherwise, into one process and continue "
+        "prompts.",
         epilog="example: xtrain generate runs/quickstart/<run> --prompt 'def ' --tokens 200",
     )
     parser.add_argument("run_directory", metavar="RUN", help="a run directory")
     parser.add_argument("--prompt", action="append", required=True, help="text to continue; may be given again")
+    parser.add_argument(
+        "--checkpoint",
+        metavar="WHICH",
+        help="latest, best, model, a name such as ckpt-s000000001000, or the path of any checkpoint of the same model "
+        "(default: the weights of the finished run, else the latest state)",
+    )
     parser.add_argument("--tokens", type=int, default=200, help="tokens to add (default 200)")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 takes the likeliest token (default 0.8)")
     parser.add_argument("--top-p", type=float, default=0.95, help="share of probability to draw from (default 0.95)")
@@ -37,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..runtime.trained import TrainedRun
 
     try:
-        trained = TrainedRun.load(Path(arguments.run_directory), arguments.device)
+        trained = TrainedRun.load(Path(arguments.run_directory), arguments.device, arguments.checkpoint)
         for prompt in arguments.prompt:
             text = trained.continue_text(
                 prompt, arguments.tokens, arguments.temperature, arguments.top_p, arguments.seed

@@ -14,7 +14,7 @@ from .build import build_model
 from .checkpoint.backend import read_tensors
 from .checkpoint.chosen_weights import evaluated, prefix
 from .checkpoint.model_check import check_weights
-from .checkpoint.sources import find
+from .checkpoint.sources import find, find_named
 from .checkpoint.tensors import model_tensors
 from .data.documents.tokenizers import Tokenizer, load_tokenizer
 from .errors import EnvironmentFault
@@ -29,12 +29,12 @@ class TrainedRun:
     tokenizer: Tokenizer
 
     @classmethod
-    def load(cls, directory: Path, device: str) -> "TrainedRun":
-        """Read the latest checkpoint, of whatever layout; weights alone will do. Raises EnvironmentFault where there is
-        none."""
-        if not any((directory / "checkpoints").glob("*-s*")):
+    def load(cls, directory: Path, device: str, checkpoint: str | None = None) -> "TrainedRun":
+        """Read the latest checkpoint of a run, or the one that `find_named` finds, of whatever layout; weights alone
+        will do. Raises EnvironmentFault where there is none, or it is of another model."""
+        if checkpoint is None and not any((directory / "checkpoints").glob("*-s*")):
             raise EnvironmentFault("X708", f"{directory} has no checkpoint yet")
-        entry = find(directory, weights=True)
+        entry = find(directory, weights=True) if checkpoint is None else find_named(directory, checkpoint)
         plan = from_json(json.loads((directory / "plan.json").read_text()))
         chosen = choose_device(device, local_rank=0)
         use_threads(None, local_world=1)

@@ -22,7 +22,8 @@ def departures(plan: Plan) -> tuple[Provenance, ...]:
 def default_text(path: str) -> str | None:
     """The default of a setting as a spec would write it; None where it has none, or where the planner derives it."""
     kind, _, rest = path.partition(".")
-    if kind not in blocks.KINDS:  # the collate chain, what recurs
+    # The collate chain and what recurs have none; that of `compile` holds where the block is written.
+    if kind not in blocks.KINDS or path == "compile.mode":
         return None
     block: type = blocks.KINDS[kind]
     default: object = NOTHING

@@ -6,14 +6,16 @@ a failure, whatever `checkpoint.resume` says: what is there was made by this ver
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault, ResumeRefused
 from ..launch import is_restart
-from .layout import CheckpointFolder, Entry, Pointer, entry_of
+from .layout import ALIAS, POINTERS, CheckpointFolder, Entry, Pointer, entry_of
+
+POINTER_NAMED: Final[dict[str, Pointer]] = {pointer: pointer for pointer in POINTERS}
 
 
 @frozen(kw_only=True)
@@ -94,10 +96,27 @@ def find(path: Path, *, weights: bool = False) -> Entry:
     return entry
 
 
+def find_named(directory: Path, name: str) -> Entry:
+    """The checkpoint of a run that a pointer (`latest`, `best`, `model`) or a name of its own (`ckpt-s…`) means, or what
+    any other path means, as in `find`. Raises EnvironmentFault, which says what there is."""
+    folder = CheckpointFolder(directory / "checkpoints")
+    if name in POINTERS or (Path(name).name == name and not Path(name).exists()):
+        own = entry_of(folder.root / (folder.named(POINTER_NAMED[name]) if name in POINTER_NAMED else name))
+        if own is None:
+            named = [pointer for pointer in POINTERS if folder.named(pointer)]
+            known = [*named, *(entry.name for entry in (*folder.published(), *folder.models()))]
+            there = f"there are {', '.join(known)}" if known else "it has none yet"
+            raise EnvironmentFault("X720", f"{directory} has no checkpoint {name}; {there}")
+        return find(own.path, weights=True)
+    return find(Path(name), weights=True)
+
+
 def _found(path: Path, weights: bool) -> Entry | None:
-    pointers: dict[str, Pointer] = {"latest": "latest", "best": "best", "model": "model"}
-    if path.name in pointers and path.is_file():
-        return CheckpointFolder(path.parent).pointed(pointers[path.name])
+    if path.suffix == ALIAS and path.is_file():
+        # A file beside the pointers is that of what its pointer names; else it is the one in a checkpoint.
+        path = path.with_suffix("") if path.stem in POINTER_NAMED else path.parent
+    if path.name in POINTER_NAMED and path.is_file():
+        return CheckpointFolder(path.parent).pointed(POINTER_NAMED[path.name])
     if entry := entry_of(path):
         return entry
     for folder in (CheckpointFolder(path / "checkpoints"), CheckpointFolder(path)):

@@ -10,7 +10,7 @@ from xtrain.planner.changes.kept import kept
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.sources import begun_from, find, starting_point
+from xtrain.runtime.checkpoint.sources import begun_from, find, find_named, starting_point
 from xtrain.runtime.errors import EnvironmentFault, ResumeRefused
 from xtrain.runtime.workspace import locate, open_workspace
 
@@ -149,3 +149,34 @@ def test_every_spelling_of_a_source(tmp_path, other):
     (folder.path(100) / ".metadata").write_bytes(b"")
     with pytest.raises(EnvironmentFault, match="damaged"):
         find(folder.path(100))
+
+
+def test_a_checkpoint_of_a_run_is_found_by_pointer_by_name_and_by_path(tmp_path, other, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "run"
+    checkpoints = CheckpointFolder(directory / "checkpoints")
+    save(checkpoints, 10, "best")
+    save(checkpoints, 20, backend="file")
+    for name, step in (
+        ("latest", 20),
+        ("best", 10),
+        ("ckpt-s000000000010", 10),
+        ("other", 200),  # a path
+        ("other/checkpoints/ckpt-s000000000100", 100),
+        (str(checkpoints.alias("latest")), 20),
+        (str(checkpoints.path(20) / "state.pt"), 20),
+    ):
+        assert find_named(directory, name).step == step, name
+    for name, said in (
+        ("model", "has no checkpoint model; there are latest, best, ckpt-s000000000010, ckpt-s000000000020"),
+        ("bset", "has no checkpoint bset; there are latest, best"),
+        ("elsewhere/nothing", "there is no checkpoint at elsewhere/nothing"),
+    ):
+        with pytest.raises(EnvironmentFault, match=said) as wrong:
+            find_named(directory, name)
+        assert wrong.value.code == "X720"
+    with pytest.raises(EnvironmentFault, match="it has none yet"):
+        find_named(tmp_path / "empty", "best")
+    (checkpoints.path(10) / "__0_0.distcp").unlink()
+    with pytest.raises(EnvironmentFault, match=r"damaged: __0_0\.distcp is missing"):
+        find_named(directory, "best")
