@@ -109,8 +109,8 @@ def test_its_files_are_where_the_documentation_says(finished):
 def test_the_finished_run_can_be_sampled(finished):
     command = [sys.executable, "-m", "xtrain", "generate", str(run_directory(finished)), "--prompt", "def "]
     first, second = (
-        subprocess.run([*command, "--tokens", "60", "--json"], capture_output=True, text=True, timeout=120)
-        for _ in range(2)
+        subprocess.run([*command, "--tokens", "60", "--json", *which], capture_output=True, text=True, timeout=120)
+        for which in ((), ("--checkpoint", "latest"))  # the weights alone, and the full state of the same step
     )
     assert first.returncode == 0 and not first.stderr, first.stderr
     assert json.loads(first.stdout)["text"] == json.loads(second.stdout)["text"] != ""

@@ -97,8 +97,8 @@ def find(path: Path, *, weights: bool = False) -> Entry:
 
 
 def find_named(directory: Path, name: str) -> Entry:
-    """The checkpoint of a run that a pointer (`latest`, `best`, `model`) or a name of its own (`ckpt-s…`) means, or what
-    any other path means, as in `find`. Raises EnvironmentFault, which says what there is."""
+    """The checkpoint of a run that a pointer (`latest`, `best`, `model`) or a name of its own (`ckpt-s…`) means, or
+    what any other path means, as in `find`. Raises EnvironmentFault, which says what there is."""
     folder = CheckpointFolder(directory / "checkpoints")
     if name in POINTERS or (Path(name).name == name and not Path(name).exists()):
         own = entry_of(folder.root / (folder.named(POINTER_NAMED[name]) if name in POINTER_NAMED else name))
