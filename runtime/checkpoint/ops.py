@@ -166,8 +166,12 @@ def prepare_saving(
         "made_by": made_by(records.directory),
     }
     pinned = mode == "async_pinned"
-    if mode == "sync" or backend == "dcp":
-        return Saver(**common, staging=None if mode == "sync" else Staging(pinned=pinned, device=rank.device))
+    if mode == "sync":
+        return Saver(**common, staging=None)
+    if backend == "dcp":
+        staging = Staging(pinned=pinned, device=rank.device)
+        staging.prepare(begun.state.tensors())
+        return Saver(**common, staging=staging)
     snapshots = Snapshots(most=copies, pinned=pinned and rank.device.type == "cuda")
     return FileSaver(**common, snapshots=snapshots)
 

@@ -25,6 +25,11 @@ class Staging:
         self._stager = DefaultStager(options)
         self._under_way: Future[dict[str, Any]] | None = None
 
+    def prepare(self, tensors: dict[str, Any]) -> None:
+        """Make the buffers, and touch all of their memory, before training waits for that in its first save."""
+        self.begin(tensors)
+        self.wait()
+
     def begin(self, tensors: dict[str, Any]) -> Future[dict[str, Any]]:
         """Start to copy; the buffers may be written again when nobody needs the last copy any more."""
         if self._device.type == "cuda":

@@ -1,0 +1,48 @@
+"""The buffers that a copy of the state is made in."""
+
+import json
+
+import torch
+from projects import Project
+
+from xtrain.planner.load import plan_from_spec
+from xtrain.runtime.checkpoint.staging import Staging
+from xtrain.runtime.executor import Executor
+
+
+def test_buffers_that_were_prepared_are_those_of_every_save():
+    state = {"a": torch.zeros(1000), "b": torch.zeros(7)}
+    staging = Staging(pinned=False, device=torch.device("cpu"))
+    staging.prepare(state)
+    places = set()
+    for number in range(3):
+        for value in state.values():
+            value.fill_(number)
+        copies = staging.begin(state).result()
+        staging.wait()
+        assert all(torch.equal(copies[name], state[name]) for name in state)
+        places.add(tuple(copies[name].data_ptr() for name in sorted(state)))
+    assert len(places) == 1
+    staging.close()
+
+
+def test_a_run_that_saves_beside_training_prepares_its_buffers_at_set_up(tmp_path, monkeypatch):
+    prepared: list[set[int]] = []
+    staged: list[set[int]] = []
+
+    def places(tensors: dict) -> set[int]:
+        """Where in memory each is; streams of random numbers are copies anyway."""
+        return {value.untyped_storage().data_ptr() for name, value in tensors.items() if not name.startswith("rng.")}
+
+    prepare, begin = Staging.prepare, Staging.begin
+    monkeypatch.setattr(Staging, "prepare", lambda self, t: (prepared.append(places(t)), prepare(self, t))[1])
+    monkeypatch.setattr(Staging, "begin", lambda self, t: (staged.append(places(t)), begin(self, t))[1])
+    monkeypatch.chdir(tmp_path)
+    spec = Project(tmp_path).spec(steps=4, more="every 2 steps checkpoint\ncheckpoint { mode = async, model = false }")
+    plan = plan_from_spec(tmp_path / spec).plan
+    assert plan is not None
+    assert Executor(plan, tmp_path / "run", rank=0).run() == "done"
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    assert [event["step"] for event in events if event["event"] == "checkpoint"] == [2, 4]
+    # What is copied later lies where it lay at set-up, so that the buffers of then are found again.
+    assert len(prepared) == 1 and len(staged) == 3 and all(each == prepared[0] for each in staged)
