@@ -5,6 +5,7 @@ A command that is understood is accepted, one that is not or cannot be carried o
 """
 
 import json
+import threading
 from collections import deque
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +48,7 @@ class Inbox:
     _paused: bool = False  # once all orders have been carried out
     _torn: dict[str, tuple[int, int]] = field(factory=dict)
     _done_with: set[str] = field(factory=set)
+    _looking: threading.Lock = field(factory=threading.Lock)
 
     def sweep(self) -> None:
         """Refuse everything that lies there."""
@@ -57,16 +59,17 @@ class Inbox:
 
     def look(self) -> None:
         """Accept or refuse what has come since."""
-        for path in self._files():
-            try:
-                order = self._read(path)
-            except Refused as refused:
-                self._refuse(path, str(refused))
-                continue
-            if order is not None:
-                self.tell(order.id, order.command.name, "accepted")
-                self._remove(path)
-                self._orders.append(order)
+        with self._looking:
+            for path in self._files():
+                try:
+                    order = self._read(path)
+                except Refused as refused:
+                    self._refuse(path, str(refused))
+                    continue
+                if order is not None:
+                    self.tell(order.id, order.command.name, "accepted")
+                    self._remove(path)
+                    self._orders.append(order)
 
     def take(self) -> Order | None:
         """The next order, if there is one."""

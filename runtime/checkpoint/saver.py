@@ -97,6 +97,7 @@ class Saver:
         if must or not self.beside:
             failure = self._write(job, tensors)
             if failure is not None and must:
+                self.saved_step = None
                 raise failure
             self._take(failure, raises=True)
         else:

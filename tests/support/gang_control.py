@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gang_mutations import StepCall, mutation, rebind
+from gang_mutations import MUTATIONS, StepCall, mutation, rebind
 
 from xtrain.runtime import lookout
 from xtrain.runtime.state import Step
@@ -18,12 +18,19 @@ PLACES = {"agree": "step.agree", "optimizer": "step.optimizer", "eval": "tick.ev
 
 
 @mutation
-def happens(*, environment: dict[str, str] | None = None, **places: list[list[Any]]) -> None:
+def happens(
+    *,
+    environment: dict[str, str] | None = None,
+    full_disk: dict[str, Any] | None = None,
+    **places: list[list[Any]],
+) -> None:
     """By place a list of [after how many steps, rank, what, with what], done once, in front of what happens there.
 
     what: `signal` (its name), `command` (what its file holds, as JSON or as a text), `file` (a path), `hang` (seconds),
-    `later` ([seconds, what, with what]).
+    `later` ([seconds, what, with what]). full_disk: the mutation of that name as well.
     """
+    if full_disk:
+        MUTATIONS["full_disk"](**full_disk)
     os.environ.update(environment or {})
     lookout.SECONDS = 0.05
     for place, acts in places.items():
