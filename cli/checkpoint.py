@@ -109,6 +109,15 @@ def _age(each: "Seen") -> str:
     return "" if saved is None else f"{seconds_text(max(time.time() - saved, 1))} ago"
 
 
+def _contents(each: "Seen") -> str:
+    """What it holds, with a word about averaged weights."""
+    average = each.state.get("ema")
+    if not average:
+        return "the full state" if each.entry.is_full else "weights alone"
+    of = f"{average['updates']:,} updates of decay {average['decay']:g}"
+    return f"the full state, with an average of {of}" if each.entry.is_full else f"averaged weights alone: {of}"
+
+
 def _show(seen: "list[Seen]") -> None:
     from ..planner.pages.text import Page, shows_color
     from ..planner.units import bytes_text, plural
@@ -121,7 +130,7 @@ def _show(seen: "list[Seen]") -> None:
         ranks = plural(state.get("world_size", 0), "rank")
         written = f"{bytes_text(each.bytes)} in {len(state.get('files', ()))} files, by {ranks}"
         rows = [
-            ("holds", "the full state" if each.entry.is_full else "weights alone"),
+            ("holds", _contents(each)),
             ("state", f"after {each.entry.step:,} steps, {state.get('tokens', 0):,} tokens"),
             ("written", f"{written}, {_age(each) or 'who knows when'}"),
             ("model", ", ".join(f"{name} {value}" for name, value in model.items() if value not in (0, None))),

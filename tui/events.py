@@ -65,13 +65,14 @@ class SetupNode:
 
 @frozen(kw_only=True)
 class Evaluation:
-    """`eval`: the loss on one held-out dataset."""
+    """`eval`: the loss on one held-out dataset; averaged: of averaged weights."""
 
     dataset: str
     step: int | None
     loss: float | None
     tokens: int | None
     seconds: float | None
+    averaged: bool = False
 
     @classmethod
     def of(cls, record: Record) -> "Evaluation":
@@ -81,6 +82,7 @@ class Evaluation:
             loss=number(record.get("loss")),
             tokens=whole(record.get("tokens")),
             seconds=number(record.get("seconds")),
+            averaged=record.get("weights") == "averaged",
         )
 
 

@@ -49,6 +49,9 @@ class Lasting:
             "checkpoint": self._checkpoint,
             "signal": self._signal,
             "stop": self._stop,
+            "control": self._control,
+            "paused": self._paused,
+            "requeue": self._requeue,
             "nonfinite": self._nonfinite,
             "rollback": self._rollback,
             "restart": self._restart,
@@ -104,8 +107,9 @@ class Lasting:
         if (ppl := perplexity(evaluation.loss)) is not None:
             body.append(f"  ppl {decimal(ppl, 2)}")
         wide = self._console.width >= 80
+        of = "averaged weights, " if evaluation.averaged else ""
         over = f"{count(evaluation.tokens)} tokens, " if wide and evaluation.tokens is not None else ""
-        body.append(f"  {over}{took(evaluation.seconds)}", "dim")
+        body.append(f"  {of}{over}{took(evaluation.seconds)}", "dim")
         yield self._tick(state, record, "eval", body)
 
     def _generate(self, state: RunState, record: Record) -> Iterator[RenderableType]:
@@ -147,6 +151,18 @@ class Lasting:
             (printable(text(record.get("name"))), "bold"), f"  {printable(text(record.get('reason')))}"
         )
         yield self._tick(state, record, "stop", body, "yellow")
+
+    def _control(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        what, said = (printable(text(record.get(key))) for key in ("command", "state"))
+        body = Text.assemble((f"{what} {said}", "bold"), f"  {printable(text(record.get('detail')))}")
+        yield self._tick(state, record, "control", body, "yellow" if said == "refused" else "")
+
+    def _paused(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        yield self._tick(state, record, "paused", Text(f"for {took(number(record.get('seconds')))}"))
+
+    def _requeue(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        job = printable(text(record.get("job")))
+        yield self._tick(state, record, "requeue", Text(f"Slurm was asked to start job {job} again"))
 
     def _nonfinite(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         loss, norm = (decimal(number(record.get(key)), 4) for key in ("loss", "grad_norm"))

@@ -121,6 +121,8 @@ def _measured(evaluation: Evaluation) -> str:
     parts = [evaluation.dataset, f"loss {decimal(evaluation.loss, 4)}"]
     if (ppl := perplexity(evaluation.loss)) is not None:
         parts.append(f"ppl {decimal(ppl, 2)}")
+    if evaluation.averaged:
+        parts.append("averaged weights")
     return "  ".join(parts)
 
 
@@ -156,6 +158,19 @@ def _signal(record: Record) -> Iterator[str]:
 
 def _stop(record: Record) -> Iterator[str]:
     yield f"stop  step {_at(record)}  {text(record.get('name'))}: {text(record.get('reason'))}"
+
+
+def _control(record: Record) -> Iterator[str]:
+    detail = f": {said}" if (said := text(record.get("detail"))) else ""
+    yield f"control  step {_at(record)}  {text(record.get('command'))} {text(record.get('state'))}{detail}"
+
+
+def _paused(record: Record) -> Iterator[str]:
+    yield f"paused  step {_at(record)}  for {took(number(record.get('seconds')))}"
+
+
+def _requeue(record: Record) -> Iterator[str]:
+    yield f"requeue  step {_at(record)}  Slurm was asked to start job {text(record.get('job'))} again"
 
 
 def _nonfinite(record: Record) -> Iterator[str]:
@@ -248,6 +263,9 @@ _LINES: dict[str, Callable[[Record], Iterator[str]]] = {
     "model": _checkpoint,
     "signal": _signal,
     "stop": _stop,
+    "control": _control,
+    "paused": _paused,
+    "requeue": _requeue,
     "nonfinite": _nonfinite,
     "rollback": _rollback,
     "restart": _restart,
