@@ -10,6 +10,8 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+from .errors import EnvironmentFault
+
 
 def _plain(value: Any) -> Any:
     # JSON has no word for these; a reader that is not Python would refuse the whole line.
@@ -20,17 +22,33 @@ def _plain(value: Any) -> Any:
 
 @define
 class JsonLines:
-    """Appends records to a file. A line reaches the file as a whole, so a reader never sees half of one for long."""
+    """Appends records to a file. A line reaches the file as a whole, so a reader never sees half of one for long.
+
+    Half a line that a killed process or a full disk has left is ended by the next writer, whose own lines stay whole.
+    """
 
     path: Path
     _fd: int | None = field(default=None, init=False)
 
     def write(self, record: dict[str, Any]) -> None:
-        if self._fd is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        """Raises EnvironmentFault where the disk does not take it."""
         line = json.dumps({k: _plain(v) for k, v in record.items()}, separators=(",", ":"), ensure_ascii=False)
-        os.write(self._fd, (line + "\n").encode())
+        try:
+            if self._fd is None:
+                self._fd = self._opened()
+            content = (line + "\n").encode()
+            while content:
+                content = content[os.write(self._fd, content) :]
+        except OSError as error:
+            raise EnvironmentFault("X706", f"{self.path} cannot be written: {error.strerror}") from error
+
+    def _opened(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            os.write(fd, b"\n")
+        return fd
 
     def close(self) -> None:
         if self._fd is not None:

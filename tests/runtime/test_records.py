@@ -1,8 +1,12 @@
 """What is written to a run directory, and what a resumed run takes back."""
 
 import json
+import resource
 
-from xtrain.runtime.records import Records, trim_after
+import pytest
+
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.records import JsonLines, Records, records_since, trim_after
 
 
 def lines(path):
@@ -50,3 +54,28 @@ def test_steps_that_come_again_are_moved_aside(tmp_path):
     assert aside.read_text() == '{"step":3}\n{"step":'
     assert trim_after(path, 2, aside) == 0
     assert trim_after(tmp_path / "none.jsonl", 0, aside) == 0
+
+
+def test_half_a_line_is_ended_and_the_next_one_is_whole(tmp_path):
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(b'{"step":1}\n{"step":2,"ev')
+    for step in (3, 4):
+        lines = JsonLines(path)
+        lines.write({"step": step})
+        lines.close()
+    assert path.read_bytes() == b'{"step":1}\n{"step":2,"ev\n{"step":3}\n{"step":4}\n'
+    assert [record["step"] for record in records_since(path, 0)] == [1, 3, 4]
+
+
+def test_a_disk_that_takes_no_record_is_told_with_the_file(tmp_path):
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    lines = JsonLines(tmp_path / "metrics.jsonl")
+    lines.write({"step": 1})
+    resource.setrlimit(resource.RLIMIT_FSIZE, (15, before[1]))
+    try:
+        with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl cannot be written: File too large") as told:
+            lines.write({"step": 2})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert told.value.code == "X706"
+    assert [record["step"] for record in records_since(lines.path, 0)] == [1]
