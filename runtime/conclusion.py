@@ -1,21 +1,14 @@
 """The last record of a run, written by the launcher where no rank could: after a failure, or when all were killed."""
 
-import signal
 import time
-from typing import Any, Final
+from typing import Any
 
 from .errors import EnvironmentFault
-from .fall import Fall
+from .fall import Fall, stopped_early
 from .launch import Ended
-from .outcome import EXIT_CODES
+from .outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from .records import JsonLines, records_since
 from .workspace import Workspace
-
-STATUS_OF_SIGNAL: Final[dict[int | None, str]] = {
-    signal.SIGTERM: "stopped",
-    signal.SIGHUP: "stopped",
-    signal.SIGINT: "interrupted",
-}
 
 
 def conclude(
@@ -30,18 +23,26 @@ def conclude(
     step = max((m["step"] for m in records_since(workspace.directory / "metrics.jsonl", 0)), default=0)
     # A stop request that comes before the loop has begun finds nothing to save; one that no rank answered is a failure.
     begun = any(e["event"] == "setup_done" for e in said)
+    early = stopped_early(said, ended)
+    if early is not None:
+        return _end(lines, step, early, EXIT_CODES[early])
     asked = STATUS_OF_SIGNAL.get(ended.signal)
     untold = untold_causes(said, ended)
     status = asked if asked and not (failures or untold or begun) else "failed"
     log = workspace.directory / "logs" / workspace.attempt
-    told = [(rank, f"{reason}; what it printed is under {log}") for rank, reason in untold.items()]
+    told: list[tuple[int | None, str]] = [
+        (rank, f"{reason}; what it printed is under {log}") for rank, reason in untold.items()
+    ]
     if status == "failed" and not failures and not told:
         told = [(None, "the ranks were ended before they had saved" if ended.signal else fall.reason)]
     if report:
         told.append((None, report))
     for rank, error in told:
         lines.write(event("failure", step, rank=rank, error=error, traceback="", exit_code=1))
-    exit_code = 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status]
+    return _end(lines, step, status, 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status])
+
+
+def _end(lines: JsonLines, step: int, status: str, exit_code: int) -> dict[str, Any]:
     end = event("run_end", step, status=status, exit_code=exit_code, seconds=None, loss=None)
     lines.write(end)
     lines.close()

@@ -1,11 +1,13 @@
 """Why a gang of ranks has ended before its time, put together from its records and from what the launcher saw."""
 
+import signal
 from typing import Any
 
 from attrs import frozen
 
 from ..planner.units import seconds_text
 from .launch import Ended
+from .outcome import STATUS_OF_SIGNAL
 
 Event = dict[str, Any]
 
@@ -30,9 +32,21 @@ def fall_of(said: list[Event], ended: Ended) -> Fall | None:
         return None
     failures = [event for event in said if event["event"] == "failure"]
     final = ended.signal is not None or any(event["exit_code"] == 3 or event.get("agreed") for event in failures)
+    final = final or stopped_early(said, ended) is not None
     reason, ranks = _first_cause(said, failures, ended)
     begun = any(event["event"] == "setup_done" for event in said)
     return Fall(reason=reason, ranks=ranks, again=not final, begun=begun)
+
+
+def stopped_early(said: list[Event], ended: Ended) -> str | None:
+    """How the run ends if ranks were asked to stop by signals of their own before there was anything to save."""
+    signals = {-code for code in ended.failures.values() if code < 0}
+    own = [event for event in said if event["event"] == "failure" and not event.get("lost")]
+    if own or not signals or not signals <= STATUS_OF_SIGNAL.keys():
+        return None
+    if any(event["event"] in ("setup_done", "stuck") for event in said):
+        return None
+    return "interrupted" if signal.SIGINT in signals else "stopped"
 
 
 def _first_cause(said: list[Event], failures: list[Event], ended: Ended) -> tuple[str, tuple[int, ...]]:

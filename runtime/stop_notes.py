@@ -6,7 +6,7 @@ from types import FrameType
 
 from attrs import define, field
 
-STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
 
 
 @define

@@ -192,6 +192,11 @@ def _checkpoint(state: RunState, record: Record) -> RunState:
     return evolve(state, checkpoint=Checkpoint.of(record))
 
 
+def _control(state: RunState, record: Record) -> RunState:
+    stops = record.get("command") == "stop" and record.get("state") == "accepted"
+    return evolve(state, signal="xtrain control stop") if stops else state
+
+
 def _signal(state: RunState, record: Record) -> RunState:
     return evolve(state, signal=text(record.get("name")))
 
@@ -218,8 +223,8 @@ def _run_end(state: RunState, record: Record) -> RunState:
 
 _TICKS = frozenset(
     {
-        "eval", "generate", "checkpoint", "signal", "stop", "nonfinite", "rollback", "restart", "skipped", "warning",
-        "phase",
+        "eval", "generate", "checkpoint", "signal", "stop", "control", "paused", "nonfinite", "rollback", "restart",
+        "skipped", "warning", "phase",
     }
 )  # fmt: skip
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
@@ -231,6 +236,7 @@ _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "checkpoint": _checkpoint,
     "signal": _signal,
     "stop": _signal,
+    "control": _control,
     "nonfinite": _nonfinite,
     "rollback": _rollback,
     "restart": _restart,
