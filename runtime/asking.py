@@ -66,7 +66,8 @@ class Asked:
         folder, id = run / "control", f"{time.time_ns()}-{os.getpid()}"
         folder.mkdir(exist_ok=True)
         events = run / "events.jsonl"
-        offset = events.stat().st_size if events.exists() else 0
+        events.touch()
+        offset = events.stat().st_size
         content = {"command": command, "time": time.time()} | ({} if argument is None else {"arg": argument})
         beside, path = folder / f".{id}.tmp", folder / f"{id}.json"
         beside.write_text(json.dumps(content) + "\n")

@@ -116,6 +116,9 @@ class Inbox:
 
     def _understood(self, id: str, word: str, arg: Any) -> Order:
         names = [command.name for command in self.commands]
+        words = dict.fromkeys((*(name.partition(" ")[0] for name in names), "save", "eval"))
+        if word not in words:
+            raise Refused(f"there is no command {word}; commands: {', '.join(words)}")
         if word == "eval":
             known = [name.partition(" ")[2] for name in names if name.startswith("eval ")]
             if arg is None and len(known) == 1:
@@ -126,9 +129,6 @@ class Inbox:
             word, arg = f"eval {arg}", None
         if word == "save" and word not in names:
             raise Refused("this run saves nothing: checkpoint.enabled is false")
-        if word not in names:
-            words = dict.fromkeys(name.partition(" ")[0] for name in names)
-            raise Refused(f"there is no command {word}; commands: {', '.join(words)}")
         command = self.commands[names.index(word)]
         amount = self._amount(command, arg)
         if word in ("pause", "resume"):
