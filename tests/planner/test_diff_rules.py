@@ -70,7 +70,7 @@ def every_setting():
 def doings(plan: Plan) -> Plan:
     """What is done, without what it costs, where it is written and who said so."""
     aside = {"estimates": None, "cluster": None, "workspace": {}, "launch": {}, "timeline": None, "mesh": None}
-    rest = {"provenance": (), "checks": (), "spec_text": "", "spec": "", "id": "", "config_id": ""}
+    rest = {"provenance": (), "checks": (), "spec_text": "", "spec": "", "id": "", "config_id": "", "config": {}}
     return evolve(plan, **aside, **rest, nodes=tuple(evolve(node, does="") for node in plan.nodes))
 
 

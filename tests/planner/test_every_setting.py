@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from xtrain.dsl.blocks import choices_of
+from xtrain.dsl.interval import Interval
 from xtrain.dsl.metric import Metric
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.data import Batch, Dataset, JsonLines, Mixture, Phase, Text
@@ -144,6 +145,8 @@ def alternatives(value: Any, annotation: Any) -> list[Any]:
         return [Metric("eval.code.loss") if value is None else None]
     if isinstance(value, str):
         return [f"{value}2", "other", "code"]
+    if Interval in kinds:
+        return [Interval(8, 16)]
     if value is None and Quantity in kinds:
         return [Quantity(7, "steps"), Quantity(60, "seconds")]
     if isinstance(value, Auto) or value is None:
@@ -174,7 +177,7 @@ def differs(plan: Plan, base: Plan) -> bool:
     """Another id, and not only because it is called another experiment: something is done differently."""
 
     def doings(one: Plan) -> Plan:
-        return attrs.evolve(one, id="", config_id="", provenance=(), checks=())
+        return attrs.evolve(one, id="", config_id="", config={}, provenance=(), checks=())
 
     return plan.id != base.id and doings(plan) != doings(base)
 
