@@ -6,13 +6,14 @@ from .text import Detail, Page
 
 
 def show_restarts(page: Page, plan: Plan, detail: Detail) -> None:
-    """Left out where nothing is started again and no other world is allowed."""
+    """Left out of a page that is not full where nothing is started again and no other world is allowed."""
     times = plan.launch["restarts"]
-    if not times and not plan.elastic:
+    if not times and not plan.elastic and not detail.full:
         return
     head = f"up to {times}, each from the last checkpoint" if times else "none by xtrain itself"
     page.heading("RESTARTS", head)
     if not plan.elastic:
+        page.wrapped("on as many ranks as before" if times else "a rank that fails ends the run")
         return
     page.wrapped("with fewer ranks where devices are gone or the same rank fails twice without a new checkpoint:")
     most = detail.most(8)
