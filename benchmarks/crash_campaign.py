@@ -30,7 +30,7 @@ from torch.distributed.checkpoint import FileSystemReader
 from xtrain.runtime.checkpoint.backend import read_tensors
 from xtrain.runtime.checkpoint.layout import POINTERS, CheckpointFolder, Entry
 
-STEPS = 24
+STEPS = 20
 SPEC = """
 experiment campaign {{ seed = 3, budget = {steps} steps }}
 model qwen3_moe {{

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from attrs import evolve, frozen
 from checkpoints import folder, same, state_of
-from gang import GangFailed, Mutation, Outcome
+from gang import TIMEOUT, GangFailed, Mutation, Outcome
 from projects import events
 from topologies import BY_NAME, Topology
 from trials import Laboratory
@@ -35,13 +35,15 @@ class Pace:
     steps: int
     checkpoint: int
     deaths: tuple[int, ...]
+    patience: float = TIMEOUT
+    """Seconds that a job may take."""
 
     @property
     def saved(self) -> list[int]:
         return [(death - 1) // self.checkpoint * self.checkpoint for death in self.deaths]
 
 
-LONG = Pace(steps=20, checkpoint=7, deaths=(9, 16))
+LONG = Pace(steps=20, checkpoint=7, deaths=(9, 16), patience=5 * TIMEOUT)
 SHORT = Pace(steps=6, checkpoint=2, deaths=(4, 6))
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 VARYING = ("scheduler=cosine", "scheduler.warmup=2 steps")
@@ -96,10 +98,11 @@ def samples(outcome: Outcome, world: int) -> list[dict[int, str]]:
     return [dict(map(json.loads, each)) for each in lines]
 
 
-def killed(lab: Laboratory, plan: Plan, name: str, die_in: int, saved: int) -> None:
+def killed(lab: Laboratory, plan: Plan, name: str, pace: Pace, die_in: int, saved: int) -> None:
     """Run until all ranks are killed; then what the launcher does at the next start."""
+    noted = Mutation("noted", die_in=die_in, saved=saved)
     with pytest.raises(GangFailed, match="signal 9"):
-        lab.gang.run(plan, lab.folder, name=name, mutation=Mutation("noted", die_in=die_in, saved=saved))
+        lab.gang.run(plan, lab.folder, name=name, mutation=noted, timeout=pace.patience)
     directory = lab.folder / "jobs" / name
     assert trim_after(directory / "metrics.jsonl", saved, directory / "logs" / "superseded.jsonl") > 0
 
@@ -115,10 +118,11 @@ def test_a_run_that_is_killed_twice_is_the_run_that_was_not(lab: Laboratory, lay
     trial = evolve(layout.trial("fp32"), steps=pace.steps, more=more, settings=settings)
     plan = lab.plan(trial, layout.layout)
     name = f"exact {layout.name} {mode} {pace.steps}".replace(" ", "_")
-    whole = lab.gang.run(plan, lab.folder, name=f"{name}-whole", mutation=Mutation("noted"))
+    noted, wait = Mutation("noted"), pace.patience
+    whole = lab.gang.run(plan, lab.folder, name=f"{name}-whole", mutation=noted, timeout=wait)
     for death, saved in zip(pace.deaths, pace.saved, strict=True):
-        killed(lab, plan, f"{name}-killed", death, saved)
-    ended = lab.gang.run(plan, lab.folder, name=f"{name}-killed", mutation=Mutation("noted"))
+        killed(lab, plan, f"{name}-killed", pace, death, saved)
+    ended = lab.gang.run(plan, lab.folder, name=f"{name}-killed", mutation=noted, timeout=wait)
 
     assert [event["step"] for event in events(ended.directory, "resumed")] == pace.saved
     assert [step for step, *_ in whole.curve] == list(range(1, pace.steps + 1))
