@@ -182,6 +182,14 @@ def _rollback(record: Record) -> Iterator[str]:
     yield f"rollback  step {_at(record)}  {Rollback.of(record).in_words}"
 
 
+def _resumed(record: Record) -> Iterator[str]:
+    """With the groups of the state that do not simply go on."""
+    groups = record.get("groups")
+    found = groups.items() if isinstance(groups, dict) else ()
+    others = ", ".join(f"{name} {word}" for name, word in found if word not in ("read", "own"))
+    yield from _headed(f"resumed  step {_at(record)}", "  ".join(filter(None, (text(record.get("path")), others))))
+
+
 def _restart(record: Record) -> Iterator[str]:
     yield from _headed(f"restart  step {_at(record)}", Restart.of_record(record).in_words)
 
@@ -267,6 +275,7 @@ _LINES: dict[str, Callable[[Record], Iterator[str]]] = {
     "paused": _paused,
     "requeue": _requeue,
     "nonfinite": _nonfinite,
+    "resumed": _resumed,
     "rollback": _rollback,
     "restart": _restart,
     "skipped": _skipped,

@@ -146,3 +146,22 @@ def test_phases_and_long_builds() -> None:
         {"event": "phase", "step": 90, "name": "last", "shares": {"code": 1.0}, "lr_scale": 0.5},
     ]
     assert plain(records, close=False) == GOLDEN_DATA
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({"model": "read", "ema": "begun", "rng": "anew"}, "  ema begun, rng anew"),
+        ({"model": "read", "rng": "own"}, ""),
+        (None, ""),
+    ],
+)
+def test_a_run_that_goes_on_says_what_does_not_go_on_as_before(event, groups, said) -> None:
+    record = event("resumed", 1, 40, path="checkpoints/ckpt", source="run", groups=groups)
+    assert plain([record], close=False) == f"resumed  step 40  checkpoints/ckpt{said}\n"
+
+
+def test_an_evaluation_says_whether_it_is_of_averaged_weights(event) -> None:
+    for weights, said in (("averaged", "  averaged weights"), ("trained", "")):
+        record = event("eval", 1, 5, dataset="web", loss=0.0, tokens=None, seconds=1.0, weights=weights)
+        assert plain([record], close=False) == f"eval  step 5  web  loss 0.0000  ppl 1.00{said}  1.00 s\n"
