@@ -106,6 +106,8 @@ def test_reactions_save_by_default(plan):
         "finish": (("event.finish.checkpoint", "event.finish.model"), False),
         "sigterm": (("event.sigterm.checkpoint",), True),
         "sigint": (("event.sigint.checkpoint",), True),
+        "sigusr1": (("event.sigusr1.checkpoint",), True),
+        "nan": ((), True),
     }
 
 

@@ -1,0 +1,80 @@
+"""`on nan(n) …`: what becomes of it in the plan, and what is refused."""
+
+import pytest
+
+from xtrain.planner.pages.render import render
+from xtrain.planner.plan import Plan
+
+SAVED = "every 10 steps checkpoint"
+
+
+def reaction(plan: Plan):
+    return next(each for each in plan.timeline.reactions if each.event == "nan")
+
+
+def limit(plan: Plan) -> int:
+    return plan.node("step.check_finite").args["limit"]
+
+
+@pytest.mark.parametrize(
+    ("written", "count", "nodes", "stop"),
+    [
+        ("", 1, (), True),
+        ("on nan stop", 1, (), True),
+        ("on nan(4) stop", 4, (), True),
+        ("on nan skip", 10, (), True),
+        ("on nan(3) skip", 3, (), True),
+        ("on nan rollback", 1, ("event.nan.rollback",), False),
+        ("let n = 2\non nan(n + 1) rollback", 3, ("event.nan.rollback",), False),
+    ],
+)
+def test_so_many_in_a_row(plan, written, count, nodes, stop):
+    made = plan(every=SAVED, more=written)
+    found = reaction(made)
+    assert (found.count, found.nodes, found.stop) == (count, nodes, stop)
+    assert limit(made) == count and found.name == ("nan" if count == 1 else f"nan({count})")
+    # A save that is due behind a step that is left out is made later: only where there can be such a step.
+    assert any(node.op == "step.put_off_save" for node in made.nodes) == (count > 1)
+
+
+def test_how_often_it_goes_back(plan):
+    assert plan(every=SAVED, more="on nan rollback").node("event.nan.rollback").args == {"times": 3}
+    made = plan(every=SAVED, more="on nan(2) rollback { times = 7 }")
+    assert made.node("event.nan.rollback").args == {"times": 7}
+    assert "7 times at most" in made.node("event.nan.rollback").does
+    assert "the 2nd in a row goes back to a checkpoint" in made.node("step.check_finite").does
+
+
+def test_it_shows_on_the_page(plan):
+    page = render(plan(every=SAVED, more="on nan(3) rollback"))
+    assert any(line.split()[:3] == ["on", "nan(3)", "rollback"] for line in page.splitlines())
+    page = render(plan(every=SAVED))
+    assert any(line.split() == ["on", "nan", "stop", "default"] for line in page.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("written", "part"),
+    [
+        ("on nan checkpoint then stop", "`latest` would name them"),
+        ("on nan log", "does not say what becomes of the run"),
+        ("on nan skip then stop", "does one thing"),
+        ("on nan skip\non nan(3) rollback", "does one thing"),
+        ("on nan(1) skip", "none would be skipped"),
+        ("on sigterm skip then stop", "belongs under `on nan`"),
+        ("every 5 steps rollback", "belongs under `on nan`"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(compiled, written, part):
+    found = [error for error in compiled(every=SAVED, more=written).diagnostics.errors if error.code == "X612"]
+    assert len(found) == 1 and part in found[0].message and found[0].hint
+
+
+def test_who_goes_back_needs_something_to_go_back_to(compiled):
+    off = compiled(checkpoint="checkpoint { enabled = false }", more="on nan rollback")
+    assert [error.code for error in off.diagnostics.errors] == ["X613"]
+    for given in ({"every": "every 100 steps checkpoint"}, {"checkpoint": "checkpoint { keep = 1 }"}):
+        found = compiled(**given, more="on nan rollback")
+        assert found.plan is not None and [w.code for w in found.diagnostics.warnings] == ["W604"]
+    assert not compiled(every=SAVED, more="on nan rollback").diagnostics
+    # By default a twentieth of the steps.
+    assert not compiled(more="on nan rollback").diagnostics
