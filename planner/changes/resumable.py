@@ -58,6 +58,7 @@ def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
     yield from _arguments(a, b)
     yield from _objective(a, b)
     yield from _cadence(a, b)
+    yield from _restarts(a, b)
     yield from _name(a, b)
 
 
@@ -83,6 +84,18 @@ def _layout(a: Plan, b: Plan) -> Iterator[Reason]:
     if where_a != where_b and a.mesh.world_size == b.mesh.world_size:
         text = f"{where_a[0]} · {where_a[1]} → {where_b[0]} · {where_b[1]} ranks: the same ranks on other machines"
         yield Reason(kind="safe", path="launch.nodes", text=text)
+
+
+def _restarts(a: Plan, b: Plan) -> Iterator[Reason]:
+    """How often ranks are started again, and in which worlds."""
+    times = [plan.launch["restarts"] for plan in (a, b)]
+    if times[0] != times[1]:
+        text = f"{times[0]} → {times[1]}: how often ranks that have failed are started again"
+        yield Reason(kind="safe", path="fault_tolerance.restarts", text=text)
+    worlds = [", ".join(str(each.world) for each in plan.elastic) or "none" for plan in (a, b)]
+    if worlds[0] != worlds[1]:
+        text = f"{worlds[0]} → {worlds[1]}: the numbers of ranks a run may go on with"
+        yield Reason(kind="safe", path="fault_tolerance.elastic", text=text)
 
 
 def _axes(plan: Plan) -> list[Any]:

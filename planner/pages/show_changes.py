@@ -113,6 +113,7 @@ def _texts(plan: Plan) -> list[tuple[str, str]]:
         ("runs are written to", "/".join(str(plan.workspace[key]) for key in ("root", "lineage", "run"))),
         ("threads of a rank", str(plan.launch["threads"])),
         ("time to stop", seconds_text(plan.launch["stop_deadline_seconds"])),
+        ("restarts", f"{plan.launch['restarts']}"),
         ("device memory", "unknown" if cluster.memory_bytes is None else bytes_text(cluster.memory_bytes)),
         ("device speed", "unknown" if cluster.flops is None else rate_text(cluster.flops, "FLOP/s")),
         ("efficiency", f"{cluster.efficiency[0]:.0%} to {cluster.efficiency[1]:.0%}"),
