@@ -291,6 +291,11 @@ PAGES: Final = (
         `on nan rollback` goes back to a checkpoint that was saved along the way. Either none is, or one alone is kept:
         should the fault be in it already, there is no older one.
         """, "checkpoint { keep = 1 }\non nan(3) rollback", "checkpoint { keep = 3 }\non nan(3) rollback"),
+    Code("W605", "an average that takes in nothing", """
+        `ema { every }` is longer than the whole run, so that there never are averaged weights: trained ones are
+        evaluated and published in their place.
+        """, "experiment try { budget = 100 steps }\nema { every = 200 }",
+        "experiment try { budget = 100 steps }\nema { every = 5 }"),
     Code("W705", "whether the spec of a plan has changed is not known", """
         A saved plan carries its spec and can be run anywhere. The file that it was made of is not where the plan names
         it, or the plan does not say how it was made, so that the two cannot be compared.

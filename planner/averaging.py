@@ -2,10 +2,13 @@
 
 from typing import Any
 
+from ..dsl.spec import Spec
+from .arithmetic import Arithmetic
 from .inventory import weight_bytes
 from .nodes.builder import Builder
 from .plan import Plan
 from .resolved import Resolved
+from .rules.findings import Findings
 from .units import bytes_text, plural
 
 
@@ -27,6 +30,18 @@ def add_average(graph: Builder, run: Resolved, model: str) -> list[tuple[str, st
     if ema.publish:
         does += "; it is what is published"
     return [(graph.add("setup", "setup.ema", does, args=args, after=((model, "model"),)), "averages")]
+
+
+def check_average(spec: Spec, batch: Arithmetic, found: Findings) -> None:
+    """An average should take in something before the run ends."""
+    if spec.ema is None or batch.steps is None:
+        return
+    every, steps = spec.ema.every, batch.steps
+    if every > steps:
+        message = f"every {every:,} steps never comes: the run has {steps:,}, and its average takes in nothing"
+        found.warn("ema.every", "W605", "ema.every", message, f"use {steps} or fewer")
+    else:
+        found.passed("ema.every", f"the average takes in the weights of {plural(steps // every, 'step')}")
 
 
 def update_text(run: Resolved) -> str:

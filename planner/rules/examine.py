@@ -5,6 +5,7 @@ from attrs import evolve, frozen
 from ...dsl.diagnostics import Diagnostics
 from ...dsl.spec import Spec
 from ..arithmetic import Arithmetic, derive_arithmetic
+from ..averaging import check_average
 from ..derive import Shape, derive_architecture
 from ..elastic import Elastic, settle_worlds
 from ..layouts.layout import Layout, lay_out
@@ -70,6 +71,7 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     check_events(spec, found)
     check_stops(spec.launch, batch, found)
     check_saving(spec, schedule, batch, found)
+    check_average(spec, batch, found)
     check_backend(spec, layout.mesh.world_size, found)
     check_nan(spec, schedule, batch, found)
     phases = check_phases(spec, batch, found)

@@ -101,6 +101,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
         "every.*.every",
         "{steps}",
     ),
+    "ema.every": ("ema.every", "{steps}"),
     "schedule.every.*.every": ("every.{}.every", "{steps}", "{tokens}"),
 }
 

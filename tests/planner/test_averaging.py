@@ -109,3 +109,12 @@ def test_bad_values_are_told_where_they_are(wrong, tmp_path):
     (error,) = loaded.diagnostics.errors
     assert loaded.spec is None and "spec.xtrain:2:" in loaded.diagnostics.render()
     assert (error.code, error.message) == WRONG[wrong]
+
+
+def test_an_average_that_never_takes_in_anything_is_told(load):
+    steps = "experiment tiny { seed = 1, budget = 100 steps }"
+    for every, told in ((100, []), (101, ["W605"])):
+        found = compile_plan(load(experiment=steps, ema=f"ema {{ every = {every} }}"))
+        assert [d.code for d in found.diagnostics.warnings] == told
+        assert found.plan is not None
+    assert "use 100 or fewer" in found.diagnostics.render()
