@@ -33,7 +33,8 @@ ALL_ON = {
         dataset fake { source = synthetic() }""",
     "mixture": "mixture { code = 0.5, chat = 0.2, qa = 0.1, ready = 0.1, fake = 0.1, temperature = 2 }\n"
     "phase early { from = 20 steps, mix = { code: 1 }, lr_scale = 0.5 }",
-    "every": "every 25 steps eval code { batches = 2 } then health then log\nevery 50 steps eval other then checkpoint\n"
+    "every": "every 25 steps eval code { batches = 2 } then health then log\n"
+    "every 50 steps eval other then checkpoint\n"
     'on finish generate { prompts = ["def "] }\non sigterm checkpoint then stop\n'
     "on nan(3) skip",
     "scheduler": "scheduler wsd { warmup = 5 steps }",
