@@ -20,6 +20,7 @@ from ..planner.plan import Node, Plan, Tick
 from ..planner.stops import SIGNALS
 from .beat import LASTING, Beat
 from .bootstrap import choose_device
+from .checkpoint import durable
 from .checkpoint.sources import starting_point
 from .control import Control
 from .data.errors import DataError
@@ -236,7 +237,7 @@ class Executor:
             return self._stop("stop_at", f"the run is to stop after step {last:,} of {total:,}", reactions)
         self._react("finish", reactions)
         if self.records.rank == 0:
-            self._finished.write_text(f"{self.progress.step}\n")
+            durable.write(self._finished, f"{self.progress.step}\n")
         return "done"
 
     def _total(self, feed: Feed) -> int:
