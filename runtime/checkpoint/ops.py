@@ -181,6 +181,8 @@ def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
     """Save, unless this very step is saved already. must: the run may end with it, so that it has to succeed."""
 
     def run(step: Step) -> None:
+        # A run that is killed right behind the save goes on behind the step: it will not measure that again.
+        saver.records.flush(saver.progress.step)
         # Behind a bad step the weights may be what is wrong: they wait for one that is good.
         in_order = not saver.progress.bad.in_a_row and (saver.overlap == "wait" or saver.may_begin())
         if must or in_order:

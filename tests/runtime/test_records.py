@@ -4,8 +4,12 @@ import json
 import resource
 
 import pytest
+from projects import Project
 
+from xtrain.planner.load import plan_from_spec
+from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.executor import Executor
 from xtrain.runtime.records import JsonLines, Records, records_since, trim_after
 
 
@@ -79,3 +83,23 @@ def test_a_disk_that_takes_no_record_is_told_with_the_file(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert told.value.code == "X706"
     assert [record["step"] for record in records_since(lines.path, 0)] == [1]
+
+
+def test_what_was_measured_is_recorded_before_its_step_is_saved(tmp_path, monkeypatch):
+    """A run that is killed right behind the save goes on behind the step, and will not measure it again."""
+    found: list[list[dict]] = []
+    save = Saver.save
+
+    def look_and_save(self, node: str, *, must: bool) -> None:
+        found.append(lines(tmp_path / "run" / "metrics.jsonl"))
+        save(self, node, must=must)
+
+    monkeypatch.setattr(Saver, "save", look_and_save)
+    monkeypatch.chdir(tmp_path)
+    more = "every 2 steps eval lines { batches = 1 }\nevery 2 steps checkpoint\ncheckpoint { mode = sync }"
+    spec = tmp_path / Project(tmp_path).spec(steps=2, more=more)
+    spec.write_text(spec.read_text().replace("every 1 step log", "every 100 steps log"))
+    plan = plan_from_spec(spec).plan
+    assert plan is not None
+    assert Executor(plan, tmp_path / "run", rank=0).run() == "done"
+    assert "eval/lines/loss" in found[0][-1] and found[0][-1]["step"] == 2
