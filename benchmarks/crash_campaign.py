@@ -93,7 +93,7 @@ class Campaign:
         name = f"{mode}-{number:03d}"
         kills_done: list[dict[str, Any]] = []
         faults: list[Fault] = []
-        start, step = self.start(mode, name), 0
+        start, step, hit = self.start(mode, name), 0, False
         try:
             while len(kills_done) < kills and (killed := self.kill(start, chance)):
                 kills_done.append(killed)
@@ -102,11 +102,15 @@ class Campaign:
                     start.wait()
                 found, step = unsound(start.folder, step)
                 faults += found
+                hit = launcher_lives
                 if launcher_lives:
                     self.await_ranks(start)
                 else:
                     start = self.start(mode, name)
-            if code := start.wait():
+            code = start.wait()
+            if code and hit:  # a launcher whose ranks were killed may have given up
+                code = self.start(mode, name).wait()
+            if code:
                 faults.append(f"exit code {code}")
         except TimeoutError as error:
             faults.append(str(error))
