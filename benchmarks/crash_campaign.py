@@ -114,6 +114,7 @@ class Campaign:
                 faults.append(f"exit code {code}")
         except TimeoutError as error:
             faults.append(str(error))
+        finally:  # also where the campaign itself is interrupted
             start.kill("everything", chance)
         if not faults:
             faults = differences(result(self.directory(name)), self.expected[mode])

@@ -82,7 +82,7 @@ class Start:
             _end(ranks[number])
             return f"rank {number}"
         if victim in ("launcher", "everything") or not ranks:
-            _end(self.process.pid)
+            self.process.kill()
         if victim in ("ranks", "everything"):
             for rank in ranks:
                 _end(rank)
