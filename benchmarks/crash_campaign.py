@@ -29,6 +29,7 @@ from torch.distributed.checkpoint import FileSystemReader
 
 from xtrain.runtime.checkpoint.backend import read_tensors
 from xtrain.runtime.checkpoint.layout import POINTERS, CheckpointFolder, Entry
+from xtrain.runtime.checkpoint.sidecar import TENSORS
 
 STEPS = 20
 SPEC = """
@@ -46,7 +47,7 @@ workspace {{ root = "runs" }}
 every 1 step log
 every 4 steps eval lines {{ batches = 4 }}
 every 1 step checkpoint
-checkpoint {{ mode = {mode}, keep = 2, best = eval.lines.loss }}
+checkpoint {{ backend = {backend}, mode = {mode}, keep = 2, best = eval.lines.loss }}
 {more}
 """
 MOST_KILLS = 6  # of one run
@@ -56,8 +57,8 @@ Fault = str
 class Campaign:
     """A folder with data, one spec for each mode, and what a run that is left alone gives."""
 
-    def __init__(self, folder: Path, ranks: int, restarts: bool) -> None:
-        self.folder, self.ranks, self.restarts = folder, ranks, restarts
+    def __init__(self, folder: Path, ranks: int, backend: str, restarts: bool) -> None:
+        self.folder, self.ranks, self.backend, self.restarts = folder, ranks, backend, restarts
         words = [f"line {i} " + "abc def ghi "[: i % 13] * (1 + i % 9) for i in range(400)]
         (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
         self.expected: dict[str, dict[str, Any]] = {}
@@ -66,7 +67,7 @@ class Campaign:
     def spec(self, mode: str) -> Path:
         more = f"fault_tolerance {{ restarts = {MOST_KILLS} }}" if self.restarts else ""
         path = self.folder / f"{mode}.xtrain"
-        path.write_text(SPEC.format(steps=STEPS, mode=mode, more=more))
+        path.write_text(SPEC.format(steps=STEPS, mode=mode, backend=self.backend, more=more))
         return path
 
     def directory(self, name: str) -> Path:
@@ -179,6 +180,8 @@ def result(directory: Path) -> dict[str, Any]:
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:
+    if (file := path / TENSORS).is_file():
+        return torch.load(file, weights_only=True)
     entries = FileSystemReader(path).read_metadata().state_dict_metadata.items()
     state = {name: torch.empty(e.size, dtype=e.properties.dtype) for name, e in entries}  # type: ignore[union-attr]
     read_tensors(state, path)
@@ -203,13 +206,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mode", choices=("sync", "async", "both"), default="both")
+    parser.add_argument("--backend", choices=("dcp", "file"), default="dcp", help="`file` is for one rank")
     parser.add_argument("--restarts", action="store_true", help="the launcher starts ranks again by itself")
     parser.add_argument("--folder", type=Path, help="where runs are kept; default: a folder that is removed at the end")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = (options.folder or Path(name)).resolve()
         folder.mkdir(parents=True, exist_ok=True)
-        campaign = Campaign(folder, options.ranks, options.restarts)
+        campaign = Campaign(folder, options.ranks, options.backend, options.restarts)
         sys.exit(carry_out(campaign, options))
 
 
@@ -235,6 +239,7 @@ def carry_out(campaign: Campaign, options: argparse.Namespace) -> int:
         "seed": options.seed,
         "ranks": options.ranks,
         "modes": modes,
+        "backend": options.backend,
         "restarts": options.restarts,
         "moments": dict(Counter(kill["moment"] for kill in kills)),
         "victims": dict(Counter(kill["victim"] for kill in kills)),
