@@ -21,7 +21,7 @@ StepCall = Callable[[Step], None]
 
 
 @op("step.check_finite")
-def check_finite(model: Parts, progress: Progress, limit: int = 1) -> StepCall:
+def check_finite(model: Parts, progress: Progress, limit: int) -> StepCall:
     """Leave a step out whose loss or norm is not a number, but for the `limit`-th in a row.
 
     Raises SkipStep for those that are left out, NonFinite for the `limit`-th, on all ranks alike.

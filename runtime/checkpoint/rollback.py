@@ -107,7 +107,7 @@ def _candidates(folder: CheckpointFolder, until: int) -> list[tuple[Entry, bool]
 
 def _write(folder: CheckpointFolder, entry: Entry, step: Step, loader: dict, counts: BadSteps) -> None:
     """Once this has returned, a run that is killed goes on in the same way."""
-    newer = {other.name: seal_of(other) for other in folder.published() if other.step > entry.step}
+    newer = {other.name: seal for other in folder.published() if other.step > entry.step and (seal := seal_of(other))}
     rollback = Rollback(
         checkpoint=entry.name,
         seal=seal_of(entry),

@@ -1,0 +1,92 @@
+"""`rollback.json`: what a run that has gone back goes on from, whenever it is killed."""
+
+import pytest
+from faulty_disk import Death, FaultyDisk
+from small_checkpoints import save
+
+from xtrain.runtime.checkpoint import durable
+from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.undone import Rollback, finish_rollback, onward, read_rollback, seal_of
+
+LOADER = {"step": 2, "rows": 48}
+CHANGES = 19  # of files, until it has gone back
+COUNTS = {"in_a_row": 0, "total": 2, "last_good": 2, "went_back": [[7, 2]]}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda fd: None)
+
+
+@pytest.fixture
+def folder(tmp_path) -> CheckpointFolder:
+    """Three checkpoints, of which the second is the best and the third the latest."""
+    found = CheckpointFolder(tmp_path / "checkpoints")
+    save(found, 2, loader={"step": 2, "rows": 16})
+    save(found, 4, "best", loader={"step": 4, "rows": 32})
+    save(found, 6, loader={"step": 6, "rows": 48})
+    return found
+
+
+def back_to_2(folder: CheckpointFolder) -> Rollback:
+    entries = {entry.step: entry for entry in folder.published()}
+    return Rollback(
+        checkpoint=entries[2].name,
+        seal=seal_of(entries[2]),
+        from_step=7,
+        loader=LOADER,
+        nonfinite=COUNTS,
+        undone={entries[step].name: seal_of(entries[step]) for step in (4, 6)},
+    )
+
+
+def steps(folder: CheckpointFolder) -> list[int]:
+    return [entry.step for entry in folder.entries()]
+
+
+def test_a_run_that_has_never_gone_back(folder, tmp_path):
+    assert read_rollback(tmp_path) is None
+    finish_rollback(tmp_path)
+    assert steps(folder) == [2, 4, 6]
+    assert onward(folder.latest()) == folder.latest().state()
+
+
+def test_what_is_newer_loses_its_name_and_the_best_keeps_it(folder, tmp_path):
+    rollback = back_to_2(folder)
+    rollback.write(tmp_path)
+    assert read_rollback(tmp_path) == rollback
+    finish_rollback(tmp_path)
+    assert steps(folder) == [2, 4] and folder.latest().step == 2 and folder.pointed("best").step == 4
+    state = onward(folder.latest())
+    assert state["loader"] == LOADER and state["nonfinite"] == COUNTS and state["step"] == 2
+
+
+def test_a_checkpoint_that_is_saved_anew_is_another_one(folder, tmp_path):
+    back_to_2(folder).write(tmp_path)
+    finish_rollback(tmp_path)
+    for step in (4, 6):
+        save(folder, step, loader={"step": step, "rows": 99})
+        finish_rollback(tmp_path)
+        assert folder.latest().step == step
+        assert onward(folder.latest())["loader"] == {"step": step, "rows": 99}
+    save(folder, 2, loader={"step": 2, "rows": 100})
+    assert onward(folder.latest())["loader"] == {"step": 2, "rows": 100}
+
+
+@pytest.mark.parametrize("at", range(CHANGES + 1))
+def test_killed_at_any_change_it_goes_on_from_there_or_as_if_it_had_never_gone_back(folder, tmp_path, monkeypatch, at):
+    rollback = back_to_2(folder)
+    died = False
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "os", FaultyDisk(at=at))
+        try:
+            rollback.write(tmp_path)
+            rollback.finish(tmp_path)
+        except Death:
+            died = True
+    written = read_rollback(tmp_path) is not None
+    assert died == (at < CHANGES) and (written or died)
+    finish_rollback(tmp_path)
+    assert folder.latest().step == (2 if written else 6)
+    assert onward(folder.latest())["loader"] == (LOADER if written else {"step": 6, "rows": 48})
+    assert folder.pointed("best").step == 4
