@@ -8,6 +8,7 @@ A stream is a tensor of one size, whatever it holds, so that a checkpoint can be
 
 import random
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import torch
@@ -61,6 +62,7 @@ def _of_python() -> Tensor:
 
 def _of_numpy() -> Tensor:
     """[624 words, position, whether a normal number is left over, that number]."""
-    kind, key, position, has_next, following = np.random.get_state(legacy=True)
+    state: Any = np.random.get_state(legacy=True)
+    kind, key, position, has_next, following = state
     assert kind == "MT19937"  # the global stream has no other
     return torch.tensor([*key.tolist(), position, has_next, following], dtype=torch.float64)
