@@ -158,7 +158,7 @@ def _prune(arguments: argparse.Namespace) -> int:
     from ..runtime.checkpoint.look import folders, removable
     from ..runtime.checkpoint.publish import Publisher
     from ..runtime.errors import EnvironmentFault
-    from ..runtime.workspace import LAUNCHER_LOCK, WORKER_LOCK, hold
+    from ..runtime.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
 
     known = folders(arguments.path)
     if not known:

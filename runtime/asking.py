@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from .workspace import WORKER_LOCK
+from .locks import WORKER_LOCK
 
 Answer = dict[str, Any]
 # Between two looks for an answer.

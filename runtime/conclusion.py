@@ -52,14 +52,16 @@ def _end(lines: JsonLines, step: int, status: str, exit_code: int) -> dict[str, 
 def untold_causes(said: list[dict[str, Any]], ended: Ended) -> dict[int, str]:
     """Rank → how it ended, of those that had no chance to tell, or have left without a word.
 
-    Where all ranks have agreed on a failure, or one was found to stand still, a single rank speaks for all: that others
-    left as well is no news.
+    Where all ranks have agreed on a failure a single rank speaks for all: that others left as well is no news. Where
+    ranks were found to stand still one failure names all of them, and the rest was ended because of them.
     """
+    if any(e["event"] == "stuck" for e in said):
+        return {}
     failures = [e for e in said if e["event"] == "failure"]
     spoken = {e["rank"] for e in failures}
-    one_for_all = any(e.get("agreed") for e in failures) or any(e["event"] == "stuck" for e in said)
+    agreed = any(e.get("agreed") for e in failures)
     causes = {rank: reason for rank, reason in ended.causes().items() if rank not in spoken}
-    return {rank: reason for rank, reason in causes.items() if not one_for_all or ended.failures[rank] < 0}
+    return {rank: reason for rank, reason in causes.items() if not agreed or ended.failures[rank] < 0}
 
 
 def report_fault(workspace: Workspace, step: int, fault: EnvironmentFault) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .errors import EnvironmentFault
-from .workspace import WORKER_LOCK, hold
+from .locks import WORKER_LOCK, hold
 
 MODULE = "xtrain.runtime.worker"
 PATIENCE = 20.0  # seconds: a killed process leaves within one, unless a disk holds it

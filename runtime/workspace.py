@@ -1,6 +1,5 @@
 """The run directory: `<root>/<lineage>/<run_id>/`, and what it keeps about the code and the machine."""
 
-import fcntl
 import os
 import time
 from pathlib import Path
@@ -18,12 +17,9 @@ from .checkpoint.sources import Start, find, starting_point
 from .checkpoint.undone import finish_rollback
 from .code import Code, read_code
 from .errors import EnvironmentFault
+from .locks import LAUNCHER_LOCK, WORKER_LOCK, hold
 from .records import JsonLines, trim_after
 from .user_parts import kept_parts
-
-LAUNCHER_LOCK = ".launcher.lock"
-# Held by the first rank itself: a killed launcher leaves ranks behind that are still saving.
-WORKER_LOCK = ".worker.lock"
 
 
 @frozen
@@ -123,25 +119,3 @@ def _elsewhere(directory: Path, config_id: str) -> tuple[Path, ...]:
     # Only runs whose name says that the code was another one; a run that the user has named says nothing of that.
     others = [other for other in others if other.name.count("-") in (1, 2) and "~" not in other.name]
     return tuple(sorted(other for other in others if CheckpointFolder(other / "checkpoints").latest()))
-
-
-def hold(directory: Path, name: str) -> IO[str]:
-    """Lock a file of the run directory for as long as what is returned stays open.
-
-    Raises EnvironmentFault if another process holds it.
-    """
-    lock = (directory / name).open("a")
-    for seconds in (0.05, 0.2, 0.0):  # `xtrain control` holds it for a moment, to see whether the run is live
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            if not seconds:
-                lock.close()
-                raise EnvironmentFault(
-                    "X707",
-                    f"another process is running in {directory}; wait for it, or name this run with workspace.run",
-                ) from error
-            time.sleep(seconds)
-        else:
-            break
-    return lock

@@ -204,3 +204,33 @@ def test_a_stopped_rank_is_swept_away_before_the_next_gang(project):
     assert process.returncode == 0, out + err
     assert gone(directory, 5) and len(events(directory, "restart")) == 1
     assert not Path(f"/proc/{ranks[b'RANK=0']}").exists()
+
+
+def under_torchrun(project: Project, ranks: int, *arguments: str) -> tuple[Path, str]:
+    command = project.command("run", *arguments, "--ui", "plain")
+    torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "1")
+    command[2:3] = (*torchrun, "-m", "xtrain")
+    options = {"cwd": project.folder, "env": environment(project), "capture_output": True, "text": True}
+    done = subprocess.run(command, timeout=240, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return project.directory(), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_torchrun_starts_a_run_again_and_it_goes_on(project):
+    spec = project.spec(steps=12, more=more("restarts = 0", "checkpoint { resume = false }\n"))
+    sabotage(project, AT_STEP, rank=1, step=7)
+    broken, _ = under_torchrun(project, 2, spec, "--world", "2")
+    assert [e["resumed_step"] for e in events(broken, "run_start")] == [None, 4]
+    assert_same(broken, unbroken(project, spec, "--world", "2"))
+
+
+@pytest.mark.slow
+def test_torchrun_may_start_any_world_of_the_range_and_no_other(project):
+    spec = project.spec(steps=6, more=more("restarts = 0, elastic = 1..4", PRECISE))
+    fewer, _ = under_torchrun(project, 2, spec)
+    (start,) = events(fewer, "run_start")
+    assert start["world_size"] == 2
+    assert max(worst(curve(fewer), curve(unbroken(project, spec)))) < 1e-10
+    with pytest.raises(AssertionError, match="X703"):
+        under_torchrun(project, 3, spec)

@@ -128,6 +128,12 @@ def test_a_failure_that_all_have_agreed_on_is_told_once(run):
     assert [(e["rank"], e["error"]) for e in of(events, "failure")] == [(0, "loss nan")]
 
 
+def test_where_ranks_stood_still_their_failure_is_all_that_is_told(run):
+    said = [{"event": "stuck", "ranks": [1], "node": "step.forward", "seconds": 600.0}, failure(1, "it stood still")]
+    _, events = run("restarts = 0", [(said, Ended(failures={1: -9, 0: 1}))])
+    assert [e["rank"] for e in of(events, "failure")] == [1]
+
+
 def test_gangs_that_fall_before_they_have_begun_are_given_up_early(run):
     code, events = run("restarts = 100", [([failure(1, "no such module")], Ended(failures={1: 1}))] * 3)
     assert code == 1 and len(of(events, "restart")) == 2

@@ -6,7 +6,8 @@ from projects import Project
 
 _SITE = """
 import os, signal, sys
-if os.environ.get("RANK") == "{rank}" and int(os.environ.get("XTRAIN_RESTART") or 0) in {starts}:
+start = os.environ.get("XTRAIN_RESTART") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0
+if os.environ.get("RANK") == "{rank}" and int(start) in {starts}:
     import importlib.abc, importlib.machinery
 
     def die():

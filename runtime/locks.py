@@ -1,0 +1,33 @@
+"""Locks on a run directory, so that no two processes work in it."""
+
+import fcntl
+from pathlib import Path
+from typing import IO
+
+from .errors import EnvironmentFault
+
+LAUNCHER_LOCK = ".launcher.lock"
+# Held by the first rank itself: a killed launcher leaves ranks behind that are still saving.
+WORKER_LOCK = ".worker.lock"
+
+
+def hold(directory: Path, name: str) -> IO[str]:
+    """Lock a file of the run directory for as long as what is returned stays open.
+
+    Raises EnvironmentFault if another process holds it.
+    """
+    lock = (directory / name).open("a")
+    for seconds in (0.05, 0.2, 0.0):  # `xtrain control` holds it for a moment, to see whether the run is live
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            if not seconds:
+                lock.close()
+                raise EnvironmentFault(
+                    "X707",
+                    f"another process is running in {directory}; wait for it, or name this run with workspace.run",
+                ) from error
+            time.sleep(seconds)
+        else:
+            break
+    return lock
