@@ -296,6 +296,13 @@ PAGES: Final = (
         evaluated and published in their place.
         """, "experiment try { budget = 100 steps }\nema { every = 200 }",
         "experiment try { budget = 100 steps }\nema { every = 5 }"),
+    Code("W606", "ranks that compute would be taken for stuck", """
+        A rank tells of its progress with every microbatch, and in a pipeline with every step. Here one is likely to
+        take longer than `stuck`, after which ranks are given up: leave it room for the slowest.
+        """, "cluster cpu { flops = 100G, link = 10 GiB, network = 1 GiB }\n"
+        "batch { sequence = 4Ki, micro = 64 }\nfault_tolerance { stuck = 1 s }",
+        "cluster cpu { flops = 100G, link = 10 GiB, network = 1 GiB }\n"
+        "batch { sequence = 4Ki, micro = 64 }\nfault_tolerance { stuck = 30 min }"),
     Code("W705", "whether the spec of a plan has changed is not known", """
         A saved plan carries its spec and can be run anywhere. The file that it was made of is not where the plan names
         it, or the plan does not say how it was made, so that the two cannot be compared.

@@ -4,6 +4,7 @@ They warn, as every figure is an estimate: a plan that does not fit is still a p
 """
 
 from fractions import Fraction
+from math import ceil
 from typing import Final
 
 from attrs import evolve
@@ -31,7 +32,22 @@ def check_costs(run: Resolved, cluster: Cluster, estimates: Estimates, found: Fi
     estimates = _check_memory(run, cluster, estimates, found, judge)
     _check_bubble(run, estimates, found)
     _check_need(run, cluster, estimates, found, judge)
+    _check_stuck(run, estimates, found)
     return estimates
+
+
+def _check_stuck(run: Resolved, estimates: Estimates, found: Findings) -> None:
+    """Ranks that compute are not to be taken for ranks that are stuck: they tell of every microbatch, in a pipeline of
+    every step."""
+    stuck, times, piped = run.spec.fault_tolerance.stuck, estimates.times, run.size("pp") > 1
+    if stuck is None or times is None:
+        return
+    longest = times.slow if piped else times.slow / run.batch.accumulate
+    if longest < stuck.value:
+        return
+    what = "a step of the pipeline" if piped else "a microbatch"
+    message = f"{what} may take {seconds_text(longest)}, and ranks are given up after {seconds_text(stuck.value)}"
+    found.warn("health.stuck", "W606", "fault_tolerance.stuck", message, f"use {ceil(longest / 30)} min or more")
 
 
 def _check_memory(run: Resolved, cluster: Cluster, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:

@@ -7,6 +7,7 @@ from xtrain.planner.layouts.remedies import Change, fullest
 
 BIG = "model llama { dim = 4Ki, layers = 8, heads = 32, kv_heads = 8, ffn = 14Ki, vocab = 128k }"
 ROW = "batch { sequence = 8Ki, micro = 2, accumulate = 4 }"
+SLOW = "cluster cpu { flops = 1T, link = 10 GiB, network = 1 GiB }"
 HALF = "precision { compute = bf16 }"
 
 
@@ -100,3 +101,19 @@ def test_tensor_parallel_that_is_not_needed(plan):
 def test_changes_are_texts_and_values():
     change = Change.of(parallel__tp__size=2, parallel__fsdp__offload=True) + Change.of(activation__mode="full")
     assert change.sets == ("parallel.tp=2", "parallel.fsdp.offload=true", "activation.mode=full")
+
+
+@pytest.mark.parametrize(("layout", "pieces"), [("parallel { fsdp 2 }", 4), ("parallel { pp 2 }", 1)])
+def test_ranks_that_compute_are_not_to_be_taken_for_stuck(compiled, layout, pieces):
+    """They tell of every microbatch, in a pipeline of every step."""
+
+    def warnings(stuck: str) -> list[str]:
+        result = compiled(model=BIG, batch=ROW, parallel=layout, cluster=SLOW, more=stuck)
+        assert result.plan is not None
+        return [check.evidence for check in result.plan.checks if check.code == "W606"]
+
+    longest = compiled(model=BIG, batch=ROW, parallel=layout, cluster=SLOW).plan.estimates.times.slow / pieces
+    assert warnings(f"fault_tolerance {{ stuck = {longest * 1.01:.0f} s }}") == []
+    (told,) = warnings(f"fault_tolerance {{ stuck = {longest * 0.99:.0f} s }}")
+    assert told.startswith("a step of the pipeline" if pieces == 1 else "a microbatch")
+    assert warnings("fault_tolerance { stuck = none }") == []
