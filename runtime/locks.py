@@ -1,6 +1,7 @@
 """Locks on a run directory, so that no two processes work in it."""
 
 import fcntl
+import time
 from pathlib import Path
 from typing import IO
 
