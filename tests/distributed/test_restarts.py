@@ -138,8 +138,14 @@ def test_a_fault_in_set_up_that_passes_does_not_matter(project):
 
 def _begun(project: Project, spec: str) -> subprocess.Popen:
     command = project.command("run", spec, "--world", "2", "--ui", "plain")
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=project.folder, env=environment(project), text=True, **pipes)
+    return subprocess.Popen(
+        command,
+        cwd=project.folder,
+        env=environment(project),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def _wait_for_restart(project: Project) -> None:
@@ -210,8 +216,9 @@ def under_torchrun(project: Project, ranks: int, *arguments: str) -> tuple[Path,
     command = project.command("run", *arguments, "--ui", "plain")
     torchrun = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", "1")
     command[2:3] = (*torchrun, "-m", "xtrain")
-    options = {"cwd": project.folder, "env": environment(project), "capture_output": True, "text": True}
-    done = subprocess.run(command, timeout=240, **options)
+    done = subprocess.run(
+        command, cwd=project.folder, env=environment(project), capture_output=True, text=True, timeout=240
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return project.directory(), done.stdout + done.stderr
 

@@ -248,8 +248,8 @@ def test_a_lock_that_is_held_by_another_process_is_no_leftover(tmp_path, monkeyp
 
     monkeypatch.setattr(leftovers, "PATIENCE", 0.2)
     code = "import fcntl, sys; f = open('.worker.lock', 'a'); fcntl.flock(f, 2); print(1, flush=True); sys.stdin.read()"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, **pipes) as holder:
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         holder.stdout.readline()
         with pytest.raises(EnvironmentFault):
