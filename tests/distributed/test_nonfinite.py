@@ -123,7 +123,7 @@ def test_the_first_one_stops_a_run_unless_it_says_otherwise(lab):
 
 
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=SLOW)])
-@pytest.mark.parametrize("layout", layouts(2))
+@pytest.mark.parametrize("layout", layouts(1))
 def test_behind_a_rollback_the_run_is_the_one_that_never_saw_these_rows(lab, layout, mode):
     """Bad rows on one rank in steps 4 and 5: back to step 2, whose next rows are those of step 6."""
     poison = Mutation("poison", rank=layout.world - 1, portions=[4, 5], kind="activation")
