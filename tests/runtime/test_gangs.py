@@ -39,12 +39,17 @@ BEGUN = [{"event": "setup_done", "step": 0}]
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def seen() -> list[dict]:
+    """What each gang was started with."""
+    return []
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, seen):
     """Run gangs of which each says and ends as a list tells; gives the exit code and the events."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gangs_module, "SHORTEST", 0.01)
     monkeypatch.delenv(RESTART, raising=False)
-    seen: list[dict] = []
 
     def start(settings: str, story: list, world: int = 2) -> tuple[int, list[dict]]:
         path = tmp_path / "tiny.xtrain"
@@ -69,7 +74,6 @@ def run(tmp_path, monkeypatch):
         return code, [json.loads(line) for line in lines]
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
-    start.seen = seen
     yield start
     os.environ.pop(RESTART, None)
     for number, handler in handlers.items():
@@ -80,7 +84,7 @@ def of(events: list[dict], kind: str) -> list[dict]:
     return [event for event in events if event["event"] == kind]
 
 
-def test_a_gang_that_falls_is_started_again_and_the_run_ends_once(run):
+def test_a_gang_that_falls_is_started_again_and_the_run_ends_once(run, seen):
     code, events = run("restarts = 2", [(BEGUN, KILLED), (BEGUN, KILLED), (DONE, Ended())])
     assert code == 0
     assert [(e["number"], e["of"], e["reason"], e["world"]) for e in of(events, "restart")] == [
@@ -88,7 +92,7 @@ def test_a_gang_that_falls_is_started_again_and_the_run_ends_once(run):
         (2, 2, "rank 1 was ended by SIGKILL", 2),
     ]
     assert len(of(events, "run_end")) == 1 and not of(events, "failure")
-    assert [each["restart"] for each in run.seen] == [False, True, True]
+    assert [each["restart"] for each in seen] == [False, True, True]
 
 
 def test_a_run_whose_restarts_are_used_up_fails_with_a_report_of_all(run):
@@ -163,25 +167,25 @@ def test_a_stop_request_between_two_gangs_stops_the_run(run, monkeypatch):
     assert end["status"] == "stopped" and not of(events, "failure")
 
 
-def test_the_same_rank_twice_without_a_checkpoint_between_means_fewer_ranks(run):
+def test_the_same_rank_twice_without_a_checkpoint_between_means_fewer_ranks(run, seen):
     settings = "restarts = 5, elastic = 1..4"
     code, events = run(settings, [(BEGUN, KILLED), (BEGUN, KILLED), (BEGUN, KILLED), (DONE, Ended())], world=4)
     assert code == 0
-    assert [each["ranks"] for each in run.seen] == [4, 4, 2, 2]
+    assert [each["ranks"] for each in seen] == [4, 4, 2, 2]
     assert [e["world"] for e in of(events, "restart")] == [4, 2, 2]
-    assert len({each["plan"] for each in run.seen}) == 2
+    assert len({each["plan"] for each in seen}) == 2
 
 
-def test_another_rank_each_time_stays_at_as_many(run):
+def test_another_rank_each_time_stays_at_as_many(run, seen):
     other = Ended(failures={2: -9})
     code, _ = run("restarts = 5, elastic = 1..4", [(BEGUN, KILLED), (BEGUN, other), (DONE, Ended())], world=4)
-    assert code == 0 and [each["ranks"] for each in run.seen] == [4, 4, 4]
+    assert code == 0 and [each["ranks"] for each in seen] == [4, 4, 4]
 
 
-def test_fewer_devices_mean_fewer_ranks(run, monkeypatch):
+def test_fewer_devices_mean_fewer_ranks(run, monkeypatch, seen):
     monkeypatch.setattr("xtrain.runtime.worlds._devices", lambda plan: 3)
     code, _ = run("restarts = 5, elastic = 1..4", [(BEGUN, KILLED), (DONE, Ended())], world=4)
-    assert code == 0 and [each["ranks"] for each in run.seen] == [4, 2]
+    assert code == 0 and [each["ranks"] for each in seen] == [4, 2]
 
 
 def test_too_few_devices_for_every_world_are_a_fault_of_the_environment(run, monkeypatch):
