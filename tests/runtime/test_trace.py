@@ -234,3 +234,16 @@ def test_a_rank_of_a_run_cannot_trace(tmp_path):
             trace_plan(plan)
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("params", ["fp32", "bf16"])
+def test_averages_are_held_as_planned_and_change_nothing_else(tmp_path, params):
+    topology = BY_NAME["pp 2 · tp 2, tied, uneven vocabulary (dense)"]
+    plan, without = (plan_of(tmp_path, topology, params=params, more=more) for more in ("ema { }", ""))
+    check(plan)
+    pairs = zip(trace_plan(plan), trace_plan(without), plan.estimates.classes, strict=True)
+    for ours, theirs, planned in pairs:
+        width = 1 if params == "fp32" else 2
+        assert ours.memory.averages == planned.memory.averages == width * ours.memory.parameters
+        assert evolve(ours.memory, averages=0) == theirs.memory
+        assert ours.traffic == theirs.traffic
