@@ -23,7 +23,7 @@ def conclude(
     step = max((m["step"] for m in records_since(workspace.directory / "metrics.jsonl", 0)), default=0)
     # A stop request that comes before the loop has begun finds nothing to save; one that no rank answered is a failure.
     begun = any(e["event"] == "setup_done" for e in said)
-    early = stopped_early(said, ended)
+    early = "interrupted" if ended.at_once else stopped_early(said, ended)
     if early is not None:
         return _end(lines, step, early, EXIT_CODES[early])
     asked = STATUS_OF_SIGNAL.get(ended.signal)

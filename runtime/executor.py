@@ -27,6 +27,7 @@ from .data.errors import DataError
 from .errors import EnvironmentFault
 from .feed import Feed
 from .inbox import Inbox
+from .launch import first_step
 from .lookout import Lookout
 from .observe import Window
 from .ops import OPS, Op, PlanMismatch, load_ops
@@ -253,7 +254,7 @@ class Executor:
         at, after = self.plan.timeline.stop_at, self.plan.timeline.stop_after
         return min(
             float("inf") if at is None else max(at, self.progress.step),
-            float("inf") if after is None else self.progress.step + after,
+            float("inf") if after is None else first_step(self.progress.step) + after,
         )
 
     def _stop(self, event: str, reason: str, reactions: dict[str, tuple[StepCall, ...]]) -> str:

@@ -16,7 +16,7 @@ from .checkpoint.sources import starting_point
 from .conclusion import conclude, event, report_fault
 from .errors import EnvironmentFault
 from .fall import Fall, fall_of
-from .launch import RESTART, Ended, launch
+from .launch import FIRST_STEP, RESTART, Ended, launch
 from .leftovers import end_leftovers
 from .records import JsonLines, records_since, size_of
 from .stop_notes import StopNotes
@@ -53,6 +53,8 @@ class Gangs:
         events = self.workspace.directory / "events.jsonl"
         while True:
             begin, step = size_of(events), self._saved_step()
+            if not self.tries:
+                os.environ[FIRST_STEP] = str(starting_point(self.plan, self.workspace.directory).step)
             os.environ[RESTART] = str(len(self.tries))
             ended = self._launch()
             self._notes.listen()

@@ -4,14 +4,19 @@ import logging
 import os
 import signal
 import sys
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from types import FrameType
 
 from attrs import field, frozen
 
+from .stop_notes import STOPS
+
 # Tells the ranks how often their gang has been started again, as torch's agent does with the other name.
 RESTART = "XTRAIN_RESTART"
+# Tells them with which step this start began, before any restart: `launch.stop_after` counts from there.
+FIRST_STEP = "XTRAIN_FIRST_STEP"
 _RESTARTS = (RESTART, "TORCHELASTIC_RESTART_COUNT")
 
 
@@ -22,6 +27,8 @@ class Ended:
 
     failures: dict[int, int] = field(factory=dict)
     signal: int | None = None
+    at_once: bool = False
+    """Whether a second Ctrl-C has ended the ranks without saving."""
 
     def causes(self) -> dict[int, str]:
         """Rank → how it ended, those that were killed first: they had no chance to say anything themselves."""
@@ -37,6 +44,8 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    from .leftovers import ranks_of  # which needs what asks whether this is a restart
 
     # How the gang ends is told from its own records, not from the agent's log.
     for name in logging.root.manager.loggerDict:
@@ -55,6 +64,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
         "monitor_interval": 0.1,
         "logs_specs": DefaultLogsSpecs(log_dir=str(logs), redirects=Std.ALL),
         "shutdown_timeout": int(stop_seconds) + 10,
+        "signals_to_handle": "SIGQUIT",  # the others are handled here
     }
     known = signature(LaunchConfig).parameters
     config = LaunchConfig(**{name: value for name, value in options.items() if name in known})
@@ -62,20 +72,26 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     command = [sys.executable, "-m", "xtrain.runtime.worker", str(directory), str(os.getpid())]
 
+    asked: list[int] = []
+
     def stop(number: int, frame: FrameType | None) -> None:
-        raise SignalException("a stop was asked for before the ranks were there", sigval=signal.Signals(number))
+        asked.append(number)
+        if len(asked) > 1:  # the agent waits for its ranks to leave, and is not to be torn out of that
+            for rank in ranks_of(directory, os.getpid()):
+                with suppress(ProcessLookupError):
+                    os.kill(rank, number)
+            return
+        # Wherever this comes, the agent sends it on to all ranks it has.
+        raise SignalException("a stop was asked for", sigval=signal.Signals(number))
 
     try:
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-            signal.signal(number, stop)  # until the agent has its own, if it has
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for number in STOPS:
+            signal.signal(number, stop)
         elastic_launch(config, command[0])(*command[1:])
     except ChildFailedError as error:
         return Ended(failures={rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException as error:
-        return Ended(signal=int(error.sigval))
-    except KeyboardInterrupt:
-        return Ended(signal=int(signal.SIGINT))
+        return Ended(signal=int(error.sigval), at_once=asked.count(signal.SIGINT) > 1)
     return Ended()
 
 
@@ -88,6 +104,12 @@ def _reason(exit_code: int) -> str:
 def is_restart() -> bool:
     """Whether this start follows one that failed, by whoever starts the ranks."""
     return any(int(os.environ.get(name) or 0) > 0 for name in _RESTARTS)
+
+
+def first_step(step: int) -> int:
+    """The step with which this start began, of a gang that begins with `step`."""
+    told = os.environ.get(FIRST_STEP)
+    return min(int(told), step) if told is not None and is_restart() else step
 
 
 def is_worker() -> bool:
