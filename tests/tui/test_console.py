@@ -220,7 +220,7 @@ FIELDS = [
 ]  # fmt: skip
 EVENTS = [
     "run_start", "setup_begin", "setup", "setup_done", "eval", "generate", "checkpoint", "signal", "nonfinite",
-    "skipped", "warning", "failure", "run_end", "another", "phase", "tokenise", "rollback",
+    "skipped", "warning", "failure", "run_end", "another", "phase", "tokenise", "rollback", "restart",
     "stop", "control", "paused", "requeue",
 ]  # fmt: skip
 RECORDS = st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=6)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.tui.jsonlines import JsonView
-from xtrain.tui.plain import PlainView, step_line
+from xtrain.tui.plain import PlainView, event_lines, step_line
 from xtrain.tui.state import RunState, reduce
 from xtrain.tui.words import count, decimal, duration, printable, size, took
 
@@ -165,3 +165,11 @@ def test_an_evaluation_says_whether_it_is_of_averaged_weights(event) -> None:
     for weights, said in (("averaged", "  averaged weights"), ("trained", "")):
         record = event("eval", 1, 5, dataset="web", loss=0.0, tokens=None, seconds=1.0, weights=weights)
         assert plain([record], close=False) == f"eval  step 5  web  loss 0.0000  ppl 1.00{said}  1.00 s\n"
+
+
+def test_a_restart_says_what_has_happened_and_where_it_goes_on(event) -> None:
+    record = event("restart", 4, number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2)
+    (line,) = event_lines(record)
+    assert line == "restart  step 4  1 of 3  rank 1 was ended by SIGKILL; goes on from step 4 on 2 ranks"
+    (line,) = event_lines(event("restart", 0, reason="rank 0 left with exit code 1"))
+    assert line == "restart  step 0  rank 0 left with exit code 1; goes on from the beginning"

@@ -152,3 +152,20 @@ def test_going_back_undoes_what_lies_behind(metrics, event) -> None:
     assert state.step == 4 and [n for n, _ in state.history.points()] == [1, 2, 3, 4]
     assert list(state.evaluations) == ["code"] and state.num_rollbacks == 1
     assert reduce(state, metrics(5, 10)).step == 5 and state.status == "training"
+
+
+def test_a_restart_is_no_failure_and_the_attempt_behind_it_counts_it(event, metrics) -> None:
+    state = RunState()
+    for record in (
+        event("run_start", 0, steps=60, attempt=1),
+        metrics(5, 5),
+        event("failure", 5, rank=0, error="lost contact", traceback="", exit_code=1),
+    ):
+        state = reduce(state, record)
+    assert state.status == "failed"
+    state = reduce(state, event("restart", 4, number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2))
+    assert (state.status, state.failures, state.restarting) == ("starting", (), True)
+    state = reduce(state, event("run_start", 0, steps=60, attempt=2, resumed_step=4))
+    assert (state.num_restarts, state.restarting, state.step) == (1, False, 4)
+    state = reduce(state, event("run_start", 0, steps=60, attempt=3, resumed_step=4))
+    assert state.num_restarts == 0, "another command has started the run"
