@@ -108,7 +108,7 @@ def _event(reaction: Reaction, path: str, around: "Structurer") -> Event:
 def _count(reaction: Reaction, name: s.Name, path: str, around: "Structurer") -> int | None:
     """The n of `nan(n)`; None where it is not given, or is wrong, which is reported."""
     given = reaction.arguments
-    if not given:
+    if len(given) == 0:
         return None
     if name.text != "nan" or len(given) > 1 or given[0].name is not None:
         span = given[0].span.to(given[-1].span)

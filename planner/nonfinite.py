@@ -120,10 +120,9 @@ def _check_rollback(spec: Spec, schedule: Schedule, batch: Arithmetic, path: str
 def saves_periodically(schedule: Schedule, batch: Arithmetic) -> bool:
     """Whether a checkpoint is saved that the run does not end with."""
     for tick in schedule.ticks:
-        if any(isinstance(action, CheckpointAction) for action in tick.actions):
-            every = counted(tick.every, batch)
-            stops = any(isinstance(action, StopAction) for action in tick.actions)
-            known = batch.steps is None or every is None or every.unit != "steps"
-            if not stops and (known or every.value < batch.steps):
-                return True
+        kinds = {type(action) for action in tick.actions}
+        every = counted(tick.every, batch)
+        late = every is not None and every.unit == "steps" and batch.steps is not None and every.value >= batch.steps
+        if CheckpointAction in kinds and StopAction not in kinds and not late:
+            return True
     return False

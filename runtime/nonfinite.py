@@ -75,14 +75,14 @@ class Kept:
         if len(self._before) != len(now):
             self._before = [torch.empty_like(count) for count in now]
         if now:
-            torch._foreach_copy_(self._before, now)
+            torch._foreach_copy_(self._before, now)  # pyright: ignore[reportPrivateImportUsage]
         self._begun = [router.begun for router in self._routers]
 
     def restore(self) -> None:
         """Go back to what was remembered since counting has begun, or to nothing."""
         if self._begun == [router.begun for router in self._routers]:
             if self._before:
-                torch._foreach_copy_(self._now(), self._before)
+                torch._foreach_copy_(self._now(), self._before)  # pyright: ignore[reportPrivateImportUsage]
             return
         for router in self._routers:
             router.loads_E = router.aux = None

@@ -61,8 +61,12 @@ class BadSteps:
     @classmethod
     def of(cls, kept: dict[str, Any]) -> "BadSteps":
         """What a checkpoint has kept; of what it does not name there was none."""
-        counts = {name: int(kept[name]) for name in ("in_a_row", "total", "last_good") if name in kept}
-        return cls(**counts, went_back=[(before, after) for before, after in kept.get("went_back", ())])
+        return cls(
+            in_a_row=kept.get("in_a_row", 0),
+            total=kept.get("total", 0),
+            last_good=kept.get("last_good", 0),
+            went_back=[(before, after) for before, after in kept.get("went_back", ())],
+        )
 
 
 @define
