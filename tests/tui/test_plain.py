@@ -168,8 +168,8 @@ def test_an_evaluation_says_whether_it_is_of_averaged_weights(event) -> None:
 
 
 def test_a_restart_says_what_has_happened_and_where_it_goes_on(event) -> None:
-    record = event("restart", 4, number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2)
+    record = event("restart", 9, step=4, number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2)
     (line,) = event_lines(record)
     assert line == "restart  step 4  1 of 3  rank 1 was ended by SIGKILL; goes on from step 4 on 2 ranks"
-    (line,) = event_lines(event("restart", 0, reason="rank 0 left with exit code 1"))
+    (line,) = event_lines(event("restart", 9, step=0, reason="rank 0 left with exit code 1"))
     assert line == "restart  step 0  rank 0 left with exit code 1; goes on from the beginning"
