@@ -73,9 +73,12 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
     command = [sys.executable, "-m", "xtrain.runtime.worker", str(directory), str(os.getpid())]
 
     asked: list[int] = []
+    over: list[bool] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         asked.append(number)
+        if over:
+            return  # there is nobody left to be told, and nothing to be torn out of
         if len(asked) > 1:  # the agent waits for its ranks to leave, and is not to be torn out of that
             for rank in ranks_of(directory, os.getpid()):
                 with suppress(ProcessLookupError):
@@ -87,7 +90,10 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
     try:
         for number in STOPS:
             signal.signal(number, stop)
-        elastic_launch(config, command[0])(*command[1:])
+        try:
+            elastic_launch(config, command[0])(*command[1:])
+        finally:
+            over.append(True)
     except ChildFailedError as error:
         return Ended(failures={rank: failure.exitcode for rank, failure in error.failures.items()})
     except SignalException as error:
