@@ -41,7 +41,8 @@ def _canonical(value: Any) -> Any:
 
 
 def config_of(run: Resolved) -> dict[str, Any]:
-    """The experiment as JSON, of which `config_id` is the fingerprint: what is learned from what and how, without how long, where, over which ranks and how fast.
+    """The experiment as JSON, of which `config_id` is the fingerprint: what is learned from what and how, without how
+    long, where, over which ranks and how fast.
 
     A setting belongs to it if its role is EXPERIMENT; what the planner resolved stands in for `auto`, and rows of a
     step for micro and accumulate, so that another mesh with the same rows is the same experiment; shares stand in for
