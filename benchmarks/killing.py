@@ -58,8 +58,11 @@ class Start:
         return self.process.returncode
 
     def reach(self, moment: str, total: int, chance: random.Random) -> bool:
-        """Return at the moment; False where the run has ended before it came."""
-        if moment == "set-up":
+        """Return at the moment; False where the run has ended before it came.
+
+        Where all steps were there before, and only the end is to be done again, it is any moment of the start.
+        """
+        if moment == "set-up" or self.steps >= total:
             return self._until(self._in(chance.uniform(0.0, self.seconds)))
         if moment == "end":
             reached = self._until(lambda: logged(self.directory) >= total)
