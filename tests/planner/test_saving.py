@@ -2,6 +2,8 @@
 
 import pytest
 
+from xtrain.planner.rules.examine import check_spec
+
 SAVING = ("setup.checkpoint", "tick.checkpoint", "tick.model", "step.await_copy", "step.put_off_save")
 EVERY = "every 10 steps eval code\nevery 20 steps checkpoint"
 
@@ -94,3 +96,37 @@ def test_nothing_is_said_where_they_meet(compiled, every):
     found = compiled(every=every, checkpoint="checkpoint { best = eval.code.loss }")
     assert not list(found.diagnostics), found.diagnostics.render()
     assert found.plan.node("setup.checkpoint").args["best"] == "eval/code/loss"
+
+
+@pytest.mark.parametrize(
+    ("settings", "copies"),
+    [
+        ("", 0),
+        ("mode = async", 1),
+        ("mode = async, backend = file", 3),
+        ("mode = async, backend = file, overlap = latest", 2),
+        ("mode = async, backend = file, overlap = latest, best = eval.code.loss", 4),
+    ],
+)
+def test_a_plan_tells_how_many_copies_of_the_state_there_can_be(plan, settings, copies):
+    made = plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}")
+    node = made.node("setup.checkpoint")
+    assert node.args["copies"] == copies
+    if "file" in settings:  # copied before the next step begins, and kept in a queue
+        assert not ops(made) & {"step.await_copy", "step.put_off_save"}
+        assert f"at most {copies} copies in host memory" in node.does and "latest.pt" in node.does
+
+
+def test_one_file_has_one_writer(compiled):
+    found = compiled(world=2, parallel="parallel { fsdp 2 }", checkpoint="checkpoint { backend = file }")
+    assert [d.code for d in found.diagnostics] == ["X621"] and found.plan is None
+    assert "this run has 2 ranks" in found.diagnostics.render()
+    nothing_written = "checkpoint { backend = file, enabled = false }"
+    quiet = compiled(world=2, parallel="parallel { fsdp 2 }", checkpoint=nothing_written)
+    assert quiet.plan is not None and [d.code for d in quiet.diagnostics] == ["W401"]
+
+
+def test_a_best_of_a_dataset_whose_name_is_in_doubt_is_not_judged(load):
+    spec = load(every=EVERY, checkpoint="checkpoint { best = eval.coed.loss }")
+    assert [d.code for d in check_spec(spec)] == ["X620"]
+    assert not list(check_spec(spec, doubts=frozenset({"dataset.code.name"})))

@@ -180,6 +180,9 @@ def test_a_start_that_is_cut_off_anywhere_loses_nothing_of_the_one_before(make, 
         for name, content in told[0].items():
             copy = kept / "attempt-0" / name.removeprefix("metadata/")
             assert (copy if copy.exists() else directory / name).read_bytes() == content, (at, name)
+        for name, content in told[1].items():  # nothing of the first start is taken for one of the second
+            copy = kept / "attempt-1" / name.removeprefix("metadata/")
+            assert not copy.exists() or copy.read_bytes() == content, (at, name)
         assert (directory / "plan.json").read_bytes() == told[2]["plan.json"]
     assert disk.count > 30
 
