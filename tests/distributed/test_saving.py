@@ -1,6 +1,7 @@
 """Saving on several ranks: beside training, on disks that fail, and when the writer dies at any moment."""
 
 import pytest
+import torch
 from attrs import evolve
 from checkpoints import folder, same, steps
 from gang import GangFailed, Mutation
@@ -130,3 +131,35 @@ def test_a_writer_that_is_killed_leaves_a_run_that_goes_on(lab, plain, change):
     outcome = lab.gang.run(plan, lab.folder, name=name)
     last = outcome.curve[-1]
     assert last == plain.curve[-1]
+
+
+ALONE = Topology(accumulate=1, sets=("checkpoint.backend=file",))
+
+
+@pytest.fixture(scope="module")
+def alone(lab: Laboratory):
+    """One process that saves nothing but its end."""
+    return lab.gang.run(lab.plan(evolve(ALONE.trial("fp32"), steps=5), ALONE.layout), lab.folder, name="alone")
+
+
+@SLOW
+@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("change", [*range(400, 1000, 37)])
+def test_a_writer_of_one_file_that_is_killed_leaves_a_run_that_goes_on(lab, alone, mode, change):
+    """From the second save to the third: in the file itself, and between the changes of names around it."""
+    name, settings = f"killed-{mode}-{change}", f"mode = {mode}, keep = 1, best = eval.lines.loss"
+    more = f"every 1 step checkpoint\nevery 1 step eval lines\ncheckpoint {{ {settings} }}"
+    plan = lab.plan(evolve(ALONE.trial("fp32"), steps=5, more=more), ALONE.layout)
+    with pytest.raises(GangFailed):
+        lab.gang.run(plan, lab.folder, name=name, mutation=Mutation("death", change=change))
+    found = folder(lab.folder / "jobs" / name)
+    for pointer in ("latest", "best"):
+        if named := found.named(pointer):
+            assert (entry := found.pointed(pointer)) is not None, f"{pointer} names {named}"
+            assert entry.flaws(content=True) == []
+        if found.alias(pointer).exists():
+            assert torch.load(found.alias(pointer), weights_only=True)["optimizer.norm.weight.step"] >= 1
+    (lab.folder / "jobs" / name / "metrics.jsonl").unlink()
+    outcome = lab.gang.run(plan, lab.folder, name=name)
+    assert outcome.curve[-1] == alone.curve[-1]
+    assert found.alias("latest").samefile(found.path(5) / "state.pt") and found.remains() == []
