@@ -20,16 +20,15 @@ def plan(lab: Laboratory, more: str, steps: int = 6, topology: Topology = TWO):
 
 
 def fails(lab: Laboratory, name: str, more: str, mutation: Mutation, topology: Topology = TWO):
-    """Run until the watch ends it: the folder, the event, and what it cost."""
-    begin = time.monotonic()
+    """Run until the watch ends it: the folder, the event, and the seconds from that until all ranks were gone."""
     with pytest.raises(GangFailed) as caught:
-        lab.gang.run(plan(lab, more, topology=topology), lab.folder, name=name, mutation=mutation, timeout=40)
+        lab.gang.run(plan(lab, more, topology=topology), lab.folder, name=name, mutation=mutation, timeout=60)
     directory = lab.folder / "jobs" / name
     assert "not finished" not in str(caught.value)
     (stuck,) = events(directory, "stuck")
     (failure,) = events(directory, "failure")
     assert failure["rank"] == stuck["ranks"][0] and failure["exit_code"] == 1 and not failure["traceback"]
-    return directory, stuck, time.monotonic() - begin
+    return directory, stuck, time.time() - stuck["time"]
 
 
 def stacks(directory, rank: int) -> str:
@@ -47,7 +46,7 @@ def test_a_rank_that_is_stopped_is_named_and_ended(lab, topology, rank):
     name = f"stopped-{topology}-{rank}"
     directory, stuck, seconds = fails(lab, name, more, Mutation("stop_process", rank=rank, step=3), topology)
     assert (stuck["ranks"], stuck["state"], stuck["step"], stuck["node"]) == ([rank], "stopped", 3, "step.agree")
-    assert 3 <= stuck["seconds"] < 8 and seconds < 25
+    assert 3 <= stuck["seconds"] < 8 and seconds < 15
     for other in {*range(topology.world)} - {rank}:
         assert "step.agree" in stacks(directory, other) and "all_reduce" in stacks(directory, other)
     assert "State:\tT (stopped)" in stacks(directory, rank)
@@ -74,7 +73,7 @@ def test_a_rank_whose_python_cannot_run_is_named_with_its_stack(lab):
 def test_of_ranks_in_the_same_node_the_one_that_waits_for_nobody_is_named(lab):
     """Both are in the forward; one sleeps in a hook of the model, the other waits for its parameters."""
     more = "fault_tolerance { stuck = 3 s }"
-    directory, stuck, _ = fails(lab, "hooked", more, Mutation("sleep_in_forward", rank=1, step=3))
+    _, stuck, _ = fails(lab, "hooked", more, Mutation("sleep_in_forward", rank=1, step=3))
     assert (stuck["ranks"], stuck["state"], stuck["node"]) == ([1], "stuck", "step.forward_backward")
 
 
@@ -83,9 +82,10 @@ def test_a_probe_names_who_does_not_come_within_its_limit(lab):
     late = Mutation("oversleep", rank=1, step=4, op="tick.health")
     _, stuck, seconds = fails(lab, "late", more, late)
     assert (stuck["ranks"], stuck["step"], stuck["node"]) == ([1], 4, "tick.health")
-    assert stuck["seconds"] < 8 and seconds < 25
+    assert stuck["seconds"] < 8 and seconds < 15
 
 
+@SLOW
 def test_a_rank_that_is_continued_in_time_costs_nothing_and_a_probe_tells_who_comes_last(lab):
     more = "fault_tolerance { stuck = 6 s }\nevery 3 steps health"
     stop = Mutation("stop_process", rank=1, step=3, op="tick.health", seconds=2.0)
@@ -102,7 +102,7 @@ def test_a_rank_that_is_continued_in_time_costs_nothing_and_a_probe_tells_who_co
         pytest.param("on finish eval lines { batches = none }", Mutation("slow_evaluation", seconds=0.5), marks=SLOW),
         pytest.param("every 4 steps checkpoint", Mutation("slow_disk", seconds=5.0), marks=SLOW),
         pytest.param("every 4 steps checkpoint", Mutation("slow_publishing", seconds=5.0), marks=SLOW),
-        pytest.param("", Mutation("slow_setup", seconds=5.0)),
+        pytest.param("", Mutation("slow_setup", seconds=5.0), marks=SLOW),
     ],
     ids=str,
 )
