@@ -130,13 +130,13 @@ def test_stop_after_counts_the_steps_of_each_start(lab, unbroken):
 
 
 @SLOW
-def test_a_time_limit_stops_the_run(lab, unbroken):
-    more = "launch { time_limit = 0.01 s }"
-    directory = stopped(lab, "time-limit", more)
-    assert end(directory) == ("stopped", 75, 0) and not curve(directory)
+def test_a_time_limit_counts_from_the_command_and_stops_the_run(lab, unbroken):
+    more = "launch { time_limit = 4 h }"
+    directory = stopped(lab, "time-limit", more, environment={"XTRAIN_BEGAN": "0"})
+    assert end(directory) == ("stopped", 75, 0) and not (directory / "metrics.jsonl").exists()
     (said,) = events(directory, "stop")
-    assert said["name"] == "time_limit" and said["reason"] == "launch.time_limit, 0.01 s, is over"
-    assert_goes_on_exactly(lab, "time-limit", unbroken)
+    assert said["name"] == "time_limit" and said["reason"] == "launch.time_limit, 14400 s, is over"
+    assert_goes_on_exactly(lab, "time-limit", unbroken, more)
 
 
 def test_a_stop_file_stops_the_run_and_no_step_is_made_while_it_lies_there(lab):
