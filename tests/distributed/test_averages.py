@@ -75,7 +75,7 @@ def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> 
 def test_the_average_is_the_one_computed_by_hand_and_that_of_one_process(lab: Laboratory, name: str):
     layout = BY_NAME[name]
     trial = averaging(layout)
-    outcome, alone = lab.run(trial, layout.layout), lab.alone(trial)
+    outcome, alone = lab.run(trial, layout.layout, timeout=300.0), lab.alone(trial)
     expected = by_hand(outcome.directory, range(EVERY, STEPS + 1, EVERY))
     assert averages(outcome.tensors).keys() == expected.keys() == averages(alone.tensors).keys()
     for held in outcome.whole:
@@ -155,7 +155,10 @@ def test_a_run_goes_on_with_its_average_and_begins_or_leaves_one_behind(lab: Lab
 
 
 def test_random_numbers_of_ranks_go_on_where_they_were(lab: Laboratory):
-    """Every rank adds noise of its own to its weights, drawn in odd numbers from each of the streams."""
+    """Every rank adds noise of its own to its weights, drawn in odd numbers from each of the streams.
+
+    One left out is noticed; that each is, tests/runtime/test_full_state.py shows without ranks.
+    """
     more = "every 1 step checkpoint\ncheckpoint { keep = none, mode = async }"
     trial = evolve(TWO.trial("fp32"), steps=4, more=more)
 
@@ -165,7 +168,7 @@ def test_random_numbers_of_ranks_go_on_where_they_were(lab: Laboratory):
 
     whole = go("noise")
     source = folder(whole.directory).path(1)  # after an odd number of draws a normal number is left over
-    for stream in ("", "torch", "python", "numpy"):
+    for stream in ("", "numpy"):
         ended = go(f"noise-without-{stream or 'nothing'}", f'checkpoint.from="{source}"', left_out=stream)
         assert events(ended.directory, "resumed")[-1]["groups"]["rng"] == "own"
         equal = [np.array_equal(whole.tensors[name], ended.tensors[name]) for name in whole.tensors]
