@@ -288,14 +288,11 @@ def explained(told: dict[str, Any]) -> str:
     also = f" (and so are ranks {others})" if others else ""
     inside = f" at {told['place']}" if told["place"] else ""
     if told["frozen"]:
-        inside = "; not heard of yet" if told["pid"] is None else f"; last heard of in {_last(told)}"
+        last = _where(told["last_step"], told["last_node"])
+        inside = "; not heard of yet" if told["pid"] is None else "" if last == where else f"; last heard of in {last}"
         where = f"the others wait in {where}"
     process = f"; process {told['pid']} on {told['host']}" if told["pid"] else ""
     return f"{how}{also}: {waited}, {where}{inside}{process}; stacks of all ranks: {told['folder']}"
-
-
-def _last(told: dict[str, Any]) -> str:
-    return _where(told["last_step"], told["last_node"])
 
 
 def _where(step: int | None, node: str | None) -> str:
