@@ -87,6 +87,9 @@ def test_one_that_must_be_kept_waits_for_room():
     slow.let.release()
     late.join(20)
     assert not late.is_alive() and queue.unfinished()[-1] == "H4"
+    for _ in range(3):
+        slow.let.release()
+    assert queue.drain(20) and slow.done == ["H1", "H2", "H3", "H4"]
 
 
 def test_copies_are_of_the_moment_use_the_same_memory_and_are_never_too_many():
