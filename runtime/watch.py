@@ -251,12 +251,12 @@ class Watch:
 
     def _end(self, told: dict[str, Any]) -> None:
         """Save what can be seen, end the ranks of this machine that cannot do so themselves, and leave."""
-        save_own(self.folder, self.rank, self.beat)
         frozen = told["ranks"] if told["frozen"] else []
         lines = (read_beat(beat_path(self.records.directory, rank)) for rank in frozen)
         helpless = [reading for reading in lines if reading is not None and here(reading, self._host)]
-        for reading in helpless:
+        for reading in helpless:  # first of all: they are ended as soon as any rank has waited long enough
             save_of(self.folder, reading)
+        save_own(self.folder, self.rank, self.beat)
         helped = [reading.rank for reading in helpless]
         self._wait_for_stacks([rank for rank in range(self.world) if rank not in frozen or rank in helped])
         for reading in helpless:
