@@ -149,7 +149,7 @@ def _begun(project: Project, spec: str) -> subprocess.Popen:
 
 
 def _wait_for_restart(project: Project) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         for path in (project.folder / "runs").glob("tiny/*/events.jsonl"):
             if '"event":"restart"' in path.read_text():
