@@ -15,6 +15,8 @@ from xtrain.runtime.data.stores.store import TokenStore, open_store
 ROOT = Path(__file__).parents[1]
 PSEUDO_COUNT = 5
 
+pytestmark = pytest.mark.timeout(900)
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Path:

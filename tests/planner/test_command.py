@@ -47,13 +47,25 @@ assert not [name for name in sys.modules if name.startswith(("xtrain.runtime", "
 
 
 def test_sixteen_thousand_ranks_take_no_time():
-    """Processor time, best of three: the machine may be busy with something else."""
-    code = "import sys, time\nfrom xtrain.cli.main import main\nmain(); print(time.process_time(), file=sys.stderr)"
+    """Against a loop in the same process, best of three: how fast the machine is, and how busy, does not matter.
+
+    The loop takes a tenth of a second of a processor that has nothing else to do.
+    """
+    code = """
+import sys, time
+from xtrain.cli.main import main
+main()
+planned = time.process_time()
+number = 0
+for each in range(2_000_000):
+    number += each * each
+print(planned / (time.process_time() - planned), file=sys.stderr)
+"""
     best = {}
     for extra in ((), ("--json",)):
         runs = [xtrain("plan", ROOT / "specs/llama_405b_16k.xtrain", *extra, code=code) for _ in range(3)]
         best[extra] = min(float(run.stderr.splitlines()[-1]) for run in runs)
-    assert all(seconds < 0.6 for seconds in best.values()), best
+    assert all(loops < 5.5 for loops in best.values()), best
 
 
 def test_json_holds_every_rank():
