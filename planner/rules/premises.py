@@ -71,6 +71,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "elastic.axis": ("fault_tolerance.elastic", "parallel.fsdp.size"),
     "elastic.range": ("fault_tolerance.elastic", "launch.nodes", "launch.ranks_per_node"),
     "elastic.use": ("fault_tolerance.elastic", "fault_tolerance.restarts"),
+    "health.stuck": ("*",),  # of the time that a step takes, which hangs on everything
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
     "schedule.phase.*.start": ("phase.{}.from", "{steps}", "batch.sequence", "{rows}"),
     "schedule.phase.*.order": ("phase", "phase.*.from", "{steps}", "batch.sequence", "{rows}"),

@@ -60,6 +60,8 @@ FREE = ALL_ON | {
 }
 # Ranks that could as well be copies of the whole model.
 COPIES = ALL_ON | {"parallel": "parallel { fsdp 1 { replicate = 2 } }"}
+# One rank by itself.
+ALONE = ALL_ON | {"parallel": "parallel { fsdp 1 }"}
 
 EXEMPT = {
     "path": "where the spec lies is not part of the experiment",
@@ -193,7 +195,7 @@ def role_of(attribute: attrs.Attribute) -> Role | None:
 
 def test_every_setting_changes_the_plan(load):
     silent = []
-    bases = [load(**STATED), load(**FREE), load(**COPIES)]
+    bases = [load(**STATED), load(**FREE), load(**COPIES), load(**ALONE)]
     for path, attribute in places(bases[0]):
         if not alternatives(at(bases[0], path), attribute.type):
             continue  # a word without another choice
