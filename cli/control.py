@@ -60,7 +60,7 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
-    from ..runtime.asking import Asked, NotLive, live_run
+    from ..runtime.control.asking import Asked, NotLive, live_run
 
     argument: str | int | None = arguments.argument
     if arguments.command == "profile":

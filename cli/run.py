@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: os._exit(75))
     from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
-    from ..runtime.launch import is_worker
+    from ..runtime.gangs.launch import is_worker
 
     try:
         return _run_worker(compiled, arguments.ui) if is_worker() else _run_launcher(compiled, arguments.ui)
@@ -92,10 +92,10 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled |
 def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     from ..planner.pages.render import render_summary
     from ..planner.units import plural
-    from ..runtime.gangs import Gangs
-    from ..runtime.preflight import check_machine, check_one_machine
+    from ..runtime.gangs.preflight import check_machine, check_one_machine
+    from ..runtime.gangs.restarts import Gangs
+    from ..runtime.gangs.worlds import fewer_ranks
     from ..runtime.workspace import open_workspace
-    from ..runtime.worlds import fewer_ranks
     from ..tui.view import choose_ui
 
     plan = compiled.plan
@@ -137,17 +137,17 @@ def _remark(remarks: list[str]) -> None:
 
 def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     """One rank that someone else has started; the first one keeps the directory and shows the run."""
-    from ..runtime.code import read_code
-    from ..runtime.conclusion import conclude
     from ..runtime.errors import EnvironmentFault
-    from ..runtime.fall import fall_of
-    from ..runtime.launch import Ended
+    from ..runtime.gangs.conclusion import conclude
+    from ..runtime.gangs.fall import fall_of
+    from ..runtime.gangs.launch import Ended
+    from ..runtime.gangs.preflight import check_devices, check_world, find_devices
+    from ..runtime.gangs.worlds import plan_of_started
     from ..runtime.outcome import EXIT_CODES
-    from ..runtime.preflight import check_devices, check_world, find_devices
+    from ..runtime.provenance.code import read_code
     from ..runtime.records import records_since, size_of
     from ..runtime.worker import leave, run_rank
     from ..runtime.workspace import locate, open_workspace
-    from ..runtime.worlds import plan_of_started
     from ..tui.view import choose_ui
 
     plan = compiled.plan

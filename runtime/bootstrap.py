@@ -8,11 +8,11 @@ import torch.distributed as dist
 
 from ..planner.plan import Mesh, Plan
 from .checkpoint import streams
+from .control.signals import StopRequests
 from .errors import EnvironmentFault
+from .gangs.preflight import check_device, check_world
 from .ops import op
-from .preflight import check_device, check_world
 from .records import Records
-from .signals import StopRequests
 from .state import Rank
 
 # Ranks wait this long for the slowest in a collective: the longest wait is for a large dataset to be tokenised.

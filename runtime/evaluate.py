@@ -8,10 +8,10 @@ import torch
 import torch.distributed as dist
 
 from ..planner.plan import Plan
-from .beat import Beat
 from .checkpoint.saver import Saver
 from .ema import Ema, Weights
 from .feed import Feed
+from .health.beat import Beat
 from .models.batch import ModelBatch
 from .models.parts import Parts
 from .ops import op

@@ -18,26 +18,26 @@ from attrs import frozen
 
 from ..planner.plan import Node, Plan, Tick
 from ..planner.stops import SIGNALS
-from .beat import LASTING, Beat
 from .bootstrap import choose_device
 from .checkpoint import durable
 from .checkpoint.sources import starting_point
-from .control import Control
+from .control.agreement import Agreement
+from .control.commands import Control
+from .control.inbox import Inbox
+from .control.lookout import Lookout
+from .control.signals import StopRequests
 from .data.errors import DataError
 from .errors import EnvironmentFault
 from .feed import Feed
-from .inbox import Inbox
-from .launch import first_step
-from .lookout import Lookout
+from .gangs.launch import first_step
+from .health.beat import LASTING, Beat
+from .health.watch import Watch
 from .observe import Window
 from .ops import OPS, Op, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
 from .records import Records
-from .signals import StopRequests
 from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
-from .stops import Agreement
 from .timers import Clocks
-from .watch import Watch
 from .worker import leave as leave_process
 
 StepCall = Callable[[Step], None]

@@ -9,7 +9,6 @@ from attrs import define, evolve
 
 from ..planner.phases import phase_at
 from ..planner.plan import Phase, Plan
-from .beat import Beat
 from .data.collate import collators
 from .data.collate.batch import Microbatch
 from .data.collate.collators import Chain
@@ -24,6 +23,7 @@ from .data.loading.training_rows import TrainingRows, curriculum_of
 from .data.packing.pack import Method
 from .data.stores.store_writer import BAD
 from .data.stores.tokenise_progress import Progress, every
+from .health.beat import Beat
 from .ops import op
 from .reading_processes import ReaderProcesses
 from .records import Records

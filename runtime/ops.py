@@ -20,8 +20,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 MODULES = (
     "bootstrap",
-    "watch",
-    "health",
+    "health.watch",
+    "health.probe",
     "parallel.mesh",
     "build",
     "parallel.tensor_plan",
@@ -46,8 +46,8 @@ MODULES = (
     "router_step",
     "evaluate",
     "sample",
-    "requeue",
-    "control_ops",
+    "control.requeue",
+    "control.ops",
     "shutdown",
 )
 

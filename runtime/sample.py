@@ -11,12 +11,12 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from .beat import Beat
 from .checkpoint.saver import Saver
 from .data.collate.batch import IGNORE_INDEX, Microbatch
 from .data.documents.tokenizers import Tokenizer
 from .ema import Ema, Weights
 from .feed import Feed
+from .health.beat import Beat
 from .models.batch import ModelBatch
 from .models.parts import Parts
 from .ops import op

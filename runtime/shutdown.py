@@ -3,10 +3,10 @@
 import torch.distributed as dist
 
 from .checkpoint.saver import Saver
+from .control.signals import StopRequests
 from .feed import Feed
 from .ops import op
 from .records import Records
-from .signals import StopRequests
 
 
 @op("shutdown.drain")

@@ -13,9 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..planner.plan import Plan
-from .beat import Beat
+from .control.agreement import Agreement, Limits
+from .control.lookout import Lookout
 from .feed import Feed
-from .lookout import Lookout
+from .health.beat import Beat
 from .models.batch import ModelBatch
 from .models.parts import Parts
 from .observe import Window
@@ -28,7 +29,6 @@ from .parallel.pipeline import Pipeline
 from .records import Records
 from .scheduler import Schedule
 from .state import Rank, SkipStep, Step
-from .stops import Agreement, Limits
 
 StepCall = Callable[[Step], None]
 

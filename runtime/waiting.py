@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 import torch
 import torch.distributed as dist
 
-from .beat import Beat
+from .health.beat import Beat
 from .state import Rank
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ..planner.plan import Plan
 from ..planner.serialise import from_json
+from .control.signals import end_at_once
 from .locks import WORKER_LOCK, hold
-from .signals import end_at_once
 
 
 def leave(code: int) -> None:

@@ -8,16 +8,16 @@ from typing import IO
 from attrs import frozen
 
 from ..planner.plan import Plan
-from . import metadata
-from .changed import Changes, find_changes
 from .checkpoint.layout import CheckpointFolder
 from .checkpoint.model_check import check_model, check_weights
 from .checkpoint.publish import Publisher
 from .checkpoint.sources import Start, find, starting_point
 from .checkpoint.undone import finish_rollback
-from .code import Code, read_code
 from .errors import EnvironmentFault
 from .locks import LAUNCHER_LOCK, WORKER_LOCK, hold
+from .provenance import metadata
+from .provenance.changed import Changes, find_changes
+from .provenance.code import Code, read_code
 from .records import JsonLines, trim_after
 from .user_parts import kept_parts
 

@@ -30,4 +30,11 @@ def _row(world: ElasticWorld, plan: Plan) -> tuple[str, ...]:
     step = "step unknown" if world.seconds is None else f"{seconds_text(world.seconds)} a step"
     here = "this plan" if world.world == plan.mesh.world_size else f"plan {world.id}"
     count = plural(world.accumulate, "microbatch")
-    return (plural(world.world, "rank"), axes, f"{count} a step", f"{bytes_text(world.memory_bytes)} at most", step, here)
+    return (
+        plural(world.world, "rank"),
+        axes,
+        f"{count} a step",
+        f"{bytes_text(world.memory_bytes)} at most",
+        step,
+        here,
+    )

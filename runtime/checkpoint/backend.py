@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from . import file_reader, file_writer, writer
+from . import writer
+from .one_file import reader as file_reader
+from .one_file import writer as file_writer
 from .sidecar import TENSORS
 from .tensors import quiet_alone
 from .together import Together

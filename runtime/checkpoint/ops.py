@@ -12,23 +12,23 @@ from ...planner.plan import Plan
 from ..ema import Ema
 from ..errors import ResumeRefused
 from ..feed import Feed
-from ..metadata import made_by
 from ..models.parts import Parts
 from ..observe import Window
 from ..ops import op
+from ..provenance.metadata import made_by
 from ..records import Records, trim_after
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
 from .backend import Backend, read_tensors
 from .choice import choose, flaw_of
 from .chosen_weights import prefix, published
-from .file_saver import FileSaver
 from .full_state import FullState, Restored
 from .layout import CheckpointFolder, Entry
 from .model_check import check_model, check_weights
+from .one_file.saver import FileSaver
+from .one_file.snapshots import Snapshots
 from .publish import Publisher
 from .saver import Mode, Overlap, Saver
-from .snapshots import Snapshots
 from .sources import Start, begun_from, find, starting_point
 from .staging import Staging
 from .tensors import model_tensors

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault, ResumeRefused
-from ..launch import is_restart
+from ..gangs.launch import is_restart
 from .layout import ALIAS, POINTERS, CheckpointFolder, Entry, Pointer, entry_of
 
 POINTER_NAMED: Final[dict[str, Pointer]] = {pointer: pointer for pointer in POINTERS}

@@ -12,17 +12,17 @@ from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from ...planner.plan import Node, Plan
-from ..control import Control
+from ..control.agreement import Agreement
+from ..control.commands import Control
+from ..control.lookout import Lookout
+from ..control.signals import StopRequests
 from ..data.collate.outline import encode_outline
 from ..executor import op_of, topological
 from ..fake import FakeDevice
 from ..feed import Feed
-from ..lookout import Lookout
 from ..models.parts import Parts
 from ..models.transformer import Transformer
-from ..signals import StopRequests
 from ..state import Rank, Step
-from ..stops import Agreement
 from ..timers import Clocks
 from .batch import FullRows
 from .holdings import Holdings

@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_its_average_and_begins_or_leaves_one_behind(lab: Lab
 def test_random_numbers_of_ranks_go_on_where_they_were(lab: Laboratory):
     """Every rank adds noise of its own to its weights, drawn in odd numbers from each of the streams.
 
-    One left out is noticed; that each is, tests/runtime/test_full_state.py shows without ranks.
+    One left out is noticed; that each is, tests/runtime/checkpoint/test_full_state.py shows without ranks.
     """
     more = "every 1 step checkpoint\ncheckpoint { keep = none, mode = async }"
     trial = evolve(TWO.trial("fp32"), steps=4, more=more)

@@ -11,7 +11,7 @@ from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 
-SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/test_saver.py
+SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/checkpoint/test_saver.py
 TWO = Topology(fsdp=2)
 EACH = "every 1 step checkpoint\ncheckpoint {{ keep = none, model = false, {} }}"
 

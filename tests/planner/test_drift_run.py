@@ -12,7 +12,7 @@ from xtrain.planner.changes.made import signed
 from xtrain.planner.load import load_plan, plan_from_spec
 from xtrain.planner.serialise import dumps
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.preflight import Devices, check_devices, check_world, find_devices
+from xtrain.runtime.gangs.preflight import Devices, check_devices, check_world, find_devices
 
 GIB = 2**30
 

@@ -302,7 +302,10 @@ def test_the_arithmetic_of_a_run(plan):
     assert "one every 4.17 d" in shown
     assert "wall time 20.4 d 10.2 d to 40.8 d; without" in shown
     assert "device-hours 978 cost 1,956 at 2 an hour" in shown
-    assert "every 100 steps checkpoint 4 times" in shown and "on sigint, sigterm, sigusr1 checkpoint then stop default" in shown
+    assert (
+        "every 100 steps checkpoint 4 times" in shown
+        and "on sigint, sigterm, sigusr1 checkpoint then stop default" in shown
+    )
     free = with_times(plan(cluster="cluster h100"))
     assert "cost unknown: no cluster.price" in part(free, "training")
 

@@ -10,7 +10,6 @@ from ranks import on_ranks
 
 from xtrain.planner.layouts.mesh import AXES
 from xtrain.planner.plan import Phase
-from xtrain.runtime.beat import Beat
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.loading.curriculum import Curriculum, steps_of_epochs
 from xtrain.runtime.data.loading.loader import RowLoader
@@ -20,6 +19,7 @@ from xtrain.runtime.data.packing.pack import pack_sequential
 from xtrain.runtime.data.sources.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
 from xtrain.runtime.feed import Feed
+from xtrain.runtime.health.beat import Beat
 from xtrain.runtime.state import Rank
 from xtrain.runtime.waiting import first_of_machine
 

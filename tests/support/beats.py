@@ -2,14 +2,15 @@
 
 from typing import Any
 
-from xtrain.runtime.beat import Reading
+from xtrain.runtime.health.beat import Reading
 
 
 def reading(rank: int = 1, **given: Any) -> Reading:
     """A line of a rank that waits in step 7."""
     fields = {
         "host": "a", "pid": 10 + rank, "born": 5, "attempt": 1, "alive": 900, "time": 0.0, "step": 7,
-        "node": "step.agree", "marks": 70, "within": 3, "lasting": False, "idle": 100.0, "place": "torch/distributed/x.py:1 wait",
+        "node": "step.agree", "marks": 70, "within": 3, "lasting": False, "idle": 100.0,
+        "place": "torch/distributed/x.py:1 wait",
         "debugger": False,
     }  # fmt: skip
     return Reading(**{**fields, "rank": rank, **given})

@@ -10,7 +10,7 @@ from typing import Any
 
 from gang_mutations import MUTATIONS, StepCall, mutation, rebind
 
-from xtrain.runtime import lookout
+from xtrain.runtime.control import lookout
 from xtrain.runtime.state import Step
 
 # Where something may happen, by the name that tests give it.

@@ -1,0 +1,100 @@
+"""Agreeing to stop: the one exchange of a step, in which all ranks hear who wants the run to end, and why."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from ...planner.stops import SIGNALS
+from ..fake import numbers
+from ..state import Halt, Rank
+from ..timers import Clocks
+from .commands import Control
+from .signals import StopRequests
+
+BEGAN = "XTRAIN_BEGAN"
+"""Environment variable: when the command was given, in seconds since 1970."""
+
+
+class Agreement:
+    """What ranks tell each other between steps, in one sum over all of them."""
+
+    def __init__(self, requests: StopRequests, clocks: Clocks, control: Control) -> None:
+        self._requests, self._clocks, self._control = requests, clocks, control
+        self._signals: list[tuple[str, int]] = []
+        self._limits: Limits | None = None
+        self._limit = 0
+        self._rank: Rank | None = None
+
+    def among(self, rank: Rank, limits: "Limits | None") -> None:
+        """From now on ranks ask for signals, for limits where there are any, and for commands."""
+        self._rank, self._limits = rank, limits
+        self._signals = [(event, self._clocks.ask_for(self._asked(event), everywhere=True)) for event in SIGNALS]
+        if limits is not None:
+            self._limit = self._clocks.ask_for(lambda: limits.passed)
+        self._control.ask_through(self._clocks)
+
+    def _asked(self, event: str) -> Callable[[], float]:
+        received = self._requests.received
+        return lambda: event in received
+
+    def meet(self, valid_tokens: float) -> float:
+        """`valid_tokens` of all ranks. Raises Halt on all ranks alike if the run is to stop."""
+        return self._meet(valid_tokens, waiting=False)
+
+    def meet_waiting(self) -> None:
+        """The same between steps: clocks that run out are heard of at the next step."""
+        self._meet(0.0, waiting=True)
+
+    def _meet(self, valid_tokens: float, *, waiting: bool) -> float:
+        rank = self._rank
+        assert rank is not None
+        values = [valid_tokens, *self._clocks.ask(first=rank.is_first, waiting=waiting)]
+        if rank.world_size > 1:
+            shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
+            dist.all_reduce(shared)
+            values = numbers(shared, [1.0] + [0.0] * (len(values) - 1))
+        self._clocks.answer(values[1:])
+        self._control.hear()
+        for event, number in self._signals:
+            if self._clocks.due(number):
+                self._halt(event, f"{self._clocks.value(number)} of {rank.world_size} ranks received it")
+        if self._limits is not None and self._clocks.due(self._limit):
+            self._halt(*self._limits.named(self._clocks.value(self._limit)))
+        return values[0]
+
+    def _halt(self, event: str, reason: str) -> None:
+        self._requests.hurry(event)  # on the ranks that knew nothing yet, too
+        raise Halt(event, reason)
+
+
+class Limits:
+    """What the first rank looks for besides signals. Numbers stand for events where all ranks hear of them."""
+
+    def __init__(self, time_limit_seconds: float | None, stop_file: str | None) -> None:
+        began = float(os.environ.get(BEGAN, time.time()))
+        self._seconds = time_limit_seconds
+        self._end = None if time_limit_seconds is None else time.monotonic() + began + time_limit_seconds - time.time()
+        self._file = None if stop_file is None else Path(stop_file)
+        lay_there = self._file is not None and self._file.exists()
+        self.passed = 3 if lay_there else 0
+        """1: the time is over; 2: the file is there; 3: it was there from the start; 0: none of them."""
+        self.look()
+
+    def look(self) -> None:
+        """See whether anything has been passed; called beside training."""
+        if self.passed == 0 and self._end is not None and time.monotonic() >= self._end:
+            self.passed = 1
+        if self.passed == 0 and self._file is not None and self._file.exists():
+            self.passed = 2
+
+    def named(self, number: int) -> tuple[str, str]:
+        """(event, why it occurred)."""
+        if number == 1:
+            return "time_limit", f"launch.time_limit, {self._seconds:g} s, is over"
+        if number == 2:
+            return "stop_file", f"there is a file {self._file}"
+        return "stop_file", f"the file {self._file} was there when the run began: remove it, and start the run again"

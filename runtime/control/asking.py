@@ -1,0 +1,118 @@
+"""Asking a live run from another process: a file in its `control/`, and its answers in `events.jsonl`."""
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from attrs import field, frozen
+
+from ..locks import WORKER_LOCK
+
+Answer = dict[str, Any]
+# Between two looks for an answer.
+LOOK_SECONDS = 0.1
+
+
+class NotLive(Exception):
+    """Nobody is there who could answer; the message says where."""
+
+
+def is_live(directory: Path) -> bool:
+    """Whether a rank runs in a run's directory."""
+    try:
+        lock = (directory / WORKER_LOCK).open("r")
+    except OSError:
+        return False
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
+def live_run(path: Path) -> Path:
+    """The run at a path, or the live one below it that was started last. Raises NotLive."""
+    if (path / "plan.json").is_file():
+        if not is_live(path):
+            raise NotLive(f"no rank is running in {path}")
+        return path
+    runs = [plan.parent for depth in ("*", "*/*") for plan in path.glob(f"{depth}/plan.json")]
+    live = [run for run in runs if is_live(run)]
+    if not live:
+        where = (
+            f"of the {len(runs)} runs below {path} none is live" if runs else f"there is no run at {path} or below it"
+        )
+        raise NotLive(where)
+    return max(live, key=lambda run: (run / "plan.json").stat().st_mtime)
+
+
+@frozen
+class Asked:
+    """A command that lies in a run's `control/`, and where its answers begin."""
+
+    run: Path
+    id: str
+    offset: int
+    _path: Path = field(repr=False)
+
+    @classmethod
+    def put(cls, run: Path, command: str, argument: str | int | None) -> "Asked":
+        """Write the file, whole or not at all. Raises OSError."""
+        folder, id = run / "control", f"{time.time_ns()}-{os.getpid()}"
+        folder.mkdir(exist_ok=True)
+        events = run / "events.jsonl"
+        events.touch()
+        offset = events.stat().st_size
+        content = {"command": command, "time": time.time()} | ({} if argument is None else {"arg": argument})
+        beside, path = folder / f".{id}.tmp", folder / f"{id}.json"
+        beside.write_text(json.dumps(content) + "\n")
+        beside.replace(path)
+        return cls(run, id, offset, path)
+
+    def take_back(self) -> bool:
+        """Whether the command was taken back before the run has read it."""
+        try:
+            self._path.unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def answers(self, patience: float) -> Iterator[Answer]:
+        """What the run says of the command, as it says it, up to `done` or `refused`.
+
+        Raises NotLive if the run ends without a word, or has not read the command after `patience` seconds: then the
+        command is taken back.
+        """
+        heard, rest, deadline = False, b"", time.monotonic() + patience
+        with (self.run / "events.jsonl").open("rb") as events:
+            events.seek(self.offset)
+            while True:
+                live = is_live(self.run)  # before the last look, so that nothing said meanwhile is missed
+                *lines, rest = (rest + events.read()).split(b"\n")
+                for answer in filter(self._is_answer, map(_record, lines)):
+                    heard = True
+                    yield answer
+                    if answer["state"] != "accepted":
+                        return
+                if not live:
+                    self.take_back()
+                    raise NotLive(f"the run in {self.run} has ended without carrying it out")
+                if not heard and time.monotonic() > deadline and self.take_back():
+                    raise NotLive(f"the run in {self.run} has not read it in {patience:g} s; it was taken back")
+                time.sleep(LOOK_SECONDS)
+
+    def _is_answer(self, record: Answer) -> bool:
+        return record.get("event") == "control" and record.get("id") == self.id
+
+
+def _record(line: bytes) -> Answer:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}

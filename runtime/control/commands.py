@@ -1,0 +1,113 @@
+"""Commands to a live run: heard by all ranks in `step.agree`, carried out between two steps by nodes of the plan."""
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ...planner.plan import Command
+from ..errors import StorageFailed
+from ..state import Step
+from ..timers import Clocks
+from .inbox import Inbox, Order
+
+StepCall = Callable[[Step], None]
+
+
+class Lasting(Protocol):
+    """What a command has begun and further steps go on with."""
+
+    def after_step(self) -> bool:
+        """Whether it goes on after this step. Collective."""
+        ...
+
+    def cut_short(self) -> None:
+        """The run ends before it does; other ranks may be gone."""
+        ...
+
+
+class Control:
+    """What all ranks know of commands. `busy` is all that a step without one looks at.
+
+    call: the callable of a node of the plan. inbox: of the first rank, None on the others.
+    """
+
+    def __init__(self, commands: tuple[Command, ...], call: Callable[[str], StepCall]) -> None:
+        self.busy = False
+        self.paused = False
+        self.inbox: Inbox | None = None
+        self.order: Order | None = None
+        """The order that is being carried out."""
+        self._commands, self._call = commands, call
+        self.stopping = False
+        self._lasting: list[Lasting] = []
+        self._taken: Order | None = None  # by the first rank, and not agreed upon yet
+        self._heard: list[Order] = []
+
+    def ask_through(self, clocks: Clocks) -> None:
+        """Let all ranks hear of the first rank's next order."""
+        self._clocks = clocks
+        self._number = clocks.ask_for(self._next)
+        self._amount = clocks.ask_for(lambda: self._taken.amount if self._taken else 0)
+
+    def _next(self) -> float:
+        if self.inbox is None or self._taken is not None:
+            return 0
+        self._taken = self.inbox.take()
+        return self._taken.number + 1 if self._taken else 0
+
+    def hear(self) -> None:
+        """After an agreement: keep the order that was spoken of, if any."""
+        if number := self._clocks.value(self._number):
+            command, amount = self._commands[number - 1], self._clocks.value(self._amount)
+            id = self._taken.id if self._taken else ""
+            self._heard.append(Order(id, command, number - 1, amount))
+            self._taken, self.busy = None, True
+
+    def obey(self, step: Step) -> bool:
+        """Go on with what takes several steps, and carry out what was heard; whether the run is to stop. Collective.
+
+        Raises Halt if the run is to stop while it is paused.
+        """
+        self._lasting = [each for each in self._lasting if each.after_step()]
+        self.carry_out(step)
+        self.busy = bool(self._lasting)
+        return self.stopping
+
+    def carry_out(self, step: Step) -> None:
+        """What was heard, one after the other, until the run is to stop."""
+        while self._heard and not self.stopping:
+            order = self._heard.pop(0)
+            if order.command.name == "resume":
+                self.paused = False
+            self.order = order
+            try:
+                for node in order.command.nodes:
+                    self._call(node)(step)
+            except StorageFailed as failure:
+                if order.command.stop:
+                    raise
+                self.tell(order, "refused", str(failure))
+                continue
+            self.stopping = self.stopping or order.command.stop
+            if order.command.name not in ("profile", "pause"):  # which speak for themselves
+                self.tell(order, "done")
+
+    def go_on_with(self, lasting: Lasting) -> None:
+        """Something that begins now and goes on with the steps from the next one on."""
+        self._lasting.append(lasting)
+
+    def tell(self, order: Order, state: str, detail: str = "") -> None:
+        """The first rank writes what has become of an order."""
+        if self.inbox is not None:
+            self.inbox.tell(order.id, order.command.name, state, detail)
+
+    def close(self) -> None:
+        """The run ends: what takes several steps is cut short, and what was not carried out is refused."""
+        for lasting in self._lasting:
+            lasting.cut_short()
+        self._lasting = []
+        if self.inbox is None:
+            return
+        for order in (*self._heard, *([self._taken] if self._taken else [])):
+            self.tell(order, "refused", "the run has ended before it")
+        self._heard, self._taken = [], None
+        self.inbox.close()

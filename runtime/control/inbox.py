@@ -1,0 +1,169 @@
+"""`control/` of a live run: one file per command, `{"command": "eval", "arg": "web"}`, read by the first rank alone.
+
+A command that is understood is accepted, one that is not or cannot be carried out is refused with the reason; both are
+`control` events, and the file is gone. What lies there when the run is started was meant for an earlier start.
+"""
+
+import json
+import threading
+from collections import deque
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from ...planner.plan import Command
+from ..records import Records
+from ..state import Progress
+
+# A profile keeps everything of its steps in memory until it is written.
+MOST_PROFILED: Final = 100
+
+
+class Refused(Exception):
+    """A command that is not carried out; the message says why."""
+
+
+@frozen
+class Order:
+    """A command that was accepted. id: the name of its file. number: its place among the commands of the plan."""
+
+    id: str
+    command: Command
+    number: int
+    amount: int = 0
+
+
+@define(kw_only=True)
+class Inbox:
+    """Turns files into orders. `look` is called by a thread beside training, `take` by the step."""
+
+    folder: Path
+    commands: tuple[Command, ...]
+    records: Records
+    progress: Progress
+    profiling: bool = False
+    """Whether a profile is asked for or under way."""
+    _orders: deque[Order] = field(factory=deque)
+    _paused: bool = False  # once all orders have been carried out
+    _torn: dict[str, tuple[int, int]] = field(factory=dict)
+    _done_with: set[str] = field(factory=set)
+    _looking: threading.Lock = field(factory=threading.Lock)
+
+    def sweep(self) -> None:
+        """Refuse everything that lies there."""
+        for path in self._files():
+            self._refuse(path, "it was there before this start of the run: give it again")
+        for path in self.folder.glob(".*.tmp"):
+            path.unlink(missing_ok=True)
+
+    def look(self) -> None:
+        """Accept or refuse what has come since."""
+        with self._looking:
+            for path in self._files():
+                try:
+                    order = self._read(path)
+                except Refused as refused:
+                    self._refuse(path, str(refused))
+                    continue
+                if order is not None:
+                    self.tell(order.id, order.command.name, "accepted")
+                    self._remove(path)
+                    self._orders.append(order)
+
+    def take(self) -> Order | None:
+        """The next order, if there is one."""
+        return self._orders.popleft() if self._orders else None
+
+    def close(self) -> None:
+        """The run ends: nothing is carried out any more."""
+        self.look()
+        while self._orders:
+            order = self._orders.popleft()
+            self.tell(order.id, order.command.name, "refused", "the run has ended before it")
+
+    def tell(self, id: str, command: str, state: str, detail: str = "") -> None:
+        """Write what has become of a command: accepted, done or refused."""
+        self.records.event("control", step=self.progress.step, id=id, command=command, state=state, detail=detail)
+
+    def _files(self) -> list[Path]:
+        """Oldest first; files of commands that could not be removed are not seen twice."""
+        paths = [path for path in self.folder.glob("*.json") if path.name not in self._done_with]
+        try:
+            return sorted(paths, key=lambda path: (path.stat().st_mtime_ns, path.name))
+        except FileNotFoundError:
+            return []  # one was taken back: look again next time
+
+    def _read(self, path: Path) -> Order | None:
+        """The order in a file; None for a file that may still be being written. Raises Refused."""
+        try:
+            status, text = path.stat(), path.read_bytes()
+        except FileNotFoundError:
+            return None  # taken back
+        except OSError as error:
+            raise Refused(f"the file cannot be read: {error.strerror}") from error
+        try:
+            content = json.loads(text)
+        except ValueError as error:
+            mark = (status.st_size, status.st_mtime_ns)
+            if self._torn.get(path.name) != mark:
+                self._torn[path.name] = mark
+                return None
+            raise Refused("the file holds no whole JSON object") from error
+        if not isinstance(content, dict) or not isinstance(content.get("command"), str):
+            raise Refused('the file holds no object with a "command"')
+        return self._understood(path.stem, content["command"], content.get("arg"))
+
+    def _understood(self, id: str, word: str, arg: Any) -> Order:
+        names = [command.name for command in self.commands]
+        words = dict.fromkeys((*(name.partition(" ")[0] for name in names), "save", "eval"))
+        if word not in words:
+            raise Refused(f"there is no command {word}; commands: {', '.join(words)}")
+        if word == "eval":
+            known = [name.partition(" ")[2] for name in names if name.startswith("eval ")]
+            if arg is None and len(known) == 1:
+                arg = known[0]
+            if arg not in known:
+                choice = f"choose {' or '.join(known)}" if known else "no dataset of this run holds anything out"
+                raise Refused(f"which dataset: {choice}" if arg is None else f"there is no hold-out of {arg}: {choice}")
+            word, arg = f"eval {arg}", None
+        if word == "save" and word not in names:
+            raise Refused("this run saves nothing: checkpoint.enabled is false")
+        command = self.commands[names.index(word)]
+        amount = self._amount(command, arg)
+        if word in ("pause", "resume"):
+            if self._paused == (word == "pause"):
+                raise Refused("the run is paused already" if self._paused else "the run is not paused")
+            self._paused = word == "pause"
+        if word == "profile":
+            if self.profiling:
+                raise Refused("a profile is under way already")
+            self.profiling = True
+        return Order(id, command, names.index(word), amount)
+
+    def _amount(self, command: Command, arg: Any) -> int:
+        if not command.counts:
+            if arg is not None:
+                raise Refused(f"{command.name} takes no argument, and {arg!r} was given")
+            return 0
+        if isinstance(arg, bool) or not isinstance(arg, int) or not 1 <= arg <= MOST_PROFILED:
+            given = "nothing" if arg is None else repr(arg)
+            raise Refused(f"{command.name} takes a number of {command.counts} from 1 to {MOST_PROFILED}, not {given}")
+        return arg
+
+    def _refuse(self, path: Path, reason: str) -> None:
+        word = ""
+        try:
+            content = json.loads(path.read_bytes())
+            word = str(content["command"])
+        except (OSError, ValueError, KeyError, TypeError):
+            pass
+        self.tell(path.stem, word, "refused", reason)
+        self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        self._torn.pop(path.name, None)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError:
+            self._done_with.add(path.name)

@@ -1,0 +1,94 @@
+"""Why a gang of ranks has ended before its time, put together from its records and from what the launcher saw."""
+
+import signal
+from typing import Any
+
+from attrs import frozen
+
+from ...planner.units import seconds_text
+from ..outcome import STATUS_OF_SIGNAL
+from .launch import Ended
+
+Event = dict[str, Any]
+
+
+@frozen(kw_only=True)
+class Fall:
+    """A gang that has not come to its end.
+
+    reason: one line. ranks: those it began with, as far as that is known. again: it is nothing that all ranks have
+    agreed on, so that another gang may get further. begun: its set-up was done.
+    """
+
+    reason: str
+    ranks: tuple[int, ...]
+    again: bool
+    begun: bool
+
+
+def fall_of(said: list[Event], ended: Ended) -> Fall | None:
+    """What to make of the events of one gang and of how its processes ended; None if ranks have ended the run."""
+    if any(event["event"] == "run_end" for event in said):
+        return None
+    failures = [event for event in said if event["event"] == "failure"]
+    final = ended.signal is not None or any(event["exit_code"] == 3 or event.get("agreed") for event in failures)
+    final = final or stopped_early(said, ended) is not None
+    reason, ranks = _first_cause(said, failures, ended)
+    begun = any(event["event"] == "setup_done" for event in said)
+    return Fall(reason=reason, ranks=ranks, again=not final, begun=begun)
+
+
+def stopped_early(said: list[Event], ended: Ended) -> str | None:
+    """How the run ends if ranks were asked to stop by signals of their own before there was anything to save."""
+    signals = {-code for code in ended.failures.values() if code < 0}
+    own = [event for event in said if event["event"] == "failure" and not event.get("lost")]
+    if own or not signals or not signals <= STATUS_OF_SIGNAL.keys():
+        return None
+    if any(event["event"] in ("setup_done", "stuck") for event in said):
+        return None
+    return "interrupted" if signal.SIGINT in signals else "stopped"
+
+
+def _first_cause(said: list[Event], failures: list[Event], ended: Ended) -> tuple[str, tuple[int, ...]]:
+    """What came first: ranks that stood still, those that were killed, those that raised, those that merely left."""
+    stuck = next((event for event in said if event["event"] == "stuck"), None)
+    if stuck is not None and stuck.get("ranks"):
+        ranks = tuple(stuck["ranks"])
+        where = f" in {stuck['node']}" if stuck.get("node") else ""
+        return f"{_names(ranks)} stood still{where} for {seconds_text(stuck['seconds'])}", ranks
+    killed = {rank: reason for rank, reason in ended.causes().items() if ended.failures[rank] < 0}
+    if killed:
+        return _each(killed), tuple(sorted(killed))
+    raised = [event for event in failures if event["rank"] is not None and not event.get("lost")]
+    own = {event["rank"]: f"failed: {_first_line(event['error'])}" for event in raised}
+    if own:
+        return _each(own), tuple(sorted(own))
+    left = {rank: reason for rank, reason in ended.causes().items() if rank not in {e["rank"] for e in failures}}
+    if left:
+        return _each(left), tuple(sorted(left))
+    if failures:
+        return _first_line(failures[0]["error"]), ()
+    return "the ranks left without a word", ()
+
+
+def _each(reasons: dict[int, str]) -> str:
+    """`rank 1 was ended by SIGKILL`; ranks with the same reason together."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, reason in sorted(reasons.items()):
+        ranks_of.setdefault(reason, []).append(rank)
+    parts = []
+    for reason, ranks in ranks_of.items():
+        verb = ("was " if len(ranks) == 1 else "were ") if reason.startswith("ended") else ""
+        parts.append(f"{_names(tuple(ranks))} {verb}{reason}")
+    return "; ".join(parts)
+
+
+def _names(ranks: tuple[int, ...]) -> str:
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"ranks {shown}"
+
+
+def _first_line(text: str) -> str:
+    return text.strip().partition("\n")[0]

@@ -1,0 +1,81 @@
+"""What is not as it was when a run was last started, and whether it can go on all the same."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from ...planner.changes.diff_values import changed_values
+from ...planner.changes.resumable import Verdict, resumable
+from ...planner.nodes.chain import own_modules
+from ...planner.plan import Plan
+from ..errors import ResumeRefused
+from .code import Code
+from .metadata import Before, versions
+
+MOST: Final = 8
+MOST_REASONS: Final = 3
+
+
+@frozen(kw_only=True)
+class Changes:
+    """texts: a short list for people. found: what a checkpoint can be under this plan; None where the plan before
+    cannot be read."""
+
+    texts: tuple[str, ...]
+    found: Verdict | None
+
+    def __bool__(self) -> bool:
+        return bool(self.texts)
+
+    @property
+    def verdict(self) -> str:
+        """same, safe, resharded or incompatible; empty where it is not known."""
+        return self.found.kind if self.found is not None else ""
+
+    def refuse_if_unfit(self, directory: Path) -> None:
+        """Raise ResumeRefused if it is certain that no checkpoint of the plan before can be gone on with."""
+        if self.found is None or self.found.kind != "incompatible" or not self.found.certain:
+            return
+        reasons = [r for r in self.found.reasons if r.kind == "incompatible" and r.certain]
+        more = f"; and {len(reasons) - MOST_REASONS} more differences" if len(reasons) > MOST_REASONS else ""
+        said = "; ".join(f"{reason.path} {reason.text}" for reason in reasons[:MOST_REASONS])
+        raise ResumeRefused(f"the run in {directory} cannot go on under this plan: {said}{more}")
+
+
+def find_changes(before: Before, plan: Plan, code: Code | None, step: int) -> Changes:
+    """Against the start before. step: that of the checkpoint that the run goes on from."""
+    texts = [*_of_code(before, code)]
+    if before.plan is None:
+        return Changes(texts=tuple(texts), found=None)
+    if before.plan.id != plan.id:
+        texts += _of_plan(before.plan, plan)
+    return Changes(texts=_short(texts), found=resumable(before.plan, plan, step))
+
+
+def _of_code(before: Before, code: Code | None) -> list[str]:
+    now: dict[str, Any] = {"code_id": code.code_id if code else None, **versions()}
+    names = {"code_id": "code", "xtrain": "xtrain", "torch": "torch", "python": "python"}
+    then = before.environment
+    texts = [
+        f"{words} {then[name] or 'without git'} → {now[name] or 'without git'}"
+        for name, words in names.items()
+        if name in then and then[name] != now[name]
+    ]
+    if then.get("xtrain") == now["xtrain"] and then.get("source", now["source"]) != now["source"]:
+        texts.append(f"xtrain {now['xtrain']} has other source files")
+    return texts
+
+
+def _of_plan(before: Plan, plan: Plan) -> list[str]:
+    texts = [
+        f"{change.path} {change.before.value if change.before else 'not there'} → "
+        f"{change.after.value if change.after else 'not there'}"
+        for change in changed_values(before, plan)
+    ]
+    then, now = own_modules(before), own_modules(plan)
+    return texts + [f"{name} has changed" for name, digest in now.items() if then.get(name, digest) != digest]
+
+
+def _short(texts: list[str]) -> tuple[str, ...]:
+    return tuple(texts) if len(texts) <= MOST else (*texts[:MOST], f"and {len(texts) - MOST} more")

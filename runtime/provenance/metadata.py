@@ -1,0 +1,161 @@
+"""What a run directory says of its last start: the plan, the settings, the code and the machine, and what earlier
+starts had where that was something else.
+
+    spec.xtrain  plan.json       as they were run
+    metadata/
+      config.full.yaml           every resolved setting
+      config.canonical.yaml      what `config_id` is the hash of
+      config.diff.yaml           what departs from the defaults, and from the start before
+      git.yaml  git.diff         the commit of the spec's folder, and what was changed since
+      environment.json           versions, folder and command; written last
+      attempts/<attempt>/        of an earlier start, the files that a later one has replaced
+"""
+
+import json
+import os
+import platform
+import re
+import sys
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from ...planner.changes.departures import departures
+from ...planner.changes.diff_values import changed_values
+from ...planner.changes.made import source_fingerprint
+from ...planner.plan import Plan
+from ...planner.serialise import PlanError, from_json, to_json
+from ..checkpoint import durable
+from .code import Code
+from .yaml_text import to_yaml
+
+ENVIRONMENT: Final = "metadata/environment.json"
+OF_GIT: Final = ("metadata/git.yaml", "metadata/git.diff")
+_NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?(e[+-]?\d+)?")
+
+
+@frozen(kw_only=True)
+class Before:
+    """The last start of a run. plan: None where another version of xtrain has written it."""
+
+    attempt: str
+    environment: dict[str, Any]
+    plan: Plan | None
+
+
+def read_before(directory: Path) -> Before | None:
+    """None if the run has never been started."""
+    environment = _environment(directory)
+    if not environment:
+        return None
+    try:
+        plan = from_json(json.loads((directory / "plan.json").read_bytes()))
+    except (OSError, ValueError, PlanError):
+        plan = None
+    return Before(attempt=environment.get("attempt", "first"), environment=environment, plan=plan)
+
+
+def _environment(directory: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((directory / ENVIRONMENT).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@cache
+def versions() -> dict[str, str]:
+    """Of what computes; `source` is a fingerprint of xtrain's own files."""
+    return {
+        "xtrain": version("xtrain"),
+        "source": source_fingerprint(),
+        "torch": version("torch"),
+        "python": platform.python_version(),
+    }
+
+
+def made_by(directory: Path) -> dict[str, Any]:
+    """What a checkpoint of the run in a directory says of the code it was made by."""
+    code_id = _environment(directory).get("code_id")
+    return {**versions(), **({"code_id": code_id} if code_id else {})}
+
+
+def describe(
+    plan: Plan, resolved_spec: str, code: Code | None, attempt: str, before: Before | None
+) -> dict[str, bytes]:
+    """Name in the run directory → content, in the order in which they are to be written."""
+    environment = {
+        **versions(),
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "command": sys.argv,
+        "folder": str(Path.cwd()),
+        "plan_id": plan.id,
+        "config_id": plan.config_id,
+        "code_id": code.code_id if code else None,
+        "attempt": attempt,
+    }
+    texts = {
+        "spec.xtrain": resolved_spec,
+        "plan.json": json.dumps(to_json(plan), sort_keys=True),
+        "metadata/config.full.yaml": to_yaml({entry.path: _typed(entry.value) for entry in plan.provenance}),
+        "metadata/config.canonical.yaml": to_yaml(plan.config),
+        "metadata/config.diff.yaml": to_yaml(_differences(plan, before)),
+    }
+    if code is not None:
+        texts |= {
+            "metadata/git.yaml": f"sha: {code.sha}\ncode_id: {code.code_id}\ndirty: {str(bool(code.diff)).lower()}\n",
+            "metadata/git.diff": code.diff,
+        }
+    texts[ENVIRONMENT] = json.dumps(environment, indent=1)
+    return {name: text.encode() for name, text in texts.items()}
+
+
+def write(directory: Path, contents: dict[str, bytes], before: Before | None) -> None:
+    """Replace what an earlier start has written, and keep that beside where it differs. Raises OSError.
+
+    A start that is cut off in between leaves the environment of the one before, and all that this one had.
+    """
+    if before is not None:
+        for name in (*contents, *(name for name in OF_GIT if name not in contents)):
+            _set_aside(directory, name, contents.get(name), before.attempt)
+    for name, content in contents.items():
+        path = directory / name
+        if not path.exists() or path.read_bytes() != content:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            durable.write(path, content)
+    for name in OF_GIT:
+        if name not in contents:
+            durable.forget(directory / name)
+
+
+def _set_aside(directory: Path, name: str, content: bytes | None, attempt: str) -> None:
+    path, kept = directory / name, directory / "metadata" / "attempts" / attempt / name.removeprefix("metadata/")
+    if not path.exists() or kept.exists() or (old := path.read_bytes()) == content:
+        return
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    durable.write(kept, old)
+
+
+def _differences(plan: Plan, before: Before | None) -> dict[str, Any]:
+    found: dict[str, Any] = {"from_defaults": {entry.path: _typed(entry.value) for entry in departures(plan)}}
+    if before is not None:
+        changes = changed_values(before.plan, plan) if before.plan is not None else ()
+        values = {
+            change.path: {
+                "before": _typed(change.before.value) if change.before else None,
+                "now": _typed(change.after.value) if change.after else None,
+            }
+            for change in changes
+        }
+        found["from_the_start_before"] = {"attempt": before.attempt, "values": values}
+    return found
+
+
+def _typed(text: str) -> Any:
+    """A value as a spec writes it: a number, a truth value or nothing, else the text."""
+    words = {"true": True, "false": False, "none": None}
+    return words[text] if text in words else json.loads(text) if _NUMBER.fullmatch(text) else text

@@ -1,0 +1,115 @@
+"""In which order a checkpoint is put back, and that random numbers go on."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from xtrain.planner.load import plan_from_spec
+from xtrain.runtime.checkpoint import full_state, streams
+from xtrain.runtime.checkpoint.full_state import ORDER, FullState
+from xtrain.runtime.state import Progress
+
+QUICKSTART = Path(__file__).parents[3] / "specs/quickstart.xtrain"
+CPU = torch.device("cpu")
+
+
+class Noted(Progress):
+    """Counters that say when they are put back."""
+
+    def __init__(self, calls: list[str]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    def take(self, state: dict[str, Any]) -> None:
+        self.calls.append("counters")
+        super().take(state)
+
+
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """The groups in the order in which they are read."""
+    found: list[str] = []
+    monkeypatch.setattr(full_state, "read_tensors", lambda tensors, path, together: found.append(kind_of(tensors)))
+    monkeypatch.setattr(full_state, "reshard", lambda model: None)
+    monkeypatch.setattr(full_state, "model_tensors", lambda model: {"model.w": torch.zeros(1)})
+    monkeypatch.setattr(full_state, "optimizer_tensors", lambda model, optimizer: {"optimizer.w.step": torch.zeros(1)})
+    return found
+
+
+def kind_of(tensors: dict[str, torch.Tensor]) -> str:
+    (kind,) = {name.partition(".")[0] for name in tensors}
+    return kind
+
+
+def state_with(calls: list[str], **given: Any) -> FullState:
+    plan = plan_from_spec(QUICKSTART).plan
+    assert plan is not None
+    loader = SimpleNamespace(state=lambda step: {"step": step})
+    options: dict[str, Any] = {
+        "rank": SimpleNamespace(rank=0, data_rank=0, device=CPU),
+        "model": None,
+        "ema": SimpleNamespace(tensors=lambda: {"ema.w": torch.zeros(1)}, updates=0, kept=lambda: {"updates": 7}),
+        "optimizer": None,
+        "feed": SimpleNamespace(steps=9, loader=loader, resume=lambda state: calls.append("loader")),
+        "progress": Noted(calls),
+    }
+    return FullState(plan=plan, **options | given)
+
+
+def entry_of(said: dict[str, Any]) -> Any:
+    return SimpleNamespace(path=Path("somewhere"), state=lambda: said)
+
+
+def test_model_then_averages_then_optimizer_then_loader_then_counters_and_random_numbers_last(calls):
+    state = state_with(calls)
+    said = {**state.described(), "step": 4, "tokens": 8}
+    restored = state.restore(entry_of(said), None)  # pyright: ignore[reportArgumentType]
+    assert calls == list(ORDER) == ["model", "ema", "optimizer", "loader", "counters", "rng"]
+    assert list(restored.groups) == list(ORDER) and restored.groups["rng"] == "own"
+    assert (state.progress.step, state.progress.tokens) == (4, 8)
+    assert state.ema is not None and state.ema.updates == 7
+
+
+def test_streams_of_other_ranks_are_not_taken(calls):
+    state = state_with(calls)
+    said = state.described()
+    for other in ({**said["rng"], "axes": [["fsdp", 2]]}, {**said["rng"], "sizes": {"torch": 16}}, None):
+        drawn = []
+        for before in (1, 2):
+            streams.begin(before, 0, 0)
+            restored = state.restore(entry_of({**said, "rng": other}), None)  # pyright: ignore[reportArgumentType]
+            assert restored.groups["rng"] == "anew"
+            drawn.append(draw())
+        assert drawn[0] == drawn[1]
+    assert "rng" not in calls
+
+
+def draw() -> list[float]:
+    return [torch.rand(()).item(), random.gauss(0, 1), float(np.random.standard_normal()), torch.randn(()).item()]
+
+
+@pytest.mark.parametrize("odd", [0, 1])
+def test_streams_go_on_in_the_middle_of_a_pair_of_normal_numbers(odd):
+    streams.begin(3, 5, 1)
+    for _ in range(odd):
+        draw()
+    held = streams.streams(CPU)
+    expected = [draw() for _ in range(3)]
+    streams.put_back(held, CPU)
+    assert [draw() for _ in range(3)] == expected
+    for left_out in held:
+        streams.put_back({name: each for name, each in held.items() if name != left_out}, CPU)
+        assert [draw() for _ in range(3)] != expected, left_out
+
+
+def test_streams_begin_by_seed_step_and_rows():
+    found = []
+    for key in ((0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (0, 0, 0)):
+        streams.begin(*key)
+        found.append(tuple(draw()))
+    assert len(set(found)) == 4 and found[0] == found[-1]

@@ -1,0 +1,182 @@
+"""Where a run begins: what is named, its own checkpoints, weights of another run; and what of it is refused."""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from small_checkpoints import save, save_model
+
+from xtrain.planner.changes.kept import kept
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.plan import Plan
+from xtrain.runtime.checkpoint.layout import CheckpointFolder
+from xtrain.runtime.checkpoint.sources import begun_from, find, find_named, starting_point
+from xtrain.runtime.errors import EnvironmentFault, ResumeRefused
+from xtrain.runtime.workspace import locate, open_workspace
+
+ROOT = Path(__file__).parents[3]
+
+
+def plan(root: Path, *sets: str) -> Plan:
+    found = plan_from_spec(ROOT / "specs/quickstart.xtrain", (f"workspace.root={root}", *sets)).plan
+    assert found is not None
+    return evolve(found, spec=str(root / "quickstart.xtrain"))
+
+
+@pytest.fixture
+def other(tmp_path) -> Path:
+    """Another run, of the same experiment: steps 100 and 200."""
+    directory = tmp_path / "other"
+    for step in (100, 200):
+        save(CheckpointFolder(directory / "checkpoints"), step, **kept(plan(tmp_path)))
+    return directory
+
+
+def run_of(made: Plan, *steps: int, **state) -> Path:
+    """The directory of a plan's run, with checkpoints."""
+    directory = locate(made, None)
+    directory.mkdir(parents=True)
+    (directory / "metrics.jsonl").write_text("".join(f'{{"step": {n}}}\n' for n in range(1, 31)))
+    for step in steps:
+        save(CheckpointFolder(directory / "checkpoints"), step, **kept(made), **state)
+    return directory
+
+
+def test_a_new_run_begins_at_nothing_or_where_it_is_told(tmp_path, other):
+    start = starting_point(plan(tmp_path), tmp_path / "new")
+    assert start.entry is None and not start.anew and begun_from(plan(tmp_path), start) is None
+    made = plan(tmp_path, f'checkpoint.from="{other}"')
+    start = starting_point(made, tmp_path / "new")
+    assert start.step == 200 and not start.own and not start.anew
+    assert begun_from(made, start) == {"from": str(other), "path": str(start.entry.path), "step": 200}
+    exact = plan(tmp_path, f'checkpoint.from="{other}/checkpoints/ckpt-s000000000100"')
+    assert starting_point(exact, tmp_path / "new").step == 100
+
+
+def test_what_is_named_comes_before_resume_and_a_run_begun_there_goes_on(tmp_path, other):
+    named = f'checkpoint.from="{other}"'
+    made = plan(tmp_path, named, "workspace.run=mine")
+    directory = run_of(made, 10, 20)
+    start = starting_point(made, directory)
+    assert start.step == 200 and start.anew  # what is there has not begun from it
+    save(CheckpointFolder(directory / "checkpoints"), 210, begun_from={"from": str(other), "path": "", "step": 200})
+    start = starting_point(made, directory)
+    assert start.step == 210 and start.own and not start.anew
+    assert begun_from(made, start) == {"from": str(other), "path": "", "step": 200}
+    assert starting_point(plan(tmp_path, "workspace.run=mine"), directory).step == 210  # `from` left out again
+    again = starting_point(plan(tmp_path, named, "checkpoint.resume=false"), directory)
+    assert again.step == 200 and again.anew
+
+
+def test_from_is_another_experiment_and_pretrained_too(tmp_path, other):
+    base, source = plan(tmp_path), f'"{other}"'
+    ids = {p.config_id for p in (base, *(plan(tmp_path, f"checkpoint.{n}={source}") for n in ("from", "pretrained")))}
+    assert len(ids) == 3
+    both = plan(tmp_path, f"checkpoint.from={source}", f"checkpoint.pretrained={source}")
+    assert not [node for node in both.nodes if node.op == "setup.pretrained"]
+    assert any(check.code == "W401" and "pretrained" in check.id for check in both.checks)
+
+
+def test_metrics_make_way_for_what_is_computed_again(tmp_path, other):
+    made = plan(tmp_path)
+    directory = run_of(made, 10, 20)
+    opened = open_workspace(made, "")
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 20 and opened.directory == directory
+    opened.lock.close()
+    fresh = plan(tmp_path, f'checkpoint.from="{other}"', "workspace.run=mine")
+    directory = run_of(fresh, 10)
+    open_workspace(fresh, "").lock.close()
+    assert not (directory / "metrics.jsonl").exists()
+    (aside,) = (d for d in directory.parent.iterdir() if d.name.startswith("mine~"))
+    assert CheckpointFolder(aside / "checkpoints").latest().step == 10
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_in_silence(tmp_path):
+    made = plan(tmp_path)
+    directory = run_of(made, 10, 20)
+    for entry in CheckpointFolder(directory / "checkpoints").published():
+        (entry.path / ".metadata").unlink()
+    with pytest.raises(ResumeRefused, match=r"ckpt-s0{10}20: .metadata is missing.*resume = false"):
+        open_workspace(made, "")
+    assert len((directory / "metrics.jsonl").read_text().splitlines()) == 30
+    open_workspace(plan(tmp_path, "checkpoint.resume=false"), "").lock.close()
+    assert starting_point(made, directory).entry is None
+
+
+@pytest.mark.parametrize("setting", ["from", "pretrained"])
+def test_another_model_is_refused_before_anything_is_touched(tmp_path, other, setting):
+    made = plan(tmp_path, f'checkpoint.{setting}="{other}"', "model.dim=64")
+    with pytest.raises(ResumeRefused, match=r"model\.dim"):
+        open_workspace(made, "")
+    assert not (locate(made, None) / "plan.json").exists()
+
+
+@pytest.mark.parametrize("setting", ["from", "pretrained"])
+@pytest.mark.parametrize("path", ["nowhere", "quickstart.xtrain"])
+def test_what_is_not_there_is_told(tmp_path, setting, path):
+    with pytest.raises(EnvironmentFault, match=r"there is no .*checkpoint at"):
+        open_workspace(plan(tmp_path, f'checkpoint.{setting}="{tmp_path / path}"'), "")
+
+
+def test_weights_of_another_optimizer_and_format_will_do(tmp_path, other):
+    """But a full state of them is refused."""
+    sets = ("precision.params=bf16",)
+    open_workspace(plan(tmp_path, f'checkpoint.pretrained="{other}"', *sets), "").lock.close()
+    with pytest.raises(ResumeRefused, match=r"precision\.params"):
+        open_workspace(plan(tmp_path, f'checkpoint.from="{other}"', *sets), "")
+
+
+def test_a_checkpoint_of_the_very_run_needs_another_name(tmp_path):
+    made = plan(tmp_path, "workspace.run=mine")
+    directory = run_of(made, 10)
+    again = plan(tmp_path, "workspace.run=mine", f'checkpoint.from="{directory}/checkpoints/ckpt-s000000000010"')
+    with pytest.raises(EnvironmentFault, match="very run"):
+        open_workspace(again, "")
+    assert (directory / "metrics.jsonl").exists()
+
+
+def test_every_spelling_of_a_source(tmp_path, other):
+    folder = CheckpointFolder(other / "checkpoints")
+    save(folder, 150, "best")
+    save(folder, 200)
+    model = save_model(folder, 200)
+    for path, step in ((other, 200), (folder.root, 200), (folder.root / "best", 150), (folder.path(100), 100)):
+        assert find(path).step == step and find(path).is_full
+    assert find(other, weights=True).path == find(model, weights=True).path == model
+    assert find(folder.root / "latest", weights=True).is_full
+    with pytest.raises(EnvironmentFault, match="weights alone"):
+        find(model)
+    (folder.path(100) / ".metadata").write_bytes(b"")
+    with pytest.raises(EnvironmentFault, match="damaged"):
+        find(folder.path(100))
+
+
+def test_a_checkpoint_of_a_run_is_found_by_pointer_by_name_and_by_path(tmp_path, other, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    directory = tmp_path / "run"
+    checkpoints = CheckpointFolder(directory / "checkpoints")
+    save(checkpoints, 10, "best")
+    save(checkpoints, 20, backend="file")
+    for name, step in (
+        ("latest", 20),
+        ("best", 10),
+        ("ckpt-s000000000010", 10),
+        ("other", 200),  # a path
+        ("other/checkpoints/ckpt-s000000000100", 100),
+        (str(checkpoints.alias("latest")), 20),
+        (str(checkpoints.path(20) / "state.pt"), 20),
+    ):
+        assert find_named(directory, name).step == step, name
+    for name, said in (
+        ("model", "has no checkpoint model; there are latest, best, ckpt-s000000000010, ckpt-s000000000020"),
+        ("bset", "has no checkpoint bset; there are latest, best"),
+        ("elsewhere/nothing", "there is no checkpoint at elsewhere/nothing"),
+    ):
+        with pytest.raises(EnvironmentFault, match=said) as wrong:
+            find_named(directory, name)
+        assert wrong.value.code == "X720"
+    with pytest.raises(EnvironmentFault, match="it has none yet"):
+        find_named(tmp_path / "empty", "best")
+    (checkpoints.path(10) / "__0_0.distcp").unlink()
+    with pytest.raises(EnvironmentFault, match=r"damaged: __0_0\.distcp is missing"):
+        find_named(directory, "best")
