@@ -177,13 +177,14 @@ class Sample:
 
 @frozen(kw_only=True)
 class Failure:
-    """`failure`: a rank raised."""
+    """`failure`: a rank raised. lost: it only says that another rank is gone."""
 
     rank: int | None
     error: str
     traceback: str
     step: int | None
     code: str
+    lost: bool = False
 
     @classmethod
     def of(cls, record: Record) -> "Failure":
@@ -193,6 +194,7 @@ class Failure:
             code=text(record.get("code")),
             traceback=text(record.get("traceback")),
             step=whole(record.get("step")),
+            lost=record.get("lost") is True,
         )
 
     @property

@@ -67,6 +67,8 @@ class Lasting:
 
     def of(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         """What to print of the event `record`, after which the run is in `state`."""
+        if state.is_echo(record):
+            return
         event = text(record.get("event"))
         yield from self._draw.get(event, self._unknown)(state, record)
 

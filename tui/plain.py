@@ -40,6 +40,8 @@ class PlainView(Drawer):
         return "event" in record or "loss" in record
 
     def draw(self, state: RunState, record: Record) -> None:
+        if state.is_echo(record):
+            return
         lines = event_lines(record) if "event" in record else (step_line(state, record),)
         self._write(lines)
 

@@ -54,6 +54,10 @@ class RunState:
             return "training"
         return "waiting" if self.start is None and not self.setup else "starting"
 
+    def is_echo(self, record: Record) -> bool:
+        """Whether a record, which led to this state, only says once more that a rank is gone."""
+        return text(record.get("event")) == "failure" and Failure.of(record).lost and len(self.failures) > 1
+
     @property
     def under_way(self) -> SetupNode | None:
         """The start-up node that has begun and not finished."""
@@ -214,7 +218,9 @@ def _warning(state: RunState, record: Record) -> RunState:
 
 
 def _failure(state: RunState, record: Record) -> RunState:
-    return evolve(state, failures=(*state.failures, Failure.of(record))[:MAX_FAILURES])
+    """Causes come before ranks that have only lost another one."""
+    failures = sorted((*state.failures, Failure.of(record)), key=lambda failure: failure.lost)
+    return evolve(state, failures=tuple(failures)[:MAX_FAILURES])
 
 
 def _run_end(state: RunState, record: Record) -> RunState:

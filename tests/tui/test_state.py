@@ -169,3 +169,16 @@ def test_a_restart_is_no_failure_and_the_attempt_behind_it_counts_it(event, metr
     assert (state.num_restarts, state.restarting, state.step) == (1, False, 4)
     state = reduce(state, event("run_start", 0, steps=60, attempt=3, resumed_step=4))
     assert state.num_restarts == 0, "another command has started the run"
+
+
+def test_of_ranks_that_only_lost_another_one_the_first_is_told_and_a_cause_comes_before_them(event) -> None:
+    state = RunState()
+    told = []
+    for record in (
+        event("failure", 5, rank=1, error="lost contact", lost=True),
+        event("failure", 5, rank=2, error="lost contact", lost=True),
+        event("failure", 5, rank=0, error="out of memory"),
+    ):
+        state = reduce(state, record)
+        told += [] if state.is_echo(record) else [record["rank"]]
+    assert told == [1, 0] and [failure.rank for failure in state.failures] == [0, 1, 2]
