@@ -19,4 +19,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _group(item: pytest.Item) -> str:
-    return "ranks" if item.get_closest_marker("distributed") is not None else item.location[0]
+    file = item.location[0]
+    starts_ranks = file.startswith("tests/distributed/") or item.get_closest_marker("distributed") is not None
+    return "ranks" if starts_ranks else file
