@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 Examine = Callable[[Spec, int, Verdicts], "Sound | None"]
 
-# Worlds tried for one that works as written: what the largest of them fail at, smaller ones fail at as well.
+# Worlds tried for one that works as written, of those that the rows come out on: what the largest of them fail at,
+# smaller ones fail at as well.
 TRIES: Final = 48
 SHOWN: Final = 8
 
@@ -151,7 +152,9 @@ class _Search:
 
     def reference(self, declared: int | None) -> "tuple[int, Sound] | None":
         """The world whose rows all others take, and what the rules make of it as the spec is written."""
-        candidates = [declared] if declared else [*reversed(list(self._multiples()))][:TRIES]
+        rows = self.spec.batch.rows
+        even = [world for world in self._multiples() if isinstance(rows, Auto) or self._comes_out(rows, world)]
+        candidates = [declared] if declared else even[: -TRIES - 1 : -1]
         for world in candidates:
             sound = self._tried(self.spec, world)
             if sound is not None:
@@ -169,18 +172,21 @@ class _Search:
         """What the rules make of every world that works with these rows."""
         self.reasons.clear()
         multiples = set(self._multiples())
-        others = prod(size for axis, size in self._sizes.items() if axis != "replicate")
-        micro = spec.batch.micro
         found: dict[int, Sound] = {}
         for world in range(self.given.low, self.given.high + 1):
             if world not in multiples:
                 self.reasons[world] = f"not a multiple of {self._product}"
-            elif rows % (micro * (world // others)):
-                even = f"microbatches of {micro} on each data rank"
+            elif not self._comes_out(rows, world):
+                even = f"microbatches of {spec.batch.micro} on each data rank"
                 self.reasons[world] = f"{plural(rows, 'row')} a step do not come out even in {even}"
             elif (sound := self._tried(spec, world)) is not None:
                 found[world] = sound
         return found
+
+    def _comes_out(self, rows: int, world: int) -> bool:
+        """Whether rows of a step are whole microbatches on each data rank."""
+        others = prod(size for axis, size in self._sizes.items() if axis != "replicate")
+        return rows % (self.spec.batch.micro * (world // others)) == 0
 
     @property
     def _product(self) -> str:

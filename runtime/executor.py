@@ -182,13 +182,13 @@ class Executor:
         feed: Feed = self.resources["feed"]
         window: Window = self.resources["window"]
         total = self._total(feed)
-        calls = [(node.id, self._call(node.id)) for node in self._order if node.kind == "step"]
+        calls = [(node.id, self._call(node.id), node.op in LASTING) for node in self._order if node.kind == "step"]
         ticks = [self._due_tick(tick) for tick in self.plan.timeline.ticks]
         reactions = {r.event: tuple(map(self._call, r.nodes)) for r in self.plan.timeline.reactions}
         if self.progress.step >= total and self._finished_step() == self.progress.step:
             return "complete"
         tokens_per_step = self.plan.estimates.tokens_per_step
-        seconds = window.node_seconds = dict.fromkeys((node for node, _ in calls), 0.0)
+        seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
         clock, at = time.perf_counter, self.beat.at
         stopping, control = False, self.control
         if self.records.rank == 0:
@@ -200,10 +200,10 @@ class Executor:
             step = Step(index=self.progress.step, began=clock())
             try:
                 mark = step.began
-                lasting = step.index == first
+                compiles = step.index == first
                 self.beat.begin(step.index + 1)
-                for node, call in calls:
-                    at(node, lasting)
+                for node, call, lasting in calls:
+                    at(node, compiles or lasting)
                     call(step)
                     now = clock()
                     seconds[node] += now - mark
@@ -238,7 +238,11 @@ class Executor:
             return self._stop("stop_at", f"the run is to stop after step {last:,} of {total:,}", reactions)
         self._react("finish", reactions)
         if self.records.rank == 0:
-            durable.write(self._finished, f"{self.progress.step}\n")
+            try:
+                durable.write(self._finished, f"{self.progress.step}\n")
+            except OSError as error:
+                # Nothing of the training is lost: another start does once more what was to happen at the end.
+                self._warn(f"that the run has finished could not be noted: {error}")
         return "done"
 
     def _total(self, feed: Feed) -> int:

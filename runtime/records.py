@@ -36,7 +36,7 @@ class JsonLines:
         try:
             if self._fd is None:
                 self._fd = self._opened()
-            content = (line + "\n").encode()
+            content = (line + "\n").encode(errors="backslashreplace")  # names of files may be no text
             while content:
                 content = content[os.write(self._fd, content) :]
         except OSError as error:
@@ -96,6 +96,12 @@ class Records:
         """Write what was added and has found no record, as a record of its own."""
         if self.pending:
             self.metric({"step": step, "time": time.time()})
+
+    def undo_after(self, step: int) -> None:
+        """Move the records of later steps out of metrics.jsonl: they will be computed again. Raises OSError."""
+        self.metrics.close()
+        superseded = self.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        trim_after(self.metrics.path, step, superseded)
 
     def attempts(self) -> int:
         """How often this run has been started before."""

@@ -1,24 +1,32 @@
 """Which tests run beside each other: those that start ranks keep to one process, of the others each file does."""
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
+RANKS = "tests/distributed"
 # The longest first, so that no process is left alone with one of them at the end.
-FIRST = ("tests/test_quickstart.py", "ranks")
+FIRST = (RANKS, "tests/test_quickstart.py")
 
 
-@pytest.hookimpl(tryfirst=True)
+class Dealt(LoadScopeScheduling):
+    """Ranks of several tests at once would fight for the cores, and a gang of ranks serves a whole session."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _group(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Dealt:
+    return Dealt(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Deal tests to the processes of pytest-xdist (`-n`); without it only their order changes.
+    def place(item: pytest.Item) -> int:
+        group = _group(item.nodeid)
+        return FIRST.index(group) if group in FIRST else len(FIRST)
 
-    Ranks of several tests at once would fight for the cores, and a gang of ranks serves a whole session.
-    """
-    groups = {item: _group(item) for item in items}
-    for item, group in groups.items():
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=lambda item: FIRST.index(groups[item]) if groups[item] in FIRST else len(FIRST))
+    items.sort(key=place)
 
 
-def _group(item: pytest.Item) -> str:
-    file = item.location[0]
-    starts_ranks = file.startswith("tests/distributed/") or item.get_closest_marker("distributed") is not None
-    return "ranks" if starts_ranks else file
+def _group(nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return RANKS if file.startswith(f"{RANKS}/") else file

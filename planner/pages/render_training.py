@@ -98,7 +98,10 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
         last = plan.timeline.steps is not None and any(t.steps and plan.timeline.steps % t.steps == 0 for t in ticks)
         counts.append(0 if last else 1)
     known = [count for count in counts if count is not None]
-    times = f"{sum(known):,} written" if len(known) == len(counts) else "written by the clock"
+    clocks = any(tick.seconds is not None for tick in ticks)
+    times = "written by the clock" if clocks else "as many as the steps give"
+    if len(known) == len(counts):
+        times = f"{sum(known):,} written"
     kept = "all are kept" if keep is None else f"the newest {keep} kept" if keep > 1 else "one kept"
     if keep is not None or len(known) == len(counts):
         number = min(keep or sum(known), sum(known)) if len(known) == len(counts) else keep or 0

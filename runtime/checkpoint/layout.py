@@ -120,6 +120,12 @@ class CheckpointFolder:
         """Whether a file beside the pointers still is that of a checkpoint, because a crash came before the next."""
         return any(means(self.alias(pointer), entry.path / TENSORS) for pointer in POINTERS)
 
+    def least(self, metric: str, *, besides: str) -> Entry | None:
+        """The full checkpoint, of all but one, that has measured the least of a metric; the oldest of equals."""
+        found = [(value, entry) for entry in self.entries() if entry.name != besides
+                 if (value := entry.state().get("metrics", {}).get(metric)) is not None]  # fmt: skip
+        return min(found, key=lambda each: each[0])[1] if found else None
+
     def _named(self, pattern: re.Pattern[str]) -> list[Entry]:
         found = [(path, pattern.fullmatch(path.name)) for path in self._paths()]
         return sorted((Entry(path, int(m[1])) for path, m in found if m), key=lambda entry: entry.step)

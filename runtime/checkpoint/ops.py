@@ -1,6 +1,5 @@
 """`setup.pretrained`, `setup.resume`, `setup.checkpoint` and what writes checkpoints while a plan runs."""
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -16,7 +15,7 @@ from ..models.parts import Parts
 from ..observe import Window
 from ..ops import op
 from ..provenance.metadata import made_by
-from ..records import Records, trim_after
+from ..records import Records
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
 from .backend import Backend, read_tensors
@@ -129,10 +128,9 @@ def _soundest(start: Start, together: Together, records: Records, *, content: bo
     if entry.name != named:
         message = f"checkpoint {named or 'latest'} is damaged or gone; going on from {entry.name}"
         records.event("warning", step=entry.step, message=message)
-    if entry.step < start.step and records.rank == 0:
+    if entry.step < start.step:
         # The launcher judged by sizes: what was recorded after this checkpoint will be computed again.
-        superseded = records.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-        trim_after(records.metrics.path, entry.step, superseded)
+        together.first(lambda: records.undo_after(entry.step))
     return Start(entry=entry, own=True, anew=False)
 
 
@@ -152,7 +150,7 @@ def prepare_saving(
 ) -> Saver:
     """How this run saves, from here on."""
     start = begun.start
-    publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"))
+    publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"), best)
     transaction = Transaction(publisher=publisher, together=Together.of(rank), keep=keep, backend=backend)
     common: dict[str, Any] = {
         "state": begun.state,

@@ -10,15 +10,19 @@ from typing import Any
 from attrs import frozen
 
 from . import durable
-from .layout import POINTERS, CheckpointFolder, Pointer
+from .layout import POINTERS, CheckpointFolder, Entry, Pointer
 from .sidecar import TENSORS, write_sidecar
 
 
 @frozen
 class Publisher:
-    """Writes into the folder of a run; one process at a time. All methods raise OSError."""
+    """Writes into the folder of a run; one process at a time. All methods raise OSError.
+
+    best: the metric whose least value `best` follows, None where none is followed.
+    """
 
     folder: CheckpointFolder
+    best: str | None = None
 
     def sweep(self) -> None:
         """Remove what saves and removals that were cut off have left; nobody may be saving here."""
@@ -100,13 +104,19 @@ class Publisher:
         """Free the name of a step that is saved again; pointers to it go to another checkpoint, or away."""
         for pointer in POINTERS:
             if self.folder.named(pointer) == final.name:
-                others = [entry for entry in self.folder.entries() if entry.path != final]
-                if pointer == "latest" and others:
-                    self.point("latest", others[-1].name)
+                other = self._other(pointer, final.name)
+                if other is not None:
+                    self.point(pointer, other.name)
                 else:
                     durable.forget(self.folder.root / pointer)
                     self._follow(pointer)
         return durable.set_aside(final)
+
+    def _other(self, pointer: Pointer, name: str) -> Entry | None:
+        """What a pointer is to name instead."""
+        if pointer == "latest":
+            return next((entry for entry in reversed(self.folder.entries()) if entry.name != name), None)
+        return self.folder.least(self.best, besides=name) if pointer == "best" and self.best else None
 
 
 def partial_of(final: Path) -> Path:

@@ -15,7 +15,7 @@ from ..models.router import Router
 from ..nonfinite import told
 from ..observe import Window
 from ..ops import op
-from ..records import Records, trim_after
+from ..records import Records
 from ..state import BadSteps, NonFinite, Progress, Step
 from .choice import flaw_of
 from .layout import CheckpointFolder, Entry
@@ -58,8 +58,7 @@ def roll_back(
                 module.begin_anew()
         window.clear()
         records.pending.clear()
-        if records.rank == 0:
-            _trim(records, entry.step)
+        together.first(lambda: records.undo_after(entry.step))
         fields = {
             "from_step": step.index + 1,
             "checkpoint": entry.name,
@@ -118,13 +117,6 @@ def _write(folder: CheckpointFolder, entry: Entry, step: Step, loader: dict, cou
     )
     rollback.write(folder.root.parent)
     rollback.finish(folder.root.parent)
-
-
-def _trim(records: Records, step: int) -> None:
-    """Move the records of undone steps out of metrics.jsonl, as they will be computed otherwise."""
-    records.metrics.close()
-    superseded = records.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-    trim_after(records.metrics.path, step, superseded)
 
 
 def _failure(step: Step, bad: BadSteps, why: str) -> NonFinite:

@@ -148,7 +148,7 @@ class Saver:
         self.records.event("model", step=self.progress.step, node=node, **fields)
 
     def _write(self, job: "Job", tensors: dict[str, Any]) -> StorageFailed | None:
-        pointers = self._pointers(job.state)
+        pointers = self._pointers(job)
         try:
             self.transaction.run(job.final, tensors, job.state, pointers)
         except StorageFailed as failure:
@@ -203,16 +203,18 @@ class Saver:
     def _bytes(self, final: Path) -> int:
         return total_bytes(read_sidecar(final)) if self.records.rank == 0 else 0
 
-    def _pointers(self, state: dict[str, Any]) -> tuple[Pointer, ...]:
-        value = state["metrics"].get(self.best)
+    def _pointers(self, job: "Job") -> tuple[Pointer, ...]:
+        value = job.state["metrics"].get(self.best)
         if value is None:
             return ("latest",)
-        before = self._best_before()
+        before = self._best_before(job.final)
         return ("latest", "best") if before is None or value < before else ("latest",)
 
-    def _best_before(self) -> float | None:
-        """What the checkpoint has measured that `best` names."""
+    def _best_before(self, final: Path) -> float | None:
+        """What the checkpoint has measured that `best` names; where it is to make way for `final`, the next best."""
         held = self.folder.pointed("best")
+        if held is not None and held.path == final and self.best:
+            held = self.folder.least(self.best, besides=held.name)
         return held.state().get("metrics", {}).get(self.best) if held else None
 
     def _described(self) -> dict[str, Any]:

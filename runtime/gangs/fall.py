@@ -32,10 +32,19 @@ def fall_of(said: list[Event], ended: Ended) -> Fall | None:
         return None
     failures = [event for event in said if event["event"] == "failure"]
     final = ended.signal is not None or any(event["exit_code"] == 3 or event.get("agreed") for event in failures)
-    final = final or stopped_early(said, ended) is not None
+    final = final or stopped_early(said, ended) is not None or _was_to_stop(said)
     reason, ranks = _first_cause(said, failures, ended)
     begun = any(event["event"] == "setup_done" for event in said)
     return Fall(reason=reason, ranks=ranks, again=not final, begun=begun)
+
+
+def _was_to_stop(said: list[Event]) -> bool:
+    """Whether all ranks had agreed to stop: whoever asked for that does not want another gang."""
+    asked = any(event["event"] in ("signal", "stop") for event in said)
+    return asked or any(
+        event["event"] == "control" and event.get("command") == "stop" and event.get("state") != "refused"
+        for event in said
+    )
 
 
 def stopped_early(said: list[Event], ended: Ended) -> str | None:

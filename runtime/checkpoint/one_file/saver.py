@@ -102,7 +102,7 @@ class FileSaver(Saver):
         """Whether nothing that is saved or waits to be has measured less."""
         value = job.state["metrics"].get(self.best)
         waiting = (queued.job.state["metrics"].get(self.best) for queued in self.queue.unfinished())
-        known = [other for other in (self._best_before(), *waiting) if other is not None]
+        known = [other for other in (self._best_before(job.final), *waiting) if other is not None]
         return value is not None and all(value < other for other in known)
 
     def _room(self) -> int:
