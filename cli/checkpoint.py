@@ -128,7 +128,7 @@ def _show(seen: "list[Seen]") -> None:
         page.heading(each.entry.name, str(each.entry.path.parent))
         model, begun = state.get("model") or {}, state.get("begun_from")
         ranks = plural(state.get("world_size", 0), "rank")
-        written = f"{bytes_text(each.bytes)} in {len(state.get('files', ()))} files, by {ranks}"
+        written = f"{bytes_text(each.bytes)} in {plural(len(state.get('files', ())), 'file')}, by {ranks}"
         rows = [
             ("holds", _contents(each)),
             ("state", f"after {each.entry.step:,} steps, {state.get('tokens', 0):,} tokens"),

@@ -18,7 +18,8 @@ PAGES: Final = (
     Code("X430", "fewer than two numbers of ranks of the range work", """
         Each number of ranks in the range must have a plan with the same rows in a step: a multiple of the axes that
         stay, rows that come out even in microbatches on its data ranks, and everything else that a plan needs. Numbers
-        that have none are left out, `xtrain plan` says why, and at least two must remain.
+        that have none are left out, `xtrain plan` says why, and at least two must remain. A range of more than 65,536
+        numbers is not gone through.
         """, "batch { sequence = 512, rows = 8 }\nfault_tolerance { restarts = 3, elastic = 5..7 }",
         "batch { sequence = 512, rows = 8 }\nfault_tolerance { restarts = 3, elastic = 4..8 }"),
     Code("W431", "elastic, and nothing is started again", """

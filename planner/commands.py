@@ -2,12 +2,9 @@
 
 from ..dsl.schema.actions import Action, CheckpointAction, EvalAction
 from ..dsl.spec import Spec
-from .nodes.actions import ActionNodes
+from .nodes.actions import CONTROL, ActionNodes
 from .plan import Command
 from .rules.data_rules import evaluated
-
-# The name that its nodes have among those of events: `event.control.checkpoint`.
-CONTROL = "control"
 
 
 def lay_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) -> tuple[Command, ...]:
@@ -25,7 +22,7 @@ def lay_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) -> t
         Command(name=f"eval {name}", nodes=(nodes.add(_as_declared(spec, name), CONTROL),)) for name in held_out
     ]
     profile = nodes.add_own("profile", CONTROL, "time every operation of the next steps, into a trace per rank")
-    pause = nodes.add_own("pause", CONTROL, "wait between two steps until the run is to go on, to stop or to save")
+    pause = nodes.add_own("pause", CONTROL, "wait between two steps until the run is to go on or to stop")
     commands += [
         Command(name="profile", nodes=(profile,), counts="steps"),
         Command(name="pause", nodes=(pause,)),

@@ -27,6 +27,8 @@ Examine = Callable[[Spec, int, Verdicts], "Sound | None"]
 # smaller ones fail at as well.
 TRIES: Final = 48
 SHOWN: Final = 8
+# Numbers of ranks in a range: more are a slip of the keyboard, and would take seconds to go through.
+WIDEST: Final = 2**16
 
 
 @frozen(kw_only=True)
@@ -55,6 +57,11 @@ def settle_worlds(spec: Spec, world: int | None, found: Verdicts, examine: Exami
     rule = "elastic.worlds"
     if found.doubts:
         found.unknown(rule, "it rests on a setting that is wrong")
+        return Elastic(spec=bare, world=world)
+    if given.high - given.low >= WIDEST:
+        message = f"elastic {given} speaks of {given.high - given.low + 1:,} numbers of ranks"
+        hint = f"choose a range of {WIDEST:,} at most"
+        found.fail(rule, "X430", "fault_tolerance.elastic", message, hint)
         return Elastic(spec=bare, world=world)
     if not _may_give_way(spec, found) or not _is_inside(spec, given, world, found):
         return Elastic(spec=bare, world=world)

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,8 @@ class Executor:
         except BaseException as error:  # also CheckpointException, which is no Exception
             self._report(error, trace=not lost_a_peer(error))
         self.lookout.close()
-        self.control.close()
+        with suppress(EnvironmentFault):  # a disk that takes no record takes none of what was left to be refused
+            self.control.close()
         failed = EXIT_CODES[status] in (1, 3)
         if not failed:  # of a failure only the launcher can say when all has been told
             loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
@@ -304,7 +306,7 @@ class Executor:
 
         def run(step: Step) -> None:
             nonlocal before
-            self.beat.at(node.id, lasting=not before or node.op in LASTING)
+            self.beat.at(node.id, lasting=node.op in LASTING or (not before and node.op != "tick.health"))
             before = True
             call(step)
 
@@ -339,7 +341,14 @@ class Executor:
     def _report_deadline(self, message: str) -> None:
         rank = self.records.rank
         self.records.event(
-            "failure", step=self.progress.step, every_rank=True, rank=rank, error=message, traceback="", exit_code=1
+            "failure",
+            step=self.progress.step,
+            every_rank=True,
+            rank=rank,
+            error=message,
+            traceback="",
+            exit_code=1,
+            stopping=True,
         )
 
     def _shut_down(self, *, failed: bool) -> None:

@@ -208,7 +208,10 @@ def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
     for path in {**before, **after}:
         old, new = before.get(path, "never"), after.get(path, "never")
         if old != new:
-            text = f"{old} → {new}: looking and saving do not change what is trained"
+            why = "looking and saving do not change what is trained"
+            if path.startswith("on nan"):
+                why = "so bad steps are met from here on"
+            text = f"{old} → {new}: {why}"
             yield Reason(kind="safe", path=path, text=text)
     old, new = ({node.id: node.args for node in plan.nodes if node.kind in ("tick", "event")} for plan in (a, b))
     for id in (id for id in old if id in new and old[id] != new[id]):

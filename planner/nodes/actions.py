@@ -1,6 +1,6 @@
 """Actions of `every` and `on` → nodes; the same action with the same arguments is one node, however often named."""
 
-from typing import Any
+from typing import Any, Final
 
 from ...dsl.schema.actions import (
     Action,
@@ -20,6 +20,10 @@ from ..resolved import Resolved
 from ..units import bytes_text, plural, seconds_text
 from .builder import Builder
 
+# The event that the nodes of `xtrain control` are of.
+CONTROL: Final = "control"
+BEFORE_THE_END: Final = ", before the run ends"
+
 
 class ActionNodes:
     """Adds a node at the first mention of an action, and gives its id again at each further one."""
@@ -36,6 +40,8 @@ class ActionNodes:
         last: the run stops behind it.
         """
         op, args, does = describe(action, self._run, last=last or event != "")
+        if isinstance(action, CheckpointAction) and event == CONTROL:
+            does = does.replace(BEFORE_THE_END, ", as soon as it is asked for")
         name = f"{op}.{action.dataset}" if isinstance(action, EvalAction) else op
         if event:
             name = f"event.{event}.{name.partition('.')[2]}"
@@ -74,7 +80,7 @@ def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str,
         case CheckpointAction():
             averages = "" if run.averages is None else " their average,"
             does = f"save weights,{averages} both moments and the place in the data: {bytes_text(run.checkpoint_bytes)}"
-            return "tick.checkpoint", {"must": last}, f"{does}, before the run ends" if last else does
+            return "tick.checkpoint", {"must": last}, f"{does}{BEFORE_THE_END}" if last else does
         case HealthAction(limit=limit):
             does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(limit.value)} is named"
             return "tick.health", {"limit_seconds": limit.value}, does

@@ -176,9 +176,14 @@ def prepare_saving(
 
 @op("tick.checkpoint")
 def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
-    """Save, unless this very step is saved already. must: the run may end with it, so that it has to succeed."""
+    """Save, unless this very step is saved already. must: the run may end with it, so that it has to succeed.
+
+    Before the first step there is nothing that another start would not make as well.
+    """
 
     def run(step: Step) -> None:
+        if saver.progress.step == 0:
+            return
         # A run that is killed right behind the save goes on behind the step: it will not measure that again.
         saver.records.flush(saver.progress.step)
         # Behind a bad step the weights may be what is wrong: they wait for one that is good.

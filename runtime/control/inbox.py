@@ -104,7 +104,7 @@ class Inbox:
             raise Refused(f"the file cannot be read: {error.strerror}") from error
         try:
             content = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             mark = (status.st_size, status.st_mtime_ns)
             if self._torn.get(path.name) != mark:
                 self._torn[path.name] = mark
@@ -156,7 +156,7 @@ class Inbox:
         try:
             content = json.loads(path.read_bytes())
             word = str(content["command"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             pass
         self.tell(path.stem, word, "refused", reason)
         self._remove(path)

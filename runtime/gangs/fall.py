@@ -40,7 +40,7 @@ def fall_of(said: list[Event], ended: Ended) -> Fall | None:
 
 def _was_to_stop(said: list[Event]) -> bool:
     """Whether all ranks had agreed to stop: whoever asked for that does not want another gang."""
-    asked = any(event["event"] in ("signal", "stop") for event in said)
+    asked = any(event["event"] in ("signal", "stop") or event.get("stopping") for event in said)
     return asked or any(
         event["event"] == "control" and event.get("command") == "stop" and event.get("state") != "refused"
         for event in said
@@ -59,20 +59,27 @@ def stopped_early(said: list[Event], ended: Ended) -> str | None:
 
 
 def _first_cause(said: list[Event], failures: list[Event], ended: Ended) -> tuple[str, tuple[int, ...]]:
-    """What came first: ranks that stood still, those that were killed, those that raised, those that merely left."""
+    """What came first: ranks that stood still, those that were killed, those that raised, those that merely left.
+
+    SIGTERM is what the agent sends to all others once a rank has ended.
+    """
     stuck = next((event for event in said if event["event"] == "stuck"), None)
     if stuck is not None and stuck.get("ranks"):
         ranks = tuple(stuck["ranks"])
         where = f" in {stuck['node']}" if stuck.get("node") else ""
         return f"{_names(ranks)} stood still{where} for {seconds_text(stuck['seconds'])}", ranks
-    killed = {rank: reason for rank, reason in ended.causes().items() if ended.failures[rank] < 0}
+    ends = ended.causes()
+    ended_by = {rank: -code for rank, code in ended.failures.items() if code < 0}
+    killed = {rank: ends[rank] for rank, number in ended_by.items() if number != signal.SIGTERM}
     if killed:
         return _each(killed), tuple(sorted(killed))
     raised = [event for event in failures if event["rank"] is not None and not event.get("lost")]
     own = {event["rank"]: f"failed: {_first_line(event['error'])}" for event in raised}
     if own:
         return _each(own), tuple(sorted(own))
-    left = {rank: reason for rank, reason in ended.causes().items() if rank not in {e["rank"] for e in failures}}
+    left = {rank: ends[rank] for rank in ends if rank not in ended_by and rank not in {e["rank"] for e in failures}}
+    if not left:
+        left = {rank: ends[rank] for rank in ended_by}
     if left:
         return _each(left), tuple(sorted(left))
     if failures:

@@ -147,3 +147,11 @@ def test_a_wide_range_is_planned_at_once(plan):
     assert len(made.elastic) == 13 and made.mesh.world_size == 4096
     assert time.process_time() - begin < 20
     assert len(dumps(made)) < 3_000_000
+
+
+def test_most_numbers_of_a_wide_range_may_not_work(plan, compiled):
+    """Rows that are declared say which numbers need no trial."""
+    made = plan(elastic="1..4096", batch="rows = 4")
+    assert worlds(made) == {1: 4, 2: 2, 4: 1} and made.mesh.world_size == 4
+    found = compiled(elastic="1..3000000")
+    assert found.plan is None and "speaks of 3,000,000 numbers of ranks" in found.diagnostics.render()

@@ -77,7 +77,10 @@ class Makes:
             "made_by": {"code_id": "1a2b3c4d"},
             "records": Records.open(self.directory, 0),
             "transaction": Transaction(
-                publisher=Publisher(folder), together=Together(0, 1, None), keep=keep, backend=self.backend
+                publisher=Publisher(folder, options.get("best")),
+                together=Together(0, 1, None),
+                keep=keep,
+                backend=self.backend,
             ),
             **options,
         }

@@ -156,6 +156,21 @@ def test_the_best_is_the_least_that_was_measured_of_a_saved_state(make):
     assert [event.get("best") for event in events(again)][-1] == {METRIC: 1.5}
 
 
+@pytest.mark.parametrize(("loss", "best"), [(2.5, 2), (3.5, 1), (None, 1)])
+def test_where_the_best_is_saved_anew_the_next_best_takes_its_place(make, loss, best):
+    """As after a rollback, which keeps what `best` names though its steps are undone."""
+    own = make(best=METRIC, keep=5)
+    for each in (3.0, 1.0):
+        make.advance(own, each)
+        own.save("tick", must=False)
+    assert own.folder.named("best") == "ckpt-s000000000002"
+    own.saved_step, own.progress.step = 1, 1
+    own.progress.measured.clear()
+    make.advance(own, loss)
+    own.save("tick", must=False)
+    assert own.folder.named("best") == f"ckpt-s{best:012d}"
+
+
 def test_weights_alone_replace_those_before_and_touch_no_other_pointer(make):
     own = make(keep=1)
     for _ in range(2):

@@ -75,6 +75,17 @@ def test_commands_are_taken_in_the_order_in_which_they_came(run):
     assert [line[2] for line in run.said()] == ["accepted"] * 3 and run.left() == []
 
 
+def test_names_and_words_that_are_no_text_are_refused_and_hold_nothing_up(run):
+    run.put("a", '{"command": "\\ud800x"}')
+    (run.folder / "control" / os.fsdecode(b"b\xff.json")).write_text('{"command": "nothing"}')
+    run.put("c", {"command": "save"})
+    run.put("d", "[" * 200_000)
+    run.inbox.look()
+    run.inbox.look()
+    assert taken(run.inbox) == [("c", "save", 0)] and run.left() == []
+    assert sorted(line[2] for line in run.said()) == ["accepted", "refused", "refused", "refused"]
+
+
 def test_a_file_that_is_half_written_is_given_time(run):
     run.put("a", '{"command": "pro')
     run.inbox.look()

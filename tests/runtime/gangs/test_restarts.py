@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -116,11 +117,26 @@ def test_without_restarts_a_failure_ends_the_run(run):
         ([failure(exit_code=3, code="X507")], Ended(failures={0: 1}), 3),
         ([failure(None, "step 3: loss nan", agreed=True)], Ended(failures={0: 1, 1: 1}), 1),
         ([*BEGUN, failure(1, "did not stop")], Ended(signal=signal.SIGTERM), 1),
+        ([*BEGUN, {"event": "signal", "step": 4, "name": "sigterm"}], KILLED, 1),
+        ([*BEGUN, failure(0, "did not stop", stopping=True)], Ended(failures={0: 1}), 1),
+        ([*BEGUN, {"event": "stop", "step": 4, "name": "time_limit"}], KILLED, 1),
+        ([*BEGUN, {"event": "control", "step": 4, "command": "stop", "state": "accepted"}], KILLED, 1),
         ([], Ended(signal=signal.SIGTERM), 75),
         ([], Ended(signal=signal.SIGINT), 130),
         ([{"event": "run_end", "step": 9, "status": "stopped", "exit_code": 75}], Ended(signal=signal.SIGTERM), 75),
     ],
-    ids=["environment", "agreed", "not stopped", "sigterm", "sigint", "stopped"],
+    ids=[
+        "environment",
+        "agreed",
+        "not stopped",
+        "signal",
+        "deadline",
+        "limit",
+        "command",
+        "sigterm",
+        "sigint",
+        "stopped",
+    ],
 )
 def test_what_would_happen_again_and_what_was_asked_for_is_not_started_again(run, said, ended, code):
     found, events = run("restarts = 5", [(said, ended)])
@@ -224,6 +240,9 @@ def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
             "rank 1 stood still in step.forward for 12.0 s",
             (1,),
         ),
+        ([failure(0, "bad")], Ended(failures={0: 1, 1: -signal.SIGTERM}), "rank 0 failed: bad", (0,)),
+        ([], Ended(failures={0: 7, 1: -signal.SIGTERM}), "rank 0 left with exit code 7", (0,)),
+        ([], Ended(failures={1: -signal.SIGTERM}), "rank 1 was ended by SIGTERM", (1,)),
         ([], Ended(), "the ranks left without a word", ()),
     ],
 )
@@ -237,8 +256,11 @@ def test_the_first_cause_is_named(said, ended, reason, ranks):
 
 def test_ranks_that_are_left_are_killed_even_if_they_are_stopped(tmp_path):
     worker = subprocess.Popen([sys.executable, "-m", "xtrain.runtime.worker", str(tmp_path), str(os.getpid())])
-    os.kill(worker.pid, signal.SIGSTOP)
     try:
+        deadline = time.monotonic() + 10
+        while not ranks_of(tmp_path, os.getpid()) and time.monotonic() < deadline:
+            time.sleep(0.001)  # its command is to be seen once the kernel has set it up
+        os.kill(worker.pid, signal.SIGSTOP)
         assert ranks_of(tmp_path, os.getpid()) == [worker.pid]
         assert ranks_of(tmp_path, os.getpid() + 1) == []
         end_leftovers(tmp_path)
