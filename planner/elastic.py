@@ -68,6 +68,9 @@ def settle_worlds(spec: Spec, world: int | None, found: Verdicts, examine: Exami
     _check_use(spec, found)
     search = _Search(bare, given, examine)
     reference = search.reference(_declared(spec))
+    if reference is None and search.fails_alike:
+        found.unknown(rule, "it rests on something that is wrong on every number of ranks")
+        return Elastic(spec=bare, world=world or max(search.reasons))
     if reference is None:
         first = search.first_reason
         found.fail(
@@ -167,6 +170,11 @@ class _Search:
             if sound is not None:
                 return world, sound
         return None
+
+    @property
+    def fails_alike(self) -> bool:
+        """Whether several worlds fail at the same: it has to do with none of them, and is told where it stands."""
+        return len(self.reasons) > 1 and len(set(self.reasons.values())) == 1
 
     @property
     def first_reason(self) -> str:

@@ -1,6 +1,7 @@
 """What stops a run before its end: signals, limits of time and of steps; the rules for what is declared for them."""
 
 from math import ceil
+from pathlib import PurePath
 from typing import Any, Final
 
 from ..dsl.quantity import Quantity
@@ -77,7 +78,10 @@ def _misplaced(event: EventName, actions: tuple[Action, ...]) -> str | None:
 
 
 def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
-    """Where the run is to stop must be known in steps, and should lie before its end."""
+    """Where the run is to stop must be known in steps, and should lie before its end; a file needs a name."""
+    if launch.stop_file is not None and PurePath(launch.stop_file).name in ("", ".."):
+        message = f'stop_file "{launch.stop_file}" names no file'
+        found.fail("schedule.stop_file", "X304", "launch.stop_file", message, 'name one, such as `stop_file = "STOP"`')
     for name, amount in (("stop_at", launch.stop_at), ("stop_after", launch.stop_after)):
         if amount is None:
             continue

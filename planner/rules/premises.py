@@ -90,6 +90,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     ),
     "schedule.on.*": ("on", "on.*.event", "on.*.actions", "{stops}"),
     "schedule.every.*.requeue": ("every.{}.actions",),
+    "schedule.stop_file": ("launch.stop_file",),
     "schedule.stop_at": ("launch.stop_at", "{steps}", "{tokens}"),
     "schedule.stop_after": ("launch.stop_after", "{steps}", "{tokens}"),
     "checkpoint.backend": ("checkpoint.backend", "checkpoint.enabled", "{world}"),

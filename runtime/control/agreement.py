@@ -79,8 +79,7 @@ class Limits:
         self._seconds = time_limit_seconds
         self._end = None if time_limit_seconds is None else time.monotonic() + began + time_limit_seconds - time.time()
         self._file = None if stop_file is None else Path(stop_file)
-        lay_there = self._file is not None and self._file.exists()
-        self.passed = 3 if lay_there else 0
+        self.passed = 3 if self._is_there() else 0
         """1: the time is over; 2: the file is there; 3: it was there from the start; 0: none of them."""
         self.look()
 
@@ -88,8 +87,14 @@ class Limits:
         """See whether anything has been passed; called beside training."""
         if self.passed == 0 and self._end is not None and time.monotonic() >= self._end:
             self.passed = 1
-        if self.passed == 0 and self._file is not None and self._file.exists():
+        if self.passed == 0 and self._is_there():
             self.passed = 2
+
+    def _is_there(self) -> bool:
+        try:
+            return self._file is not None and self._file.exists()
+        except OSError:
+            return False  # in a folder that may not be looked into
 
     def named(self, number: int) -> tuple[str, str]:
         """(event, why it occurred)."""

@@ -155,3 +155,8 @@ def test_most_numbers_of_a_wide_range_may_not_work(plan, compiled):
     assert worlds(made) == {1: 4, 2: 2, 4: 1} and made.mesh.world_size == 4
     found = compiled(elastic="1..3000000")
     assert found.plan is None and "speaks of 3,000,000 numbers of ranks" in found.diagnostics.render()
+
+
+def test_what_is_wrong_on_every_number_of_ranks_is_told_once_and_where_it_stands(compiled):
+    found = compiled(more='launch { stop_file = "." }').diagnostics
+    assert [each.code for each in found] == ["X304"]
