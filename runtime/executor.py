@@ -4,18 +4,11 @@ What a node does is known to its op alone. What the plan does not contain does n
 """
 
 import os
-import re
-import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
-from typing import Any
-
-import networkx as nx
-from attrs import frozen
 
 from ..planner.plan import Node, Plan, Tick
 from ..planner.stops import SIGNALS
@@ -29,42 +22,24 @@ from .control.lookout import Lookout
 from .control.signals import StopRequests
 from .data.errors import DataError
 from .errors import EnvironmentFault
+from .failing import lost_a_peer, report_deadline, report_failure
 from .feed import Feed
 from .gangs.launch import first_step
 from .health.beat import LASTING, Beat
 from .health.watch import Watch
 from .observe import Window
-from .ops import OPS, Op, PlanMismatch, load_ops
+from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
 from .records import Records
 from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
 from .timers import Clocks
+from .walking import DueTick, StepCall, op_of, topological
 from .worker import leave as leave_process
-
-StepCall = Callable[[Step], None]
 
 STATUS_OF_EVENT = {
     "sigint": "interrupted",
     **dict.fromkeys(("sigterm", "sigusr1", "time_limit", "stop_file", "stop_at"), "stopped"),
 }
-
-
-@frozen
-class DueTick:
-    """A tick with its nodes bound; `due` is asked once after every step."""
-
-    tick: Tick
-    calls: tuple[StepCall, ...]
-    clock: int | None
-
-    def due(self, step: int, tokens_per_step: int, clocks: Clocks) -> bool:
-        if self.tick.steps is not None:
-            return step % self.tick.steps == 0
-        if self.tick.tokens is not None:
-            # It fires in the step in which another multiple of its period is reached.
-            return step * tokens_per_step // self.tick.tokens > (step - 1) * tokens_per_step // self.tick.tokens
-        assert self.clock is not None
-        return clocks.due(self.clock)
 
 
 class Executor:
@@ -318,38 +293,14 @@ class Executor:
         watch: Watch | None = self.resources.get("watch")
         if watch is not None and lost_a_peer(error):
             watch.leave_if_condemned()
-        text = "".join(traceback.format_exception(error))
-        message = str(error) or repr(error)
-        # The rank's own log; of what is no surprise the message is enough.
-        print(text if trace or lost_a_peer(error) else message, file=sys.stderr)
-        if lost_a_peer(error):
-            message = f"lost contact with another rank in {self._under_way or f'step {self.progress.step + 1}'}"
-        fields: dict[str, Any] = {"rank": self.records.rank, "error": message, "exit_code": exit_code}
-        if isinstance(error, EnvironmentFault | DataError):
-            fields["code"] = error.code
-        if getattr(error, "agreed", False) or isinstance(error, PlanMismatch):
-            fields["agreed"] = True  # another start would find the same
-        if lost_a_peer(error):
-            fields["lost"] = True  # the reason is another rank's
-        traced = text if trace else ""
-        every_rank = not getattr(error, "agreed", False)
-        self.records.event("failure", step=self.progress.step, every_rank=every_rank, traceback=traced, **fields)
+        place = self._under_way or f"step {self.progress.step + 1}"
+        report_failure(self.records, error, step=self.progress.step, place=place, exit_code=exit_code, trace=trace)
+
+    def _report_deadline(self, message: str) -> None:
+        report_deadline(self.records, message, step=self.progress.step)
 
     def _warn(self, message: str) -> None:
         self.records.event("warning", step=self.progress.step, message=message)
-
-    def _report_deadline(self, message: str) -> None:
-        rank = self.records.rank
-        self.records.event(
-            "failure",
-            step=self.progress.step,
-            every_rank=True,
-            rank=rank,
-            error=message,
-            traceback="",
-            exit_code=1,
-            stopping=True,
-        )
 
     def _shut_down(self, *, failed: bool) -> None:
         for node in self._order:
@@ -360,26 +311,3 @@ class Executor:
         watch: Watch | None = self.resources.get("watch")
         if watch is not None:
             watch.close()
-
-
-def lost_a_peer(error: BaseException) -> bool:
-    """Whether the error only says that another rank is gone: that rank's own report is the one to read."""
-    gone = re.search(r"Connection (closed|reset) by (peer|remote)", str(error))
-    return isinstance(error, RuntimeError) and gone is not None
-
-
-def op_of(node: Node) -> Op:
-    if node.op not in OPS:
-        raise PlanMismatch(f"node `{node.id}` needs op `{node.op}`, which this version of xtrain does not have")
-    return OPS[node.op]
-
-
-def topological(plan: Plan) -> list[Node]:
-    """Nodes in an order that respects every edge, the plan's own order where the edges leave a choice."""
-    graph = nx.DiGraph()
-    place = {node.id: number for number, node in enumerate(plan.nodes)}
-    graph.add_nodes_from(place)
-    graph.add_edges_from((edge.before, edge.after) for edge in plan.edges)
-    order = nx.lexicographical_topological_sort(graph, key=place.__getitem__)
-    by_id = {node.id: node for node in plan.nodes}
-    return [by_id[node_id] for node_id in order]

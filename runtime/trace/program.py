@@ -17,13 +17,13 @@ from ..control.commands import Control
 from ..control.lookout import Lookout
 from ..control.signals import StopRequests
 from ..data.collate.outline import encode_outline
-from ..executor import op_of, topological
 from ..fake import FakeDevice
 from ..feed import Feed
 from ..models.parts import Parts
 from ..models.transformer import Transformer
 from ..state import Rank, Step
 from ..timers import Clocks
+from ..walking import op_of, topological
 from .batch import FullRows
 from .holdings import Holdings
 from .ledger import Ledger

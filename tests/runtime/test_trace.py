@@ -8,7 +8,6 @@ from topologies import BY_NAME, SCHEDULES, TOPOLOGIES, Topology
 from traces import calls, plan_of
 
 from xtrain.planner.layouts.placement import held_bytes
-from xtrain.runtime.executor import op_of, topological
 from xtrain.runtime.models.batch import ModelBatch
 from xtrain.runtime.ops import load_ops
 from xtrain.runtime.parallel import outline
@@ -16,6 +15,7 @@ from xtrain.runtime.state import Rank
 from xtrain.runtime.trace import program, shorten
 from xtrain.runtime.trace.batch import full_rows
 from xtrain.runtime.trace.trace import trace_plan
+from xtrain.runtime.walking import op_of, topological
 
 QUICK = (
     "one rank, one microbatch (moe)",

@@ -1,0 +1,48 @@
+"""What a rank says of what has gone wrong: the record `failure`, and the text in its own log."""
+
+import re
+import sys
+import traceback
+from typing import Any
+
+from .data.errors import DataError
+from .errors import EnvironmentFault
+from .ops import PlanMismatch
+from .records import Records
+
+
+def report_failure(
+    records: Records, error: BaseException, *, step: int, place: str, exit_code: int, trace: bool
+) -> None:
+    """Report an error. place: what was under way; trace: whether its traceback tells anything.
+
+    `agreed` in the record: every rank finds the same, and so would another start. `lost`: the reason is another rank's.
+    """
+    lost = lost_a_peer(error)
+    text = "".join(traceback.format_exception(error))
+    message = str(error) or repr(error)
+    # The rank's own log; of what is no surprise the message is enough.
+    print(text if trace or lost else message, file=sys.stderr)
+    if lost:
+        message = f"lost contact with another rank in {place}"
+    fields: dict[str, Any] = {"rank": records.rank, "error": message, "exit_code": exit_code}
+    if isinstance(error, EnvironmentFault | DataError):
+        fields["code"] = error.code
+    agreed = getattr(error, "agreed", False)
+    if agreed or isinstance(error, PlanMismatch):
+        fields["agreed"] = True
+    if lost:
+        fields["lost"] = True
+    records.event("failure", step=step, every_rank=not agreed, traceback=text if trace else "", **fields)
+
+
+def report_deadline(records: Records, message: str, *, step: int) -> None:
+    """Report that this rank is ended because it did not stop in time; `stopping`: that it was asked to is known."""
+    fields: dict[str, Any] = {"rank": records.rank, "error": message, "exit_code": 1, "stopping": True}
+    records.event("failure", step=step, every_rank=True, traceback="", **fields)
+
+
+def lost_a_peer(error: BaseException) -> bool:
+    """Whether the error only says that another rank is gone: that rank's own report is the one to read."""
+    gone = re.search(r"Connection (closed|reset) by (peer|remote)", str(error))
+    return isinstance(error, RuntimeError) and gone is not None
