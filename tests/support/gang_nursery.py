@@ -102,7 +102,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
     left = {child: rank for child, rank in ranks.items() if rank not in codes}
     if left:
         for child in left:
-            os.kill(child, signal.SIGUSR1)  # each writes its stack into its log
+            os.kill(child, signal.SIGQUIT)  # each writes its stack into its log
         time.sleep(LAST_WORDS)
         for child in left:
             os.kill(child, signal.SIGKILL)
@@ -144,7 +144,7 @@ def become_rank(rank: int, world: int, port: int, log: Path) -> None:
     os.dup2(output, 2)
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     faulthandler.enable(sys.stderr)  # gloo ends a process with SIGABRT
-    faulthandler.register(signal.SIGUSR1, sys.stderr)
+    faulthandler.register(signal.SIGQUIT, sys.stderr)  # a run takes SIGUSR1 for a request to stop
     if world > 1:
         os.environ |= {
             "RANK": str(rank),
