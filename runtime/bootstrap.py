@@ -5,6 +5,8 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from ..planner.plan import Mesh, Plan
 from .checkpoint import streams
@@ -51,7 +53,7 @@ def bootstrap(
     streams.begin(seed, 0, mesh.data_rank(number))
     if world > 1:
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=TIMEOUT)
+        dist.init_process_group(backend, timeout=TIMEOUT, store=_own_store(), rank=number, world_size=world)
     assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
     return Rank(
         rank=number,
@@ -78,6 +80,16 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
+
+
+def _own_store() -> Store:
+    """Where the ranks of this start find each other.
+
+    torchrun keeps one store over all its restarts: without a name of its own a start would find the addresses of ranks
+    that are gone.
+    """
+    store, _, _ = next(rendezvous("env://", timeout=TIMEOUT))
+    return PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
 
 
 def use_threads(threads: int | None, local_world: int) -> None:
