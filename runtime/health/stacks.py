@@ -110,9 +110,19 @@ def _asked(pid: int) -> str:
         for file in Path(f"/proc/{pid}/fd").iterdir():
             if ANSWER in str(file.readlink()):
                 os.kill(pid, ASK)
-                time.sleep(0.5)
-                return file.read_text()
+                return _settled(file)
     return "its stacks are not to be had"
+
+
+def _settled(file: Path) -> str:
+    """What is in a file once nothing more comes; a busy machine takes its time, and a stuck process may never write."""
+    found = ""
+    for _ in range(10):
+        time.sleep(0.3)
+        before, found = found, file.read_text()
+        if found and found == before:
+            break
+    return found
 
 
 def here(reading: Reading, host: str) -> bool:

@@ -255,7 +255,7 @@ ctypes.PyDLL(None).sleep(60)
 def test_a_process_whose_python_does_not_run_still_gives_its_stack(tmp_path):
     with process_of(ASLEEP) as process:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        time.sleep(0.2)
+        time.sleep(0.5)
         save_of(tmp_path, reading(pid=process.pid, born=born(process.pid)))
     text = (tmp_path / "00001.txt").read_text()
     assert 'File "<string>", line 7 in <module>' in text, text
