@@ -117,11 +117,12 @@ def _asked(pid: int) -> str:
 def _settled(file: Path) -> str:
     """What is in a file once nothing more comes; a busy machine takes its time, and a stuck process may never write."""
     found = ""
-    for _ in range(10):
-        time.sleep(0.3)
-        before, found = found, file.read_text()
-        if found and found == before:
-            break
+    with suppress(OSError):  # the process may end meanwhile
+        for _ in range(10):
+            time.sleep(0.3)
+            before, found = found, file.read_text()
+            if found and found == before:
+                break
     return found
 
 

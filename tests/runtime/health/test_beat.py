@@ -247,7 +247,7 @@ from pathlib import Path
 from xtrain.runtime.health.stacks import answer_when_asked
 answer_when_asked()
 print("ready", flush=True)
-ctypes.PyDLL(None).sleep(60)
+for _ in range(60): ctypes.PyDLL(None).sleep(1)  # a signal ends the one under way
 """
 
 
