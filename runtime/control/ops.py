@@ -44,12 +44,12 @@ def pause(control: Control, agreement: Agreement, records: Records, progress: Pr
 
 
 @op("event.profile")
-def profile(control: Control, rank: Rank, records: Records, progress: Progress) -> StepCall:
+def profile(control: Control, rank: Rank, records: Records, progress: Progress, beat: Beat | None = None) -> StepCall:
     """Begin to record what every rank does in the next steps, as many as were asked for."""
 
     def run(step: Step) -> None:
         assert control.order is not None
-        control.go_on_with(Profile.begin(control, control.order, rank, records, progress))
+        control.go_on_with(Profile.begin(control, control.order, rank, records, progress, beat))
 
     return run
 
@@ -65,16 +65,26 @@ class Profile:
     progress: Progress
     first: int
     profiler: Any
+    beat: Beat | None
     taken: int = 0
 
     @classmethod
-    def begin(cls, control: Control, order: Order, rank: Rank, records: Records, progress: Progress) -> "Profile":
+    def begin(
+        cls, control: Control, order: Order, rank: Rank, records: Records, progress: Progress, beat: Beat | None
+    ) -> "Profile":
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (rank.device.type == "cuda")
         profiler = torch.profiler.profile(activities=activities)
         profiler.start()
         first = progress.step + 1
         return cls(
-            control=control, order=order, rank=rank, records=records, progress=progress, first=first, profiler=profiler
+            control=control,
+            order=order,
+            rank=rank,
+            records=records,
+            progress=progress,
+            first=first,
+            profiler=profiler,
+            beat=beat,
         )
 
     def after_step(self) -> bool:
@@ -82,6 +92,8 @@ class Profile:
         if self.taken < self.order.amount:
             self.profiler.step()
             return True
+        if self.beat is not None:
+            self.beat.lasting = True  # a trace is large, and disks are slow
         failures = torch.tensor(float(not self._write()), device=self.rank.device)
         if self.rank.world_size > 1:
             dist.all_reduce(failures)

@@ -49,7 +49,7 @@ assert not [name for name in sys.modules if name.startswith(("xtrain.runtime", "
 def test_sixteen_thousand_ranks_take_no_time():
     """Against a loop in the same process, best of three: how fast the machine is, and how busy, does not matter.
 
-    The loop takes a tenth of a second of a processor that has nothing else to do.
+    The loop takes 0.14 s of processor time where a plan may take 0.6 s.
     """
     code = """
 import sys, time
@@ -65,7 +65,7 @@ print(planned / (time.process_time() - planned), file=sys.stderr)
     for extra in ((), ("--json",)):
         runs = [xtrain("plan", ROOT / "specs/llama_405b_16k.xtrain", *extra, code=code) for _ in range(3)]
         best[extra] = min(float(run.stderr.splitlines()[-1]) for run in runs)
-    assert all(loops < 5.5 for loops in best.values()), best
+    assert all(loops < 4.2 for loops in best.values()), best
 
 
 def test_json_holds_every_rank():
