@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from attrs import asdict, frozen
 
+from ..errors import ResumeRefused
 from . import durable
 from .layout import CheckpointFolder, Entry
 from .publish import Publisher
@@ -51,11 +52,15 @@ class Rollback:
 
 
 def read_rollback(directory: Path) -> Rollback | None:
-    """The last one of a run; None where it has never gone back."""
+    """The last one of a run; None where it has never gone back. Raises ResumeRefused where it is damaged."""
     try:
         return Rollback(**json.loads((directory / FILE).read_bytes()))
     except FileNotFoundError:
         return None
+    except (ValueError, TypeError) as error:
+        raise ResumeRefused(
+            f"{directory / FILE} is damaged, and says which rows are to be left out; to read them again, remove it"
+        ) from error
 
 
 def finish_rollback(directory: Path) -> None:

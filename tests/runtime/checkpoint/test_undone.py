@@ -7,6 +7,7 @@ from small_checkpoints import save
 from xtrain.runtime.checkpoint import durable
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.undone import Rollback, finish_rollback, onward, read_rollback, seal_of
+from xtrain.runtime.errors import ResumeRefused
 
 LOADER = {"step": 2, "rows": 48}
 CHANGES = 19  # of files, until it has gone back
@@ -49,6 +50,13 @@ def test_a_run_that_has_never_gone_back(folder, tmp_path):
     finish_rollback(tmp_path)
     assert steps(folder) == [2, 4, 6]
     assert onward(folder.latest()) == folder.latest().state()
+
+
+def test_a_damaged_note_is_told_and_never_passed_over(tmp_path):
+    for content in ('{"checkpoint": ', "{}", "[]"):
+        (tmp_path / "rollback.json").write_text(content)
+        with pytest.raises(ResumeRefused, match=r"rollback\.json is damaged"):
+            finish_rollback(tmp_path)
 
 
 def test_what_is_newer_loses_its_name_and_the_best_keeps_it(folder, tmp_path):
