@@ -11,8 +11,8 @@ class Following:
     """Shows the run in a thread, until the block ends."""
 
     def __init__(self, workspace: "Workspace", ui: str) -> None:
-        from ..runtime.records import size_of
-        from ..tui.view import follow
+        from ..runtime.observation.records import size_of
+        from ..tui.lines.view import follow
 
         directory = workspace.directory
         self._finished = threading.Event()

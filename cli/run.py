@@ -96,7 +96,7 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     from ..runtime.gangs.restarts import Gangs
     from ..runtime.gangs.worlds import fewer_ranks
     from ..runtime.workspace import open_workspace
-    from ..tui.view import choose_ui
+    from ..tui.lines.view import choose_ui
 
     plan = compiled.plan
     assert plan is not None
@@ -143,12 +143,12 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     from ..runtime.gangs.launch import Ended
     from ..runtime.gangs.preflight import check_devices, check_world, find_devices
     from ..runtime.gangs.worlds import plan_of_started
+    from ..runtime.observation.records import records_since, size_of
     from ..runtime.outcome import EXIT_CODES
     from ..runtime.provenance.code import read_code
-    from ..runtime.records import records_since, size_of
     from ..runtime.worker import leave, run_rank
     from ..runtime.workspace import locate, open_workspace
-    from ..tui.view import choose_ui
+    from ..tui.lines.view import choose_ui
 
     plan = compiled.plan
     assert plan is not None

@@ -13,8 +13,8 @@ from .checkpoint import streams
 from .control.signals import StopRequests
 from .errors import EnvironmentFault
 from .gangs.preflight import check_device, check_world
+from .observation.records import Records
 from .ops import op
-from .records import Records
 from .state import Rank
 
 # Ranks wait this long for the slowest in a collective: the longest wait is for a large dataset to be tokenised.

@@ -14,12 +14,12 @@ from .feed import Feed
 from .health.beat import Beat
 from .models.batch import ModelBatch
 from .models.parts import Parts
+from .observation.records import Records
 from .ops import op
 from .parallel.fsdp import reshard
 from .parallel.mesh import Meshes
 from .parallel.outline import Outlines
 from .parallel.pipeline import Pipeline
-from .records import Records
 from .state import Progress, Rank, Step
 
 

@@ -27,10 +27,10 @@ from .feed import Feed
 from .gangs.launch import first_step
 from .health.beat import LASTING, Beat
 from .health.watch import Watch
-from .observe import Window
+from .observation.observe import Window
+from .observation.records import Records
 from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
-from .records import Records
 from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
 from .timers import Clocks
 from .walking import DueTick, StepCall, op_of, topological

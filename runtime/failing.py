@@ -7,8 +7,8 @@ from typing import Any
 
 from .data.errors import DataError
 from .errors import EnvironmentFault
+from .observation.records import Records
 from .ops import PlanMismatch
-from .records import Records
 
 
 def report_failure(

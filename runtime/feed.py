@@ -24,9 +24,9 @@ from .data.packing.pack import Method
 from .data.stores.store_writer import BAD
 from .data.stores.tokenise_progress import Progress, every
 from .health.beat import Beat
+from .observation.records import Records
 from .ops import op
 from .reading_processes import ReaderProcesses
-from .records import Records
 from .state import Rank
 from .waiting import first_of_machine
 

@@ -38,7 +38,7 @@ MODULES = (
     "optimizer",
     "ema",
     "scheduler",
-    "observe",
+    "observation.observe",
     "checkpoint.ops",
     "checkpoint.rollback",
     "step",

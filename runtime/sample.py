@@ -19,10 +19,10 @@ from .feed import Feed
 from .health.beat import Beat
 from .models.batch import ModelBatch
 from .models.parts import Parts
+from .observation.records import Records
 from .ops import op
 from .parallel.fsdp import reshard
 from .parallel.pipeline import Pipeline
-from .records import Records
 from .state import Progress, Rank, Step
 
 

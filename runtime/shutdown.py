@@ -5,8 +5,8 @@ import torch.distributed as dist
 from .checkpoint.saver import Saver
 from .control.signals import StopRequests
 from .feed import Feed
+from .observation.records import Records
 from .ops import op
-from .records import Records
 
 
 @op("shutdown.drain")

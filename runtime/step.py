@@ -19,14 +19,14 @@ from .feed import Feed
 from .health.beat import Beat
 from .models.batch import ModelBatch
 from .models.parts import Parts
-from .observe import Window
+from .observation.observe import Window
+from .observation.records import Records
 from .ops import op
 from .parallel.fsdp import sync_gradients
 from .parallel.gradients import GradientNorm
 from .parallel.mesh import Meshes
 from .parallel.outline import Outlines
 from .parallel.pipeline import Pipeline
-from .records import Records
 from .scheduler import Schedule
 from .state import Rank, SkipStep, Step
 

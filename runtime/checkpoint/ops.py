@@ -12,10 +12,10 @@ from ..ema import Ema
 from ..errors import ResumeRefused
 from ..feed import Feed
 from ..models.parts import Parts
-from ..observe import Window
+from ..observation.observe import Window
+from ..observation.records import Records
 from ..ops import op
 from ..provenance.metadata import made_by
-from ..records import Records
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
 from .backend import Backend, read_tensors

@@ -13,9 +13,9 @@ from ..feed import Feed
 from ..models.parts import Parts
 from ..models.router import Router
 from ..nonfinite import told
-from ..observe import Window
+from ..observation.observe import Window
+from ..observation.records import Records
 from ..ops import op
-from ..records import Records
 from ..state import BadSteps, NonFinite, Progress, Step
 from .choice import flaw_of
 from .layout import CheckpointFolder, Entry

@@ -17,7 +17,7 @@ from attrs import define
 
 from ...planner.units import bytes_text
 from ..errors import StorageFailed
-from ..records import Records
+from ..observation.records import Records
 from ..state import Progress
 from .full_state import FullState
 from .layout import CheckpointFolder, Pointer

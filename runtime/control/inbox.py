@@ -13,7 +13,7 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from ...planner.plan import Command
-from ..records import Records
+from ..observation.records import Records
 from ..state import Progress
 
 # A profile keeps everything of its steps in memory until it is written.

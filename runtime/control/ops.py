@@ -12,8 +12,8 @@ from attrs import define
 from torch.profiler import ProfilerActivity
 
 from ..health.beat import Beat
+from ..observation.records import Records
 from ..ops import op
-from ..records import Records
 from ..state import Progress, Rank, Step
 from .agreement import Agreement
 from .commands import Control

@@ -4,8 +4,8 @@ import os
 import subprocess
 from collections.abc import Callable
 
+from ..observation.records import Records
 from ..ops import op
-from ..records import Records
 from ..state import Progress, Rank, Step
 
 PATIENCE_SECONDS = 60

@@ -4,8 +4,8 @@ import time
 from typing import Any
 
 from ..errors import EnvironmentFault
+from ..observation.records import JsonLines, records_since
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
-from ..records import JsonLines, records_since
 from ..workspace import Workspace
 from .fall import Fall, stopped_early
 from .launch import Ended

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from ..observation.records import Records
 from ..ops import op
-from ..records import Records
 from ..state import Progress, Rank, Step
 from .beat import Beat
 

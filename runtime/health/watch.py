@@ -16,8 +16,8 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 
+from ..observation.records import Records
 from ..ops import op
-from ..records import Records
 from ..state import Rank
 from .beat import Beat, BeatFile, beat_path, process_state, read_beat
 from .judge import PAUSE, Seen, State, Verdict, judge

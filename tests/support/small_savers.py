@@ -23,7 +23,7 @@ from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.checkpoint.staging import Staging
 from xtrain.runtime.checkpoint.together import Together
 from xtrain.runtime.checkpoint.transaction import Transaction
-from xtrain.runtime.records import Records
+from xtrain.runtime.observation.records import Records
 from xtrain.runtime.state import Progress
 
 QUICKSTART = Path(__file__).parents[2] / "specs/quickstart.xtrain"

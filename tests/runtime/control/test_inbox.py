@@ -14,7 +14,7 @@ from xtrain.runtime.control import asking
 from xtrain.runtime.control.inbox import Inbox
 from xtrain.runtime.control.lookout import Lookout
 from xtrain.runtime.control.requeue import ask_slurm
-from xtrain.runtime.records import Records
+from xtrain.runtime.observation.records import Records
 from xtrain.runtime.state import Progress
 from xtrain.runtime.timers import Clocks
 

@@ -19,7 +19,7 @@ from xtrain.runtime.health import watch as watching
 from xtrain.runtime.health.beat import WIDTH, Beat, BeatFile, beat_path, born, process_state, read_beat
 from xtrain.runtime.health.stacks import end, here, save_of, whereabouts
 from xtrain.runtime.health.watch import Watch
-from xtrain.runtime.records import Records
+from xtrain.runtime.observation.records import Records
 from xtrain.runtime.state import Rank
 
 ALONE = Rank(

@@ -6,8 +6,8 @@ from attrs import frozen
 from rich.cells import cell_len
 from rich.text import Text
 
-from .state import RunState
-from .words import count, decimal, duration, number, printable, size, took
+from ..state import RunState
+from ..words import count, decimal, duration, number, printable, size, took
 
 MIN_BAR, GOOD_BAR, MAX_BAR = 8, 20, 60
 # Parts of a higher rank are left out rather than make the bar shorter than a good one.

@@ -10,7 +10,7 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.records import JsonLines, Records, records_since, trim_after
+from xtrain.runtime.observation.records import JsonLines, Records, records_since, trim_after
 
 
 def lines(path):

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .models.batch import RowLosses
-from .state import Rank
+from ..models.batch import RowLosses
+from ..state import Rank
 
 
 class DatasetLosses:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from xtrain.tui.console import ConsoleView
-from xtrain.tui.plain import PlainView
-from xtrain.tui.progress_line import ASCII, progress_line
+from xtrain.tui.lines.console import ConsoleView
+from xtrain.tui.lines.plain import PlainView
+from xtrain.tui.lines.progress_line import ASCII, progress_line
+from xtrain.tui.lines.summary import spark
 from xtrain.tui.state import RunState, reduce, reduce_all
-from xtrain.tui.summary import spark
 
 WIDTHS = [60, 80, 120, 200]
 CONTROL = re.compile(r"\x1b\[\??[0-9;]*[A-Za-z]")

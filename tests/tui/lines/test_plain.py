@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.tui.jsonlines import JsonView
-from xtrain.tui.plain import PlainView, event_lines, step_line
+from xtrain.tui.lines.jsonlines import JsonView
+from xtrain.tui.lines.plain import PlainView, event_lines, step_line
 from xtrain.tui.state import RunState, reduce
 from xtrain.tui.words import count, decimal, duration, printable, size, took
 

@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
-from .drawer import Drawer
-from .events import (
+from ..events import (
     Checkpoint,
     Evaluation,
     Failure,
@@ -23,10 +22,11 @@ from .events import (
     text,
     whole,
 )
+from ..state import RunState
+from ..tail import Record
+from ..words import count, decimal, duration, number, perplexity, plural, printable, size, took
+from .drawer import Drawer
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
-from .state import RunState
-from .tail import Record
-from .words import count, decimal, duration, number, perplexity, plural, printable, size, took
 
 
 class PlainView(Drawer):

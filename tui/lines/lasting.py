@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .events import (
+from ..events import (
     Checkpoint,
     Evaluation,
     Failure,
@@ -21,11 +21,11 @@ from .events import (
     text,
     whole,
 )
+from ..state import RunState
+from ..tail import Record
+from ..words import count, decimal, number, perplexity, plural, printable, size, took
 from .next_steps import short_path
 from .progress_line import Glyphs, short_node
-from .state import RunState
-from .tail import Record
-from .words import count, decimal, number, perplexity, plural, printable, size, took
 
 # Text is read, not measured: wider boxes than this are hard to follow.
 MAX_BOX = 100

@@ -9,14 +9,14 @@ from typing import Literal, TextIO, cast, get_args
 
 from rich.console import Console
 
+from ..feed import Feed
+from ..state import RunState, reduce_all
+from ..tail import Record
 from .console import ConsoleView
 from .drawer import Drawer
-from .feed import Feed
 from .jsonlines import JsonView
 from .output import Output
 from .plain import PlainView
-from .state import RunState, reduce_all
-from .tail import Record
 
 POLL_SECONDS = 0.1
 

@@ -4,9 +4,9 @@ import json
 import math
 from typing import Any, TextIO
 
+from ..state import RunState
+from ..tail import Record
 from .drawer import Drawer
-from .state import RunState
-from .tail import Record
 
 
 class JsonView(Drawer):

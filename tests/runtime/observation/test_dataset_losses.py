@@ -7,8 +7,8 @@ import torch
 from ranks import on_ranks
 
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX
-from xtrain.runtime.dataset_losses import DatasetLosses
 from xtrain.runtime.models.batch import RowLosses
+from xtrain.runtime.observation.dataset_losses import DatasetLosses
 from xtrain.runtime.state import Rank
 
 ROWS, POSITIONS = 4, 6

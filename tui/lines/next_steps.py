@@ -3,7 +3,7 @@
 import shlex
 from pathlib import Path
 
-from .state import RunState
+from ..state import RunState
 
 GENERATE = '--prompt "…"'
 

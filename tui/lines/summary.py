@@ -10,12 +10,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from .history import Point
+from ..history import Point
+from ..state import RunState
+from ..words import count, decimal, duration, number, perplexity, plural, printable
 from .lasting import MAX_BOX
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from .progress_line import short_node
-from .state import RunState
-from .words import count, decimal, duration, number, perplexity, plural, printable
 
 MAX_TRACEBACK_LINES = 40
 _SPARKS = "▁▂▃▄▅▆▇█"

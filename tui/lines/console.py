@@ -6,13 +6,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..state import RunState
+from ..tail import Record
 from .drawer import Drawer
 from .lasting import Lasting
 from .progress_line import ASCII, UNICODE, progress_line
-from .state import RunState
 from .status_line import StatusLine
 from .summary import summary
-from .tail import Record
 
 
 class ConsoleView(Drawer):

@@ -10,16 +10,16 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 
-from ..planner.plan import Plan
-from .build import compute_format
+from ...planner.plan import Plan
+from ..build import compute_format
+from ..feed import Feed
+from ..models.parts import Parts
+from ..ops import op
+from ..router_step import RouterMetrics
+from ..state import Progress, Rank, Step
 from .dataset_losses import DatasetLosses
 from .devices import peak_flops
-from .feed import Feed
-from .models.parts import Parts
-from .ops import op
 from .records import Records
-from .router_step import RouterMetrics
-from .state import Progress, Rank, Step
 
 
 @define

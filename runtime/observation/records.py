@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from .errors import EnvironmentFault
+from ..errors import EnvironmentFault
 
 
 def _plain(value: Any) -> Any:

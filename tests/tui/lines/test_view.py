@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.tui.output import Output
-from xtrain.tui.view import choose_ui, follow
+from xtrain.tui.lines.output import Output
+from xtrain.tui.lines.view import choose_ui, follow
 
 
 class Terminal(io.StringIO):
@@ -97,7 +97,7 @@ def test_the_directory_may_disappear(tmp_path: Path, append, event, metrics) -> 
 def test_following_goes_on_when_the_reader_is_gone(tmp_path: Path, append, recorded) -> None:
     """The process sees the run to its end and exits as if it had been read: no message, no exit code 120."""
     program = (
-        "import sys, threading; from pathlib import Path; from xtrain.tui.view import follow\n"
+        "import sys, threading; from pathlib import Path; from xtrain.tui.lines.view import follow\n"
         "state = follow(Path(sys.argv[1]), ui='plain', finished=threading.Event())\n"
         "print(state.status, file=sys.stderr)"
     )
@@ -131,7 +131,7 @@ def test_an_encoding_that_lacks_our_signs(tmp_path: Path, append, recorded) -> N
 
 def test_the_view_imports_neither_torch_nor_the_runtime() -> None:
     code = (
-        "import sys, xtrain.tui.view\n"
+        "import sys, xtrain.tui.lines.view\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('torch', 'numba', 'textual') or 'xtrain.runtime' in m])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
