@@ -1,0 +1,27 @@
+"""The screens of the dashboard in the order of their keys."""
+
+from importlib import import_module
+
+from .pane import Pane
+
+# Name (as of `--screen`) → the module of this package and its class. Imported when the dashboard starts.
+SCREENS = {
+    "overview": ("overview", "OverviewPane"),
+    "plan": ("plan", "PlanPane"),
+    "ranks": ("ranks", "RanksPane"),
+    "experts": ("experts", "ExpertsPane"),
+    "datasets": ("datasets", "DatasetsPane"),
+    "events": ("events", "EventsPane"),
+    "compare": ("compare", "ComparePane"),
+}
+
+
+def pane_classes() -> dict[str, type[Pane]]:
+    """Every screen's class by its name."""
+    found: dict[str, type[Pane]] = {}
+    for name, (module, cls) in SCREENS.items():
+        try:
+            found[name] = getattr(import_module(f"{__package__}.{module}"), cls)
+        except ModuleNotFoundError:
+            continue
+    return found
