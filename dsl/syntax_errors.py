@@ -115,10 +115,13 @@ def _string_behind_name(m: Misfit) -> Explanation | None:
 
 
 def _point(m: Misfit) -> Explanation | None:
-    """`.5`, `5.` and `1.2.3`: a number has one point and digits on both sides of it."""
+    """`.5`, `5.`, `1.2.3` and `2...4`: a number has one point and digits on both sides of it, a range has two."""
     token = m.token
     if token.type != "_DOT":
         return None
+    if m.before.type == "_TO" and m.before.end == token.start:
+        both = m.before.span.to(token.span)
+        return mistake("X101", "a range is written with two points", both, "write `..`", fix="..")
     touches = m.before.type == "NUMBER" and m.before.end == token.start
     follows = m.after.type == "NUMBER" and m.after.start == token.end
     if touches and follows:

@@ -5,7 +5,15 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from ..dsl.quantity import Quantity
-from ..dsl.schema.actions import Action, Event, EventName, RequeueAction, StopAction
+from ..dsl.schema.actions import (
+    Action,
+    Event,
+    EventName,
+    RequeueAction,
+    RollbackAction,
+    SkipAction,
+    StopAction,
+)
 from ..dsl.schema.experiment import Launch
 from ..dsl.spec import Spec
 from .arithmetic import Arithmetic
@@ -54,6 +62,8 @@ def check_events(spec: Spec, found: Findings) -> None:
             names, example = " or ".join(LIMITS[event.event]), next(iter(LIMITS[event.event].values()))
             message = f"on {event.event}: nothing can cause it, launch.{names} is not set"
             found.fail(rule, "X610", path, message, f"add `launch {{ {example} }}`, or leave the reaction out")
+        elif all(isinstance(action, SkipAction | RollbackAction) for action in actions):
+            continue  # they belong under `on nan`, which is said elsewhere
         elif event.event != "finish" and not any(isinstance(action, StopAction) for action in actions):
             message = f"on {event.event} does not stop, but what sends it will end the run"
             found.fail(rule, "X605", path, message, "add `then stop`")
