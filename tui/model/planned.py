@@ -1,0 +1,383 @@
+"""What was planned: `plan.json` as values, for whoever compares it with what happens.
+
+The file is read as JSON, without the planner: it may come from another version. Numbers are those of the file, none is
+computed anew. What is missing, or is of another type, reads as None or empty.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import field, frozen
+
+from ..events import text
+from ..words import number
+
+Json = Mapping[str, Any]
+
+
+@frozen(kw_only=True)
+class PlannedNode:
+    """One operation of the plan. kind: `setup`, `collate`, `step`, `tick`, `event` or `shutdown`."""
+
+    id: str
+    kind: str
+    op: str
+    args: Json
+    axes: tuple[str, ...]
+    does: str
+
+
+@frozen(kw_only=True)
+class PlannedEdge:
+    """`after` starts when `before` has ended; `data` names what it takes from it, empty where only order matters."""
+
+    before: str
+    after: str
+    data: str
+
+
+@frozen(kw_only=True)
+class PlannedAxis:
+    """One axis of the mesh. `stride` is the distance in rank numbers between neighbours along it."""
+
+    name: str
+    size: int
+    stride: int
+    crosses_nodes: bool
+
+
+@frozen(kw_only=True)
+class PlannedTraffic:
+    """Calls of one collective by one rank in one step, for one node. bytes, seconds: of all calls."""
+
+    axis: str
+    op: str
+    node: str
+    count: int
+    bytes: int
+    exposed: bool
+    seconds: float | None
+
+
+@frozen(kw_only=True)
+class PlannedClass:
+    """What a step costs on the `ranks` ranks with one pipeline coordinate `pp`, each figure that of the fullest rank.
+
+    memory: bytes by category (`parameters`, `gradients`, …, as the plan names them). total_bytes: on the device, at the
+    peak of a step. flops, hardware_flops: operations of a step, without and with what is computed a second time.
+    """
+
+    pp: int
+    ranks: int
+    memory: Mapping[str, int]
+    total_bytes: int | None
+    offloaded: bool
+    flops: int
+    hardware_flops: int
+    traffic: tuple[PlannedTraffic, ...]
+
+
+@frozen(kw_only=True)
+class PlannedTimes:
+    """Seconds of one step on the slowest rank: `step` is the likely one between `fast` and `slow`. computing: products;
+    exposed: communication nothing is computed beside. mfu: a share."""
+
+    computing: float | None
+    exposed: float | None
+    step: float | None
+    fast: float | None
+    slow: float | None
+    tokens_per_second: float | None
+    mfu: float | None
+
+
+@frozen(kw_only=True)
+class PlannedTick:
+    """When an action recurs: one of `steps`, `tokens`, `seconds` is set. count: how often, None where nobody knows."""
+
+    nodes: tuple[str, ...]
+    steps: int | None
+    tokens: int | None
+    seconds: float | None
+    count: int | None
+    stop: bool
+
+
+@frozen(kw_only=True)
+class PlannedReaction:
+    """What happens on an event: the nodes to run, and whether the run stops afterwards."""
+
+    event: str
+    nodes: tuple[str, ...]
+    stop: bool
+    count: int | None
+
+
+@frozen(kw_only=True)
+class PlannedCommand:
+    """What a live run can be asked for. counts: what the number that is given with it counts, else empty."""
+
+    name: str
+    nodes: tuple[str, ...]
+    stop: bool
+    counts: str
+
+
+@frozen(kw_only=True)
+class PlannedPhase:
+    """A stretch of the run. first: index of its first step, from 0, None where it is a `fraction` of unknown steps."""
+
+    name: str
+    first: int | None
+    fraction: float | None
+    shares: Mapping[str, float]
+    lr_scale: float
+
+
+@frozen(kw_only=True)
+class PlannedCheck:
+    """One check that was made. status: `pass`, `warn`, `fail` or `unknown`."""
+
+    id: str
+    status: str
+    evidence: str
+    code: str
+    place: str
+
+
+@frozen(kw_only=True)
+class Planned:
+    """A plan. `content` is the whole of plan.json as it stands."""
+
+    content: Json = field(repr=False)
+    id: str
+    config_id: str
+    name: str
+    spec: str
+    spec_text: str = field(repr=False)
+    world_size: int
+    ranks_per_node: int
+    axes: tuple[PlannedAxis, ...]
+    """Outer to inner."""
+    expert_axes: tuple[PlannedAxis, ...]
+    """The same ranks as experts see them; all of size 1 beside `ep_replicate …` where there are none."""
+    nodes: tuple[PlannedNode, ...]
+    edges: tuple[PlannedEdge, ...]
+    steps: int | None
+    """Optimizer steps of the run; None until the data has been counted."""
+    tokens: int | None
+    epochs: float | None
+    phases: tuple[PlannedPhase, ...]
+    ticks: tuple[PlannedTick, ...]
+    reactions: tuple[PlannedReaction, ...]
+    commands: tuple[PlannedCommand, ...]
+    stop_at: int | None
+    tokens_per_step: int | None
+    flops_per_token: int | None
+    flops_per_step: int | None
+    checkpoint_bytes: int | None
+    bubble: float | None
+    classes: tuple[PlannedClass, ...]
+    """By pipeline coordinate, from 0."""
+    times: PlannedTimes | None
+    """None where the cluster is not known."""
+    total_parameters: int | None
+    active_parameters: int | None
+    checks: tuple[PlannedCheck, ...]
+
+    def node(self, id: str) -> PlannedNode | None:
+        """The node of that id, if there is one."""
+        return next((node for node in self.nodes if node.id == id), None)
+
+    def of_kind(self, kind: str) -> tuple[PlannedNode, ...]:
+        """The nodes of a kind, in the order of the plan."""
+        return tuple(node for node in self.nodes if node.kind == kind)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """The place of a rank on every axis, outer to inner."""
+        return {axis.name: rank // axis.stride % axis.size for axis in self.axes}
+
+    def machine(self, rank: int) -> int:
+        """The node of the cluster that a rank runs on, from 0."""
+        return rank // self.ranks_per_node
+
+    def class_of(self, rank: int) -> PlannedClass | None:
+        """What a step costs on a rank."""
+        pp = self.coordinates(rank).get("pp", 0)
+        return next((found for found in self.classes if found.pp == pp), None)
+
+    @property
+    def memory_bytes(self) -> int | None:
+        """Of the fullest rank, at the peak of a step."""
+        return max((found.total_bytes for found in self.classes if found.total_bytes is not None), default=None)
+
+
+def planned(content: Any) -> Planned | None:
+    """A plan in a JSON object; None if it is none."""
+    if not isinstance(content, dict) or not isinstance(content.get("graph"), dict):
+        return None
+    mesh, timeline, estimates = (_object(content.get(key)) for key in ("mesh", "timeline", "estimates"))
+    parameters = _object(content.get("parameters"))
+    return Planned(
+        content=content,
+        id=text(content.get("id")),
+        config_id=text(content.get("config_id")),
+        name=text(content.get("name")),
+        spec=text(content.get("spec")),
+        spec_text=text(content.get("spec_text")),
+        world_size=whole(mesh.get("world_size")) or 1,
+        ranks_per_node=whole(mesh.get("ranks_per_node")) or 1,
+        axes=_axes(mesh, "axes"),
+        expert_axes=_axes(mesh, "expert_axes"),
+        nodes=tuple(map(_node, _objects(content["graph"].get("nodes")))),
+        edges=tuple(map(_edge, _objects(content["graph"].get("edges")))),
+        steps=whole(timeline.get("steps")),
+        tokens=whole(timeline.get("tokens")),
+        epochs=number(timeline.get("epochs")),
+        phases=tuple(map(_phase, _objects(timeline.get("phases")))),
+        ticks=tuple(map(_tick, _objects(timeline.get("ticks")))),
+        reactions=tuple(map(_reaction, _objects(timeline.get("reactions")))),
+        commands=tuple(map(_command, _objects(timeline.get("commands")))),
+        stop_at=whole(timeline.get("stop_at")),
+        tokens_per_step=whole(estimates.get("tokens_per_step")),
+        flops_per_token=whole(estimates.get("flops_per_token")),
+        flops_per_step=whole(estimates.get("flops_per_step")),
+        checkpoint_bytes=whole(estimates.get("checkpoint_bytes")),
+        bubble=number(estimates.get("bubble")),
+        classes=_classes(content, estimates),
+        times=_times(estimates.get("times")),
+        total_parameters=whole(parameters.get("total")),
+        active_parameters=whole(parameters.get("active")),
+        checks=tuple(map(_check, _objects(content.get("checks")))),
+    )
+
+
+def whole(value: object) -> int | None:
+    """`value` as it stands if it is an integer, however large: operations of a step are beyond what a float holds."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _object(value: object) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def _objects(value: object) -> list[Json]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(map(text, value)) if isinstance(value, list) else ()
+
+
+def _axes(mesh: Json, key: str) -> tuple[PlannedAxis, ...]:
+    strides, crossing = _object(mesh.get("strides")), _texts(mesh.get("crosses_nodes"))
+    return tuple(
+        PlannedAxis(
+            name=name,
+            size=max(1, whole(size) or 1),
+            stride=max(1, whole(strides.get(name)) or 1),
+            crosses_nodes=name in crossing,
+        )
+        for name, size in _object(mesh.get(key)).items()
+    )
+
+
+def _node(found: Json) -> PlannedNode:
+    return PlannedNode(
+        id=text(found.get("id")),
+        kind=text(found.get("kind")),
+        op=text(found.get("op")),
+        args=_object(found.get("args")),
+        axes=_texts(found.get("axes")),
+        does=text(found.get("does")),
+    )
+
+
+def _edge(found: Json) -> PlannedEdge:
+    return PlannedEdge(before=text(found.get("before")), after=text(found.get("after")), data=text(found.get("data")))
+
+
+def _phase(found: Json) -> PlannedPhase:
+    shares = _object(found.get("shares"))
+    scale = number(found.get("lr_scale"))
+    return PlannedPhase(
+        name=text(found.get("name")),
+        first=whole(found.get("first")),
+        fraction=number(found.get("fraction")),
+        shares={name: share for name, value in shares.items() if (share := number(value)) is not None},
+        lr_scale=1.0 if scale is None else scale,
+    )
+
+
+def _tick(found: Json) -> PlannedTick:
+    return PlannedTick(
+        nodes=_texts(found.get("nodes")),
+        steps=whole(found.get("steps")),
+        tokens=whole(found.get("tokens")),
+        seconds=number(found.get("seconds")),
+        count=whole(found.get("count")),
+        stop=found.get("stop") is True,
+    )
+
+
+def _reaction(found: Json) -> PlannedReaction:
+    return PlannedReaction(
+        event=text(found.get("event")),
+        nodes=_texts(found.get("nodes")),
+        stop=found.get("stop") is True,
+        count=whole(found.get("count")),
+    )
+
+
+def _command(found: Json) -> PlannedCommand:
+    return PlannedCommand(
+        name=text(found.get("name")),
+        nodes=_texts(found.get("nodes")),
+        stop=found.get("stop") is True,
+        counts=text(found.get("counts")),
+    )
+
+
+def _check(found: Json) -> PlannedCheck:
+    keys = ("id", "status", "evidence", "code", "place")
+    return PlannedCheck(**{key: text(found.get(key)) for key in keys})
+
+
+def _times(found: Any) -> PlannedTimes | None:
+    if not isinstance(found, dict):
+        return None
+    keys = ("computing", "exposed", "step", "fast", "slow", "tokens_per_second", "mfu")
+    return PlannedTimes(**{key: number(found.get(key)) for key in keys})
+
+
+def _classes(content: Json, estimates: Json) -> tuple[PlannedClass, ...]:
+    totals: dict[int | None, int | None] = {}
+    for entry in _objects(_object(content.get("memory")).get("per_rank")):
+        totals.setdefault(whole(entry.get("pp")), whole(entry.get("total_bytes")))
+    return tuple(_class(found, totals) for found in _objects(estimates.get("classes")))
+
+
+def _class(found: Json, totals: Mapping[int | None, int | None]) -> PlannedClass:
+    memory, pp = _object(found.get("memory")), whole(found.get("pp")) or 0
+    return PlannedClass(
+        pp=pp,
+        ranks=whole(found.get("ranks")) or 0,
+        memory={name: size for name, value in memory.items() if (size := whole(value)) is not None},
+        total_bytes=totals.get(pp),
+        offloaded=memory.get("offloaded") is True,
+        flops=whole(found.get("flops")) or 0,
+        hardware_flops=whole(found.get("hardware_flops")) or 0,
+        traffic=tuple(map(_traffic, _objects(found.get("traffic")))),
+    )
+
+
+def _traffic(found: Json) -> PlannedTraffic:
+    return PlannedTraffic(
+        axis=text(found.get("axis")),
+        op=text(found.get("op")),
+        node=text(found.get("node")),
+        count=whole(found.get("count")) or 0,
+        bytes=whole(found.get("bytes")) or 0,
+        exposed=found.get("exposed") is True,
+        seconds=number(found.get("seconds")),
+    )
