@@ -7,6 +7,7 @@ from attrs import evolve, field, frozen
 
 from .events import Checkpoint, Evaluation, Failure, RunEnd, RunStart, SetupNode, text, whole
 from .history import History, Recorder
+from .raised import Raised, after
 from .tail import Record
 from .words import number
 
@@ -38,6 +39,8 @@ class RunState:
     restarting: bool = False
     """A gang has fallen, and another one has not yet begun."""
     signal: str | None = None
+    raised: tuple[Raised, ...] = ()
+    """The alerts of this attempt that are not over, in the order in which they came."""
     failures: tuple[Failure, ...] = ()
     end: RunEnd | None = None
 
@@ -201,6 +204,10 @@ def _control(state: RunState, record: Record) -> RunState:
     return evolve(state, signal="xtrain control stop") if stops else state
 
 
+def _alert(state: RunState, record: Record) -> RunState:
+    return evolve(state, raised=after(state.raised, record))
+
+
 def _signal(state: RunState, record: Record) -> RunState:
     return evolve(state, signal=text(record.get("name")))
 
@@ -230,7 +237,7 @@ def _run_end(state: RunState, record: Record) -> RunState:
 _TICKS = frozenset(
     {
         "eval", "generate", "checkpoint", "signal", "stop", "control", "paused", "nonfinite", "rollback", "restart",
-        "skipped", "warning", "phase",
+        "skipped", "warning", "phase", "alert", "notify",
     }
 )  # fmt: skip
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
@@ -242,6 +249,7 @@ _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "checkpoint": _checkpoint,
     "signal": _signal,
     "stop": _signal,
+    "alert": _alert,
     "control": _control,
     "nonfinite": _nonfinite,
     "rollback": _rollback,

@@ -21,6 +21,7 @@ from ..events import (
     text,
     whole,
 )
+from ..raised import Raised, is_cleared
 from ..state import RunState
 from ..tail import Record
 from ..words import count, decimal, number, perplexity, plural, printable, size, took
@@ -61,6 +62,8 @@ class Lasting:
             "stuck": self._nothing,
             "tokenise": self._tokenise,
             "warning": self._warning,
+            "alert": self._alert,
+            "notify": self._notify,
             "failure": self._failure,
             "run_end": self._nothing,
         }
@@ -181,6 +184,16 @@ class Lasting:
 
     def _warning(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         yield self._tick(state, record, "warning", Text(printable(text(record.get("message")))), "yellow")
+
+    def _alert(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        alert, cleared = Raised.of(record), is_cleared(record)
+        body = Text.assemble((printable(alert.kind), "bold"), f"  {printable(alert.message)}")
+        label = "over" if cleared else f"{self._glyphs.cross} alert"
+        yield self._tick(state, record, label, body, "green" if cleared else "bold red")
+
+    def _notify(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        kind, detail = (printable(text(record.get(key))) for key in ("kind", "detail"))
+        yield self._tick(state, record, "notify", Text.assemble((kind, "bold"), f"  {detail}"), "dim")
 
     def _phase(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         phase = PhaseBegin.of(record)

@@ -22,6 +22,7 @@ from ..events import (
     text,
     whole,
 )
+from ..raised import Raised, is_cleared
 from ..state import RunState
 from ..tail import Record
 from ..words import count, decimal, duration, number, perplexity, plural, printable, size, took
@@ -204,6 +205,16 @@ def _warning(record: Record) -> Iterator[str]:
     yield from _headed(f"warning  step {_at(record)}", text(record.get("message")))
 
 
+def _alert(record: Record) -> Iterator[str]:
+    alert = Raised.of(record)
+    over = "over: " if is_cleared(record) else ""
+    yield from _headed(f"alert  step {_at(record)}  {alert.kind}", over + alert.message)
+
+
+def _notify(record: Record) -> Iterator[str]:
+    yield from _headed(f"notify  step {_at(record)}  {text(record.get('kind'))}", text(record.get("detail")))
+
+
 def _phase(record: Record) -> Iterator[str]:
     phase = PhaseBegin.of(record)
     yield f"phase  step {_at(record)}  {phase.name}  {phase.in_words}".rstrip()
@@ -286,6 +297,8 @@ _LINES: dict[str, Callable[[Record], Iterator[str]]] = {
     "stuck": _nothing,
     "tokenise": _tokenise,
     "warning": _warning,
+    "alert": _alert,
+    "notify": _notify,
     "failure": _failure,
     "run_end": _run_end,
 }
