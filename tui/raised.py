@@ -2,6 +2,7 @@
 
 from attrs import frozen
 
+from .events import text, whole
 from .tail import Record
 from .words import number
 
@@ -24,15 +25,15 @@ class Raised:
 
     @classmethod
     def of(cls, record: Record) -> "Raised":
-        ranks, step = record.get("ranks"), number(record.get("step"))
-        found = (number(rank) for rank in ranks) if isinstance(ranks, list) else ()
+        ranks = record.get("ranks")
+        found = map(whole, ranks) if isinstance(ranks, list) else ()
         return cls(
-            kind="" if record.get("kind") is None else str(record.get("kind")),
-            message=str(record.get("message") or ""),
+            kind=text(record.get("kind")),
+            message=text(record.get("message")),
             value=number(record.get("value")),
             limit=number(record.get("limit")),
-            ranks=tuple(int(rank) for rank in found if rank is not None),
-            step=None if step is None else int(step),
+            ranks=tuple(rank for rank in found if rank is not None),
+            step=whole(record.get("step")),
             time=number(record.get("time")),
         )
 
