@@ -43,7 +43,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="SECONDS",
         type=_seconds,
         default=60.0,
-        help="how long the run has to read the command before it is taken back (default: 60)",
+        help="how long ranks may take to start, and to read the command before it is taken back (default: 60)",
     )
     parser.set_defaults(run=run)
 
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"xtrain control: {arguments.command} takes no argument", file=sys.stderr)
         return 2
     try:
-        asked = Asked.put(live_run(arguments.path), arguments.command, argument)
+        asked = Asked.put(live_run(arguments.path, arguments.wait), arguments.command, argument)
     except NotLive as error:
         return _nobody(str(error))
     except OSError as error:

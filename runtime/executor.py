@@ -69,6 +69,7 @@ class Executor:
             "prepared": {},
             "stages": [],
         }
+        self._begun = time.time()
         self._order = topological(plan)
         self._finished = directory / "finished"
         self._under_way = ""
@@ -129,7 +130,7 @@ class Executor:
         if self.records.rank == 0:
             folder, commands = self.records.directory / "control", self.plan.timeline.commands
             inbox = Inbox(folder=folder, commands=commands, records=self.records, progress=self.progress)
-            inbox.sweep()
+            inbox.sweep(self._begun)
             self.control.inbox = inbox
             self.lookout.looks.append(inbox.look)
         load_ops()

@@ -10,7 +10,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ..locks import WORKER_LOCK
+from ..locks import LAUNCHER_LOCK, WORKER_LOCK
 
 Answer = dict[str, Any]
 # Between two looks for an answer.
@@ -21,10 +21,10 @@ class NotLive(Exception):
     """Nobody is there who could answer; the message says where."""
 
 
-def is_live(directory: Path) -> bool:
-    """Whether a rank runs in a run's directory."""
+def is_live(directory: Path, lock_name: str = WORKER_LOCK) -> bool:
+    """Whether a rank, or what else holds the lock of that name, runs in a run's directory."""
     try:
-        lock = (directory / WORKER_LOCK).open("r")
+        lock = (directory / lock_name).open("r")
     except OSError:
         return False
     with lock:
@@ -35,11 +35,18 @@ def is_live(directory: Path) -> bool:
     return False
 
 
-def live_run(path: Path) -> Path:
-    """The run at a path, or the live one below it that was started last. Raises NotLive."""
+def live_run(path: Path, patience: float = 0.0) -> Path:
+    """The run at a path, or the live one below it that was started last.
+
+    patience: seconds to wait for ranks of a run at that very path which are about to be started, for the first time
+    or again. Raises NotLive.
+    """
     if (path / "plan.json").is_file():
-        if not is_live(path):
-            raise NotLive(f"no rank is running in {path}")
+        deadline = time.monotonic() + patience
+        while not is_live(path):
+            if time.monotonic() > deadline or not is_live(path, LAUNCHER_LOCK):
+                raise NotLive(f"no rank is running in {path}")
+            time.sleep(LOOK_SECONDS)
         return path
     runs = [plan.parent for depth in ("*", "*/*") for plan in path.glob(f"{depth}/plan.json")]
     live = [run for run in runs if is_live(run)]

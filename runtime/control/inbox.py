@@ -7,6 +7,7 @@ A command that is understood is accepted, one that is not or cannot be carried o
 import json
 import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,9 +51,12 @@ class Inbox:
     _done_with: set[str] = field(factory=set)
     _looking: threading.Lock = field(factory=threading.Lock)
 
-    def sweep(self) -> None:
-        """Refuse everything that lies there."""
+    def sweep(self, before: float) -> None:
+        """Refuse what lies there since before a time: whoever gave it did not mean this start of the run."""
         for path in self._files():
+            with suppress(OSError):
+                if path.stat().st_mtime >= before:
+                    continue
             self._refuse(path, "it was there before this start of the run: give it again")
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)

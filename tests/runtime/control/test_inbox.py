@@ -135,10 +135,19 @@ def test_what_lay_there_before_is_not_done(run):
     run.put("old", {"command": "stop"})
     (run.folder / "control/.half.tmp").write_text("{")
     inbox = run.again()
-    inbox.sweep()
+    inbox.sweep(time.time() + 1)
     inbox.look()
     assert taken(inbox) == [] and run.left() == []
     assert run.said() == [("old", "stop", "refused", "it was there before this start of the run: give it again")]
+
+
+def test_what_is_given_while_the_run_starts_is_done(run):
+    began = time.time() - 1
+    run.put("new", {"command": "save"})
+    inbox = run.again()
+    inbox.sweep(began)
+    inbox.look()
+    assert [name for _, name, _ in taken(inbox)] == ["save"]
 
 
 def test_what_was_not_done_when_the_run_ends_is_refused(run):
@@ -266,6 +275,19 @@ def test_where_nobody_answers_nothing_is_left_behind(run, capsys, monkeypatch):
         assert main(["control", str(run.folder), "save", "--wait", "0.05"]) == 3
         assert "has not read it in 0.05 s; it was taken back" in capsys.readouterr().err
     assert run.left() == []
+
+
+def test_ranks_that_are_about_to_start_are_waited_for(run, monkeypatch):
+    monkeypatch.setattr("xtrain.runtime.control.asking.LOOK_SECONDS", 0.01)
+    (run.folder / "plan.json").write_text("{}")
+    with (run.folder / asking.LAUNCHER_LOCK).open("a") as launcher, (run.folder / asking.WORKER_LOCK).open("a") as rank:
+        fcntl.flock(launcher, fcntl.LOCK_EX)
+        with pytest.raises(asking.NotLive, match="no rank is running in"):
+            asking.live_run(run.folder, 0.05)
+        start = threading.Timer(0.2, fcntl.flock, (rank, fcntl.LOCK_EX))
+        start.start()
+        assert asking.live_run(run.folder, 30.0) == run.folder
+        start.join()
 
 
 @pytest.mark.parametrize(
