@@ -1,0 +1,309 @@
+"""Directories of runs that never ran: of any shape and any end, from the real plans of `specs/`, in milliseconds.
+
+What they hold is what docs/metrics.md says of a run's files; the numbers follow from the step alone.
+"""
+
+import fcntl
+import json
+import math
+import os
+import socket
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from attrs import define, field
+
+Record = dict[str, Any]
+Shape = Literal["dense", "experts", "datasets", "pipeline", "large", "huge"]
+End = Literal["waiting", "starting", "running", "done", "stopped", "failed", "killed"]
+
+SPECS = Path(__file__).parents[2] / "specs"
+# The spec of each shape, and its number of ranks where that is not the spec's own.
+SHAPES: dict[Shape, tuple[str, int | None]] = {
+    "dense": ("two_ranks_cpu.xtrain", None),
+    "experts": ("moe_cpu.xtrain", 4),
+    "datasets": ("curriculum.xtrain", None),
+    "pipeline": ("pipeline_cpu.xtrain", None),
+    "large": ("llama_8b_64gpu.xtrain", None),
+    "huge": ("llama_8b_64gpu.xtrain", 512),
+}
+START = 1_795_000_000.0
+STEP_SECONDS = 0.5
+
+
+@cache
+def plan_text(shape: Shape = "dense", steps: int | None = None) -> str:
+    """plan.json of a shape, as `xtrain plan --json` writes it; steps: the budget, where it is not the spec's own."""
+    from xtrain.planner.load import plan_from_spec
+    from xtrain.planner.serialise import dumps
+
+    spec, world = SHAPES[shape]
+    sets = () if steps is None else (f"experiment.budget={steps} steps",)
+    compiled = plan_from_spec(SPECS / spec, sets, world)
+    assert compiled.plan is not None, [said.message for said in compiled.diagnostics]
+    return dumps(compiled.plan)
+
+
+@define(kw_only=True)
+class MadeRun:
+    """A run's directory, to be gone on with. slow: rank → how many times as long its steps take."""
+
+    directory: Path
+    plan: dict[str, Any] = field(repr=False)
+    start: float = START
+    slow: Mapping[int, float] = field(factory=dict)
+    step: int = 0
+    attempt: int = 1
+    _beats: dict[int, int] = field(factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return self.plan["world_size"]
+
+    @property
+    def datasets(self) -> list[str]:
+        """Those that are trained on."""
+        return list(self.plan["timeline"]["phases"][0]["shares"]) or ["data"]
+
+    @property
+    def experts(self) -> int:
+        """Of a layer; 0 in a dense model."""
+        return self.plan["architecture"].get("experts") or 0
+
+    def now(self, step: float | None = None) -> float:
+        return self.start + 10 + STEP_SECONDS * (self.step if step is None else step)
+
+    def append(self, name: str, *records: Record) -> None:
+        """Write lines as a run does, each of them whole."""
+        path = self.directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.writelines(json.dumps(record, separators=(",", ":")) + "\n" for record in records)
+
+    def event(self, event: str, *, at: float | None = None, **fields: Any) -> Record:
+        when = self.now() if at is None else self.start + at
+        record = {"time": when, "step": self.step, "event": event, **fields}
+        self.append("events.jsonl", record)
+        return record
+
+    def begin(self) -> None:
+        """All events from `run_start` to `setup_done`."""
+        self.run_start()
+        for number, node in enumerate(node for node in self.plan["graph"]["nodes"] if node["kind"] == "setup"):
+            at = 1 + number / 8
+            self.event("setup_begin", at=at, node=node["id"])
+            self.event("setup", at=at + 0.1, node=node["id"], seconds=0.1, detail=node["does"])
+        self.event("setup_done", at=9.9, seconds=9.9)
+
+    def run_start(self, resumed_step: int | None = None) -> None:
+        self.event(
+            "run_start",
+            at=0 if resumed_step is None else self.now(resumed_step) - self.start,
+            run_id=self.directory.name,
+            plan_id=self.plan["id"],
+            name=self.plan["name"],
+            world_size=self.world_size,
+            device="cpu",
+            steps=self.plan["steps"],
+            attempt=self.attempt,
+            resumed_step=resumed_step,
+            directory=str(self.directory),
+        )
+
+    def metrics(self, step: int, **fields: Any) -> Record:
+        """The record of a step, as a run of this shape writes it."""
+        names, experts, layers = self.datasets, self.experts, self.plan["architecture"]["layers"]
+        loss = loss_of(step)
+        tokens = self.plan["tokens_per_step"]
+        slowest = STEP_SECONDS * max((1.0, *self.slow.values()))
+        record: Record = {
+            "step": step,
+            "time": self.now(step),
+            "loss": loss,
+            "grad_norm": 0.4 + 2 / (1 + step / 20) + 0.05 * math.cos(step),
+            "lr": 3e-4 * min(1.0, step / 50),
+            "tokens": step * tokens,
+            "tokens_per_second": tokens / slowest,
+            "step_seconds": slowest,
+            "data_seconds": 0.004 + 0.002 * math.sin(step / 7),
+            "comm_seconds": 0.06 + 0.01 * math.sin(step / 5),
+            "memory_bytes": 1_300_000_000 + 1_000 * (step % 97),
+            "tflops": 0.31,
+            "valid_tokens": tokens - 17,
+            "valid_tokens_per_second": (tokens - 17) / slowest,
+            "phase": "train",
+        }
+        if len(names) > 1:
+            record |= {f"loss/{name}": loss * (0.8 + 0.2 * place) for place, name in enumerate(names)}
+            record |= {f"rows/{name}": step * (place + 1) for place, name in enumerate(names)}
+        if experts:
+            weights = [1 + 0.3 * math.sin(step / 9 + expert) for expert in range(experts)]
+            loads = [weight / sum(weights) for weight in weights]
+            record |= {"moe/aux_loss": 1.02, **{f"moe/load/{layer}": loads for layer in range(layers)}}
+        return record | fields
+
+    def log(self, first: int, last: int, *, every: int = 1, own_lines: int = 40) -> None:
+        """The steps from `first` to `last`, logged every so many; of each rank the last `own_lines` of them."""
+        steps = range(first + (-first) % every, last + 1, every)
+        self.append("metrics.jsonl", *map(self.metrics, steps))
+        for rank in range(self.world_size):
+            self.append(f"ranks/{rank:05d}.jsonl", *(self.own(rank, step) for step in steps[-own_lines:]))
+        self.step = last
+
+    def own(self, rank: int, step: int) -> Record:
+        """A rank's own line of a step."""
+        seconds = STEP_SECONDS * self.slow.get(rank, 1.0) * (1 + 0.002 * math.sin(rank + step))
+        nodes = [node["id"] for node in self.plan["graph"]["nodes"] if node["kind"] == "step"]
+        shares = [10.0 if "forward" in node else 1.0 for node in nodes]
+        return {
+            "step": step,
+            "time": self.now(step),
+            "memory_bytes": 1_300_000_000 - 1_000_000 * (rank % 5),
+            "node_seconds": {
+                node: round(seconds * share / sum(shares), 6) for node, share in zip(nodes, shares, strict=True)
+            },
+            "step_seconds": seconds,
+            "data_seconds": 0.004,
+            "comm_seconds": 0.06,
+            "resident_bytes": 1_200_000_000 - 1_000_000 * (rank % 5),
+        }
+
+    def beat(self, ranks: Collection[int] | None = None, *, pid: int | None = None, **fields: Any) -> None:
+        """Each of the ranks (None: all) writes its line once more. pid: of this process, unless another is given."""
+        process = os.getpid() if pid is None else pid
+        for rank in range(self.world_size) if ranks is None else ranks:
+            count = self._beats[rank] = self._beats.get(rank, 0) + 1
+            line = {
+                "rank": rank, "host": socket.gethostname(), "pid": process, "born": _born(process),
+                "attempt": self.attempt, "alive": count, "time": round(time.time(), 3), "step": self.step + 1,
+                "node": "step.forward_backward", "marks": 100 * self.step + count, "within": 3, "lasting": False,
+                "idle": 0.1, "place": "", "debugger": False, **fields,
+            }  # fmt: skip
+            path = self.directory / "ranks" / f"{rank:05d}.beat"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(line, separators=(",", ":")).ljust(639) + "\n")
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Hold the locks of the run, as its launcher and its first rank do."""
+        with ExitStack() as stack:
+            for name in (".launcher.lock", ".worker.lock"):
+                lock = stack.enter_context((self.directory / name).open("a"))
+                fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def evaluate(self, **fields: Any) -> None:
+        """An evaluation of each dataset after the step that has ended: events, and a record of its own."""
+        losses = {name: 1.05 * loss_of(self.step) for name in self.datasets}
+        for name, loss in losses.items():
+            said = {"dataset": name, "loss": loss, "tokens": 65536, "batches": 16, "seconds": 0.8}
+            self.event("eval", node=f"tick.eval.{name}", weights="trained", **said | fields)
+        found = {f"eval/{name}/loss": loss for name, loss in losses.items()}
+        self.append("metrics.jsonl", {"step": self.step, "time": self.now(), **found})
+
+    def checkpoint(self) -> None:
+        path = self.directory / "checkpoints" / f"ckpt-s{self.step:012d}"
+        path.mkdir(parents=True, exist_ok=True)
+        said = {"path": str(path), "bytes": 150_000_000, "seconds": 0.41, "blocked_seconds": 0.02}
+        self.event("checkpoint", node="tick.checkpoint", **said)
+
+    def roll_back(self, step: int) -> None:
+        """Go back as `on nan rollback` does: another metrics.jsonl lies in the place of the old one."""
+        path = self.directory / "metrics.jsonl"
+        kept = [line for line in path.read_text().splitlines(True) if json.loads(line)["step"] <= step]
+        beside = path.with_suffix(".tmp")
+        beside.write_text("".join(kept))
+        beside.replace(path)
+        before, self.step = self.step, step
+        self.append("events.jsonl", {
+            "time": self.now(before), "step": step, "event": "rollback", "from_step": before,
+            "checkpoint": f"ckpt-s{step:012d}", "number": 1, "of": 3, "rows_left_out": 24, "seconds": 0.2,
+        })  # fmt: skip
+
+    def end(self, status: str, **fields: Any) -> None:
+        codes = {"done": 0, "complete": 0, "stopped": 75, "interrupted": 130, "failed": 1}
+        seconds, loss = (None, None) if status == "failed" else (self.now() - self.start, loss_of(self.step))
+        said = {"status": status, "exit_code": codes[status], "seconds": seconds, "loss": loss}
+        self.event("run_end", **said | fields)
+
+
+def made_run(
+    directory: Path,
+    shape: Shape = "dense",
+    *,
+    end: End = "done",
+    logged: int = 200,
+    steps: int | None = None,
+    every: int = 1,
+    start: float = START,
+    slow: Mapping[int, float] | None = None,
+) -> MadeRun:
+    """A run of `steps` steps of which `logged` have been made, evaluated every quarter, saved halfway.
+
+    end: `waiting` (there is a plan and nothing else), `starting` (half of set-up), `running` (it could be live: hold
+    `alive()` and call `beat()`), `killed` (the same, and nobody is there), or how it says itself that it has ended.
+    """
+    text = plan_text(shape, steps)
+    made = MadeRun(directory=directory, plan=json.loads(text), start=start, slow=slow or {})
+    for name in ("ranks", "logs", "checkpoints", "metadata"):
+        (directory / name).mkdir(parents=True, exist_ok=True)
+    (directory / "plan.json").write_text(text)
+    if end == "waiting":
+        return made
+    if end == "starting":
+        made.run_start()
+        made.event("setup_begin", at=1, node="setup.bootstrap")
+        return made
+    made.begin()
+    quarter = max(1, logged // 4)
+    for first in range(1, logged + 1, quarter):
+        made.log(first, min(logged, first + quarter - 1), every=every, own_lines=10)
+        made.evaluate()
+        if first <= logged // 2 < first + quarter:
+            made.checkpoint()
+    (directory / "logs" / "rank-00000.log").write_text("step 1\na line of a library\n" * 50)
+    if end in ("running", "killed"):
+        made.beat(pid=None if end == "running" else _no_process())
+    elif end == "failed":
+        made.event("failure", rank=1 % made.world_size, error="RuntimeError: boom", exit_code=1, traceback="", code="")
+        made.end("failed")
+    else:
+        made.end(end)
+    return made
+
+
+def loss_of(step: int) -> float:
+    """A loss that falls and wavers."""
+    return 1.2 + 4.5 / (1 + step / 40) ** 0.5 + 0.02 * math.sin(step * 1.7)
+
+
+def long_run(directory: Path, steps: int = 1_000_000) -> MadeRun:
+    """A dense run of which every one of `steps` steps was logged: about 400 bytes each, in seconds."""
+    made = made_run(directory, steps=steps, end="waiting")
+    made.begin()
+    for first in range(1, steps + 1, 10_000):
+        rates = {"mfu": 0.4125, "mfu_causal": 0.385, "hfu": 0.51}  # as of a run on GPUs: about 400 bytes a line
+        lines = (made.metrics(step, **rates) for step in range(first, min(steps, first + 9_999) + 1))
+        made.append("metrics.jsonl", *lines)
+    made.step = steps
+    for rank in range(made.world_size):
+        made.append(f"ranks/{rank:05d}.jsonl", *(made.own(rank, step) for step in range(steps - 9, steps + 1)))
+    return made
+
+
+def _born(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    except OSError:
+        return 0
+
+
+def _no_process() -> int:
+    """The number of a process that has ended."""
+    child = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitpid(child, 0)
+    return child
