@@ -4,7 +4,7 @@ from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
 import attrs
 
-from .schema import actions, cluster, data, ema, experiment, fault_tolerance, model, parallel, training
+from .schema import actions, alerts, cluster, data, ema, experiment, fault_tolerance, model, parallel, training
 from .schema.later import KINDS as LATER_KINDS
 from .schema.setting import settings_of
 
@@ -30,6 +30,7 @@ KINDS: Final[dict[str, type]] = {
     "compile": parallel.Compile,
     "checkpoint": training.Checkpoint,
     "fault_tolerance": fault_tolerance.FaultTolerance,
+    "alerts": alerts.Alerts,
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
 NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases"}
@@ -48,11 +49,16 @@ ACTIONS: Final[dict[str, type]] = {
     "checkpoint": actions.CheckpointAction,
     "generate": actions.GenerateAction,
     "health": actions.HealthAction,
+    "profile": actions.ProfileAction,
+    "memory_snapshot": actions.MemorySnapshotAction,
+    "notify": actions.NotifyAction,
     "requeue": actions.RequeueAction,
     "skip": actions.SkipAction,
     "rollback": actions.RollbackAction,
     "stop": actions.StopAction,
 }
+# Actions whose label stands in brackets: `notify("…")`.
+CALLED: Final = ("notify",)
 EVENTS: Final[tuple[str, ...]] = get_args(actions.EventName)
 SOURCES: Final[dict[str, type]] = {
     "python_stdlib": data.PythonStdlib, "text": data.Text, "jsonl": data.JsonLines, "parquet": data.Parquet,

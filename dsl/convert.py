@@ -77,7 +77,8 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
         return report(wrong, around)
     if found is FAILED:
         return FAILED
-    checked = found is None or found is AUTO or isinstance(found, Interval)  # of a range, the ends have been
+    # Of a range, the ends have been; and a word has none.
+    checked = found is None or found is AUTO or isinstance(found, Interval | str)
     problem = context.meta.check(found) if context.meta.check and not checked else None
     if problem is not None:
         around.diagnostics.error("X304", f"{context.subject} {problem}", value.span, notes=value.notes)

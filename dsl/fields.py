@@ -63,8 +63,11 @@ class FieldErrors:
 
     def _unknown_kind(self, kind: str, section: Section, head: Span) -> None:
         word = _word(head, kind)
-        if kind in blocks.ACTIONS and not section.entries:
+        if kind in blocks.ACTIONS:
             hint = "actions stand behind `every …` or `on …`, joined by `then`"
+            if section.entries or kind == "profile":  # which other trainers have as a block
+                label = " …" if section.labels else ""
+                hint = f"write `every 1000 steps {kind}{label} {{ … }}`"
             self.diagnostics.error("X201", f"`{kind}` is an action, not a block", word, hint=hint)
             return
         if kind in later.KINDS:

@@ -178,6 +178,15 @@ PAGES: Final = (
     Code("X613", "a rollback in a run that saves nothing", """
         `on nan rollback` goes back to a checkpoint of the run, and `checkpoint.enabled` is false.
         """, "checkpoint { enabled = false }\non nan(3) rollback", "on nan(3) rollback"),
+    Code("X614", "a profile of steps that do not come", """
+        A profile, and the history of a memory snapshot, are about the steps that follow. Behind `stop`, on `finish`, on
+        a signal and on a limit there are none.
+        """, "on finish profile", "every 500 steps profile"),
+    Code("X615", "two profiles at once", """
+        A profile takes wait + warmup + active steps, and a process can record one at a time. A tick must leave the one
+        before it that long, and two ticks must not meet; what only the clock decides is met with a warning in the run,
+        and the later one is left out.
+        """, "every 4 steps profile { active = 8 }", "every 100 steps profile { active = 8 }"),
     Code("X620", "a best checkpoint of something that is not measured", """
         `best` follows the loss on what a dataset of this spec held out, and a tick has to measure it: `eval` of that
         dataset, in steps in which a checkpoint is saved.

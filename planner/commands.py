@@ -1,6 +1,8 @@
 """What a live run does when it is asked to from outside: the commands of `xtrain control`, and their nodes."""
 
-from ..dsl.schema.actions import Action, CheckpointAction, EvalAction
+from collections.abc import Iterator
+
+from ..dsl.schema.actions import Action, CheckpointAction, EvalAction, ProfileAction
 from ..dsl.spec import Spec
 from .nodes.actions import CONTROL, ActionNodes
 from .plan import Command
@@ -21,7 +23,7 @@ def lay_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) -> t
     commands += [
         Command(name=f"eval {name}", nodes=(nodes.add(_as_declared(spec, name), CONTROL),)) for name in held_out
     ]
-    profile = nodes.add_own("profile", CONTROL, "time every operation of the next steps, into a trace per rank")
+    profile = nodes.add_profile(_profile(spec), CONTROL)
     pause = nodes.add_own("pause", CONTROL, "wait between two steps until the run is to go on or to stop")
     commands += [
         Command(name="profile", nodes=(profile,), counts="steps"),
@@ -33,7 +35,14 @@ def lay_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) -> t
 
 def _as_declared(spec: Spec, dataset: str) -> Action:
     """The evaluation that the spec declares first, so that losses can be compared; else the usual one."""
-    occasions = (*spec.ticks, *spec.events)
-    actions = (action for occasion in occasions for action in occasion.actions)
-    declared = (action for action in actions if isinstance(action, EvalAction) and action.dataset == dataset)
+    declared = (action for action in _declared(spec) if isinstance(action, EvalAction) and action.dataset == dataset)
     return next(declared, EvalAction(dataset=dataset))
+
+
+def _profile(spec: Spec) -> ProfileAction:
+    """The profile that the spec declares first; else the usual one."""
+    return next((action for action in _declared(spec) if isinstance(action, ProfileAction)), ProfileAction())
+
+
+def _declared(spec: Spec) -> Iterator[Action]:
+    return (action for occasion in (*spec.ticks, *spec.events) for action in occasion.actions)

@@ -9,6 +9,7 @@ from ..dsl.schema.actions import (
     Action,
     Event,
     EventName,
+    NotifyAction,
     RequeueAction,
     RollbackAction,
     SkipAction,
@@ -29,6 +30,8 @@ LIMITS: Final[dict[EventName, dict[str, str]]] = {
     "stop_file": {"stop_file": 'stop_file = "STOP"'},
     "stop_at": {"stop_at": "stop_at = 1000 steps", "stop_after": "stop_after = 200 steps"},
 }
+# With these a run is over.
+ENDINGS: Final = ("finish", *SIGNALS, *LIMITS)
 REQUEUE: Final = "on sigusr1 checkpoint then requeue then stop"
 
 
@@ -56,15 +59,15 @@ def check_events(spec: Spec, found: Findings) -> None:
     """What stops a run ends it: whoever sent it, a scheduler or a person, ends the ranks if they do not."""
     for number, event in enumerate(spec.events):
         actions, rule, path = actions_on(spec.events, event.event), f"schedule.on.{event.event}", f"on.{number}"
-        if event.event == "nan":
-            continue
+        if event.event not in ENDINGS:
+            continue  # what does not come from outside has rules of its own
         if not occurs(event.event, spec.launch):
             names, example = " or ".join(LIMITS[event.event]), next(iter(LIMITS[event.event].values()))
             message = f"on {event.event}: nothing can cause it, launch.{names} is not set"
             found.fail(rule, "X610", path, message, f"add `launch {{ {example} }}`, or leave the reaction out")
         elif all(isinstance(action, SkipAction | RollbackAction) for action in actions):
             continue  # they belong under `on nan`, which is said elsewhere
-        elif event.event != "finish" and not any(isinstance(action, StopAction) for action in actions):
+        elif event.event != "finish" and not (only_tells(actions) or _stops(actions)):
             message = f"on {event.event} does not stop, but what sends it will end the run"
             found.fail(rule, "X605", path, message, "add `then stop`")
         elif (message := _misplaced(event.event, actions)) is not None:
@@ -73,6 +76,15 @@ def check_events(spec: Spec, found: Findings) -> None:
         if any(isinstance(action, RequeueAction) for action in tick.actions):
             message = "a tick asks for requeue, but a job goes back into the queue when its run stops"
             found.fail(f"schedule.every.{number}.requeue", "X611", f"every.{number}", message, f"write `{REQUEUE}`")
+
+
+def only_tells(actions: tuple[Action, ...]) -> bool:
+    """Whether nothing is declared for an event that takes the place of what happens by default."""
+    return all(isinstance(action, NotifyAction) for action in actions)
+
+
+def _stops(actions: tuple[Action, ...]) -> bool:
+    return any(isinstance(action, StopAction) for action in actions)
 
 
 def _misplaced(event: EventName, actions: tuple[Action, ...]) -> str | None:

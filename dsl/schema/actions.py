@@ -85,13 +85,77 @@ class RollbackAction:
     )
 
 
+@frozen
+class ProfileAction:
+    """`profile { active = 3 }`: time every operation of some steps, into a trace and a summary of each rank."""
+
+    wait: int = setting(
+        "steps that pass first, so that what else happened at the same time is over",
+        default=1,
+        check=not_negative,
+        role=Role.CADENCE,
+    )
+    warmup: int = setting(
+        "steps that are timed and thrown away behind those, as the first ones under a profiler are slower",
+        default=1,
+        check=not_negative,
+        role=Role.CADENCE,
+    )
+    active: int = setting("steps that are recorded then", default=3, check=between(1, 100), role=Role.CADENCE)
+    ranks: int | Literal["all"] | Auto = setting(
+        "how many ranks are recorded, evenly spread; auto: 8, or one of every pipeline coordinate if those are more",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.CADENCE,
+        example="1",
+    )
+    shapes: bool = setting("also the shapes that operations are given", default=False, role=Role.CADENCE)
+    stacks: bool = setting(
+        "also the lines of Python that call them, in traces some times as large", default=False, role=Role.CADENCE
+    )
+    memory: bool = setting("also what is allocated and let go of", default=False, role=Role.CADENCE)
+
+
+@frozen
+class MemorySnapshotAction:
+    """`memory_snapshot`: what a rank holds by what it is for, beside what the plan says of it."""
+
+    ranks: int | Literal["all"] | Auto = setting(
+        "how many ranks are looked at, evenly spread; auto: 8, or one of every pipeline coordinate if those are more",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.CADENCE,
+        example="1",
+    )
+    history: int | Auto = setting(
+        "steps for which a GPU's allocator writes down what it gives and takes, before the snapshot; auto: 1 on a GPU",
+        default=AUTO,
+        check=between(0, 100),
+        role=Role.CADENCE,
+        example="2",
+    )
+
+
+@frozen
+class NotifyAction:
+    """`notify("COMMAND")`: a command for the shell, run by the first rank beside training; no step waits for it.
+
+    What it is about is in its environment: `XTRAIN_EVENT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more.
+    """
+
+    command: str
+
+
 Action = (
     LogAction
     | EvalAction
     | CheckpointAction
     | GenerateAction
     | HealthAction
+    | ProfileAction
+    | MemorySnapshotAction
     | RequeueAction
+    | NotifyAction
     | SkipAction
     | RollbackAction
     | StopAction
@@ -112,7 +176,22 @@ class Tick:
     )
 
 
-EventName = Literal["sigterm", "sigint", "sigusr1", "time_limit", "stop_at", "stop_file", "nan", "finish"]
+EventName = Literal[
+    "sigterm",
+    "sigint",
+    "sigusr1",
+    "time_limit",
+    "stop_at",
+    "stop_file",
+    "nan",
+    "loss_spike",
+    "slow",
+    "starvation",
+    "memory",
+    "disk",
+    "stalled",
+    "finish",
+]
 
 
 @frozen

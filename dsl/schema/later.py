@@ -5,8 +5,8 @@ from typing import Final
 from .parallel import Pp
 from .training import Loss, Optimizer
 
-KINDS: Final = ("adapter", "log", "profile", "serve", "sweep")
-ACTIONS: Final = ("profile", "export")
+KINDS: Final = ("adapter", "log", "serve", "sweep")
+ACTIONS: Final = ("export",)
 EVENTS: Final = ()
 SOURCES: Final = ()
 LINKS: Final = ()

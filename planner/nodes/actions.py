@@ -9,6 +9,9 @@ from ...dsl.schema.actions import (
     GenerateAction,
     HealthAction,
     LogAction,
+    MemorySnapshotAction,
+    NotifyAction,
+    ProfileAction,
     RequeueAction,
     RollbackAction,
 )
@@ -16,13 +19,17 @@ from ...dsl.schema.setting import Auto
 from ..averaging import evaluates_averages
 from ..inventory import weight_bytes
 from ..plan import NodeKind
+from ..profiling import profile_args, profile_text, scheduled, snapshot_args, snapshot_text
 from ..resolved import Resolved
+from ..stops import ENDINGS
 from ..units import bytes_text, plural, seconds_text
 from .builder import Builder
 
 # The event that the nodes of `xtrain control` are of.
 CONTROL: Final = "control"
 BEFORE_THE_END: Final = ", before the run ends"
+# Seconds that a command of `notify` may take.
+NOTIFY_SECONDS: Final = 30.0
 
 
 class ActionNodes:
@@ -39,7 +46,7 @@ class ActionNodes:
 
         last: the run stops behind it.
         """
-        op, args, does = describe(action, self._run, last=last or event != "")
+        op, args, does = describe(action, self._run, last=last or event != "", ends=last or event in ENDINGS)
         if isinstance(action, CheckpointAction) and event == CONTROL:
             does = does.replace(BEFORE_THE_END, ", as soon as it is asked for")
         name = f"{op}.{action.dataset}" if isinstance(action, EvalAction) else op
@@ -58,9 +65,17 @@ class ActionNodes:
             self._graph.add(kind, op, does, id=name, args=args, after=tuple(after))
         return name
 
-    def add_own(self, name: str, event: str, does: str) -> str:
+    def add_own(self, name: str, event: str, does: str, args: dict[str, Any] | None = None) -> str:
         """A node that no action of the language stands for."""
-        return self._graph.add("event", f"event.{name}", does, id=f"event.{event}.{name}", after=(self._after,))
+        id = f"event.{event}.{name}"
+        return self._graph.add("event", f"event.{name}", does, id=id, args=args, after=(self._after,))
+
+    def add_profile(self, action: ProfileAction, event: str) -> str:
+        """The node of a profile whose number of steps is asked for when it begins."""
+        args = {"warmup": action.warmup, **profile_args(action, self._run)}
+        behind = f", behind {action.warmup} to warm up," if action.warmup else ""
+        steps = f"as many of the next steps as are asked for{behind}"
+        return self.add_own("profile", event, profile_text(action, self._run, steps), args)
 
     def add_model(self, event: str) -> str:
         """The node that saves weights alone."""
@@ -71,8 +86,8 @@ class ActionNodes:
         return self._graph.add("event", "tick.model", does, id=f"event.{event}.model", after=(self._after,))
 
 
-def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str, dict[str, Any], str]:
-    """(op, arguments, what it does) of any action but stop."""
+def describe(action: Action, run: Resolved, *, last: bool = False, ends: bool) -> tuple[str, dict[str, Any], str]:
+    """(op, arguments, what it does) of any action but stop. ends: the run has no step behind it."""
     averaged, of = ({"averaged": True}, ", of the averaged weights") if evaluates_averages(run) else ({}, "")
     match action:
         case LogAction():
@@ -84,10 +99,20 @@ def describe(action: Action, run: Resolved, *, last: bool = False) -> tuple[str,
         case HealthAction(limit=limit):
             does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(limit.value)} is named"
             return "tick.health", {"limit_seconds": limit.value}, does
+        case ProfileAction():
+            schedule = {"wait": action.wait, "warmup": action.warmup, "active": action.active}
+            return "tick.profile", schedule | profile_args(action, run), profile_text(action, run, scheduled(action))
+        case MemorySnapshotAction():
+            args = snapshot_args(action, run, ends=ends)
+            return "tick.memory_snapshot", args, snapshot_text(action, run, ends=ends)
         case RollbackAction(times=times):
             often = f"{plural(times, 'time')} at most"
             does = f"back to the last good checkpoint and on with the data behind the failure, {often}"
             return "event.rollback", {"times": times}, does
+        case NotifyAction(command=command):
+            shown = command if len(command) <= 40 else f"{command[:39]}…"
+            does = f"run `{shown}` beside training, for {seconds_text(NOTIFY_SECONDS)} at most"
+            return "tick.notify", {"command": command, "limit_seconds": NOTIFY_SECONDS}, " ".join(does.split())
         case RequeueAction():
             return "event.requeue", {}, "ask Slurm to start the job again; without Slurm a warning says so"
         case EvalAction(dataset=dataset):

@@ -4,6 +4,7 @@ from attrs import evolve, frozen
 
 from ...dsl.diagnostics import Diagnostics
 from ...dsl.spec import Spec
+from ..alerts import check_alerts
 from ..arithmetic import Arithmetic, derive_arithmetic
 from ..averaging import check_average
 from ..derive import Shape, derive_architecture
@@ -14,6 +15,7 @@ from ..layouts.topology import check_topology
 from ..learning_rate import check_schedule
 from ..nonfinite import check_nan
 from ..plan import Phase
+from ..profiling import check_profiles
 from ..saving import check_backend, check_saving
 from ..stops import check_events, check_stops
 from ..timeline import Schedule, check_ticks, fill_schedule
@@ -69,6 +71,8 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     schedule = fill_schedule(spec, batch.steps)
     check_ticks(schedule, batch, found)
     check_events(spec, found)
+    check_profiles(spec, batch, found)
+    check_alerts(spec, found)
     check_stops(spec.launch, batch, found)
     check_saving(spec, schedule, batch, found)
     check_average(spec, batch, found)

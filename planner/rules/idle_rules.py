@@ -1,5 +1,6 @@
 """Settings that are written and change nothing here: said, so that nobody waits for what they would do."""
 
+from ...dsl.schema.actions import MemorySnapshotAction
 from ...dsl.schema.model import MOE
 from ...dsl.spec import Spec
 from ..cluster import device_kind
@@ -20,6 +21,7 @@ OF_AXIS = {
 def check_idle(spec: Spec, layout: Layout, found: Findings) -> None:
     """Warn of what is written for an axis of one rank, or of how gradients are summed where nothing is sharded."""
     check_idle_saving(spec, found)
+    _check_idle_history(spec, found)
     sizes = {"tp": layout.size("tp"), "pp": layout.size("pp"), "cp": layout.size("ring") * layout.size("ulysses")}
     for axis, names in OF_AXIS.items():
         if sizes[axis] == 1:
@@ -45,6 +47,19 @@ def check_idle_saving(spec: Spec, found: Findings) -> None:
         _warn(spec, "checkpoint.overlap", "training waits for every save", "use mode async", found)
     elif chosen.mode == "async_pinned" and device_kind(spec) == "cpu":
         _warn(spec, "checkpoint.mode", "memory is page-locked for GPUs alone", "use mode async", found)
+
+
+def _check_idle_history(spec: Spec, found: Findings) -> None:
+    """Warn of a history of allocations where nobody writes one."""
+    if device_kind(spec) != "cpu":
+        return
+    occasions = [(f"every.{number}", tick.actions) for number, tick in enumerate(spec.ticks)]
+    occasions += [(f"on.{number}", event.actions) for number, event in enumerate(spec.events)]
+    for path, actions in occasions:
+        for number, action in enumerate(actions):
+            if isinstance(action, MemorySnapshotAction) and action.history:
+                place = f"{path}.actions.{number}.history"
+                _warn(spec, place, "only a GPU's allocator writes down what it does", "leave it out", found)
 
 
 def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:
