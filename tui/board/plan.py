@@ -1,0 +1,167 @@
+"""The Plan screen: the graph of the plan with the times of the run."""
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.widgets import Input
+
+from ..model.plan_facts import Facts, PlanFacts
+from ..model.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_section
+from .pane import Pane
+from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+
+class PlanSheet(Sheet):
+    """The list; it has the keys of the screen."""
+
+
+class PlanPane(Pane):
+    """All nodes of the plan in the order in which they are executed, what each does and how long it takes; the one
+    under the cursor in full; and where the time of a step goes."""
+
+    title = "Plan"
+    short = "Plan"
+
+    DEFAULT_CSS = """
+    PlanPane { layout: vertical; }
+    PlanPane Input { height: 1; border: none; padding: 0 1; display: none; }
+    PlanPane.searching Input { display: block; }
+    """
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "move(1)", "next node", show=False),
+        Binding("up,k", "move(-1)", "node before", show=False),
+        Binding("pagedown", "turn(1)", "a page on", show=False),
+        Binding("pageup", "turn(-1)", "a page back", show=False),
+        Binding("home", "move(-1000000)", "first node", show=False),
+        Binding("end", "move(1000000)", "last node", show=False),
+        Binding("right_square_bracket", "section(1)", "next section", show=False),
+        Binding("left_square_bracket", "section(-1)", "section before", show=False),
+        Binding("left", "fold(True)", "fold section", show=False),
+        Binding("right", "fold(False)", "open section", show=False),
+        Binding("enter", "enter", "node in full"),
+        Binding("b", "timing", "where time goes"),
+        Binding("f", "follow", "node under way"),
+        Binding("slash", "search", "search"),
+        Binding("escape", "back", "back", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._view = PlanView()
+        self._facts = Facts()
+        self._known: PlanFacts | None = None
+        self._page: PlanPage | None = None
+        self._placed = False
+
+    def compose(self) -> ComposeResult:
+        yield PlanSheet()
+        yield Input(placeholder="search nodes: words of an id, of what it does, of an axis", compact=True)
+
+    def show(self, board: "Board") -> None:
+        self._known = self._facts.of(board)
+        if self._known is not None and not self._placed:
+            self._placed = True  # begin where the run is
+            self._view = followed(self._view, self._known)
+        self._draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        sheet = self.query_one(PlanSheet)
+        width, height = sheet.content_size
+        if not width or not height:
+            return
+        if self._known is None:
+            sheet.draw([(("The run has no plan yet.", "dim"),)])
+            return
+        self._page = page(self._known, self._view, width, height, sheet.marks)
+        self._view = self._page.view
+        sheet.draw(self._page.rows)
+
+    def _go(self, view: PlanView) -> None:
+        self._view = view
+        self._draw()
+
+    def action_move(self, by: int) -> None:
+        """The cursor, or the full page, by some lines."""
+        if self._page:
+            self._go(moved(self._page, by))
+
+    def action_turn(self, by: int) -> None:
+        """By a page."""
+        if self._page:
+            self._go(moved(self._page, by * max(1, self._page.height - 1)))
+
+    def action_section(self, by: int) -> None:
+        """To the next heading."""
+        if self._page:
+            self._go(to_section(self._page, by))
+
+    def action_fold(self, folded: bool) -> None:
+        """Fold the section of the cursor, or open it."""
+        if self._page:
+            self._go(fold(self._page, folded=folded))
+
+    def action_enter(self) -> None:
+        """The node in full, and back."""
+        if self._page:
+            self._go(entered(self._page))
+
+    def action_timing(self) -> None:
+        """Where a step's time goes: beside the list where there is room, else as a page."""
+        if self._page is None:
+            return
+        if self._view.shows != "list":
+            self._go(evolve(self._view, shows="list" if self._view.shows == "time" else "time", scroll=0))
+        elif self._page.beside:
+            self._go(evolve(self._view, timing=not self._view.timing))
+        else:
+            self._go(evolve(self._view, shows="time", scroll=0))
+
+    def action_follow(self) -> None:
+        """To the node under way."""
+        if self._known:
+            self._go(followed(self._view, self._known))
+
+    def action_search(self) -> None:
+        """Ask for words."""
+        self.add_class("searching")
+        self.query_one(Input).focus()
+
+    def action_back(self) -> None:
+        """Out of a full page, else out of a search."""
+        if self._view.shows != "list":
+            self._go(evolve(self._view, shows="list", scroll=0))
+        else:
+            self._end_search(clear=True)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        self._go(evolve(self._view, query=event.value.strip(), shows="list", top=0))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._end_search(clear=False)
+
+    def _end_search(self, *, clear: bool) -> None:
+        field = self.query_one(Input)
+        if clear:
+            field.value = ""
+            self._view = evolve(self._view, query="")
+        self.remove_class("searching")
+        self.query_one(PlanSheet).focus()
+        self.call_after_refresh(self._draw)
+
+    def on_click(self, event: events.Click) -> None:
+        """The cursor where the mouse is."""
+        if self._page is None or self._view.shows != "list" or event.widget is not self.query_one(PlanSheet):
+            return
+        place = event.y - 1 + self._view.top
+        if 0 <= event.y - 1 < self._page.height and place < len(self._page.lines) and event.x < self._page.list_width:
+            self._go(moved(self._page, place - self._page.chosen))

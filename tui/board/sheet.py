@@ -1,0 +1,84 @@
+"""A widget that draws rows of styled text as they are, in the colours of the theme."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ..model.sheet import ASCII, UNICODE, Marks, Row, cells
+
+
+class Sheet(Widget, can_focus=True):
+    """Rows of text, one a line of the screen. Whoever owns it makes them for `content_size` and calls `draw`."""
+
+    DEFAULT_CSS = """
+    Sheet { height: 1fr; width: 1fr; }
+    Sheet .sheet--dim { color: $text-muted; }
+    Sheet .sheet--bold { text-style: bold; }
+    Sheet .sheet--title { color: $text-primary; text-style: bold; }
+    Sheet .sheet--good { color: $text-success; }
+    Sheet .sheet--warn { color: $text-warning; text-style: bold; }
+    Sheet .sheet--bad { color: $text-error; text-style: bold; }
+    Sheet .sheet--mark { color: $text-accent; text-style: bold; }
+    Sheet .sheet--bar { color: $text-secondary; }
+    Sheet .sheet--cursor { text-style: reverse; }
+    """
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        f"sheet--{name}" for name in ("dim", "bold", "title", "good", "warn", "bad", "mark", "bar", "cursor")
+    }
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._rows: Sequence[Row] = ()
+        self._styles_of: dict[str, Style] = {}
+
+    @property
+    def marks(self) -> Marks:
+        """The signs that the terminal can show."""
+        return ASCII if self.app.console.options.ascii_only else UNICODE
+
+    def draw(self, rows: Sequence[Row]) -> None:
+        """Show these rows from now on; only those that are others than before are drawn again."""
+        before, self._rows = self._rows, tuple(rows)
+        if len(before) != len(rows):
+            self.refresh()
+            return
+        for y, (old, new) in enumerate(zip(before, rows, strict=True)):
+            if old != new:
+                self.refresh(Region(0, y, self.size.width, 1))
+
+    def notify_style_update(self) -> None:
+        """Another theme: styles are looked up anew."""
+        self._styles_of = {}
+        super().notify_style_update()
+
+    def render_line(self, y: int) -> Strip:
+        if y >= len(self._rows):
+            return Strip.blank(self.size.width, self.rich_style)
+        spans = self._rows[y]
+        strip = Strip([Segment(text, self._style(name)) for text, name in spans], cells(spans))
+        return strip.extend_cell_length(self.size.width, self.rich_style).crop(0, self.size.width)
+
+    def _style(self, name: str) -> Style:
+        if name not in self._styles_of:
+            style = self.rich_style
+            for part in name.split():
+                style += (
+                    _heat(part)
+                    if part.startswith("heat")
+                    else self.get_component_rich_style(f"sheet--{part}", partial=True)
+                )
+            self._styles_of[name] = style
+        return self._styles_of[name]
+
+
+# From cool to hot, each to be read on dark and on light ground; the signs they colour tell the order without them.
+_HEAT = ("#5b7fb5", "#4f8fb8", "#3f9fa8", "#45a57f", "#6fa75a", "#a3a03f", "#c9962e", "#dd7b2c", "#e0563f", "#d8345f")
+
+
+def _heat(name: str) -> Style:
+    return Style(color=_HEAT[int(name.removeprefix("heat"))])

@@ -1,0 +1,170 @@
+"""Rows of text with styles, cut and padded to terminal cells: what screens are made of before anything draws them.
+
+A span is a text and the name of its style, a row is spans side by side. Names: `dim`, `bold`, `title`, `good`, `warn`,
+`bad`, `mark`, `bar`, `cursor`, `heat0` … `heat9`, several with a blank between; the empty name is plain text.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from attrs import frozen
+from rich.cells import cell_len, set_cell_size
+
+from ..words import printable
+
+Span = tuple[str, str]
+Row = tuple[Span, ...]
+
+BLANK: Row = ()
+
+
+@frozen(kw_only=True)
+class Marks:
+    """The signs that a screen is drawn with; each says by its shape what it means, in every colour and in none."""
+
+    cut: str
+    under_way: str
+    done: str
+    dead: str
+    stuck: str
+    silent: str
+    unknown: str
+    open: str
+    folded: str
+    cursor: str
+    line: str
+    wall: str
+    dot: str
+    shades: str
+    """From least to most, five."""
+    eighths: str
+    """Parts of a cell of a bar, ascending, the last of them whole."""
+
+
+UNICODE = Marks(
+    cut="…", under_way="▶", done="✓", dead="✗", stuck="!", silent="?", unknown="·", open="▾", folded="▸", cursor="›",
+    line="─", wall="│", dot="·", shades=" ░▒▓█", eighths="▏▎▍▌▋▊▉█",
+)  # fmt: skip
+ASCII = Marks(
+    cut=">", under_way="*", done="+", dead="x", stuck="!", silent="?", unknown=".", open="-", folded="+", cursor=">",
+    line="-", wall="|", dot="-", shades=" .:*#", eighths="#",
+)  # fmt: skip
+
+
+def row(*spans: Span | str) -> Row:
+    """A row of spans; a bare text is one without a style. Texts of other processes cannot steer the terminal."""
+    pairs = ((span, "") if isinstance(span, str) else span for span in spans)
+    return tuple((printable(text).replace("\n", " "), style) for text, style in pairs if text)
+
+
+def cells(spans: Row) -> int:
+    """How wide a row is."""
+    return sum(cell_len(text) for text, _ in spans)
+
+
+def plain(spans: Row) -> str:
+    """The text of a row."""
+    return "".join(text for text, _ in spans)
+
+
+def cut(text: str, width: int, marks: Marks = UNICODE) -> str:
+    """`text` in at most `width` cells; where something is left out, the last cell says so."""
+    if cell_len(text) <= width:
+        return text
+    return set_cell_size(text, width - 1) + marks.cut if width > 0 else ""
+
+
+def fit(spans: Row, width: int, marks: Marks = UNICODE, fill: str = "") -> Row:
+    """A row in exactly `width` cells: padded in style `fill`, or cut with a sign that it was."""
+    spare = width - cells(spans)
+    if spare >= 0:
+        return (*spans, (" " * spare, fill)) if spare else spans
+    room, kept = width - cell_len(marks.cut), []
+    for text, style in spans:
+        if cell_len(text) >= room:
+            kept.append((set_cell_size(text, max(0, room)) + marks.cut, style))
+            break
+        kept.append((text, style))
+        room -= cell_len(text)
+    return tuple(kept) if width > 0 else BLANK
+
+
+def left(text: str, width: int, marks: Marks = UNICODE) -> str:
+    """Exactly `width` cells, the text at the left."""
+    return set_cell_size(cut(text, width, marks), width)
+
+
+def right(text: str, width: int, marks: Marks = UNICODE) -> str:
+    """Exactly `width` cells, the text at the right."""
+    shown = cut(text, width, marks)
+    return " " * (width - cell_len(shown)) + shown
+
+
+def restyled(spans: Row, style: str) -> Row:
+    """The same text with one more style everywhere, as the row under the cursor has."""
+    return tuple((text, f"{own} {style}".strip()) for text, own in spans)
+
+
+def block(rows: Sequence[Row], width: int, height: int, marks: Marks = UNICODE) -> list[Row]:
+    """Exactly `height` rows of exactly `width` cells; rows that are too many are left out."""
+    return [fit(rows[index] if index < len(rows) else BLANK, width, marks) for index in range(height)]
+
+
+def beside(first: Sequence[Row], second: Sequence[Row], marks: Marks = UNICODE) -> list[Row]:
+    """Two blocks of the same height with a wall between them: three cells more than both."""
+    wall: Span = (f" {marks.wall} ", "dim")
+    return [(*a, wall, *b) for a, b in zip(first, second, strict=True)]
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """The text in lines of at most `width` cells, broken at blanks, and inside of words that are too long; every line
+    but the first begins with `indent`."""
+    lines: list[str] = []
+    for paragraph in printable(text).split("\n"):
+        line = indent if lines else ""
+        for word in _words(paragraph, max(1, width - cell_len(indent))):
+            gap = "" if line in ("", indent) else " "
+            if cell_len(line) + len(gap) + cell_len(word) > width and line not in ("", indent):
+                lines.append(line)
+                line, gap = indent, ""
+            line += gap + word
+        lines.append(line)
+    return lines
+
+
+def _words(text: str, width: int) -> Iterator[str]:
+    for word in text.split():
+        while cell_len(word) > width:
+            head = set_cell_size(word, width).rstrip() or word[0]
+            yield head
+            word = word[len(head) :]
+        yield word
+
+
+def bar(share: float | None, width: int, marks: Marks = UNICODE) -> str:
+    """A bar of exactly `width` cells, `share` of it full; something that is there at all is seen."""
+    if share is None or not share > 0:
+        return " " * width
+    parts = len(marks.eighths)
+    full, rest = divmod(max(1, round(min(share, 1.0) * width * parts)), parts)
+    return (marks.eighths[-1] * full + (marks.eighths[rest - 1] if rest else "")).ljust(width)
+
+
+def rule(title: str, width: int, marks: Marks = UNICODE, note: str = "") -> Row:
+    """A heading with a line to the end of the row, and a note at its right."""
+    room = width - cell_len(title) - 2 - (cell_len(note) + 1 if note else 0)
+    if room < 1 and note:
+        return rule(title, width, marks)
+    line = marks.line * max(0, room)
+    return fit(row((title, "title"), " ", (line, "dim"), *((" ", (note, "dim")) if note else ())), width, marks)
+
+
+def window(count: int, height: int, top: int, cursor: int) -> int:
+    """The first of `count` lines to show in `height` rows, near `top`, so that line `cursor` is among them."""
+    top = min(top, cursor)
+    top = max(top, cursor - height + 1)
+    return max(0, min(top, count - height))
+
+
+def joined(parts: Iterable[str], marks: Marks = UNICODE) -> str:
+    """`a · b · c`, without what is empty."""
+    return f" {marks.dot} ".join(filter(None, parts))
