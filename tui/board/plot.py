@@ -1,30 +1,225 @@
 """A plot of curves that has its own keys while it has the focus."""
 
+import locale
+import os
+import sys
 from collections.abc import Sequence
+from typing import ClassVar
 
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.strip import Strip
 from textual.widget import Widget
 
-from ..model.drawing import Line, Unit
+from ..model.canvas import ASCII, UNICODE, Glyphs
+from ..model.curve import Curve, Line, next_point
+from ..model.drawing import Drawing, Unit, draw, extent_of
+from ..model.viewport import Viewport
 
-__all__ = ["Line", "Plot"]
+__all__ = ["Line", "Plot", "terminal_glyphs"]
+
+_PAN = 0.25
+_ZOOM = 2.0
+_WHEEL = 1.25
+
+
+def terminal_glyphs() -> Glyphs:
+    """Braille where the terminal takes UTF-8 and has a font for it, which the console of Linux has not."""
+    stream = sys.__stdout__
+    encoding = (getattr(stream, "encoding", None) or locale.getpreferredencoding(False)).lower()
+    return UNICODE if encoding.replace("-", "").startswith("utf") and os.environ.get("TERM") != "linux" else ASCII
 
 
 class Plot(Widget, can_focus=True):
-    """Draws lines; whoever owns it calls `show` with what there is now."""
+    """Draws lines; whoever owns it calls `show` with what there is now.
 
-    DEFAULT_CSS = """
-    Plot { height: 1fr; width: 1fr; }
+    What the reader chose (scale, smoothing, part, cursor) stays as it is when the lines change.
     """
 
-    def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
-        super().__init__(id=id, classes=classes)
-        self._lines: tuple[Line, ...] = ()
-        self._title = ""
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        *(f"plot--line{number}" for number in range(8)),
+        *(f"plot--{name}" for name in ("dim", "axis", "title", "note", "value", "cursor")),
+    }
+    DEFAULT_CSS = """
+    Plot { height: 1fr; width: 1fr; }
+    Plot > .plot--line0 { color: $primary; }
+    Plot > .plot--line1 { color: $accent; }
+    Plot > .plot--line2 { color: $success; }
+    Plot > .plot--line3 { color: $error; }
+    Plot > .plot--line4 { color: $secondary; }
+    Plot > .plot--line5 { color: $foreground; }
+    Plot > .plot--line6 { color: $primary 70%; }
+    Plot > .plot--line7 { color: $accent 70%; }
+    Plot > .plot--dim { color: $foreground 45%; text-style: dim; }
+    Plot > .plot--axis { color: $foreground 65%; }
+    Plot > .plot--note { color: $foreground 65%; }
+    Plot > .plot--title { text-style: bold; }
+    Plot:focus > .plot--title { text-style: bold reverse; }
+    Plot > .plot--value { text-style: bold; }
+    Plot > .plot--cursor { color: $accent; text-style: bold; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("l", "log", "log scale"),
+        Binding("s", "smooth", "smoothing"),
+        Binding("plus,equals_sign", "zoom(1)", "closer"),
+        Binding("minus", "zoom(-1)", "further"),
+        Binding("left", "move(-1)", "left"),
+        Binding("right", "move(1)", "right"),
+        Binding("shift+left", "move(-10)", "far left", show=False),
+        Binding("shift+right", "move(10)", "far right", show=False),
+        Binding("0", "whole", "whole run"),
+        Binding("c", "cursor", "read values"),
+    ]
 
-    def show(self, lines: Sequence[Line], *, title: str, x_label: str = "step", unit: Unit = "number") -> None:
-        """Draw `lines` from now on; zoom, smoothing and the other choices of the reader stay as they are."""
-        self._lines, self._title = tuple(lines), title
+    def __init__(self, *, id: str | None = None, classes: str | None = None, glyphs: Glyphs | None = None) -> None:
+        super().__init__(id=id, classes=classes)
+        self.view = Viewport()
+        self._glyphs = glyphs or terminal_glyphs()
+        self._curves: tuple[Curve, ...] = ()
+        self._title, self._x_label = "", "step"
+        self._unit: Unit = "number"
+        self._x_unit: Unit = "count"
+        self._drawing = Drawing(rows=())
+        self._strips: list[Strip] = []
+        self._drawn_for: object = None
+        self._dragged_from: int | None = None
+        self._dragged = False
+
+    def show(
+        self,
+        lines: Sequence[Line],
+        *,
+        title: str,
+        x_label: str = "step",
+        unit: Unit = "number",
+        x_unit: Unit = "count",
+    ) -> None:
+        """Draw `lines` from now on. A line of the very arrays that were there before costs nothing."""
+        known = {(id(curve.line.x), id(curve.line.y), curve.line.name, curve.line.dim): curve for curve in self._curves}
+        curves = tuple(known.get((id(line.x), id(line.y), line.name, line.dim)) or Curve(line) for line in lines)
+        before = (self._curves, self._title, self._x_label, self._unit, self._x_unit)
+        now = (curves, title, x_label, unit, x_unit)
+        if x_label != self._x_label:
+            # Another axis: what was chosen in units of the old one means nothing.
+            self.view = Viewport(log=self.view.log, smoothing=self.view.smoothing)
+        if now != before:
+            self._curves, self._title, self._x_label, self._unit, self._x_unit = now
+            self.refresh()
+
+    @property
+    def text(self) -> str:
+        """What is on the screen, without colours."""
+        self._draw()
+        return "\n".join("".join(text for text, _ in row) for row in self._drawing.rows)
+
+    def render_line(self, y: int) -> Strip:
+        self._draw()
+        return self._strips[y] if y < len(self._strips) else Strip.blank(self.size.width)
+
+    def _draw(self) -> None:
+        """Draw anew if anything has changed."""
+        wanted = (self._curves, self.view, self._title, self._x_label, self.size, self.app.theme, self.has_focus)
+        if wanted == self._drawn_for:
+            return
+        self._drawn_for = wanted
+        self._drawing = draw(
+            self._curves,
+            self.view,
+            self.size.width,
+            self.size.height,
+            title=self._title,
+            x_label=self._x_label,
+            unit=self._unit,
+            x_unit=self._x_unit,
+            glyphs=self._glyphs,
+        )
+        styles: dict[str, Style] = {"": self.rich_style}
+        self._strips = []
+        for row in self._drawing.rows:
+            for _, name in row:
+                if name not in styles:
+                    part = "dim" if name.startswith("dim") else name
+                    styles[name] = self.get_component_rich_style(f"plot--{part}")
+            segments = [Segment(text, styles[name]) for text, name in row]
+            self._strips.append(Strip(segments, self.size.width))
+
+    def _choose(self, view: Viewport) -> None:
+        self.view = view
         self.refresh()
 
-    def render(self) -> str:
-        return self._title
+    def action_log(self) -> None:
+        """Logarithmic values, or linear ones again."""
+        self._choose(self.view.toggled_log())
+
+    def action_smooth(self) -> None:
+        """The next smoothing."""
+        self._choose(self.view.smoother())
+
+    def action_zoom(self, way: int) -> None:
+        """Closer (1) or further away (-1)."""
+        if extent := extent_of(self._curves):
+            self._choose(self.view.zoomed(_ZOOM**way, extent))
+
+    def action_whole(self) -> None:
+        """The whole run."""
+        self._choose(self.view.whole())
+
+    def action_move(self, by: int) -> None:
+        """The cursor by so many columns of dots, or points where these are further apart; without it the part seen."""
+        extent = extent_of(self._curves)
+        if extent is None:
+            return
+        if self.view.cursor is None:
+            self._choose(self.view.panned(_PAN * (1 if by > 0 else -1) * (1 if abs(by) == 1 else 4), extent))
+            return
+        low, high = self.view.seen(extent)
+        column = (high - low) / max(1, self._drawing.width * self._glyphs.bits.shape[1])
+        place = next_point(self._curves, self.view.cursor, by * column)
+        self._choose(self.view.pointing(place, extent))
+
+    def action_cursor(self) -> None:
+        """Read the values at a step, beginning at the newest one that is seen; or no longer."""
+        extent = extent_of(self._curves)
+        if extent is None:
+            return
+        if self.view.cursor is not None:
+            self._choose(self.view.pointing(None, extent))
+        else:
+            self._point_at(self.view.seen(extent)[1])
+
+    def _point_at(self, place: float) -> None:
+        found = [point[0] for curve in self._curves if (point := curve.at(place)) is not None]
+        extent = extent_of(self._curves)
+        if found and extent:
+            self._choose(self.view.pointing(min(found, key=lambda x: abs(x - place)), extent))
+
+    def _wheel(self, event: events.MouseEvent, factor: float) -> None:
+        if extent := extent_of(self._curves):
+            self._choose(self.view.zoomed(factor, extent, self._drawing.place_at(event.x)))
+        event.stop()
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self._wheel(event, _WHEEL)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self._wheel(event, 1 / _WHEEL)
+
+    def on_mouse_down(self, event: events.MouseDown) -> None:
+        self._dragged_from, self._dragged = event.x, False
+        self.capture_mouse()
+
+    def on_mouse_move(self, event: events.MouseMove) -> None:
+        extent = extent_of(self._curves)
+        if self._dragged_from is None or extent is None or event.x == self._dragged_from:
+            return
+        share = (self._dragged_from - event.x) / max(1, self._drawing.width)
+        self._dragged_from, self._dragged = event.x, True
+        self._choose(self.view.panned(share, extent))
+
+    def on_mouse_up(self, event: events.MouseUp) -> None:
+        self.release_mouse()
+        if self._dragged_from is not None and not self._dragged:
+            self._point_at(self._drawing.place_at(event.x))
+        self._dragged_from = None

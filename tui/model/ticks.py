@@ -1,0 +1,135 @@
+"""Round values for an axis, and how they read."""
+
+import itertools
+import math
+from typing import Literal
+
+Unit = Literal["number", "count", "share", "bytes", "seconds"]
+
+# (what one of it is, its sign), ascending. What is smaller than the first one is written with a power of ten.
+_SCALES: dict[Unit, tuple[tuple[float, str], ...]] = {
+    "number": ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "B"), (1e12, "T")),
+    "count": ((1, ""), (1e3, "k"), (1e6, "M"), (1e9, "B"), (1e12, "T")),
+    "share": ((0.01, "%"),),
+    "bytes": tuple((1024.0**power, sign) for power, sign in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))),
+    "seconds": ((1e-6, "µs"), (1e-3, "ms"), (1, "s"), (60, "min"), (3600, "h"), (86400, "d")),
+}
+# Times and bytes have a gap between figure and sign, as everywhere else in these views.
+_APART: tuple[Unit, ...] = ("bytes", "seconds")
+# An axis changes to the larger unit only once this many of it are there: `90 s`, not `1.5 min`.
+_ENOUGH: dict[str, float] = {"min": 3, "h": 3, "d": 3}
+
+
+def ticks(low: float, high: float, most: int, unit: Unit = "number") -> list[float]:
+    """At most about `most` round values from `low` to `high`, at equal distances."""
+    if not (math.isfinite(low) and math.isfinite(high)) or most < 1:
+        return []
+    if not high > low:
+        return [low]
+    scale, _ = _scale(max(abs(low), abs(high)), unit)
+    step = _round_step((high - low) / scale / most)
+    if unit == "count":
+        step = max(step, 1 / scale)
+    first, last = math.ceil(low / scale / step - 1e-9), math.floor(high / scale / step + 1e-9)
+    return [number * step * scale for number in range(first, last + 1)][: 4 * most]
+
+
+def log_ticks(low: float, high: float, most: int, unit: Unit = "number") -> list[float]:
+    """Round values between two positive ones for a logarithmic axis: powers of ten, where there are two of them."""
+    if not 0 < low < high < math.inf or most < 1:
+        return [low] if 0 < low < math.inf else []
+    # A share is counted in percent, but a power of ten of either is one of the other.
+    powers = range(math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9) + 1)
+    if len(powers) >= 2:
+        every = math.ceil(len(powers) / most)
+        return [10.0**power for power in powers if power % every == 0]
+    around = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+    between = [digit * 10.0**power for power in around for digit in (1, 2, 5)]
+    inside = [value for value in between if low <= value <= high]
+    return inside if 2 <= len(inside) <= most else ticks(low, high, most, unit)
+
+
+def labels(values: list[float], unit: Unit = "number") -> list[str]:
+    """What stands beside the values of one axis: one unit for all, and just the digits that tell them apart."""
+    if not values:
+        return []
+    largest = max(map(abs, values))
+    scale, sign = _scale(largest, unit)
+    gaps = [b - a for a, b in itertools.pairwise(values) if b > a]
+    digits = _digits((min(gaps) if gaps else largest / 100) / scale)
+    if unit == "count" and scale == 1:
+        digits = 0
+    return [_joined(_figure(value / scale, digits), sign if value else "", unit) for value in values]
+
+
+def own_labels(values: list[float], unit: Unit = "count") -> list[str]:
+    """Each value in its own unit and without closing zeros: `0 500 1k 1.5k`, for an axis with room between them."""
+    gaps = [b - a for a, b in itertools.pairwise(values) if b > a]
+    found = []
+    for value in values:
+        scale, sign = _scale(abs(value), unit)
+        digits = _digits((min(gaps) if gaps else abs(value) / 1000 or 1) / scale)
+        if unit == "count" and digits > 4:
+            found.append(f"{value:,.0f}")
+            continue
+        found.append(_joined(_without_zeros(_figure(value / scale, digits)), sign, unit))
+    return found
+
+
+def short_label(value: float, unit: Unit = "number") -> str:
+    """A value on its own to about three figures, without closing zeros."""
+    scale, sign = _scale(abs(value), unit)
+    return _joined(_without_zeros(_figures(value / scale, 3)), sign, unit)
+
+
+def one_label(value: float, unit: Unit = "number") -> str:
+    """A value on its own, in its own unit, to about four figures."""
+    if not math.isfinite(value):
+        return str(value)
+    scale, sign = _scale(abs(value), unit)
+    whole = value == int(value) and (unit == "count" or abs(value) < 1000) and unit != "bytes"
+    if whole and scale == 1:
+        return _joined(f"{value:.0f}", sign, unit)
+    return _joined(_figures(value / scale, 4), sign, unit)
+
+
+def _joined(figure: str, sign: str, unit: Unit) -> str:
+    return f"{figure} {sign}" if sign and unit in _APART else figure + sign
+
+
+def _figures(value: float, number: int) -> str:
+    digits = 0 if value == 0 else max(0, number - 1 - math.floor(math.log10(abs(value)) + 1e-9))
+    return _figure(value, min(digits, 6))
+
+
+def _without_zeros(figure: str) -> str:
+    return figure.rstrip("0").rstrip(".") if "." in figure else figure
+
+
+def _scale(largest: float, unit: Unit) -> tuple[float, str]:
+    """The largest unit that fits into a value, else a power of ten of it."""
+    scales = _SCALES[unit]
+    if unit == "number" and 0 < largest < 1e-3:
+        power = math.floor(math.log10(largest))
+        return 10.0**power, f"e{power}"
+    found = scales[0]
+    for scale, sign in scales:
+        if largest >= scale * _ENOUGH.get(sign, 1) * (1 - 1e-9):
+            found = (scale, sign)
+    return found
+
+
+def _round_step(least: float) -> float:
+    """The smallest of 1, 2 and 5 times a power of ten that is not below `least`."""
+    power = 10.0 ** math.floor(math.log10(least)) if least > 0 else 1.0
+    return next(digit * power for digit in (1, 2, 5, 10) if digit * power >= least * (1 - 1e-9))
+
+
+def _digits(step: float) -> int:
+    """Decimal places that tell multiples of `step` apart."""
+    return min(9, max(0, -math.floor(math.log10(step) + 1e-9))) if step > 0 else 0
+
+
+def _figure(value: float, digits: int) -> str:
+    figure = f"{value:.{digits}f}"
+    return figure.removeprefix("-") if float(figure) == 0 else figure

@@ -1,0 +1,98 @@
+"""Which part of its curves a plot shows, and how: a value that every key turns into another one."""
+
+from attrs import evolve, frozen
+
+SMOOTHINGS = (0.0, 0.9, 0.99, 0.999)
+# Zooming in ends where a millionth of the run is left, or one step.
+_MOST_ZOOM = 1e6
+
+Extent = tuple[float, float]
+
+
+@frozen(kw_only=True)
+class Viewport:
+    """What the reader of a plot has chosen. All places are in units of its x axis."""
+
+    log: bool = False
+    smoothing: float = 0.0
+    """What the moving average keeps of itself in one step; 0: none is drawn."""
+    span: float | None = None
+    """How much is seen; None: all there is."""
+    right: float | None = None
+    """Where it ends; None: at the newest point, also when there are newer ones."""
+    cursor: float | None = None
+    """The place that values are read at."""
+
+    def seen(self, extent: Extent) -> Extent:
+        """From where to where is shown, of all that lies in `extent`."""
+        low, high = extent
+        if self.span is None or not high > low:
+            return extent
+        span = min(self.span, high - low)
+        right = high if self.right is None else min(high, max(self.right, low + span))
+        return right - span, right
+
+    def toggled_log(self) -> "Viewport":
+        """Logarithmic values, or linear ones again."""
+        return evolve(self, log=not self.log)
+
+    def smoother(self) -> "Viewport":
+        """The next of the smoothings, after the strongest none."""
+        place = SMOOTHINGS.index(self.smoothing) if self.smoothing in SMOOTHINGS else 0
+        return evolve(self, smoothing=SMOOTHINGS[(place + 1) % len(SMOOTHINGS)])
+
+    def whole(self) -> "Viewport":
+        """All there is, and all there will be."""
+        return evolve(self, span=None, right=None)
+
+    def zoomed(self, factor: float, extent: Extent, about: float | None = None) -> "Viewport":
+        """`factor` times as close (below 1: further away).
+
+        `about` stays where it is. Without it, that is the cursor, else the newest point if it is seen, else the middle.
+        """
+        low, high = self.seen(extent)
+        least = max(min(1.0, extent[1] - extent[0]), (extent[1] - extent[0]) / _MOST_ZOOM)
+        span = max(least, (high - low) / factor)
+        if not high > low:
+            return self
+        if span >= (extent[1] - extent[0]) * (1 - 1e-9):
+            return self.whole()
+        if about is None:
+            about = self.cursor if self.cursor is not None and low <= self.cursor <= high else None
+        if about is None:
+            if self.right is None:
+                return evolve(self, span=span)
+            about = (low + high) / 2
+        return evolve(self, span=span)._ending_at(about + (high - about) * span / (high - low), extent)
+
+    def panned(self, share: float, extent: Extent) -> "Viewport":
+        """Moved by a share of what is seen: to the right, or to the left where it is negative."""
+        low, high = self.seen(extent)
+        if self.span is None:
+            return self
+        return self._ending_at(high + share * (high - low), extent)
+
+    def _ending_at(self, right: float, extent: Extent) -> "Viewport":
+        low, high = extent
+        right = max(right, low + (self.span or 0))
+        return evolve(self, right=None if right >= high else right)
+
+    def pointing(self, place: float | None, extent: Extent) -> "Viewport":
+        """With the cursor at a place, or without one; what is seen follows it."""
+        if place is None:
+            return evolve(self, cursor=None)
+        place = min(max(place, extent[0]), extent[1])
+        moved = evolve(self, cursor=place)
+        low, high = self.seen(extent)
+        if self.span is None or low <= place <= high:
+            return moved
+        return moved._ending_at(place if place > high else place + (high - low), extent)
+
+    def describe(self) -> tuple[str, ...]:
+        """The choices that change what a curve looks like, in words."""
+        words: tuple[tuple[bool, str], ...] = (
+            (self.log, "log"),
+            (self.smoothing > 0, f"smoothed {self.smoothing:g}"),
+            (self.span is not None, "part"),
+        )
+        return tuple(word for said, word in words if said)
