@@ -1,99 +1,331 @@
 """The application: one run, seven screens, and the keys that lead there."""
 
+import os
+import signal
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from threading import Event, Thread
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
+from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding
+from textual.events import Resize
 from textual.message import Message
-from textual.widgets import ContentSwitcher, Static
+from textual.screen import Screen
+from textual.widgets import ContentSwitcher
 
+from . import fault
+from .actions import Action, datasets, refusal, word_of
+from .asking import answers, command_line
+from .block import Block
+from .head import head
+from .help import HelpScreen, all_groups
+from .keys import Key, app_keys, footer, keys_of
 from .pane import Pane
+from .pieces import Piece, line
+from .questions import LeaveQuestion, confirm, which_dataset
+from .reading import Reading
 from .screens import SCREENS, pane_classes
+from .tabs import tabs
+from .themes import THEMES, after
 
 if TYPE_CHECKING:
     from ..model.board import Board
 
-POLL_SECONDS = 0.25
+# Ages and clocks move on although nothing was written.
+CLOCK_SECONDS = 1.0
+SMALLEST = (40, 12)
 
 
 class Polled(Message):
     """The reading thread has a newer board."""
 
 
-class BoardApp(App[int]):
-    """Shows the run in `directory`; `compared` are further runs for the Compare screen, `screen` the first one shown.
+class BoardScreen(Screen):
+    """The one screen all panes stand on. Its Tab goes to the next pane, not to the next widget."""
 
-    `board` is what was last read; panes are given it with `show`.
-    """
-
-    ENABLE_COMMAND_PALETTE = False
-    CSS = """
-    #tabs, #head, #keys { height: 1; }
-    """
     BINDINGS = [  # noqa: RUF012
-        *(Binding(str(place + 1), f"visit('{name}')", name) for place, name in enumerate(SCREENS)),
-        Binding("tab", "next(1)", "next screen", priority=True),
-        Binding("shift+tab", "next(-1)", "screen before", priority=True),
-        Binding("q", "quit", "quit"),
+        Binding("tab", "app.next(1)", "next screen", show=False),
+        Binding("shift+tab", "app.next(-1)", "screen before", show=False),
     ]
 
-    def __init__(self, directory: Path, *, compared: Sequence[Path] = (), first: str = "overview") -> None:
-        super().__init__()
+
+class BoardApp(App[int]):
+    """Shows the run in `directory`.
+
+    compared: further runs, for the Compare screen. first: the name of the screen that is shown first. launcher: the
+    process that has started the run and this dashboard; then leaving asks what is to become of the run. no_color:
+    nothing but the terminal's own two colours.
+    `board` is what panes were given last; while the view is frozen, newer ones are read and not shown.
+    """
+
+    TITLE = "xtrain"
+    ENABLE_COMMAND_PALETTE = False
+    HORIZONTAL_BREAKPOINTS = [(0, "narrow"), (80, "wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "short"), (30, "tall")]  # noqa: RUF012
+    CSS = """
+    Screen { layout: vertical; }
+    #head, #keys { background: $panel; }
+    #screens { height: 1fr; }
+    #tiny { display: none; height: 1fr; }
+    .tiny #tiny { display: block; }
+    .tiny #head, .tiny #tabs, .tiny #screens, .tiny #keys { display: none; }
+    Toast { max-width: 90%; padding: 0 1; }
+    """
+    BINDINGS = [  # noqa: RUF012
+        Binding("question_mark", "help", "help", tooltip="all keys"),
+        Binding("q", "quit", "quit", tooltip="leave the dashboard; training is not touched"),
+        Binding("ctrl+c", "leave", "leave", show=False, priority=True, tooltip="leave, as q"),
+        Binding("space", "freeze", "freeze", tooltip="freeze the view, or let it go on"),
+        *(
+            Binding(str(place), f"visit('{name}')", name, show=False, tooltip=f"the screen {name.capitalize()}")
+            for place, name in enumerate(SCREENS, start=1)
+        ),
+        Binding("n", "app.focus_next", "next part", show=False, tooltip="the next part of a screen that has several"),
+        Binding("slash", "filter", "filter", show=False, tooltip="filter the events"),
+        Binding("S", "ask('save')", "save", tooltip="save now"),
+        Binding("E", "ask('eval')", "eval", tooltip="evaluate now"),
+        Binding("P", "ask('profile')", "profile", tooltip="profile some steps"),
+        Binding("W", "ask('pause')", "pause", tooltip="pause, or go on"),
+        Binding("X", "ask('stop')", "stop", tooltip="stop after a checkpoint"),
+        Binding("t", "theme", "theme", tooltip="another theme: dark, light, high contrast"),
+        Binding("ctrl+z", "suspend_process", "shell", show=False, tooltip="to the shell; fg comes back"),
+    ]
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        compared: Sequence[Path] = (),
+        first: str = "overview",
+        launcher: int | None = None,
+        no_color: bool = False,
+    ) -> None:
+        super().__init__(ansi_color=True if no_color else None)
         self.directory = directory
         self.compared = tuple(compared)
+        self.launcher = launcher
         self.board: Board | None = None
-        self.visited = first
-        self._classes = pane_classes()
+        self.live: Board | None = None
+        self.visited = ""
+        self.frozen_at = ""
+        self.fault: Path | None = None
+        self._wanted: str | None = first
+        self._kinds = pane_classes()
         self._panes: dict[str, Pane] = {}
-        self._newest: Board | None = None
-        self._leaving = Event()
+        self._drawn: tuple[str, int] | None = None
+        self._drawn_at = 0.0
+        self._toasted: set[str] = set()
+        self._faulty: set[str] = set()
+        self._reading = Reading(directory, lambda: self.post_message(Polled()))
+        for theme in THEMES:
+            self.register_theme(theme)
+        self.theme = THEMES[0].name
+
+    def get_default_screen(self) -> Screen:
+        return BoardScreen(id="_default")
 
     def compose(self) -> ComposeResult:
-        yield Static(id="head")
-        yield Static(id="tabs")
+        yield Block(id="head")
+        yield Block(id="tabs")
         yield ContentSwitcher(id="screens")
-        yield Static(id="keys")
+        yield Block(id="keys")
+        yield Block(id="tiny")
 
     def on_mount(self) -> None:
-        Thread(target=self._read, name="reader", daemon=True).start()
+        self._reading.start()
 
     def on_unmount(self) -> None:
-        self._leaving.set()
-
-    def _read(self) -> None:
-        from ..model.board import Reader
-
-        reader = Reader(self.directory)
-        while not self._leaving.is_set():
-            self._newest = reader.poll()
-            self.post_message(Polled())
-            self._leaving.wait(POLL_SECONDS)
+        self._reading.close()
 
     async def on_polled(self) -> None:
-        first, self.board = self.board is None, self._newest
-        if first:
-            await self.action_visit(self.visited)
-        elif self.board is not None:
-            self._panes[self.visited].show(self.board)
+        """A newer board: show it, unless the view is frozen."""
+        self.live = self._reading.take()
+        if self.live is None:
+            return
+        if not self.frozen_at:
+            self.board = self.live
+        for alert in self.live.alerts:
+            if alert.id not in self._toasted:
+                self._toasted.add(alert.id)
+                title = alert.kind.replace("_", " ")
+                self.notify(alert.message, title=title, severity="error", timeout=10, markup=False)
+        if self._wanted and self._has(self._wanted):
+            await self.action_visit(self._wanted)
+        elif not self.visited:
+            await self._go("overview")
+        self.draw()
+
+    # What is drawn
+
+    def draw(self, *, anew: bool = False) -> None:
+        """Bring the screen up to date; anew: also what has not changed, as after a resize."""
+        board, live = self.board, self.live
+        if board is None or live is None:
+            return
+        bottom, width = self.screen_stack[0], self.size.width
+        bottom.query_one("#head", Block).show(head(live, width, frozen_at=self.frozen_at))
+        bottom.query_one("#tabs", Block).show(tabs(self._screens(), self.visited, width))
+        bottom.query_one("#keys", Block).show(footer(self._keys(), width))
+        drawn, now = (self.visited, board.version), time.monotonic()
+        clocks = now - self._drawn_at >= CLOCK_SECONDS and not self.frozen_at
+        if anew or clocks or drawn != self._drawn:
+            self._drawn, self._drawn_at = drawn, now
+            self._draw_pane(board)
+
+    def _draw_pane(self, board: "Board") -> None:
+        pane = self._panes.get(self.visited)
+        if pane is None:
+            return
+        try:
+            pane.show(board)
+        except Exception as error:  # a screen that cannot be drawn leaves six others
+            if self.visited in self._faulty:
+                return
+            self._faulty.add(self.visited)
+            self.fault = fault.write(error)
+            told = f"{pane.title} cannot be drawn; what went wrong is in {self.fault}"
+            self.notify(told, title="an error of the dashboard", severity="error", timeout=20, markup=False)
+
+    def _screens(self) -> list[tuple[int, str, type[Pane]]]:
+        """Those that this run has, with their numbers."""
+        numbered = enumerate(SCREENS, start=1)
+        return [(number, name, self._kinds[name]) for number, name in numbered if self._has(name)]
+
+    def _has(self, name: str) -> bool:
+        cls = self._kinds.get(name)
+        return cls is not None and self.board is not None and cls.available(self.board)
+
+    def _keys(self) -> list[Key]:
+        here = list(self.focused.ancestors_with_self) if self.focused else [self._panes.get(self.visited)]
+        return [*app_keys(self.live, view_is_frozen=bool(self.frozen_at)), *keys_of(here)]
+
+    def on_resize(self, event: Resize) -> None:
+        width, height = event.size
+        bottom = self.screen_stack[0]
+        bottom.set_class(width < SMALLEST[0] or height < SMALLEST[1], "tiny")
+        told = f"{width}×{height}: needs {SMALLEST[0]}×{SMALLEST[1]}"
+        bottom.query_one("#tiny", Block).show(line([Piece(told, "bold")], width))
+        self.call_after_refresh(self.draw, anew=True)
+
+    # Going about
 
     async def action_visit(self, name: str) -> None:
         """Go to a screen, if this run has it."""
-        board, cls = self.board, self._classes.get(name)
-        if board is None or cls is None or not cls.available(board):
-            return
-        switcher = self.query_one(ContentSwitcher)
+        if self.board is None:
+            self._wanted = name
+        elif self._has(name):
+            self._wanted = None
+            await self._go(name)
+        else:
+            self.notify(f"this run has nothing to show for {name}", severity="warning")
+
+    async def _go(self, name: str) -> None:
+        bottom = self.screen_stack[0]
+        switcher = bottom.query_one(ContentSwitcher)
         if name not in self._panes:
-            self._panes[name] = cls(id=name)
+            self._panes[name] = self._kinds[name](id=name)
             await switcher.mount(self._panes[name])
         self.visited = switcher.current = name
-        self._panes[name].show(board)
+        bottom.set_focus(next((widget for widget in self._panes[name].query("*") if widget.can_focus), None))
+        self.call_after_refresh(self.draw, anew=True)
 
     async def action_next(self, by: int) -> None:
         """Go to the screen next to this one."""
-        if self.board is None:
+        names = [name for _, name, _ in self._screens()]
+        if names:
+            place = names.index(self.visited) if self.visited in names else 0
+            await self.action_visit(names[(place + by) % len(names)])
+
+    async def action_filter(self) -> None:
+        """Go to the events, and let the reader type."""
+        await self.action_visit("events")
+        if self.visited == "events":
+            await self._panes["events"].run_action("filter")
+
+    def action_freeze(self) -> None:
+        """Freeze the view, or let it go on."""
+        self.frozen_at = "" if self.frozen_at else time.strftime("%H:%M:%S")
+        if not self.frozen_at:
+            self.board = self.live
+        self.draw(anew=True)
+
+    def action_theme(self) -> None:
+        """The next theme."""
+        self.theme = after(self.theme)
+
+    def action_help(self) -> None:
+        """All keys, of this screen first."""
+        panes = sorted((cls for _, _, cls in self._screens()), key=lambda cls: cls is not self._kinds[self.visited])
+        everywhere = [*self.BINDINGS, *BoardScreen.BINDINGS]
+        self.push_screen(HelpScreen(all_groups(everywhere, panes, self._panes.get(self.visited), self.live)))
+
+    # Asking the run
+
+    @work(exclusive=True, group="question")
+    async def action_ask(self, action: Action) -> None:
+        """Ask the reader, then the run."""
+        board = self.live
+        why = refusal(board, action)
+        if board is None or why:
+            self.notify(why, title=f"{action}: not now", severity="warning", markup=False)
             return
-        names = [name for name, cls in self._classes.items() if cls.available(self.board)]
-        await self.action_visit(names[(names.index(self.visited) + by) % len(names)])
+        dataset = datasets(board)[0][0] if action == "eval" else ""
+        if action == "eval" and (which := which_dataset(board)):
+            dataset = await self.push_screen_wait(which)
+            if not dataset:
+                return
+        answer = await self.push_screen_wait(confirm(board, action, dataset))
+        if answer:
+            self.ask_run(word_of(board, action), answer if action == "profile" else dataset)
+
+    @work(thread=True, group="asking", exit_on_error=False)
+    def ask_run(self, word: str, argument: str = "") -> None:
+        """Ask the run, and tell what it answers, as it does."""
+        title = f"{word} {argument}".strip()
+        for answer in answers(command_line(self.directory, word, argument)):
+            at = "" if answer.step is None else f"step {answer.step:,}"
+            told = ": ".join(filter(None, (at, answer.detail)))
+            severity: Literal["information", "error"]
+            severity = "information" if answer.state in ("accepted", "done") else "error"
+            self.call_from_thread(
+                self.notify, told, title=f"{title}: {answer.state}", severity=severity, timeout=8, markup=False
+            )
+
+    # Leaving
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """A dashboard that a launcher waits for cannot be put to sleep: nobody would wake it."""
+        return self.launcher is None if action == "suspend_process" else super().check_action(action, parameters)
+
+    async def action_quit(self) -> None:
+        self.action_leave()
+
+    def action_leave(self) -> None:
+        """Leave; where the run was started from here, ask what is to become of it. Asked twice, it is left."""
+        over = self.live is not None and self.live.life.over
+        if self.launcher is None or over or isinstance(self.screen, LeaveQuestion):
+            self.exit(0)
+        else:
+            self._ask_before_leaving(self.launcher)
+
+    @work(exclusive=True, group="question")
+    async def _ask_before_leaving(self, launcher: int) -> None:
+        answer = await self.push_screen_wait(LeaveQuestion())
+        if answer == "leave":
+            self.exit(0)
+        elif answer == "stop" and refusal(self.live, "stop"):
+            # Before its first step the run hears signals only; they do what the plan has for `sigterm`.
+            os.kill(launcher, signal.SIGTERM)
+        elif answer == "stop":
+            self.ask_run("stop")
+
+    def _handle_exception(self, error: Exception) -> None:
+        """What nobody has caught closes the dashboard; it is written to a file, and no traceback is printed."""
+        self.fault = fault.write(error)
+        self._return_code = 1
+        if self._exception is None:
+            self._exception = error
+            self._exception_event.set()
+        self._close_messages_no_wait()

@@ -1,0 +1,111 @@
+"""What a live run can be asked for: whether it can be now, and what will happen."""
+
+from typing import TYPE_CHECKING, Literal
+
+from ..words import count, printable, size
+from .head import name_of
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+    from ..model.planned import PlannedCommand
+
+Action = Literal["save", "eval", "profile", "pause", "stop"]
+
+# Steps that a profile has unless the reader says otherwise, and most that a run takes.
+PROFILED = 3
+MOST_PROFILED = 100
+
+
+def commands(board: "Board", action: Action) -> "tuple[PlannedCommand, ...]":
+    """The commands of the plan that an action stands for: of `eval` one for each dataset."""
+    known = board.planned.commands if board.planned else ()
+    word = word_of(board, action)
+    return tuple(command for command in known if command.name.partition(" ")[0] == word)
+
+
+def word_of(board: "Board", action: Action) -> str:
+    """The word for `xtrain control`: a paused run is not paused again, but goes on."""
+    return "resume" if action == "pause" and board.life.state == "paused" else action
+
+
+def refusal(board: "Board | None", action: Action) -> str:
+    """Why the run cannot be asked for that now; empty if it can."""
+    if board is None or board.life.state == "waiting":
+        return "the run has not begun"
+    if board.life.state == "starting":
+        return "the run is still being set up: it can be asked from its first step on"
+    if board.life.over:
+        return f"the run is over ({board.life.in_words}): nobody would read it"
+    if board.planned is None or commands(board, action):
+        return ""
+    return {
+        "save": "this run saves nothing: checkpoint.enabled is false",
+        "eval": "no dataset of this run holds anything out",
+    }.get(action, "the plan of this run does not know that")
+
+
+def question(board: "Board", action: Action) -> str:
+    """What the reader is asked."""
+    name = name_of(board)
+    return {
+        "save": f"Save {name} now?",
+        "eval": f"Evaluate {name} now?",
+        "profile": f"Profile {name}?",
+        "pause": f"Pause {name}?",
+        "resume": f"Go on with {name}?",
+        "stop": f"Stop {name} after a checkpoint?",
+    }[word_of(board, action)]
+
+
+def consequences(board: "Board", action: Action, dataset: str = "") -> list[str]:
+    """What will happen, in sentences, with what the plan knows of it."""
+    word = word_of(board, action)
+    done = [_does(board, node) for command in commands(board, action) if _is_for(command, dataset)
+            for node in command.nodes]  # fmt: skip
+    step = f"Between two steps, after step {board.run.step:,} or a later one."
+    if word == "save":
+        return [*_saving(board, done), step]
+    if word == "eval":
+        return [f"Measures the {text}." for text in done] + ["Training waits meanwhile.", step]
+    if word == "profile":
+        return ["Records every operation of the next steps, into one trace per rank under profile/.",
+                "These steps are slower than others."]  # fmt: skip
+    if word == "pause":
+        return ["Training waits between two steps, and holds on to its devices and their memory.",
+                "The same key lets it go on."]  # fmt: skip
+    if word == "resume":
+        return ["Training goes on with the next step."]
+    saved = _saving(board, done) if done else ["NOTHING IS SAVED: this run has no checkpoints."]
+    rest = board.run.steps
+    left = f" {rest - board.run.step:,} steps are left." if rest and rest > board.run.step else ""
+    return [*saved, f"Then all ranks leave, with exit code 75.{left}", "The same command goes on with it later."]
+
+
+def _saving(board: "Board", done: list[str]) -> list[str]:
+    known = board.planned.checkpoint_bytes if board.planned else None
+    last = board.run.checkpoint
+    num_bytes = last.num_bytes if last and last.num_bytes else known
+    about = f", about {size(num_bytes)}" if num_bytes else ""
+    what = done[0].split(":")[0].removeprefix("save ") if done else "the full state"
+    took = f" The last one took {last.seconds:.1f} s." if last and last.seconds is not None else ""
+    return [f"Saves {what}{about}.{took}"]
+
+
+def _is_for(command: "PlannedCommand", dataset: str) -> bool:
+    return not dataset or command.name.partition(" ")[2] == dataset
+
+
+def _does(board: "Board", node: str) -> str:
+    found = board.planned.node(node) if board.planned else None
+    return printable(found.does) if found else node
+
+
+def datasets(board: "Board") -> list[tuple[str, str]]:
+    """The datasets that can be evaluated, and how much of each that takes."""
+    found = []
+    for command in commands(board, "eval"):
+        node = board.planned.node(command.nodes[0]) if board.planned and command.nodes else None
+        rows = node.args.get("rows") if node else None
+        amount = f"{count(rows)} rows" if isinstance(rows, int) else "what it holds out"
+        found.append((command.name.partition(" ")[2], amount))
+    return found

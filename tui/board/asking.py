@@ -1,0 +1,63 @@
+"""Asking the run from here: `xtrain control` in a process of its own, and what it answers."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+from ..words import printable
+
+
+@frozen
+class Answer:
+    """state: `accepted`, `done`, `refused`, or `unheard` where nobody was there to answer."""
+
+    state: str
+    detail: str
+    step: int | None = None
+
+
+def command_line(run: Path, word: str, argument: str = "") -> list[str]:
+    """The command that asks, as arguments."""
+    given = [argument] if argument else []
+    return [sys.executable, "-m", "xtrain", "control", str(run.absolute()), word, *given, "--json"]
+
+
+def answers(arguments: list[str]) -> Iterator[Answer]:
+    """Ask, and pass on what is answered, as it comes; blocks until all has been said.
+
+    The process has no terminal: neither Ctrl-C nor a closed window takes back what was asked for.
+    """
+    try:
+        process = subprocess.Popen(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        yield Answer("unheard", f"xtrain control could not be started: {error.strerror}")
+        return
+    ended = False
+    assert process.stdout is not None and process.stderr is not None
+    with process:
+        for text in process.stdout:
+            try:
+                record = json.loads(text)
+            except ValueError:
+                continue
+            if isinstance(record, dict):
+                step = record.get("step")
+                state = str(record.get("state"))
+                ended = ended or state in ("done", "refused")
+                yield Answer(state, printable(record.get("detail") or ""), step if isinstance(step, int) else None)
+        said = process.stderr.read().strip()
+    if not ended:
+        last = said.splitlines()[-1] if said else f"it left with exit code {process.returncode}"
+        yield Answer("unheard", printable(last.removeprefix("xtrain control: ")))

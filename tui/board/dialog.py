@@ -1,0 +1,116 @@
+"""Questions before anything is asked of the run: the answer that Enter alone gives is always no."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.containers import Horizontal, Vertical, VerticalScroll
+from textual.content import Content
+from textual.events import Key
+from textual.screen import ModalScreen
+from textual.widgets import Button, Static
+
+
+@frozen
+class Choice:
+    """An answer: its value, the letter that gives it, and its words."""
+
+    value: str
+    key: str
+    label: str
+
+
+NO = Choice("", "n", "No")
+
+
+class Question(ModalScreen[str]):
+    """Asks one question; the result is the value of a choice, "" for no.
+
+    choices: the first one has the focus. number: a whole number is asked for as well, from 1 to `most`; the result is
+    that number then.
+    """
+
+    DEFAULT_CSS = """
+    Question { align: center middle; background: $background 60%; }
+    Question > Vertical {
+        width: 64; max-width: 96%; height: auto; max-height: 96%;
+        background: $surface; border: round $primary; padding: 0 1;
+    }
+    Question #asked { text-style: bold; width: 1fr; height: auto; }
+    Question #said { height: auto; max-height: 14; }
+    Question.short #said { max-height: 6; }
+    Question #said Static { width: 1fr; height: auto; }
+    Question #amount { width: 1fr; height: 1; margin-top: 1; }
+    Question #choices { height: 1; width: 1fr; margin-top: 1; }
+    Question Button { min-width: 6; width: auto; margin-right: 1; }
+    Question Button:focus { text-style: bold reverse; }
+    """
+    HORIZONTAL_BREAKPOINTS = [(0, "narrow"), (80, "wide")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "short"), (30, "tall")]  # noqa: RUF012
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape", "choose('')", "no", show=False),
+        Binding("left,up", "app.focus_previous", "answer before", show=False),
+        Binding("right,down", "app.focus_next", "next answer", show=False),
+    ]
+
+    def __init__(
+        self, asked: str, said: Sequence[str], choices: Sequence[Choice], *, number: int | None = None, most: int = 0
+    ) -> None:
+        super().__init__()
+        self._asked, self._said, self._choices, self._most = asked, said, choices, most
+        self._typed = None if number is None else str(number)
+        self._untouched = True
+        self._wrong = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield Static(Content(self._asked), id="asked")
+            with VerticalScroll(id="said", can_focus=False):
+                yield Static(Content("\n".join(self._said)))
+            if self._typed is not None:
+                yield Static(self._amount(), id="amount")
+            with Horizontal(id="choices"):
+                for choice in self._choices:
+                    label = Content(f"{choice.label} ({choice.key})")
+                    yield Button(label, name=choice.value, compact=True, id=f"choice-{choice.key}")
+
+    def on_mount(self) -> None:
+        self.query_one(f"#choice-{self._choices[0].key}").focus()
+
+    def on_key(self, event: Key) -> None:
+        """The letters of the choices, and the figures of the number."""
+        for choice in self._choices:
+            if event.key == choice.key:
+                event.stop()
+                self.action_choose(choice.value)
+                return
+        if self._typed is None:
+            return
+        if event.character and event.character in "0123456789":
+            self._typed = (event.character if self._untouched else self._typed + event.character)[:4]
+        elif event.key == "backspace":
+            self._typed = self._typed[:-1]
+        else:
+            return
+        event.stop()
+        self._untouched = self._wrong = False
+        self.query_one("#amount", Static).update(self._amount())
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.action_choose(event.button.name or "")
+
+    def action_choose(self, value: str) -> None:
+        """Answer, unless a number is asked for that is none yet."""
+        if value and self._typed is not None:
+            if not 1 <= int(self._typed or 0) <= self._most:
+                self._wrong = True
+                self.query_one("#amount", Static).update(self._amount())
+                return
+            value = str(int(self._typed))
+        self.dismiss(value)
+
+    def _amount(self) -> Content:
+        figure = Content.styled(f" {self._typed or ' '} ", "reverse")
+        hint = f"  from 1 to {self._most}: type another" + (" (this is no such number)" if self._wrong else "")
+        return Content.assemble("Steps: ", figure, (hint, "$error" if self._wrong else "$text-muted"))

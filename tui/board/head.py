@@ -1,0 +1,66 @@
+"""The top line: which run, what it is doing, how far it is and when it ends."""
+
+from typing import TYPE_CHECKING
+
+from textual.content import Content
+
+from ..words import duration, plural, printable
+from .pieces import Piece, line
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+# In which style a word for the state of a run is shown; the word itself says it without any.
+_STYLES = {
+    "training": "bold $success",
+    "done": "bold $success",
+    "complete": "bold $success",
+    "paused": "bold $warning",
+    "stopped": "bold $warning",
+    "interrupted": "bold $warning",
+    "failed": "bold reverse $error",
+    "lost": "bold reverse $error",
+}
+
+
+def state_style(word: str) -> str:
+    """The style of a word for the state of a run."""
+    return _STYLES.get(word, "bold")
+
+
+def name_of(board: "Board") -> str:
+    """The name of the run: of its experiment, else of its folder."""
+    start, planned = board.run.start, board.planned
+    return printable((start.name if start else "") or (planned.name if planned else "") or board.directory.name)
+
+
+def steps_of(board: "Board") -> int | None:
+    """How many steps the run takes, if that is known."""
+    planned = board.planned.steps if board.planned else None
+    return board.run.steps or planned
+
+
+def head(board: "Board", width: int, *, frozen_at: str = "") -> Content:
+    """The line in `width` columns. frozen_at: the time at which the view was frozen, empty if it is not."""
+    run, life, steps = board.run, board.life, steps_of(board)
+    word = life.in_words
+    share = run.step / steps if steps else None
+    left = run.seconds_left if life.state == "training" else None
+    phase = str(board.series.last.get("phase") or "")
+    phases = board.planned.phases if board.planned else ()
+    of_steps = f"/{steps:,}" if steps else ""
+    raised = f"! {plural(len(board.alerts), 'alert')}" if board.alerts else ""
+    pieces = (
+        Piece(name_of(board), "bold $primary", 10),
+        Piece(word.upper() if life.over else word, state_style(word), 9),
+        Piece(f"reading {board.loading:.0%}" if board.loading is not None else "", "$warning", 8),
+        Piece(f"view frozen at {frozen_at}" if frozen_at else "", "reverse $warning", 8),
+        Piece(raised, "bold $error", 7),
+        Piece(f"phase {printable(phase)}" if phase and len(phases) > 1 else "", "", 2),
+        Piece(f"step {run.step:,}{of_steps}", "", 6),
+        Piece("" if share is None else f"{min(1.0, share):.1%}", "", 4),
+        Piece("" if left is None else f"ETA {duration(left)}", "", 5),
+        Piece(f"attempt {run.start.attempt}" if run.start and run.start.attempt > 1 else "", "$text-muted", 1),
+        Piece(printable(board.directory.name), "$text-muted", 0),
+    )
+    return line(pieces, width)

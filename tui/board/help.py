@@ -1,0 +1,106 @@
+"""The help screen: every key there is, as the bindings say it."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, cast
+
+from attrs import frozen
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from .actions import Action, refusal
+from .keys import sign
+from .pane import Pane
+from .pieces import cell, stack
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+
+@frozen
+class Group:
+    """Keys that belong together, each as (key, what it does, why it does nothing now)."""
+
+    title: str
+    keys: tuple[tuple[str, str, str], ...]
+
+
+def group(title: str, bindings: Iterable[BindingType], board: "Board | None" = None) -> Group:
+    """The bindings that say what they do, in their order."""
+    made = [binding for binding in bindings if isinstance(binding, Binding)]
+    keys = (
+        (sign(binding.key_display or binding.key), binding.tooltip or binding.description, _why_not(binding, board))
+        for binding in made
+        if binding.description
+    )
+    return Group(title, tuple(keys))
+
+
+def _why_not(binding: Binding, board: "Board | None") -> str:
+    asks = binding.action.startswith("ask(")
+    return refusal(board, cast(Action, binding.action.split("'")[1])) if asks else ""
+
+
+def all_groups(
+    everywhere: Iterable[BindingType], panes: Iterable[type[Pane]], visited: Pane | None, board: "Board | None"
+) -> list[Group]:
+    """The keys of the application, of each pane, and of the parts of the visited one."""
+    groups = [group("everywhere", everywhere, board)]
+    for cls in panes:
+        groups.append(group(cls.title, cls.__dict__.get("BINDINGS", ())))
+        if visited is not None and type(visited) is cls:
+            kinds = dict.fromkeys(type(widget) for widget in visited.query("*") if widget.can_focus)
+            parts = (group(f"{cls.title}: {kind.__name__}", kind.__dict__.get("BINDINGS", ())) for kind in kinds)
+            groups += parts
+    return [each for each in groups if each.keys]
+
+
+def help_text(groups: Sequence[Group], width: int) -> Content:
+    """All groups below one another, in `width` columns."""
+    widest = max((len(key) for each in groups for key, _, _ in each.keys), default=0)
+    lines: list[Content] = []
+    for each in groups:
+        lines += [Content("")] if lines else []
+        lines.append(Content.styled(each.title, "bold $primary"))
+        for key, said, why in each.keys:
+            lines.append(Content.assemble((cell(key, widest), "bold"), "  ", (said, "$text-muted" if why else "")))
+            if why:
+                lines.append(Content.styled(f"{' ' * widest}  not now: {why}", "$warning"))
+    return stack(each.truncate(width, ellipsis=True) for each in lines)
+
+
+class HelpScreen(ModalScreen[None]):
+    """Shows all keys until one that closes it is pressed."""
+
+    DEFAULT_CSS = """
+    HelpScreen { align: center middle; background: $background 60%; }
+    HelpScreen > VerticalScroll {
+        width: 76; max-width: 100%; height: auto; max-height: 100%;
+        background: $surface; border: round $primary; padding: 0 1;
+        border-title-color: $primary; border-subtitle-color: $text-muted;
+    }
+    HelpScreen Static { width: 1fr; height: auto; }
+    """
+    BINDINGS = [  # noqa: RUF012
+        Binding("escape,question_mark,q", "close", "close", show=False),
+    ]
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        super().__init__()
+        self._groups = groups
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll() as scroll:
+            scroll.border_title = "keys"
+            scroll.border_subtitle = "↑ ↓ scroll, esc closes"
+            yield Static()
+
+    def on_resize(self) -> None:
+        # Two columns of border, two of padding, two of the bar beside it.
+        self.query_one(Static).update(help_text(self._groups, min(76, self.size.width) - 6))
+
+    def action_close(self) -> None:
+        self.dismiss(None)

@@ -1,0 +1,78 @@
+"""The bottom line: the keys that do something here."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+from textual.binding import Binding
+from textual.content import Content
+from textual.dom import DOMNode
+from textual.screen import Screen
+
+from .actions import Action, refusal
+from .pieces import Piece, line
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+_SIGNS = {
+    "question_mark": "?", "slash": "/", "plus": "+", "minus": "-", "left": "←", "right": "→", "up": "↑", "down": "↓",
+    "shift+tab": "⇧tab", "escape": "esc", "pageup": "pgup", "pagedown": "pgdn", "equals_sign": "=",
+}  # fmt: skip
+_ACTIONS: dict[Action, str] = {"save": "S", "eval": "E", "profile": "P", "pause": "W", "stop": "X"}
+
+
+@frozen
+class Key:
+    """A key, what it does, and whether it can do that now. weight: see `Piece`. action: what a click does."""
+
+    key: str
+    label: str
+    enabled: bool = True
+    weight: int = 0
+    action: str = ""
+
+
+def sign(key: str) -> str:
+    """A key as it is printed on a keyboard; of several for one thing all of them."""
+    return " ".join(_SIGNS.get(one.strip(), one.strip()) for one in key.split(","))
+
+
+def app_keys(board: "Board | None", *, view_is_frozen: bool) -> list[Key]:
+    """Those that are the same on every screen."""
+    paused = board is not None and board.life.state == "paused"
+    keys = [
+        Key("?", "help", weight=10, action="app.help"),
+        Key("q", "quit", weight=9, action="app.quit"),
+        Key("space", "go on" if view_is_frozen else "freeze", weight=6, action="app.freeze"),
+    ]
+    for action, key in _ACTIONS.items():
+        label = "resume" if paused and action == "pause" else action
+        keys.append(Key(key, label, not refusal(board, action), 5, f"app.ask('{action}')"))
+    return [*keys, Key("t", "theme", weight=1, action="app.theme")]
+
+
+def keys_of(nodes: Iterable[DOMNode | None]) -> list[Key]:
+    """The keys of a widget that has the focus and of what it stands in, up to the screen."""
+    found: list[Key] = []
+    for node in nodes:
+        if node is None or isinstance(node, Screen):
+            break
+        bindings = [binding for binding in node.BINDINGS if isinstance(binding, Binding)]
+        shown = (binding for binding in bindings if binding.show and binding.description)
+        found += [Key(binding.key_display or binding.key, binding.description, weight=3) for binding in shown]
+    return found
+
+
+def footer(keys: Iterable[Key], width: int) -> Content:
+    """The keys that fit; one that can do nothing now stands in parentheses."""
+    pieces = [
+        Piece(
+            f"{sign(key.key)} {key.label}" if key.enabled else f"({sign(key.key)} {key.label})",
+            "" if key.enabled else "$text-muted",
+            key.weight,
+            key.action,
+        )
+        for key in keys
+    ]
+    return line(pieces, width)

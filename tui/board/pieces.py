@@ -1,0 +1,71 @@
+"""Text in pieces: what fits a line, and in which style."""
+
+from collections.abc import Iterable, Sequence
+
+from attrs import frozen
+from rich.cells import cell_len, set_cell_size
+from textual.content import Content
+
+
+@frozen
+class Piece:
+    """A piece of a line. weight: of pieces that do not all fit, those of the least weight are left out."""
+
+    text: str
+    style: str = ""
+    weight: int = 0
+    action: str = ""
+    """What a click on it does, as an action of the application; empty: nothing."""
+
+    @property
+    def content(self) -> Content:
+        style = f"{self.style} @click={self.action}".strip() if self.action else self.style
+        return Content.styled(self.text, style)
+
+
+def line(pieces: Iterable[Piece], width: int, *, gap: str = "  ", margin: str = " ") -> Content:
+    """The pieces that fit in `width` columns, in their order."""
+    kept = [piece for piece in pieces if piece.text]
+    while len(kept) > 1 and _columns(kept, gap, margin) > width:
+        # Of equal weight the last goes first.
+        kept.pop(min(reversed(range(len(kept))), key=lambda place: kept[place].weight))
+    content = Content(margin) + Content(gap).join(piece.content for piece in kept)
+    return content.truncate(max(1, width), ellipsis=True)
+
+
+def _columns(pieces: Sequence[Piece], gap: str, margin: str) -> int:
+    return cell_len(margin) + sum(cell_len(piece.text) for piece in pieces) + cell_len(gap) * (len(pieces) - 1)
+
+
+def cell(text: str, width: int, *, right: bool = False) -> str:
+    """`text` in exactly `width` columns; what is too long ends in `…`."""
+    length = cell_len(text)
+    if length > width:
+        return set_cell_size(text, max(0, width - 1)) + "…" if width > 0 else ""
+    return " " * (width - length) + text if right else text + " " * (width - length)
+
+
+def stack(lines: Iterable[Content]) -> Content:
+    """Lines below one another."""
+    return Content("\n").join(lines)
+
+
+def folded(text: str, width: int) -> list[str]:
+    """`text` over as many lines of `width` columns as it needs, broken at blanks where there are any."""
+    lines: list[str] = []
+    for paragraph in text.splitlines():
+        current = ""
+        for word in paragraph.split(" "):
+            longer = f"{current} {word}" if current else word
+            if cell_len(longer) <= width:
+                current = longer
+                continue
+            if current:
+                lines.append(current)
+            while cell_len(word) > width:
+                head = set_cell_size(word, width)
+                lines.append(head)
+                word = word[len(head.rstrip()) :]
+            current = word
+        lines.append(current)
+    return lines

@@ -1,0 +1,44 @@
+"""What the reader is asked before the run is, and before the dashboard is left."""
+
+from typing import TYPE_CHECKING
+
+from .actions import MOST_PROFILED, PROFILED, Action, consequences, datasets, question
+from .dialog import NO, Choice, Question
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+# A dataset has one key: more than nine are for the command line.
+MOST_DATASETS = 9
+
+
+def which_dataset(board: "Board") -> Question | None:
+    """Asks for the dataset to evaluate; None where there is no choice."""
+    known = datasets(board)[:MOST_DATASETS]
+    if len(known) < 2:
+        return None
+    said = [f"{place}: {name}, {amount}" for place, (name, amount) in enumerate(known, start=1)]
+    choices = [NO, *(Choice(name, str(place), name) for place, (name, _) in enumerate(known, start=1))]
+    return Question("Evaluate on which dataset?", said, choices)
+
+
+def confirm(board: "Board", action: Action, dataset: str = "") -> Question:
+    """Says what will happen, and asks for a yes; of a profile also how long."""
+    asked, said = question(board, action), consequences(board, action, dataset)
+    number = PROFILED if action == "profile" else None
+    return Question(asked, said, [NO, Choice("yes", "y", "Yes")], number=number, most=MOST_PROFILED)
+
+
+class LeaveQuestion(Question):
+    """Asks what is to become of a run that was started together with this dashboard."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Leave the dashboard?",
+            [
+                "Leave: training goes on in this terminal, with lines.",
+                "Stop: the run saves a checkpoint, then ends with exit code 75.",
+                "Ctrl-C once more leaves.",
+            ],
+            [Choice("", "n", "Stay"), Choice("leave", "l", "Leave"), Choice("stop", "s", "Stop")],
+        )
