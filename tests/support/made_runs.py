@@ -37,15 +37,15 @@ STEP_SECONDS = 0.5
 
 @cache
 def plan_text(shape: Shape = "dense", steps: int | None = None) -> str:
-    """plan.json of a shape, as `xtrain plan --json` writes it; steps: the budget, where it is not the spec's own."""
+    """plan.json of a shape, as a run keeps it; steps: the budget, where it is not the spec's own."""
     from xtrain.planner.load import plan_from_spec
-    from xtrain.planner.serialise import dumps
+    from xtrain.planner.serialise import to_json
 
     spec, world = SHAPES[shape]
     sets = () if steps is None else (f"experiment.budget={steps} steps",)
     compiled = plan_from_spec(SPECS / spec, sets, world)
     assert compiled.plan is not None, [said.message for said in compiled.diagnostics]
-    return dumps(compiled.plan)
+    return json.dumps(to_json(compiled.plan), sort_keys=True)
 
 
 @define(kw_only=True)

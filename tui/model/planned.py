@@ -14,6 +14,13 @@ from ..words import number
 
 Json = Mapping[str, Any]
 
+# In what order a plan names them; the plan.json of a run has its keys sorted. Others come behind.
+AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp", "ep_replicate", "ep_fsdp", "ep")
+MEMORY = (
+    "parameters", "gradients", "optimizer", "averages", "unsharded", "unreduced", "activations", "loss", "working",
+    "reserve",
+)  # fmt: skip
+
 
 @frozen(kw_only=True)
 class PlannedNode:
@@ -63,7 +70,7 @@ class PlannedTraffic:
 class PlannedClass:
     """What a step costs on the `ranks` ranks with one pipeline coordinate `pp`, each figure that of the fullest rank.
 
-    memory: bytes by category (`parameters`, `gradients`, …, as the plan names them). total_bytes: on the device, at the
+    memory: bytes by category, as MEMORY names them and in that order. total_bytes: on the device, at the
     peak of a step. flops, hardware_flops: operations of a step, without and with what is computed a second time.
     """
 
@@ -278,8 +285,13 @@ def _axes(mesh: Json, key: str) -> tuple[PlannedAxis, ...]:
             stride=max(1, whole(strides.get(name)) or 1),
             crosses_nodes=name in crossing,
         )
-        for name, size in _object(mesh.get(key)).items()
+        for name, size in _ordered(_object(mesh.get(key)), AXES)
     )
+
+
+def _ordered(found: Json, names: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """The items of an object, those with known names first and in their order."""
+    return sorted(found.items(), key=lambda item: names.index(item[0]) if item[0] in names else len(names))
 
 
 def _node(found: Json) -> PlannedNode:
@@ -362,7 +374,7 @@ def _class(found: Json, totals: Mapping[int | None, int | None]) -> PlannedClass
     return PlannedClass(
         pp=pp,
         ranks=whole(found.get("ranks")) or 0,
-        memory={name: size for name, value in memory.items() if (size := whole(value)) is not None},
+        memory={name: size for name, value in _ordered(memory, MEMORY) if (size := whole(value)) is not None},
         total_bytes=totals.get(pp),
         offloaded=memory.get("offloaded") is True,
         flops=whole(found.get("flops")) or 0,
