@@ -11,7 +11,7 @@ class Following:
     """Shows the run in a thread, until the block ends."""
 
     def __init__(self, workspace: "Workspace", ui: str) -> None:
-        from ..runtime.observation.records import size_of
+        from ..runtime.observation.lines import size_of
         from ..tui.lines.view import follow
 
         directory = workspace.directory

@@ -143,7 +143,7 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     from ..runtime.gangs.launch import Ended
     from ..runtime.gangs.preflight import check_devices, check_world, find_devices
     from ..runtime.gangs.worlds import plan_of_started
-    from ..runtime.observation.records import records_since, size_of
+    from ..runtime.observation.lines import records_since, size_of
     from ..runtime.outcome import EXIT_CODES
     from ..runtime.provenance.code import read_code
     from ..runtime.worker import leave, run_rank

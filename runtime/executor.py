@@ -93,6 +93,8 @@ class Executor:
         self.lookout.close()
         with suppress(EnvironmentFault):  # a disk that takes no record takes none of what was left to be refused
             self.control.close()
+        self.beat.at("shutdown.drain", lasting=True)
+        self.records.end_branches(EXIT_CODES[status])
         failed = EXIT_CODES[status] in (1, 3)
         if not failed:  # of a failure only the launcher can say when all has been told
             loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
@@ -215,6 +217,7 @@ class Executor:
         if self.progress.step < total:
             return self._stop("stop_at", f"the run is to stop after step {last:,} of {total:,}", reactions)
         self._react("finish", reactions)
+        self.records.settle()
         if self.records.rank == 0:
             try:
                 durable.write(self._finished, f"{self.progress.step}\n")

@@ -15,7 +15,7 @@ from .checkpoint.sources import Start, find, starting_point
 from .checkpoint.undone import finish_rollback
 from .errors import EnvironmentFault
 from .locks import LAUNCHER_LOCK, WORKER_LOCK, hold
-from .observation.records import JsonLines, trim_after
+from .observation.lines import JsonLines, trim_after
 from .provenance import metadata
 from .provenance.changed import Changes, find_changes
 from .provenance.code import Code, read_code

@@ -148,6 +148,8 @@ class Saver:
         self.records.event("model", step=self.progress.step, node=node, **fields)
 
     def _write(self, job: "Job", tensors: dict[str, Any]) -> StorageFailed | None:
+        # A run that is killed behind the save goes on behind its step: what is missing then stays missing.
+        self.records.settle()
         pointers = self._pointers(job)
         try:
             self.transaction.run(job.final, tensors, job.state, pointers)

@@ -4,7 +4,7 @@ import time
 from typing import Any
 
 from ..errors import EnvironmentFault
-from ..observation.records import JsonLines, records_since
+from ..observation.lines import JsonLines, records_since
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from ..workspace import Workspace
 from .fall import Fall, stopped_early

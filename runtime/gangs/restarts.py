@@ -14,7 +14,7 @@ from ...planner.units import plural
 from ..checkpoint.layout import CheckpointFolder
 from ..checkpoint.sources import starting_point
 from ..errors import EnvironmentFault
-from ..observation.records import JsonLines, records_since, size_of
+from ..observation.lines import JsonLines, records_since, size_of
 from ..workspace import Workspace, reopen
 from .conclusion import conclude, event, report_fault
 from .fall import Fall, fall_of

@@ -1,91 +1,79 @@
-"""The files that a run writes: metrics, events, and each rank's own numbers, one JSON object a line."""
+"""What a rank reports: numbers of steps and events, each into its file, and to whoever else takes them."""
 
-import json
-import math
-import os
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, field
 
-from ..errors import EnvironmentFault
+from .branch import Branch
+from .lines import EVENT_SECONDS, JsonLines, Pen, QueuedLines, trim_after
 
-
-def _plain(value: Any) -> Any:
-    # JSON has no word for these; a reader that is not Python would refuse the whole line.
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
-
-
-@define
-class JsonLines:
-    """Appends records to a file. A line reaches the file as a whole, so a reader never sees half of one for long.
-
-    Half a line that a killed process or a full disk has left is ended by the next writer, whose own lines stay whole.
-    """
-
-    path: Path
-    _fd: int | None = field(default=None, init=False)
-
-    def write(self, record: dict[str, Any]) -> None:
-        """Raises EnvironmentFault where the disk does not take it."""
-        line = json.dumps({k: _plain(v) for k, v in record.items()}, separators=(",", ":"), ensure_ascii=False)
-        try:
-            if self._fd is None:
-                self._fd = self._opened()
-            content = (line + "\n").encode(errors="backslashreplace")  # names of files may be no text
-            while content:
-                content = content[os.write(self._fd, content) :]
-        except OSError as error:
-            raise EnvironmentFault("X706", f"{self.path} cannot be written: {error.strerror}") from error
-
-    def _opened(self) -> int:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        size = os.fstat(fd).st_size
-        if size and os.pread(fd, 1, size - 1) != b"\n":
-            os.write(fd, b"\n")
-        return fd
-
-    def close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+# Seconds that whoever needs all records in their files waits for a disk.
+SETTLE_SECONDS: Final = 60.0
+# Seconds at the end for what has not been written.
+CLOSE_SECONDS: Final = 10.0
 
 
-@frozen
+@define(eq=False)
 class Records:
-    """Where a rank reports. `metrics` and `events` are written by the first rank alone, `own` by every rank."""
+    """Where a rank reports. `metrics` and `events` are written by the first rank alone, `own` by every rank.
+
+    Records of steps are written by a thread: a step does not wait for a disk. Events are written in order with them,
+    and waited for: what an event speaks of lies in the files before it. Faults of a disk are raised by whatever is
+    reported next.
+    """
 
     directory: Path
     rank: int
-    metrics: JsonLines
+    pen: Pen
+    metrics: QueuedLines
+    own: QueuedLines
     events: JsonLines
-    own: JsonLines
     pending: dict[str, Any] = field(factory=dict)
+    branches: list[Branch] = field(factory=list)
+    _told_of_lost: bool = False
+    _closed: bool = False
 
     @classmethod
     def open(cls, directory: Path, rank: int) -> "Records":
+        pen = Pen()
         return cls(
             directory=directory,
             rank=rank,
-            metrics=JsonLines(directory / "metrics.jsonl"),
+            pen=pen,
+            metrics=QueuedLines(JsonLines(directory / "metrics.jsonl"), pen),
+            own=QueuedLines(JsonLines(directory / "ranks" / f"{rank:05d}.jsonl"), pen),
             events=JsonLines(directory / "events.jsonl"),
-            own=JsonLines(directory / "ranks" / f"{rank:05d}.jsonl"),
         )
 
     def event(self, event: str, *, step: int, every_rank: bool = False, **fields: Any) -> None:
-        """Report something that happened; only the first rank writes, unless the event is a rank's own."""
+        """Report something that happened; only the first rank writes, unless the event is a rank's own.
+
+        Raises EnvironmentFault where the disk does not take it.
+        """
         if self.rank == 0 or every_rank:
-            self.events.write({"time": time.time(), "step": step, "event": event, **fields})
+            self._event({"time": time.time(), "step": step, "event": event, **fields})
+
+    def _event(self, record: dict[str, Any], seconds: float = EVENT_SECONDS) -> None:
+        for branch in self.branches:
+            branch.event(record)
+        if self._closed:
+            self.events.write(record)
+        else:
+            self.pen.write_now(self.events, record, seconds)
 
     def metric(self, record: dict[str, Any]) -> None:
-        """Write the record of a step, with what was added to it meanwhile."""
+        """Write the record of a step, with what was added to it meanwhile. Never waits.
+
+        Raises EnvironmentFault where the disk did not take an earlier one.
+        """
         if self.rank == 0:
-            self.metrics.write({**record, **self.pending})
+            record = {**record, **self.pending}
+            for branch in self.branches:
+                branch.metric(record)
+            if self.metrics.write(record) and not self._told_of_lost:
+                self._tell_of_lost(record["step"])
         self.pending.clear()
 
     def add_to_metric(self, fields: dict[str, Any]) -> None:
@@ -93,15 +81,26 @@ class Records:
         self.pending.update(fields)
 
     def flush(self, step: int) -> None:
-        """Write what was added and has found no record, as a record of its own."""
+        """Write what was added and has found no record, as a record of its own. Raises what `metric` raises."""
+        self.pen.raise_fault()
         if self.pending:
             self.metric({"step": step, "time": time.time()})
 
+    def settle(self) -> None:
+        """Return when all that was reported is in its file; a disk that does not answer is not waited for for ever.
+
+        Raises EnvironmentFault where the disk did not take something.
+        """
+        self.pen.settle(SETTLE_SECONDS)
+        for branch in self.branches:
+            branch.settle()
+
     def undo_after(self, step: int) -> None:
         """Move the records of later steps out of metrics.jsonl: they will be computed again. Raises OSError."""
-        self.metrics.close()
+        self.pen.settle(None)
+        self.metrics.lines.close()
         superseded = self.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
-        trim_after(self.metrics.path, step, superseded)
+        trim_after(self.metrics.lines.path, step, superseded)
 
     def attempts(self) -> int:
         """How often this run has been started before."""
@@ -110,50 +109,25 @@ class Records:
         with self.events.path.open("rb") as lines:
             return sum(b'"event":"run_start"' in line for line in lines)
 
+    def end_branches(self, exit_code: int) -> None:
+        """All that was reported has been handed to whoever else takes it, as far as they do so in time."""
+        for branch in self.branches:
+            branch.end(exit_code)
+        self.branches.clear()
+
     def close(self) -> None:
-        for lines in (self.metrics, self.events, self.own):
-            lines.close()
+        """All that can be written in a bounded time is written; what is reported later is written at once."""
+        lost = self.metrics.lost + self.own.lost
+        if self.rank == 0 and lost and not self._told_of_lost:
+            self._tell_of_lost(0)
+        if self.pen.close(CLOSE_SECONDS):  # else a thread hangs in one of them
+            self._closed = True
+            for lines in (self.metrics.lines, self.events, self.own.lines):
+                lines.close()
 
-
-def size_of(path: Path) -> int:
-    """Bytes of a file; 0 if there is none."""
-    return path.stat().st_size if path.exists() else 0
-
-
-def records_since(path: Path, offset: int) -> list[dict[str, Any]]:
-    """The records of a file from a byte on; lines that are torn, as on a disk that was full, are left out."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(offset)
-        lines = file.read().splitlines()
-    found = []
-    for line in lines:
-        with suppress(ValueError):
-            found.append(json.loads(line))
-    return [record for record in found if isinstance(record, dict)]
-
-
-def trim_after(path: Path, step: int, superseded: Path) -> int:
-    """Drop the records of steps after `step` from a metrics file: they are about to be computed again.
-
-    What is dropped is kept in `superseded`. Returns how many records that were.
-    """
-    if not path.exists():
-        return 0
-    keep: list[bytes] = []
-    drop: list[bytes] = []
-    for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            late = json.loads(line)["step"] > step
-        except (ValueError, KeyError, TypeError):
-            late = True  # the torn last line of a killed run
-        (drop if late else keep).append(line)
-    if drop:
-        superseded.parent.mkdir(parents=True, exist_ok=True)
-        with superseded.open("ab") as out:
-            out.writelines(drop)
-        rest = path.with_suffix(".tmp")
-        rest.write_bytes(b"".join(keep))
-        rest.replace(path)
-    return len(drop)
+    def _tell_of_lost(self, step: int) -> None:
+        """Say, once, that records are missing; the records themselves say how many."""
+        if lost := self.metrics.lost + self.own.lost:
+            self._told_of_lost = True
+            message = f"{lost} records found no room to wait in and are lost: the disk of {self.directory} was too slow"
+            self._event({"time": time.time(), "step": step, "event": "warning", "message": message}, seconds=0)

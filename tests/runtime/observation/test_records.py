@@ -7,10 +7,11 @@ import pytest
 from projects import Project
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.checkpoint.saver import Saver
+from xtrain.runtime.checkpoint.transaction import Transaction
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.observation.records import JsonLines, Records, records_since, trim_after
+from xtrain.runtime.observation.lines import JsonLines, records_since, trim_after
+from xtrain.runtime.observation.records import Records
 
 
 def lines(path):
@@ -88,13 +89,13 @@ def test_a_disk_that_takes_no_record_is_told_with_the_file(tmp_path):
 def test_what_was_measured_is_recorded_before_its_step_is_saved(tmp_path, monkeypatch):
     """A run that is killed right behind the save goes on behind the step, and will not measure it again."""
     found: list[list[dict]] = []
-    save = Saver.save
+    run = Transaction.run
 
-    def look_and_save(self, node: str, *, must: bool) -> None:
+    def look_and_run(self, *arguments) -> None:
         found.append(lines(tmp_path / "run" / "metrics.jsonl"))
-        save(self, node, must=must)
+        run(self, *arguments)
 
-    monkeypatch.setattr(Saver, "save", look_and_save)
+    monkeypatch.setattr(Transaction, "run", look_and_run)
     monkeypatch.chdir(tmp_path)
     more = "every 2 steps eval lines { batches = 1 }\nevery 2 steps checkpoint\ncheckpoint { mode = sync }"
     spec = tmp_path / Project(tmp_path).spec(steps=2, more=more)

@@ -1,0 +1,101 @@
+"""Whoever takes the records of a run besides its files: each in a thread of its own, and none can hold up training."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Final, Protocol
+
+from ..errors import EnvironmentFault
+from .lines import Sizes, size_of_record
+from .outlet import Outlet
+
+# Seconds that a checkpoint waits for what lies behind a local disk.
+SETTLE_SECONDS: Final = 5.0
+
+
+class Writer(Protocol):
+    """Takes records as they are written to metrics.jsonl and events.jsonl. All calls come from one thread.
+
+    Whatever is raised is told in a warning, and the writer gets nothing more. name: for people. seconds: how long
+    `end` may take. local: whether what it has taken is to be safe before a checkpoint is.
+    """
+
+    name: str
+    seconds: float
+    local: bool
+
+    def begin(self) -> None:
+        """Load the library and open what is written to."""
+        ...
+
+    def metric(self, record: dict[str, Any]) -> None: ...
+
+    def event(self, record: dict[str, Any]) -> None: ...
+
+    def rest(self, *, must: bool) -> None:
+        """Nothing waits: make lasting what is held back. must: whatever that costs."""
+        ...
+
+    def end(self, exit_code: int) -> None: ...
+
+
+class Branch:
+    """A writer and what is on its way to it. warn: is told in words what goes wrong."""
+
+    def __init__(self, writer: Writer, warn: Callable[[str], None]) -> None:
+        self.writer, self.lost = writer, 0
+        self._warn, self._failed, self._begun, self._late = warn, False, False, False
+        self._sizes = Sizes()
+        self._outlet = Outlet(writer.name, self._carry, rest=partial(self._rest, must=False))
+
+    def metric(self, record: dict[str, Any]) -> None:
+        """Never waits; a record that finds no room is lost to this writer."""
+        self._put(partial(self.writer.metric, record), self._sizes.of(record))
+
+    def event(self, record: dict[str, Any]) -> None:
+        """Never waits."""
+        self._put(partial(self.writer.event, record), size_of_record(record))
+
+    def settle(self) -> None:
+        """What lies on a local disk in the end is there, unless that takes too long."""
+        if self.writer.local and not self._failed and not self._late:
+            number = self._outlet.put(partial(self._rest, must=True), must=True)
+            assert number is not None
+            self._late = not self._outlet.wait(number, SETTLE_SECONDS)
+
+    def end(self, exit_code: int) -> None:
+        """Hand over what waits, and take leave; bounded."""
+        self._outlet.put(partial(self.writer.end, exit_code), must=True)
+        ended = self._outlet.close(self.writer.seconds)
+        if not ended and not self._failed:
+            self._tell(f"{self.writer.name} was not done within {self.writer.seconds:g} s, and is left behind")
+        if self.lost:
+            self._tell(f"{self.lost} records have not reached {self.writer.name}, which was too slow for them")
+
+    def _tell(self, message: str) -> None:
+        with suppress(EnvironmentFault):  # of a disk that takes no event; somebody else says so
+            self._warn(message)
+
+    def _put(self, call: Callable[[], None], size: int) -> None:
+        if not self._failed and self._outlet.put(call, size) is None:
+            self.lost += 1
+
+    def _carry(self, call: Callable[[], None]) -> None:
+        self._attempt(call)
+        self._late = False
+
+    def _rest(self, *, must: bool) -> None:
+        self._attempt(partial(self.writer.rest, must=must))
+
+    def _attempt(self, call: Callable[[], None]) -> None:
+        if self._failed:
+            return
+        try:
+            if not self._begun:
+                self._begun = True
+                self.writer.begin()
+            call()
+        except Exception as error:  # a library may fail in any way, and training must not
+            self._failed = True
+            reason = str(error).strip().splitlines() or [type(error).__name__]
+            self._tell(f"{self.writer.name} gets no more records: {reason[0]}; metrics.jsonl has all of them")
