@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan_timeline import Phase
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader

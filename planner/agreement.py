@@ -6,7 +6,8 @@ from typing import Final
 from attrs import evolve, frozen
 
 from .pages.render_memory import CATEGORIES
-from .plan import Check, Plan, RankClass, Status, Traced, Traffic
+from .plan import Check, Plan, Status, Traced
+from .plan_figures import RankClass, Traffic
 from .units import bytes_text
 
 TOLERANCE: Final = 0.10

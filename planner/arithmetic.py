@@ -7,7 +7,7 @@ from attrs import evolve, field, frozen
 from ..dsl.quantity import Quantity
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
-from .plan import Mesh
+from .plan_mesh import Mesh
 from .rules.findings import Findings
 from .units import count_text
 

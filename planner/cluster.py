@@ -1,7 +1,7 @@
 """`cluster` of a spec → `Cluster`: what the machines can do, from the spec or the data sheet of a preset.
 
-Sources: NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, H200 SXM and HGX B200 (dense products without sparsity; half
-of NVLink's figure, which counts both directions; one ConnectX of 200 or 400 Gb/s a device).
+Sources: NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, H200 SXM and HGX B200 (products as in `peaks.py`; half of
+NVLink's figure, which counts both directions; one ConnectX of 200 or 400 Gb/s a device).
 """
 
 from typing import Final
@@ -12,7 +12,8 @@ from ..dsl.quantity import Quantity
 from ..dsl.schema.cluster import ACCELERATORS
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
-from .plan import Cluster
+from .peaks import PEAKS, Peaks, product_format
+from .plan_figures import Cluster
 from .rules.findings import Findings
 
 
@@ -21,25 +22,17 @@ class Sheet:
     """A data sheet: bytes, operations a second by format, bytes a second one way."""
 
     memory: int
-    flops: dict[str, float]
+    flops: Peaks
     link: float
     network: float
 
 
 GB: Final = 1e9
 SHEETS: Final[dict[str, Sheet]] = {
-    "a100": Sheet(
-        memory=80 * 2**30, flops={"bf16": 312e12, "fp32": 19.5e12, "fp64": 19.5e12}, link=300 * GB, network=25 * GB
-    ),
-    "h100": Sheet(
-        memory=80 * 2**30, flops={"bf16": 989e12, "fp32": 67e12, "fp64": 67e12}, link=450 * GB, network=50 * GB
-    ),
-    "h200": Sheet(
-        memory=140 * 2**30, flops={"bf16": 989e12, "fp32": 67e12, "fp64": 67e12}, link=450 * GB, network=50 * GB
-    ),
-    "b200": Sheet(
-        memory=179 * 2**30, flops={"bf16": 2250e12, "fp32": 75e12, "fp64": 37e12}, link=900 * GB, network=50 * GB
-    ),
+    "a100": Sheet(memory=80 * 2**30, flops=PEAKS["A100"], link=300 * GB, network=25 * GB),
+    "h100": Sheet(memory=80 * 2**30, flops=PEAKS["H100 SXM"], link=450 * GB, network=50 * GB),
+    "h200": Sheet(memory=140 * 2**30, flops=PEAKS["H200 SXM"], link=450 * GB, network=50 * GB),
+    "b200": Sheet(memory=179 * 2**30, flops=PEAKS["B200"], link=900 * GB, network=50 * GB),
 }
 RANGE: Final = (0.40, 0.60)  # an assumption: docs/accuracy.md counts how many published runs lie within it
 
@@ -56,13 +49,14 @@ def device_kind(spec: Spec) -> str:
 def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -> Cluster:
     """What the machines can do, with `compute` as the format of products; None where nobody knows."""
     given, sheet = spec.cluster, SHEETS.get(spec.cluster.preset)
+    product = product_format(compute, spec.precision.matmul)
     low, high = (given.efficiency.fraction,) * 2 if isinstance(given.efficiency, Quantity) else RANGE
     return Cluster(
         preset=given.preset,
         nodes=nodes if isinstance(given.nodes, Auto) else given.nodes,
         devices=ranks_per_node if isinstance(given.devices, Auto) else given.devices,
         memory_bytes=int(given.memory.value) if isinstance(given.memory, Quantity) else sheet and sheet.memory,
-        flops=sheet and sheet.flops[compute] if isinstance(given.flops, Auto) else given.flops,
+        flops=sheet and sheet.flops[product] if isinstance(given.flops, Auto) else given.flops,
         efficiency=(low, high),
         link=float(given.link.value) if isinstance(given.link, Quantity) else sheet and sheet.link,
         network=float(given.network.value) if isinstance(given.network, Quantity) else sheet and sheet.network,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ..dsl.schema.actions import Action, CheckpointAction, EvalAction, ProfileAction
 from ..dsl.spec import Spec
 from .nodes.actions import CONTROL, ActionNodes
-from .plan import Command
+from .plan_timeline import Command
 from .rules.data_rules import evaluated
 
 

@@ -17,7 +17,8 @@ from .mixing import trained_on
 from .nodes.graph import build_graph
 from .pages.text import shows_color
 from .paths import portable
-from .plan import Cluster, ElasticWorld, Estimates, Plan
+from .plan import ElasticWorld, Plan
+from .plan_figures import Cluster, Estimates
 from .provenance import derived_provenance, merge, settings_provenance
 from .resolved import Resolved, resolve_formats
 from .rules.cost_rules import check_costs

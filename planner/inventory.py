@@ -5,7 +5,7 @@ from itertools import takewhile
 from .architecture import Architecture, ParameterSpec, block_parameters, parameters
 from .layouts.sharding import EMBEDDING, HEAD
 from .layouts.stages import Pipeline
-from .plan import Parameters
+from .plan_figures import Parameters, Work
 from .units import BYTES
 
 
@@ -34,10 +34,16 @@ def block_matmul_parameters(architecture: Architecture) -> int:
     )
 
 
+def training_work(architecture: Architecture) -> Work:
+    """Operations without recomputation (forward 2, backward 4 a weight); see `estimates.SOURCES`."""
+    pair = 12 * architecture.layers * architecture.heads * architecture.head_dim
+    return Work(position=6 * matmul_parameters(architecture), pair=pair)
+
+
 def flops_per_token(architecture: Architecture, sequence: int) -> int:
-    """Training FLOPs of one token (forward 2, backward 4 a weight); see `estimates.SOURCES`."""
-    attention = 12 * architecture.layers * architecture.heads * architecture.head_dim * sequence
-    return 6 * matmul_parameters(architecture) + attention
+    """Training FLOPs of one token of a document of `sequence` positions."""
+    work = training_work(architecture)
+    return work.position + work.pair * sequence
 
 
 def weight_bytes(inventory: Parameters, number_format: str) -> int:

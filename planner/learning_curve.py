@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .phases import phase_at
-from .plan import Phase
+from .plan_timeline import Phase
 
 Rate = Callable[[int], float]
 

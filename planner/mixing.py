@@ -8,7 +8,7 @@ from ..dsl.schema.data import Dataset
 from ..dsl.schema.data import Phase as PhaseSpec
 from ..dsl.spec import Spec
 from .arithmetic import Arithmetic, steps_of
-from .plan import Phase
+from .plan_timeline import Phase
 
 FIRST = "train"  # what the stretch before the first declared phase is called
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from .plan import Phase
+from .plan_timeline import Phase
 
 
 def first_step(phase: Phase, total: int) -> int:

@@ -14,7 +14,8 @@ from .layouts.layout import Layout
 from .layouts.pipeline import Staging
 from .layouts.sharding import Cuts, shard_axes
 from .layouts.stages import Pipeline
-from .plan import Parameters, Phase
+from .plan_figures import Parameters
+from .plan_timeline import Phase
 from .rules.data_rules import alignment
 from .units import BYTES
 

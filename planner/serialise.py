@@ -13,23 +13,10 @@ from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
 from .architecture import Architecture
 from .identity import fingerprint
 from .layouts.mesh import AXES, EXPERT_AXES, build_mesh
-from .plan import (
-    FORMAT,
-    Check,
-    Cluster,
-    Edge,
-    ElasticWorld,
-    Estimates,
-    Made,
-    Mesh,
-    Node,
-    Parameters,
-    Plan,
-    Provenance,
-    RefusedWorlds,
-    Timeline,
-    Traced,
-)
+from .plan import FORMAT, Check, Edge, ElasticWorld, Made, Node, Plan, Provenance, RefusedWorlds, Traced
+from .plan_figures import Cluster, Estimates, Parameters
+from .plan_mesh import Mesh
+from .plan_timeline import Timeline
 
 # Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
 OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced", "made")

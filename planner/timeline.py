@@ -5,15 +5,24 @@ from math import ceil
 from attrs import evolve, frozen
 
 from ..dsl.quantity import Quantity
-from ..dsl.schema.actions import Action, CheckpointAction, EventName, LogAction, SkipAction, StopAction
+from ..dsl.schema.actions import (
+    Action,
+    CheckpointAction,
+    EventName,
+    LogAction,
+    NotifyAction,
+    SkipAction,
+    StopAction,
+)
 from ..dsl.schema.actions import Tick as TickSpec
 from ..dsl.schema.experiment import Launch
 from ..dsl.spec import Spec
+from .alerts import ALERTS
 from .arithmetic import Arithmetic
 from .nodes.actions import ActionNodes
-from .plan import Phase, Reaction, Tick, Timeline
+from .plan_timeline import Phase, Reaction, Tick, Timeline
 from .rules.findings import Findings
-from .stops import LIMITS, SIGNALS, actions_on, counted, occurs, steps_of
+from .stops import LIMITS, SIGNALS, actions_on, counted, occurs, only_tells, steps_of
 
 
 @frozen(kw_only=True)
@@ -21,13 +30,14 @@ class Schedule:
     """Ticks and events with the defaults filled in.
 
     paths: of each tick in the spec, empty for a default. reasons: of each default, by the path it would have, what it
-    is and why.
+    is and why. bad_steps: of so many in a row the commands are told, beside what happens on nan.
     """
 
     ticks: tuple[TickSpec, ...]
     paths: tuple[str, ...]
     events: dict[EventName, tuple[Action, ...]]
     reasons: dict[str, tuple[str, str]]
+    bad_steps: dict[int | None, tuple[NotifyAction, ...]]
 
 
 def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
@@ -55,16 +65,30 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
         events["finish"] = (CheckpointAction(), *events["finish"])
         reasons["on.finish"] = ("checkpoint", "a finished run can be used and extended")
     for name in names[1:]:
-        if not events[name]:
-            events[name] = (CheckpointAction(), StopAction())
+        if only_tells(events[name]):
+            events[name] = (*events[name], CheckpointAction(), StopAction())
             reasons[f"on.{name}"] = ("checkpoint then stop", "a run that is asked to leave can be resumed")
-    events["nan"] = actions_on(spec.events, "nan")
+    events["nan"] = tuple(a for a in actions_on(spec.events, "nan") if not isinstance(a, NotifyAction))
     if not events["nan"]:
         events["nan"] = (StopAction(),)
         reasons["on.nan"] = ("stop", "what is not a number must not reach the weights")
+    events |= {name: actions for name in ALERTS if (actions := actions_on(spec.events, name))}
+    told = _told_of_bad_steps(spec)
     if not spec.checkpoint.enabled:
-        return _without_saving(ticks, paths, events, reasons)
-    return Schedule(ticks=tuple(ticks), paths=tuple(paths), events=events, reasons=reasons)
+        return _without_saving(ticks, paths, events, reasons, told)
+    return Schedule(ticks=tuple(ticks), paths=tuple(paths), events=events, reasons=reasons, bad_steps=told)
+
+
+def _told_of_bad_steps(spec: Spec) -> dict[int | None, tuple[NotifyAction, ...]]:
+    """The commands under `on nan`, by the number of steps in a row; None: of as many as something is done about."""
+    found: dict[int | None, tuple[NotifyAction, ...]] = {}
+    for event in spec.events:
+        if event.event == "nan":
+            alone = only_tells(event.actions) and event.count is None
+            count = 1 if alone else event.count
+            commands = tuple(action for action in event.actions if isinstance(action, NotifyAction))
+            found[count] = (*found.get(count, ()), *commands)
+    return {count: commands for count, commands in found.items() if commands}
 
 
 def _without_saving(
@@ -72,6 +96,7 @@ def _without_saving(
     paths: list[str],
     events: dict[EventName, tuple[Action, ...]],
     reasons: dict[str, tuple[str, str]],
+    told: dict[int | None, tuple[NotifyAction, ...]],
 ) -> Schedule:
     """The same run with every save left out; a tick that did nothing else is gone."""
 
@@ -87,6 +112,7 @@ def _without_saving(
         reasons={path: (value.replace("checkpoint then ", ""), f"nothing is saved: {why}") if "checkpoint" in value
                  else (value, reason) for path, (value, reason) in reasons.items()
                  if path not in ("every.checkpoint", "on.finish")},
+        bad_steps=told,
     )  # fmt: skip
 
 
@@ -147,6 +173,7 @@ def lay_timeline(
         Reaction(
             event=name,
             nodes=(
+                *(_told(schedule, nodes, bad_steps, bad_steps) if name == "nan" else ()),
                 *(nodes.add(action, name) for action in actions if not isinstance(action, StopAction | SkipAction)),
                 *([nodes.add_model(name)] if name == "finish" and publishes else []),
             ),
@@ -155,6 +182,8 @@ def lay_timeline(
         )
         for name, actions in schedule.events.items()
     )
+    for count in sorted({count or bad_steps for count in schedule.bad_steps} - {bad_steps}):
+        reactions += (Reaction(event="nan", nodes=_told(schedule, nodes, count, bad_steps), stop=False, count=count),)
     return Timeline(
         steps=batch.steps,
         tokens=batch.tokens,
@@ -165,6 +194,12 @@ def lay_timeline(
         stop_at=steps_of(launch.stop_at, batch),
         stop_after=steps_of(launch.stop_after, batch),
     )
+
+
+def _told(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) -> tuple[str, ...]:
+    """The commands that are told of so many bad steps in a row."""
+    told = (each for n, commands in schedule.bad_steps.items() if (n or bad_steps) == count for each in commands)
+    return tuple(nodes.add(each, "nan") for each in told)
 
 
 def _count(every: Quantity, batch: Arithmetic) -> int | None:

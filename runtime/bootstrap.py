@@ -8,7 +8,8 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ..planner.plan import Mesh, Plan
+from ..planner.plan import Plan
+from ..planner.plan_mesh import Mesh
 from .checkpoint import streams
 from .control.signals import StopRequests
 from .errors import EnvironmentFault

@@ -10,7 +10,8 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
-from ..planner.plan import Node, Plan, Tick
+from ..planner.plan import Node, Plan
+from ..planner.plan_timeline import Tick
 from ..planner.stops import SIGNALS
 from .bootstrap import choose_device
 from .checkpoint import durable
@@ -29,6 +30,7 @@ from .health.beat import LASTING, Beat
 from .health.watch import Watch
 from .observation.observe import Window
 from .observation.records import Records
+from .observation.waits import WAITS
 from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
 from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
@@ -177,7 +179,7 @@ class Executor:
         stops = self._stops_at()
         last = min(total, stops)
         while self.progress.step < last:
-            step = Step(index=self.progress.step, began=clock())
+            step = Step(index=self.progress.step, began=clock(), waited=WAITS.seconds)
             try:
                 mark = step.began
                 compiles = step.index == first

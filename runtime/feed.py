@@ -8,7 +8,8 @@ import torch.distributed as dist
 from attrs import define, evolve
 
 from ..planner.phases import phase_at
-from ..planner.plan import Phase, Plan
+from ..planner.plan import Plan
+from ..planner.plan_timeline import Phase
 from .data.collate import collators
 from .data.collate.batch import Microbatch
 from .data.collate.collators import Chain

@@ -5,7 +5,8 @@ from collections.abc import Callable
 import networkx as nx
 from attrs import frozen
 
-from ..planner.plan import Node, Plan, Tick
+from ..planner.plan import Node, Plan
+from ..planner.plan_timeline import Tick
 from .ops import OPS, Op, PlanMismatch
 from .state import Step
 from .timers import Clocks

@@ -5,7 +5,8 @@ from typing import Any, Final
 
 from attrs import asdict, fields, frozen
 
-from ..plan import Memory, Plan, RankClass
+from ..plan import Plan
+from ..plan_figures import Memory, RankClass
 from .diff_values import ValueChange, changed_values
 from .resumable import Verdict, resumable
 

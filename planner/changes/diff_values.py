@@ -9,7 +9,8 @@ from attrs import frozen
 
 from ...dsl import blocks
 from ...dsl.schema.setting import Role, settings_of
-from ..plan import Plan, Provenance, Tick
+from ..plan import Plan, Provenance
+from ..plan_timeline import Tick
 from ..units import plural, seconds_text
 
 Group = Literal["experiment", "budget", "cadence", "mesh", "execution", "paths", "cluster"]

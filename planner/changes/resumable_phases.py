@@ -6,7 +6,8 @@ from typing import Any
 from attrs import evolve
 
 from ..phases import first_step, in_order
-from ..plan import Phase, Plan
+from ..plan import Plan
+from ..plan_timeline import Phase
 from .resumable_data import renamed
 from .resumable_rules import Effect, Reason
 

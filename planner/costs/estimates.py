@@ -4,8 +4,8 @@ from typing import Final
 
 from attrs import evolve
 
-from ..inventory import block_matmul_parameters, flops_per_token
-from ..plan import Cluster, Estimates, RankClass, Traffic
+from ..inventory import block_matmul_parameters, training_work
+from ..plan_figures import Cluster, Estimates, RankClass, Traffic, Work
 from ..resolved import Resolved
 from .bubble import bubble
 from .memory import memory_of, stage_plays
@@ -19,22 +19,25 @@ SOURCES: Final = {
     "flops_per_token": "6 · parameters in matrix products + 12 · layers · heads · head_dim · sequence; the embedding "
     "table left out, the head counted, experts by those a token uses, no discount for causality, recomputation not "
     "counted (PaLM, arXiv 2204.02311, appendix B)",
+    "work": "the same by what it grows with, and what backwards compute a second time",
     "memory": "what the modules of the runtime keep, and the order in which a step makes and frees it, counted; each "
     "row one document, routing even; of the ranks of a pipeline coordinate the one with the largest pieces. "
     "torch.compile is planned as without it",
     "reserve": "on cuda: context, libraries and what the allocator cannot use",
     "communication": "the collectives of the runtime, counted; seconds by ring algorithms at the speed of the slowest "
     "link of the axis",
-    "times": "operations at the efficiency of `cluster`, waiting for exposed calls, and the bubble of the schedule",
+    "times": "operations at the efficiency of `cluster`, waiting for exposed calls, and the bubble of the schedule; "
+    "mfu from flops_per_token, each row one whole document",
     "checkpoint_bytes": "parameters and two moments in the format of the parameters, and averages where they are kept",
 }
 
 
 def estimate(run: Resolved, cluster: Cluster) -> Estimates:
     """All estimates of a run."""
-    per_token = flops_per_token(run.architecture, run.batch.sequence)
     tokens = run.batch.tokens_per_step
     stages = stage_plays(run, cluster)
+    work = _work(run, stages)
+    per_token = work.position + work.pair * run.batch.sequence
     classes, flops = _classes(run, cluster, stages), per_token * tokens
     share = bubble(run.spec.parallel.pp.schedule, run.pipeline, run.batch.accumulate, *_works(run, stages))
     world = run.layout.mesh.world_size
@@ -42,6 +45,7 @@ def estimate(run: Resolved, cluster: Cluster) -> Estimates:
         tokens_per_step=tokens,
         flops_per_token=per_token,
         flops_per_step=flops,
+        work=work,
         checkpoint_bytes=run.checkpoint_bytes,
         classes=classes,
         bubble=share,
@@ -63,7 +67,7 @@ def _classes(run: Resolved, cluster: Cluster, stages: list[list[StagePlay]]) -> 
                 memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
                 traffic=timed(_traffic(wires[pp]), run.layout.mesh, cluster),
                 flops=flops,
-                hardware_flops=flops + run.batch.accumulate * sum(map(_again, own)),
+                hardware_flops=flops + run.batch.accumulate * sum(sum(_again(stage)) for stage in own),
             )
         )
     return tuple(found)
@@ -97,13 +101,28 @@ def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], l
         play = by_stage[stage]
         head = 2 * play.local.tokens * play.local.vocab * play.local.dim if play.predicts else 0
         works.append(float(block * len(play.blocks) + head))
-        again.append(float(_again(play)))
+        again.append(float(sum(_again(play))))
     return works, again
 
 
-def _again(stage: StagePlay) -> int:
-    """Operations of forwards that the backward of one microbatch runs a second time."""
+def _work(run: Resolved, stages: list[list[StagePlay]]) -> Work:
+    """Operations of the whole model; what is done again is counted on all ranks of all coordinates."""
+    tokens, sequence = run.batch.tokens_per_step, run.batch.sequence
+    turns = run.layout.mesh.world_size // run.size("pp") * run.batch.accumulate
+    found = [_again(stage) for own in stages for stage in own]
+    products, attention = (turns * sum(each) for each in zip(*found, strict=True))
+    return evolve(
+        training_work(run.architecture),
+        position_again=products // tokens,
+        pair_again=attention // (tokens * sequence),
+    )
+
+
+def _again(stage: StagePlay) -> tuple[int, int]:
+    """Operations of forwards that the backward of one microbatch runs a second time: of products, of attention."""
     recompute = stage.plays.recompute
     if recompute is None:
-        return 0
-    return sum(stage.blocks) * sum(op.flops for op in second_run(stage.plays.tape, recompute))
+        return 0, 0
+    found, blocks = second_run(stage.plays.tape, recompute), sum(stage.blocks)
+    attention = sum(op.flops for op in found if op.attends)
+    return blocks * (sum(op.flops for op in found) - attention), blocks * attention

@@ -3,7 +3,7 @@
 from attrs import frozen
 
 from ..cluster import device_kind
-from ..plan import Cluster
+from ..plan_figures import Cluster
 from ..resolved import Resolved, attention_kernels
 from ..units import BYTES
 

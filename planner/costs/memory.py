@@ -5,7 +5,7 @@ and the order in which the schedule of a pipeline runs forwards and backwards.
 """
 
 from ..inventory import block_tensors, end_names
-from ..plan import Cluster, Memory
+from ..plan_figures import Cluster, Memory
 from ..resolved import Resolved, resolve_save
 from ..units import BYTES
 from .block_tape import block_tape

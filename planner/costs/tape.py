@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import define, field, frozen
 
-from ..plan import TrafficOp
+from ..plan_figures import TrafficOp
 
 MATMUL: Final = "matmul"
 ATTENTION: Final = "attention"
@@ -85,8 +85,8 @@ class Op:
     inputs, outputs: what gradients flow to and from. extra: what it makes beside. keeps: what it needs in the backward.
     fresh: it makes new gradients of its inputs, where others hand on that of their output. weights: bytes of gradients
     of parameters. scratch: what is alive only while its forward, and its backward, runs. saved: the word under which
-    selective recomputation keeps its results. flops: of its forward. opens, closes: an FSDP unit whose module begins
-    here, or ends.
+    selective recomputation keeps its results. flops: of its forward. attends: they grow with the pairs of
+    positions of a document. opens, closes: an FSDP unit whose module begins here, or ends.
     """
 
     inputs: tuple[Value, ...] = ()
@@ -98,6 +98,7 @@ class Op:
     scratch: tuple[int, int] = (0, 0)
     saved: str = ""
     flops: int = 0
+    attends: bool = False
     calls: tuple[Call, ...] = ()
     back_calls: tuple[Call, ...] = ()
     opens: Unit | None = None
@@ -124,6 +125,7 @@ class Tape:
         scratch: tuple[int, int] = (0, 0),
         saved: str = "",
         flops: int = 0,
+        attends: bool = False,
         calls: Sequence[Call] = (),
         back_calls: Sequence[Call] = (),
     ) -> Value:
@@ -144,6 +146,7 @@ class Tape:
                 scratch=scratch,
                 saved=saved,
                 flops=flops,
+                attends=attends,
                 calls=tuple(calls),
                 back_calls=tuple(back_calls),
             )

@@ -9,7 +9,8 @@ from typing import Final
 
 from attrs import evolve
 
-from ..plan import Cluster, Mesh, RankClass, Times, Traffic, TrafficOp
+from ..plan_figures import Cluster, RankClass, Times, Traffic, TrafficOp
+from ..plan_mesh import Mesh
 
 # Seconds that a call takes beside its bytes, inside a machine and between machines.
 LATENCY: Final = (10e-6, 25e-6)

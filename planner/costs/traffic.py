@@ -15,7 +15,7 @@ from ..architecture import ParameterSpec
 from ..inventory import end_names
 from ..layouts.mesh import AXES
 from ..layouts.sharding import EMBEDDING, folded_axes
-from ..plan import TrafficOp
+from ..plan_figures import TrafficOp
 from ..resolved import Resolved
 from ..saving import puts_off
 from ..stops import SIGNALS, agree_args
@@ -127,9 +127,10 @@ def _around(wires: Wires, run: Resolved, pp: int) -> None:
         wires.add(Call("pp", "broadcast", "step.share_outline", size))
     schedule = fill_schedule(spec, batch.steps)
     clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
-    # Valid tokens, signals, limits, commands, the clocks and whether a save is done; square of the norm, and the loss.
+    # Valid tokens and three sums over documents, signals, limits, commands, the clocks and whether a save is done;
+    # square of the norm, and the loss.
     asked = len(SIGNALS) + bool(agree_args(spec)) + 2  # a command from outside, and its number
-    wires.add(Call(world, "all_reduce", "step.agree", (1 + asked + clocks) * 8))
+    wires.add(Call(world, "all_reduce", "step.agree", (4 + asked + clocks) * 8))
     wires.add(Call(world, "all_reduce", "step.gradient_norm" if spec.optimizer.clip is None else "step.clip", 2 * 8))
     if arch.router_bias_speed > 0:
         wires.add(Call(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))

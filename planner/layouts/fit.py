@@ -17,7 +17,8 @@ from ...dsl.schema.setting import AUTO, Auto
 from ...dsl.spec import Spec
 from ..compile import appraise
 from ..costs.headroom import TIGHT
-from ..plan import Cluster, Estimates, Plan
+from ..plan import Plan
+from ..plan_figures import Cluster, Estimates
 from ..units import bytes_text, seconds_text
 
 Mode = Literal["none", "selective", "full"]

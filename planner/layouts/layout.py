@@ -8,7 +8,7 @@ from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..cluster import check_cluster
 from ..context import split_context
-from ..plan import Mesh
+from ..plan_mesh import Mesh
 from ..rules.findings import Findings
 from ..units import plural
 from .mesh import AXES, build_mesh, largest_divisor

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from ..plan import Axis, Mesh
+from ..plan_mesh import Axis, Mesh
 
 AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp")
 EXPERT_AXES = ("pp", "ep_replicate", "ep_fsdp", "ep")

@@ -10,7 +10,8 @@ from typing import Any
 
 from ..architecture import ParameterSpec
 from ..inventory import end_names
-from ..plan import Mesh, Plan
+from ..plan import Plan
+from ..plan_mesh import Mesh
 from ..units import BYTES
 from .sharding import Cuts, Place
 from .stages import Pipeline

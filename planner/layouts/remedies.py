@@ -11,7 +11,7 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..costs.headroom import TIGHT
-from ..plan import Cluster, Estimates, Remedy
+from ..plan_figures import Cluster, Estimates, Remedy
 from ..resolved import Resolved
 
 Judge = Callable[[Spec], Estimates | None]  # None: that spec has no plan

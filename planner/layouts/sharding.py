@@ -9,7 +9,7 @@ from attrs import field, frozen
 
 from ...dsl.schema.parallel import Parallel
 from ..architecture import Architecture, ParameterSpec
-from ..plan import Mesh
+from ..plan_mesh import Mesh
 
 # Which matrices tensor parallelism cuts: pattern over the modules that own a weight, and the style, which names the
 # dimension: column and embedding cut the output features or the rows of the table (0), row the input features (1).

@@ -5,13 +5,16 @@ from typing import Any
 from attrs import evolve, frozen
 
 from ...dsl.schema.setting import Auto
+from ..alerts import alert_args, alert_text
 from ..averaging import add_average
 from ..cluster import device_kind
 from ..commands import lay_commands
 from ..layouts.mesh import AXES
 from ..learning_rate import scheduler_args
 from ..nonfinite import on_nan
-from ..plan import Edge, Estimates, Node, Timeline
+from ..plan import Edge, Node
+from ..plan_figures import Estimates
+from ..plan_timeline import Timeline
 from ..resolved import Resolved
 from ..saving import add_resume
 from ..timeline import Schedule, lay_timeline
@@ -45,7 +48,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     averages = add_average(graph, run, model)
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
-    resume = _resume(graph, run, loader, optimizer, scheduler, averages)
+    resume = _resume(graph, run, loader, optimizer, scheduler, averages, _alerts(graph, run, estimates))
     last = add_step(graph, run, resume, estimates, schedule)
     first_tick = len(graph.nodes)
     publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
@@ -91,6 +94,11 @@ def _watch(graph: Builder, run: Resolved) -> None:
     graph.add("setup", "setup.watch", does, args={"stuck_seconds": seconds}, axes=run.wide(*AXES), after=(ROOT,))
 
 
+def _alerts(graph: Builder, run: Resolved, estimates: Estimates) -> str:
+    args = alert_args(run.spec, estimates)
+    return graph.add("setup", "setup.alerts", alert_text(run.spec, args), args=args, after=("setup.watch",))
+
+
 def _mesh(graph: Builder, run: Resolved) -> str:
     mesh = run.layout.mesh
     args: dict[str, Any] = {
@@ -130,16 +138,26 @@ def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> st
 
 
 def _resume(
-    graph: Builder, run: Resolved, loader: str, optimizer: str, scheduler: str, averages: list[tuple[str, str]]
+    graph: Builder,
+    run: Resolved,
+    loader: str,
+    optimizer: str,
+    scheduler: str,
+    averages: list[tuple[str, str]],
+    alerts: str,
 ) -> str:
     """Where everything that has state meets: the last node of the setup."""
-    observe = graph.add("setup", "setup.observe", "count steps, seconds and tokens from here on", after=(ROOT,))
+    given = run.spec.cluster.flops
+    args = {"peak_flops": None if isinstance(given, Auto) else given}
+    does = "count steps, seconds and tokens from here on"
+    observe = graph.add("setup", "setup.observe", does, args=args, after=(ROOT,))
     before: list[str | tuple[str, str]] = [
         (loader, "loader"),
         (optimizer, "optimizer"),
         (scheduler, "scheduler"),
         *averages,
         observe,
+        alerts,
     ]
     if run.size("pp") > 1:
         counts = [run.batch.accumulate]

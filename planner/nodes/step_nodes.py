@@ -6,7 +6,7 @@ from ..averaging import update_text
 from ..layouts.mesh import AXES
 from ..layouts.sharding import folded_axes
 from ..nonfinite import bad_step_text, on_nan
-from ..plan import Estimates
+from ..plan_figures import Estimates
 from ..resolved import Resolved
 from ..saving import put_off_text, saves_beside
 from ..stops import agree_args
@@ -38,7 +38,7 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     args = agree_args(spec)
     asks = [f"a limit of {seconds_text(args['time_limit_seconds'])}"] if "time_limit_seconds" in args else []
     asks += [f"the file {args['stop_file']}"] if "stop_file" in args else []
-    does = ", ".join((f"{agree}: valid tokens of the step", "stop requests", *asks, "clock"))
+    does = ", ".join((f"{agree}: valid tokens and documents of the step", "stop requests", *asks, "clock"))
     then("step.agree", does, args, everyone)
     if put_off := put_off_text(spec, schedule):
         then("step.put_off_save", put_off)
@@ -68,7 +68,7 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         then("step.router_bias", does, {"speed": speed}, everyone)
     if spec.ema is not None:
         then("step.ema", update_text(run))
-    then("step.measure", "add the step to what the next log line speaks of")
+    then("step.measure", "add the step to what the next log line and alerts speak of")
     return last
 
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from ..plan import Node, NodeKind, Plan, Reaction, Tick
+from ..plan import Node, NodeKind, Plan
+from ..plan_timeline import Reaction, Tick
 from ..units import plural, seconds_text
 
 GROUPS: Final[dict[NodeKind, str]] = {

@@ -5,7 +5,8 @@ from typing import Any
 
 from ..layouts.alternatives import Alternative
 from ..layouts.fit import Candidate, Fit, reason_text
-from ..plan import Cluster, Estimates, Plan
+from ..plan import Plan
+from ..plan_figures import Cluster, Estimates
 from ..units import bytes_text, count_text, plural, seconds_text
 from .text import Page, clip
 

@@ -5,7 +5,8 @@ from collections import Counter
 from ... import __version__
 from ..costs.headroom import Verdict, headroom, no_times
 from ..identity import fingerprint
-from ..plan import Cluster, Plan
+from ..plan import Plan
+from ..plan_figures import Cluster
 from ..units import amount_text, bytes_text, count_text, plural, rate_text, seconds_text
 from .text import WIDTH, Detail, Page, clip
 

@@ -6,7 +6,8 @@ from typing import Final
 import attrs
 
 from ..costs.headroom import headroom, ranks_text
-from ..plan import Memory, Plan, RankClass
+from ..plan import Plan
+from ..plan_figures import Memory, RankClass
 from ..units import bytes_text, seconds_text
 from .text import Detail, Page
 

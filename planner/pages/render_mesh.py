@@ -1,6 +1,8 @@
 """The part of the page about ranks: axes and the links they use, the grid of ranks."""
 
-from ..plan import Axis, Cluster, Mesh, Plan
+from ..plan import Plan
+from ..plan_figures import Cluster
+from ..plan_mesh import Axis, Mesh
 from ..units import plural, rate_text
 from .text import WIDTH, Detail, Page
 

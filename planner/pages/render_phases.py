@@ -4,7 +4,8 @@ from ..changes.resumable_phases import shares_text
 from ..draw import Draw
 from ..learning_curve import learning_rate
 from ..phases import in_order
-from ..plan import Phase, Plan
+from ..plan import Plan
+from ..plan_timeline import Phase
 from ..units import count_text, plural
 from .text import Detail, Page
 

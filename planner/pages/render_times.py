@@ -1,7 +1,8 @@
 """The part of the page about computing: operations, how long a step takes and why, how fast that is."""
 
 from ..costs.headroom import no_times
-from ..plan import Plan, Times
+from ..plan import Plan
+from ..plan_figures import Times
 from ..units import count_text, flops_text, rate_text, seconds_text
 from .text import Detail, Page
 

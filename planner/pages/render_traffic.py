@@ -5,7 +5,9 @@ from collections.abc import Iterable
 from attrs import frozen
 
 from ..costs.headroom import no_times, ranks_text
-from ..plan import Mesh, Plan, RankClass, Traffic
+from ..plan import Plan
+from ..plan_figures import RankClass, Traffic
+from ..plan_mesh import Mesh
 from ..units import bytes_text, seconds_text
 from .render_mesh import crosses_nodes
 from .text import Detail, Page

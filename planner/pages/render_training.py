@@ -4,7 +4,8 @@ from typing import Any
 
 from ..averaging import average_args
 from ..costs.headroom import no_times
-from ..plan import Node, Plan, Tick
+from ..plan import Node, Plan
+from ..plan_timeline import Tick
 from ..units import amount_text, bytes_text, count_text, plural, seconds_text
 from .text import Detail, Page
 
@@ -149,6 +150,8 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
         by_default = "default" if f"on.{reaction.event}" in defaults else ""
         if by_default and reaction.event == "finish" and len(names) > 1:
             by_default = "checkpoint by default"  # what else happens there was declared
+        elif by_default and "notify" in names:
+            by_default = "default, and notify"
         reactions.setdefault((" then ".join(names), by_default), []).append(reaction.name)
     rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in reactions.items()]
     if (stuck := plan.node("setup.watch").args["stuck_seconds"]) is not None:

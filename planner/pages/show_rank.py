@@ -3,7 +3,9 @@
 from math import prod
 
 from ..layouts.placement import held
-from ..plan import Axis, Plan, RankClass
+from ..plan import Plan
+from ..plan_figures import RankClass
+from ..plan_mesh import Axis
 from ..units import BYTES, bytes_text, count_text, plural, seconds_text
 from .render_memory import CATEGORIES
 from .render_mesh import MEANING, crosses_nodes, link_text

@@ -13,7 +13,7 @@ from ..costs.bubble import waiting
 from ..costs.headroom import TIGHT
 from ..layouts.mesh import largest_divisor
 from ..layouts.remedies import Change, Judge, fullest, remedies, same_rows
-from ..plan import Cluster, Estimates
+from ..plan_figures import Cluster, Estimates
 from ..resolved import Resolved
 from ..units import bytes_text, count_text, seconds_text
 from .findings import Findings

@@ -14,7 +14,7 @@ from ..layouts.pipeline import Staging, check_microbatches, lay_stages
 from ..layouts.topology import check_topology
 from ..learning_rate import check_schedule
 from ..nonfinite import check_nan
-from ..plan import Phase
+from ..plan_timeline import Phase
 from ..profiling import check_profiles
 from ..saving import check_backend, check_saving
 from ..stops import check_events, check_stops

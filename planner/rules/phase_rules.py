@@ -5,7 +5,7 @@ from itertools import pairwise
 from ...dsl.spec import Spec
 from ..arithmetic import Arithmetic
 from ..mixing import lay_phases, start_of, trainable, weights
-from ..plan import Phase
+from ..plan_timeline import Phase
 from ..units import plural
 from .findings import Findings
 

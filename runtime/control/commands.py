@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
-from ...planner.plan import Command
+from ...planner.plan_timeline import Command
 from ..errors import StorageFailed
 from ..state import Step
 from ..timers import Clocks

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from ...planner.plan import Command
+from ...planner.plan_timeline import Command
 from ..observation.records import Records
 from ..state import Progress
 

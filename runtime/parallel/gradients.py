@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from ...planner.layouts.mesh import groups
-from ...planner.plan import Mesh, Plan
+from ...planner.plan import Plan
+from ...planner.plan_mesh import Mesh
 from ..fake import numbers
 from ..models.parts import Parts
 from ..ops import op

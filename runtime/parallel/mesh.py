@@ -9,7 +9,8 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...planner.layouts.mesh import groups
-from ...planner.plan import Mesh, Plan
+from ...planner.plan import Plan
+from ...planner.plan_mesh import Mesh
 from ..ops import op
 from ..state import Rank
 

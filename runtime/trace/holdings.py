@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from ...planner.plan import Memory
+from ...planner.plan_figures import Memory
 from ..ema import Ema
 from ..models.batch import ModelBatch
 from ..models.parts import Parts

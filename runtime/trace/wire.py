@@ -10,7 +10,9 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
 
-from ...planner.plan import Mesh, Plan, Traffic
+from ...planner.plan import Plan
+from ...planner.plan_figures import Traffic
+from ...planner.plan_mesh import Mesh
 from ..parallel.mesh import Meshes
 
 C10D = torch.ops.c10d

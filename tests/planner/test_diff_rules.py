@@ -14,7 +14,8 @@ from xtrain.planner.changes.resumable_rules import OUTSIDE, RULES
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.pages.render_diff import render_diff
-from xtrain.planner.plan import Memory, Plan, Traffic
+from xtrain.planner.plan import Plan
+from xtrain.planner.plan_figures import Memory, Traffic
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))

@@ -21,7 +21,7 @@ from xtrain.planner.layouts.sharding import fits
 from xtrain.planner.pages.render import render
 from xtrain.planner.pages.show_rank import show_rank
 from xtrain.planner.pages.text import LONGEST, WIDTH
-from xtrain.planner.plan import Memory
+from xtrain.planner.plan_figures import Memory
 from xtrain.planner.serialise import dumps, from_json, plan_id, to_json
 
 POWERS = (1, 2, 4, 8)

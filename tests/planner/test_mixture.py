@@ -14,7 +14,7 @@ from xtrain.planner.learning_curve import learning_rate
 from xtrain.planner.mixing import shares
 from xtrain.planner.pages.render_phases import phase_rows
 from xtrain.planner.phases import first_step, in_order, phase_at
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan_timeline import Phase
 from xtrain.planner.rules.examine import check_spec
 from xtrain.runtime.data.documents import chat_builtin
 from xtrain.runtime.data.loading.curriculum import Curriculum

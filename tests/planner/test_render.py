@@ -12,7 +12,8 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.planner.pages.render import PARTS, render, render_summary
 from xtrain.planner.pages.render_training import breakpoints
 from xtrain.planner.pages.text import LONGEST, Page, shorten, shows_color
-from xtrain.planner.plan import Check, Memory, Remedy, Times, Traced, Traffic
+from xtrain.planner.plan import Check, Traced
+from xtrain.planner.plan_figures import Memory, Remedy, Times, Traffic
 from xtrain.planner.units import bytes_text, count_text, flops_text, plural, rate_text, seconds_text
 
 SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.xtrain"))

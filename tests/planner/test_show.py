@@ -11,7 +11,7 @@ from xtrain.planner.pages.show_neighbour import find_slot, neighbours, replaced
 from xtrain.planner.pages.show_node import NoSuchNode, find_nodes, show_nodes
 from xtrain.planner.pages.show_rank import NoSuchRank, members, show_rank
 from xtrain.planner.pages.show_why import NoSuchValue, show_why
-from xtrain.planner.plan import Memory, Traffic
+from xtrain.planner.plan_figures import Memory, Traffic
 
 MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"
 EVERY_AXIS = "parallel { pp 2, fsdp 2 { replicate = 2 }, tp 2, cp 4 { ring = 2, ulysses = 2 }, ep 4 }"

@@ -7,7 +7,8 @@ import pytest
 
 from xtrain.cli.main import main
 from xtrain.planner.pages.text import LONGEST
-from xtrain.planner.plan import Memory, Traced
+from xtrain.planner.plan import Traced
+from xtrain.planner.plan_figures import Memory
 
 ROOT = Path(__file__).parents[2]
 SMALL = "specs/two_ranks_cpu.xtrain"

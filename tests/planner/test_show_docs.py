@@ -10,7 +10,7 @@ import pytest
 from xtrain.cli.main import main
 from xtrain.planner.pages.render import PARTS
 from xtrain.planner.pages.render_memory import SHORT
-from xtrain.planner.plan import Memory
+from xtrain.planner.plan_figures import Memory
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/plan.md").read_text(encoding="utf-8")

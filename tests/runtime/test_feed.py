@@ -9,7 +9,7 @@ import torch
 from ranks import on_ranks
 
 from xtrain.planner.layouts.mesh import AXES
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan_timeline import Phase
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.loading.curriculum import Curriculum, steps_of_epochs
 from xtrain.runtime.data.loading.loader import RowLoader

@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 
 from ....planner.draw import STRIDE, TURN, Draw
 from ....planner.phases import in_order
-from ....planner.plan import Phase
+from ....planner.plan_timeline import Phase
 
 
 def drawn_datasets(draw: Draw, first: int, count: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.planner.plan import Command
+from xtrain.planner.plan_timeline import Command
 from xtrain.runtime.control import asking
 from xtrain.runtime.control.inbox import Inbox
 from xtrain.runtime.control.lookout import Lookout

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from xtrain.planner.draw import STRIDE, TURN, Draw, floor_sum
 from xtrain.planner.phases import first_step, in_order, phase_at
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan_timeline import Phase
 from xtrain.runtime.data.loading.curriculum import Curriculum, Position, drawn_datasets, steps_of_epochs
 
 NAMES = ("a", "b", "c")

@@ -11,7 +11,7 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan_timeline import Phase
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.errors import DataError

@@ -1,0 +1,165 @@
+"""The figures of a plan: what a run has, holds, computes and sends, each with the source of its formula."""
+
+from typing import Literal
+
+from attrs import frozen
+
+from .architecture import ParameterSpec
+
+TrafficOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]
+
+
+@frozen(kw_only=True)
+class Parameters:
+    """The inventory: every parameter by name and shape. `active` counts those one token uses."""
+
+    total: int
+    active: int
+    tensors: tuple[ParameterSpec, ...]
+
+
+@frozen(kw_only=True)
+class Cluster:
+    """The machines a run is planned for; None where neither the spec nor a preset says.
+
+    memory_bytes: of one device. flops: operations a second of one device in dense products of the compute format, of
+    which a step reaches a share in the range `efficiency`. link, network: bytes a second that one device sends inside
+    its machine and to others. price: of one device for an hour.
+    """
+
+    preset: str
+    nodes: int
+    devices: int
+    memory_bytes: int | None
+    flops: float | None
+    efficiency: tuple[float, ...]
+    link: float | None
+    network: float | None
+    price: float | None
+
+
+@frozen(kw_only=True)
+class Memory:
+    """Bytes on one rank, by what they are for.
+
+    parameters, gradients, optimizer, averages: what the rank owns; in host memory if `offloaded`. unsharded: parameters
+    that fsdp has gathered, as many as are alive at once. unreduced: whole gradients that fsdp adds up over microbatches
+    before it exchanges them. activations: what forwards have left for backwards, of all microbatches in flight. loss:
+    what the head's forward leaves. working: the most that is alive beside all this, while a block or a piece of the
+    loss is computed. reserve: what libraries and the allocator need, from outside.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    averages: int = 0
+    unsharded: int = 0
+    unreduced: int = 0
+    activations: int = 0
+    loss: int = 0
+    working: int = 0
+    reserve: int = 0
+    offloaded: bool = False
+
+    @property
+    def states(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.averages
+
+    @property
+    def total_bytes(self) -> int:
+        """On the device, at the peak of a step."""
+        states = 0 if self.offloaded else self.states
+        gathered = self.unsharded + self.unreduced
+        return states + gathered + self.activations + self.loss + self.working + self.reserve
+
+
+@frozen(kw_only=True)
+class Traffic:
+    """Calls of one collective by one rank in one step, all for the same node of the plan.
+
+    axis: `fsdp`, or axes joined by ` · ` whose ranks call together. bytes: over all calls, of the larger of what goes
+    in and what comes out. exposed: nothing can be computed meanwhile. seconds: all calls, at the bandwidth of the axis.
+    """
+
+    axis: str
+    op: TrafficOp
+    node: str
+    count: int
+    bytes: int
+    exposed: bool
+    seconds: float | None = None
+
+
+@frozen(kw_only=True)
+class RankClass:
+    """What a step costs on the ranks with one pipeline coordinate, each figure that of the rank with the most.
+
+    flops: operations of a step, without and with what is computed a second time.
+    """
+
+    pp: int
+    ranks: int
+    memory: Memory
+    traffic: tuple[Traffic, ...] = ()
+    flops: int = 0
+    hardware_flops: int = 0
+
+
+@frozen(kw_only=True)
+class Times:
+    """Seconds of one step on the slowest rank, and what follows; `step` is the likely one between `fast` and `slow`.
+
+    computing: products at the likely efficiency. exposed: communication nothing is computed beside. mfu: operations
+    without recomputation, against what devices could do; as a run's own where each row is one whole document.
+    """
+
+    computing: float
+    exposed: float
+    step: float
+    fast: float
+    slow: float
+    tokens_per_second: float
+    mfu: float
+
+
+@frozen(kw_only=True)
+class Remedy:
+    """Settings (`--set` texts) with which the fullest rank would hold `memory_bytes`, and a step take `seconds`."""
+
+    sets: tuple[str, ...]
+    memory_bytes: int
+    seconds: float | None
+
+
+@frozen(kw_only=True)
+class Work:
+    """Operations of training by what they grow with, of the whole model, a multiplication and an addition as two.
+
+    position: of products with weights, for each position. pair: of attention, for each position and each one of its
+    document, before or behind it. position_again, pair_again: those of them that a backward computes a second time.
+    """
+
+    position: int
+    pair: int
+    position_again: int = 0
+    pair_again: int = 0
+
+
+@frozen(kw_only=True)
+class Estimates:
+    """Closed forms; `sources` says where each formula comes from.
+
+    work: what `flops_per_token` is made of. bubble: share of a step in which the busiest rank of a pipeline waits.
+    times: None where the cluster is not known. remedies: what would make the plan fit, where it does not.
+    """
+
+    tokens_per_step: int
+    flops_per_token: int
+    flops_per_step: int
+    work: Work
+    checkpoint_bytes: int
+    classes: tuple[RankClass, ...]
+    bubble: float
+    times: Times | None
+    sources: dict[str, str]
+    remedies: tuple[Remedy, ...] = ()
