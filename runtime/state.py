@@ -8,6 +8,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from .data.collate.batch import Microbatch
+from .data.collate.documents import DocumentSums
 
 if TYPE_CHECKING:
     # A process that only reads needs no model.
@@ -101,12 +102,15 @@ class Step:
     """The name of the phase that it lies in."""
     microbatches: list[Microbatch] = field(factory=list)
     valid_tokens: int = 0
+    documents: DocumentSums = DocumentSums()
     loss_sum: Tensor | None = None
     row_losses: "list[RowLosses]" = field(factory=list)
     loss: float = float("nan")
     grad_norm: float = float("nan")
     lr: float = 0.0
     began: float = 0.0
+    waited: float = 0.0
+    """Seconds this rank had waited for others, in all, when the step began."""
     data_seconds: float = 0.0
 
     def let_go(self) -> None:

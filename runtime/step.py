@@ -13,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..planner.plan import Plan
+from .alerts.alerts import Alerts
 from .control.agreement import Agreement, Limits
 from .control.lookout import Lookout
+from .data.collate.documents import DocumentSums
 from .feed import Feed
 from .health.beat import Beat
 from .models.batch import ModelBatch
@@ -77,7 +79,8 @@ def agree(
     time_limit_seconds: float | None = None,
     stop_file: str | None = None,
 ) -> StepCall:
-    """One sum over all ranks: the valid tokens of the step, who was asked to stop, what clocks and commands say.
+    """One sum over all ranks: the valid tokens of the step, how long its documents are, who was asked to stop, what
+    clocks and commands say.
 
     Raises Halt on all ranks alike if the run is to stop, SkipStep if no rank has a valid token.
     """
@@ -87,10 +90,15 @@ def agree(
     if limits is not None:
         lookout.looks.append(limits.look)
     counts = rank.speaks and rank.coordinates["pp"] == 0
+    # Of the ranks that share rows one counts the documents in them.
+    measures = counts and rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0
 
     def run(step: Step) -> None:
-        own = float(sum(m.num_valid for m in step.microbatches)) if counts else 0.0
-        step.valid_tokens = int(agreement.meet(own))
+        valid = sum(m.num_valid for m in step.microbatches) if counts else 0
+        own = DocumentSums.of(step.microbatches) if measures else DocumentSums()
+        heard = agreement.meet(valid, own.tokens, own.pairs, own.laid_pairs)
+        step.valid_tokens, *sums = map(int, heard)
+        step.documents = DocumentSums(*sums)
         if step.valid_tokens == 0:
             raise SkipStep("no rank has a token to learn from")
 
@@ -203,11 +211,15 @@ def update(optimizer: Optimizer) -> StepCall:
 
 
 @op("step.measure")
-def measure(window: Window) -> StepCall:
-    """Add the step to what the next log line speaks of, and let go of its microbatches."""
+def measure(window: Window, rank: Rank, alerts: Alerts | None = None) -> StepCall:
+    """Add the step to what the next log line and alerts speak of, and let go of its microbatches."""
+    watched = alerts if rank.is_first else None
 
     def run(step: Step) -> None:
-        window.add(step, time.perf_counter())
+        now = time.perf_counter()
+        window.add(step, now)
+        if watched is not None:
+            watched.step_done(step, now - step.began)
         step.let_go()
 
     return run

@@ -160,7 +160,15 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "prefetch": Rule("batch.prefetch", "none", f"rows are read earlier or later, {_STAYS}"),
         "workers": Rule("batch.workers", "none", f"others read, {_STAYS}"),
     },
-    "setup.observe": {},
+    "setup.observe": {"peak_flops": Rule("cluster.flops", "none", _STAYS)},
+    "setup.alerts": {
+        **{name: Rule(f"alerts.{name}", "none", _STAYS) for name in ("loss_spike", "slow", "starvation", "memory")},
+        "window": Rule("alerts.loss_spike", "none", _STAYS),
+        "disk_share": Rule("alerts.disk", "none", _STAYS),
+        "disk_bytes": Rule("alerts.disk", "none", _STAYS),
+        "checkpoint_bytes": Rule("alerts.disk", "none", _STAYS),
+        "stalled_seconds": Rule("alerts.stalled", "none", _STAYS),
+    },
     "setup.schedule_cache": {"counts": None},
     "setup.resume": {
         "resume": None,

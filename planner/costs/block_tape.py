@@ -133,6 +133,7 @@ def _kernel(tape: Tape, q: Value, k: Value, v: Value, local: Local, axes: Axes) 
             extra=(statistics, *((local.rows * local.sequence**2 * local.width,) if local.masked else ())),
             saved=ATTENTION,
             flops=flops,
+            attends=True,
         )
     parts: tuple[Value, ...] = (q, k, v)
     if axes.ulysses > 1:
@@ -149,6 +150,7 @@ def _kernel(tape: Tape, q: Value, k: Value, v: Value, local: Local, axes: Axes) 
             scratch=(0, parts[0].size),
             saved=ATTENTION,
             flops=flops,
+            attends=True,
         )
     )
     return _to_positions(tape, out, local) if axes.ulysses > 1 else out
@@ -197,6 +199,7 @@ def _ring(tape: Tape, parts: tuple[Value, ...], local: Local, axes: Axes, flops:
             sums + repeated + block - (queries + keys) * width,
         ),
         flops=flops,
+        attends=True,
         calls=around,
         back_calls=[*around, *back],
     )

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ...planner.stops import SIGNALS
+from ..alerts.occasions import Occasions
 from ..fake import numbers
 from ..state import Halt, Rank
 from ..timers import Clocks
@@ -22,8 +23,11 @@ BEGAN = "XTRAIN_BEGAN"
 class Agreement:
     """What ranks tell each other between steps, in one sum over all of them."""
 
-    def __init__(self, requests: StopRequests, clocks: Clocks, control: Control) -> None:
+    def __init__(
+        self, requests: StopRequests, clocks: Clocks, control: Control, occasions: Occasions | None = None
+    ) -> None:
         self._requests, self._clocks, self._control = requests, clocks, control
+        self._occasions = occasions or Occasions(())
         self._signals: list[tuple[str, int]] = []
         self._limits: Limits | None = None
         self._limit = 0
@@ -36,35 +40,38 @@ class Agreement:
         if limits is not None:
             self._limit = self._clocks.ask_for(lambda: limits.passed)
         self._control.ask_through(self._clocks)
+        self._occasions.ask_through(self._clocks)
 
     def _asked(self, event: str) -> Callable[[], float]:
         received = self._requests.received
         return lambda: event in received
 
-    def meet(self, valid_tokens: float) -> float:
-        """`valid_tokens` of all ranks. Raises Halt on all ranks alike if the run is to stop."""
-        return self._meet(valid_tokens, waiting=False)
+    def meet(self, *counts: float) -> list[float]:
+        """Each of `counts` summed over all ranks. Raises Halt on all ranks alike if the run is to stop."""
+        return self._meet(counts, waiting=False)
 
     def meet_waiting(self) -> None:
         """The same between steps: clocks that run out are heard of at the next step."""
-        self._meet(0.0, waiting=True)
+        self._meet((), waiting=True)
 
-    def _meet(self, valid_tokens: float, *, waiting: bool) -> float:
+    def _meet(self, counts: tuple[float, ...], *, waiting: bool) -> list[float]:
         rank = self._rank
         assert rank is not None
-        values = [valid_tokens, *self._clocks.ask(first=rank.is_first, waiting=waiting)]
+        values = [*counts, *self._clocks.ask(first=rank.is_first, waiting=waiting)]
         if rank.world_size > 1:
             shared = torch.tensor(values, dtype=torch.float64, device=rank.device)
             dist.all_reduce(shared)
-            values = numbers(shared, [1.0] + [0.0] * (len(values) - 1))
-        self._clocks.answer(values[1:])
+            values = numbers(shared, [1.0] * len(counts) + [0.0] * (len(values) - len(counts)))
+        summed, heard = values[: len(counts)], values[len(counts) :]
+        self._clocks.answer(heard)
         self._control.hear()
+        self._occasions.hear()
         for event, number in self._signals:
             if self._clocks.due(number):
                 self._halt(event, f"{self._clocks.value(number)} of {rank.world_size} ranks received it")
         if self._limits is not None and self._clocks.due(self._limit):
             self._halt(*self._limits.named(self._clocks.value(self._limit)))
-        return values[0]
+        return summed
 
     def _halt(self, event: str, reason: str) -> None:
         self._requests.hurry(event)  # on the ranks that knew nothing yet, too

@@ -7,6 +7,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from ..models.parts import Parts
+from ..observation.waits import WAITS
 from ..ops import op
 
 
@@ -24,4 +25,10 @@ def _sum(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     whole = bucket.buffer()
     work = dist.all_reduce(whole, async_op=True)
     assert work is not None
-    return work.get_future().then(lambda _: whole)
+    came = WAITS.bucket_sent(last=bucket.is_last())
+
+    def take(_: object) -> Tensor:
+        came()
+        return whole
+
+    return work.get_future().then(take)

@@ -1,0 +1,43 @@
+"""What a rank holds: of a GPU's memory what torch has allocated and taken, on a CPU what is resident."""
+
+import os
+import resource
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import torch
+
+STATM: Final = Path("/proc/self/statm")
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The most this rank has held since it began: allocated on a GPU, resident on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+class MemoryNow:
+    """What a rank holds when it is asked, for its own records."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._retries = 0
+
+    def take(self) -> dict[str, int]:
+        """`allocated_bytes` and `reserved_bytes` of a GPU, with the `retries` of its allocator since this was last
+        asked; `resident_bytes` on a CPU, where the system tells."""
+        if self._device.type == "cuda":
+            told = torch.cuda.memory_stats_as_nested_dict(self._device)
+            before, self._retries = self._retries, told["num_alloc_retries"]
+            return {
+                "allocated_bytes": told["allocated_bytes"]["all"]["current"],
+                "reserved_bytes": told["reserved_bytes"]["all"]["current"],
+                "retries": self._retries - before,
+            }
+        with suppress(OSError):
+            return {"resident_bytes": int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")}
+        return {}
