@@ -125,7 +125,9 @@ class Curve:
             x_a, x_b, y_a, y_b = x[right - 1], x[right], y[right - 1], y[right]
             if log:
                 y_a, y_b = np.log10(y_a), np.log10(y_b)
-            lowest[between] = highest[between] = y_a + (y_b - y_a) * (middle - x_a) / (x_b - x_a)
+            share = (middle - x_a) / (x_b - x_a)
+            line = np.clip(y_a * (1 - share) + y_b * share, np.minimum(y_a, y_b), np.maximum(y_a, y_b))
+            lowest[between] = highest[between] = line
         inner = edges[1:-1]
         joined = (inner > 0) & (inner < len(x))
         if self.broken and len(x):

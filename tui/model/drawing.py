@@ -176,7 +176,7 @@ def _x_axis(
     seen: Extent, num_columns: int, offset: int, x_label: str, unit: Unit, num_rows: int, glyphs: Glyphs
 ) -> list[Row]:
     """The level line with its ticks, and their labels; only the labels where there is one row."""
-    values = ticks(*seen, max(1, num_columns // 12), unit)
+    values = ticks(*seen, max(1, num_columns // 10), unit)
     line, below = [glyphs.level] * num_columns, [" "] * (offset + num_columns)
     name = x_label[: max(0, offset - 1)] if offset > len(x_label) else ""
     below[: len(name)] = name

@@ -16,13 +16,15 @@ _SCALES: dict[Unit, tuple[tuple[float, str], ...]] = {
 }
 # Times and bytes have a gap between figure and sign, as everywhere else in these views.
 _APART: tuple[Unit, ...] = ("bytes", "seconds")
+# From here on a figure is written with a power of ten, whatever its unit.
+_A_WALL = 1e6
 # An axis changes to the larger unit only once this many of it are there: `90 s`, not `1.5 min`.
 _ENOUGH: dict[str, float] = {"min": 3, "h": 3, "d": 3}
 
 
 def ticks(low: float, high: float, most: int, unit: Unit = "number") -> list[float]:
     """At most about `most` round values from `low` to `high`, at equal distances."""
-    if not (math.isfinite(low) and math.isfinite(high)) or most < 1:
+    if not math.isfinite(high - low) or most < 1:
         return []
     if not high > low:
         return [low]
@@ -98,6 +100,8 @@ def _joined(figure: str, sign: str, unit: Unit) -> str:
 
 
 def _figures(value: float, number: int) -> str:
+    if not abs(value) < _A_WALL:
+        return f"{value:.2e}"
     digits = 0 if value == 0 else max(0, number - 1 - math.floor(math.log10(abs(value)) + 1e-9))
     return _figure(value, min(digits, 6))
 
@@ -131,5 +135,5 @@ def _digits(step: float) -> int:
 
 
 def _figure(value: float, digits: int) -> str:
-    figure = f"{value:.{digits}f}"
+    figure = f"{value:.{digits}f}" if abs(value) < _A_WALL else f"{value:.2e}"
     return figure.removeprefix("-") if float(figure) == 0 else figure

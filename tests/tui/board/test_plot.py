@@ -1,0 +1,150 @@
+"""The keys of a plot, and the mouse on it."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import numpy as np
+import pytest
+from textual.app import App, ComposeResult
+from textual.pilot import Pilot
+
+from xtrain.tui.board import plot as plot_module
+from xtrain.tui.board.plot import Line, Plot, terminal_glyphs
+from xtrain.tui.model.canvas import ASCII, UNICODE
+
+STEPS = np.arange(10.0, 2001.0, 10.0)
+LOSS = 2 + np.exp(-STEPS / 300)
+
+
+class Alone(App[None]):
+    def compose(self) -> ComposeResult:
+        yield Plot()
+
+
+def driven(script: Callable[[Plot, Pilot[None]], Awaitable[None]], size: tuple[int, int] = (80, 16)) -> None:
+    """Run `script` on a plot of one line that has the focus."""
+
+    async def main() -> None:
+        app = Alone()
+        async with app.run_test(size=size) as pilot:
+            plot = app.query_one(Plot)
+            plot.show([Line("loss", STEPS, LOSS)], title="loss")
+            plot.focus()
+            await pilot.pause()
+            await script(plot, pilot)
+
+    asyncio.run(main())
+
+
+def test_every_key() -> None:
+    async def script(plot: Plot, pilot: Pilot[None]) -> None:
+        assert plot.text.startswith("loss  2.001")
+        await pilot.press("l")
+        assert plot.view.log and plot.text.startswith("loss  log  2.001")
+        await pilot.press("l", "s")
+        assert not plot.view.log and plot.text.startswith("loss  smoothed 0.9  2.001")
+        await pilot.press("s", "s", "s")
+        assert plot.view.smoothing == 0
+        await pilot.press("plus")
+        assert plot.view.seen((10, 2000)) == (1005, 2000) and "part" in plot.text
+        await pilot.press("left")
+        assert plot.view.seen((10, 2000)) == (756.25, 1751.25)
+        await pilot.press("shift+left")
+        assert plot.view.seen((10, 2000)) == (10, 1005)
+        await pilot.press("right", "minus")
+        assert plot.view.span is None
+        await pilot.press("plus", "0")
+        assert plot.view.span is None
+
+    driven(script)
+
+
+def test_the_cursor_reads_what_the_file_says() -> None:
+    async def script(plot: Plot, pilot: Pilot[None]) -> None:
+        await pilot.press("c")
+        assert f"step 2,000  {float(LOSS[-1])!r}" in plot.text.split("\n")[0]
+        await pilot.press("left")
+        moved = plot.view.cursor
+        assert moved == 1990
+        await pilot.press("shift+left", "shift+left", "right")
+        place = int(np.searchsorted(STEPS, plot.view.cursor))
+        assert f"step {int(STEPS[place]):,}  {float(LOSS[place])!r}" in plot.text
+        await pilot.press("c")
+        assert plot.view.cursor is None and "│" not in plot.text.split("\n")[3][10:]
+
+    driven(script)
+
+
+def test_the_mouse() -> None:
+    async def script(plot: Plot, pilot: Pilot[None]) -> None:
+        await pilot.click(Plot, offset=(40, 5))
+        assert plot.view.cursor is not None and abs(plot.view.cursor - 1000) < 60
+        await pilot.press("c")
+        await pilot._post_mouse_events([plot_module.events.MouseScrollUp], Plot, offset=(40, 5), button=0)
+        low, high = plot.view.seen((10, 2000))
+        assert 10 < low < 1000 < high < 2000
+        await pilot.mouse_down(Plot, offset=(40, 5))
+        await pilot.hover(Plot, offset=(30, 5))
+        await pilot.mouse_up(Plot, offset=(30, 5))
+        assert plot.view.seen((10, 2000))[0] > low and plot.view.cursor is None
+        for _ in range(9):
+            await pilot._post_mouse_events([plot_module.events.MouseScrollDown], Plot, offset=(40, 5), button=0)
+        assert plot.view.span is None
+
+    driven(script)
+
+
+def test_lines_that_grow_are_followed_and_choices_kept() -> None:
+    async def script(plot: Plot, pilot: Pilot[None]) -> None:
+        await pilot.press("s")
+        plot.show([Line("loss", np.append(STEPS, 4000.0), np.append(LOSS, 7.5))], title="loss")
+        await pilot.pause()
+        assert plot.text.startswith("loss  smoothed 0.9  7.5") and "4k" in plot.text
+        await pilot.press("plus")
+        plot.show([Line("loss", STEPS * 1e6, LOSS)], title="loss", x_label="tokens")
+        await pilot.pause()
+        # Another axis: the part that was seen is none of it.
+        assert plot.view.span is None and plot.view.smoothing == 0.9
+
+    driven(script)
+
+
+def test_the_same_lines_are_not_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    async def script(plot: Plot, pilot: Pilot[None]) -> None:
+        real = plot_module.draw
+        monkeypatch.setattr(plot_module, "draw", lambda *given, **named: drawn.append(1) or real(*given, **named))
+        for _ in range(5):
+            plot.show([Line("loss", STEPS, LOSS)], title="loss")
+            await pilot.pause()
+        assert not drawn
+        plot.show([Line("loss", STEPS, LOSS + 1)], title="loss")
+        await pilot.pause()
+        assert plot.text and len(drawn) == 1
+
+    driven(script)
+
+
+def test_without_any_line_no_key_does_harm() -> None:
+    async def script(plot: Plot, pilot: Pilot[None]) -> None:
+        plot.show([], title="eval loss")
+        await pilot.press("l", "s", "plus", "minus", "left", "right", "0", "c", "shift+right")
+        await pilot.click(Plot, offset=(3, 3))
+        assert "no values yet" in plot.text
+
+    driven(script)
+
+
+def test_signs_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        encoding = "utf-8"
+
+    monkeypatch.setattr(plot_module.sys, "__stdout__", Stream)
+    monkeypatch.setenv("TERM", "xterm")
+    assert terminal_glyphs() is UNICODE
+    monkeypatch.setenv("TERM", "linux")
+    assert terminal_glyphs() is ASCII
+    monkeypatch.setenv("TERM", "xterm")
+    Stream.encoding = "iso8859-1"
+    assert terminal_glyphs() is ASCII
