@@ -72,7 +72,7 @@ def test_points_out_of_order_are_put_in_order() -> None:
 
 
 def test_lengths_that_differ_are_refused() -> None:
-    with pytest.raises(ValueError, match="loss: .*places"):
+    with pytest.raises(ValueError, match=r"loss: .*places"):
         Curve(Line("loss", np.arange(3.0), np.arange(4.0)))
 
 
