@@ -102,7 +102,7 @@ class Step:
     """The name of the phase that it lies in."""
     microbatches: list[Microbatch] = field(factory=list)
     valid_tokens: int = 0
-    documents: DocumentSums = DocumentSums()
+    documents: DocumentSums = field(factory=DocumentSums)
     loss_sum: Tensor | None = None
     row_losses: "list[RowLosses]" = field(factory=list)
     loss: float = float("nan")
