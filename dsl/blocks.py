@@ -4,7 +4,7 @@ from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
 import attrs
 
-from .schema import actions, alerts, cluster, data, ema, experiment, fault_tolerance, model, parallel, training
+from .schema import actions, alerts, cluster, data, ema, experiment, fault_tolerance, log, model, parallel, training
 from .schema.later import KINDS as LATER_KINDS
 from .schema.setting import settings_of
 
@@ -31,6 +31,7 @@ KINDS: Final[dict[str, type]] = {
     "checkpoint": training.Checkpoint,
     "fault_tolerance": fault_tolerance.FaultTolerance,
     "alerts": alerts.Alerts,
+    "log": log.Log,
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
 NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases"}

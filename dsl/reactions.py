@@ -9,16 +9,17 @@ from . import syntax as s
 from .convert import Context, convert
 from .diagnostics import Fix
 from .doubts import stand_in
+from .evaluate import Names
 from .fixes import renamed
 from .numerals import UNIT_WORDS, certain_unit, near_unit
 from .quantity import Quantity
 from .schema import later
 from .schema.actions import Event, Tick
 from .schema.setting import settings_of
-from .sections import Reaction, Section
+from .sections import Label, Reaction, Section
 from .spec import Origin
 from .suggest import closest
-from .values import FAILED, Value
+from .values import FAILED, Value, describe
 
 if TYPE_CHECKING:
     from .structure import Structurer
@@ -132,14 +133,14 @@ def _actions(reaction: Reaction, path: str, around: "Structurer") -> tuple[Any, 
     found: list[Any] = []
     for name, section in reaction.actions:
         place = f"{path}.actions.{len(found)}"
-        action = _action(name, section, place, around)
+        action = _action(name, section, place, reaction.names, around)
         if action is FAILED:
             around.doubts.paths.add(f"{path}.actions")
         found += [action] if action is not FAILED else around.leave_out(place)
     return tuple(found)
 
 
-def _action(name: s.Name, section: Section, path: str, around: "Structurer") -> Any:
+def _action(name: s.Name, section: Section, path: str, names: Names, around: "Structurer") -> Any:
     if name.text in later.ACTIONS:
         around.diagnostics.error("X209", f"the action `{name.text}` is not supported yet", name.span)
         return FAILED
@@ -152,6 +153,8 @@ def _action(name: s.Name, section: Section, path: str, around: "Structurer") -> 
         )  # fmt: skip
         return FAILED
     block = blocks.ACTIONS[name.text]
+    if not _bracketed(name, section, names, around):
+        return FAILED
     most = 1 if blocks.label_of(block) else 0
     for label in section.labels[most:]:
         if label.value.span.text in (*blocks.ACTIONS, *later.ACTIONS):
@@ -164,3 +167,38 @@ def _action(name: s.Name, section: Section, path: str, around: "Structurer") -> 
     action = around.block(block, section, path)
     label = blocks.label_of(block)
     return FAILED if label is not None and f"{path}.{label.name}" in around.doubts.paths else action
+
+
+def _bracketed(name: s.Name, section: Section, names: Names, around: "Structurer") -> bool:
+    """Make the text in the brackets of `notify("…")` its label. False, with a report, if there is none, or if another
+    action has brackets."""
+    given, word, errors = section.arguments, name.text, around.diagnostics
+    if word not in blocks.CALLED:
+        if given is None:
+            return True
+        label = blocks.label_of(blocks.ACTIONS[word])
+        form = word if label is None else f"{word} {label.name.upper()}"
+        errors.error("X220", f"`{word}` takes no brackets", name.span, hint=f"write `{form}`")
+        return False
+    if given is None:
+        text = section.labels[0].value.span.text if section.labels else '"…"'
+        message, form = f"`{word}` takes a command in brackets", f"{word}({text})"
+        fix = Fix(section.heads[-1], form) if text.startswith('"') and len(section.labels) == 1 else None
+        errors.error("X220", message, name.span, hint=f"write `{form}`", fix=fix)
+        return False
+    if len(given) != 1 or given[0].name is not None:
+        span = given[0].span.to(given[-1].span) if given else name.span
+        errors.error("X220", f"`{word}` takes one command, as a text", span, hint=f'write `{word}("…")`')
+        return False
+    value = around.evaluator.value(given[0].value, names)
+    if value.data is FAILED:
+        return False
+    if not isinstance(value.data, str):
+        message = f"`{word}` takes a text, not {describe(value.data)}"
+        errors.error("X301", message, value.span, hint=f'write `{word}("…")`', notes=value.notes)
+        return False
+    if not value.data.strip():
+        errors.error("X304", "a command cannot be empty", value.span, hint=f'write `{word}("…")`', notes=value.notes)
+        return False
+    section.labels = [Label(value)]
+    return True

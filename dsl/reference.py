@@ -28,10 +28,11 @@ ROLES: Final[dict[Role, str]] = {
 _SCALARS: Final = {int: "whole number", float: "number", str: "text", Metric: "metric", Interval: "range"}
 _MEASURES: Final = {"seconds": "time"}
 _LISTS: Final = {int: "list of whole numbers", float: "list of numbers", str: "list of texts"}
-_SAMPLE_LABELS: Final = {"size": "2", "source": "bytes"}
+_SAMPLE_LABELS: Final = {"size": "2", "source": "bytes", "command": '"./page-me.sh"'}
 _LABELS: Final = {
     "name": "what it is called",
     "dataset": "the name of a dataset",
+    "command": "the command, as one would type it",
     "source": '`bytes`, or the folder of a tokenizer as `"assets/tokenizer"`',
     "size": "the ranks of the axis",
 }
@@ -97,7 +98,7 @@ def every_page(within: Iterable[Page] | None = None) -> Iterator[Page]:
 def _page(name: str, path: str, block: type, group: Group, around: Callable[[str], str] = str) -> Page:
     """A page. around: what stands around the block in an example, as `parallel { … }` around an axis."""
     written, summary, more = described(block)
-    when = "on nan" if name in ("skip", "rollback") else "every 100 steps"
+    when = "on nan" if name in ("skip", "rollback") else "on finish" if name == "notify" else "every 100 steps"
     around = (lambda inner: f"{when} {inner}") if group == "action" else around
     known = settings_of(block)
     fields: list[Field] = []
@@ -175,7 +176,7 @@ def _label(
     example = field.choices[0] if field.choices else _SAMPLE_LABELS.get(attribute.name, "NAME")
     name = path.rpartition(".")[2]
     body = f" {{ {', '.join(needed)} }}" if needed else ""
-    usage = around(f"{name} {example}{body}")
+    usage = around(f"{name}({example}){body}" if name in blocks.CALLED else f"{name} {example}{body}")
     return attrs.evolve(field, is_label=True, example=example, usage=usage)
 
 

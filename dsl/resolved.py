@@ -73,7 +73,9 @@ def _reaction(reaction: Tick | Event) -> str:
 def _action(action: Any) -> str:
     label = blocks.label_of(type(action))
     head = _ACTIONS[type(action)]
-    if label is not None:
+    if label is not None and head in blocks.CALLED:
+        head = f"{head}({value_text(getattr(action, label.name))})"
+    elif label is not None:
         head = f"{head} {_label(getattr(action, label.name))}"
     fields = [f"{name} = {value_text(getattr(action, name))}" for name in settings_of(type(action))]
     return f"{head} {{ {', '.join(fields)} }}" if fields else head

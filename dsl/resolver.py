@@ -58,7 +58,7 @@ class _Resolver:
     def _actions(self, actions: tuple[s.Block, ...], names: Names) -> list[tuple[s.Name, Section]]:
         found = []
         for action in actions:
-            section = Section(action.kind.text)
+            section = Section(action.kind.text, arguments=action.arguments)
             self._merge(section, action, names)
             found.append((action.kind, section))
         return found

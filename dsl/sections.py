@@ -36,6 +36,7 @@ class Section:
     kind: str
     heads: list[Span] = field(factory=list)
     labels: list[Label] = field(factory=list)
+    arguments: tuple[s.Argument, ...] | None = None  # of an action that takes them in brackets
     entries: dict[str, Entry] = field(factory=dict)
     blocks: dict[str, "Section"] = field(factory=dict)
     broken: bool = False

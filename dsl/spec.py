@@ -6,11 +6,13 @@ from attrs import field, frozen
 
 from .diagnostics import Note
 from .schema.actions import Event, Tick
+from .schema.alerts import Alerts
 from .schema.cluster import Cluster
 from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link, Mixture, Phase, UserCall
 from .schema.ema import Ema
 from .schema.experiment import Experiment, Launch, Workspace
 from .schema.fault_tolerance import FaultTolerance
+from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
 from .schema.training import Checkpoint, Loss, Optimizer, Scheduler
@@ -58,6 +60,8 @@ class Spec:
     compile: Compile = Compile(mode="none")
     checkpoint: Checkpoint = Checkpoint()
     fault_tolerance: FaultTolerance = FaultTolerance()
+    alerts: Alerts = Alerts()
+    log: Log = Log()
     workspace: Workspace = Workspace()
     launch: Launch = Launch()
     cluster: Cluster = Cluster(preset="none")

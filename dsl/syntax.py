@@ -144,9 +144,12 @@ Label = Name | String | Number | Constant
 
 @frozen
 class Block(Node):
+    """arguments: of an action that takes them in brackets, else None."""
+
     kind: Name
     labels: tuple[Label, ...]
     body: Body | None
+    arguments: tuple[Argument, ...] | None = None
 
 
 @frozen

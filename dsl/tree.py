@@ -59,7 +59,12 @@ class TreeBuilder(Transformer):
         end = body.span if body else rest[-1].span if rest else kind.span
         return s.Block(kind.span.to(end), _name(kind), tuple(rest), body)
 
-    action = block
+    def action(self, parts: Parts) -> s.Block:
+        if len(parts) < 2 or not isinstance(parts[1], tuple):
+            return self.block(parts)
+        kind, (closer, arguments), *body = parts
+        span = kind.span.to(body[0].span if body else closer.span)
+        return s.Block(span, _name(kind), (), body[0] if body else None, arguments)
 
     def actions(self, parts: Parts) -> tuple[s.Block, ...]:
         return tuple(part for part in parts if isinstance(part, s.Block))

@@ -75,5 +75,11 @@ EVENTS: Final[dict[str, tuple[str, str]]] = {
     "time_limit": ("the time of `launch.time_limit` is over", "`checkpoint then stop`"),
     "stop_at": ("the step of `launch.stop_at` or `launch.stop_after` is reached", "`checkpoint then stop`"),
     "stop_file": ("there is a file where `launch.stop_file` says", "`checkpoint then stop`"),
+    "loss_spike": ("the loss rises far above the last ones; see `alerts.loss_spike`", "the alert alone"),
+    "slow": ("steps take much longer than before; see `alerts.slow`", "the alert alone"),
+    "starvation": ("ranks wait for rows; see `alerts.starvation`", "the alert alone"),
+    "memory": ("a rank holds more than is planned; see `alerts.memory`", "the alert alone"),
+    "disk": ("the run's file system is nearly full; see `alerts.disk`", "the alert alone"),
+    "stalled": ("nothing gets on, because of some ranks; see `alerts.stalled`", "the alert alone"),
     "nan": ("loss or gradient norm is not a number, in n steps in a row with `nan(n)`", "`stop`, as a failure"),
 }  # fmt: skip

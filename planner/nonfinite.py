@@ -4,11 +4,11 @@ from typing import Final
 
 from attrs import frozen
 
-from ..dsl.schema.actions import Action, CheckpointAction, RollbackAction, SkipAction, StopAction
+from ..dsl.schema.actions import Action, CheckpointAction, NotifyAction, RollbackAction, SkipAction, StopAction
 from ..dsl.spec import Spec
 from .arithmetic import Arithmetic
 from .rules.findings import Findings
-from .stops import actions_on, counted
+from .stops import actions_on, counted, only_tells
 from .timeline import Schedule
 
 Policy = SkipAction | RollbackAction | StopAction
@@ -33,7 +33,8 @@ class OnNan:
 def on_nan(spec: Spec) -> OnNan:
     """What a spec that has passed `check_nan` says, or the default: the first bad step ends the run."""
     action = next((a for a in actions_on(spec.events, "nan") if isinstance(a, Policy)), StopAction())
-    count = next((event.count for event in spec.events if event.event == "nan"), None)
+    deciding = (event for event in spec.events if event.event == "nan" and not only_tells(event.actions))
+    count = next((event.count for event in deciding), None)
     return OnNan(LIMITS[type(action)] if count is None else count, action)
 
 
@@ -78,6 +79,10 @@ def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings
         message = "on nan(1) skip: the first bad step would end the run, and none would be skipped"
         found.fail("schedule.nan", "X612", path, message, "write `on nan(2) skip` or more, or `on nan stop`")
         return
+    if late := [count for count in schedule.bad_steps if count is not None and count > policy.limit]:
+        message = f"on nan({late[0]}) notify never occurs: {bad_step_text(policy)}"
+        found.fail("schedule.nan", "X612", path, message, f"write `on nan({policy.limit}) notify(…)`, or fewer")
+        return
     found.passed("schedule.nan", bad_step_text(policy))
     if isinstance(policy.action, RollbackAction):
         _check_rollback(spec, schedule, batch, path, found)
@@ -90,7 +95,10 @@ def _elsewhere(spec: Spec) -> list[tuple[str, tuple[Action, ...]]]:
 
 
 def _wrong(actions: tuple[Action, ...]) -> tuple[str, str] | None:
-    """(message, hint) if not exactly one thing is done."""
+    """(message, hint) if not exactly one thing is done; who is told beside it is another matter."""
+    if actions and only_tells(actions):
+        return None
+    actions = tuple(action for action in actions if not isinstance(action, NotifyAction))
     deciding = [action for action in actions if isinstance(action, Policy)]
     if any(isinstance(action, CheckpointAction) for action in actions):
         message = "on nan saves: what is not a number may come from the weights, and `latest` would name them"

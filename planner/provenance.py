@@ -7,10 +7,11 @@ from attrs import evolve
 
 from ..dsl.blocks import SOURCES, is_block, label_of
 from ..dsl.quantity import Quantity
-from ..dsl.schema.actions import Action, EvalAction
+from ..dsl.schema.actions import Action, EvalAction, NotifyAction
 from ..dsl.schema.data import Dataset, Shard, Source, UserCall
 from ..dsl.schema.setting import Auto, settings_of
 from ..dsl.spec import Spec
+from .alerts import alert_reasons
 from .architecture import Architecture
 from .nodes.chain import resolve_chain
 from .nodes.source_args import reads
@@ -70,6 +71,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
         yield from _actions(f"on.{number}", event.actions)
     yield from _block("checkpoint", spec.checkpoint)
     yield from _block("fault_tolerance", spec.fault_tolerance)
+    yield from _block("alerts", spec.alerts)
+    yield from _block("log", spec.log)
     yield from _block("workspace", spec.workspace)
     yield from _block("launch", spec.launch)
     yield "cluster.preset", spec.cluster.preset
@@ -80,6 +83,8 @@ def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]
     for number, action in enumerate(actions):
         if isinstance(action, EvalAction):
             yield f"{path}.actions.{number}.dataset", action.dataset
+        if isinstance(action, NotifyAction):
+            yield f"{path}.actions.{number}.command", action.command
         yield from _block(f"{path}.actions.{number}", action)
 
 
@@ -179,7 +184,7 @@ def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: S
         **{path: (_value(path, architecture, values), how) for path, how in reasons.items()},
         **run.staging.reasons,
     }
-    chosen |= _parallel_choices(run)
+    chosen |= _parallel_choices(run) | alert_reasons(spec)
     found = []
     for path, (value, how) in chosen.items():
         found.append(Provenance(path=path, value=spell(value), origin="derived", how=how))

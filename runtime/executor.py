@@ -10,9 +10,12 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
+from ..planner.alerts import ALERTS
 from ..planner.plan import Node, Plan
-from ..planner.plan_timeline import Tick
+from ..planner.plan_timeline import Reaction, Tick
 from ..planner.stops import SIGNALS
+from .alerts.notify import Notifier
+from .alerts.occasions import NOTIFY, Occasions
 from .bootstrap import choose_device
 from .checkpoint import durable
 from .checkpoint.sources import starting_point
@@ -57,6 +60,8 @@ class Executor:
         self.clocks = Clocks()
         self.control = Control(plan.timeline.commands, self._call)
         self.lookout = Lookout(report=self._warn)
+        self.notifier = Notifier(self.records, self.progress, plan.timeline.steps)
+        self.occasions = Occasions.of(plan, ALERTS)
         self.resources: Resources = {
             "plan": plan,
             "records": self.records,
@@ -65,7 +70,9 @@ class Executor:
             "clocks": self.clocks,
             "control": self.control,
             "lookout": self.lookout,
-            "agreement": Agreement(self.requests, self.clocks, self.control),
+            "agreement": Agreement(self.requests, self.clocks, self.control, self.occasions),
+            "notifier": self.notifier,
+            "occasions": self.occasions,
             "beat": self.beat,
             "leave": leave,
             "prepared": {},
@@ -166,13 +173,14 @@ class Executor:
         total = self._total(feed)
         calls = [(node.id, self._call(node.id), node.op in LASTING) for node in self._order if node.kind == "step"]
         ticks = [self._due_tick(tick) for tick in self.plan.timeline.ticks]
-        reactions = {r.event: tuple(map(self._call, r.nodes)) for r in self.plan.timeline.reactions}
+        reactions = {r.event: tuple(map(self._call, r.nodes)) for r in self.plan.timeline.reactions if r.event != "nan"}
+        bad_steps = [r for r in self.plan.timeline.reactions if r.event == "nan"]
         if self.progress.step >= total and self._finished_step() == self.progress.step:
             return "complete"
         tokens_per_step = self.plan.estimates.tokens_per_step
         seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
         clock, at = time.perf_counter, self.beat.at
-        stopping, control = False, self.control
+        stopping, control, occasions = False, self.control, self.occasions
         if self.records.rank == 0:
             self.lookout.begin()
         first = self.progress.step  # compiles, and may take long
@@ -193,8 +201,12 @@ class Executor:
             except SkipStep as reason:
                 self.records.event("skipped", step=step.index + 1, reason=str(reason), **reason.fields)
                 step.let_go()
+                if self.progress.bad.in_a_row:
+                    self._on_nan(step, bad_steps)
             except NonFinite as error:
-                self._on_nan(error, step, reactions)
+                self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
+                if self._on_nan(step, bad_steps):
+                    raise
                 total = self._total(feed)  # of a budget in epochs there may be less left
                 last = min(total, stops)
                 continue
@@ -208,6 +220,8 @@ class Executor:
                     for call in tick.calls:
                         call(step)
                     stopping = stopping or tick.tick.stop
+            if occasions.due:
+                stopping = self._on_alerts(step) or stopping
             if control.busy:
                 try:
                     stopping = control.obey(step) or stopping
@@ -252,15 +266,28 @@ class Executor:
         self._react(event, reactions)
         return STATUS_OF_EVENT[event]
 
-    def _on_nan(self, error: NonFinite, step: Step, reactions: dict[str, tuple[StepCall, ...]]) -> None:
-        """Do what is declared for too many bad steps in a row. Raises `error` unless that lets the run go on."""
-        self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
-        if not reactions["nan"]:
-            raise error
+    def _on_nan(self, step: Step, reactions: list[Reaction]) -> bool:
+        """Do what is declared for so many bad steps in a row as there are; whether the run is to end by it."""
+        due = [each for each in reactions if each.count == self.progress.bad.in_a_row]
         step.let_go()
-        for call in reactions["nan"]:
-            call(step)
+        for reaction in due:
+            for node in reaction.nodes:
+                self._call(node)(step)
         self._last_step = None
+        return any(reaction.stop for reaction in due)
+
+    def _on_alerts(self, step: Step) -> bool:
+        """Do what is declared for alerts that all ranks have heard of; whether the run is to stop."""
+        stopping = False
+        for reaction in self.occasions.take():
+            for node in reaction.nodes:
+                if self.plan.node(node).op != NOTIFY:  # that was run when the alert was raised
+                    self._call(node)(step)
+            if reaction.stop:
+                reason = f"an alert was raised: on {reaction.event}"
+                self.records.event("stop", step=self.progress.step, name=reaction.event, reason=reason)
+                stopping = True
+        return stopping
 
     def _react(self, event: str, reactions: dict[str, tuple[StepCall, ...]]) -> None:
         """Run the nodes that the plan names for an event."""

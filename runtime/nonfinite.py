@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..planner.units import plural
+from .alerts.alerts import Alerts
 from .models.parts import Parts
 from .models.router import Router
 from .ops import op
@@ -21,7 +22,7 @@ StepCall = Callable[[Step], None]
 
 
 @op("step.check_finite")
-def check_finite(model: Parts, progress: Progress, limit: int) -> StepCall:
+def check_finite(model: Parts, progress: Progress, limit: int, alerts: Alerts | None = None) -> StepCall:
     """Leave a step out whose loss or norm is not a number, but for the `limit`-th in a row.
 
     Raises SkipStep for those that are left out, NonFinite for the `limit`-th, on all ranks alike.
@@ -39,6 +40,8 @@ def check_finite(model: Parts, progress: Progress, limit: int) -> StepCall:
         bad.in_a_row += 1
         bad.total += 1
         bad.latest.append((number, step.loss, step.grad_norm))
+        if alerts is not None:
+            alerts.bad_step(step.loss, step.grad_norm)
         if bad.in_a_row >= limit:
             raise NonFinite(number, step.loss, step.grad_norm, told(bad) if limit > 1 else "")
         assert counts is not None

@@ -39,6 +39,8 @@ MODULES = (
     "ema",
     "scheduler",
     "observation.observe",
+    "alerts.alerts",
+    "alerts.notify",
     "checkpoint.ops",
     "checkpoint.rollback",
     "step",

@@ -140,7 +140,7 @@ class MemorySnapshotAction:
 class NotifyAction:
     """`notify("COMMAND")`: a command for the shell, run by the first rank beside training; no step waits for it.
 
-    What it is about is in its environment: `XTRAIN_EVENT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more.
+    What it is about is in its environment: `XTRAIN_ALERT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more.
     """
 
     command: str

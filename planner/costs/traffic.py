@@ -11,6 +11,7 @@ from math import prod
 
 from attrs import define, field
 
+from ..alerts import acts_together
 from ..architecture import ParameterSpec
 from ..inventory import end_names
 from ..layouts.mesh import AXES
@@ -130,6 +131,7 @@ def _around(wires: Wires, run: Resolved, pp: int) -> None:
     # Valid tokens and three sums over documents, signals, limits, commands, the clocks and whether a save is done;
     # square of the norm, and the loss.
     asked = len(SIGNALS) + bool(agree_args(spec)) + 2  # a command from outside, and its number
+    asked += acts_together(spec)
     wires.add(Call(world, "all_reduce", "step.agree", (4 + asked + clocks) * 8))
     wires.add(Call(world, "all_reduce", "step.gradient_norm" if spec.optimizer.clip is None else "step.clip", 2 * 8))
     if arch.router_bias_speed > 0:

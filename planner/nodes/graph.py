@@ -11,6 +11,7 @@ from ..cluster import device_kind
 from ..commands import lay_commands
 from ..layouts.mesh import AXES
 from ..learning_rate import scheduler_args
+from ..log_writers import add_writers
 from ..nonfinite import on_nan
 from ..plan import Edge, Node
 from ..plan_figures import Estimates
@@ -49,7 +50,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
     resume = _resume(graph, run, loader, optimizer, scheduler, averages, _alerts(graph, run, estimates))
-    last = add_step(graph, run, resume, estimates, schedule)
+    last = add_step(graph, run, add_writers(graph, run.spec, resume), estimates, schedule)
     first_tick = len(graph.nodes)
     publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
     actions = ActionNodes(graph, run, last)

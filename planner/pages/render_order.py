@@ -6,7 +6,14 @@ from .text import Detail, Page
 
 # Nodes that change nothing in the model; the other parts speak of what they do.
 ELSEWHERE = ("setup.bootstrap", "setup.mesh", "setup.tokenizer", "setup.data", "setup.loader", "setup.scheduler")
-ELSEWHERE += ("setup.watch", "setup.observe", "setup.schedule_cache", "setup.resume", "setup.checkpoint")
+ELSEWHERE += (
+    "setup.watch",
+    "setup.observe",
+    "setup.alerts",
+    "setup.schedule_cache",
+    "setup.resume",
+    "setup.checkpoint",
+)
 MOST, SHORT = 14, 5  # rows that stay until other tables are down to so many: an order has no unimportant part
 
 

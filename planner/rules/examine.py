@@ -13,6 +13,7 @@ from ..layouts.layout import Layout, lay_out
 from ..layouts.pipeline import Staging, check_microbatches, lay_stages
 from ..layouts.topology import check_topology
 from ..learning_rate import check_schedule
+from ..log_writers import check_log
 from ..nonfinite import check_nan
 from ..plan_timeline import Phase
 from ..profiling import check_profiles
@@ -73,6 +74,7 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     check_events(spec, found)
     check_profiles(spec, batch, found)
     check_alerts(spec, found)
+    check_log(spec, found)
     check_stops(spec.launch, batch, found)
     check_saving(spec, schedule, batch, found)
     check_average(spec, batch, found)

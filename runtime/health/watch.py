@@ -21,6 +21,7 @@ from ..ops import op
 from ..state import Rank
 from .beat import Beat, BeatFile, beat_path, process_state, read_beat
 from .judge import PAUSE, Seen, State, Verdict, judge
+from .pace import Pace
 from .stacks import ASK, answer_when_asked, end, here, save_of, save_own, whereabouts
 
 # Seconds between two lines. A longer gap is one of the whole machine, which was asleep, and nobody's fault.
@@ -76,6 +77,8 @@ class Watch:
     world: int
     stuck: float | None
     leave: Callable[[int], None]
+    observers: list[Callable[[Pace], None]] = field(factory=list)
+    """Called about once a second by the thread, while the run is not being ended."""
     _host: str = field(factory=socket.gethostname)
     _closed: threading.Event = field(factory=threading.Event)
     _thread: threading.Thread | None = None
@@ -140,6 +143,8 @@ class Watch:
         if self.condemned():
             self._end(self._adopted())
             return
+        for observer in tuple(self.observers):
+            observer(Pace(self._now, idle, self.beat.lasting))
         limit = self.beat.limit or self.stuck
         if limit is None or idle < LOOK * limit:
             self._seen.clear()

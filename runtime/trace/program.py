@@ -11,7 +11,9 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from ...planner.alerts import ALERTS
 from ...planner.plan import Node, Plan
+from ..alerts.occasions import Occasions
 from ..control.agreement import Agreement
 from ..control.commands import Control
 from ..control.lookout import Lookout
@@ -41,6 +43,7 @@ LEFT_OUT = frozenset(
         "setup.loader",
         "setup.scheduler",
         "setup.observe",
+        "setup.alerts",
         "setup.pretrained",
         "setup.resume",
         "setup.checkpoint",
@@ -76,12 +79,13 @@ class Program:
         if any(node.op == "step.put_off_save" for node in plan.nodes):
             clocks.ask_for(lambda: False)
         requests = StopRequests(deadline_seconds=0.0, report=print)  # nobody makes any
+        control = Control((), call=lambda node: print)
         self._resources: dict[str, Any] = {
             "plan": plan,
             "rank": rank,
             "stages": [],
             "clocks": clocks,
-            "agreement": Agreement(requests, clocks, Control((), call=lambda node: print)),
+            "agreement": Agreement(requests, clocks, control, Occasions.of(plan, ALERTS)),
             "lookout": Lookout(report=print),
         }
 

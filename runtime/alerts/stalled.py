@@ -1,0 +1,88 @@
+"""`stalled`: nothing gets on, and who the others wait for, told long before the run is given up because of it."""
+
+from pathlib import Path
+from typing import Final
+
+from attrs import define, field
+
+from ..health.beat import Reading, beat_path, read_beat
+from ..health.judge import PAUSE, Seen, Verdict, judge
+from ..health.pace import Pace
+from .signs import Finding
+
+# Shares of the limit: ranks that have stood still so long are looked at; and how often, as two readings are compared.
+LOOK: Final = 0.3
+OFTEN: Final = 0.1
+
+
+@define(eq=False)
+class Stalled:
+    """Seen by every rank, told by one: the first whose line moves. limit: seconds without progress."""
+
+    rank: int
+    world: int
+    directory: Path
+    limit: float
+    raised: bool = False
+    _seen: dict[int, Seen] = field(factory=dict)
+    _looked: float = float("-inf")
+
+    def look(self, own: Pace) -> Finding | None:
+        """Called about once a second, beside training."""
+        if own.idle < LOOK * self.limit:
+            self._seen.clear()
+            return self._over()
+        if self.raised or own.now - self._looked < max(PAUSE, OFTEN * self.limit):
+            return None
+        self._looked = own.now
+        if not self._read(own.now) or own.idle < self.limit:
+            return None
+        verdict = judge(self.rank, self._seen, own.now, self.limit, lasting=own.lasting)
+        if verdict is None or not verdict.ranks or not self._speaks(verdict):
+            return None
+        self.raised = True
+        return self._finding(verdict, own.idle)
+
+    def _over(self) -> Finding | None:
+        if not self.raised:
+            return None
+        self.raised = False
+        return Finding("stalled", "cleared", "all ranks get on again")
+
+    def _read(self, now: float) -> bool:
+        """Read the lines of all. Whether it is this rank's turn to: one before it whose line moves will do so."""
+        for rank in range(self.rank):
+            self._take(rank, now)
+            if self._seen[rank].fresh and self._seen[rank].reading is not None:
+                return False
+        for rank in range(self.rank, self.world):
+            self._take(rank, now)
+        return True
+
+    def _take(self, rank: int, now: float) -> None:
+        reading = read_beat(beat_path(self.directory, rank))
+        if rank in self._seen:
+            self._seen[rank].take(reading, now)
+        else:
+            self._seen[rank] = Seen(reading, now, now)
+
+    def _speaks(self, verdict: Verdict) -> bool:
+        """Whether all before this rank are among those that cannot."""
+        return all(rank in verdict.ranks for rank in range(self.rank)) if verdict.frozen else self.rank == 0
+
+    def _finding(self, verdict: Verdict, idle: float) -> Finding:
+        first = self._seen[verdict.ranks[0]].reading
+        shown = ", ".join(map(str, verdict.ranks[:8])) + (", …" if len(verdict.ranks) > 8 else "")
+        ranks = f"rank{'s' if len(verdict.ranks) > 1 else ''} {shown}"
+        how = "not heard of any more" if verdict.frozen else "got stuck"
+        message = f"no progress for {idle:.0f} s: {ranks} {how}, {_where(first)}"
+        return Finding("stalled", "raised", message, round(idle, 1), self.limit, verdict.ranks)
+
+
+def _where(reading: Reading | None) -> str:
+    """`in step 12, step.fetch at data/feed.py:80 next, process 1234 on host`."""
+    if reading is None:
+        return "which has told nothing yet"
+    step = f"step {reading.step}, " if reading.step else ""
+    place = f" at {reading.place}" if reading.place else ""
+    return f"in {step}{reading.node}{place}, process {reading.pid} on {reading.host}"
