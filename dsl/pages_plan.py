@@ -197,6 +197,10 @@ PAGES: Final = (
         the state, and `dcp` lets each write its own; a run of any number of ranks goes on from a checkpoint of either.
         """, "parallel { fsdp 2 }\ncheckpoint { backend = file }",
         "parallel { fsdp 2 }\ncheckpoint { backend = dcp }"),
+    Code("X622", "a name that W&B does not take", """
+        A project has no `/`, `\\`, `#`, `?`, `%` or `:` in its name, no name has more than 128 characters, and a tag has
+        1 to 64. W&B would refuse it when the run has begun.
+        """, 'log { wandb { project = "team/llama" } }', 'log { wandb { project = "llama", entity = "team" } }'),
     Code("X702", "a device is not there", """
         The run asks for a device this machine does not have, or for more of them than it has.
         """),
@@ -241,6 +245,10 @@ PAGES: Final = (
         With `workers` in `batch`, processes of their own read the data. One that is killed is replaced and nothing is
         lost; three in a row ended at the same step. They may lack memory, or a collator of yours ends its process. The
         log of the rank says more; `workers = 0` reads in the rank itself.
+        """),
+    Code("X715", "a package is missing", """
+        `log` names something that needs a package which is not installed here: `pip install 'xtrain[tensorboard]'` for
+        event files of TensorBoard, `pip install 'xtrain[wandb]'` for Weights & Biases.
         """),
     Code("X720", "there is no such checkpoint", """
         `checkpoint.from`, `checkpoint.pretrained` or a command names a checkpoint, and nothing sound is there: a folder

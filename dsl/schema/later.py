@@ -5,7 +5,7 @@ from typing import Final
 from .parallel import Pp
 from .training import Loss, Optimizer
 
-KINDS: Final = ("adapter", "log", "serve", "sweep")
+KINDS: Final = ("adapter", "serve", "sweep")
 ACTIONS: Final = ("export",)
 EVENTS: Final = ()
 SOURCES: Final = ()

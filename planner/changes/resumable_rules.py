@@ -50,6 +50,7 @@ _LEARNS = "the optimizer takes it from the plan"
 
 _AVERAGE = "the averaged weights move"
 
+_OF_WANDB = ("project", "entity", "name", "group", "tags", "notes", "mode")
 _SAVING = ("backend", "keep", "mode", "overlap", "best", "failures")
 
 # None: spoken of as a whole elsewhere: the model, the data, the layout, the curve of the learning rate, the cadence.
@@ -169,6 +170,8 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "checkpoint_bytes": Rule("alerts.disk", "none", _STAYS),
         "stalled_seconds": Rule("alerts.stalled", "none", _STAYS),
     },
+    "setup.log.tensorboard": {"folder": Rule("log.tensorboard", "none", _STAYS)},
+    "setup.log.wandb": {name: Rule(f"log.wandb.{name}", "none", _STAYS) for name in _OF_WANDB},
     "setup.schedule_cache": {"counts": None},
     "setup.resume": {
         "resume": None,

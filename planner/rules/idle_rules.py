@@ -16,12 +16,17 @@ OF_AXIS = {
     "pp": ("schedule", "stages_per_rank", "layers", "embedding_cost", "head_cost"),
     "cp": ("fold",),
 }
+# What says nothing without a project.
+OF_WANDB = ("entity", "name", "group", "tags", "notes", "mode")
 
 
 def check_idle(spec: Spec, layout: Layout, found: Findings) -> None:
     """Warn of what is written for an axis of one rank, or of how gradients are summed where nothing is sharded."""
     check_idle_saving(spec, found)
     _check_idle_history(spec, found)
+    if spec.log.wandb.project is None:
+        for name in OF_WANDB:
+            _warn(spec, f"log.wandb.{name}", "log.wandb.project is none", "name a project, or leave it out", found)
     sizes = {"tp": layout.size("tp"), "pp": layout.size("pp"), "cp": layout.size("ring") * layout.size("ulysses")}
     for axis, names in OF_AXIS.items():
         if sizes[axis] == 1:
