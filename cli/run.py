@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..planner.load import Compiled
     from ..runtime.workspace import Workspace
 
-VIEWS = ("console", "plain", "json", "none")
+VIEWS = ("tui", "console", "plain", "json", "none")
 
 
 def add_parser(subparsers) -> None:
@@ -32,7 +32,11 @@ def add_parser(subparsers) -> None:
     parser.add_argument(
         "--accept-drift", action="store_true", help="run a plan.json although its spec or xtrain has changed since"
     )
-    parser.add_argument("--ui", choices=VIEWS, help="how to show the run (default: console on a terminal, else plain)")
+    parser.add_argument(
+        "--ui",
+        choices=VIEWS,
+        help="how to show the run: tui opens the dashboard (default: console on a terminal, else plain)",
+    )
     parser.set_defaults(run=run)
 
 
@@ -40,6 +44,10 @@ def run(arguments: argparse.Namespace) -> int:
     from ..planner.load import plan_from_path
 
     os.environ["XTRAIN_BEGAN"] = str(time.time())  # what launch.time_limit counts from, also for the ranks
+    if arguments.ui == "tui" and (reason := _no_dashboard()):
+        if os.environ.get("RANK", "0") == "0":
+            print(f"xtrain run: no dashboard can be opened here: {reason}", file=sys.stderr)
+        return 2
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world)
     if not compiled.report_to(sys.stderr):
         return 2
@@ -61,6 +69,18 @@ def run(arguments: argparse.Namespace) -> int:
     except DataError as error:
         print(f"error[X507]: {error}", file=sys.stderr)
         return 3
+
+
+def _no_dashboard() -> str:
+    """Why a run that is started here cannot be shown in a dashboard, and what to do instead; empty if it can."""
+    from ..runtime.gangs.launch import is_worker
+
+    if is_worker():
+        return "this process is one rank of several; use --ui plain, and `xtrain watch` in another terminal"
+    from ..tui.board.terminal import why_not
+
+    reason = why_not()
+    return reason and f"{reason}; use --ui plain or --ui json, and `xtrain watch` in a terminal"
 
 
 def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled | None":
@@ -97,10 +117,11 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     from ..runtime.gangs.worlds import fewer_ranks
     from ..runtime.workspace import open_workspace
     from ..tui.lines.view import choose_ui
+    from .dashboard import Dashboard
 
     plan = compiled.plan
     assert plan is not None
-    ui = choose_ui(ui, sys.stdout)
+    opens, ui = ui == "tui", choose_ui("console" if ui == "tui" else ui, sys.stdout)
     check_one_machine(plan)
     if smaller := fewer_ranks(plan, again=False):
         wanted, fewer = plan.mesh.world_size, smaller.mesh.world_size
@@ -118,7 +139,7 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
             f"under the changed code: --set workspace.run={run_id}",
             file=sys.stderr,
         )
-    with Following(workspace, ui):
+    with Dashboard(workspace) if opens else Following(workspace, ui):
         return Gangs(plan=plan, workspace=workspace).run()
 
 

@@ -329,3 +329,7 @@ class BoardApp(App[int]):
             self._exception = error
             self._exception_event.set()
         self._close_messages_no_wait()
+
+    def panic(self, *renderables: object) -> None:
+        """As Textual asks for where a thread of its own has failed; of what it would print, nothing is."""
+        self._handle_exception(RuntimeError("a thread of Textual has failed: the terminal can no longer be read"))

@@ -3,22 +3,82 @@
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
-from textual.widgets import Static
+from textual.containers import Horizontal
 
+from .block import Block
+from .overview_text import alerts, figure_lines, lower, verdict
 from .pane import Pane
+from .pieces import stack
+from .plot import Line, Plot
 
 if TYPE_CHECKING:
+    from textual.content import Content
+
     from ..model.board import Board
+
+# Rows that a plot needs to say anything, and rows that leave space for bands and more alerts.
+PLOT_ROWS = 6
+TALL_ROWS = 26
+# Columns from which on the gradient norm has a plot of its own beside the loss.
+TWO_PLOTS_COLUMNS = 120
+EVAL_LINES = 3
 
 
 class OverviewPane(Pane):
-    """The run in a few numbers, held against its plan."""
+    """The run in a few numbers, its loss, and what was planned."""
 
     title = "Overview"
     short = "Over"
+    DEFAULT_CSS = """
+    OverviewPane { layout: vertical; }
+    OverviewPane #plots { height: 1fr; }
+    OverviewPane #plots Plot { width: 2fr; }
+    OverviewPane #plots #norm-plot { width: 1fr; }
+    """
 
     def compose(self) -> ComposeResult:
-        yield Static(id="overview-state")
+        yield Block(id="verdict")
+        yield Block(id="alerts")
+        yield Block(id="figures")
+        with Horizontal(id="plots"):
+            yield Plot(id="loss-plot")
+            yield Plot(id="norm-plot")
+        yield Block(id="lower")
 
     def show(self, board: "Board") -> None:
-        self.query_one(Static).update(f"step {board.run.step}")
+        """Draw `board`: text takes the rows it needs, the plot what is left, if that is enough for one."""
+        width, height = self.size
+        if not width or not height:
+            return
+        tall = height >= TALL_ROWS
+        above = [
+            ("verdict", verdict(board, width, tall=tall)),
+            ("alerts", alerts(board, width, most=4 if tall else 1)),
+            ("figures", figure_lines(board, width)),
+        ]
+        left = height - sum(len(lines) for _, lines in above)
+        below = lower(board, width, max(0, left - PLOT_ROWS))
+        plots = left - len(below) >= PLOT_ROWS and len(board.series) > 1
+        if not plots:
+            below = lower(board, width, max(0, left))
+        for name, lines in (*above, ("lower", below)):
+            self._put(name, lines)
+        self.query_one("#plots").display = plots
+        if plots:
+            self._plot(board, width)
+
+    def _put(self, name: str, lines: "list[Content]") -> None:
+        self.query_one(f"#{name}", Block).show(stack(lines), rows=len(lines))
+
+    def _plot(self, board: "Board", width: int) -> None:
+        series = board.series
+        lines = [Line("loss", *series.xy("loss"))]
+        names = [key for key in series.keys if key.startswith("eval/") and key.endswith("/loss")]
+        for key in names[:EVAL_LINES]:
+            name = "eval" if len(names) == 1 else f"eval {key.split('/')[1]}"
+            lines.append(Line(name, *series.xy(key)))
+        self.query_one("#loss-plot", Plot).show(lines, title="loss")
+        second = self.query_one("#norm-plot", Plot)
+        second.display = width >= TWO_PLOTS_COLUMNS
+        if second.display:
+            second.show([Line("grad norm", *series.xy("grad_norm"))], title="gradient norm")

@@ -1,10 +1,12 @@
-"""The screens of the dashboard in the order of their keys."""
+"""The screens of the dashboard in the order of their keys; nothing of them is loaded before one is asked for."""
 
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from .pane import Pane
+if TYPE_CHECKING:
+    from .pane import Pane
 
-# Name (as of `--screen`) → the module of this package and its class. Imported when the dashboard starts.
+# Name (as of `--screen`) → the module of this package and its class.
 SCREENS = {
     "overview": ("overview", "OverviewPane"),
     "plan": ("plan", "PlanPane"),
@@ -16,7 +18,7 @@ SCREENS = {
 }
 
 
-def pane_classes() -> dict[str, type[Pane]]:
+def pane_classes() -> "dict[str, type[Pane]]":
     """Every screen's class by its name."""
     found: dict[str, type[Pane]] = {}
     for name, (module, cls) in SCREENS.items():

@@ -12,6 +12,7 @@ from rich.console import Console
 from ..feed import Feed
 from ..state import RunState, reduce_all
 from ..tail import Record
+from ..words import number
 from .console import ConsoleView
 from .drawer import Drawer
 from .jsonlines import JsonView
@@ -44,12 +45,14 @@ def follow(
     offsets: Mapping[str, int] | None = None,
     finished: threading.Event,
     out: TextIO | None = None,
+    quiet_until: float = 0.0,
 ) -> RunState:
     """Draw the run in `directory` on `out` (standard output) until it has ended; the state it ended in.
 
     The end is a `run_end` that no later attempt follows, or `finished`: whoever sets it knows that nothing more will
-    be written. `offsets` (file name → byte) leaves out what was written before. The directory may not exist yet, and
-    if it disappears the view waits for it to come back; if `out` breaks, following goes on unseen.
+    be written. `offsets` (file name → byte) leaves out what was written before; what was written before `quiet_until`
+    (seconds since 1970) is known and not drawn. The directory may not exist yet, and if it disappears the view waits
+    for it to come back; if `out` breaks, following goes on unseen.
     """
     feed = Feed(directory, offsets)
     drawer = _drawer(ui, directory, Output(sys.stdout if out is None else out))
@@ -58,7 +61,7 @@ def follow(
         while True:
             # Asked before reading: what was written before `finished` was set is read once more.
             last_round = finished.is_set()
-            state = _read(feed, state, drawer)
+            state = _read(feed, state, drawer, quiet_until)
             if (last_round or state.end is not None) and not feed.behind:
                 break
             if not feed.behind:
@@ -79,12 +82,12 @@ def _drawer(ui: Ui, directory: Path, out: Output) -> Drawer:
     return PlainView(stream, directory) if ui == "plain" else JsonView(stream)
 
 
-def _read(feed: Feed, state: RunState, drawer: Drawer) -> RunState:
+def _read(feed: Feed, state: RunState, drawer: Drawer, quiet_until: float) -> RunState:
     """Take in what is new, stopping only at records that are drawn."""
     unseen: list[Record] = []
     for record in feed.read():
         unseen.append(record)
-        if drawer.shows(record):
+        if drawer.shows(record) and (number(record.get("time")) or quiet_until) >= quiet_until:
             state = reduce_all(state, unseen)
             unseen.clear()
             drawer.draw(state, record)

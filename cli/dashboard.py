@@ -1,0 +1,142 @@
+"""The dashboard beside the launcher of a run: a process of its own, and lines once it is closed.
+
+Training does not depend on it: it may be left, fail or be killed, and its terminal may be closed.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..tui.board.terminal import Terminal
+
+if TYPE_CHECKING:
+    from ..runtime.workspace import Workspace
+
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# Of what the launcher has said meanwhile, so much is shown afterwards; all of it stays in the file.
+SAID_BYTES = 64 << 10
+# A dashboard that was told to leave is ended after so long.
+LEAVE_SECONDS = 4.0
+
+
+class Dashboard:
+    """Shows the run in a dashboard until its reader leaves or it is stopped from outside, then in lines. Main thread.
+
+    While the dashboard has the terminal, what this process writes goes to `said`, a file among the logs.
+    """
+
+    def __init__(self, workspace: "Workspace") -> None:
+        from ..runtime.observation.lines import size_of
+
+        self._directory = workspace.directory
+        self._said = workspace.directory / "logs" / workspace.attempt / "launcher.log"
+        self._offsets = {name: size_of(self._directory / name) for name in ("metrics.jsonl", "events.jsonl")}
+        self._finished = threading.Event()
+        self._terminal = Terminal(sys.stdin.fileno())
+        self._thread = threading.Thread(target=self._attend, name="dashboard", daemon=True)
+
+    def __enter__(self) -> None:
+        self._said.parent.mkdir(parents=True, exist_ok=True)
+        arguments = [sys.executable, "-m", "xtrain.tui.board.opening", str(self._directory), str(os.getpid())]
+        self._process = subprocess.Popen(arguments)
+        self._outputs = _Diverted(self._said)
+        # Every signal leaves a mark here, whoever handles it: the launcher's handlers change as the run goes on.
+        self._marks, marked = os.pipe()
+        for end in (self._marks, marked):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(marked, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            signal.signal(number, self._leave_at_once)
+        self._thread.start()
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        """The run has ended: wait for the reader, unless this process was told to stop or has failed."""
+        for number in STOPS:
+            signal.signal(number, lambda *_: self._end_dashboard())
+        if kind is not None or self._was_told():
+            self._end_dashboard()
+        self._finished.set()
+        self._thread.join()
+        signal.set_wakeup_fd(-1)
+
+    def _attend(self) -> None:
+        """Wait for the dashboard to be closed, then draw lines."""
+        from ..tui.lines.view import follow
+
+        code = self._process.wait()
+        if code:
+            self._terminal.give_back()
+        self._outputs.restore()
+        _show_end_of(self._said)
+        if not self._finished.is_set():
+            path = self._directory
+            print(f"the dashboard is closed and the run goes on; `xtrain watch {path}` opens it again", flush=True)
+        follow(self._directory, ui="console", offsets=self._offsets, finished=self._finished, quiet_until=time.time())
+
+    def _was_told(self) -> bool:
+        try:
+            return bool(set(os.read(self._marks, 4096)) & {int(number) for number in STOPS})
+        except BlockingIOError:
+            return False
+
+    def _end_dashboard(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+        threading.Thread(target=self._kill_late, daemon=True).start()
+
+    def _kill_late(self) -> None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_SECONDS)
+            return
+        self._process.kill()
+
+    def _leave_at_once(self, *_: object) -> None:
+        """No rank has been started yet: there is nothing to save."""
+        self._process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_SECONDS)
+        self._terminal.give_back()
+        os._exit(75)
+
+
+class _Diverted:
+    """Standard output and error of this process, written to a file until they are restored."""
+
+    def __init__(self, path: Path) -> None:
+        self._kept = [os.dup(number) for number in (1, 2)]
+        with _flushed(), path.open("ab") as file:
+            for number in (1, 2):
+                os.dup2(file.fileno(), number)
+
+    def restore(self) -> None:
+        """Write to where it was written before."""
+        with _flushed():
+            for number, kept in zip((1, 2), self._kept, strict=True):
+                os.dup2(kept, number)
+                os.close(kept)
+
+
+@contextlib.contextmanager
+def _flushed() -> Iterator[None]:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    yield
+
+
+def _show_end_of(path: Path) -> None:
+    """What was said meanwhile; a file in which nothing stands is not kept."""
+    with contextlib.suppress(OSError):
+        said = path.read_bytes()
+        if not said:
+            path.unlink()
+            return
+        sys.stderr.write(said[-SAID_BYTES:].decode(errors="replace"))
+        sys.stderr.flush()

@@ -1,0 +1,71 @@
+"""`xtrain watch [RUN]`: the dashboard of a run, live or long after."""
+
+import argparse
+import sys
+import threading
+from pathlib import Path
+
+from ..tui.board.screens import SCREENS
+
+EPILOG = """\
+RUN is a run's directory, the beginning of its name, or a lineage or root of runs; without it the newest below runs/.
+The dashboard only reads files: closing it never touches training. Its keys are shown with ?.
+
+examples:
+  xtrain watch
+  xtrain watch runs/quickstart --screen ranks
+  xtrain watch runs/quickstart/<run> --compare runs/quickstart/<other>
+  xtrain watch --ui plain | tee run.log
+
+exit codes: 0 closed, 1 the dashboard failed, 2 the command line is wrong or there is no terminal, 3 no such run
+"""
+VIEWS = ("tui", "plain", "json")
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the verb to the `xtrain` command."""
+    parser = subparsers.add_parser(
+        "watch",
+        help="watch a run in a dashboard, while it trains or afterwards",
+        description="Open the dashboard of a run: its numbers beside its plan, ranks, events, and other runs.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("path", metavar="RUN", nargs="?", help="a run, or a lineage or root of runs (default: runs)")
+    parser.add_argument("--screen", choices=tuple(SCREENS), default="overview", help="what is shown first")
+    parser.add_argument("--compare", metavar="RUN", nargs="+", default=[], help="runs for the screen `compare`")
+    parser.add_argument(
+        "--ui", choices=VIEWS, default="tui", help="plain and json write lines instead, as `xtrain run` does"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Exit status, as the help says."""
+    from ..tui.board.terminal import why_not
+    from ..tui.model.find import NoRun, run_at
+
+    try:
+        directory, *others = map(run_at, (arguments.path, *arguments.compare))
+    except NoRun as error:
+        print(f"xtrain watch: {error}; `xtrain run SPEC` makes one", file=sys.stderr)
+        return 3
+    if arguments.ui != "tui":
+        return _follow(directory, arguments.ui)
+    if reason := why_not():
+        print(
+            f"xtrain watch: a dashboard cannot be drawn here: {reason}; --ui plain and --ui json write lines instead",
+            file=sys.stderr,
+        )
+        return 2
+    from ..tui.board.opening import open_board
+
+    first = "compare" if others and arguments.screen == "overview" else arguments.screen
+    return open_board(directory, compared=others, first=first)
+
+
+def _follow(directory: Path, ui: str) -> int:
+    from ..tui.lines.view import choose_ui, follow
+
+    follow(directory, ui=choose_ui(ui, sys.stdout), finished=threading.Event())
+    return 0
