@@ -27,7 +27,10 @@ class Marks:
     dead: str
     stuck: str
     silent: str
+    over: str
     unknown: str
+    down: str
+    up: str
     open: str
     folded: str
     cursor: str
@@ -41,12 +44,14 @@ class Marks:
 
 
 UNICODE = Marks(
-    cut="…", under_way="▶", done="✓", dead="✗", stuck="!", silent="?", unknown="·", open="▾", folded="▸", cursor="›",
-    line="─", wall="│", dot="·", shades=" ░▒▓█", eighths="▏▎▍▌▋▊▉█",
+    cut="…", under_way="▶", done="✓", dead="✗", stuck="!", silent="?", over="+", unknown=" ", down="▾", up="▴",
+    open="▾", folded="▸", cursor="›",
+    line="─", wall="│", dot="·", shades="·░▒▓█", eighths="▏▎▍▌▋▊▉█",
 )  # fmt: skip
 ASCII = Marks(
-    cut=">", under_way="*", done="+", dead="x", stuck="!", silent="?", unknown=".", open="-", folded="+", cursor=">",
-    line="-", wall="|", dot="-", shades=" .:*#", eighths="#",
+    cut=">", under_way="*", done="+", dead="x", stuck="!", silent="?", over="+", unknown=" ", down="v", up="^",
+    open="-", folded="+", cursor=">",
+    line="-", wall="|", dot="-", shades=".:=%#", eighths="#",
 )  # fmt: skip
 
 

@@ -1,0 +1,146 @@
+"""The Ranks screen: the mesh as a heat map, ranks as a table, and one of them in full."""
+
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+
+from ..model.rank_facts import Facts, RankFacts
+from ..model.rank_keys import at_cell, back, entered, moved, next_figure, sorted_by_next, table, to_trouble, to_worst
+from ..model.rank_view import RankPage, RankView, page
+from .pane import Pane
+from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+
+class RanksPane(Pane):
+    """Every rank of the mesh by one of its numbers, and in words which of them hold the others up."""
+
+    title = "Ranks"
+    short = "Ranks"
+
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "move(1, 0)", "down", show=False),
+        Binding("up,k", "move(-1, 0)", "up", show=False),
+        Binding("left,h", "move(0, -1)", "left", show=False),
+        Binding("right,l", "move(0, 1)", "right", show=False),
+        Binding("pagedown", "turn(1)", "a page on", show=False),
+        Binding("pageup", "turn(-1)", "a page back", show=False),
+        Binding("home", "move(-1000000, -1000000)", "first", show=False),
+        Binding("end", "move(1000000, 1000000)", "last", show=False),
+        Binding("m", "figure(1)", "metric"),
+        Binding("M", "figure(-1)", "metric before", show=False),
+        Binding("v", "table", "table or map"),
+        Binding("o", "sort", "sort by next column"),
+        Binding("r", "reverse", "other way round", show=False),
+        Binding("e", "experts", "expert view"),
+        Binding("w", "worst", "worst rank"),
+        Binding("n", "trouble", "next trouble"),
+        Binding("enter", "enter", "in full"),
+        Binding("escape", "back", "back", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._view = RankView()
+        self._facts = Facts()
+        self._known: RankFacts | None = None
+        self._page: RankPage | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Sheet()
+
+    def show(self, board: "Board") -> None:
+        self._known = self._facts.of(board)
+        self._draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        sheet = self.query_one(Sheet)
+        width, height = sheet.content_size
+        if not width or not height:
+            return
+        if self._known is None:
+            self._page = None
+            sheet.draw([(("No rank has told of itself yet.", "dim"),)])
+            return
+        self._page = page(self._known, self._view, width, height, sheet.marks)
+        self._view = self._page.view
+        sheet.draw(self._page.rows)
+
+    def _go(self, view: RankView) -> None:
+        self._view = view
+        self._draw()
+
+    def action_move(self, down: int, right: int) -> None:
+        """The cursor by some cells."""
+        if self._page:
+            self._go(moved(self._page, down, right))
+
+    def action_turn(self, by: int) -> None:
+        """By a page."""
+        if self._page:
+            self._go(moved(self._page, by * max(1, self._page.height - 1), 0))
+
+    def action_figure(self, by: int) -> None:
+        """Another number in the map."""
+        self._go(next_figure(self._view, by))
+
+    def action_table(self) -> None:
+        """Table or map."""
+        if self._page:
+            self._go(table(self._page))
+
+    def action_sort(self) -> None:
+        """The table by its next column."""
+        if self._page and self._known and self._view.shows == "table":
+            self._go(sorted_by_next(self._page, self._known, self.query_one(Sheet).content_size.width))
+
+    def action_reverse(self) -> None:
+        """The table the other way round."""
+        if self._view.shows == "table":
+            self._go(evolve(self._view, most_first=not self._view.most_first, top=0))
+
+    def action_experts(self) -> None:
+        """The mesh as experts see it, and back."""
+        self._go(evolve(self._view, experts=not self._view.experts))
+
+    def action_worst(self) -> None:
+        """To the rank with the most of what is shown."""
+        if self._known:
+            self._go(to_worst(self._view, self._known))
+
+    def action_trouble(self) -> None:
+        """To the next rank that something is wrong with."""
+        if self._page and self._known:
+            self._go(to_trouble(self._page, self._known))
+
+    def action_enter(self) -> None:
+        """A cell's ranks, or a rank in full, and back."""
+        if self._page:
+            self._go(entered(self._page))
+
+    def action_back(self) -> None:
+        """Where this was opened from."""
+        if self._page:
+            self._go(back(self._page))
+
+    def on_click(self, event: events.Click) -> None:
+        """The cursor where the mouse is."""
+        if self._page is None:
+            return
+        line, grid = event.y - self._page.first_row, self._page.grid
+        if self._view.shows == "table":
+            place = self._view.top + line
+            if 0 <= line < self._page.height and place < len(self._page.order):
+                self._go(evolve(self._view, rank=self._page.order[place]))
+        elif self._view.shows == "map" and grid is not None:
+            column = (event.x - grid.label_width - 1) // grid.cell_width
+            if 0 <= line < grid.num_rows and 0 <= column < grid.num_columns:
+                self._go(at_cell(self._page, line * grid.num_columns + column))

@@ -1,0 +1,92 @@
+"""What keys do to the Ranks screen."""
+
+import numpy as np
+from attrs import evolve
+
+from .rank_facts import RankFacts
+from .rank_figures import FIGURES
+from .rank_table import columns
+from .rank_view import RankPage, RankView
+
+
+def moved(page: RankPage, down: int, right: int) -> RankView:
+    """The cursor some cells further, or some lines of the table, or the rank in full scrolled."""
+    view = page.view
+    if view.shows == "rank":
+        return evolve(view, scroll=max(0, min(view.scroll + down, page.most_scroll)))
+    if view.shows == "table":
+        place = page.order.index(view.rank)
+        return evolve(view, rank=page.order[max(0, min(place + down, len(page.order) - 1))])
+    grid = page.grid
+    assert grid is not None
+    line, column = divmod(int(grid.cell_of[view.rank]), grid.num_columns)
+    line = max(0, min(line + down, grid.num_rows - 1))
+    column = max(0, min(column + right, grid.num_columns - 1))
+    return at_cell(page, line * grid.num_columns + column)
+
+
+def at_cell(page: RankPage, cell: int) -> RankView:
+    """The cursor on a cell of the map."""
+    assert page.grid is not None
+    ranks = page.grid.ranks(cell)
+    return evolve(page.view, rank=int(ranks[0])) if len(ranks) else page.view
+
+
+def next_figure(view: RankView, by: int) -> RankView:
+    """Another number in the map."""
+    return evolve(view, figure=(view.figure + by) % len(FIGURES), shows="map")
+
+
+def entered(page: RankPage) -> RankView:
+    """Enter: a cell's ranks as a table, or one rank in full, or back from there."""
+    view = page.view
+    if view.shows == "rank":
+        return back(page)
+    if view.shows == "map" and page.grid is not None:
+        ranks = page.grid.ranks(int(page.grid.cell_of[view.rank]))
+        if len(ranks) > 1:
+            only = tuple(int(rank) for rank in ranks)
+            return evolve(view, shows="table", only=only, rank=page.rank, top=0)
+    return evolve(view, shows="rank", back=view.shows, rank=page.rank, scroll=0)
+
+
+def back(page: RankPage) -> RankView:
+    """Escape: out of a rank in full to where it was opened, out of a table to the map."""
+    view = page.view
+    if view.shows == "rank":
+        return evolve(view, shows=view.back, scroll=0)
+    return evolve(view, shows="map", only=())
+
+
+def table(page: RankPage) -> RankView:
+    """The table of all ranks, or the map again."""
+    view = page.view
+    if view.shows == "table":
+        return evolve(view, shows="map", only=())
+    return evolve(view, shows="table", only=(), rank=page.rank, top=0)
+
+
+def sorted_by_next(page: RankPage, facts: RankFacts, width: int) -> RankView:
+    """The table by its next column; numbers and states with the most first."""
+    keys = [column.key for column in columns(facts, width) if column.figure or column.key in ("rank", "state")]
+    place = keys.index(page.view.sort) if page.view.sort in keys else -1
+    key = keys[(place + 1) % len(keys)]
+    return evolve(page.view, sort=key, most_first=key != "rank", top=0)
+
+
+def to_worst(view: RankView, facts: RankFacts) -> RankView:
+    """The cursor on the rank with the most of what is shown."""
+    values = facts.figure(FIGURES[view.figure]).values
+    if np.isnan(values).all():
+        return view
+    return evolve(view, rank=int(np.nanargmax(values)), only=(), shows="map" if view.shows == "rank" else view.shows)
+
+
+def to_trouble(page: RankPage, facts: RankFacts) -> RankView:
+    """The cursor on the next rank that something is wrong with, the worst first, and around."""
+    found = facts.states.troubled()
+    if not found:
+        return page.view
+    place = found.index(page.rank) if page.rank in found else -1
+    shows = "map" if page.view.shows == "rank" else page.view.shows
+    return evolve(page.view, rank=found[(place + 1) % len(found)], only=(), shows=shows)

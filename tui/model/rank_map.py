@@ -1,0 +1,93 @@
+"""The heat map of the ranks as rows of text: a sign a cell, its level in digits or values where there is room."""
+
+from .heat import Heat
+from .mesh_grid import GAP, Grid, Part, corner, places
+from .rank_figures import Measured
+from .rank_states import GONE, OVER, SILENT, STUCK, UNKNOWN
+from .sheet import Marks, Row, Span, fit, joined, left, right, row, wrapped
+
+
+def map_rows(grid: Grid, found: Heat, measured: Measured, chosen: int, width: int, marks: Marks) -> list[Row]:
+    """The headings of the columns, then a row of cells each. chosen: the cell under the cursor."""
+    rows = _headings(grid, width, marks)
+    for number in range(grid.num_rows):
+        spans: list[Span] = [(right(grid.row_label(number), grid.label_width, marks), "dim"), (" " * GAP, "")]
+        first = number * grid.num_columns
+        for index in range(first, first + grid.num_columns):
+            text, style = cell_text(found, index, measured, grid.cell_width, marks)
+            spans.append((text, f"{style} cursor".strip() if index == chosen else style))
+        rows.append(fit(tuple(spans), width, marks))
+    return rows
+
+
+def sign(state: int, level: int, marks: Marks) -> tuple[str, str]:
+    """What a cell is drawn with, and in which style: the mark of a state that is no level, else a shade."""
+    of_state = {GONE: (marks.dead, "bad"), STUCK: (marks.stuck, "bad"), SILENT: (marks.silent, "warn")}
+    if state in of_state:
+        return of_state[state]
+    if level < 0 or state == UNKNOWN:
+        return marks.unknown, "dim"
+    if state == OVER:
+        return marks.over, "bad"
+    return marks.shades[level * len(marks.shades) // 10], f"heat{level}"
+
+
+def cell_text(found: Heat, index: int, measured: Measured, width: int, marks: Marks) -> Span:
+    """One cell in `width` cells of the terminal."""
+    if found.rank[index] < 0:
+        return " " * width, ""
+    level = int(found.level[index])
+    mark, style = sign(int(found.state[index]), level, marks)
+    if width == 1:
+        return mark, style
+    if width == 3:
+        return f"{mark}{level if level >= 0 else '-'} ", style
+    value = measured.words(float(found.value[index]))
+    return f"{mark} {left(value, width - 3, marks)} ", style
+
+
+def _headings(grid: Grid, width: int, marks: Marks) -> list[Row]:
+    """A line for each axis along the columns, its places above the columns where they begin."""
+    shown = [place for place, part in enumerate(grid.columns) if part.cells > 1]
+    rows = [_heading(grid, place, width, marks) for place in shown]
+    # The names of the axes along the rows stand above their labels, in the last line.
+    head = (right(corner(grid.rows, grid.columns), grid.label_width, marks), "dim")
+    rows[-1:] = [(head, *rows[-1][1:])] if rows else [(head,)]
+    return [fit(each, width, marks) for each in rows]
+
+
+def _heading(grid: Grid, place: int, width: int, marks: Marks) -> Row:
+    part: Part = grid.columns[place]
+    text, free = "", 0
+    for column in range(grid.num_columns):
+        along = places(grid.columns, column)
+        if column and along[: place + 1] == places(grid.columns, column - 1)[: place + 1]:
+            continue
+        at, label = column * grid.cell_width, part.label(along[place])
+        if at >= free:
+            text = text.ljust(at) + label
+            free = len(text) + 1
+    return row((right(part.name, grid.label_width, marks), "dim"), " " * GAP, (text, "dim"))
+
+
+def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, marks: Marks) -> list[Row]:
+    """What the signs mean, in words and numbers: where each shade begins, and the marks that are on the map."""
+    bounds = measured.scale.bounds(len(marks.shades))
+    parts: list[Span] = [(marks.shades[0], "heat1"), (f" under {bounds[0]}", "dim")]
+    for number, bound in enumerate(bounds, start=1):
+        parts += [("  ", ""), (marks.shades[number], f"heat{2 * number + 1}"), (f" {bound}", "dim")]
+    words = [f"{mark} {said}" for mark, said in _states(found, marks)]
+    rows = [row(*parts, ("+" if bounds else "", "dim"))]
+    most = f"each cell is the worst of {grid.most:,} ranks" if grid.most > 1 else ""
+    digits = "digits 0–9: ten levels, least to most" if grid.cell_width == 3 else ""
+    said = joined([most, *words, digits], marks)
+    rows += [row((line, "bold" if words or most else "dim")) for line in wrapped(said, width) if line]
+    return [fit(each, width, marks) for each in rows]
+
+
+def _states(found: Heat, marks: Marks) -> list[tuple[str, str]]:
+    """The marks that are on the map."""
+    words = {GONE: (marks.dead, "gone"), STUCK: (marks.stuck, "stuck"), SILENT: (marks.silent, "silent")}
+    words |= {OVER: (marks.over, "over plan")}
+    there = {int(state) for state in found.state}
+    return [pair for state, pair in words.items() if state in there]

@@ -1,0 +1,194 @@
+"""The Ranks screen as rows of text for a size, and what keys do to it."""
+
+from typing import Literal
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from .heat import Heat, heat
+from .mesh_grid import Grid, lay_out
+from .rank_detail import rank_rows
+from .rank_facts import RankFacts
+from .rank_figures import FIGURES, MEMORY
+from .rank_map import legend_rows, map_rows
+from .rank_states import FINE, OVER, SILENT, SLOW
+from .rank_table import COLUMNS, columns, ordered, table_head, table_row
+from .sheet import UNICODE, Marks, Row, beside, block, cut, fit, joined, row, window, wrapped
+
+# From this width map and details stand side by side; below, from this height, one above the other.
+SIDE_BY_SIDE = 104
+STACKED = 17
+
+Shows = Literal["map", "table", "rank"]
+
+
+@frozen(kw_only=True)
+class RankView:
+    """What the reader has chosen. figure: number of the one that is shown; experts: the mesh as experts see it. rank:
+    under the cursor; in the map the worst rank of its cell is. only: the table is that of these ranks, empty for all.
+    sort: the key of a column. shows, back: what is on the screen, and what was before a rank in full."""
+
+    figure: int = 0
+    experts: bool = False
+    rank: int = 0
+    shows: Shows = "map"
+    back: Shows = "map"
+    only: tuple[int, ...] = ()
+    sort: str = "rank"
+    most_first: bool = False
+    top: int = 0
+    scroll: int = 0
+
+
+@frozen(kw_only=True)
+class RankPage:
+    """Rows to draw, and what the next key has to know. rank: the one whose details are shown. grid, heat: of the map;
+    order: of the table; first_row: where cells or lines of the table begin; height: how many lines are shown."""
+
+    rows: list[Row] = field(repr=False)
+    view: RankView
+    rank: int = 0
+    grid: Grid | None = None
+    heat: Heat | None = None
+    order: tuple[int, ...] = ()
+    first_row: int = 0
+    height: int = 1
+    most_scroll: int = 0
+
+
+def page(facts: RankFacts, view: RankView, width: int, height: int, marks: Marks = UNICODE) -> RankPage:
+    """The screen in exactly `height` rows of `width` cells."""
+    view = evolve(view, rank=min(view.rank, len(facts.ranks) - 1), experts=view.experts and facts.experts)
+    if view.shows == "rank":
+        return _full(facts, view, width, height, marks)
+    head = _head(facts, view, width, height, marks)
+    if view.shows == "table":
+        return _table(facts, view, head, width, height, marks)
+    return _map(facts, view, head, width, height, marks)
+
+
+def _head(facts: RankFacts, view: RankView, width: int, height: int, marks: Marks) -> list[Row]:
+    """What is shown, and what there is to say of ranks: more of it where the screen is high."""
+    ranks = len(facts.ranks)
+    measured = facts.figure(FIGURES[view.figure])
+    parts = ["1 rank" if ranks == 1 else f"{ranks:,} ranks"]
+    if view.only:
+        parts = [f"{len(view.only):,} of {ranks:,} ranks"]
+    if view.shows == "map":
+        share = ", share of the planned" if measured.against_plan else ""
+        parts.append(f"{measured.figure.title}{share}")
+        worst = _worst(facts, view)
+        if worst is not None and ranks > 1:
+            value = float(measured.values[worst])
+            parts.append(f"median {measured.words(measured.median)}")
+            parts.append(f"most {measured.words(value)} on rank {worst:,}")
+    if facts.machines > 1:
+        parts.append(f"{facts.machines:,} machines")
+    while len(parts) > 1 and len(joined(parts, marks)) > width:
+        parts.pop()
+    rows = [fit(row((joined(parts, marks), "bold")), width, marks)]
+    most = 1 if height < STACKED else 2 if height < 26 else 4
+    styles = {FINE: "good", SLOW: "warn", SILENT: "warn"}
+    lines = [(line, styles.get(state, "bad")) for text, state in facts.said for line in wrapped(text, width)]
+    if len(lines) > most:
+        text, style = lines[most - 1]
+        lines = [*lines[: most - 1], (cut(f"{text} {marks.cut}", width, marks), style)]
+    return rows + [fit(row(pair), width, marks) for pair in lines]
+
+
+def _worst(facts: RankFacts, view: RankView) -> int | None:
+    values = facts.figure(FIGURES[view.figure]).values
+    return None if np.isnan(values).all() else int(np.nanargmax(values))
+
+
+def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: int, marks: Marks) -> RankPage:
+    measured = facts.figure(FIGURES[view.figure])
+    wide = width >= SIDE_BY_SIDE
+    map_width = width * 60 // 100 if wide else width
+    below = 0 if wide else max(7, height * 36 // 100) if height >= STACKED else 1
+    body = height - len(head) - below
+    axes = facts.expert_axes if view.experts else facts.axes
+    room = max(2, body - 2)  # two lines of legend, and one for what a cell stands for
+    grid = lay_out(axes, len(facts.ranks), map_width, room)
+    found = heat(grid.cell_of, grid.num_rows * grid.num_columns, measured.values, _states(facts, view), measured.scale)
+    cell = int(grid.cell_of[view.rank])
+    legend = legend_rows(measured, grid, found, map_width, marks)
+    if grid.num_rows + grid.heading + len(legend) > body:
+        grid = lay_out(axes, len(facts.ranks), map_width, max(2, body - len(legend)))
+        found = heat(
+            grid.cell_of, grid.num_rows * grid.num_columns, measured.values, _states(facts, view), measured.scale
+        )
+        cell = int(grid.cell_of[view.rank])
+        legend = legend_rows(measured, grid, found, map_width, marks)
+    rank = int(found.rank[cell])
+    drawn = map_rows(grid, found, measured, cell, map_width, marks)
+    gap = [row("")] if len(drawn) + len(legend) < body else []
+    drawn = block([*drawn[: max(1, body - len(legend))], *gap, *legend], map_width, body, marks)
+    side = _side(facts, rank, int((grid.cell_of == cell).sum()), width - map_width - 3 if wide else width,
+                 body if wide else below, marks)  # fmt: skip
+    rows = [*head, *(beside(drawn, side, marks) if wide else [*drawn, *side])]
+    return RankPage(
+        rows=rows, view=view, rank=rank, grid=grid, heat=found,
+        first_row=len(head) + grid.heading, height=grid.num_rows,
+    )  # fmt: skip
+
+
+def _states(facts: RankFacts, view: RankView) -> np.ndarray:
+    """States that cells are marked by: slow is none, as the map shows how slow; over plan is one, in memory."""
+    states = np.where(facts.states.of <= SLOW, FINE, facts.states.of)
+    measured = facts.figure(MEMORY)
+    if FIGURES[view.figure] is MEMORY and measured.against_plan:
+        states = np.where((np.nan_to_num(measured.values) > 1.0) & (states == FINE), OVER, states)
+    return states
+
+
+def _side(facts: RankFacts, rank: int, of: int, width: int, height: int, marks: Marks) -> list[Row]:
+    rows = rank_rows(facts.ranks[rank], facts, width, marks)
+    if of > 1:
+        rows.insert(1, fit(row((f"the worst of the {of:,} ranks of this cell", "dim")), width, marks))
+    if height == 1:  # no room for more than a line: what it is in, and how much of the figure
+        return [fit(row(*_line(facts, rank)), width, marks)]
+    if len(rows) > height:
+        more = len(rows) - height + 1
+        rows = [*rows[: height - 1], row((f"{marks.cut} {more} more lines: enter", "dim"))]
+    return block(rows, width, height, marks)
+
+
+def _line(facts: RankFacts, rank: int) -> list[tuple[str, str]]:
+    one = facts.ranks[rank]
+    places = [f"{name} {one.coordinates.get(name, '–')}" for name in facts.real]
+    node = [f"in {one.beat.node}"] if one.beat and one.beat.node else []
+    return [(f"rank {rank:,}", "title"), ("  " + "  ".join([*places, *node]), "")]
+
+
+def _table(facts: RankFacts, view: RankView, head: list[Row], width: int, height: int, marks: Marks) -> RankPage:
+    shown = columns(facts, width)
+    order = ordered(facts, view.only or range(len(facts.ranks)), view.sort, most_first=view.most_first)
+    place = order.index(view.rank) if view.rank in order else 0
+    view = evolve(view, rank=order[place])
+    body = height - len(head) - 2
+    view = evolve(view, top=window(len(order), body, view.top, place))
+    rows = [
+        table_row(facts.ranks[order[at]], facts, shown, width, marks, chosen=at == place)
+        for at in range(view.top, min(len(order), view.top + body))
+    ]
+    last = view.top + len(rows)
+    by = next(column.title for column in COLUMNS if column.key == view.sort)
+    note = f"{view.top + 1:,} to {last:,} of {len(order):,}, by {by}, {'most' if view.most_first else 'least'} first"
+    drawn = [
+        *head,
+        table_head(shown, view.sort, width, marks, most_first=view.most_first),
+        *block(rows, width, body, marks),
+        fit(row((note, "dim")), width, marks),
+    ]
+    return RankPage(rows=drawn, view=view, rank=view.rank, order=tuple(order), first_row=len(head) + 1, height=body)
+
+
+def _full(facts: RankFacts, view: RankView, width: int, height: int, marks: Marks) -> RankPage:
+    rows = rank_rows(facts.ranks[view.rank], facts, width, marks)
+    most = max(0, len(rows) - (height - 1))
+    view = evolve(view, scroll=min(view.scroll, most))
+    more = len(rows) - view.scroll - (height - 1)
+    foot = "esc: back" + (f"  {marks.dot} {more} more below" if more > 0 else "")
+    drawn = [*block(rows[view.scroll :], width, height - 1, marks), fit(row((foot, "dim")), width, marks)]
+    return RankPage(rows=drawn, view=view, rank=view.rank, height=height - 1, most_scroll=most)
