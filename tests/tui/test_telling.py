@@ -1,0 +1,45 @@
+"""What events say: in one line beside their kind and step, and in full."""
+
+from typing import Any
+
+import pytest
+
+from xtrain.tui.telling import in_one_line, told
+
+SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x", "text": "x = 2"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "line"),
+    [
+        ({"event": "checkpoint", "step": 5, "path": "c/5", "bytes": 2048, "seconds": 0.5}, "c/5  2.0 KiB  0.50 s"),
+        ({"event": "setup_begin", "node": "setup.mesh"}, "setup.mesh"),
+        ({"event": "device", "device": "cpu", "threads": 2, "torch": "2.12.0"}, "cpu  2 threads  torch 2.12.0"),
+        ({"event": "generate", "step": 9, "samples": SAMPLES}, "1/2  prompt 'def '  and 1 more sample"),
+        ({"event": "failure", "rank": 3, "error": "boom\nat x"}, "rank 3  boom"),
+        (
+            {"event": "stuck", "ranks": [1, 3], "state": "frozen", "node": "step.agree", "seconds": 62.0},
+            "ranks 1, 3 frozen  in step.agree  for 62.0 s",
+        ),
+        ({"event": "stuck"}, "rank unknown"),
+        ({"event": "invented", "step": 3, "time": 1.0, "colour": "red"}, "colour red"),
+        ({"event": "run_end", "status": "done", "step": 60, "loss": 1.25, "seconds": 90}, "done  step 60  loss 1.2500  1m30s"),
+        ({"step": 3}, ""),
+    ],
+)  # fmt: skip
+def test_in_one_line(record: dict[str, Any], line: str) -> None:
+    assert in_one_line(record) == line
+
+
+def test_what_does_not_fit_one_line_is_kept() -> None:
+    first, second = told({"event": "generate", "step": 9, "samples": SAMPLES})
+    assert first.more == ("def f():", "    return 1") and second.more == ("x = 2",)
+    (failure,) = told({"event": "failure", "rank": 0, "error": "a\nb", "traceback": "Traceback\n  File"})
+    assert (failure.at, failure.more) == ("step –", ("b", "Traceback", "  File"))
+
+
+def test_no_field_is_needed() -> None:
+    kinds = "run_start setup eval generate checkpoint signal stop control restart rollback alert notify phase health"
+    for kind in [*kinds.split(), "tokenise", "failure", "run_end", "resumed", "paused", "device", "nonfinite"]:
+        assert all(said.word for said in told({"event": kind}))
+        in_one_line({"event": kind})
