@@ -36,6 +36,7 @@ from .observation.records import Records
 from .observation.waits import WAITS
 from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
+from .profiling.under_way import UnderWay
 from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
 from .timers import Clocks
 from .walking import DueTick, StepCall, op_of, topological
@@ -60,6 +61,7 @@ class Executor:
         self.clocks = Clocks()
         self.control = Control(plan.timeline.commands, self._call)
         self.lookout = Lookout(report=self._warn)
+        self.under_way = UnderWay()
         self.notifier = Notifier(self.records, self.progress, plan.timeline.steps)
         self.occasions = Occasions.of(plan, ALERTS)
         self.resources: Resources = {
@@ -74,6 +76,7 @@ class Executor:
             "notifier": self.notifier,
             "occasions": self.occasions,
             "beat": self.beat,
+            "under_way": self.under_way,
             "leave": leave,
             "prepared": {},
             "stages": [],
@@ -92,6 +95,7 @@ class Executor:
         try:
             self._set_up(begin)
             status = self._train()
+            self.under_way.cut_short("the run ends")
         except (EnvironmentFault, DataError) as error:
             status = "environment"
             self._report(error, exit_code=EXIT_CODES[status], trace=False)
@@ -99,10 +103,12 @@ class Executor:
             self._report(error, trace=False)
         except BaseException as error:  # also CheckpointException, which is no Exception
             self._report(error, trace=not lost_a_peer(error))
+        self.under_way.drop()
         self.lookout.close()
         with suppress(EnvironmentFault):  # a disk that takes no record takes none of what was left to be refused
             self.control.close()
         self.beat.at("shutdown.drain", lasting=True)
+        self.notifier.close()
         self.records.end_branches(EXIT_CODES[status])
         failed = EXIT_CODES[status] in (1, 3)
         if not failed:  # of a failure only the launcher can say when all has been told
@@ -180,7 +186,7 @@ class Executor:
         tokens_per_step = self.plan.estimates.tokens_per_step
         seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
         clock, at = time.perf_counter, self.beat.at
-        stopping, control, occasions = False, self.control, self.occasions
+        stopping, control, occasions, under_way = False, self.control, self.occasions, self.under_way
         if self.records.rank == 0:
             self.lookout.begin()
         first = self.progress.step  # compiles, and may take long
@@ -207,6 +213,7 @@ class Executor:
                 self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
                 if self._on_nan(step, bad_steps):
                     raise
+                self.clocks.put_back()
                 total = self._total(feed)  # of a budget in epochs there may be less left
                 last = min(total, stops)
                 continue
@@ -215,6 +222,8 @@ class Executor:
             self._last_step = step
             self.progress.step += 1
             self.progress.tokens += tokens_per_step
+            if under_way:
+                under_way.after_step()
             for tick in ticks:
                 if tick.due(self.progress.step, tokens_per_step, self.clocks):
                     for call in tick.calls:

@@ -50,6 +50,7 @@ MODULES = (
     "sample",
     "control.requeue",
     "control.ops",
+    "profiling.ops",
     "shutdown",
 )
 

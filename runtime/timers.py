@@ -62,6 +62,12 @@ class Clocks:
             if value:
                 self._last[number] = time.monotonic()
 
+    def put_back(self) -> None:
+        """What was due by the last agreement has not been done: those clocks run out again at the next one."""
+        for number, value in enumerate(self._heard):
+            if value and self._periods[number] != float("inf"):
+                self._last[number] = float("-inf")
+
     def due(self, number: int) -> bool:
         """Whether a clock ran out, or a question was answered by anything but 0, at the last agreement."""
         return self._heard[number] != 0

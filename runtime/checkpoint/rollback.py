@@ -16,6 +16,7 @@ from ..nonfinite import told
 from ..observation.observe import Window
 from ..observation.records import Records
 from ..ops import op
+from ..profiling.under_way import UnderWay
 from ..state import BadSteps, NonFinite, Progress, Step
 from .choice import flaw_of
 from .layout import CheckpointFolder, Entry
@@ -27,7 +28,15 @@ StepCall = Callable[[Step], None]
 
 @op("event.rollback")
 def roll_back(
-    plan: Plan, model: Parts, feed: Feed, progress: Progress, records: Records, window: Window, saver: Saver, times: int
+    plan: Plan,
+    model: Parts,
+    feed: Feed,
+    progress: Progress,
+    records: Records,
+    window: Window,
+    saver: Saver,
+    under_way: UnderWay,
+    times: int,
 ) -> StepCall:
     """Go back, at most `times` times in a run. Raises NonFinite, with a report, if that is used up or there is no sound
     checkpoint to go back to."""
@@ -44,6 +53,7 @@ def roll_back(
             records.event("warning", step=progress.step, message=f"not gone back to {flaw}")
         if entry is None:
             raise _failure(step, bad, _nothing_left(passed, bad))
+        under_way.cut_short("the run goes back")
         begin, steps = time.perf_counter(), feed.steps
         number = len(bad.went_back) + 1
         loader = {**feed.loader.state(step.index + 1), "step": entry.step}

@@ -1,7 +1,6 @@
 """Commands to a live run: heard by all ranks in `step.agree`, carried out between two steps by nodes of the plan."""
 
 from collections.abc import Callable
-from typing import Protocol
 
 from ...planner.plan_timeline import Command
 from ..errors import StorageFailed
@@ -10,18 +9,6 @@ from ..timers import Clocks
 from .inbox import Inbox, Order
 
 StepCall = Callable[[Step], None]
-
-
-class Lasting(Protocol):
-    """What a command has begun and further steps go on with."""
-
-    def after_step(self) -> bool:
-        """Whether it goes on after this step. Collective."""
-        ...
-
-    def cut_short(self) -> None:
-        """The run ends before it does; other ranks may be gone."""
-        ...
 
 
 class Control:
@@ -38,7 +25,6 @@ class Control:
         """The order that is being carried out."""
         self._commands, self._call = commands, call
         self.stopping = False
-        self._lasting: list[Lasting] = []
         self._taken: Order | None = None  # by the first rank, and not agreed upon yet
         self._heard: list[Order] = []
 
@@ -63,13 +49,12 @@ class Control:
             self._taken, self.busy = None, True
 
     def obey(self, step: Step) -> bool:
-        """Go on with what takes several steps, and carry out what was heard; whether the run is to stop. Collective.
+        """Carry out what was heard; whether the run is to stop. Collective.
 
         Raises Halt if the run is to stop while it is paused.
         """
-        self._lasting = [each for each in self._lasting if each.after_step()]
         self.carry_out(step)
-        self.busy = bool(self._lasting)
+        self.busy = False
         return self.stopping
 
     def carry_out(self, step: Step) -> None:
@@ -91,20 +76,13 @@ class Control:
             if order.command.name not in ("profile", "pause"):  # which speak for themselves
                 self.tell(order, "done")
 
-    def go_on_with(self, lasting: Lasting) -> None:
-        """Something that begins now and goes on with the steps from the next one on."""
-        self._lasting.append(lasting)
-
     def tell(self, order: Order, state: str, detail: str = "") -> None:
         """The first rank writes what has become of an order."""
         if self.inbox is not None:
             self.inbox.tell(order.id, order.command.name, state, detail)
 
     def close(self) -> None:
-        """The run ends: what takes several steps is cut short, and what was not carried out is refused."""
-        for lasting in self._lasting:
-            lasting.cut_short()
-        self._lasting = []
+        """The run ends: what was not carried out is refused."""
         if self.inbox is None:
             return
         for order in (*self._heard, *([self._taken] if self._taken else [])):

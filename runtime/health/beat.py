@@ -9,6 +9,7 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -29,7 +30,8 @@ class Beat:
 
     node: what is under way. step: the step under way, counted from 1; 0 before the first. marks: all of this start.
     within: marks since the step began, in which the ranks of a run agree where they are equally far. lasting: the node
-    may take any time. limit: seconds that it may take instead of what the run allows.
+    may take any time. limit: seconds that it may take instead of what the run allows. told: who else wants to know of
+    every node that begins.
     """
 
     node: str = ""
@@ -38,6 +40,7 @@ class Beat:
     lasting: bool = True
     limit: float | None = None
     trail: deque[str] = field(factory=lambda: deque(maxlen=TRAIL))
+    told: Callable[[str], None] | None = None
     _before: int = 0
 
     def begin(self, step: int) -> None:
@@ -50,6 +53,8 @@ class Beat:
         self.lasting = lasting
         self.marks += 1
         self.trail.append(node)
+        if self.told is not None:
+            self.told(node)
 
     def mark(self) -> None:
         """The node goes on: another batch, another token, another question to the other ranks."""

@@ -1,0 +1,237 @@
+"""`Profile`: some steps of a run, recorded: a trace and a summary of each rank that is looked at.
+
+All ranks go through it together, also those that record nothing, so that all agree where it begins and ends. Whatever
+goes wrong with it on a rank is told, and is no matter of the training.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import cattrs
+from attrs import asdict, define, field, frozen
+
+from ..health.beat import Beat
+from ..observation.records import Records
+from ..state import Progress, Rank
+from .places import file_of, folder_of, from_first, named, summed, sweep, taken, write_json, write_whole
+from .recorder import Recorder
+from .summary import Summary, summarise
+from .summary_text import summary_text
+from .trace_file import TornTrace, entries_of
+
+
+@frozen(kw_only=True)
+class Subject:
+    """What is recorded. Steps: `wait` that pass, `warmup` that are thrown away, `active` that are kept. ranks: None for
+    all of them. node: of the plan, which asks for it."""
+
+    node: str
+    wait: int
+    warmup: int
+    active: int
+    ranks: list[int] | None
+    shapes: bool
+    stacks: bool
+    memory: bool
+
+    @property
+    def before(self) -> int:
+        """Steps before the first one that is kept."""
+        return self.wait + self.warmup
+
+
+Told = Callable[[bool, str], None]
+"""Called on every rank when a profile has ended: whether there is one, and how it went, in words."""
+
+
+@define(kw_only=True, eq=False)
+class Profile:
+    """A profile under way; it ends in `profile/steps-<first>-<last>/`."""
+
+    kind: str = field(default="profile", init=False)
+    subject: Subject
+    rank: Rank
+    records: Records
+    progress: Progress
+    beat: Beat | None
+    told: Told | None
+    begun: int
+    """The step that had ended when it began."""
+    number: int
+    """How many profiles have begun with the same step before: a run that goes back trains it again."""
+    passed: int = 0
+    _recorder: Recorder | None = field(default=None, init=False)
+    _fault: str = field(default="", init=False)
+
+    @classmethod
+    def begin(
+        cls,
+        subject: Subject,
+        *,
+        rank: Rank,
+        records: Records,
+        progress: Progress,
+        beat: Beat | None = None,
+        told: Told | None = None,
+    ) -> "Profile":
+        """Begin with the next step. Collective."""
+        begun = progress.step
+        first = f"steps-{begun + subject.before + 1:012d}-"
+        if rank.is_first:
+            sweep(records.directory)
+        number = from_first(rank, lambda: taken(records.directory, first))
+        profile = cls(
+            subject=subject,
+            rank=rank,
+            records=records,
+            progress=progress,
+            beat=beat,
+            told=told,
+            begun=begun,
+            number=number,
+        )
+        profile._prepare_step()
+        return profile
+
+    @property
+    def recorded(self) -> int:
+        """Steps that have been kept so far."""
+        return max(self.passed - self.subject.before, 0)
+
+    @property
+    def folder(self) -> Path:
+        first = self.begun + self.subject.before + 1
+        name = f"steps-{first:012d}-{first + max(self.recorded, 1) - 1:012d}"
+        return folder_of(self.records.directory) / named(name, self.number)
+
+    def after_step(self) -> bool:
+        self.passed += 1
+        if self.recorded < self.subject.active:
+            self._prepare_step()
+            return True
+        self._end("")
+        return False
+
+    def cut_short(self, why: str) -> None:
+        if self.recorded:
+            self._end(f"cut short, as {why}")
+            return
+        self.drop()
+        text = f"no step was recorded, as {why}"
+        if self.told is not None:
+            self.told(False, text)
+        else:
+            self.records.event("warning", step=self.progress.step, message=f"{self.subject.node}: {text}")
+
+    def drop(self) -> None:
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            with suppress(Exception):
+                recorder.stop()
+
+    def _prepare_step(self) -> None:
+        """Be ready for the next step."""
+        subject, at = self.subject, self.passed
+        if subject.ranks is not None and self.rank.rank not in subject.ranks:
+            return
+        if at == subject.wait:
+            self._try(self._make)
+        if at == subject.before and self._recorder is not None:
+            self._try(self._recorder.start)
+        if at >= subject.before and self._recorder is not None:
+            self._try(partial(self._recorder.begin_step, self.begun + at + 1))
+
+    def _make(self) -> None:
+        subject = self.subject
+        recorder = Recorder.of(
+            self.rank.device, shapes=subject.shapes, stacks=subject.stacks, memory=subject.memory, beat=self.beat
+        )
+        self._recorder = recorder
+        recorder.prepare()
+
+    def _try(self, action: Callable[[], Any]) -> None:
+        try:
+            action()
+        except Exception as error:  # torch's profiler raises what it likes
+            self._fault = str(error) or repr(error)
+            self.drop()
+
+    def _end(self, note: str) -> None:
+        """Write what there is, and tell of it. Collective."""
+        began = time.perf_counter()
+        if self.beat is not None:
+            self.beat.at(self.subject.node, lasting=True)  # a trace is large, and disks are slow
+        size = self._write()
+        if self._fault:
+            message = f"rank {self.rank.rank} could not write its profile {self.folder}: {self._fault}"
+            self.records.event("warning", step=self.progress.step, every_rank=True, message=message)
+        failures, size = summed(self.rank, bool(self._fault), size)
+        page = self._write_page(note) if self.rank.is_first else 0
+        steps = f"{self.recorded} of {self.subject.active} steps" if note else f"{self.recorded} steps"
+        count = self.rank.world_size if self.subject.ranks is None else len(self.subject.ranks)
+        what = f"{steps} in {self.folder}, {'one trace' if count == 1 else 'one trace per rank'}"
+        if failures < count:
+            first = self.begun + self.subject.before + 1
+            self.records.event(
+                "profile",
+                step=self.progress.step,
+                node=self.subject.node,
+                path=str(self.folder),
+                first=first,
+                last=first + self.recorded - 1,
+                ranks=count - int(failures),
+                seconds=time.perf_counter() - began,
+                bytes=int(size) + page,
+                note=note,
+            )
+        if self.told is not None:
+            lost = f"{int(failures)} of {count} ranks could not write their traces; " if failures else ""
+            self.told(not failures, lost + what + (f"; {note}" if note else ""))
+
+    def _write(self) -> int:
+        """Bytes that this rank has written."""
+        recorder, self._recorder = self._recorder, None
+        if recorder is None:
+            return 0
+        try:
+            recorder.stop()
+            path = file_of(self.folder, self.rank.rank, "json")
+            size = write_whole(path, recorder.write)
+            return size + self._summarise(path)
+        except Exception as error:
+            self._fault = str(error) or repr(error)
+            return 0
+
+    def _summarise(self, path: Path) -> int:
+        """Bytes of the summary. Raises TornTrace, after removing the trace, where a disk has taken but a part of it."""
+        first = self.begun + self.subject.before + 1
+        try:
+            found = summarise(entries_of(path), rank=self.rank.rank, first=first, last=first + self.recorded - 1)
+        except TornTrace:
+            path.unlink(missing_ok=True)
+            raise
+        return write_json(file_of(self.folder, self.rank.rank, "summary.json"), asdict(found))
+
+    def _write_page(self, note: str) -> int:
+        """Bytes of `summary.md`: what the summaries of all ranks say that have one."""
+        try:
+            found = read_summaries(self.folder)
+            if not found:
+                return 0
+            text = summary_text(found, node=self.subject.node, world=self.rank.world_size, note=note)
+            return write_whole(self.folder / "summary.md", lambda beside: beside.write_text(text, encoding="utf-8"))
+        except Exception as error:  # whatever a file may hold
+            message = f"the summary of {self.folder} could not be written: {error}"
+            self.records.event("warning", step=self.progress.step, message=message)
+            return 0
+
+
+def read_summaries(folder: Path) -> list[Summary]:
+    """Those of all ranks, in their order. Raises what a disk or a file that holds something else raises."""
+    paths = sorted(folder.glob("rank-*.summary.json"))
+    return [cattrs.structure(json.loads(path.read_text(encoding="utf-8")), Summary) for path in paths]

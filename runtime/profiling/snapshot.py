@@ -1,0 +1,179 @@
+"""`Snapshot`: what ranks hold in memory, beside what the plan says of them, in `profile/memory-<step>/`.
+
+On a GPU it can wait some steps, in which the allocator writes down what it gives and takes, and from which lines of
+code: a pickle for pytorch.org/memory_viz.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from attrs import asdict, define, field
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...planner.plan import Memory
+from ..ema import Ema
+from ..health.beat import Beat
+from ..models.parts import Parts
+from ..observation.memory import MemoryNow, peak_bytes
+from ..observation.records import Records
+from ..state import Progress, Rank
+from .held import held
+from .places import file_of, folder_of, from_first, named, summed, sweep, taken, write_json, write_whole
+from .snapshot_text import snapshot_text
+
+# What an allocator remembers at most: as many of its latest acts.
+MOST_ACTS: Final = 100_000
+
+
+@define(kw_only=True, eq=False)
+class Snapshot:
+    """A snapshot that is taken when `history` more steps have ended.
+
+    planned: of this rank's pipeline coordinate. ranks: that are looked at; None for all of them.
+    """
+
+    kind: str = field(default="memory_snapshot", init=False)
+    node: str
+    ranks: list[int] | None
+    history: int
+    model: Parts
+    optimizer: Optimizer
+    ema: Ema | None
+    planned: Memory
+    rank: Rank
+    records: Records
+    progress: Progress
+    beat: Beat | None
+    passed: int = 0
+    _fault: str = field(default="", init=False)
+
+    def begin(self) -> bool:
+        """Whether it waits for steps to end. Collective if it does not."""
+        if self.rank.device.type != "cuda":
+            self.history = 0  # where the plan left it to the machine
+        if not self.history:
+            self._take("")
+            return False
+        if self._looks:
+            self._try(lambda: torch.cuda.memory._record_memory_history(max_entries=MOST_ACTS))
+        return True
+
+    def after_step(self) -> bool:
+        self.passed += 1
+        if self.passed < self.history:
+            return True
+        self._take("")
+        return False
+
+    def cut_short(self, why: str) -> None:
+        self._take(f"taken early, as {why}")
+
+    def drop(self) -> None:
+        self._forget()
+
+    @property
+    def _looks(self) -> bool:
+        return self.ranks is None or self.rank.rank in self.ranks
+
+    def _forget(self) -> None:
+        if self.history and self._looks:
+            with suppress(Exception):
+                torch.cuda.memory._record_memory_history(enabled=None)
+
+    def _try(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except Exception as error:  # looking is no matter of the training
+            self._fault = self._fault or str(error) or repr(error)
+            return None
+
+    def _take(self, note: str) -> None:
+        """Write what there is, and tell of it. Collective."""
+        began, step = time.perf_counter(), self.progress.step
+        if self.beat is not None:
+            self.beat.at(self.node, lasting=True)
+        if self.rank.is_first:
+            sweep(self.records.directory)
+        name = f"memory-{step:012d}"
+        number = from_first(self.rank, lambda: taken(self.records.directory, name))
+        folder = folder_of(self.records.directory) / named(name, number)
+        own: dict[str, Any] = {}
+        size = (self._try(lambda: self._write(folder, own)) or 0) if self._looks else 0
+        self._forget()
+        if self._fault:
+            message = f"rank {self.rank.rank} could not write its memory snapshot {folder}: {self._fault}"
+            self.records.event("warning", step=step, every_rank=True, message=message)
+        failures, size = summed(self.rank, bool(self._fault), size)
+        count = self.rank.world_size if self.ranks is None else len(self.ranks)
+        if not self.rank.is_first or failures >= count:
+            return
+        page = self._try(lambda: self._write_page(folder, note)) or 0
+        fields = {name: own[name] for name in ("held", "allocator", "process", "planned") if name in own}
+        self.records.event(
+            "memory_snapshot",
+            step=step,
+            node=self.node,
+            path=str(folder),
+            ranks=count - int(failures),
+            seconds=time.perf_counter() - began,
+            bytes=int(size) + page,
+            note=note,
+            **fields,
+        )
+
+    def _write(self, folder: Path, own: dict[str, Any]) -> int:
+        """Bytes that this rank has written; what it found is put into `own`."""
+        size = 0
+        if self.history:
+            pickle = file_of(folder, self.rank.rank, "pickle")
+            size = write_whole(pickle, lambda beside: torch.cuda.memory._dump_snapshot(str(beside)))
+        own |= self._found()
+        return size + write_json(file_of(folder, self.rank.rank, "json"), own)
+
+    def _found(self) -> dict[str, Any]:
+        device = self.rank.device
+        found = held(self.model, self.optimizer, self._averages(), device)
+        on_gpu = device.type == "cuda"
+        return {
+            "rank": self.rank.rank,
+            "step": self.progress.step,
+            "time": time.time(),
+            "device": device.type,
+            "coordinates": self.rank.coordinates,
+            "held": found.device,
+            "held_in_host": found.host if on_gpu else None,
+            "largest_others": [{"bytes": size, "type": type, "shape": shape} for size, type, shape in found.largest],
+            "allocator": self._allocator(sum(found.device.values())) if on_gpu else None,
+            "process": {**MemoryNow(torch.device("cpu")).take(), "peak_bytes": peak_bytes(torch.device("cpu"))},
+            "planned": {**asdict(self.planned), "total": self.planned.total_bytes},
+            "history_steps": self.passed if self.history else 0,
+        }
+
+    def _allocator(self, known: int) -> dict[str, int]:
+        """Of a GPU's allocator. unknown_bytes: allocated and held by no tensor that Python knows of."""
+        told = torch.cuda.memory_stats(self.rank.device)
+        allocated = told["allocated_bytes.all.current"]
+        return {
+            "allocated_bytes": allocated,
+            "reserved_bytes": told["reserved_bytes.all.current"],
+            "peak_allocated_bytes": told["allocated_bytes.all.peak"],
+            "peak_reserved_bytes": told["reserved_bytes.all.peak"],
+            "unknown_bytes": allocated - known,
+        }
+
+    def _averages(self) -> list[Tensor]:
+        """Those of parameters, as the plan counts them."""
+        if self.ema is None:
+            return []
+        return [self.ema.averages[name] for name, _ in self.model.named_parameters()]
+
+    def _write_page(self, folder: Path, note: str) -> int:
+        found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
+        text = snapshot_text(found, node=self.node, world=self.rank.world_size, note=note)
+        return write_whole(folder / "summary.md", lambda beside: beside.write_text(text, encoding="utf-8"))

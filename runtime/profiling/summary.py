@@ -1,0 +1,181 @@
+"""`Summary`: where the time of the recorded steps of one rank went, from its trace.
+
+On a GPU time is that of its kernels and copies, on a CPU that of operations. At every instant one thing is counted:
+computing before copies before communication, so that what is left of communication is exposed: nothing else ran.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from attrs import define, field, frozen
+
+from .intervals import NOTHING, Intervals, clipped, length, minus, union
+from .kinds import Kind, kind_of, only_calls
+from .recorder import STEP
+from .trace_file import Entry, TornTrace
+
+MOST_OPERATORS: Final = 30
+# On a GPU they run beside each other, and what hides a copy is worth it; on a CPU they are parts of one another.
+_ON_GPU: Final[tuple[Kind, ...]] = ("attention", "matmul", "other", "copies")
+_ON_CPU: Final[tuple[Kind, ...]] = ("attention", "matmul", "copies", "other")
+_NODE: Final = re.compile(r"(step|tick|event)\.[\w.-]+")
+
+
+@frozen(kw_only=True)
+class Operator:
+    """All calls of one operation or kernel. seconds: without what it has called itself."""
+
+    name: str
+    kind: Kind
+    calls: int
+    seconds: float
+
+
+@frozen(kw_only=True)
+class Summary:
+    """Seconds are over all steps together. device: `gpu` or `cpu`, whose time it is.
+
+    shares: of `seconds`, adding up to 1, by kind; `exposed` is communication that nothing ran beside, `idle` that
+    nothing ran at all. communication: all of it, hidden or not. nodes: by node of the plan, on the CPU.
+    """
+
+    rank: int
+    first: int
+    last: int
+    device: str
+    seconds: float
+    step_seconds: tuple[float, ...]
+    shares: dict[str, float]
+    communication: float
+    nodes: dict[str, float]
+    operators: tuple[Operator, ...]
+
+
+@define
+class _Total:
+    calls: int = 0
+    seconds: float = 0.0
+
+
+@define
+class _Sorted:
+    """The entries of a trace by what they are."""
+
+    steps: dict[int, Entry] = field(factory=dict)
+    marks: list[Entry] = field(factory=list)
+    operations: list[Entry] = field(factory=list)
+    kernels: list[Entry] = field(factory=list)
+    transfers: list[Entry] = field(factory=list)
+
+
+def summarise(entries: Iterable[Entry], *, rank: int, first: int, last: int) -> Summary:
+    """What a trace says of steps first to last. Raises TornTrace where it does not have them all."""
+    found = _sorted(entries)
+    steps = [found.steps[number] for number in range(first, last + 1) if number in found.steps]
+    if len(steps) != last - first + 1:
+        raise TornTrace(f"the trace has {len(steps)} of steps {first} to {last}")
+    begin, end = steps[0].begin, steps[-1].end
+    if found.kernels:
+        end = max(end, max(each.end for each in found.kernels))
+        totals, busy = _of_kernels(found.kernels), _busy(found.kernels)
+        order = _ON_GPU
+    else:
+        totals, busy = _of_operations(found)
+        order = _ON_CPU
+    nodes: dict[str, float] = defaultdict(float)
+    for mark in found.marks:
+        nodes[mark.name] += max(min(mark.end, end) - max(mark.begin, begin), 0.0)
+    window: dict[Kind, Intervals] = {kind: clipped(each, begin, end) for kind, each in busy.items()}
+    seconds = end - begin
+    operators = [
+        Operator(name=name, kind=kind_of(name), calls=total.calls, seconds=total.seconds)
+        for name, total in sorted(totals.items(), key=lambda item: -item[1].seconds)[:MOST_OPERATORS]
+    ]
+    return Summary(
+        rank=rank,
+        first=first,
+        last=last,
+        device="gpu" if found.kernels else "cpu",
+        seconds=seconds,
+        step_seconds=tuple(each.end - each.begin for each in steps),
+        shares=_shares(window, order, seconds),
+        communication=length(window.get("communication", NOTHING)) / seconds,
+        nodes=dict(nodes),
+        operators=tuple(operators),
+    )
+
+
+def _sorted(entries: Iterable[Entry]) -> _Sorted:
+    found = _Sorted()
+    for entry in entries:
+        if entry.category == "cpu_op":
+            found.operations.append(entry)
+        elif entry.category != "user_annotation":
+            found.kernels.append(entry)
+        elif entry.name.startswith(STEP):
+            found.steps[int(entry.name.removeprefix(STEP))] = entry
+        elif entry.name.startswith("gloo:"):
+            found.transfers.append(entry)
+        elif _NODE.fullmatch(entry.name):
+            found.marks.append(entry)
+    return found
+
+
+def _busy(entries: Iterable[Entry]) -> dict[Kind, Intervals]:
+    pairs: dict[Kind, list[tuple[float, float]]] = defaultdict(list)
+    for entry in entries:
+        pairs[kind_of(entry.name)].append((entry.begin, entry.end))
+    return {kind: union(each) for kind, each in pairs.items()}
+
+
+def _shares(busy: dict[Kind, Intervals], order: Sequence[Kind], seconds: float) -> dict[str, float]:
+    """Shares of the time, each instant counted once, for the first kind of the order that has it."""
+    taken, found = NOTHING, {}
+    for kind in (*order, "communication"):
+        own = busy.get(kind, NOTHING)
+        found[kind] = length(minus(own, taken)) / seconds
+        taken = union([*taken, *own])  # pyright: ignore[reportArgumentType]
+    ordered = {kind: found[kind] for kind in ("matmul", "attention", "other", "copies")}
+    return {**ordered, "exposed": found["communication"], "idle": max(1 - length(taken) / seconds, 0.0)}
+
+
+def _of_kernels(kernels: Iterable[Entry]) -> dict[str, _Total]:
+    totals: dict[str, _Total] = defaultdict(_Total)
+    for kernel in kernels:
+        total = totals[kernel.name]
+        total.calls += 1
+        total.seconds += kernel.end - kernel.begin
+    return totals
+
+
+def _of_operations(found: _Sorted) -> tuple[dict[str, _Total], dict[Kind, Intervals]]:
+    """Of a CPU: what runs on the threads that transfer is no computing of the step."""
+    transferring = {each.line for each in found.transfers}
+    lines: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    for each in found.operations:
+        if each.line not in transferring:
+            lines[each.line].append(each)
+    totals = _of_kernels(found.transfers)
+    for line in lines.values():
+        _add_own_time(line, totals)
+    working = [each for line in lines.values() for each in line if not only_calls(each.name)]
+    return totals, _busy([*working, *found.transfers])
+
+
+def _add_own_time(line: list[Entry], totals: dict[str, _Total]) -> None:
+    """Time of every operation of a thread without that of those inside it."""
+    line.sort(key=lambda each: (each.begin, -each.end))
+    around: list[Entry] = []
+    for entry in line:
+        while around and around[-1].end <= entry.begin:
+            around.pop()
+        seconds = entry.end - entry.begin
+        if around and not only_calls(around[-1].name):
+            totals[around[-1].name].seconds -= seconds
+        if not only_calls(entry.name):
+            total = totals[entry.name]
+            total.calls += 1
+            total.seconds += seconds
+        around.append(entry)
