@@ -171,6 +171,26 @@ def _warning(record: Record) -> Iterator[Told]:
     yield from _headed("warning", _at(record), "", text(record.get("message")))
 
 
+def _profile(record: Record) -> Iterator[Told]:
+    first, last = whole(record.get("first")), whole(record.get("last"))
+    steps = f"steps {or_dash(first)} to {or_dash(last)}" if first != last else f"step {or_dash(first)}"
+    yield Told("profile", _at(record), "  ".join(filter(None, (steps, *_looked_at(record)))))
+
+
+def _memory_snapshot(record: Record) -> Iterator[Told]:
+    yield Told("memory", _at(record), "  ".join(filter(None, _looked_at(record))))
+
+
+def _looked_at(record: Record) -> Iterator[str]:
+    """Of how many ranks something was written, where it lies, and how it ended."""
+    ranks, seconds = whole(record.get("ranks")), number(record.get("seconds"))
+    yield plural(ranks, "rank") if ranks is not None else ""
+    yield text(record.get("path"))
+    yield size(number(record.get("bytes")))
+    yield took(seconds) if seconds is not None else ""
+    yield text(record.get("note"))
+
+
 def _alert(record: Record) -> Iterator[Told]:
     alert = Raised.of(record)
     over = "over: " if is_cleared(record) else ""
@@ -178,7 +198,8 @@ def _alert(record: Record) -> Iterator[Told]:
 
 
 def _notify(record: Record) -> Iterator[Told]:
-    yield from _headed("notify", _at(record), text(record.get("kind")), text(record.get("detail")))
+    what = f"`{text(record.get('command'))}` {text(record.get('detail'))}"
+    yield from _headed("notify", _at(record), text(record.get("kind")), what)
 
 
 def _phase(record: Record) -> Iterator[Told]:
@@ -266,6 +287,8 @@ _TELLERS: dict[str, Callable[[Record], Iterator[Told]]] = {
     "stuck": _stuck,
     "tokenise": _tokenise,
     "warning": _warning,
+    "profile": _profile,
+    "memory_snapshot": _memory_snapshot,
     "alert": _alert,
     "notify": _notify,
     "failure": _failure,

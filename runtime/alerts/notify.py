@@ -20,8 +20,10 @@ from .signs import Finding
 
 # Seconds between two starts of a command for the same kind of alert.
 PAUSE_SECONDS: Final = 60.0
-# Seconds beyond its limit that a command gets to leave, once it was asked to, and that a run waits for at its end.
+# Seconds that a command gets to leave, once it was asked to.
 GRACE_SECONDS: Final = 5.0
+# Seconds that a run waits for commands at its end: for longer than their limit.
+CLOSE_SECONDS: Final = 45.0
 # What makes a process a rank: a command that trains or tests something must not take itself for one.
 OF_RANKS: Final = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -69,13 +71,13 @@ class Notifier:
     _begun: dict[tuple[str, str], float] = field(factory=dict)
     _left_out: dict[tuple[str, str], int] = field(factory=dict)
 
-    def alert(self, commands: list[tuple[str, float]], finding: Finding) -> None:
+    def alert(self, commands: list[tuple[str, float]], finding: Finding, step: int) -> None:
         """An alert was raised: run its commands, but for those that run still or have run a moment ago."""
         for command, seconds in commands:
             message = Message(
                 kind=finding.kind,
                 text=finding.message,
-                step=self.progress.step,
+                step=step,
                 value=finding.value,
                 limit=finding.limit,
                 ranks=finding.ranks,
@@ -113,9 +115,10 @@ class Notifier:
                 del self._running[key]
 
     def close(self) -> None:
-        """Wait for the commands that run, each of which has a limit."""
+        """Wait for the commands that run, each of which has a limit; not for a disk that takes no record of them."""
+        until = time.monotonic() + CLOSE_SECONDS
         for thread in tuple(self._running.values()):
-            thread.join()
+            thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self, key: tuple[str, str], command: str, seconds: float, message: Message, left_out: int) -> None:
         begun = time.monotonic()

@@ -10,6 +10,7 @@ from attrs import define, field
 
 from ...planner.peaks import product_format
 from ...planner.plan import Plan
+from ..alerts.alerts import Alerts
 from ..build import compute_format
 from ..feed import Feed
 from ..models.parts import Parts
@@ -79,20 +80,33 @@ def _of_all(peak: float | None, rank: Rank) -> float | None:
 
 
 @op("tick.log")
-def log(plan: Plan, model: Parts, feed: Feed, rank: Rank, records: Records, progress: Progress, window: Window):
+def log(
+    plan: Plan,
+    model: Parts,
+    feed: Feed,
+    rank: Rank,
+    records: Records,
+    progress: Progress,
+    window: Window,
+    alerts: Alerts | None = None,
+):
     """Write one record: loss, gradient norm and learning rate of the step; times are those of the slowest rank,
     averaged over the steps since the last record, and so are the losses of the datasets of a mixture."""
     routers = RouterMetrics.of(plan, model, rank)
     memory_now = MemoryNow(rank.device)
+    planned_bytes = alerts.planned_bytes if alerts is not None else None
 
     def run(step: Step) -> None:
         steps = max(1, window.steps)
         averages = [total / steps for total in (window.seconds, window.data_seconds, window.comm_seconds)]
         peak = peak_bytes(rank.device)
-        slowest = torch.tensor([*averages, float(peak)], dtype=torch.float64, device=rank.device)
+        of_plan = peak / planned_bytes if planned_bytes else 0.0
+        slowest = torch.tensor([*averages, float(peak), of_plan], dtype=torch.float64, device=rank.device)
         if rank.world_size > 1:
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        seconds, data_seconds, comm_seconds, memory = slowest.tolist()
+        seconds, data_seconds, comm_seconds, memory, of_plan = slowest.tolist()
+        if alerts is not None:
+            alerts.logged(window.steps, seconds * window.steps, data_seconds * window.steps, of_plan)
         now = time.time()
         record: dict[str, Any] = {"step": progress.step, "time": now}
         if isfinite(step.loss) and isfinite(step.grad_norm):  # a step that nothing was learned from has none of these

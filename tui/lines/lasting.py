@@ -192,8 +192,8 @@ class Lasting:
         yield self._tick(state, record, label, body, "green" if cleared else "bold red")
 
     def _notify(self, state: RunState, record: Record) -> Iterator[RenderableType]:
-        kind, detail = (printable(text(record.get(key))) for key in ("kind", "detail"))
-        yield self._tick(state, record, "notify", Text.assemble((kind, "bold"), f"  {detail}"), "dim")
+        kind, command, detail = (printable(text(record.get(key))) for key in ("kind", "command", "detail"))
+        yield self._tick(state, record, "notify", Text.assemble((kind, "bold"), f"  `{command}` {detail}"), "dim")
 
     def _phase(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         phase = PhaseBegin.of(record)
