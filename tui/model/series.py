@@ -1,49 +1,341 @@
-"""The logged steps of a run as columns: exact, and up to millions of them."""
+"""The logged steps of a run as columns: exact, up to millions of them, in bounded memory.
 
-from collections.abc import Mapping
+All columns are kept as long as they fit in a number of bytes. Of a longer run those are kept whole that somebody looks
+at; of the others a sketch remains, which is drawn until the column has been read again from the file (`metrics.py`).
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from numpy import ndarray
 
-if TYPE_CHECKING:
-    from numpy import ndarray
+from ..words import number
+from .columns import Column, Growing, Sketch, floats
+from .lines import Record
 
 By = Literal["step", "tokens", "time"]
+
+# Bytes of all columns together: at a million steps that is eight of them beside the steps.
+LIMIT_BYTES = 72 << 20
+# A column that was asked for within so many seconds is not let go for another one.
+ASKED_SECONDS = 10.0
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+_EMPTY = np.empty(0)
 
 
 class Series:
     """The numbers of `metrics.jsonl`, one column a key, ordered by step.
 
     A step is there once: records of the same step (an evaluation that came after the step's own record) are merged,
-    and where the run goes back, what it had logged behind that step is forgotten. Only its maker changes it, in
-    place; `version` moves with every change.
+    and where the run goes back, what it had logged behind that step is forgotten. Its maker changes it in place, from
+    any one thread, while others read it; `version` moves with every change.
     """
 
-    version: int = 0
+    def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:
+        self.version = 0
+        self._limit = limit_bytes
+        self._lock = threading.RLock()
+        self._steps = Growing()
+        self._columns: dict[str, Column] = {}
+        self._sketches: dict[str, Sketch] = {}
+        self._asked: dict[str, float] = {}
+        self._latest: dict[str, tuple[float, float]] = {}  # step and value
+        self._keys: dict[str, None] = {}
+        self._gone: set[str] = set()
+        self._drawn: dict[tuple[str, By], tuple[int, ndarray, ndarray]] = {}
+        self._last: Mapping[str, Any] = _NOTHING
 
     def __len__(self) -> int:
         """How many steps are in it."""
-        return 0
+        return self._steps.size
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The keys with numbers, in the order in which they were first seen, without `step`."""
-        return ()
+        """The keys with numbers, in the order in which they were first seen, without `step` and `time`."""
+        return tuple(key for key in self._keys if key != "time")
 
     @property
     def last(self) -> Mapping[str, Any]:
-        """The newest record as it was written, lists and texts included; evaluations of the same step are in it."""
-        return MappingProxyType({})
+        """The newest record of a step as it was written, lists and texts included, with evaluations of that step.
 
-    def xy(self, key: str, by: By = "step") -> "tuple[ndarray, ndarray]":
+        An evaluation in a step that was not logged is not one: see `latest`.
+        """
+        return self._last
+
+    def xy(self, key: str, by: By = "step") -> tuple[ndarray, ndarray]:
         """Where, and what: two arrays of float64 of one length, ascending in the first, with finite values only.
 
         by: steps, tokens since the beginning, or seconds since 1970. Empty for a key nobody has seen. The arrays are
-        not to be written to.
+        not to be written to, and do not change later. Of a long run they may hold a part of the points at first.
         """
-        return np.empty(0), np.empty(0)
+        with self._lock:
+            self._asked[key] = time.monotonic()
+            if by == "step":
+                return self._points(key)
+            self._asked[by] = self._asked[key]
+            version, *drawn = self._drawn.get((key, by), (-1, _EMPTY, _EMPTY))
+            if version != self.version:
+                drawn = self._along(key, by)
+                self._drawn[key, by] = self.version, *drawn
+            return drawn[0], drawn[1]
 
     def latest(self, key: str) -> float | None:
         """The newest finite value of a key, however long ago; None where there is none."""
-        return None
+        found = self._latest.get(key)
+        return None if found is None else found[1]
+
+    def extend(self, records: Sequence[Record]) -> None:
+        """Take in records in the order of the file; those without a whole `step` are left out."""
+        found = [record for record in records if type(record.get("step")) is int]
+        if not found:
+            return
+        with self._lock:
+            steps = np.array([record["step"] for record in found], np.float64)
+            begins = [0, *(np.flatnonzero(steps[1:] < steps[:-1]) + 1).tolist(), len(found)]
+            for begin, end in pairwise(begins):
+                self._take(found[begin:end], steps[begin:end])
+            self._let_go()
+            self.version += 1
+
+    def glance(self, records: Sequence[Record]) -> None:
+        """Take in some records of a long run, in order, before all of them are read: as a sketch, and as the newest."""
+        found = [record for record in records if type(record.get("step")) is int]
+        if not found:
+            return
+        with self._lock:
+            steps = np.array([record["step"] for record in found], np.float64)
+            for key, rows, values in _by_key(found):
+                self._sketches.setdefault(key, Sketch()).add(steps[rows], values)
+                self._note(key, steps[rows], values)
+            self._renew_last(found)
+            self.version += 1
+
+    def go_back(self, rows: int) -> None:
+        """Keep the first `rows` steps, of those that have been read, and nothing that was glanced at."""
+        with self._lock:
+            self._cut(min(rows, len(self)))
+            self.version += 1
+
+    def wanting(self) -> tuple[int, tuple[str, ...]] | None:
+        """Columns that somebody looks at, that are not complete and for which there is room, and the number of rows
+        they all have; None where there are none."""
+        with self._lock:
+            now, size = time.monotonic(), len(self)
+            missing = [key for key in self._gone if now - self._asked.get(key, -np.inf) < ASKED_SECONDS]
+            missing.sort(key=self._upto, reverse=True)  # what is begun is ended first
+            if not missing:
+                return None
+            self._let_go(room=8 * size * len(missing))
+            room = self._limit - self._num_bytes()
+            fitting: list[str] = []
+            for key in missing:
+                room -= 8 * (size - self._upto(key))
+                if room >= 0:
+                    fitting.append(key)
+            if not fitting:
+                return None
+            rows = min(map(self._upto, fitting))
+            return rows, tuple(key for key in fitting if self._upto(key) == rows)
+
+    def complete(self, rows: int, records: Sequence[Record], keys: Sequence[str], upto: int) -> None:
+        """Take in `keys` of records that lie at row `rows` or behind it, up to row `upto`, which were let go before."""
+        found = [record for record in records if type(record.get("step")) is int]
+        with self._lock:
+            upto = min(upto, len(self))
+            places = np.searchsorted(self._steps.view, [record["step"] for record in found]).tolist()
+            # A record may belong to the row before: an evaluation that came after the step's own.
+            inside = [pair for pair in zip(found, places, strict=True) if rows - 1 <= pair[1] < upto]
+            for key in keys:
+                column = self._columns.setdefault(key, Column())
+                column.cut_at(rows)
+                values = {place: record[key] for record, place in inside if key in record}
+                numbers = floats(list(values.values())) if values else None
+                if numbers is None:
+                    column.upto = upto
+                else:
+                    order = np.argsort(list(values), kind="stable")
+                    column.extend(np.array(list(values))[order], numbers[order], upto)
+                if column.upto == len(self):
+                    self._gone.discard(key)
+            self.version += 1
+
+    def _along(self, key: str, by: By) -> tuple[ndarray, ndarray]:
+        """Values over another axis than steps, between whose points lies what has none of its own."""
+        steps, values = self._points(key)
+        where, axis = self._points(by)
+        if not len(where):
+            return _EMPTY, _EMPTY
+        if not np.array_equal(where, steps):
+            axis = np.interp(steps, where, axis)
+        return np.maximum.accumulate(axis), values  # a clock may have been set back between two starts of the run
+
+    def _points(self, key: str) -> tuple[ndarray, ndarray]:
+        """Steps and values; beyond what has been read, those of the sketch."""
+        column, sketch = self._columns.get(key), self._sketches.get(key)
+        upto = self._upto(key)
+        if column is None:
+            exact = _EMPTY, _EMPTY
+        elif column.dense:
+            exact = self._steps.view[: column.values.size], column.values.view
+        else:
+            exact = self._steps.view[column.rows], column.values.view
+        if sketch is None or (upto == len(self) and not self._is_behind(sketch)):
+            return exact
+        ahead = sketch.steps.view > self._steps.view[upto - 1] if upto else slice(None)
+        return (
+            np.concatenate([exact[0], sketch.steps.view[ahead]]),
+            np.concatenate([exact[1], sketch.values.view[ahead]]),
+        )
+
+    def _is_behind(self, sketch: Sketch) -> bool:
+        """Whether the sketch knows of steps that have not been read yet."""
+        return sketch.steps.size > 0 and (not len(self) or sketch.steps.view[-1] > self._steps.view[-1])
+
+    def _upto(self, key: str) -> int:
+        column = self._columns.get(key)
+        return 0 if column is None else column.upto
+
+    def _take(self, run: list[Record], steps: ndarray) -> None:
+        """Records whose steps do not fall."""
+        size = len(self)
+        last = self._steps.view[-1] if size else -np.inf
+        if steps[0] < last:
+            if _seconds(run[0], self._last) < 0:
+                late = int(np.searchsorted(steps, last))
+                self._insert(run[:late])
+                run, steps = run[late:], steps[late:]
+                if not run:
+                    return
+            else:
+                self._cut(int(np.searchsorted(self._steps.view, steps[0])))
+                size = len(self)
+                last = self._steps.view[-1] if size else -np.inf
+        new = np.append(steps[0] != last, steps[1:] != steps[:-1])
+        rows = np.cumsum(new) + (size - 1)
+        self._steps.extend(steps[new])
+        for key, places, values in _by_key(run):
+            if key not in self._columns and key not in self._gone:
+                self._columns[key] = Column()
+                self._columns[key].upto = size
+            if key not in self._gone:
+                self._columns[key].extend(rows[places], values, len(self))
+            elif key in self._sketches:
+                finite = np.isfinite(values)
+                self._sketches[key].add(steps[places][finite], values[finite])
+            self._note(key, steps[places], values)
+        for key, column in self._columns.items():
+            if key not in self._gone:
+                column.upto = len(self)
+        self._renew_last(run)
+
+    def _note(self, key: str, steps: ndarray, values: ndarray) -> None:
+        self._keys.setdefault(key)
+        finite = np.flatnonzero(np.isfinite(values))
+        if len(finite):
+            step = float(steps[finite[-1]])
+            if key not in self._latest or step >= self._latest[key][0]:
+                self._latest[key] = step, float(values[finite[-1]])
+
+    def _renew_last(self, records: Sequence[Record]) -> None:
+        for record in records[_last_own(records) :]:
+            before = self._last.get("step", -1)
+            if record["step"] == before:
+                self._last = MappingProxyType({**self._last, **record})
+            elif record["step"] > before and (not _is_evaluation(record) or not self._last):
+                self._last = MappingProxyType(record)
+
+    def _insert(self, records: list[Record]) -> None:
+        """Records that come late: each completes its step, or becomes one between others."""
+        for record in records:
+            row = int(np.searchsorted(self._steps.view, record["step"]))
+            missing = self._steps.view[row] != record["step"]
+            if missing:
+                steps = np.insert(self._steps.view, row, record["step"])
+                self._steps = Growing()
+                self._steps.extend(steps)
+            numbers = {key: float(value[0]) for key, _, value in _by_key([record])}
+            for key in numbers.keys() - self._gone - self._columns.keys():
+                self._columns[key] = Column()
+                self._columns[key].upto = len(self) - missing
+            for key, column in list(self._columns.items()):
+                if row <= column.upto:
+                    self._columns[key] = column.with_inserted(row, missing, numbers.get(key, np.nan))
+            for key, value in numbers.items():
+                self._note(key, np.array([record["step"]]), np.array([value]))
+
+    def _cut(self, rows: int) -> None:
+        """Forget all rows from that one on, and what is behind them all."""
+        step = self._steps.view[rows] if rows < len(self) else self._steps.view[-1] + 0.5 if rows else -np.inf
+        self._steps.cut(rows)
+        for column in self._columns.values():
+            column.cut_at(rows)
+        for sketch in self._sketches.values():
+            sketch.cut(step)
+        self._latest = {key: found for key, found in self._latest.items() if found[0] < step}
+        for key in self._keys.keys() - self._latest.keys():
+            steps, values = self._points(key)
+            if len(steps):
+                self._latest[key] = float(steps[-1]), float(values[-1])
+        if self._last.get("step", -1) >= step:
+            self._last = _NOTHING
+
+    def _num_bytes(self) -> int:
+        return self._steps.num_bytes + sum(column.num_bytes for column in self._columns.values())
+
+    def _let_go(self, room: int = 0) -> None:
+        """Let columns go that were not asked for lately, the largest first, until the others and `room` fit."""
+        excess = self._num_bytes() + room - self._limit
+        if excess <= 0:
+            return
+        now = time.monotonic()
+        idle = [key for key in self._columns if now - self._asked.get(key, -np.inf) > ASKED_SECONDS]
+        for key in sorted(idle, key=lambda key: -self._columns[key].num_bytes):
+            if excess <= 0:
+                return
+            column = self._columns[key]
+            steps = self._steps.view[column.rows]
+            sketch = Sketch(steps, column.values.view)
+            if (known := self._sketches.get(key)) is not None:  # what it knows of steps that are yet to be read
+                sketch.add(known.steps.view, known.values.view)
+            self._sketches[key] = sketch
+            excess -= column.num_bytes
+            del self._columns[key]
+            self._gone.add(key)
+
+
+def _by_key(run: list[Record]) -> list[tuple[str, Any, ndarray]]:
+    """Each key with numbers, at which of the records it is, and its values there."""
+    shapes = set(map(tuple, run))
+    keys = dict.fromkeys(key for shape in shapes for key in shape if key != "step")
+    found: list[tuple[str, Any, ndarray]] = []
+    for key in keys:
+        if all(key in shape for shape in shapes):
+            where, values = slice(None), [record[key] for record in run]
+        else:
+            pairs = [(place, record[key]) for place, record in enumerate(run) if key in record]
+            where, values = np.array([place for place, _ in pairs]), [value for _, value in pairs]
+        numbers = floats(values)
+        if numbers is not None:
+            found.append((key, where, numbers))
+    return found
+
+
+def _is_evaluation(record: Record) -> bool:
+    return all(key in ("step", "time") or key.startswith("eval/") for key in record)
+
+
+def _last_own(records: Sequence[Record]) -> int:
+    """Where the last record is that is more than an evaluation."""
+    place = len(records) - 1
+    while place > 0 and _is_evaluation(records[place]):
+        place -= 1
+    return max(place, 0)
+
+
+def _seconds(record: Record, last: Mapping[str, Any]) -> float:
+    return (number(record.get("time")) or 0.0) - (number(last.get("time")) or 0.0)

@@ -1,0 +1,183 @@
+"""Numbers in columns: what grows by a step now and then, is drawn again and again, and must not be copied for it."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+from numpy import ndarray
+
+FLOAT = np.float64
+_WORDS = frozenset({"nan", "inf", "-inf"})
+# Points of a sketch, and how many of the newest are never thinned.
+SKETCH_POINTS = 4096
+SKETCH_RECENT = 1024
+
+
+class Growing:
+    """An array that is appended to. What was given out before stays as it was, whatever comes later."""
+
+    def __init__(self, dtype: type = FLOAT) -> None:
+        self._room = np.empty(256, dtype)
+        self.size = 0
+
+    @property
+    def view(self) -> ndarray:
+        return self._room[: self.size]
+
+    @property
+    def num_bytes(self) -> int:
+        # Room that was never written to takes no memory yet.
+        return self.size * self._room.itemsize
+
+    def extend(self, values: ndarray) -> None:
+        size = self.size + len(values)
+        if size > len(self._room):
+            room = np.empty(max(size, 2 * len(self._room)), self._room.dtype)
+            room[: self.size] = self.view
+            self._room = room
+        self._room[self.size : size] = values
+        self.size = size
+
+    def cut(self, size: int) -> None:
+        """Keep the first `size`. Views that were given out keep what they show."""
+        if size < self.size:
+            self._room = self._room[:size].copy()
+            self.size = size
+
+
+class Column:
+    """The finite numbers of one key, each at its row. Of a key that every record has, no rows are kept.
+
+    upto: rows that have been looked at for this key: it is complete where that is all of them.
+    """
+
+    def __init__(self) -> None:
+        self.values = Growing()
+        self._rows: Growing | None = None
+        self.upto = 0
+
+    @property
+    def dense(self) -> bool:
+        """Whether row i has value i."""
+        return self._rows is None
+
+    @property
+    def rows(self) -> ndarray:
+        return np.arange(self.values.size) if self._rows is None else self._rows.view
+
+    @property
+    def num_bytes(self) -> int:
+        return self.values.num_bytes + (self._rows.num_bytes if self._rows else 0)
+
+    def extend(self, rows: ndarray, values: ndarray, upto: int) -> None:
+        """Append values at ascending rows, none before the last one; at the last one itself it is written over."""
+        finite = np.isfinite(values)
+        if not finite.all():
+            rows, values = rows[finite], values[finite]
+        if len(rows):
+            self._append(rows, values)
+        self.upto = upto
+
+    def _append(self, rows: ndarray, values: ndarray) -> None:
+        if len(rows) > 1 and (rows[1:] == rows[:-1]).any():  # of one row the last word counts
+            final = np.append(rows[1:] != rows[:-1], True)
+            rows, values = rows[final], values[final]
+        size = self.values.size
+        last = -1 if not size else (size - 1 if self._rows is None else int(self._rows.view[-1]))
+        if rows[0] == last:
+            self.cut_at(last)
+            size -= 1
+        if self._rows is None and (rows[0] != size or rows[-1] != size + len(rows) - 1):
+            self._rows = Growing(np.int32)
+            self._rows.extend(np.arange(size))
+        self.values.extend(values)
+        if self._rows is not None:
+            self._rows.extend(rows)
+
+    def cut_at(self, row: int) -> None:
+        """Forget that row and all behind it."""
+        size = row if self._rows is None else int(np.searchsorted(self._rows.view, row))
+        self.values.cut(size)
+        if self._rows is not None:
+            self._rows.cut(size)
+        self.upto = min(self.upto, row)
+
+    def with_inserted(self, row: int, new: bool, value: float) -> "Column":
+        """This column after a record has come late. new: the row is one between those that were there. What a row says
+        already stays."""
+        rows, values = self.rows.copy(), self.values.view
+        if new:
+            rows[rows >= row] += 1
+        place = int(np.searchsorted(rows, row))
+        if np.isfinite(value) and not (place < len(rows) and rows[place] == row):
+            rows, values = np.insert(rows, place, row), np.insert(values, place, value)
+        column = Column()
+        column.extend(rows, values, self.upto + new)
+        return column
+
+
+class Sketch:
+    """Some of the points of a key by step: as many as a plot can show, the newest exactly."""
+
+    def __init__(self, steps: ndarray | None = None, values: ndarray | None = None) -> None:
+        self.steps, self.values = Growing(), Growing()
+        if steps is not None and values is not None:
+            stride = max(1, -(-len(steps) // (SKETCH_POINTS // 2)))
+            self._take(steps, values, stride)
+
+    def add(self, steps: ndarray, values: ndarray) -> None:
+        """Append the points behind those that are there."""
+        if self.steps.size:
+            ahead = steps > self.steps.view[-1]
+            steps, values = steps[ahead], values[ahead]
+        self.steps.extend(steps)
+        self.values.extend(values)
+        if self.steps.size > SKETCH_POINTS:
+            self._take(self.steps.view, self.values.view, 2)
+
+    def cut(self, step: float) -> None:
+        """Forget that step and all behind it."""
+        size = int(np.searchsorted(self.steps.view, step))
+        self.steps.cut(size)
+        self.values.cut(size)
+
+    def _take(self, steps: ndarray, values: ndarray, stride: int) -> None:
+        recent = max(0, len(steps) - SKETCH_RECENT)
+        self.steps, self.values = Growing(), Growing()
+        self.steps.extend(np.concatenate([steps[:recent:stride], steps[recent:]]))
+        self.values.extend(np.concatenate([values[:recent:stride], values[recent:]]))
+
+
+def floats(values: Sequence[Any]) -> ndarray | None:
+    """Values of a key as float64, NaN where one is no number; None where none of them is meant as one."""
+    first = values[0]
+    if isinstance(first, list | dict):
+        return None
+    found = None
+    if not isinstance(first, str):
+        with suppress(ValueError, OverflowError):  # of uneven lengths, or beyond all floats
+            found = np.array(values)
+    if found is not None and found.ndim == 1:
+        if found.dtype == FLOAT:
+            return found
+        if found.dtype.kind in "iuf":
+            return found.astype(FLOAT)
+    if not any(map(_is_meant_as_number, values)):
+        return None
+    return np.array([_float(value) for value in values], FLOAT)
+
+
+def _is_meant_as_number(value: Any) -> bool:
+    return (isinstance(value, int | float) and not isinstance(value, bool)) or (
+        isinstance(value, str) and value in _WORDS
+    )
+
+
+def _float(value: Any) -> float:
+    if not _is_meant_as_number(value):
+        return float("nan")
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond all floats
+        return float("nan")

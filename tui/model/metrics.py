@@ -1,0 +1,192 @@
+"""Follows `metrics.jsonl`: what is new first, what is old as time allows.
+
+A file of up to BIG bytes is read from its start. Of a longer one a sample and the end are read at once, which is what
+can be seen of it on a screen; all of it is read a bit at every poll. A run that goes back puts another file in the
+place of this one: the two are compared at some places, and read on from where they part.
+"""
+
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from attrs import frozen
+
+from ..words import number
+from .lines import Record, records
+from .series import Series
+
+CHUNK = 512 << 10
+BIG = 8 << 20
+# Of a long file: bytes of its end, and lines of the rest, that are read before anything is drawn.
+END = 512 << 10
+SAMPLES = 1024
+SAMPLE_SECONDS = 0.25  # a file system may be slow: then there are fewer
+# Bytes in front of a place by which a file is known to be the same up to there.
+PRINT = 256
+
+
+@frozen
+class _Mark:
+    """Up to this byte there are so many steps; seal: of the bytes in front of it."""
+
+    offset: int
+    rows: int
+    seal: int
+
+
+class Metrics:
+    """Reads `path` into `series`. damaged: complete lines that held no JSON object."""
+
+    def __init__(self, path: Path, series: Series) -> None:
+        self.path = path
+        self.series = series
+        self.damaged = 0
+        self.begun_anew = 0
+        """How often another file was found in the place of the one before."""
+        self._state: tuple[int, int, int, int] | None = None
+        self._marks = [_Mark(0, 0, 0)]
+        self._offset = 0  # what is in the columns
+        self._front = 0  # what the reader of new records has been given
+        self._seal = 0
+        self._known = float("-inf")  # records up to this time have been given out before
+        self._newest = float("-inf")
+
+    @property
+    def loading(self) -> float | None:
+        """The share of the file that is in the columns, while that is not all of it."""
+        return self._offset / self._front if self._offset < self._front else None
+
+    def poll(self, deadline: float) -> list[Record]:
+        """Records that are new, in the order of the file; of a long file at first a sample and its end. Reads until
+        `deadline` (`time.monotonic()`), and at least a little. Never raises because of the file."""
+        try:
+            with self.path.open("rb") as file:
+                return self._read(file.fileno(), deadline)
+        except OSError:
+            return []  # not there yet, gone with its directory, or a file system that hiccups
+
+    def _read(self, fd: int, deadline: float) -> list[Record]:
+        status = os.fstat(fd)
+        state, size = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns), status.st_size
+        if self._state is not None and state != self._state:
+            same = state[:2] == self._state[:2] and size >= self._front and _seal(fd, self._front) == self._seal
+            if not same:
+                self._begin_anew(fd, size)
+        self._state = state
+        new: list[Record] = []
+        if size - self._front > BIG:
+            new += self._look_ahead(fd, size)
+        while True:
+            got = self._read_new(fd)
+            new += got
+            if not got or time.monotonic() >= deadline:
+                break
+        self._catch_up(fd, deadline)
+        return list(self._unknown(new))
+
+    def _begin_anew(self, fd: int, size: int) -> None:
+        """Another file: what both have in common stays."""
+        self.begun_anew += 1
+        while self._marks[-1].offset > size or self._marks[-1].seal != _seal(fd, self._marks[-1].offset):
+            self._marks.pop()  # never the first one: any two files are the same up to byte 0
+        mark = self._marks[-1]
+        self.series.go_back(mark.rows)
+        self._offset = self._front = mark.offset
+        self._seal = mark.seal
+        self._known = self._newest
+
+    def _look_ahead(self, fd: int, size: int) -> list[Record]:
+        """Some lines of all of a long file, and its end whole."""
+        end = os.pread(fd, END, size - END)
+        begin = end.find(b"\n") + 1
+        whole = end[begin : end.rfind(b"\n") + 1]
+        if not begin or not whole:
+            return []  # a line longer than all that: read it from the start
+        last, _ = records(whole)
+        width = 3 * len(whole) // max(1, len(last))
+        sample: dict[int, Record] = {}
+        until = time.monotonic() + SAMPLE_SECONDS
+        for place in _spread(SAMPLES):
+            offset = self._front + int(place * (size - END - self._front))
+            lines = os.pread(fd, max(width, 512), offset).split(b"\n")
+            # The first is the rest of a line, unless one begins there, and the last one is cut.
+            for record in records(b"".join(lines[offset > self._front : -1][:1]))[0]:
+                sample[offset] = record
+            if time.monotonic() > until:
+                break
+        found = [sample[offset] for offset in sorted(sample)] + last
+        self.series.glance(found)
+        self._front = size - END + begin + len(whole)
+        self._seal = _seal(fd, self._front)
+        return found
+
+    def _read_new(self, fd: int) -> list[Record]:
+        """What has been appended, at most a chunk of it."""
+        block = _lines(fd, self._front, CHUNK)
+        if not block:
+            return []
+        found, damaged = records(block)
+        if self._offset == self._front:
+            self._take(fd, block, found, damaged)
+        else:
+            self.series.glance(found)
+        self._front += len(block)
+        self._seal = _seal(fd, self._front)
+        return found
+
+    def _catch_up(self, fd: int, deadline: float) -> None:
+        """Columns, as time allows: first those that everything is in, then those somebody wants again."""
+        while self._offset < self._front and time.monotonic() < deadline:
+            block = _lines(fd, self._offset, min(CHUNK, self._front - self._offset))
+            if not block:
+                return
+            self._take(fd, block, *records(block))
+        while self._offset == self._front and time.monotonic() < deadline and (wanted := self.series.wanting()):
+            rows, keys = wanted
+            place = next(i for i in reversed(range(len(self._marks))) if self._marks[i].rows <= rows)
+            mark, following = self._marks[place], self._marks[place + 1 : place + 2]
+            end, upto = (following[0].offset, following[0].rows) if following else (self._offset, len(self.series))
+            found, _ = records(os.pread(fd, end - mark.offset, mark.offset))
+            self.series.complete(mark.rows, found, keys, upto)
+
+    def _take(self, fd: int, block: bytes, found: list[Record], damaged: int) -> None:
+        self.damaged += damaged
+        self.series.extend(found)
+        self._offset += len(block)
+        if self._offset - self._marks[-1].offset >= CHUNK // 2:
+            self._marks.append(_Mark(self._offset, len(self.series), _seal(fd, self._offset)))
+
+    def _unknown(self, found: list[Record]) -> Iterator[Record]:
+        """Those that have not been given out before: another file may repeat what the one before had."""
+        for record in found:
+            when = number(record.get("time"))
+            if when is not None and when <= self._known:
+                continue
+            self._known = float("-inf")
+            self._newest = max(self._newest, when or self._newest)
+            yield record
+
+
+def _lines(fd: int, offset: int, size: int) -> bytes:
+    """Whole lines from a byte on: at most `size` bytes of them, unless the first line alone is longer."""
+    block = os.pread(fd, size, offset)
+    end = block.rfind(b"\n") + 1
+    while not end and len(block) % size == 0 and (more := os.pread(fd, size, offset + len(block))):
+        end = len(block) + more.rfind(b"\n") + 1 if b"\n" in more else 0
+        block += more
+    return block[:end]
+
+
+def _seal(fd: int, offset: int) -> int:
+    """What stands in front of a byte, as a number."""
+    begin = max(0, offset - PRINT)
+    return zlib.crc32(os.pread(fd, offset - begin, begin))
+
+
+def _spread(count: int) -> Iterator[float]:
+    """`count` places from 0 to 1, so that the first few of them are spread over all already."""
+    bits = (count - 1).bit_length()
+    for place in range(1 << bits):
+        yield int(format(place, f"0{bits}b")[::-1], 2) / (1 << bits)
