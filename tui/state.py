@@ -237,7 +237,7 @@ def _run_end(state: RunState, record: Record) -> RunState:
 _TICKS = frozenset(
     {
         "eval", "generate", "checkpoint", "signal", "stop", "control", "paused", "nonfinite", "rollback", "restart",
-        "skipped", "warning", "phase", "alert", "notify",
+        "skipped", "warning", "phase", "alert", "notify", "profile", "memory_snapshot",
     }
 )  # fmt: skip
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {

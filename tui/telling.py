@@ -173,22 +173,24 @@ def _warning(record: Record) -> Iterator[Told]:
 
 def _profile(record: Record) -> Iterator[Told]:
     first, last = whole(record.get("first")), whole(record.get("last"))
-    steps = f"steps {or_dash(first)} to {or_dash(last)}" if first != last else f"step {or_dash(first)}"
-    yield Told("profile", _at(record), "  ".join(filter(None, (steps, *_looked_at(record)))))
+    steps = f"step {or_dash(first)}" if first == last else f"steps {or_dash(first)} to {or_dash(last)}"
+    yield Told("profile", _at(record), "  ".join((steps, *_looked_at(record))))
 
 
 def _memory_snapshot(record: Record) -> Iterator[Told]:
-    yield Told("memory", _at(record), "  ".join(filter(None, _looked_at(record))))
+    yield Told("memory", _at(record), "  ".join(_looked_at(record)))
 
 
 def _looked_at(record: Record) -> Iterator[str]:
-    """Of how many ranks something was written, where it lies, and how it ended."""
-    ranks, seconds = whole(record.get("ranks")), number(record.get("seconds"))
-    yield plural(ranks, "rank") if ranks is not None else ""
+    """Of how many ranks something was written, where it lies, and how it went."""
+    if (ranks := whole(record.get("ranks"))) is not None:
+        yield plural(ranks, "rank")
     yield text(record.get("path"))
-    yield size(number(record.get("bytes")))
-    yield took(seconds) if seconds is not None else ""
-    yield text(record.get("note"))
+    if (num_bytes := number(record.get("bytes"))) is not None:
+        yield size(num_bytes)
+    yield took(number(record.get("seconds")))
+    if note := text(record.get("note")):
+        yield note
 
 
 def _alert(record: Record) -> Iterator[Told]:

@@ -22,8 +22,17 @@ SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x",
             "ranks 1, 3 frozen  in step.agree  for 62.0 s",
         ),
         ({"event": "stuck"}, "rank unknown"),
+        (
+            {"event": "profile", "first": 7, "last": 9, "ranks": 2, "path": "p/7", "bytes": 2048, "seconds": 1},
+            "steps 7 to 9  2 ranks  p/7  2.0 KiB  1.00 s",
+        ),
+        (
+            {"event": "profile", "first": 7, "last": 7, "path": "p", "seconds": 1, "note": "cut short"},
+            "step 7  p  1.00 s  cut short",
+        ),
+        ({"event": "memory_snapshot", "ranks": 1, "path": "m/9", "bytes": 512}, "1 rank  m/9  512 B  –"),
         ({"event": "invented", "step": 3, "time": 1.0, "colour": "red"}, "colour red"),
-        ({"event": "run_end", "status": "done", "step": 60, "loss": 1.25, "seconds": 90}, "done  step 60  loss 1.2500  1m30s"),
+        ({"event": "run_end", "status": "done", "step": 60, "loss": 1.25, "seconds": 9}, "done  step 60  loss 1.2500  9s"),
         ({"step": 3}, ""),
     ],
 )  # fmt: skip
@@ -40,6 +49,7 @@ def test_what_does_not_fit_one_line_is_kept() -> None:
 
 def test_no_field_is_needed() -> None:
     kinds = "run_start setup eval generate checkpoint signal stop control restart rollback alert notify phase health"
-    for kind in [*kinds.split(), "tokenise", "failure", "run_end", "resumed", "paused", "device", "nonfinite"]:
+    looks = ("profile", "memory_snapshot")
+    for kind in [*kinds.split(), "tokenise", "failure", "run_end", "resumed", "paused", "device", "nonfinite", *looks]:
         assert all(said.word for said in told({"event": kind}))
         in_one_line({"event": kind})

@@ -24,6 +24,7 @@ from ..events import (
 from ..raised import Raised, is_cleared
 from ..state import RunState
 from ..tail import Record
+from ..telling import told
 from ..words import count, decimal, number, perplexity, plural, printable, size, took
 from .next_steps import short_path
 from .progress_line import Glyphs, short_node
@@ -62,6 +63,8 @@ class Lasting:
             "stuck": self._nothing,
             "tokenise": self._tokenise,
             "warning": self._warning,
+            "profile": self._looked_at,
+            "memory_snapshot": self._looked_at,
             "alert": self._alert,
             "notify": self._notify,
             "failure": self._failure,
@@ -184,6 +187,12 @@ class Lasting:
 
     def _warning(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         yield self._tick(state, record, "warning", Text(printable(text(record.get("message")))), "yellow")
+
+    def _looked_at(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        """A profile or a memory snapshot: where it lies, and how it went."""
+        below = {**record, "path": self._below(text(record.get("path")))}
+        for said in told(below):
+            yield self._tick(state, record, said.word, Text(printable(said.body)), "cyan")
 
     def _alert(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         alert, cleared = Raised.of(record), is_cleared(record)

@@ -221,7 +221,7 @@ FIELDS = [
 EVENTS = [
     "run_start", "setup_begin", "setup", "setup_done", "eval", "generate", "checkpoint", "signal", "nonfinite",
     "skipped", "warning", "failure", "run_end", "another", "phase", "tokenise", "rollback", "restart",
-    "stop", "control", "paused", "requeue",
+    "stop", "control", "paused", "requeue", "profile", "memory_snapshot",
 ]  # fmt: skip
 RECORDS = st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=6)
 
