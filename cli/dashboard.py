@@ -71,7 +71,7 @@ class Dashboard:
         from ..tui.lines.view import follow
 
         code = self._process.wait()
-        if code:
+        if code < 0:  # killed: it had no chance to do so itself
             self._terminal.give_back()
         self._outputs.restore()
         _show_end_of(self._said)

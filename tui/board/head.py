@@ -50,8 +50,9 @@ def head(board: "Board", width: int, *, frozen_at: str = "") -> Content:
     phases = board.planned.phases if board.planned else ()
     of_steps = f"/{steps:,}" if steps else ""
     raised = f"! {plural(len(board.alerts), 'alert')}" if board.alerts else ""
+    name, folder = name_of(board), printable(board.directory.name)
     pieces = (
-        Piece(name_of(board), "bold $primary", 10),
+        Piece(name, "bold $primary", 10),
         Piece(word.upper() if life.over else word, state_style(word), 9),
         Piece(f"reading {board.loading:.0%}" if board.loading is not None else "", "$warning", 8),
         Piece(f"view frozen at {frozen_at}" if frozen_at else "", "reverse $warning", 8),
@@ -61,6 +62,6 @@ def head(board: "Board", width: int, *, frozen_at: str = "") -> Content:
         Piece("" if share is None else f"{min(1.0, share):.1%}", "", 4),
         Piece("" if left is None else f"ETA {duration(left)}", "", 5),
         Piece(f"attempt {run.start.attempt}" if run.start and run.start.attempt > 1 else "", "$text-muted", 1),
-        Piece(printable(board.directory.name), "$text-muted", 0),
+        Piece(folder if folder != name else "", "$text-muted", 0),
     )
     return line(pieces, width)

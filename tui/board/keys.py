@@ -19,7 +19,10 @@ _SIGNS = {
     "question_mark": "?", "slash": "/", "plus": "+", "minus": "-", "left": "←", "right": "→", "up": "↑", "down": "↓",
     "shift+tab": "⇧tab", "escape": "esc", "pageup": "pgup", "pagedown": "pgdn", "equals_sign": "=",
 }  # fmt: skip
-_ACTIONS: dict[Action, str] = {"save": "S", "eval": "E", "profile": "P", "pause": "W", "stop": "X"}
+# Action → its key, and how much it is wanted where not all fit: stopping in order more than anything else.
+_ACTIONS: dict[Action, tuple[str, int]] = {
+    "save": ("S", 7), "eval": ("E", 5), "profile": ("P", 4), "pause": ("W", 6), "stop": ("X", 8),
+}  # fmt: skip
 
 
 @frozen
@@ -42,13 +45,13 @@ def app_keys(board: "Board | None", *, view_is_frozen: bool) -> list[Key]:
     """Those that are the same on every screen."""
     paused = board is not None and board.life.state == "paused"
     keys = [
-        Key("?", "help", weight=10, action="app.help"),
-        Key("q", "quit", weight=9, action="app.quit"),
-        Key("space", "go on" if view_is_frozen else "freeze", weight=6, action="app.freeze"),
+        Key("?", "help", weight=20, action="app.help"),
+        Key("q", "quit", weight=19, action="app.quit"),
+        Key("space", "go on" if view_is_frozen else "freeze", weight=7, action="app.freeze"),
     ]
-    for action, key in _ACTIONS.items():
+    for action, (key, weight) in _ACTIONS.items():
         label = "resume" if paused and action == "pause" else action
-        keys.append(Key(key, label, not refusal(board, action), 5, f"app.ask('{action}')"))
+        keys.append(Key(key, label, not refusal(board, action), weight, f"app.ask('{action}')"))
     return [*keys, Key("t", "theme", weight=1, action="app.theme")]
 
 

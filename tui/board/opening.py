@@ -1,0 +1,104 @@
+"""Opening the dashboard on this terminal, and leaving it in order whatever ends it."""
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from types import FrameType
+
+from . import fault
+from .app import BoardApp
+from .terminal import Terminal
+
+# A terminal that takes nothing any more must not keep a process that was told to leave.
+LEAVE_SECONDS = 2.0
+LOOK_SECONDS = 0.5
+
+
+class AttachedApp(BoardApp):
+    """The dashboard on a real terminal: hears signals, and leaves with its terminal or its launcher."""
+
+    def __init__(self, *args, terminal: Terminal, **options) -> None:
+        super().__init__(*args, **options)
+        self._terminal = terminal
+
+    def on_mount(self) -> None:  # beside that of `BoardApp`, which Textual calls as well
+        loop = asyncio.get_running_loop()
+
+        def leave(number: int, frame: FrameType | None) -> None:
+            leave_at_last(self._terminal, LEAVE_SECONDS)
+            loop.call_soon_threadsafe(self.exit, 128 + number)
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, leave)
+        if self.launcher is not None:
+            # Of a launcher that is gone the shell takes the terminal: that must not put this process to sleep.
+            signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+        self.set_interval(LOOK_SECONDS, self._look_around)
+
+    def _look_around(self) -> None:
+        if not self._terminal.there:
+            os._exit(0)
+        if self.launcher is not None and os.getppid() != self.launcher:
+            # The shell has the terminal back already, with the settings it wants: only the screen is to be given back.
+            self._terminal.leave_screen()
+            os._exit(0)
+
+
+def open_board(
+    directory: Path, *, compared: Sequence[Path] = (), first: str = "overview", launcher: int | None = None
+) -> int:
+    """Show the run until the reader leaves; the exit code. Main thread only.
+
+    One line on standard error says where to look if the dashboard itself has failed.
+    """
+    terminal = Terminal(sys.stdin.fileno())
+
+    def hung_up(number: int, frame: FrameType | None) -> None:
+        terminal.give_back()  # there may still be one, if only this process was told
+        os._exit(0)
+
+    signal.signal(signal.SIGHUP, hung_up)
+    if hasattr(sys.__stderr__, "reconfigure"):
+        sys.__stderr__.reconfigure(errors="replace")  # type: ignore[union-attr]
+    threading.excepthook = partial(_thread_has_failed, terminal)
+    no_color = bool(os.environ.get("NO_COLOR"))
+    app = AttachedApp(
+        directory, compared=compared, first=first, launcher=launcher, no_color=no_color, terminal=terminal
+    )
+    code = app.run()
+    if app.return_code:
+        where = f"; what went wrong is in {app.fault}" if app.fault else ""
+        print(f"the dashboard has failed and was closed, training is not touched{where}", file=sys.stderr)
+        return 1
+    return code or 0
+
+
+def _thread_has_failed(terminal: Terminal, said: threading.ExceptHookArgs) -> None:
+    """A thread that draws or reads is gone: there is nothing left to show anything on."""
+    if not terminal.there:
+        os._exit(0)
+    where = fault.write(said.exc_value) if said.exc_value else None
+    terminal.give_back()
+    print(f"the dashboard has failed and was closed, training is not touched; see {where}", file=sys.__stderr__)
+    os._exit(1)
+
+
+def leave_at_last(terminal: Terminal, seconds: float) -> None:
+    """End this process after `seconds`, if it is still there then."""
+
+    def end() -> None:
+        terminal.give_back()
+        os._exit(0)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+
+
+if __name__ == "__main__":  # as `xtrain run --ui tui` starts it
+    sys.exit(open_board(Path(sys.argv[1]), launcher=int(sys.argv[2])))

@@ -1,0 +1,163 @@
+"""The lines of the first screen, in the columns there are."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from textual.content import Content
+
+from ..words import decimal, duration, printable, size
+from .figures import comparison, evaluated, figures
+from .pieces import cell, folded
+from .schedule import stretches, upcoming, when
+from .verdict import advice, headline
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+# A figure with its name, and the columns between two of them.
+FIGURE_COLUMNS = 19
+# What was planned is shown beside what is from so many columns on, else below it.
+BESIDE_COLUMNS = 76
+# A difference from the plan of so much is marked.
+OFF = 0.1
+_BAND = {"done": "$success", "complete": "$success", "stopped": "$warning", "interrupted": "$warning"}
+
+
+def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
+    """How the run ended, and what to do next; nothing while it lives."""
+    if not board.life.over:
+        return []
+    style = f"bold reverse {_BAND.get(board.life.in_words, '$error')}"
+    band = [Content.styled(cell(f" {text}", width), style) for text in folded(headline(board), width - 2)]
+    empty = [Content.styled(" " * width, style)] if tall else []
+    said = [Content(f" {text}") for told in advice(board) for text in folded(told, width - 2)]
+    return [*empty, *band, *empty, *said]
+
+
+def alerts(board: "Board", width: int, *, most: int) -> list[Content]:
+    """What is raised now, the newest first, one line each."""
+    newest = sorted(board.alerts, key=lambda alert: -(alert.since or 0))
+    lines = []
+    for alert in newest[:most]:
+        ago = f"  {duration(board.now - alert.since)} ago" if alert.since else ""
+        text = f" ! {alert.kind.replace('_', ' ')}: {printable(alert.message)}{ago}"
+        lines.append(Content.styled(cell(text, width).rstrip(), "bold $error"))
+    if len(newest) > most > 0:
+        lines[-1] = Content.styled(f" ! and {len(newest) - most + 1} more alerts: see Events", "bold $error")
+    return lines
+
+
+def figure_lines(board: "Board", width: int) -> list[Content]:
+    """The figures in as many columns as fit."""
+    cells = []
+    for name, value in figures(board):
+        cells.append(
+            Content.assemble((f" {name} ", "$text-muted"), (cell(value, FIGURE_COLUMNS - len(name) - 2), "bold"))
+        )
+    columns = max(1, width // FIGURE_COLUMNS)
+    # As even as it gets: eight of them stand as four and four, not as seven and one.
+    rows = -(-len(cells) // columns)
+    columns = -(-len(cells) // rows)
+    wide = width // columns
+    rows_of = [cells[first : first + columns] for first in range(0, len(cells), columns)]
+    return [Content("").join(each.pad_right(wide - each.cell_length) for each in row) for row in rows_of]
+
+
+def lower(board: "Board", width: int, rows: int) -> list[Content]:
+    """What was planned and what comes next, in at most `rows` lines."""
+    if width >= BESIDE_COLUMNS:
+        left = table(board, rows)
+        wide = max((line.cell_length for line in left), default=0) + 3
+        right = schedule(board, width - wide - 1, rows)
+        empty = Content("")
+        pairs = [
+            ((left[row] if row < len(left) else empty), (right[row] if row < len(right) else empty))
+            for row in range(max(len(left), len(right)))
+        ]
+        return [a.pad_right(max(0, wide - a.cell_length)) + b for a, b in pairs]
+    below = schedule(board, width - 1, max(1, min(4, rows - 4)))
+    above = [line.truncate(width, ellipsis=True) for line in table(board, rows - len(below))]
+    return [*above, *below]
+
+
+def table(board: "Board", rows: int) -> list[Content]:
+    """What is beside what was planned, in at most `rows` lines; a row that nobody knows anything of goes first."""
+    known = comparison(board)
+    while len(known) > max(1, rows - 1):
+        unknown = next((row for row in reversed(known) if row.actual == row.planned), known[-1])
+        known = [row for row in known if row is not unknown]
+    name, actual = (max(len(getattr(row, key)) for row in known) for key in ("name", "actual"))
+    actual = max(actual, len("now"))
+    planned = max(len(row.planned) for row in known)
+    lines = [Content.styled(f" {'':{name}}  {'now':>{actual}}  planned", "$text-muted")]
+    for row in known:
+        off = "" if row.off is None else f"  {row.off:+.1%}"
+        far = row.off is not None and abs(row.off) >= OFF
+        lines.append(
+            Content.assemble(
+                (f" {row.name:{name}}  ", "$text-muted"),
+                (f"{row.actual:>{actual}}", "bold"),
+                f"  {row.planned:{planned}}",
+                (off, "bold $warning" if far else "$text-muted"),
+            )
+        )
+    return lines
+
+
+def schedule(board: "Board", width: int, rows: int) -> list[Content]:
+    """How far the run is, what comes next, and what was last saved and measured, the most wanted first."""
+    wanted: list[tuple[int, Content]] = []  # (weight, line), in the order they stand in
+    found = stretches(board)
+    if found:
+        wanted.append((1, _bar(board, width)))
+    if len(found) > 1:
+        wanted.append((2, _phases(found)))
+    pace = board.run.history.seconds_per_step
+    for place, each in enumerate([each for each in upcoming(board) if each.what != "log"][:3]):
+        wanted.append((6 - place, _said("next", f"{when(each, pace)}: {each.what}")))
+    wanted.append((5, _said("saved", _saved(board))))
+    losses = evaluated(board)
+    for place, (name, loss, step) in enumerate(losses[-3:]):
+        at = "" if step is None else f" at step {step:,}"
+        wanted.append((4 - place, _said("eval", f"{printable(name)} {decimal(loss, 4)}{at}")))
+    while len(wanted) > max(0, rows):
+        wanted.remove(min(reversed(wanted), key=lambda pair: pair[0]))
+    return [line.truncate(max(1, width), ellipsis=True) for _, line in wanted]
+
+
+def _said(name: str, text: str) -> Content:
+    return Content.assemble((f" {name:<5} ", "$text-muted"), text)
+
+
+def _saved(board: "Board") -> str:
+    saved = board.run.checkpoint
+    if saved is None:
+        return "nothing yet"
+    parts = [] if saved.step is None else [f"step {saved.step:,}"]
+    parts += [size(saved.num_bytes)] if saved.num_bytes is not None else []
+    when_saved = _time_of_checkpoint(board)
+    parts += [f"{duration(board.now - when_saved)} ago"] if when_saved is not None else []
+    return ", ".join(parts)
+
+
+def _time_of_checkpoint(board: "Board") -> float | None:
+    for record in reversed(board.run.ticks):
+        if record.get("event") == "checkpoint" and isinstance(record.get("time"), int | float):
+            return float(record["time"])
+    return None
+
+
+def _bar(board: "Board", width: int) -> Content:
+    progress = board.run.progress or 0.0
+    said = f" {progress:.1%}"
+    wide = max(4, min(40, width - len(said) - 2))
+    full = round(progress * wide)
+    return Content.assemble(" ", ("█" * full, "$primary"), ("░" * (wide - full), "$text-muted"), said)
+
+
+def _phases(found: Sequence) -> Content:
+    parts: list[Content] = []
+    for stretch in found:
+        name = printable(stretch.name)
+        parts.append(Content.styled(f"[{name}]", "bold") if stretch.now else Content.styled(name, "$text-muted"))
+    return Content.assemble((" phase ", "$text-muted")) + Content(" › ").join(parts)

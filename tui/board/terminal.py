@@ -1,0 +1,57 @@
+"""The terminal: whether there is one to draw on, and giving it back whatever happens."""
+
+import contextlib
+import os
+import sys
+import termios
+from typing import Any
+
+# What Textual turns on, turned off: mouse, focus and paste reports, the other keyboard protocol, the second screen.
+_BACK = (
+    "\x1b[?1000l\x1b[?1003l\x1b[?1015l\x1b[?1006l\x1b[?1016l\x1b[?1004l\x1b[?2004l\x1b[?2048l\x1b[?7h"
+    "\x1b[<u\x1b[?1049l\x1b[?25h\x1b[0m"
+)
+
+
+def why_not() -> str:
+    """Why nothing can be drawn here; empty if something can."""
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        return "its input and output are not a terminal"
+    if os.environ.get("TERM", "dumb") in ("dumb", "unknown"):
+        return "the terminal cannot move its cursor (TERM is dumb or not set)"
+    with contextlib.suppress(OSError):
+        if os.tcgetpgrp(sys.stdin.fileno()) != os.getpgrp():
+            return "it is in the background of its terminal"
+    return ""
+
+
+class Terminal:
+    """The terminal as it was found, to be given back."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._attributes: list[Any] | None = None
+        with contextlib.suppress(termios.error):
+            self._attributes = termios.tcgetattr(descriptor)
+
+    @property
+    def there(self) -> bool:
+        """Whether it has not been closed meanwhile."""
+        try:
+            termios.tcgetattr(self._descriptor)
+        except termios.error:
+            return False
+        return True
+
+    def give_back(self) -> None:
+        """Undo what a dashboard does to a terminal; what it still had to draw is thrown away."""
+        with contextlib.suppress(OSError, termios.error):
+            termios.tcflush(self._descriptor, termios.TCIOFLUSH)
+            if self._attributes is not None:
+                termios.tcsetattr(self._descriptor, termios.TCSANOW, self._attributes)
+        self.leave_screen()
+
+    def leave_screen(self) -> None:
+        """Leave the second screen, and ask for no more reports of mouse, focus and keys."""
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, _BACK.encode())
