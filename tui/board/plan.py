@@ -10,6 +10,7 @@ from textual.widgets import Input
 
 from ..model.plan_facts import Facts, PlanFacts
 from ..model.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_section
+from .pacing import Pace
 from .pane import Pane
 from .sheet import Sheet
 
@@ -55,6 +56,7 @@ class PlanPane(Pane):
         super().__init__(id=id)
         self._view = PlanView()
         self._facts = Facts()
+        self._pace = Pace()
         self._known: PlanFacts | None = None
         self._page: PlanPage | None = None
         self._placed = False
@@ -64,11 +66,14 @@ class PlanPane(Pane):
         yield Input(placeholder="search nodes: words of an id, of what it does, of an axis", compact=True)
 
     def show(self, board: "Board") -> None:
-        self._known = self._facts.of(board)
-        if self._known is not None and not self._placed:
-            self._placed = True  # begin where the run is
-            self._view = followed(self._view, self._known)
-        self._draw()
+        if not self._pace.due:
+            return
+        with self._pace.spending():
+            self._known = self._facts.of(board)
+            if self._known is not None and not self._placed:
+                self._placed = True  # begin where the run is
+                self._view = followed(self._view, self._known)
+            self._draw()
 
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self._draw)

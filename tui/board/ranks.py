@@ -8,8 +8,20 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 
 from ..model.rank_facts import Facts, RankFacts
-from ..model.rank_keys import at_cell, back, entered, moved, next_figure, sorted_by_next, table, to_trouble, to_worst
+from ..model.rank_keys import (
+    at_cell,
+    back,
+    entered,
+    moved,
+    next_figure,
+    reversed_order,
+    sorted_by_next,
+    table,
+    to_trouble,
+    to_worst,
+)
 from ..model.rank_view import RankPage, RankView, page
+from .pacing import Pace
 from .pane import Pane
 from .sheet import Sheet
 
@@ -39,7 +51,7 @@ class RanksPane(Pane):
         Binding("r", "reverse", "other way round", show=False),
         Binding("e", "experts", "expert view"),
         Binding("w", "worst", "worst rank"),
-        Binding("n", "trouble", "next trouble"),
+        Binding("g", "trouble", "next trouble"),
         Binding("enter", "enter", "in full"),
         Binding("escape", "back", "back", show=False),
     ]
@@ -48,6 +60,7 @@ class RanksPane(Pane):
         super().__init__(id=id)
         self._view = RankView()
         self._facts = Facts()
+        self._pace = Pace()
         self._known: RankFacts | None = None
         self._page: RankPage | None = None
 
@@ -55,8 +68,10 @@ class RanksPane(Pane):
         yield Sheet()
 
     def show(self, board: "Board") -> None:
-        self._known = self._facts.of(board)
-        self._draw()
+        if self._pace.due:
+            with self._pace.spending():
+                self._known = self._facts.of(board)
+                self._draw()
 
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self._draw)
@@ -90,7 +105,8 @@ class RanksPane(Pane):
 
     def action_figure(self, by: int) -> None:
         """Another number in the map."""
-        self._go(next_figure(self._view, by))
+        if self._known:
+            self._go(next_figure(self._view, self._known, by))
 
     def action_table(self) -> None:
         """Table or map."""
@@ -104,8 +120,8 @@ class RanksPane(Pane):
 
     def action_reverse(self) -> None:
         """The table the other way round."""
-        if self._view.shows == "table":
-            self._go(evolve(self._view, most_first=not self._view.most_first, top=0))
+        if self._page and self._known and self._view.shows == "table":
+            self._go(reversed_order(self._page, self._known))
 
     def action_experts(self) -> None:
         """The mesh as experts see it, and back."""

@@ -41,12 +41,10 @@ def _facts(node: PlannedNode, facts: PlanFacts) -> Iterator[tuple[str, str, str]
         which = "" if facts.ranks == 1 else f" on {len(ranks):,} of {plural(facts.ranks, 'rank')}"
         yield "now", f"under way{which}", "mark"
     if (step := facts.step.get(node.id)) is not None:
+        told = f"{brief(step.slowest)} on rank {step.slowest_rank:,}"
         if step.ranks > 1:
-            yield "slowest", f"{brief(step.slowest)} on rank {step.slowest_rank:,}", ""
-            yield "median", f"{brief(step.median)} over {step.ranks:,} ranks", ""
-        else:
-            yield "takes", f"{brief(step.slowest)} on rank {step.slowest_rank:,}", ""
-        yield "share", f"{percent(step.share)} of a step", ""
+            told += f", the slowest; {brief(step.median)} on the median of {step.ranks:,}"
+        yield "takes", f"{told}; {percent(step.share)} of a step", ""
     took = facts.took(node.id)
     if took is not None and took.seconds is not None:
         after = f", after step {took.step:,}" if took.step is not None and node.id not in facts.setup else ""

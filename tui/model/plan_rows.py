@@ -10,6 +10,8 @@ from .sheet import Marks, Row, bar, cells, cut, fit, joined, left, restyled, rig
 
 TIME = 8
 SHARE = 5
+# Less than this of a sentence says nothing.
+MIN_DOES = 24
 
 
 @frozen(kw_only=True)
@@ -32,17 +34,22 @@ def columns(facts: PlanFacts, width: int) -> Columns:
     """The widest columns that fit `width`: times and share always, then ids as a whole, then the rest."""
     longest = max(map(len, facts.arranged.ids), default=0)
     axes = max((len(" ".join(node.axes)) for node in facts.plan.nodes), default=0)
+    axes = min(axes, 22)
     second = TIME if width >= 66 else 0
+    spare = width - 3 - (TIME + 1) - (second + 1 if second else 0) - SHARE - 1
     bar_width = 12 if width >= 90 else 8 if width >= 50 else 0
-    spare = width - 3 - (TIME + 1) - (second + 1 if second else 0) - SHARE - 1 - (bar_width + 1 if bar_width else 0)
-    id_width = min(longest, spare, 36)
+    id_width = min(longest, spare - (bar_width + 1 if bar_width else 0), 36)
     spare -= id_width
-    axes_width = min(axes, 22) if axes and spare >= min(axes, 22) + 26 else 0
+    if spare - bar_width - 2 < MIN_DOES:  # what nodes do has no room: bars may be as long as the row
+        return Columns(id=id_width, second=second, bar=max(0, spare - 1), axes=0, does=0)
+    spare -= bar_width + 1
+    axes_width = axes if axes and spare - axes - 2 >= MIN_DOES else 0
     spare -= axes_width + 1 if axes_width else 0
-    return Columns(id=id_width, second=second, bar=bar_width, axes=axes_width, does=spare - 1 if spare >= 13 else 0)
+    return Columns(id=id_width, second=second, bar=bar_width, axes=axes_width, does=spare - 1)
 
 
-_LABELS = {"step": ("slowest", "median", "share"), "tick": ("took", "", ""), "event": ("took", "", "")}
+# Of a kind of node: what its time is called, and its second time, or what stands instead of that, share and bar.
+_LABELS = {"step": ("slowest", "median"), "tick": ("took", "next"), "event": ("took", "when")}
 
 
 def line_row(line: Line, facts: PlanFacts, room: Columns, width: int, *, chosen: bool, marks: Marks) -> Row:
@@ -57,13 +64,15 @@ def _heading(line: Section, room: Columns, width: int, marks: Marks) -> Row:
     sign = marks.folded if line.folded else marks.open
     number = f"{line.nodes:,}" if line.shown == line.nodes else f"{line.shown:,} of {line.nodes:,}"
     title = row((f"{sign} {line.title}", "title"), (f"  {number}", "dim"))
-    first, second, share = _LABELS.get(line.kind, ("took", "", "share"))
+    first, second = _LABELS.get(line.kind, ("took", ""))
     start = 2 + room.id + 1
     if line.folded or cells(title) >= start + TIME - len(first):
         return title
-    labels = right(first, TIME + start - cells(title))
-    labels += " " + right(second, room.second) if room.second else ""
-    return (*title, (f"{labels} {right(share, SHARE)}", "dim"))
+    labels = right(first, TIME + start - cells(title)) + " "
+    if line.kind in ("tick", "event"):
+        return (*title, (labels + second, "dim"))
+    labels += f"{right(second, room.second)} " if room.second else ""
+    return (*title, (labels + right("share", SHARE), "dim"))
 
 
 def _node(node: PlannedNode, facts: PlanFacts, room: Columns, marks: Marks) -> Row:

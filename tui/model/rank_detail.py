@@ -66,7 +66,7 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
         if value is None:
             continue
         against = "" if len(facts.ranks) == 1 or median is None else f", median {figure.words(median)}"
-        more = f", {value / median - 1:+.0%}" if against and median and figure in (STEP, WORK) else ""
+        more = f", {signed(value / median - 1)}" if against and median and figure in (STEP, WORK) else ""
         slow = figure is STEP and rank.rank in facts.states.slow
         yield label, f"{figure.words(value)}{against}{more}", "warn" if slow else ""
     if rank.memory_bytes is not None:
@@ -83,6 +83,11 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
         now.append(f"{retries:,.0f} retries of the allocator")
     if now:
         yield "", ", ".join(now), ""
+
+
+def signed(share: float) -> str:
+    """`+31%`, `-4%`, `0%`."""
+    return f"{share:+.0%}" if abs(share) >= 0.005 else "0%"
 
 
 def _stuck(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
@@ -111,6 +116,6 @@ def _nodes(rank: OneRank, facts: RankFacts, width: int, marks: Marks) -> Iterato
             more = seconds / times.median - 1 if times.median else 0.0
             sure = abs(more) >= 0.1 and abs(seconds - times.median) >= 0.02 * whole
             spans += [f" {right(brief(times.median), 8, marks)}"]
-            yield row(*spans, (f" {right(f'{more:+.0%}', 6, marks)}", "warn" if sure and more > 0 else "dim"))
+            yield row(*spans, (f" {right(signed(more), 6, marks)}", "warn" if sure and more > 0 else "dim"))
         else:
             yield row(*spans)

@@ -7,7 +7,7 @@ from attrs import field, frozen
 
 from .node_times import StepTime, StepTimes
 from .planned import PlannedAxis
-from .rank_figures import FIGURES, Figure, Measured, device_of, measure, planned_memory
+from .rank_figures import Figure, Measured, device_of, measure, planned_memory
 from .rank_states import States, real_axes, sentences, states
 from .ranks import OneRank
 
@@ -15,25 +15,28 @@ if TYPE_CHECKING:
     from .board import Board
 
 
-@frozen(kw_only=True)
+@frozen(kw_only=True, eq=False)
 class RankFacts:
-    """axes, expert_axes: of the mesh, outer to inner. real: the names of those with more than one place. memory: bytes
-    that the plan expects, by pipeline coordinate. measured: every figure of all ranks. said: sentences, each with the
-    state it is about. started: the run has."""
+    """axes, expert_axes: of the mesh, outer to inner. real: the names of those with more than one place. machines: how
+    many the ranks run on. memory: bytes that the plan expects, by pipeline coordinate. said: sentences, each with the
+    state it is about."""
 
     ranks: tuple[OneRank, ...] = field(repr=False)
+    states: States
     axes: tuple[PlannedAxis, ...] = ()
     expert_axes: tuple[PlannedAxis, ...] = ()
     real: tuple[str, ...] = ()
     machines: int = 1
     memory: Mapping[int, int] = field(factory=dict)
-    states: States
     times: Mapping[str, StepTime] = field(factory=dict, repr=False)
-    measured: Mapping[str, Measured] = field(factory=dict, repr=False)
     said: tuple[tuple[str, int], ...] = ()
+    _measured: dict[str, Measured] = field(factory=dict, init=False, repr=False)
 
     def figure(self, figure: Figure) -> Measured:
-        return self.measured[figure.key]
+        """One number of all ranks; made when it is first asked for."""
+        if figure.key not in self._measured:
+            self._measured[figure.key] = measure(self.ranks, figure, self.memory)
+        return self._measured[figure.key]
 
     @property
     def experts(self) -> bool:
@@ -62,6 +65,5 @@ class Facts:
             memory=planned_memory(plan, device_of(board)),
             states=found,
             times=times,
-            measured={figure.key: measure(board, figure) for figure in FIGURES},
             said=tuple(sentences(board, found, times)),
         )

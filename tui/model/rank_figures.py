@@ -1,6 +1,6 @@
 """The numbers of ranks that the Ranks screen can show: what each is, how it reads, and how much of it is much."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,14 +109,12 @@ class Measured:
         return "–" if value is None or value != value else self.scale.words(value)
 
 
-def measure(board: "Board", figure: Figure) -> Measured:
-    """The figure of every rank, and a scale that fits them."""
-    ranks = tuple(board.ranks)
+def measure(ranks: Sequence[OneRank], figure: Figure, memory: Mapping[int, int]) -> Measured:
+    """The figure of every rank, and a scale that fits them. memory: as of `planned_memory`."""
     values = numbers([figure.of(rank) for rank in ranks])
     if figure is PROGRESS:
         return Measured(figure=figure, values=values, scale=Scale(edges=AGES, words=figure.words))
     if figure is MEMORY:
-        memory = planned_memory(board.planned, device_of(board))
         if memory:
             shares = values / numbers([expected(rank, memory) for rank in ranks])
             scale = between(0.0, 1.0, lambda share: f"{share:.0%}")

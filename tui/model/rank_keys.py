@@ -5,7 +5,7 @@ from attrs import evolve
 
 from .rank_facts import RankFacts
 from .rank_figures import FIGURES
-from .rank_table import columns
+from .rank_table import columns, ordered
 from .rank_view import RankPage, RankView
 
 
@@ -32,9 +32,13 @@ def at_cell(page: RankPage, cell: int) -> RankView:
     return evolve(page.view, rank=int(ranks[0])) if len(ranks) else page.view
 
 
-def next_figure(view: RankView, by: int) -> RankView:
-    """Another number in the map."""
-    return evolve(view, figure=(view.figure + by) % len(FIGURES), shows="map")
+def next_figure(view: RankView, facts: RankFacts, by: int) -> RankView:
+    """Another number in the map: the next one that any rank has told."""
+    for number in range(1, len(FIGURES) + 1):
+        place = (view.figure + by * number) % len(FIGURES)
+        if not np.isnan(facts.figure(FIGURES[place]).values).all():
+            return evolve(view, figure=place, shows="map", only=())
+    return view
 
 
 def entered(page: RankPage) -> RankView:
@@ -71,7 +75,18 @@ def sorted_by_next(page: RankPage, facts: RankFacts, width: int) -> RankView:
     keys = [column.key for column in columns(facts, width) if column.figure or column.key in ("rank", "state")]
     place = keys.index(page.view.sort) if page.view.sort in keys else -1
     key = keys[(place + 1) % len(keys)]
-    return evolve(page.view, sort=key, most_first=key != "rank", top=0)
+    return _resorted(evolve(page.view, sort=key, most_first=key != "rank"), facts)
+
+
+def reversed_order(page: RankPage, facts: RankFacts) -> RankView:
+    """The table the other way round."""
+    return _resorted(evolve(page.view, most_first=not page.view.most_first), facts)
+
+
+def _resorted(view: RankView, facts: RankFacts) -> RankView:
+    """The cursor on the first rank of the order: what one sorts for."""
+    order = ordered(facts, view.only or range(len(facts.ranks)), view.sort, most_first=view.most_first)
+    return evolve(view, rank=order[0], top=0)
 
 
 def to_worst(view: RankView, facts: RankFacts) -> RankView:

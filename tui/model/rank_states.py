@@ -135,33 +135,40 @@ def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
 
 
 def _trouble(rank: OneRank, found: States, state: int, axes: Sequence[str]) -> str:
-    who = f"rank {rank.rank:,}{where(rank, axes)}"
+    """What is wrong comes first: on a narrow screen the rest may be cut."""
+    return f"rank {rank.rank:,} {_fault(rank, found, state)}{where(rank, axes)}"
+
+
+def _fault(rank: OneRank, found: States, state: int) -> str:
     if rank.rank in found.failed:
-        return f"{who} failed: {found.failed[rank.rank].strip().splitlines()[0]}"
+        return f"failed: {(found.failed[rank.rank].strip() or 'without a word').splitlines()[0]}"
     if (blame := found.blamed.get(rank.rank)) is not None:
         what = {"ended": "has ended", "stopped": "is stopped", "frozen": "is frozen"}.get(blame.state, "is stuck")
         since = f" for {seconds_ago(blame.seconds)}" if blame.seconds is not None else ""
         at = f" at {blame.place}" if blame.place else ""
-        return f"{who} {what}{f' in {blame.node}' if blame.node else ''}{at}{since}"
+        return f"{what}{since}{f' in {blame.node}' if blame.node else ''}{at}"
     node = f" in {rank.beat.node}" if rank.beat and rank.beat.node else ""
+    seen = f", last seen{node}" if node else ""
     if state == GONE:
-        return f"{who} is gone, last seen{node}" if node else f"{who} is gone"
+        return f"is gone{seen}"
     if state == SILENT:
-        return f"{who} has not been heard of for {seconds_ago(rank.seconds_silent)}, last seen{node}"
+        return f"has not been heard of for {seconds_ago(rank.seconds_silent)}{seen}"
     since = age(rank)
     at = f" at {rank.beat.place}" if rank.beat and rank.beat.place else ""
-    return f"{who} makes no progress{node}{at}{f' for {seconds_ago(since)}' if since is not None else ''}"
+    return f"makes no progress{f' for {seconds_ago(since)}' if since is not None else ''}{node}{at}"
 
 
 def slow_words(rank: OneRank, straggler: Straggler, times: Mapping[str, StepTime], axes: Sequence[str]) -> str:
-    """`rank 5 (fsdp 5, host n3) is slow: 620 ms against a median of 475 ms, 31% more; of it 140 ms more in
-    step.forward_backward`."""
+    """`rank 5 takes 31% longer: 620 ms against a median of 475 ms, 140 ms more in step.forward_backward (fsdp 5, host
+    n3)`."""
     said = (
-        f"rank {rank.rank:,}{where(rank, axes)} is slow: {brief(straggler.seconds)} against a median of "
-        f"{brief(straggler.median)}, {straggler.share:.0%} more"
+        f"rank {rank.rank:,} takes {straggler.share:.0%} longer: {brief(straggler.seconds)} against a median of "
+        f"{brief(straggler.median)}"
     )
     node, more = worst_node(rank, times)
-    return f"{said}; of it {brief(more)} more in {node}" if node and more > 0 else said
+    if node and more > 0:
+        said += f", {brief(more)} more in {node}"
+    return said + where(rank, axes)
 
 
 def worst_node(rank: OneRank, times: Mapping[str, StepTime]) -> tuple[str, float]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..words import size
 from .rank_facts import RankFacts
@@ -27,29 +27,34 @@ class Column:
 COLUMNS = (
     Column(key="rank", title="rank", wide=6, early=0),
     Column(key="state", title="state", wide=9, early=1),
-    Column(key="place", title="place", wide=20, early=9),
+    Column(key="place", title="place", wide=36, early=9),
     Column(key="step", title="step", wide=8, early=2, figure=STEP),
     Column(key="work", title="own work", wide=8, early=7, figure=WORK),
     Column(key="data", title="data", wide=8, early=6, figure=DATA),
     Column(key="communication", title="comm", wide=8, early=5, figure=COMMUNICATION),
     Column(key="memory", title="memory", wide=9, early=3, figure=MEMORY),
     Column(key="planned", title="planned", wide=9, early=8),
-    Column(key="progress", title="still", wide=6, early=4, figure=PROGRESS),
+    Column(key="progress", title="idle", wide=6, early=4, figure=PROGRESS),
     Column(key="node", title="node under way", wide=28, early=10),
     Column(key="host", title="host", wide=18, early=11),
 )
 
 
 def columns(facts: RankFacts, width: int) -> tuple[Column, ...]:
-    """The columns there is room for in `width` cells, in their order."""
-    room, kept = width - 1, []
-    for column in sorted(COLUMNS, key=lambda each: each.early):
-        if (column.key == "planned" and not facts.memory) or (column.key == "place" and not facts.real):
-            continue
-        if column.wide + 1 <= room:
-            kept.append(column)
+    """The columns there is room for in `width` cells, in their order; those of texts as wide as what stands in them."""
+    texts = {
+        "place": len(" ".join(f"{axis.name} {axis.size - 1}" for axis in facts.axes if axis.size > 1)),
+        "host": max((len(rank.beat.host) for rank in facts.ranks if rank.beat), default=0),
+    }
+    if not facts.memory:
+        texts["planned"] = 0
+    found = [evolve(column, wide=min(column.wide, texts.get(column.key, column.wide))) for column in COLUMNS]
+    room, kept = width - 1, set()
+    for column in sorted(found, key=lambda each: each.early):
+        if column.wide and column.wide + 1 <= room:
+            kept.add(column.key)
             room -= column.wide + 1
-    return tuple(column for column in COLUMNS if column in kept)
+    return tuple(column for column in found if column.key in kept)
 
 
 def ordered(facts: RankFacts, ranks: Sequence[int], key: str, *, most_first: bool) -> list[int]:

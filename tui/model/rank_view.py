@@ -87,7 +87,7 @@ def _head(facts: RankFacts, view: RankView, width: int, height: int, marks: Mark
     while len(parts) > 1 and len(joined(parts, marks)) > width:
         parts.pop()
     rows = [fit(row((joined(parts, marks), "bold")), width, marks)]
-    most = 1 if height < STACKED else 2 if height < 26 else 4
+    most = 1 if height < 14 else 2 if height < 26 else 4
     styles = {FINE: "good", SLOW: "warn", SILENT: "warn"}
     lines = [(line, styles.get(state, "bad")) for text, state in facts.said for line in wrapped(text, width)]
     if len(lines) > most:
