@@ -165,6 +165,7 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
     from ..runtime.gangs.preflight import check_devices, check_world, find_devices
     from ..runtime.gangs.worlds import plan_of_started
     from ..runtime.observation.lines import records_since, size_of
+    from ..runtime.observation.packages import check_packages
     from ..runtime.outcome import EXIT_CODES
     from ..runtime.provenance.code import read_code
     from ..runtime.worker import leave, run_rank
@@ -182,6 +183,8 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
         if speaks:
             raise
         return 3
+    if first:
+        check_packages(plan)
     if here and speaks:
         _remark(check_devices(plan, find_devices(plan, int(here))))
     if not first:

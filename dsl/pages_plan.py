@@ -198,8 +198,8 @@ PAGES: Final = (
         """, "parallel { fsdp 2 }\ncheckpoint { backend = file }",
         "parallel { fsdp 2 }\ncheckpoint { backend = dcp }"),
     Code("X622", "a name that W&B does not take", """
-        A project has no `/`, `\\`, `#`, `?`, `%` or `:` in its name, no name has more than 128 characters, and a tag has
-        1 to 64. W&B would refuse it when the run has begun.
+        A project has no `/`, `\\`, `#`, `?`, `%` or `:` in its name, no name has more than 128 characters, and a tag
+        has 1 to 64. W&B would refuse it when the run has begun.
         """, 'log { wandb { project = "team/llama" } }', 'log { wandb { project = "llama", entity = "team" } }'),
     Code("X702", "a device is not there", """
         The run asks for a device this machine does not have, or for more of them than it has.

@@ -51,7 +51,8 @@ def check_log(spec: Spec, found: Findings) -> None:
     for tag in chosen.tags:
         if not 1 <= len(tag) <= LONGEST_TAG:
             message = f"a tag has {len(tag)} characters, and W&B takes 1 to {LONGEST_TAG}"
-            found.fail("log.wandb.tags", "X622", "log.wandb.tags", message, "use shorter tags, and `notes` for sentences")
+            path = "log.wandb.tags"
+            found.fail(path, "X622", path, message, "use shorter tags, and `notes` for sentences")
             return
     if chosen.tags:
         found.passed("log.wandb.tags", f"{len(chosen.tags)} of 1 to {LONGEST_TAG} characters")

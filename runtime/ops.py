@@ -39,6 +39,7 @@ MODULES = (
     "ema",
     "scheduler",
     "observation.observe",
+    "observation.log_ops",
     "alerts.alerts",
     "alerts.notify",
     "checkpoint.ops",

@@ -30,7 +30,7 @@ class Wandb:
 
 @frozen
 class Log:
-    """`log { … }`: who takes the records of a run besides `metrics.jsonl` and `events.jsonl`, which it always writes."""
+    """`log { … }`: who takes the records of a run besides its own files, which are always written."""
 
     tensorboard: bool = setting(
         "write event files for TensorBoard to `tensorboard/` of the run, with the package `tensorboard`",

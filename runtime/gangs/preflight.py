@@ -12,6 +12,7 @@ from ..data.documents.encoder import DocumentEncoder
 from ..data.documents.tokenizers import load_tokenizer
 from ..data.loading.prepared import source_of
 from ..errors import EnvironmentFault
+from ..observation.packages import check_packages
 
 # What a driver reports is a little below the data sheet, which a plan takes its figure from.
 REPORTED = 0.97
@@ -27,10 +28,11 @@ class Devices:
 
 
 def check_machine(plan: Plan, local_ranks: int) -> list[str]:
-    """Raise EnvironmentFault or DataError if the plan cannot run here: devices, tokenizer, data files.
+    """Raise EnvironmentFault or DataError if the plan cannot run here: packages, devices, tokenizer, data files.
 
     What the plan counts on and is otherwise here, without stopping it, comes back in words.
     """
+    check_packages(plan)
     remarks = check_devices(plan, find_devices(plan, local_ranks))
     tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
     for node in plan.nodes:

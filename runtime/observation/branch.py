@@ -39,6 +39,10 @@ class Writer(Protocol):
     def end(self, exit_code: int) -> None: ...
 
 
+def _nothing() -> None:
+    pass
+
+
 class Branch:
     """A writer and what is on its way to it. warn: is told in words what goes wrong."""
 
@@ -47,6 +51,10 @@ class Branch:
         self._warn, self._failed, self._begun, self._late = warn, False, False, False
         self._sizes = Sizes()
         self._outlet = Outlet(writer.name, self._carry, rest=partial(self._rest, must=False))
+
+    def begin(self) -> None:
+        """Load the library now, beside the set-up, and not with the first record."""
+        self._put(_nothing, 1)
 
     def metric(self, record: dict[str, Any]) -> None:
         """Never waits; a record that finds no room is lost to this writer."""

@@ -101,7 +101,7 @@ def describe(
     texts = {
         "spec.xtrain": resolved_spec,
         "plan.json": json.dumps(to_json(plan), sort_keys=True),
-        "metadata/config.full.yaml": to_yaml({entry.path: _typed(entry.value) for entry in plan.provenance}),
+        "metadata/config.full.yaml": to_yaml({entry.path: typed_value(entry.value) for entry in plan.provenance}),
         "metadata/config.canonical.yaml": to_yaml(plan.config),
         "metadata/config.diff.yaml": to_yaml(_differences(plan, before)),
     }
@@ -141,13 +141,13 @@ def _set_aside(directory: Path, name: str, content: bytes | None, attempt: str) 
 
 
 def _differences(plan: Plan, before: Before | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"from_defaults": {entry.path: _typed(entry.value) for entry in departures(plan)}}
+    found: dict[str, Any] = {"from_defaults": {entry.path: typed_value(entry.value) for entry in departures(plan)}}
     if before is not None:
         changes = changed_values(before.plan, plan) if before.plan is not None else ()
         values = {
             change.path: {
-                "before": _typed(change.before.value) if change.before else None,
-                "now": _typed(change.after.value) if change.after else None,
+                "before": typed_value(change.before.value) if change.before else None,
+                "now": typed_value(change.after.value) if change.after else None,
             }
             for change in changes
         }
@@ -155,7 +155,7 @@ def _differences(plan: Plan, before: Before | None) -> dict[str, Any]:
     return found
 
 
-def _typed(text: str) -> Any:
+def typed_value(text: str) -> Any:
     """A value as a spec writes it: a number, a truth value or nothing, else the text."""
     words = {"true": True, "false": False, "none": None}
     return words[text] if text in words else json.loads(text) if _NUMBER.fullmatch(text) else text

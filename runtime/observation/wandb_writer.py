@@ -1,0 +1,126 @@
+"""Records for Weights & Biases. Nothing of it lies outside the run's folder, and nothing waits for a network."""
+
+import os
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define
+
+# Seconds for W&B to answer when a run begins, and to take the rest when it ends.
+INIT_SECONDS: Final = 60.0
+FINISH_SECONDS: Final = 30.0
+# A histogram of W&B has no more bars.
+MOST_BARS: Final = 512
+# Exit codes after which a run counts as having ended well: done, and stopped to be gone on with.
+ENDED_WELL: Final = (0, 75)
+
+
+@define(eq=False, kw_only=True)
+class WandbWriter:
+    """A `Writer`. chosen: the settings of `log.wandb`, but `mode`. config: all settings of the run.
+
+    undone: steps that a rollback has undone so far. W&B takes nothing back and wants rows in order, so a step that
+    comes again has a later row; `step` in it is what charts are drawn over. warn: is told where the run is kept offline
+    because W&B cannot be reached.
+    """
+
+    directory: Path
+    mode: str
+    chosen: dict[str, Any]
+    config: dict[str, Any]
+    undone: int
+    warn: Callable[[str], None]
+    name: str = "W&B"
+    seconds: float = FINISH_SECONDS + 30
+    local: bool = False
+    _library: Any = None
+    _run: Any = None
+
+    def begin(self) -> None:
+        folder = self.directory / "wandb"
+        folder.mkdir(exist_ok=True)
+        # What the library keeps besides the run, and what it tells its makers of.
+        for name in ("CACHE", "DATA", "CONFIG", "ARTIFACT"):
+            os.environ.setdefault(f"WANDB_{name}_DIR", str(folder / name.lower()))
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+        self._library = import_module("wandb")
+        try:
+            self._run = self._opened(self.mode)
+        except Exception as error:
+            if self.mode == "offline":
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            self.warn(
+                f"W&B cannot be used online: {reason} Records are kept in {folder}; to send them: "
+                f"`wandb sync {folder}/offline-run-*`"
+            )
+            self._run = self._opened("offline")
+        self._run.define_metric("*", step_metric="step")
+        for file in ("spec.xtrain", "plan.json"):
+            if (self.directory / file).exists():
+                self._run.save(str(self.directory / file), base_path=str(self.directory), policy="now")
+
+    def metric(self, record: dict[str, Any]) -> None:
+        values: dict[str, Any] = {"step": record["step"]}
+        for key, value in record.items():
+            if isinstance(value, list):
+                if 0 < len(value) <= MOST_BARS:
+                    values[key] = self._library.Histogram(np_histogram=(value, list(range(len(value) + 1))))
+            elif key != "time":
+                values[key] = value
+        self._log(values)
+
+    def event(self, record: dict[str, Any]) -> None:
+        if record["event"] == "rollback":
+            self.undone += record["from_step"] - record["step"]
+        elif record["event"] == "generate":
+            rows = [[each["prompt"], each["text"]] for each in record["samples"]]
+            table = self._library.Table(columns=["prompt", "text"], data=rows)
+            self._log({"step": record["step"], "generate": table})
+
+    def rest(self, *, must: bool) -> None:
+        """W&B has a process of its own, which writes what it is given."""
+
+    def end(self, exit_code: int) -> None:
+        self._run.finish(exit_code=0 if exit_code in ENDED_WELL else exit_code)
+        self._library.teardown()
+
+    def _log(self, values: dict[str, Any]) -> None:
+        self._run.log(values, step=values["step"] + self.undone)
+
+    def _opened(self, mode: str) -> Any:
+        """The run, begun or gone on with."""
+        settings = self._library.Settings(
+            console="off",
+            silent=True,
+            disable_git=True,
+            disable_code=True,
+            init_timeout=INIT_SECONDS,
+            finish_timeout=FINISH_SECONDS,
+            login_timeout=1.0,  # nobody is there who could answer
+        )
+        name = self.chosen["name"] or f"{self.config['experiment']['name']} {self.directory.name}"
+        return self._library.init(
+            **{**self.chosen, "name": name},
+            id=self._id(),
+            resume="allow",
+            mode=mode,
+            dir=str(self.directory),
+            config=self.config,
+            allow_val_change=True,
+            settings=settings,
+        )
+
+    def _id(self) -> str:
+        """What W&B knows this run by: as long as its folder exists, however often it is started."""
+        path = self.directory / "wandb" / "run_id"
+        with suppress(FileNotFoundError):
+            if kept := path.read_text().strip():
+                return kept
+        made = secrets.token_hex(8)
+        path.write_text(f"{made}\n")
+        return made
