@@ -1,0 +1,146 @@
+"""The Events screen: what the run said in words, and the ends of its logs."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.widgets import Input
+
+from ..model.event_keys import back, entered, moved, newest, other_kinds, other_log, searched, turned
+from ..model.event_log import EventLog
+from ..model.event_pages import EventsPage, EventsView, page
+from .pane import Pane
+from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+
+class EventsSheet(Sheet):
+    """The list; it has the keys of the screen."""
+
+
+class EventsPane(Pane):
+    """All events, the newest last; the chosen one in full; the logs of the ranks."""
+
+    title = "Events"
+    short = "Event"
+
+    DEFAULT_CSS = """
+    EventsPane { layout: vertical; }
+    EventsPane Input { height: 1; border: none; padding: 0 1; display: none; }
+    EventsPane.searching Input { display: block; }
+    """
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "move(1)", "later event", show=False),
+        Binding("up,k", "move(-1)", "earlier event", show=False),
+        Binding("pagedown", "turn(1)", "a page on", show=False),
+        Binding("pageup", "turn(-1)", "a page back", show=False),
+        Binding("home", "move(-1000000)", "oldest", show=False),
+        Binding("end,f", "newest", "newest, and follow"),
+        Binding("enter", "enter", "event in full"),
+        Binding("slash", "search", "filter"),
+        Binding("right_square_bracket,right", "kinds(1)", "next kind"),
+        Binding("left_square_bracket,left", "kinds(-1)", "kind before", show=False),
+        Binding("l", "log", "logs"),
+        Binding("escape", "back", "back", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._view = EventsView()
+        self._log = EventLog()
+        self._directory = Path()
+        self._page: EventsPage | None = None
+
+    def compose(self) -> ComposeResult:
+        yield EventsSheet()
+        yield Input(placeholder="only events and lines with this text; enter keeps it, esc takes it away", compact=True)
+
+    def show(self, board: "Board") -> None:
+        if self._page is None or board.events.version != self._log.version or board.events is not self._log:
+            self._log, self._directory = board.events, board.directory
+            self._draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        sheet = self.query_one(EventsSheet)
+        width, height = sheet.content_size
+        if not width or not height:
+            return
+        self._page = page(self._log, self._view, width, height, directory=str(self._directory), marks=sheet.marks)
+        self._view = self._page.view
+        sheet.draw(self._page.rows)
+
+    def _go(self, view: EventsView) -> None:
+        self._view = view
+        self._draw()
+
+    def action_move(self, by: int) -> None:
+        """The cursor, or a long text, by some lines."""
+        if self._page:
+            self._go(moved(self._page, by))
+
+    def action_turn(self, by: int) -> None:
+        """By a page."""
+        if self._page:
+            self._go(turned(self._page, by))
+
+    def action_newest(self) -> None:
+        """To the newest, and on with it."""
+        if self._page:
+            self._go(newest(self._page))
+
+    def action_enter(self) -> None:
+        """The chosen event in full, and back."""
+        if self._page:
+            self._go(entered(self._page))
+
+    def action_kinds(self, by: int) -> None:
+        """Only events of the next kind."""
+        if self._page:
+            self._go(other_kinds(self._page, by))
+
+    def action_log(self) -> None:
+        """The next log, after the last the events again."""
+        if self._page:
+            self._go(other_log(self._page))
+
+    def action_back(self) -> None:
+        """Out of what was opened last."""
+        if self.has_class("searching"):
+            self._end_search(clear=True)
+        elif self._page:
+            self._go(back(self._page))
+            with self.prevent(Input.Changed):
+                self.query_one(Input).value = self._view.query
+
+    def action_search(self) -> None:
+        """Ask for a text."""
+        self.add_class("searching")
+        self.query_one(Input).focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self._page:
+            self._go(searched(self._page, event.value.strip()))
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._end_search(clear=False)
+
+    def _end_search(self, *, clear: bool) -> None:
+        if clear:
+            self.query_one(Input).value = ""
+        self.remove_class("searching")
+        self.query_one(EventsSheet).focus()
+        self.call_after_refresh(self._draw)
+
+    def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
+        self.action_move(3)
+
+    def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
+        self.action_move(-3)

@@ -1,0 +1,72 @@
+"""What the keys of the Events screen do to its view."""
+
+from attrs import evolve
+
+from .event_detail import PROBLEMS
+from .event_pages import EventsPage, EventsView
+
+
+def moved(page: EventsPage, by: int) -> EventsView:
+    """The cursor by some events; within a text that is longer than the screen, by some lines."""
+    view = page.view
+    if view.log or view.shows == "detail":
+        last = max(0, page.lines - page.height)
+        begin = (last if view.log else 0) if view.scroll is None else view.scroll
+        scroll = max(0, min(last, begin + by))
+        return evolve(view, scroll=None if view.log and scroll == last else scroll)
+    if not page.entries:
+        return view
+    place = max(0, min(len(page.entries) - 1, page.place + by))
+    newest = place == len(page.entries) - 1 and by > 0
+    return evolve(view, chosen=None if newest else page.entries[place].number)
+
+
+def turned(page: EventsPage, by: int) -> EventsView:
+    """By so many pages."""
+    return moved(page, by * max(1, page.height - 1))
+
+
+def entered(page: EventsPage) -> EventsView:
+    """The chosen event in full, which then stays the chosen one; or back to the list."""
+    view = page.view
+    if view.log or not page.entries:
+        return view
+    if view.shows == "detail":
+        return evolve(view, shows="list", scroll=None)
+    return evolve(view, shows="detail", scroll=None, chosen=page.entries[page.place].number)
+
+
+def back(page: EventsPage) -> EventsView:
+    """Out of a log, else out of an event in full, else out of a filter."""
+    view = page.view
+    if view.log:
+        return evolve(view, log="", scroll=None)
+    if view.shows == "detail":
+        return evolve(view, shows="list", scroll=None)
+    return evolve(view, kinds="all", query="")
+
+
+def other_kinds(page: EventsPage, by: int) -> EventsView:
+    """All events, those that tell of problems, or of one kind, of those that are there: the next of these."""
+    there = page.log.kinds
+    choices = ["all", *(["problems"] if any(kind in there for kind in PROBLEMS) else []), *there]
+    at = choices.index(page.view.kinds) if page.view.kinds in choices else 0
+    chosen = choices[(at + by) % len(choices)]
+    return evolve(page.view, kinds=chosen, log="", shows="list", scroll=None, chosen=None)
+
+
+def other_log(page: EventsPage) -> EventsView:
+    """The next of: the events, and each of the logs."""
+    choices = ["", *(tail.name for tail in page.log.logs)]
+    at = choices.index(page.view.log) if page.view.log in choices else 0
+    return evolve(page.view, log=choices[(at + 1) % len(choices)], scroll=None)
+
+
+def searched(page: EventsPage, query: str) -> EventsView:
+    """Only what holds this text."""
+    return evolve(page.view, query=query, shows="list", scroll=None, chosen=None)
+
+
+def newest(page: EventsPage) -> EventsView:
+    """To the newest, and on with it."""
+    return evolve(page.view, shows="list", chosen=None, scroll=None)
