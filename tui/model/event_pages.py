@@ -138,7 +138,10 @@ def _entry_row(entry: Entry, columns: tuple[int, int, int], directory: str, mark
         (clock(entry.time)[:when].ljust(when) + " ", "dim"),
         (right(step, steps, marks) + " ", ""),
         (left(entry.kind, kind, marks) + " ", style),
-        (_GAPS.sub("  ", entry.text.replace(f"{directory}/", "")), "bad" if style == "bad" else ""),
+        (
+            _GAPS.sub("  ", entry.text.replace(f"{directory}/", "") if directory else entry.text),
+            "bad" if style == "bad" else "",
+        ),
     )
 
 
