@@ -11,13 +11,14 @@ import sys
 from pathlib import Path
 
 from dashboards import SIZES, faults, opened, rows, until
+
 from xtrain.tui.board.screens import SCREENS
 
 PICTURED = (120, 40)
 
 
 async def capture(run: Path, folder: Path, others: list[Path], name: str, size: tuple[int, int]) -> list[str]:
-    """Write one screen at one size; what is wrong with it. Nothing is written of a screen that the run does not have."""
+    """Write one screen at one size; what is wrong with it. A screen that the run does not have is left out."""
     async with opened(run, size, first=name, compared=others) as (app, pilot):
         if app.visited != name:
             await pilot.pause(0.5)

@@ -9,6 +9,7 @@ from typing import Any
 from rich.cells import cell_len
 from textual.pilot import Pilot
 from textual.widget import Widget
+
 from xtrain.tui.board.app import BoardApp
 
 SIZES = ((200, 50), (120, 40), (80, 24), (60, 20))

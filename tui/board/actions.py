@@ -32,8 +32,6 @@ def refusal(board: "Board | None", action: Action) -> str:
     """Why the run cannot be asked for that now; empty if it can."""
     if board is None or board.life.state == "waiting":
         return "the run has not begun"
-    if board.life.state == "starting":
-        return "the run is still being set up: it can be asked from its first step on"
     if board.life.over:
         return f"the run is over ({board.life.in_words}): nobody would read it"
     if board.planned is None or commands(board, action):
@@ -59,6 +57,16 @@ def question(board: "Board", action: Action) -> str:
 
 def consequences(board: "Board", action: Action, dataset: str = "") -> list[str]:
     """What will happen, in sentences, with what the plan knows of it."""
+    later = ["The run is still being set up: it hears this with its first step."] if is_starting(board) else []
+    return [*_consequences(board, action, dataset), *later]
+
+
+def is_starting(board: "Board | None") -> bool:
+    """Whether no step has been trained yet."""
+    return board is None or board.life.state in ("waiting", "starting")
+
+
+def _consequences(board: "Board", action: Action, dataset: str) -> list[str]:
     word = word_of(board, action)
     done = [_does(board, node) for command in commands(board, action) if _is_for(command, dataset)
             for node in command.nodes]  # fmt: skip
@@ -75,10 +83,12 @@ def consequences(board: "Board", action: Action, dataset: str = "") -> list[str]
                 "The same key lets it go on."]  # fmt: skip
     if word == "resume":
         return ["Training goes on with the next step."]
-    saved = _saving(board, done) if done else ["NOTHING IS SAVED: this run has no checkpoints."]
-    rest = board.run.steps
-    left = f" {rest - board.run.step:,} steps are left." if rest and rest > board.run.step else ""
-    return [*saved, f"Then all ranks leave, with exit code 75.{left}", "The same command goes on with it later."]
+    steps = board.run.steps
+    left = f" {steps - board.run.step:,} steps are left." if steps and steps > board.run.step else ""
+    leaves = f"Then all ranks leave, with exit code 75.{left}"
+    if not done:
+        return ["NOTHING IS SAVED: this run has no checkpoints.", leaves, "The same command begins anew."]
+    return [*_saving(board, done), leaves, "The same command goes on with it later."]
 
 
 def _saving(board: "Board", done: list[str]) -> list[str]:

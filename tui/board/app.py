@@ -16,7 +16,7 @@ from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
 from . import fault
-from .actions import Action, datasets, refusal, word_of
+from .actions import Action, datasets, is_starting, refusal, word_of
 from .asking import answers, command_line
 from .block import Block
 from .head import head
@@ -315,7 +315,7 @@ class BoardApp(App[int]):
         answer = await self.push_screen_wait(LeaveQuestion())
         if answer == "leave":
             self.exit(0)
-        elif answer == "stop" and refusal(self.live, "stop"):
+        elif answer == "stop" and is_starting(self.live):
             # Before its first step the run hears signals only; they do what the plan has for `sigterm`.
             os.kill(launcher, signal.SIGTERM)
         elif answer == "stop":

@@ -1,0 +1,343 @@
+"""Every key of the application, pressed."""
+
+from pathlib import Path
+
+import pytest
+from dashboards import opened, played, rows, shown, until
+from made_runs import made_run
+
+from xtrain.tui.board import app as application
+from xtrain.tui.board.app import BoardApp
+from xtrain.tui.board.asking import Answer
+from xtrain.tui.board.help import HelpScreen
+from xtrain.tui.board.questions import LeaveQuestion
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> Path:
+    return made_run(tmp_path_factory.mktemp("runs") / "ended", "datasets", logged=40).directory
+
+
+@pytest.fixture
+def live(tmp_path):
+    """A run that could be training: this process holds its locks."""
+    made = made_run(tmp_path / "live", "datasets", end="running", logged=40, steps=400)
+    with made.alive():
+        yield made
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[list[str]]:
+    """What would have been asked of the run, which answers to everything."""
+    heard: list[list[str]] = []
+
+    def answers(arguments):
+        heard.append(arguments[arguments.index("control") + 2 : -1])
+        yield Answer("accepted", "")
+        yield Answer("done", "as it was asked", 41)
+
+    monkeypatch.setattr(application, "answers", answers)
+    return heard
+
+
+def test_numbers_and_tab_lead_to_the_screens(ended):
+    async def play():
+        async with opened(ended) as (app, pilot):
+            names = [name for _, name, _ in app._screens()]
+            for number, name, cls in app._screens():
+                await pilot.press(str(number))
+                assert app.visited == name
+                assert f"[{number} {cls.title}]" in rows(app)[1] or f"[{number} {cls.short}]" in rows(app)[1]
+            await pilot.press("1")
+            walked = []
+            for _ in names:
+                await pilot.press("tab")
+                walked.append(app.visited)
+            assert walked == [*names[1:], names[0]]
+            await pilot.press("shift+tab")
+            assert app.visited == names[-1]
+
+    played(play())
+
+
+def test_a_screen_that_the_run_does_not_have_is_refused_in_words(ended):
+    async def play():
+        async with opened(ended) as (app, pilot):
+            assert "Experts" not in rows(app)[1]
+            await pilot.press("4")
+            await pilot.pause()
+            assert app.visited == "overview"
+            assert "nothing to show for experts" in next(each.message for each in app._notifications)
+
+    played(play())
+
+
+def test_the_first_screen_may_be_another(ended):
+    async def play():
+        async with opened(ended, first="events") as (app, _):
+            assert app.visited == "events"
+
+    played(play())
+
+
+def test_help_shows_every_key_with_why_it_does_nothing_now(ended):
+    async def play():
+        async with opened(ended, (120, 60)) as (app, pilot):
+            await pilot.press("question_mark")
+            await pilot.pause()
+            assert isinstance(app.screen, HelpScreen)
+            text = shown(app)
+            for binding in BoardApp.BINDINGS:
+                assert binding.tooltip in text, binding
+            assert "not now: the run is over (done)" in text
+            for key in ("escape", "q"):
+                await pilot.press(key)
+                assert not isinstance(app.screen, HelpScreen)
+                await pilot.press("question_mark")
+            await pilot.press("question_mark")
+            assert not isinstance(app.screen, HelpScreen)
+
+    played(play())
+
+
+def test_a_frozen_view_stands_still_while_the_run_goes_on(live):
+    async def play():
+        async with opened(live.directory) as (app, pilot):
+            await pilot.press("space")
+            assert "view frozen at" in rows(app)[0]
+            live.log(41, 50)
+            live.beat()
+            await until(pilot, lambda: app.live.run.step == 50)
+            assert app.board.run.step == 40
+            assert "step 50/400" in rows(app)[0] and "steps" in shown(app)
+            await pilot.press("space")
+            assert app.board.run.step == 50
+            assert "frozen" not in rows(app)[0]
+
+    played(play())
+
+
+def test_themes_follow_one_another(ended):
+    async def play():
+        async with opened(ended) as (app, pilot):
+            seen = [app.theme]
+            for _ in range(3):
+                await pilot.press("t")
+                seen.append(app.theme)
+            assert seen == ["dark", "light", "contrast", "dark"]
+
+    played(play())
+
+
+def test_q_and_ctrl_c_leave_at_once_where_nobody_waits(live):
+    async def play(key):
+        async with opened(live.directory) as (app, pilot):
+            await pilot.press(key)
+            assert app.return_value == 0
+
+    for key in ("q", "ctrl+c"):
+        played(play(key))
+
+
+@pytest.mark.parametrize(
+    ("key", "says", "asks"),
+    [
+        ("S", "Saves", ["save"]),
+        ("W", "holds on to its devices", ["pause"]),
+        ("X", "exit code 75", ["stop"]),
+    ],
+)
+def test_an_action_says_what_it_does_and_is_asked_for_after_a_yes_only(live, asked, key, says, asks):
+    async def play():
+        async with opened(live.directory) as (app, pilot):
+            await pilot.press(key)
+            await pilot.pause()
+            assert says in shown(app)
+            assert "curriculum" in shown(app).split("╭")[1]  # which run
+            await pilot.press("enter")  # which means no
+            await pilot.pause()
+            assert asked == []
+            await pilot.press(key)
+            await pilot.pause()
+            await pilot.press("escape")
+            assert asked == []
+            await pilot.press(key)
+            await pilot.pause()
+            await pilot.press("y")
+            await until(pilot, lambda: len(app._notifications) == 2)
+            assert asked == [asks]
+            first, second = app._notifications
+            assert first.title == f"{asks[0]}: accepted"
+            assert second.message == "step 41: as it was asked"
+
+    played(play())
+
+
+def test_a_stop_tells_the_size_of_what_is_saved_and_what_is_left(live, asked):
+    async def play():
+        async with opened(live.directory) as (app, pilot):
+            await pilot.press("X")
+            await pilot.pause()
+            assert "143.1 MiB" in shown(app)  # of the checkpoint that was saved last
+            assert "360 steps are left" in shown(app)
+
+    played(play())
+
+
+def test_an_evaluation_asks_for_the_dataset_and_tells_its_rows(live, asked):
+    async def play():
+        async with opened(live.directory) as (app, pilot):
+            await pilot.press("E")
+            await pilot.pause()
+            assert "1: code, 64 rows" in shown(app) and "2: drills, 32 rows" in shown(app)
+            await pilot.press("2")
+            await pilot.pause()
+            assert "what drills held out: its first 32 rows" in shown(app)
+            assert "what code held out" not in shown(app)
+            await pilot.press("y")
+            await until(pilot, lambda: bool(asked))
+            assert asked == [["eval", "drills"]]
+
+    played(play())
+
+
+@pytest.mark.parametrize(
+    ("typed", "asks"),
+    [([], "3"), (["7"], "7"), (["1", "2"], "12"), (["5", "backspace", "8"], "8")],
+)
+def test_a_profile_asks_how_many_steps(live, asked, typed, asks):
+    async def play():
+        async with opened(live.directory) as (_, pilot):
+            await pilot.press("P")
+            await pilot.pause()
+            await pilot.press(*typed, "y")
+            await until(pilot, lambda: bool(asked))
+            assert asked == [["profile", asks]]
+
+    played(play())
+
+
+def test_a_profile_of_no_steps_or_too_many_is_not_asked_for(live, asked):
+    async def play():
+        async with opened(live.directory) as (app, pilot):
+            await pilot.press("P")
+            await pilot.pause()
+            await pilot.press("1", "0", "1", "y")
+            await pilot.pause()
+            assert "no such number" in shown(app)
+            await pilot.press("backspace", "y")
+            await until(pilot, lambda: bool(asked))
+            assert asked == [["profile", "10"]]
+
+    played(play())
+
+
+def test_the_same_key_lets_a_paused_run_go_on(live, asked):
+    async def play():
+        live.event("control", id="1", command="pause", state="accepted", detail="")
+        live.event("control", id="1", command="pause", state="done", detail="")
+        async with opened(live.directory) as (app, pilot):
+            await until(pilot, lambda: app.live.life.state == "paused")
+            await pilot.pause()
+            await pilot.press("W")
+            await pilot.pause()
+            assert "Go on with" in shown(app)
+            await pilot.press("y")
+            await until(pilot, lambda: bool(asked))
+            assert asked == [["resume"]]
+
+    played(play())
+
+
+@pytest.mark.parametrize("key", ["S", "E", "P", "W", "X"])
+def test_nothing_is_asked_of_a_run_that_is_over(ended, asked, key):
+    async def play():
+        async with opened(ended) as (app, pilot):
+            await pilot.press(key)
+            await pilot.pause()
+            assert [each.message for each in app._notifications] == ["the run is over (done): nobody would read it"]
+            assert len(app.screen_stack) == 1 and asked == []
+
+    played(play())
+
+
+def test_arrows_lead_to_yes_as_well(live, asked):
+    async def play():
+        async with opened(live.directory) as (_, pilot):
+            await pilot.press("S")
+            await pilot.pause()
+            await pilot.press("right", "enter")
+            await until(pilot, lambda: bool(asked))
+            assert asked == [["save"]]
+
+    played(play())
+
+
+def test_what_was_started_from_here_is_not_left_by_accident(live, asked):
+    async def play():
+        async with opened(live.directory, launcher=1) as (app, pilot):
+            for key in ("q", "ctrl+c"):
+                await pilot.press(key)
+                await pilot.pause()
+                assert isinstance(app.screen, LeaveQuestion)
+                await pilot.press("enter")  # stays
+                await pilot.pause()
+                assert not isinstance(app.screen, LeaveQuestion) and app.return_value is None
+            await pilot.press("ctrl+c")
+            await pilot.pause()
+            await pilot.press("s")
+            await until(pilot, lambda: bool(asked))
+            assert asked == [["stop"]] and app.return_value is None
+            await pilot.press("q")
+            await pilot.pause()
+            await pilot.press("ctrl+c")  # once more: out of here, and nothing is stopped
+            await pilot.pause()
+            assert app.return_value == 0 and asked == [["stop"]]
+
+    played(play())
+
+
+def test_before_its_first_step_a_run_is_stopped_by_a_signal(tmp_path, monkeypatch, asked):
+    sent = []
+    monkeypatch.setattr(application.os, "kill", lambda *given: sent.append(given))
+    made = made_run(tmp_path / "run", end="starting")
+
+    async def play():
+        async with opened(made.directory, launcher=77) as (app, pilot):
+            await until(pilot, lambda: app.live.life.state == "starting")
+            await pilot.press("q")
+            await pilot.pause()
+            await pilot.press("s")
+            await pilot.pause()
+            assert sent == [(77, application.signal.SIGTERM)] and asked == []
+
+    with made.alive():
+        played(play())
+
+
+def test_a_run_that_is_over_is_left_without_a_question(ended):
+    async def play():
+        async with opened(ended, launcher=1) as (app, pilot):
+            await pilot.press("q")
+            assert app.return_value == 0
+
+    played(play())
+
+
+def test_slash_leads_to_the_events_and_its_filter(ended):
+    async def play():
+        async with opened(ended) as (app, pilot):
+            await pilot.press("slash")
+            await pilot.pause()
+            assert app.visited == "events"
+            await pilot.press("e", "v", "a", "l")  # which go into the field, not to the application
+            await pilot.pause()
+            assert app.visited == "events" and len(app.screen_stack) == 1
+
+    played(play())
+
+
+def test_a_dashboard_somebody_waits_for_cannot_be_put_to_sleep(live):
+    app = BoardApp(live.directory, launcher=1)
+    assert app.check_action("suspend_process", ()) is False
+    assert BoardApp(live.directory).check_action("suspend_process", ()) is True

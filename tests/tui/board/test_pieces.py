@@ -1,0 +1,98 @@
+"""Lines that fit, whatever there is to say: the tab line, the header and the keys."""
+
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from xtrain.tui.board.head import head
+from xtrain.tui.board.keys import Key, app_keys, footer
+from xtrain.tui.board.pieces import Piece, cell, folded, line
+from xtrain.tui.board.screens import SCREENS, pane_classes
+from xtrain.tui.board.tabs import tabs
+from xtrain.tui.events import RunStart
+from xtrain.tui.model.alerts import Alert
+from xtrain.tui.model.board import Board
+from xtrain.tui.model.life import Life
+from xtrain.tui.state import RunState
+
+
+def test_of_pieces_that_do_not_fit_the_lightest_are_left_out():
+    pieces = [Piece("heavy", weight=3), Piece("light", weight=1), Piece("middle", weight=2)]
+    assert line(pieces, 40).plain == " heavy  light  middle"
+    assert line(pieces, 20).plain == " heavy  middle"
+    assert line(pieces, 7).plain == " heavy"
+    assert line(pieces, 4).plain == " he…"
+
+
+def test_of_equal_pieces_the_last_goes_first():
+    assert line([Piece("one"), Piece("two")], 6).plain == " one"
+
+
+@pytest.mark.parametrize("text", ["short", "猫が好き", "a much longer text", "", "e\u0301te\u0301"])
+@pytest.mark.parametrize("width", [0, 1, 2, 5, 9])
+def test_a_cell_has_its_width(text, width):
+    assert cell_len(cell(text, width)) == width
+    assert cell_len(cell(text, width, right=True)) == width
+
+
+@pytest.mark.parametrize("width", [8, 20, 60])
+def test_folded_text_fits_and_is_whole(width):
+    text = "the loss of a step 猫が好き is averylongwordthatfitsnowhere.\nand another line"
+    lines = folded(text, width)
+    assert all(cell_len(one) <= width for one in lines)
+    assert "".join(lines).replace(" ", "") == text.replace(" ", "").replace("\n", "")
+
+
+@pytest.mark.parametrize("visited", SCREENS)
+def test_all_seven_tabs_fit_in_sixty_columns(visited):
+    classes = pane_classes()
+    screens = [(number, name, classes[name]) for number, name in enumerate(SCREENS, start=1)]
+    said = tabs(screens, visited, 60).plain
+    assert cell_len(said) <= 60
+    for number, name, cls in screens:
+        label = f"{number} {cls.short}"
+        assert (f"[{label}]" if name == visited else f" {label} ") in said
+    assert f"[{list(SCREENS).index(visited) + 1} {classes[visited].title}]" in tabs(screens, visited, 120).plain
+
+
+def board(**fields) -> Board:
+    start = RunStart(
+        run_id="8f14e45f-c4ca4238a0b92382", plan_id="p", name="a_long_name_of_an_experiment", world_size=4,
+        device="cpu", steps=1_000_000, attempt=12, directory="d", resumed_step=876_543, time=0.0,
+    )  # fmt: skip
+    given = {"run": RunState(start=start), "life": Life(state="training")} | fields
+    return Board(directory=Path("runs/x/8f14e45f-c4ca4238a0b92382"), now=0.0, **given)
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
+def test_the_header_fits_and_keeps_what_matters(width):
+    alerts = (Alert(id="a", kind="memory", message="m"),)
+    said = head(board(alerts=alerts), width, frozen_at="12:34:56").plain
+    assert cell_len(said) <= width
+    assert "training" in said
+    if width >= 80:
+        assert "876,543/1,000,000" in said and "1 alert" in said
+
+
+@pytest.mark.parametrize("status", ["done", "stopped", "interrupted", "failed", "complete"])
+def test_an_end_is_said_in_words(status):
+    assert status.upper() in head(board(life=Life(state="ended", status=status)), 60).plain
+    assert "LOST" in head(board(life=Life(state="lost")), 60).plain
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_keys_fit_and_the_ways_out_are_never_left_out(width):
+    keys = [*app_keys(None, view_is_frozen=False), Key("l", "log scale", weight=3)]
+    said = footer(keys, width).plain
+    assert cell_len(said) <= width
+    assert said.startswith(" ? help  q quit")
+
+
+def test_a_key_that_does_nothing_now_stands_in_parentheses():
+    live = footer(app_keys(board(), view_is_frozen=False), 120).plain
+    assert "S save  E eval  P profile  W pause  X stop" in live
+    over = footer(app_keys(board(life=Life(state="ended", status="done")), view_is_frozen=True), 120).plain
+    assert "space go on  (S save)  (E eval)  (P profile)  (W pause)  (X stop)" in over
+    paused = footer(app_keys(board(life=Life(state="paused")), view_is_frozen=False), 120).plain
+    assert "W resume" in paused

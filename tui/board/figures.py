@@ -1,0 +1,104 @@
+"""The figures of the first screen as text: what is, and what was planned."""
+
+import math
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ..events import whole
+from ..words import brief, count, decimal, number, size
+from .head import steps_of
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+UNKNOWN = "n/a"
+
+
+def share(value: float | None) -> str:
+    """`41.3%`, or `n/a` where nobody knows."""
+    return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.1%}"
+
+
+def of_step(board: "Board", key: str) -> float | None:
+    """How much of a step went into `key` (seconds), as a share."""
+    part, step = (number(board.series.last.get(name)) for name in (key, "step_seconds"))
+    return part / step if part is not None and step else None
+
+
+def evaluated(board: "Board") -> list[tuple[str, float | None, int | None]]:
+    """The latest evaluation of each dataset: its name, loss and step."""
+    return [(name, found.loss, found.step) for name, found in board.run.evaluations.items()]
+
+
+def figures(board: "Board") -> list[tuple[str, str]]:
+    """What is looked at first, by name."""
+    last = board.series.last
+    losses = evaluated(board)
+    eval_loss = decimal(losses[-1][1], 4) if losses else "–"
+    return [
+        ("loss", decimal(number(last.get("loss")), 4)),
+        ("eval loss", eval_loss),
+        ("grad norm", decimal(number(last.get("grad_norm")), 4)),
+        ("lr", _rate(number(last.get("lr")))),
+        ("tokens/s", count(number(last.get("tokens_per_second")))),
+        ("MFU", share(number(last.get("mfu")))),
+        ("data wait", share(of_step(board, "data_seconds"))),
+        ("comm", share(of_step(board, "comm_seconds"))),
+    ]
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"
+
+
+@frozen
+class Row:
+    """One line of the comparison. off: what is, as a share of what was planned, minus one; None where unknown."""
+
+    name: str
+    actual: str
+    planned: str
+    off: float | None = None
+
+
+def comparison(board: "Board") -> list[Row]:
+    """What is beside what was planned; `n/a` where the plan, or the run, does not know."""
+    last, planned = board.series.last, board.planned
+    times = planned.times if planned else None
+    start = board.run.start
+    seconds, speed, memory, mfu = (
+        number(last.get(key)) for key in ("step_seconds", "tokens_per_second", "memory_bytes", "mfu")
+    )
+    tokens, steps = whole(last.get("tokens")), steps_of(board)
+    wanted_memory = planned.memory_bytes if planned else None
+    on_cpu = start is not None and start.device == "cpu"
+    return [
+        Row("step time", brief(seconds), _between(times), _off(seconds, times.step if times else None)),
+        Row(
+            "tokens/s", count(speed), count(times.tokens_per_second) if times and times.tokens_per_second else UNKNOWN,
+            _off(speed, times.tokens_per_second if times else None),
+        ),
+        # What a process holds on a CPU is more than tensors: libraries are in it, and the plan does not count them.
+        Row(
+            "memory, all" if on_cpu else "memory", size(memory), size(wanted_memory) if wanted_memory else UNKNOWN,
+            None if on_cpu else _off(memory, wanted_memory),
+        ),
+        Row("MFU", share(mfu), share(times.mfu if times else None), _off(mfu, times.mfu if times else None)),
+        Row("tokens", count(tokens), count(planned.tokens) if planned and planned.tokens else UNKNOWN),
+        Row("steps", f"{board.run.step:,}", f"{steps:,}" if steps else UNKNOWN),
+    ]  # fmt: skip
+
+
+def _between(times) -> str:
+    if times is None or times.step is None:
+        return UNKNOWN
+    if times.fast is None or times.slow is None:
+        return brief(times.step)
+    return f"{brief(times.step)} ({brief(times.fast)} to {brief(times.slow)})"
+
+
+def _off(actual: float | None, planned: float | None) -> float | None:
+    if actual is None or not planned or not math.isfinite(actual):
+        return None
+    return actual / planned - 1

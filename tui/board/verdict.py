@@ -1,0 +1,36 @@
+"""What to do now: of a run that is over, and of one that has raised an alert."""
+
+from typing import TYPE_CHECKING
+
+from ..lines.next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded
+from ..words import decimal, duration, plural, printable
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+
+def headline(board: "Board") -> str:
+    """How it ended, in one line."""
+    run, life = board.run, board.life
+    if life.state == "lost":
+        return f"LOST at step {run.step:,}: {life.why or 'nobody is there any more'}"
+    took = f" in {duration(run.end.seconds)}" if run.end and run.end.seconds is not None else ""
+    why = outcome(run)
+    parts = [f"{life.in_words.upper()} after {plural(run.step, 'step')}{took}"]
+    parts += [f"loss {decimal(run.loss, 4)}"] if run.loss is not None else []
+    parts += [why] if why else []
+    return printable(", ".join(parts))
+
+
+def advice(board: "Board") -> list[str]:
+    """What to do next, the most helpful first."""
+    run, directory = board.run, board.directory
+    if succeeded(run):
+        command = " ".join(generate_command(directory))
+        more = more_of_it(run)
+        return [f"let it write: {command}", *([more] if more else [])]
+    lines = [f"{failure.who}: {failure.message}" for failure in run.failures[:1]]
+    lines.append(going_on(run))
+    if run.status == "failed" or board.life.state == "lost":
+        lines.append(f"logs: {short_path(directory / 'logs')}")
+    return [printable(text) for text in lines]
