@@ -1,12 +1,20 @@
 """The ranks of a run: what each told last of itself, and which of them hold the others up."""
 
 from collections.abc import Iterator, Mapping
+from statistics import median, median_low
 from typing import Any, Literal
 
 from attrs import field, frozen
 
+from ..words import number
+
 # How many step times of a rank are remembered.
 RING = 64
+# A rank holds the others up if it computes this much longer than they do, and by this many times what they vary.
+SLOWER = 0.10
+VARIATION = 5.0
+# The usual deviation of a normal distribution over the median one.
+_NORMAL = 1.4826
 
 Pulse = Literal["alive", "idle", "silent", "gone", "unknown"]
 
@@ -37,11 +45,12 @@ class OneRank:
     """One rank.
 
     coordinates: its place on every axis of the mesh, empty without a plan. last: the newest line of its own file, as
-    it was written; step: of that line. step_seconds … resident_bytes: numbers of that line, None where they are
-    missing. recent: (step, seconds a step), oldest first, at most RING. beat: its line of progress, None where it has
-    none. pulse: `alive`; `idle` (its Python runs, but it makes no progress in work that should); `silent` (its line
-    stands still); `gone` (its process is not there any more); `unknown` (no line yet). seconds_silent: how long the
-    line has not moved, by the clock of whoever looks.
+    it was written; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
+    None where they are missing. busy_seconds: the part of a step that is no communication, the median over the newest
+    lines. recent: (step, seconds a step), oldest first, at most RING. beat: its line of progress, None where it has
+    none of this start. pulse: `alive`; `idle` (its Python runs, but it makes no progress in work that should);
+    `silent` (its line stands still); `gone` (its process is not there any more); `unknown` (no line yet).
+    seconds_silent: how long the line has not moved, by the clock of whoever looks.
     """
 
     rank: int
@@ -52,6 +61,7 @@ class OneRank:
     step_seconds: float | None = None
     data_seconds: float | None = None
     comm_seconds: float | None = None
+    busy_seconds: float | None = None
     memory_bytes: float | None = None
     node_seconds: Mapping[str, float] = field(factory=dict)
     recent: tuple[tuple[int, float], ...] = ()
@@ -62,7 +72,8 @@ class OneRank:
 
 @frozen(kw_only=True)
 class Straggler:
-    """A rank that is slower than the others. share: of their median step time, 0.25 where it is a quarter slower."""
+    """A rank that computes longer than the others. seconds: its own; median: of the others that do the same work;
+    share: by how much of that it is slower, 0.25 where it is a quarter."""
 
     rank: int
     seconds: float
@@ -87,13 +98,37 @@ class Ranks:
         return self.all[rank]
 
     def median(self, key: str) -> float | None:
-        """The median of a number (`step_seconds`, `memory_bytes`, …) over the ranks that have told it."""
-        return None
+        """The median of a number of `last` (`step_seconds`, `memory_bytes`, …) over the ranks that have told it."""
+        found = [value for each in self.all if (value := number(each.last.get(key))) is not None]
+        return median(found) if found else None
 
     def stragglers(self) -> tuple[Straggler, ...]:
-        """The ranks that are slower than the others by more than those vary, the slowest first."""
-        return ()
+        """The ranks that hold the others up, the slowest first.
+
+        All ranks of a run take equally long for a step, as they wait for each other: what tells them apart is the part
+        of it in which they do not communicate. Compared are ranks that do the same work, which are those of one
+        pipeline coordinate. A rank is slow if it is behind the (lower) median of them by SLOWER of it, and by
+        VARIATION times the deviation of the others, itself a median, so that no slow rank can hide itself.
+        """
+        groups: dict[int, list[OneRank]] = {}
+        for each in self.all:
+            if each.busy_seconds is not None:
+                groups.setdefault(each.coordinates.get("pp", 0), []).append(each)
+        found = [slow for group in groups.values() for slow in _slow(group)]
+        return tuple(sorted(found, key=lambda slow: -slow.share))
 
     def not_heard_of(self) -> tuple[int, ...]:
         """The ranks whose line stands still or whose process is gone."""
         return tuple(each.rank for each in self.all if each.pulse in ("silent", "gone"))
+
+
+def _slow(group: list[OneRank]) -> Iterator[Straggler]:
+    if len(group) < 2:
+        return
+    times = [(each.rank, each.busy_seconds or 0.0) for each in group]
+    middle = median_low([seconds for _, seconds in times])
+    deviation = _NORMAL * median_low([abs(seconds - middle) for _, seconds in times])
+    limit = middle + max(SLOWER * middle, VARIATION * deviation)
+    for rank, seconds in times:
+        if middle > 0 and seconds > limit:
+            yield Straggler(rank=rank, seconds=seconds, median=middle, share=seconds / middle - 1)

@@ -1,0 +1,225 @@
+"""Reads what ranks tell of themselves: the ends of `ranks/*.jsonl`, and the lines `ranks/*.beat`.
+
+There may be thousands of files. A poll looks at as many as its time allows, and the next one goes on behind them; the
+lines of progress are looked at about once a second. Clocks of other machines are never compared: a line that has moved
+between two looks is alive.
+"""
+
+import os
+import socket
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from attrs import define, evolve
+
+from ..words import number
+from .lines import Record, records
+from .planned import Planned
+from .processes import is_running
+from .ranks import RING, Beat, OneRank, Pulse, Ranks
+
+# Bytes of the end of a rank's file that are read at first, and at most at a time.
+END = 32 << 10
+# Files that every poll looks at, however little time it has.
+AT_LEAST = 16
+# Seconds between two looks at all lines of progress, and at all files of ranks.
+LOOK_SECONDS = 1.0
+# A line that has not moved for so long is silent; a file system that shows changes late gets more.
+SILENT_SECONDS = 5.0
+SILENT_GAPS = 3.0
+# Without a process of that number the line needs to stand still no longer than this.
+GONE_SECONDS = 2.0
+# A rank makes no progress after so many seconds, or so many of its steps, without a mark in work that does not last.
+IDLE_SECONDS = 30.0
+IDLE_STEPS = 5.0
+# Over how many of its newest lines a rank's own part of a step is taken.
+BUSY = 5
+
+_BEAT: dict[str, type | tuple[type, ...]] = {
+    "rank": int, "host": str, "pid": int, "born": int, "attempt": int, "alive": int, "time": (int, float),
+    "step": int, "node": str, "marks": int, "within": int, "lasting": bool, "idle": (int, float), "place": str,
+    "debugger": bool,
+}  # fmt: skip
+
+
+@define
+class _File:
+    """How far a rank's file has been read."""
+
+    inode: int = 0
+    offset: int = 0
+
+
+@define
+class _Line:
+    """What was seen of a line of progress: its count, when it moved last, and the longest time between two moves."""
+
+    alive: int
+    moved: float
+    gap: float = 0.0
+
+
+class RankReader:
+    """Keeps the ranks of a run up to date."""
+
+    def __init__(self, directory: Path) -> None:
+        self._folder = directory / "ranks"
+        self._host = socket.gethostname()[:64]
+        self._planned: Planned | None = None
+        self._attempt = 0
+        self._ranks: list[OneRank] = []
+        self._files: list[_File] = []
+        self._busy: list[tuple[float, ...]] = []
+        self._lines: list[_Line | None] = []
+        self._made = Ranks()
+        self._passes = {"files": (0, -LOOK_SECONDS), "beats": (0, -LOOK_SECONDS)}
+        self._changed = False
+
+    def ranks(self) -> Ranks:
+        """What is known, as a value; the same one while nothing is new."""
+        return self._made
+
+    def poll(self, world_size: int, planned: Planned | None, attempt: int, deadline: float) -> None:
+        """Look on. attempt: lines of another start are no news of this one. Never raises because of the files."""
+        self._lay_out(world_size, planned, attempt)
+        self._go_on("beats", self._read_beat, deadline)
+        self._go_on("files", self._read_file, deadline)
+        if self._changed:
+            self._made = Ranks(world_size=world_size, all=tuple(self._ranks))
+            self._changed = False
+
+    def _lay_out(self, world_size: int, planned: Planned | None, attempt: int) -> None:
+        if attempt != self._attempt:
+            self._attempt = attempt
+            self._lines = [None] * len(self._ranks)
+            self._ranks = [evolve(each, beat=None, pulse="unknown", seconds_silent=0.0) for each in self._ranks]
+            self._changed = True
+        if planned is self._planned and world_size == len(self._ranks):
+            return
+        self._planned, self._changed = planned, True
+        known = self._ranks[:world_size]
+        known += [OneRank(rank=rank) for rank in range(len(known), world_size)]
+        if planned is not None:
+            known = [
+                evolve(each, coordinates=planned.coordinates(each.rank), machine=planned.machine(each.rank))
+                for each in known
+            ]
+        self._ranks = known
+        for kept, empty in ((self._files, _File), (self._busy, tuple), (self._lines, lambda: None)):
+            del kept[world_size:]
+            kept.extend(empty() for _ in range(world_size - len(kept)))  # type: ignore[arg-type]
+
+    def _go_on(self, name: str, look: Any, deadline: float) -> None:
+        """Look at the next ranks; begin anew a second after the last time it was begun."""
+        place, began = self._passes[name]
+        now = time.monotonic()
+        if place >= len(self._ranks):
+            if now - began < LOOK_SECONDS:
+                return
+            place = 0
+        if place == 0:
+            began = now
+        first = place
+        while place < len(self._ranks) and (place - first < AT_LEAST or time.monotonic() < deadline):
+            look(place)
+            place += 1
+        self._passes[name] = place, began
+
+    def _read_file(self, rank: int) -> None:
+        file = self._files[rank]
+        try:
+            with (self._folder / f"{rank:05d}.jsonl").open("rb") as lines:
+                status = os.fstat(lines.fileno())
+                if status.st_ino != file.inode or status.st_size < file.offset:
+                    file.inode, file.offset = status.st_ino, 0
+                if status.st_size == file.offset:
+                    return
+                begin = max(file.offset, status.st_size - END)
+                block = os.pread(lines.fileno(), END, begin)
+        except OSError:
+            return
+        end = block.rfind(b"\n") + 1
+        first = block.find(b"\n") + 1 if begin > file.offset else 0
+        found, _ = records(block[first:end])
+        file.offset = begin + end
+        if found:
+            self._take(rank, found)
+
+    def _take(self, rank: int, found: list[Record]) -> None:
+        last, before = found[-1], self._ranks[rank]
+        recent, busy = list(before.recent), list(self._busy[rank])
+        for record in found:
+            step, seconds = record.get("step"), number(record.get("step_seconds"))
+            if seconds is None or not isinstance(step, int):
+                continue
+            while recent and recent[-1][0] >= step:  # the run has gone back
+                recent.pop()
+            recent.append((step, seconds))
+            busy.append(seconds - (number(record.get("comm_seconds")) or 0.0))
+        self._busy[rank] = tuple(busy[-BUSY:])
+        nodes = last.get("node_seconds")
+        step = last.get("step")
+        self._ranks[rank] = evolve(
+            before,
+            last=last,
+            step=step if isinstance(step, int) else None,
+            step_seconds=number(last.get("step_seconds")),
+            data_seconds=number(last.get("data_seconds")),
+            comm_seconds=number(last.get("comm_seconds")),
+            busy_seconds=median(self._busy[rank]) if self._busy[rank] else None,
+            memory_bytes=number(last.get("memory_bytes")),
+            node_seconds={
+                str(node): value
+                for node, seconds in (nodes.items() if isinstance(nodes, dict) else ())
+                if (value := number(seconds)) is not None
+            },
+            recent=tuple(recent[-RING:]),
+        )
+        self._changed = True
+
+    def _read_beat(self, rank: int) -> None:
+        before = self._ranks[rank]
+        beat = read_beat(self._folder / f"{rank:05d}.beat")
+        if beat is None:  # half a line, or none: what was heard before is not moved by it
+            beat = before.beat
+        if beat is None or (self._attempt and beat.attempt != self._attempt):
+            return
+        now, line = time.monotonic(), self._lines[rank]
+        if line is None:
+            line = self._lines[rank] = _Line(alive=beat.alive, moved=now)
+        elif line.alive != beat.alive:
+            line.gap = max(0.9 * line.gap, now - line.moved)
+            line.alive, line.moved = beat.alive, now
+        silent = now - line.moved
+        pulse = self._pulse(beat, line, silent, before.step_seconds)
+        after = evolve(before, beat=beat, pulse=pulse, seconds_silent=silent if silent >= 2 * LOOK_SECONDS else 0.0)
+        if after != before:
+            self._ranks[rank] = after
+            self._changed = True
+
+    def _pulse(self, beat: Beat, line: _Line, silent: float, step_seconds: float | None) -> Pulse:
+        here = beat.host == self._host
+        # The clock of this machine is that of the rank. Opened long after its end, a run needs not to be waited for.
+        still = max(silent, time.time() - beat.time) if here else silent
+        if here and still >= GONE_SECONDS and not is_running(beat.pid, beat.born):
+            return "gone"
+        if silent >= max(SILENT_SECONDS, SILENT_GAPS * line.gap):
+            return "silent"
+        limit = max(IDLE_SECONDS, IDLE_STEPS * (step_seconds or 0.0))
+        if beat.idle >= limit and beat.step > 0 and not beat.lasting and not beat.debugger:
+            return "idle"
+        return "alive"
+
+
+def read_beat(path: Path) -> Beat | None:
+    """What a line of progress says; None where there is none, or not a whole one."""
+    try:
+        block = path.read_bytes()
+    except OSError:
+        return None
+    found, _ = records(block)
+    if not found or not all(isinstance(found[0].get(key), kind) for key, kind in _BEAT.items()):
+        return None
+    return Beat(**{key: found[0][key] for key in _BEAT})
