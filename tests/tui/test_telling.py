@@ -32,7 +32,7 @@ SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x",
         ),
         ({"event": "memory_snapshot", "ranks": 1, "path": "m/9", "bytes": 512}, "1 rank  m/9  512 B  –"),
         ({"event": "invented", "step": 3, "time": 1.0, "colour": "red"}, "colour red"),
-        ({"event": "run_end", "status": "done", "step": 6, "loss": 1.25, "seconds": 9}, "done  step 6  loss 1.2500  9s"),
+        ({"event": "run_end", "status": "done", "step": 6, "seconds": 9}, "done  step 6  9s"),
         ({"step": 3}, ""),
     ],
 )  # fmt: skip
