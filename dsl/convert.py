@@ -106,9 +106,10 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     parts = tuple(part for part in parts if part not in (Auto, NoneType))
     if all(is_block(part) for part in parts):
         return convert_call(parts, value, context, around)
-    (kind,) = parts
-    if get_origin(kind) is Literal:
-        return _word(kind, value, context)
+    words = next((part for part in parts if get_origin(part) is Literal), None)
+    if words is not None and (len(parts) == 1 or isinstance(data, Word | str)):
+        return _word(words, value, context)
+    (kind,) = (part for part in parts if part is not words)
     if get_origin(kind) is dict:
         return _entries(kind, annotation, value, context, around)
     if get_origin(kind) is tuple:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping as MappingOf
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
 from .blocks import choices_of
 from .diagnostics import Fix, Note
@@ -56,6 +56,8 @@ def wanted(annotation: Any) -> str:
             words.append(f"a list of {_elements(get_args(part)[0])}")
         elif get_origin(part) is dict:
             words.append(f"a map of names to {_elements(get_args(part)[1])}")
+        elif get_origin(part) is Literal:
+            words += [f"`{choice}`" for choice in get_args(part)]
     words += ["`auto`"] if Auto in parts else []
     words += ["`none`"] if NoneType in parts else []
     return joined(words)

@@ -21,14 +21,14 @@ from .units import plural
 MOST_BY_ITSELF: Final = 8
 
 
-def recorded_ranks(ranks: int | Literal["all"] | Auto, world: int, pipeline: int) -> list[int] | None:
+def recorded_ranks(ranks: int | Literal["first", "all"] | Auto, world: int, pipeline: int) -> list[int] | None:
     """Ranks evenly spread over all of them, the first one among them; None: all.
 
     pipeline: pipeline coordinates, which are the outermost axis: of so many ranks or more each has one.
     """
     if ranks == "all":
         return None
-    number = max(MOST_BY_ITSELF, pipeline) if isinstance(ranks, Auto) else int(ranks)
+    number = max(MOST_BY_ITSELF, pipeline) if isinstance(ranks, Auto) else 1 if ranks == "first" else int(ranks)
     return None if number >= world else [index * world // number for index in range(number)]
 
 
@@ -115,7 +115,7 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         ends = any(isinstance(action, StopAction) for action in actions) or what.removeprefix("on ") in ENDINGS
         for action in actions:
             if ends and (name := _needs_steps(action)) is not None:
-                message = f"{what} asks for {name} of the next steps, and the run ends there"
+                message = f"{what} asks for a {name} of the next steps, and the run ends there"
                 hint = "leave it out" if name == "profile" else "write `memory_snapshot` without `history`"
                 found.fail(f"schedule.{path}.ends", "X614", path, message, f"{hint}, or let it recur by itself")
     spans = list(_spans(spec, batch))
@@ -127,12 +127,13 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
             found.fail(rule, "X615", span.path, message, f"let it recur every {span.length} steps or more")
         else:
             found.passed(rule, f"{span.action} takes {span.length} of every {plural(span.period, 'step')}")
-    for one, other in combinations(spans, 2):
+    sound = [span for span in spans if span.period >= span.length]
+    told: set[str] = set()
+    for one, other in combinations(sound, 2):
         step = _clash(one, other, batch.steps) if one.action == other.action else None
-        if step is not None:
-            message = (
-                f"every {other.every} {other.action}: another one, of every {one.every}, is under way "
-            )
+        if step is not None and other.path not in told:
+            told.add(other.path)
+            message = f"every {other.every} {other.action}: another one, of every {one.every}, is under way "
             message += f"then, after step {step:,} for the first time"
             found.fail(f"schedule.{other.path}.alone", "X615", other.path, message, "keep one of them")
 
@@ -141,13 +142,15 @@ def _needs_steps(action: Action) -> str | None:
     if isinstance(action, ProfileAction):
         return "profile"
     watched = isinstance(action, MemorySnapshotAction) and not isinstance(action.history, Auto) and action.history
-    return "memory_snapshot" if watched else None
+    return "history" if watched else None
 
 
 def _spans(spec: Spec, batch: Arithmetic) -> Iterator[Span]:
     """Those whose period can be counted; of a clock the run sees what it does."""
     for number, tick in enumerate(spec.ticks):
         period = _steps_between(tick, batch)
+        if any(isinstance(action, StopAction) for action in tick.actions):
+            continue
         for action in tick.actions:
             length, name = 0, ""
             if isinstance(action, ProfileAction):

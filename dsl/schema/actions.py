@@ -102,12 +102,12 @@ class ProfileAction:
         role=Role.CADENCE,
     )
     active: int = setting("steps that are recorded then", default=3, check=between(1, 100), role=Role.CADENCE)
-    ranks: int | Literal["all"] | Auto = setting(
+    ranks: int | Literal["first", "all"] | Auto = setting(
         "how many ranks are recorded, evenly spread; auto: 8, or one of every pipeline coordinate if those are more",
         default=AUTO,
         check=at_least(1),
         role=Role.CADENCE,
-        example="1",
+        example="2",
     )
     shapes: bool = setting("also the shapes that operations are given", default=False, role=Role.CADENCE)
     stacks: bool = setting(
@@ -120,12 +120,12 @@ class ProfileAction:
 class MemorySnapshotAction:
     """`memory_snapshot`: what a rank holds by what it is for, beside what the plan says of it."""
 
-    ranks: int | Literal["all"] | Auto = setting(
+    ranks: int | Literal["first", "all"] | Auto = setting(
         "how many ranks are looked at, evenly spread; auto: 8, or one of every pipeline coordinate if those are more",
         default=AUTO,
         check=at_least(1),
         role=Role.CADENCE,
-        example="1",
+        example="2",
     )
     history: int | Auto = setting(
         "steps for which a GPU's allocator writes down what it gives and takes, before the snapshot; auto: 1 on a GPU",

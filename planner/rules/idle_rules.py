@@ -2,6 +2,7 @@
 
 from ...dsl.schema.actions import MemorySnapshotAction
 from ...dsl.schema.model import MOE
+from ...dsl.schema.setting import AUTO
 from ...dsl.spec import Spec
 from ..cluster import device_kind
 from ..layouts.layout import Layout
@@ -62,7 +63,7 @@ def _check_idle_history(spec: Spec, found: Findings) -> None:
     occasions += [(f"on.{number}", event.actions) for number, event in enumerate(spec.events)]
     for path, actions in occasions:
         for number, action in enumerate(actions):
-            if isinstance(action, MemorySnapshotAction) and action.history:
+            if isinstance(action, MemorySnapshotAction) and action.history not in (0, AUTO):
                 place = f"{path}.actions.{number}.history"
                 _warn(spec, place, "only a GPU's allocator writes down what it does", "leave it out", found)
 

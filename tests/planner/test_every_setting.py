@@ -35,6 +35,7 @@ ALL_ON = {
     "phase early { from = 20 steps, mix = { code: 1 }, lr_scale = 0.5 }",
     "every": "every 25 steps eval code { batches = 2 } then health then log\n"
     "every 50 steps eval other then checkpoint\n"
+    "every 30 steps profile { active = 2 } then memory_snapshot\n"
     'on finish generate { prompts = ["def "] }\non sigterm checkpoint then stop\n'
     "on nan(3) skip",
     "scheduler": "scheduler wsd { warmup = 5 steps }",
