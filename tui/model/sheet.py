@@ -156,7 +156,7 @@ def bar(share: float | None, width: int, marks: Marks = UNICODE) -> str:
 
 def rule(title: str, width: int, marks: Marks = UNICODE, note: str = "") -> Row:
     """A heading with a line to the end of the row, and a note at its right."""
-    room = width - cell_len(title) - 2 - (cell_len(note) + 1 if note else 0)
+    room = width - cell_len(title) - 1 - (cell_len(note) + 1 if note else 0)
     if room < 1 and note:
         return rule(title, width, marks)
     line = marks.line * max(0, room)
