@@ -43,6 +43,7 @@ ALL_ON = {
     "compile": "compile { mode = default }",
     "checkpoint": "checkpoint { mode = async }",
     "ema": "ema { decay = 0.99 }",
+    "log": 'log { wandb { project = "tests" } }',
     "cluster": "cluster other { memory = 80 GiB, flops = 900T, efficiency = 40%, link = 4 GiB, network = 1 GiB }",
 }
 AXES = "tp 2, pp 2 { schedule = interleaved_1f1b }, cp 2, ep 2"
