@@ -1,0 +1,42 @@
+"""What the dashboard is made of: its model knows no Textual, and neither of both knows what trains."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import xtrain
+
+TUI = Path(xtrain.__file__).parent / "tui"
+PROBE = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(*{".".join(module.split(".")[:depth]) for module in sys.modules for depth in (1, 2)})
+"""
+
+
+def modules(room: str) -> list[str]:
+    return [f"xtrain.tui.{room}.{path.stem}" for path in sorted((TUI / room).glob("*.py")) if path.stem != "__init__"]
+
+
+@pytest.mark.parametrize(
+    ("room", "unknown"),
+    [
+        ("model", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+        ("board", {"torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+        ("lines", {"textual", "torch", "numpy", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+    ],
+)
+def test_what_a_room_loads(room, unknown):
+    command = [sys.executable, "-c", PROBE, *modules(room)]
+    loaded = set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
+    assert "xtrain.tui" in loaded
+    assert not loaded & unknown
+
+
+def test_what_the_command_line_and_the_launcher_ask_loads_no_textual():
+    names = ["xtrain.tui.board.screens", "xtrain.tui.board.terminal", "xtrain.cli.watch", "xtrain.cli.dashboard"]
+    loaded = set(subprocess.run([sys.executable, "-c", PROBE, *names], capture_output=True, text=True).stdout.split())
+    assert "xtrain.tui" in loaded and not loaded & {"textual", "numpy", "rich", "torch"}
