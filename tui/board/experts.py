@@ -1,0 +1,137 @@
+"""The Experts screen: how tokens fall on the experts of a mixture."""
+
+from typing import TYPE_CHECKING
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+
+from ..events import whole
+from ..model.expert_loads import LayerLoad, layer_loads
+from ..model.expert_page import ExpertsPage, ExpertsView, moved, page, reordered
+from .pane import Pane
+from .plot import Line, Plot
+from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+AUX_LOSS = "moe/aux_loss"
+# The plot takes what the map leaves over, between so many rows; with less it is shown in place of the map.
+_PLOT_ROWS, _MOST_PLOT_ROWS = 7, 16
+
+
+class ExpertsSheet(Sheet):
+    """The map; it has the keys of the screen."""
+
+
+class ExpertsPane(Pane):
+    """The load of every expert of every layer, in even shares, and the balance loss."""
+
+    title = "Experts"
+    short = "MoE"
+
+    DEFAULT_CSS = """
+    ExpertsPane { layout: vertical; }
+    """
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "move(1)", "next layer", show=False),
+        Binding("up,k", "move(-1)", "layer before", show=False),
+        Binding("pagedown", "turn(1)", "a page on", show=False),
+        Binding("pageup", "turn(-1)", "a page back", show=False),
+        Binding("home", "move(-1000000)", "first layer", show=False),
+        Binding("end", "move(1000000)", "last layer", show=False),
+        Binding("o", "order", "worst layer first"),
+        Binding("a", "plot", "aux loss"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._view = ExpertsView()
+        self._loads: tuple[LayerLoad, ...] = ()
+        self._facts: list[str] = []
+        self._page: ExpertsPage | None = None
+        self._version: object = None
+        self._only_plot = False
+
+    @classmethod
+    def available(cls, board: "Board") -> bool:
+        planned = board.planned
+        if planned is not None and (whole(_architecture(board).get("experts")) or 0) > 1:
+            return True
+        return AUX_LOSS in board.series.keys or any(key.startswith("moe/") for key in board.series.last)
+
+    def compose(self) -> ComposeResult:
+        yield ExpertsSheet()
+        yield Plot()
+
+    def show(self, board: "Board") -> None:
+        if board.series.version == self._version:
+            return
+        self._version = board.series.version
+        # A record without loads, as of a step that was skipped, leaves those that were there.
+        self._loads = layer_loads(board.series.last) or self._loads
+        self._facts = _facts(board, self._loads)
+        x, y = board.series.xy(AUX_LOSS)
+        self.query_one(Plot).show([Line("aux loss", x, y)], title="aux loss (1: balanced)")
+        self._draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _draw(self) -> None:
+        sheet, plot = self.query_one(ExpertsSheet), self.query_one(Plot)
+        width, height = self.content_size
+        if not width or not height:
+            return
+        wanted = 12 + max(1, len(self._loads))
+        rows = min(_MOST_PLOT_ROWS, max(_PLOT_ROWS, height - wanted))
+        beside = height - wanted >= _PLOT_ROWS or height >= 30
+        sheet.display = not self._only_plot
+        plot.display = self._only_plot or beside
+        plot.styles.height = "1fr" if self._only_plot else rows
+        room = height - (rows if beside else 0)
+        self._page = page(self._loads, self._view, width, max(1, room), facts=self._facts, marks=sheet.marks)
+        self._view = self._page.view
+        sheet.draw(self._page.rows)
+
+    def _go(self, view: ExpertsView) -> None:
+        self._view = view
+        self._draw()
+
+    def action_move(self, by: int) -> None:
+        """The cursor by some layers."""
+        if self._page:
+            self._go(moved(self._page, by))
+
+    def action_turn(self, by: int) -> None:
+        """By a page."""
+        if self._page:
+            self._go(moved(self._page, by * max(1, self._page.height - 1)))
+
+    def action_order(self) -> None:
+        """The most uneven layer first, or by number."""
+        if self._page:
+            self._go(reordered(self._page))
+
+    def action_plot(self) -> None:
+        """The balance loss alone, and back."""
+        self._only_plot = not self._only_plot
+        self._draw()
+        (self.query_one(Plot) if self._only_plot else self.query_one(ExpertsSheet)).focus()
+
+
+def _architecture(board: "Board") -> dict[str, object]:
+    found = board.planned.content.get("architecture") if board.planned else None
+    return found if isinstance(found, dict) else {}
+
+
+def _facts(board: "Board", loads: tuple[LayerLoad, ...]) -> list[str]:
+    """`4 layers of 8 experts`, `2 a token`, `step 60`."""
+    planned, parts = _architecture(board), []
+    if loads:
+        parts.append(f"{len(loads)} {'layer' if len(loads) == 1 else 'layers'} of {loads[0].num_experts} experts")
+    if taken := whole(planned.get("experts_per_token")):
+        parts.append(f"{taken} a token")
+    step = whole(board.series.last.get("step"))
+    return [*parts, f"step {step:,}"] if step is not None else parts

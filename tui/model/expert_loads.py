@@ -1,0 +1,134 @@
+"""How the tokens of the latest steps fell on the experts of each layer, and what that says."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+from numpy import ndarray
+
+from ..words import number, plural
+
+_KEY = "moe/load/"
+# An expert with less than this part of an even share learns next to nothing.
+DEAD_BELOW = 0.01
+# Up to here, in even shares, the most loaded expert is no cause for concern.
+_BALANCED, _UNEVEN = 1.5, 3.0
+_NAMED = 12
+
+
+@frozen(kw_only=True)
+class LayerLoad:
+    """One layer. shares: of the assignments, by expert, NaN where nothing is known."""
+
+    layer: int
+    shares: ndarray
+
+    @property
+    def times(self) -> ndarray:
+        """The shares in even shares: 1 is what each expert would take if all took the same."""
+        return self.shares * self.num_experts
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.shares)
+
+    @property
+    def most(self) -> int:
+        """The expert that takes most; of several the first."""
+        return int(np.nanargmax(self.shares))
+
+    @property
+    def least(self) -> int:
+        """The expert that takes least; of several the first."""
+        return int(np.nanargmin(self.shares))
+
+    @property
+    def imbalance(self) -> float:
+        """The greatest load over the mean one: 1 is balanced."""
+        return float(np.nanmax(self.times))
+
+    @property
+    def entropy(self) -> float:
+        """Of the shares, over that of equal ones: 1 is balanced, 0 all on one expert."""
+        known = self.shares[self.shares > 0]
+        if self.num_experts < 2 or not len(known):
+            return 1.0
+        return float(-(known * np.log(known)).sum() / math.log(self.num_experts))
+
+    @property
+    def dead(self) -> tuple[int, ...]:
+        """The experts that get nothing, or next to it."""
+        return tuple(np.flatnonzero(self.times < DEAD_BELOW).tolist())
+
+
+def layer_loads(record: Mapping[str, Any]) -> tuple[LayerLoad, ...]:
+    """The layers of a metrics record, by number; those without a load that is known are left out."""
+    found = []
+    for key, value in record.items():
+        layer = key.removeprefix(_KEY)
+        if layer == key or not layer.isdecimal() or not isinstance(value, list) or not value:
+            continue
+        shares = np.array([np.nan if (one := number(each)) is None else one for each in value])
+        shares = np.where(np.isfinite(shares) & (shares >= 0), shares, np.nan)
+        if not np.isnan(shares).all():
+            found.append(LayerLoad(layer=int(layer), shares=shares))
+    return tuple(sorted(found, key=lambda load: load.layer))
+
+
+def in_words(loads: tuple[LayerLoad, ...]) -> list[tuple[str, str]]:
+    """Sentences with the name of a style: is it balanced, who takes most and least, who gets nothing."""
+    most = max(loads, key=lambda load: load.imbalance)
+    least = min(loads, key=lambda load: float(load.times[load.least]))
+    verdict, style = _verdict(most.imbalance)
+    dead = [(load.layer, load.dead) for load in loads if load.dead]
+    total = sum(len(experts) for _, experts in dead)
+    alive = ("Every expert of every layer gets tokens.", "")
+    verb = "gets" if total == 1 else "get"
+    lost = (f"{plural(total, 'expert')} {verb} next to nothing: {_named(dead)}.", "bad")
+    return [
+        (verdict, style),
+        lost if dead else alive,
+        (f"Most loaded: {_one(most, most.most)}.", ""),
+        (f"Least loaded: {_one(least, least.least)}.", ""),
+    ]
+
+
+def _verdict(imbalance: float) -> tuple[str, str]:
+    if imbalance <= _BALANCED:
+        return f"Balanced: no expert takes more than {imbalance:.2f} times an even share.", "good"
+    if imbalance <= _UNEVEN:
+        return f"Uneven: one expert takes {imbalance:.2f} times an even share.", "warn"
+    return f"Far from even: one expert takes {imbalance:.2f} times an even share.", "bad"
+
+
+def _one(load: LayerLoad, expert: int) -> str:
+    share, times = float(load.shares[expert]), float(load.times[expert])
+    return f"expert {expert} of layer {load.layer} with {share:.1%} of its tokens, {times:.2f} times an even share"
+
+
+def _named(dead: list[tuple[int, tuple[int, ...]]]) -> str:
+    """`layer 0: 2, 7; layer 3: 1 and 40 more`, the first dozen by name."""
+    left, parts, unnamed = _NAMED, [], 0
+    for layer, experts in dead:
+        named = experts[:left]
+        left -= len(named)
+        if named:
+            parts.append(f"layer {layer}: {', '.join(map(str, named))}")
+        unnamed += len(experts) - len(named)
+    return "; ".join(parts) + (f" and {unnamed} more" if unnamed else "")
+
+
+def of_layer(load: LayerLoad) -> str:
+    """The experts of one layer by what they take, both ends."""
+    order = [int(expert) for expert in np.argsort(-load.shares, kind="stable") if not np.isnan(load.shares[expert])]
+    ends = order if len(order) <= 6 else [*order[:3], -1, *order[-3:]]
+    parts = ["…" if expert < 0 else f"{expert}: {load.shares[expert]:.1%}" for expert in ends]
+    dead = f", next to nothing: {_numbers(load.dead)}" if load.dead else ""
+    return f"layer {load.layer}, experts by load  {'  '.join(parts)}{dead}"
+
+
+def _numbers(experts: tuple[int, ...]) -> str:
+    more = f" and {len(experts) - _NAMED} more" if len(experts) > _NAMED else ""
+    return ", ".join(map(str, experts[:_NAMED])) + more

@@ -1,0 +1,182 @@
+"""The Experts screen as rows of text: a map of layers and experts, with what stands out in words."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from attrs import evolve, field, frozen
+from numpy import ndarray
+
+from ..words import plural
+from .expert_loads import LayerLoad, in_words, of_layer
+from .sheet import BLANK, UNICODE, Marks, Row, block, fit, joined, restyled, right, row, rule, window, wrapped
+
+# Where the ten levels of a map begin, in even shares. Two levels share a shade: the middle one is an even load.
+_EDGES = np.array([0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.6, 2.0, 3.0])
+_NUMBERED, _BROAD = 5, 2
+# So many rows of words stay, of so many rows.
+_WORDS, _ROOM_FOR_WORDS = 3, 18
+
+
+@frozen(kw_only=True)
+class ExpertsView:
+    """What the reader has chosen. layer: under the cursor, None: the first; worst_first: the order of the layers."""
+
+    layer: int | None = None
+    worst_first: bool = False
+    top: int = 0
+
+
+@frozen(kw_only=True)
+class ExpertsPage:
+    """What is drawn, and what the keys need to know of it. layers: in the order of the map."""
+
+    rows: tuple[Row, ...]
+    view: ExpertsView
+    layers: tuple[int, ...] = field(factory=tuple, repr=False)
+    place: int = 0
+    height: int = 0
+
+
+def page(
+    loads: tuple[LayerLoad, ...],
+    view: ExpertsView,
+    width: int,
+    height: int,
+    *,
+    facts: Sequence[str] = (),
+    marks: Marks = UNICODE,
+) -> ExpertsPage:
+    """The rows for `width` x `height` cells. facts: what the heading says, such as the step."""
+    title = rule("Experts", width, marks, joined(facts, marks))
+    if not loads:
+        words = row((" No step has been logged yet.", "dim"))
+        return ExpertsPage(rows=tuple(block([title, words], width, height, marks)), view=view)
+    said = [row((line, style)) for text, style in in_words(loads) for line in wrapped(text, width, "  ")]
+    layers = sorted(loads, key=lambda load: -load.imbalance) if view.worst_first else list(loads)
+    numbers = [load.layer for load in layers]
+    place = numbers.index(view.layer) if view.layer in numbers else 0
+    chosen = [row((line, "")) for line in wrapped(of_layer(layers[place]), width, "  ")]
+    # The map comes first: where rows are few, words give way from the end.
+    spare = height - 3 - len(layers) - len(chosen)
+    said = said[: max(_WORDS if height >= _ROOM_FOR_WORDS else 1, spare)]
+    room = max(1, height - 1 - len(said) - 2 - len(chosen))
+    top = window(len(layers), room, view.top, place)
+    shown = layers[top : top + room]
+    grid = _Grid.of(loads, width, marks)
+    rows = [title, *said, grid.head(width)]
+    for number, load in enumerate(shown, start=top):
+        drawn = fit(grid.line(load), width, marks)
+        rows.append(restyled(drawn, "cursor") if number == place else drawn)
+    rows += [*chosen, grid.legend(width, len(layers) - len(shown))]
+    rows = [*rows, *[BLANK] * (height - len(rows))]
+    return ExpertsPage(
+        rows=tuple(block(rows, width, height, marks)),
+        view=evolve(view, top=top),
+        layers=tuple(numbers),
+        place=place,
+        height=room,
+    )
+
+
+def moved(page: ExpertsPage, by: int) -> ExpertsView:
+    """The cursor by some layers."""
+    if not page.layers:
+        return page.view
+    place = max(0, min(len(page.layers) - 1, page.place + by))
+    return evolve(page.view, layer=page.layers[place])
+
+
+def reordered(page: ExpertsPage) -> ExpertsView:
+    """The most uneven layer first, or by number again; the cursor goes to the first one."""
+    return evolve(page.view, worst_first=not page.view.worst_first, layer=None, top=0)
+
+
+@frozen(kw_only=True)
+class _Grid:
+    """How wide everything is. together: neighbouring experts that share a cell."""
+
+    label: int
+    cell: int
+    together: int
+    experts: int
+    figures: bool
+    marks: Marks
+
+    @classmethod
+    def of(cls, loads: Sequence[LayerLoad], width: int, marks: Marks) -> "_Grid":
+        experts = max(load.num_experts for load in loads)
+        label = max(5, len(str(loads[-1].layer)))
+        figures = width >= 72
+        room = max(1, width - label - 2 - (24 if figures else 8))
+        cell = next((size for size in (_NUMBERED, _BROAD, 1) if experts * size <= room), 1)
+        return cls(
+            label=label, cell=cell, together=-(-experts // room) if cell == 1 else 1, experts=experts, figures=figures,
+            marks=marks,
+        )  # fmt: skip
+
+    @property
+    def num_cells(self) -> int:
+        return -(-self.experts // self.together)
+
+    def head(self, width: int) -> Row:
+        """The numbers of the experts above their cells, as many as fit, and what the figures are."""
+        ruler = [" "] * (self.num_cells * self.cell)
+        free = 0
+        for cell in range(self.num_cells):
+            name = str(cell * self.together)
+            end = (cell + 1) * self.cell if self.cell == _NUMBERED else cell * self.cell + len(name)
+            start = end - len(name)
+            if start >= free and end <= len(ruler):
+                ruler[start:end] = name
+                free = end + 1
+        figures = f"{'max':>7} {'entropy':>8} {'dead':>6}" if self.figures else f"{'max':>6}"
+        return fit(row((f"{'layer':>{self.label}} {''.join(ruler)} {figures}", "dim")), width, self.marks)
+
+    def line(self, load: LayerLoad) -> Row:
+        """One layer: its cells, then the greatest load, the evenness and the number of dead experts."""
+        times = np.full(self.num_cells * self.together, np.nan)
+        times[: load.num_experts] = load.times
+        dead = np.zeros(len(times), dtype=bool)
+        dead[list(load.dead)] = True
+        cells = times.reshape(self.num_cells, self.together)
+        known = ~np.isnan(cells)
+        worst = np.where(known.any(axis=1), np.where(known, cells, -np.inf).max(axis=1), np.nan)
+        any_dead = np.any(dead.reshape(self.num_cells, self.together), axis=1, keepdims=True)[:, 0]
+        spans = [self._cell(*pair) for pair in zip(worst.tolist(), any_dead.tolist(), strict=True)]
+        largest = "bad" if load.imbalance > 3 else "warn" if load.imbalance > 1.5 else ""
+        if self.figures:
+            figures = [(f" {load.imbalance:>6.2f}×", largest), (f" {load.entropy:>8.3f}", "")]
+            figures.append((f" {len(load.dead):>6}" if load.dead else " " * 7, "bad"))
+        else:
+            figures = [(f" {load.imbalance:>5.2f}×", largest)]
+            figures += [(f"{self.marks.dead}", "bad")] if load.dead else []
+        return row((right(str(load.layer), self.label, self.marks) + " ", "dim"), *spans, *figures)
+
+    def _cell(self, times: float, dead: bool) -> tuple[str, str]:
+        if np.isnan(times):
+            return " " * self.cell, ""
+        level = int(level_of(np.array([times]))[0])
+        if dead and self.cell < _NUMBERED:
+            return (self.marks.dead + " ")[: self.cell], "bad"
+        if self.cell == _NUMBERED:
+            return f"{min(times, 99.9):>5.2f}"[
+                :5
+            ] if not dead else f"{self.marks.dead:>5}", "bad" if dead else f"heat{level}"
+        return self.marks.shades[level // 2] * self.cell, f"heat{level}"
+
+    def legend(self, width: int, hidden: int) -> Row:
+        """What the signs mean, and how much of the map is not on the screen."""
+        more = plural(hidden, "more layer") if hidden > 0 else ""
+        if self.cell == _NUMBERED:
+            said = "cells: times an even share"
+        else:
+            shades = self.marks.shades
+            each = f"each cell the most loaded of {self.together}" if self.together > 1 else ""
+            said = joined([f"{shades[1]} from 0.25  {shades[2]} even  {shades[3]} from 1.25  {shades[4]} from 2", each])
+        sign = f"{self.marks.dead} next to nothing"
+        return fit(row((joined([more, said, sign], self.marks), "dim")), width, self.marks)
+
+
+def level_of(times: ndarray) -> ndarray:
+    """0 to 9, from no load to a threefold one; 4 and 5 lie on both sides of an even one."""
+    return np.searchsorted(_EDGES, times, side="right")
