@@ -39,6 +39,8 @@ class RunState:
     restarting: bool = False
     """A gang has fallen, and another one has not yet begun."""
     signal: str | None = None
+    paused_since: float | None = None
+    """When the run began to wait for `xtrain control resume`, while it does."""
     raised: tuple[Raised, ...] = ()
     """The alerts of this attempt that are not over, in the order in which they came."""
     failures: tuple[Failure, ...] = ()
@@ -200,8 +202,17 @@ def _checkpoint(state: RunState, record: Record) -> RunState:
 
 
 def _control(state: RunState, record: Record) -> RunState:
-    stops = record.get("command") == "stop" and record.get("state") == "accepted"
-    return evolve(state, signal="xtrain control stop") if stops else state
+    said = record.get("command"), record.get("state")
+    if said == ("stop", "accepted"):
+        return evolve(state, signal="xtrain control stop")
+    if said == ("pause", "done"):
+        return evolve(state, paused_since=number(record.get("time")) or 0.0)
+    return state
+
+
+def _paused(state: RunState, record: Record) -> RunState:
+    """The pause is over."""
+    return evolve(state, paused_since=None)
 
 
 def _alert(state: RunState, record: Record) -> RunState:
@@ -251,6 +262,7 @@ _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "stop": _signal,
     "alert": _alert,
     "control": _control,
+    "paused": _paused,
     "nonfinite": _nonfinite,
     "rollback": _rollback,
     "restart": _restart,

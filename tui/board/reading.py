@@ -40,7 +40,8 @@ class Reading(Thread):
         self._closed.set()
 
     def run(self) -> None:
-        from ..model.board import BUDGET_SECONDS, Reader
+        from ..model.board import BUDGET_SECONDS
+        from ..model.reader import Reader
 
         reader, opening = Reader(self._directory), False
         while not self._closed.is_set():

@@ -4,12 +4,22 @@ from typing import Literal
 
 from attrs import frozen
 
+from ..state import RunState
+from ..words import duration, plural
+from .life import Life
+from .ranks import OneRank, Ranks
+
+# Of more ranks than these only some are named.
+NAMED = 8
+# What is seen of ranks must last so long: a run that is killed loses them one after the other.
+SETTLE_SECONDS = 2.0
+
 
 @frozen(kw_only=True)
 class Alert:
     """Something is not as it should be, and still is.
 
-    kind: that of the event (`loss_spike`, `nonfinite`, `stalled`, `starvation`, `memory`, `disk`), or of what the
+    kind: that of the event (`loss_spike`, `nonfinite`, `stalled`, `starvation`, `memory`, `disk`, …), or of what the
     dashboard sees: `silent` (ranks are not heard of), `idle` (ranks make no progress), `lost` (the run is gone without
     a word). message: in words. value, limit: where it is a number. ranks: those it is about, may be empty. since:
     seconds since 1970; step: at which it was raised. source: who has seen it. id: the same for as long as it is the
@@ -25,3 +35,84 @@ class Alert:
     since: float | None = None
     step: int | None = None
     source: Literal["run", "dashboard"] = "run"
+
+
+class Lookout:
+    """Makes alerts of what is known, and remembers since when."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, float] = {}
+
+    def alerts(self, run: RunState, ranks: Ranks, life: Life, now: float) -> tuple[Alert, ...]:
+        """All that is raised now: what the run has said first, then what is seen. now: seconds since 1970."""
+        said = [
+            Alert(
+                id=f"{each.kind}@{each.time}",
+                kind=each.kind,
+                message=each.message,
+                value=each.value,
+                limit=each.limit,
+                ranks=each.ranks,
+                since=each.time,
+                step=each.step,
+            )
+            for each in run.raised
+            if not life.over
+        ]
+        seen = {kind: found for kind, found in _seen(run, ranks, life, said).items() if found[0]}
+        self._since = {kind: self._since.get(kind, now) for kind in seen}
+        lasting = {kind for kind, since in self._since.items() if kind == "lost" or now - since >= SETTLE_SECONDS}
+        return (*said, *(self._alert(kind, *found) for kind, found in seen.items() if kind in lasting))
+
+    def _alert(self, kind: str, message: str, ranks: list[OneRank]) -> Alert:
+        since = self._since[kind]
+        return Alert(
+            id=f"{kind}@{since}",
+            kind=kind,
+            message=message,
+            ranks=tuple(each.rank for each in ranks),
+            since=since,
+            source="dashboard",
+        )
+
+
+def _seen(run: RunState, ranks: Ranks, life: Life, said: list[Alert]) -> dict[str, tuple[str, list[OneRank]]]:
+    """What an onlooker sees, by kind: a sentence, empty where there is nothing, and the ranks it is about."""
+    if life.state == "lost":
+        return {"lost": (f"The run is gone without a word: {life.why}", [])}
+    if life.over or run.failures or run.restarting:
+        return {}  # the run itself has said what has become of its ranks
+    silent = [each for each in ranks if each.pulse in ("silent", "gone")]
+    idle = [each for each in ranks if each.pulse == "idle"]
+    if any(each.kind == "stalled" for each in said):
+        idle = []
+    return {"silent": (_silent(silent), silent), "idle": (_idle(idle), idle)}
+
+
+def _silent(ranks: list[OneRank]) -> str:
+    if not ranks:
+        return ""
+    if all(each.pulse == "gone" for each in ranks):
+        return f"{_named(ranks)} {_have(ranks)} no process any more"
+    longest = max(each.seconds_silent for each in ranks)
+    return f"{_named(ranks)} {_have(ranks)} not been heard of for {duration(longest)}"
+
+
+def _idle(ranks: list[OneRank]) -> str:
+    if not ranks:
+        return ""
+    longest = max(each.beat.idle for each in ranks if each.beat is not None)
+    places = {each.beat.node for each in ranks if each.beat is not None}
+    where = f", in {places.pop()}" if len(places) == 1 else ""
+    return f"{_named(ranks)} {_have(ranks)} made no progress for {duration(longest)}{where}"
+
+
+def _have(ranks: list[OneRank]) -> str:
+    return "has" if len(ranks) == 1 else "have"
+
+
+def _named(ranks: list[OneRank]) -> str:
+    numbers = ", ".join(str(each.rank) for each in ranks[:NAMED])
+    if len(ranks) > NAMED:
+        return f"{plural(len(ranks), 'rank')} ({numbers}, …)"
+    return f"Rank {numbers}" if len(ranks) == 1 else f"Ranks {numbers}"

@@ -1,6 +1,5 @@
-"""One instant of a run, for screens to draw, and the reader that makes it from the files of the run's directory."""
+"""One instant of a run, for screens to draw."""
 
-import time
 from pathlib import Path
 
 from attrs import field, frozen
@@ -20,7 +19,8 @@ BUDGET_SECONDS = 0.02
 @frozen(kw_only=True)
 class Board:
     """Everything a screen draws. now: seconds since 1970, when it was made. version: changes when anything but `now`
-    does. loading: the share of the metrics that has been read, from 0 to 1, while a long run is being opened."""
+    does. loading: the share of the metrics that has been read, from 0 to 1, while a long run is being opened. damaged:
+    complete lines of metrics and events that hold no record."""
 
     directory: Path
     now: float
@@ -33,15 +33,4 @@ class Board:
     alerts: tuple[Alert, ...] = ()
     life: Life = field(factory=Life)
     loading: float | None = None
-
-
-class Reader:
-    """Reads on in the files of a run's directory, a bounded bit at a time. The directory may not exist yet, and may go
-    away at any time; neither is an error."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def poll(self, budget_seconds: float = BUDGET_SECONDS) -> Board:
-        """What is known now. Never raises because of the files."""
-        return Board(directory=self.directory, now=time.time())
+    damaged: int = 0

@@ -1,10 +1,28 @@
-"""Whether a run is alive, as far as its files tell: a run that was killed says nothing of it."""
+"""Whether a run is alive, as far as its files tell: a run that was killed says nothing of it.
 
+On this machine the locks of the run's directory say it at once: its launcher and its first rank each hold one for as
+long as they live, from before the first record on. Where other machines write to the file system as well, locks may not
+be seen, and the lines of progress are what counts: they stand still, or they do not.
+"""
+
+import time
+from pathlib import Path
 from typing import Literal
 
 from attrs import frozen
 
+from ..state import RunState
+from .processes import is_locked, is_shared
+from .ranks import Ranks
+
 Phase = Literal["waiting", "starting", "training", "paused", "ended", "lost"]
+
+LAUNCHER_LOCK = ".launcher.lock"
+WORKER_LOCK = ".worker.lock"
+# Between two looks at the locks; each takes them for a moment.
+LOOK_SECONDS = 1.0
+# On a file system of many machines: without a line of progress, a lock or a record for so long, nobody is there.
+QUIET_SECONDS = 120.0
 
 
 @frozen(kw_only=True)
@@ -14,7 +32,7 @@ class Life:
     state: `waiting` (no record yet), `starting` (set-up), `training`, `paused` (it waits for `resume`), `ended` (it
     has said so itself), `lost` (its processes are gone, or not heard of, and it has not said that it ends). status: of
     an ended run, as in `run_end`: `done`, `complete`, `stopped`, `interrupted`, `failed`. since: seconds since 1970,
-    from when; why: what that is concluded from, in words.
+    from when; of a lost run when it was last heard of. why: what that is concluded from, in words.
     """
 
     state: Phase = "waiting"
@@ -31,3 +49,81 @@ class Life:
     def in_words(self) -> str:
         """One word for a headline: `training`, `done`, `lost`."""
         return self.status or self.state
+
+
+class LifeReader:
+    """Concludes again and again whether the run in a directory is alive."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._looked = float("-inf")
+        self._shared = True
+        self._locked: bool | None = None
+        self._launched: bool | None = None
+        self._nobody = 0
+        self._heard = time.monotonic()
+        self._newest: float | None = None
+        self._lost: Life | None = None
+
+    def look(self, run: RunState, ranks: Ranks, newest: float | None) -> Life:
+        """What has become of it. newest: time of the newest record. To be called after the records were read: a run
+        that ends says so before it lets go of its locks."""
+        if newest != self._newest:
+            self._newest, self._heard = newest, time.monotonic()
+        if run.end is not None:
+            return Life(state="ended", status=run.end.status, since=newest)
+        why = self._why_nobody(ranks)
+        if not why or (run.start is None and newest is None):
+            self._lost = None
+            return _while_alive(run)
+        if run.failures:
+            return Life(state="ended", status="failed", since=newest, why=why)
+        if self._lost is None or self._lost.why != why:
+            times = [newest, *(each.beat.time for each in ranks if each.beat is not None)]
+            since = self._lost.since if self._lost else max((at for at in times if at is not None), default=None)
+            self._lost = Life(state="lost", since=since, why=why)
+        return self._lost
+
+    def _why_nobody(self, ranks: Ranks) -> str:
+        """What it is concluded from that no process is there any more; empty while one is."""
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            self._look()
+            # Twice: what it said before it let go of the locks may lie behind what has been read.
+            self._nobody = 0 if self._is_somebody(ranks) else self._nobody + 1
+        if self._nobody < 2:
+            return ""
+        if not self._directory.exists():
+            return "its directory is gone"
+        heard = [each for each in ranks if each.beat is not None]
+        if heard and all(each.pulse == "gone" for each in heard):
+            return "its processes are gone"
+        if self._shared:
+            if heard:
+                return "its ranks are not heard of any more"
+            return "nothing was heard of it for two minutes" if now - self._heard >= QUIET_SECONDS else ""
+        return "no process holds its locks"
+
+    def _look(self) -> None:
+        self._launched = is_locked(self._directory / LAUNCHER_LOCK)
+        self._locked = is_locked(self._directory / WORKER_LOCK)
+        self._shared = self._directory.exists() and is_shared(self._directory)
+
+    def _is_somebody(self, ranks: Ranks) -> bool:
+        heard = [each.pulse for each in ranks if each.beat is not None]
+        if self._launched or any(pulse in ("alive", "idle") for pulse in heard):
+            return True
+        # A child of a rank that was killed may hold its lock a little longer.
+        return bool(self._locked) and not (heard and all(pulse == "gone" for pulse in heard))
+
+
+def _while_alive(run: RunState) -> Life:
+    if run.paused_since is not None:
+        return Life(state="paused", since=run.paused_since, why="it waits for `xtrain control … resume`")
+    if run.start is None and not run.setup:
+        return Life()
+    began = run.start.time if run.start else None
+    if run.restarting or run.setup_done_time is None:
+        return Life(state="starting", since=began)
+    return Life(state="training", since=run.setup_done_time)

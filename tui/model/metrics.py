@@ -45,13 +45,16 @@ class Metrics:
         self.damaged = 0
         self.begun_anew = 0
         """How often another file was found in the place of the one before."""
+        self.behind = False
+        """Whether the last poll left records that it had not given out."""
+        self.newest = float("-inf")
+        """The latest time of the records that were given out."""
         self._state: tuple[int, int, int, int] | None = None
         self._marks = [_Mark(0, 0, 0)]
         self._offset = 0  # what is in the columns
         self._front = 0  # what the reader of new records has been given
         self._seal = 0
         self._known = float("-inf")  # records up to this time have been given out before
-        self._newest = float("-inf")
 
     @property
     def loading(self) -> float | None:
@@ -83,6 +86,7 @@ class Metrics:
             new += got
             if not got or time.monotonic() >= deadline:
                 break
+        self.behind = bool(got)
         self._catch_up(fd, deadline)
         return list(self._unknown(new))
 
@@ -95,7 +99,7 @@ class Metrics:
         self.series.go_back(mark.rows)
         self._offset = self._front = mark.offset
         self._seal = mark.seal
-        self._known = self._newest
+        self._known = self.newest
 
     def _look_ahead(self, fd: int, size: int) -> list[Record]:
         """Some lines of all of a long file, and its end whole."""
@@ -165,7 +169,7 @@ class Metrics:
             if when is not None and when <= self._known:
                 continue
             self._known = float("-inf")
-            self._newest = max(self._newest, when or self._newest)
+            self.newest = max(self.newest, when or self.newest)
             yield record
 
 

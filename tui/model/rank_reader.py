@@ -27,7 +27,7 @@ AT_LEAST = 16
 # Seconds between two looks at all lines of progress, and at all files of ranks.
 LOOK_SECONDS = 1.0
 # A line that has not moved for so long is silent; a file system that shows changes late gets more.
-SILENT_SECONDS = 5.0
+SILENT_SECONDS = 4.0
 SILENT_GAPS = 3.0
 # Without a process of that number the line needs to stand still no longer than this.
 GONE_SECONDS = 2.0

@@ -1,0 +1,135 @@
+"""Makes boards of the files in a run's directory, a bounded bit of work at a time."""
+
+import heapq
+import time
+from operator import itemgetter
+from pathlib import Path
+
+from ..state import RunState, reduce_all
+from ..tail import Record, Tail
+from ..words import number
+from .alerts import Lookout
+from .board import BUDGET_SECONDS, Board
+from .event_log import EventReader
+from .life import LifeReader
+from .lines import records
+from .metrics import Metrics
+from .planned import Planned, planned
+from .rank_reader import RankReader
+from .series import Series
+
+# Bytes of events that are parsed at a time, and seconds that the first poll may take to read a run of usual length.
+EVENT_BYTES = 256 << 10
+FIRST_SECONDS = 0.3
+
+
+class Reader:
+    """Reads on in the files of a run's directory. The directory may not exist yet, may go away at any time, and another
+    run may come in its place; none is an error. All polls are to be made by one thread."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._series = Series()
+        self._metrics = Metrics(directory / "metrics.jsonl", self._series)
+        self._events = Tail(directory / "events.jsonl", chunk_bytes=EVENT_BYTES)
+        self._begun_anew = 0
+        self._plan_state: tuple[int, int, int] | None = None
+        self._planned: Planned | None = None
+        self._ranks = RankReader(directory)
+        self._log = EventReader(directory)
+        self._lookout = Lookout()
+        self._life = LifeReader(directory)
+        self._state = RunState()
+        self._newest: float | None = None
+        self._waiting: list[tuple[float, Record]] = []
+        self._first = True
+        self._board = Board(directory=directory, now=time.time(), series=self._series)
+        self._drawn: tuple[object, ...] = ()
+
+    def poll(self, budget_seconds: float = BUDGET_SECONDS) -> Board:
+        """What is known now. Never raises because of the files."""
+        began = time.monotonic()
+        deadline = began + budget_seconds
+        self._read_plan()
+        self._read_records(began + FIRST_SECONDS if self._first else deadline)
+        self._first = False
+        start = self._state.start
+        world_size = (start and start.world_size) or (self._planned.world_size if self._planned else 0)
+        self._ranks.poll(world_size, self._planned, start.attempt if start else 0, deadline)
+        self._log.look()
+        return self._made()
+
+    def _made(self) -> Board:
+        now, ranks = time.time(), self._ranks.ranks()
+        life = self._life.look(self._state, ranks, self._newest)
+        parts = {
+            "run": self._state,
+            "ranks": ranks,
+            "planned": self._planned,
+            "events": self._log.log(),
+            "alerts": self._lookout.alerts(self._state, ranks, life, now),
+            "life": life,
+            "loading": self._metrics.loading,
+            "damaged": self._metrics.damaged + self._events.damaged,
+        }
+        # The parts are values, the same ones while nothing is new; the series is not.
+        drawn = (*map(id, (self._state, ranks, self._planned, self._log.log())), self._series.version)
+        drawn += (parts["alerts"], life, parts["loading"], parts["damaged"])
+        version = self._board.version + (drawn != self._drawn)
+        self._drawn = drawn
+        self._board = Board(directory=self.directory, now=now, version=version, series=self._series, **parts)
+        return self._board
+
+    def _read_plan(self) -> None:
+        """A run that goes on with other ranks has another plan."""
+        path = self.directory / "plan.json"
+        try:
+            status = path.stat()
+            state = status.st_ino, status.st_size, status.st_mtime_ns
+            if state == self._plan_state:
+                return
+            found = records(path.read_bytes().replace(b"\n", b" "))[0]
+        except OSError:
+            return  # not there yet, or gone: what was planned is known
+        plan = planned(found[0]) if found else None
+        if plan is not None:  # else half of a file that is being written: look again
+            self._planned, self._plan_state = plan, state
+
+    def _read_records(self, deadline: float) -> None:
+        """Take in what is new, in the order of time; of one time a step comes before the events that followed it."""
+        logged = self._metrics.poll(deadline)
+        if said := self._read_events(deadline):
+            # An event may close over steps logged between the two reads: `run_end` must not overtake the last.
+            logged += self._metrics.poll(deadline)
+            self._log.take(said)
+        self._waiting += _timed(said)
+        until = self._metrics.newest if self._metrics.behind else float("inf")
+        ready = [timed for timed in self._waiting if timed[0] <= until]
+        del self._waiting[: len(ready)]
+        if not ready and not logged:
+            return
+        lanes = (_timed(logged), ready)
+        merged = [record for _, record in heapq.merge(*lanes, key=itemgetter(0))]
+        self._state = reduce_all(self._state, merged)
+        times = [lane[-1][0] for lane in lanes if lane and lane[-1][0] > float("-inf")]
+        self._newest = max([*times, *([] if self._newest is None else [self._newest])], default=None)
+
+    def _read_events(self, deadline: float) -> list[Record]:
+        said = self._events.read()
+        while self._events.behind and time.monotonic() < deadline:
+            said += self._events.read()
+        if self._events.begun_anew != self._begun_anew:
+            # Another run has come in the place of this one: nothing that was said before is of it.
+            self._begun_anew = self._events.begun_anew
+            self._state, self._newest, self._waiting = RunState(), None, []
+            self._log.forget()
+        return said
+
+
+def _timed(found: list[Record]) -> list[tuple[float, Record]]:
+    """Records with the times they are ordered by: a clock that is set back does not reorder a file."""
+    latest, timed = float("-inf"), []
+    for record in found:
+        latest = max(latest, number(record.get("time")) or latest)
+        timed.append((latest, record))
+    return timed
