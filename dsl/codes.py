@@ -3,6 +3,7 @@
 from typing import Final
 
 from .page import Code
+from .pages_alerts import PAGES as ALERTS
 from .pages_data import PAGES as DATA
 from .pages_parts import PAGES as PARTS
 from .pages_plan import PAGES as PLAN
@@ -11,7 +12,7 @@ from .pages_values import PAGES as VALUES
 from .pages_worlds import PAGES as WORLDS
 from .suggest import closest
 
-CODES: Final[dict[str, Code]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS, *WORLDS)}
+CODES: Final[dict[str, Code]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS, *WORLDS, *ALERTS)}
 
 
 def near(code: str) -> str | None:

@@ -178,17 +178,17 @@ def _bracketed(name: s.Name, section: Section, names: Names, around: "Structurer
             return True
         label = blocks.label_of(blocks.ACTIONS[word])
         form = word if label is None else f"{word} {label.name.upper()}"
-        errors.error("X220", f"`{word}` takes no brackets", name.span, hint=f"write `{form}`")
+        errors.error("X226", f"`{word}` takes no brackets", name.span, hint=f"write `{form}`")
         return False
     if given is None:
         text = section.labels[0].value.span.text if section.labels else '"…"'
         message, form = f"`{word}` takes a command in brackets", f"{word}({text})"
         fix = Fix(section.heads[-1], form) if text.startswith('"') and len(section.labels) == 1 else None
-        errors.error("X220", message, name.span, hint=f"write `{form}`", fix=fix)
+        errors.error("X226", message, name.span, hint=f"write `{form}`", fix=fix)
         return False
     if len(given) != 1 or given[0].name is not None:
         span = given[0].span.to(given[-1].span) if given else name.span
-        errors.error("X220", f"`{word}` takes one command, as a text", span, hint=f'write `{word}("…")`')
+        errors.error("X226", f"`{word}` takes one command, as a text", span, hint=f'write `{word}("…")`')
         return False
     value = around.evaluator.value(given[0].value, names)
     if value.data is FAILED:

@@ -101,7 +101,7 @@ def check_alerts(spec: Spec, found: Findings) -> None:
         elif name == "stalled" and not all(isinstance(action, NotifyAction) for action in actions):
             message = "on stalled does more than notify, and ranks that do not get on can do nothing together"
             hint = 'write `on stalled notify("…")`; what ends such a run is fault_tolerance.stuck'
-            found.fail(rule, "X614", path, message, hint)
+            found.fail(rule, "X617", path, message, hint)
         elif any(isinstance(action, RequeueAction) for action in actions):
             message = f"on {name} asks for requeue, but a job goes back into the queue when it is told to leave"
             found.fail(rule, "X611", path, message, "leave it out, as in `on disk checkpoint then stop`")

@@ -42,6 +42,12 @@ class RunningMedian:
         return (self._sorted[middle - 1] + self._sorted[middle]) / 2
 
     @property
+    def above(self) -> float:
+        """How far the upper quartile lies above the median, scaled in the same way: of a distribution with a longer
+        tail above, which losses of small batches have, it is the larger of the two."""
+        return NORMAL * (self._sorted[3 * len(self._sorted) // 4] - self.median)
+
+    @property
     def deviation(self) -> float:
         """The median absolute deviation, scaled to be the standard deviation of values that are normally distributed.
 

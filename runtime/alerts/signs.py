@@ -46,9 +46,10 @@ class Finding:
 class LossSpike:
     """The loss of a step lies `deviations` robust standard deviations above the median of the last `window` steps.
 
-    That is the Hampel identifier, one-sided: (loss - median) / (1.4826 · MAD). Losses of a spike enter the median as
-    well: where they stay, they are what is usual after half a window. Of a phase with another mixture nothing is known
-    when it begins.
+    That is the Hampel identifier, one-sided: (loss - median) / (1.4826 · MAD), where the distance of the upper quartile
+    stands in for the MAD if it is larger, as losses of small batches have a long tail above. Losses of a spike enter
+    the median as well: where they stay, they are what is usual after half a window. Of a phase with another mixture
+    nothing is known when it begins.
     """
 
     deviations: float
@@ -77,7 +78,9 @@ class LossSpike:
 
     def _judge(self, loss: float) -> Finding | None:
         median = self._losses.median
-        spread = max(self._losses.deviation, LEAST_SPREAD * abs(median))
+        spread = max(self._losses.above, LEAST_SPREAD * abs(median))
+        if loss - median > self.deviations * spread / 2:  # the rest of all losses are far from any limit
+            spread = max(spread, self._losses.deviation)
         height, limit = (loss - median) / spread, median + self.deviations * spread
         if not self.raised:
             if height <= self.deviations:
