@@ -1,26 +1,50 @@
-"""Which run a user means."""
+"""Which run a user means: the same rule as that of `xtrain control`, for runs that have ended as well."""
 
 from pathlib import Path
+
+# Where runs lie unless a spec says otherwise.
+ROOT = "runs"
 
 
 class NoRun(Exception):
     """There is no such run; the message says where was looked."""
 
 
+def run_at(text: str | None) -> Path:
+    """The run that is meant by a path, by a lineage, by a run id or its beginning (both below `runs`), or by nothing:
+    then the one below `runs` that was started last. Raises NoRun."""
+    path = Path(ROOT if text is None else text)
+    if path.exists() or text is None:
+        return newest_run(path)
+    if path.name == text:
+        named = [run for run in _runs(Path(ROOT)) if run.name.startswith(text) or run.parent.name == text]
+        if named:
+            return _newest(named)
+        raise NoRun(f"there is no run at {path}, and none below {ROOT} is called so")
+    raise NoRun(f"there is no run at {path}")
+
+
 def newest_run(root: Path) -> Path:
     """The run at a path, or of those below it the one that was started last. Raises NoRun."""
-    if _is_run(root):
+    if (root / "plan.json").is_file():
         return root
-    runs = [plan.parent for depth in ("*", "*/*") for plan in root.glob(f"{depth}/plan.json")]
+    runs = _runs(root)
     if not runs:
         raise NoRun(f"there is no run at {root} or below it")
-    return max(runs, key=lambda run: (run / "plan.json").stat().st_mtime)
+    return _newest(runs)
 
 
-def run_at(text: str | None) -> Path:
-    """The run that is meant by a path, by a run id or its beginning, or by nothing: then the newest. Raises NoRun."""
-    return newest_run(Path(text or "runs"))
+def _runs(root: Path) -> list[Path]:
+    return [plan.parent for depth in ("*", "*/*") for plan in root.glob(f"{depth}/plan.json")]
 
 
-def _is_run(path: Path) -> bool:
-    return (path / "plan.json").is_file()
+def _newest(runs: list[Path]) -> Path:
+    """By the time of its plan, which every start writes anew."""
+
+    def started(run: Path) -> float:
+        try:
+            return (run / "plan.json").stat().st_mtime
+        except OSError:  # it was removed just now
+            return 0.0
+
+    return max(runs, key=started)
