@@ -58,7 +58,7 @@ class Window:
 @op("setup.observe", gives="window")
 def observe(plan: Plan, rank: Rank, peak_flops: float | None) -> Window:
     """Start counting. peak_flops: what a device can do, if the spec says so; else its data sheet does. Collective."""
-    WAITS.begin(rank)
+    WAITS.begin(plan, rank)
     if peak_flops is None:
         product = product_format(compute_format(plan), plan.node("setup.bootstrap").args["matmul"])
         peak_flops = peak_of_device(rank.device, product)

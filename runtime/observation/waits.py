@@ -1,23 +1,30 @@
 """How long this rank stands still for messages of others: `comm_seconds`.
 
-Over gloo the host waits itself, at a few places that all of torch goes through: `Work.wait`, which collectives without
-`async_op`, FSDP and pipelines call; the operator `wait_tensor` of functional collectives, which DTensors, compiled code
-and this runtime call; and the end of a backward under DDP. There the clock is read before and after, which costs less
-than a microsecond a message. Messages that travel while the rank computes cost it nothing, and are not counted.
+Over gloo the host waits itself, at three places that all of torch goes through: `Work.wait`, which collectives without
+`async_op`, FSDP and pipelines call; `wait_tensor`, which DTensors and the collectives of this runtime call; and the end
+of a backward under DDP. There the clock is read before and after, which costs less than a microsecond a message.
+Messages that travel while the rank computes cost it nothing, and are not counted.
 
-Over NCCL the host does not wait, streams of the device do: what they wait is not known here, and nothing is said of it.
+Over NCCL the host does not wait, streams of the device do; and what compiled blocks exchange inside is waited for in
+code that nobody looks into. How long that takes is not known here, and nothing is said of it.
 """
 
 import threading
 from collections.abc import Callable
 from threading import get_ident
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch import Tensor
 from torch._C._distributed_c10d import Work
+from torch.distributed import _functional_collectives as functional
 
+from ...planner.plan import Plan
 from ..state import Rank
+
+# Axes whose ranks exchange something in the middle of a block.
+INSIDE: Final = ("tp", "ring", "ulysses", "ep")
 
 
 class Waits:
@@ -26,7 +33,7 @@ class Waits:
     def __init__(self) -> None:
         self.measured = False
         self._thread = 0
-        self._library: torch.library.Library | None = None
+        self._installed = False
         self._waited = 0.0
         self._lock = threading.Lock()
         self._last_bucket: float | None = None
@@ -36,11 +43,15 @@ class Waits:
     def seconds(self) -> float:
         return self._waited + self._for_buckets
 
-    def begin(self, rank: Rank) -> None:
+    def begin(self, plan: Plan, rank: Rank) -> None:
         """Measure from here on, if that can be done on this rank; a rank that is alone waits for nobody."""
         self._thread = get_ident()
-        self.measured = rank.world_size == 1 or rank.device.type == "cpu"
-        if rank.world_size > 1 and self.measured and self._library is None:
+        compiled = any(node.op == "setup.compile" for node in plan.nodes)
+        axes = (*plan.mesh.axes, *plan.mesh.expert_axes)
+        hidden = compiled and any(axis.size > 1 for axis in axes if axis.name in INSIDE)
+        self.measured = rank.world_size == 1 or (rank.device.type == "cpu" and not hidden)
+        if rank.world_size > 1 and self.measured and not self._installed:
+            self._installed = True
             self._time_works()
             self._time_tensors()
 
@@ -75,19 +86,18 @@ class Waits:
         Work.wait = wait
 
     def _time_tensors(self) -> None:
-        original = torch.library.get_kernel("_c10d_functional::wait_tensor", "CPU")
+        original = functional.wait_tensor
 
-        def wait_tensor(keys: Any, tensor: torch.Tensor) -> torch.Tensor:
-            if get_ident() != self._thread:
-                return original.call_boxed(keys, tensor)
+        def wait_tensor(tensor: Tensor) -> Tensor:
+            if torch.compiler.is_compiling() or get_ident() != self._thread:
+                return original(tensor)
             began = perf_counter()
             try:
-                return original.call_boxed(keys, tensor)
+                return original(tensor)
             finally:
                 self._waited += perf_counter() - began
 
-        self._library = torch.library.Library("_c10d_functional", "IMPL")
-        self._library.impl("wait_tensor", wait_tensor, "CPU", with_keyset=True)
+        functional.wait_tensor = wait_tensor
 
 
 WAITS = Waits()

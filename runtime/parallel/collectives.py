@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
+from torch.distributed import _functional_collectives as functional
 
 OPS = torch.ops._c10d_functional
 
@@ -61,7 +62,7 @@ def exchange(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: l
 def all_gather(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     """Without gradient: the pieces of all ranks along `dim`."""
     size = group.size()
-    whole = OPS.wait_tensor(OPS.all_gather_into_tensor(x.contiguous(), size, group.group_name))
+    whole = functional.wait_tensor(OPS.all_gather_into_tensor(x.contiguous(), size, group.group_name))
     return whole if dim % x.dim() == 0 else torch.cat(whole.chunk(size), dim)
 
 
@@ -70,17 +71,17 @@ def reduce_scatter(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:
     size = group.size()
     assert x.shape[dim] % size == 0, f"dim {dim} of {tuple(x.shape)} cannot be cut in {size}"
     stacked = x if dim % x.dim() == 0 else torch.cat(x.chunk(size, dim))
-    return OPS.wait_tensor(OPS.reduce_scatter_tensor(stacked.contiguous(), "sum", size, group.group_name))
+    return functional.wait_tensor(OPS.reduce_scatter_tensor(stacked.contiguous(), "sum", size, group.group_name))
 
 
 def all_reduce(x: Tensor, group: ProcessGroup, op: str = "sum") -> Tensor:
     """Without gradient: the sum (or `max`) over ranks, in a new tensor."""
-    return OPS.wait_tensor(OPS.all_reduce(x.contiguous(), op, group.group_name))
+    return functional.wait_tensor(OPS.all_reduce(x.contiguous(), op, group.group_name))
 
 
 def all_to_all(x: Tensor, group: ProcessGroup, out_splits: list[int], in_splits: list[int]) -> Tensor:
     """Without gradient: rows of dim 0 to and from every rank."""
-    return OPS.wait_tensor(OPS.all_to_all_single(x.contiguous(), out_splits, in_splits, group.group_name))
+    return functional.wait_tensor(OPS.all_to_all_single(x.contiguous(), out_splits, in_splits, group.group_name))
 
 
 def own_piece(x: Tensor, dim: int, group: ProcessGroup) -> Tensor:

@@ -1,11 +1,13 @@
 """Every layout of the table computes what one process computes: losses, gradient norms, all tensors.
 
 Losses and norms of three steps, the loss of an evaluation, parameters and moments after them, where experts are their
-loads. Every rank holds what the plan foresees. The table is tests/support/topologies.py.
+loads. Every rank holds what the plan foresees, and what is said of tokens and operations is what a count of all
+positions gives. The table is tests/support/topologies.py.
 """
 
 import pytest
 from attrs import evolve
+from gang_counts import stray_counts
 from topologies import CASES, Topology
 from trials import TOLERANCE, Laboratory, gaps, stray_shapes
 
@@ -23,6 +25,7 @@ def check(lab: Laboratory, topology: Topology, params: str) -> None:
     assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
     assert not {name: gap for name, gap in found.tensors.items() if not gap < limit}
     assert not stray_shapes(plan, outcome)
+    assert not stray_counts(plan, outcome.directory)
 
 
 def cases(chosen: list[tuple[Topology, str]]):

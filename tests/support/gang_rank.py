@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from gang_counts import note
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -94,6 +95,7 @@ def run(job: dict[str, Any], rank: int) -> int:
         os.environ["XTRAIN_TEST_CONTROL"] = str(Path(job["directory"]) / "control")
         MUTATIONS[job["mutation"]](**job["mutation_arguments"])
     directory = Path(job["directory"])
+    note(directory, rank)
     plan = from_json(json.loads((directory / "plan.json").read_text()))
     status = Observed(plan, directory, rank=rank).run()
     print(f"rank {rank}: {status}")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from attrs import frozen
 from gang import Gang, GangFailed
+from gang_counts import stray_counts
 from topologies import CASES, TOPOLOGIES, Topology
 from trials import TOLERANCE, Gaps, Laboratory, NoPlan, gaps, stray_shapes
 
@@ -74,7 +75,8 @@ def run(lab: Laboratory, topology: Topology, params: str) -> Row:
         found = gaps(outcome, lab.alone(trial))
     except (NoPlan, GangFailed, AssertionError) as problem:
         return Row(topology, params, None, _brief(str(problem) or type(problem).__name__))
-    return Row(topology, params, found, "; ".join(stray_shapes(plan, outcome)[:3]))
+    stray = [*stray_shapes(plan, outcome), *stray_counts(plan, outcome.directory)]
+    return Row(topology, params, found, "; ".join(stray[:3]))
 
 
 def _brief(problem: str) -> str:

@@ -35,6 +35,7 @@ batch {{ sequence = 64, micro = 1, rows = {rows} }}
 {collate}
 optimizer adamw {{ lr = 1e-2, eps = 1e-3, clip = {clip} }}
 scheduler constant {{}}
+cluster other {{ flops = 1e9 }}
 every 1 step log
 every 1000 steps checkpoint
 on finish eval lines {{ batches = none }}
