@@ -247,6 +247,7 @@ def build_loader(
     )
     assert loader.rows_per_step == rows and {each.reader.rows.capacity for each in trained} == {sequence}
     loader.make_ready()
+    tell_rows(records, trained, curriculum.steps)
     _tell_repeats(records, plan.timeline.phases, trained, rows)
     feed = Feed(
         loader=loader,
@@ -279,6 +280,11 @@ def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int
     # Every process has a step under way; what has come from them waits here.
     waiting = max(1, prefetch - workers)
     return ReadingAhead(elsewhere if workers else here, ahead=waiting, end=lambda: feed.steps, device=rank.device)
+
+
+def tell_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int) -> None:
+    """Say how many rows each dataset has, which is what an epoch of it is, and how many steps the run takes of them."""
+    records.event("data", step=0, steps=steps, rows={each.name: each.order.num_rows for each in trained})
 
 
 def _tell_repeats(records: Records, phases: tuple[Phase, ...], trained: tuple[TrainingRows, ...], rows: int) -> None:

@@ -91,6 +91,14 @@ def _device(record: Record) -> Iterator[Told]:
     yield from _headed("device", "", "", "  ".join(parts))
 
 
+def _data(record: Record) -> Iterator[Told]:
+    """`code 12,345 rows  drills 400 rows`."""
+    rows = record.get("rows")
+    known = rows.items() if isinstance(rows, dict) else ()
+    parts = [f"{name} {plural(number, 'row')}" for name, each in known if (number := whole(each)) is not None]
+    yield from _headed("data", "", "", "  ".join(parts))
+
+
 def _setup_done(record: Record) -> Iterator[Told]:
     yield Told("ready", "", took(number(record.get("seconds"))))
 
@@ -268,6 +276,7 @@ _TELLERS: dict[str, Callable[[Record], Iterator[Told]]] = {
     "run_start": _run_start,
     "setup_begin": _setup_begin,
     "setup": _setup,
+    "data": _data,
     "setup_done": _setup_done,
     "device": _device,
     "eval": _eval,

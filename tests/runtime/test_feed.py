@@ -18,7 +18,7 @@ from xtrain.runtime.data.loading.training_rows import TrainingRows
 from xtrain.runtime.data.packing.pack import pack_sequential
 from xtrain.runtime.data.sources.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
-from xtrain.runtime.feed import Feed
+from xtrain.runtime.feed import Feed, tell_rows
 from xtrain.runtime.health.beat import Beat
 from xtrain.runtime.state import Rank
 from xtrain.runtime.waiting import first_of_machine
@@ -120,3 +120,16 @@ def test_a_run_that_goes_on_as_it_was_ends_where_it_would_have_ended(store, stop
 def test_a_phase_is_that_of_the_step(store):
     made = feed(store, 4, 2.0)
     assert [made.phase(step).name for step in (0, 7, 8, 14)] == ["train", "train", "half", "half"]
+
+
+def test_how_much_data_there_is_is_told(store):
+    told = []
+
+    class Heard:
+        def event(self, event: str, **fields: object) -> None:
+            told.append((event, fields))
+
+    documents = torch.arange(store.num_documents).numpy()
+    reader = RowReader(store=store, documents=documents, rows=pack_sequential(store.lengths(), 8, "split"))
+    tell_rows(Heard(), (TrainingRows.of("one", reader, 5),), 12)
+    assert told == [("data", {"step": 0, "steps": 12, "rows": {"one": reader.rows.num_rows}})]

@@ -13,6 +13,7 @@ SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x",
     ("record", "line"),
     [
         ({"event": "checkpoint", "step": 5, "path": "c/5", "bytes": 2048, "seconds": 0.5}, "c/5  2.0 KiB  0.50 s"),
+        ({"event": "data", "rows": {"code": 12345, "drills": 1}, "steps": 9}, "code 12,345 rows  drills 1 row"),
         ({"event": "setup_begin", "node": "setup.mesh"}, "setup.mesh"),
         ({"event": "device", "device": "cpu", "threads": 2, "torch": "2.12.0"}, "cpu  2 threads  torch 2.12.0"),
         ({"event": "generate", "step": 9, "samples": SAMPLES}, "1/2  prompt 'def '  and 1 more sample"),

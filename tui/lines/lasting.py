@@ -24,7 +24,7 @@ from ..events import (
 from ..raised import Raised, is_cleared
 from ..state import RunState
 from ..tail import Record
-from ..telling import told
+from ..telling import in_one_line, told
 from ..words import count, decimal, number, perplexity, plural, printable, size, took
 from .next_steps import short_path
 from .progress_line import Glyphs, short_node
@@ -226,9 +226,8 @@ class Lasting:
         yield from ()
 
     def _unknown(self, state: RunState, record: Record) -> Iterator[RenderableType]:
-        """An event of a later version: its fields as they are."""
-        fields = (f"{key} {value}" for key, value in record.items() if key not in ("event", "time", "step"))
-        yield self._tick(state, record, printable(record.get("event")), Text(printable("  ".join(fields))))
+        """An event that has no look of its own, as of a later version: what it says, or its fields as they are."""
+        yield self._tick(state, record, printable(record.get("event")), Text(printable(in_one_line(record))))
 
     def _tick(self, state: RunState, record: Record, label: str, body: Text, style: str = "green") -> Table:
         """One row: step, what, and the rest, in columns that stay where they are from row to row."""
