@@ -25,6 +25,10 @@ class RunState:
     setup_seconds: float | None = None
     """How long start-up took, once it is over."""
     setup_done_time: float | None = None
+    rows: Mapping[str, int] = MappingProxyType({})
+    """How many rows each dataset has for training, once they are prepared."""
+    counted_steps: int | None = None
+    """The steps of the run, once the data has been counted."""
     history: History = field(factory=History)
     evaluations: Mapping[str, Evaluation] = MappingProxyType({})
     """The latest evaluation of each dataset, in the order they first came."""
@@ -71,7 +75,8 @@ class RunState:
     @property
     def steps(self) -> int | None:
         """How many optimizer steps the run takes, if that is known."""
-        return self.start.steps if self.start else None
+        planned = self.start.steps if self.start else None
+        return self.counted_steps if planned is None else planned
 
     @property
     def step(self) -> int:
@@ -166,6 +171,13 @@ def _restart(state: RunState, record: Record) -> RunState:
     return evolve(state, failures=(), setup=(), restarting=True, num_restarts=state.num_restarts + 1)
 
 
+def _data(state: RunState, record: Record) -> RunState:
+    found = record.get("rows")
+    counts = found.items() if isinstance(found, dict) else ()
+    rows = {text(name): count for name, each in counts if (count := whole(each))}
+    return evolve(state, rows=MappingProxyType(rows), counted_steps=whole(record.get("steps")))
+
+
 def _setup_begin(state: RunState, record: Record) -> RunState:
     node = SetupNode(node=text(record.get("node")), began=number(record.get("time")))
     return evolve(state, setup=(*state.setup, node))
@@ -253,6 +265,7 @@ _TICKS = frozenset(
 )  # fmt: skip
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "run_start": _run_start,
+    "data": _data,
     "setup_begin": _setup_begin,
     "setup": _setup,
     "setup_done": _setup_done,

@@ -95,7 +95,7 @@ def _data(record: Record) -> Iterator[Told]:
     """`code 12,345 rows  drills 400 rows`."""
     rows = record.get("rows")
     known = rows.items() if isinstance(rows, dict) else ()
-    parts = [f"{name} {plural(number, 'row')}" for name, each in known if (number := whole(each)) is not None]
+    parts = [f"{name} {plural(found, 'row')}" for name, each in known if (found := whole(each)) is not None]
     yield from _headed("data", "", "", "  ".join(parts))
 
 

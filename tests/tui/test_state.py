@@ -182,3 +182,10 @@ def test_of_ranks_that_only_lost_another_one_the_first_is_told_and_a_cause_comes
         state = reduce(state, record)
         told += [] if state.is_echo(record) else [record["rank"]]
     assert told == [1, 0] and [failure.rank for failure in state.failures] == [0, 1, 2]
+
+
+def test_counted_data_says_how_many_steps_there_are() -> None:
+    begun = reduce_all(RunState(), [event("run_start", 0, steps=None), event("data", 1, steps=500, rows={"code": 99})])
+    assert begun.steps == 500 and dict(begun.rows) == {"code": 99}
+    planned = reduce_all(RunState(), [event("run_start", 0, steps=60), event("data", 1, steps=500, rows=None)])
+    assert planned.steps == 60 and not planned.rows
