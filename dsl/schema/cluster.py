@@ -31,7 +31,8 @@ class Cluster:
         example="80 GiB",
     )
     flops: float | Auto = setting(
-        "operations a second of a device in dense products of the compute format; auto: the preset's data sheet",
+        "operations a second of a device in dense products of the compute format, in the plan and for MFU of the run; "
+        "auto: the data sheet of the preset, and in the run that of the device which is there",
         default=AUTO,
         check=positive,
         role=Role.EXECUTION,
