@@ -185,7 +185,11 @@ def test_of_ranks_that_only_lost_another_one_the_first_is_told_and_a_cause_comes
 
 
 def test_counted_data_says_how_many_steps_there_are() -> None:
-    begun = reduce_all(RunState(), [event("run_start", 0, steps=None), event("data", 1, steps=500, rows={"code": 99})])
-    assert begun.steps == 500 and dict(begun.rows) == {"code": 99}
-    planned = reduce_all(RunState(), [event("run_start", 0, steps=60), event("data", 1, steps=500, rows=None)])
-    assert planned.steps == 60 and not planned.rows
+    def told(planned: int | None, **data: object) -> RunState:
+        start = {"event": "run_start", "time": 1.0, "step": 0, "steps": planned, "attempt": 1}
+        return reduce_all(RunState(), [start, {"event": "data", "time": 2.0, "step": 0, **data}])
+
+    counted = told(None, steps=500, rows={"code": 99, "broken": "x"})
+    assert counted.steps == 500 and dict(counted.rows) == {"code": 99}
+    known = told(60, steps=500, rows=None)
+    assert known.steps == 60 and not known.rows
