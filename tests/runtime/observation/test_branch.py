@@ -1,0 +1,112 @@
+"""Whoever takes the records besides the files: what hangs or fails there never reaches training."""
+
+import threading
+import time
+
+import pytest
+
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.observation import branch as module
+from xtrain.runtime.observation.branch import Branch
+from xtrain.runtime.observation.records import Records
+
+
+class Taker:
+    """A writer that notes what it is given, and fails or hangs where it is told to."""
+
+    name, seconds, local = "the taker", 0.3, True
+
+    def __init__(self, fails_at: str = "") -> None:
+        self.fails_at, self.calls, self.free = fails_at, [], threading.Event()
+        self.free.set()
+
+    def _called(self, what: str, detail: object = None) -> None:
+        assert self.free.wait(30)
+        self.calls.append((what, detail))
+        if what == self.fails_at:
+            raise RuntimeError("no such host\nand much more")
+
+    def begin(self) -> None:
+        self._called("begin", threading.current_thread().name)
+
+    def metric(self, record: dict) -> None:
+        self._called("metric", record["step"])
+
+    def event(self, record: dict) -> None:
+        self._called("event", record["event"])
+
+    def rest(self, *, must: bool) -> None:
+        if must:
+            self._called("rest")
+
+    def end(self, exit_code: int) -> None:
+        self._called("end", exit_code)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """`run(taker)`: records of a run that a taker is told of, and what was warned of."""
+
+    def begin(taker: Taker) -> tuple[Records, list[str]]:
+        records, warned = Records.open(tmp_path, 0), []
+        records.branches.append(Branch(taker, warned.append))
+        records.branches[0].begin()
+        return records, warned
+
+    return begin
+
+
+def test_it_gets_everything_in_order_in_a_thread_of_its_own(run):
+    taker = Taker()
+    records, warned = run(taker)
+    records.metric({"step": 1})
+    records.event("eval", step=1)
+    records.settle()
+    records.metric({"step": 2})
+    records.end_branches(75)
+    records.close()
+    wanted = [("begin", "the taker"), ("metric", 1), ("event", "eval"), ("rest", None), ("metric", 2), ("end", 75)]
+    assert taker.calls == wanted and warned == []
+
+
+@pytest.mark.parametrize("where", ["begin", "metric", "event", "rest", "end"])
+def test_one_that_fails_is_told_of_once_and_gets_no_more(run, where: str):
+    taker = Taker(fails_at=where)
+    records, warned = run(taker)
+    for step in (1, 2):
+        records.metric({"step": step})
+        records.event("eval", step=step)
+    records.settle()
+    records.end_branches(0)
+    records.close()
+    assert warned == ["the taker gets no more records: no such host; metrics.jsonl has all of them"]
+    assert [what for what, _ in taker.calls].count(where) == 1 and taker.calls[-1][0] == where
+
+
+def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monkeypatch):
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.2)
+    taker = Taker()
+    records, warned = run(taker)
+    records.branches[0]._outlet.room = 50
+    taker.free.clear()
+    begin = time.perf_counter()
+    for step in range(100):
+        records.metric({"step": step})
+        records.event("eval", step=step)
+    records.settle()
+    records.settle()  # it is not waited for again
+    records.end_branches(0)
+    records.close()
+    assert time.perf_counter() - begin < 5
+    assert warned[0] == "the taker was not done within 0.3 s, and is left behind"
+    assert "records have not reached the taker, which was too slow" in warned[1]
+    taker.free.set()
+
+
+def test_a_warning_that_finds_no_room_on_the_disk_harms_nothing(tmp_path):
+    def warn(message: str) -> None:
+        raise EnvironmentFault("X706", "no room")
+
+    taken = Branch(Taker(fails_at="begin"), warn)
+    taken.begin()
+    taken.end(0)
