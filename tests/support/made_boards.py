@@ -112,6 +112,7 @@ def a_rank(rank: int, plan: Planned | None = None, *, step_seconds: float | None
         "step_seconds": step_seconds,
         "data_seconds": 0.004,
         "comm_seconds": 0.06,
+        "busy_seconds": seconds - 0.06,
         "memory_bytes": 1000.0,
         "node_seconds": {"step.fetch": 0.1, "step.forward_backward": seconds - 0.15, "step.optimizer": 0.05},
         "beat": a_beat(rank),

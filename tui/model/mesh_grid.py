@@ -6,7 +6,7 @@ that uses the screen better. Where cells do not suffice, neighbours along an axi
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from math import ceil, inf, log, prod
+from math import ceil, log, prod
 
 import numpy as np
 from attrs import field, frozen
@@ -141,11 +141,11 @@ def _fitted(
     most = prod(part.chunk for part in (*rows, *columns))
     cut = any(part.inner for part in columns)
     uneven = abs(log(num_rows / num_columns)) + (1.0 if cut else 0.0)
-    overflow = 0.0 if room >= cell_width else inf
     grid = Grid(
         world=world, rows=rows, columns=columns, cell_width=cell_width, label_width=label_width,
         cell_of=_cells(rows, columns, world),
     )  # fmt: skip
+    overflow = float(room < cell_width or grid.heading + num_rows > height)
     return (overflow, most, -cell_width, uneven, num_rows), grid
 
 

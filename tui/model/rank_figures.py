@@ -32,13 +32,6 @@ class Figure:
     words: Callable[[float], str] = field(eq=False, repr=False)
 
 
-def own_work(rank: OneRank) -> float | None:
-    """Seconds of a step in which a rank does not communicate: those of ranks that others wait for are the longest."""
-    if rank.step_seconds is None or rank.comm_seconds is None:
-        return None
-    return max(0.0, rank.step_seconds - rank.comm_seconds)
-
-
 def age(rank: OneRank) -> float | None:
     """Seconds without progress: what the rank itself counted, and how long nothing has been heard of it since."""
     return None if rank.beat is None else rank.beat.idle + rank.seconds_silent
@@ -56,8 +49,8 @@ STEP = Figure(
     says="seconds of a step, averaged since the last record",
 )  # fmt: skip
 WORK = Figure(
-    key="work", title="own work", words=brief, of=own_work,
-    says="seconds of a step without communication: ranks that others wait for have the most",
+    key="work", title="own work", words=brief, of=lambda rank: rank.busy_seconds,
+    says="seconds of a step without communication, over the newest records: who has the most is waited for",
 )  # fmt: skip
 DATA = Figure(
     key="data", title="data wait", words=brief, of=lambda rank: rank.data_seconds,

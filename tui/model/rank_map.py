@@ -70,19 +70,20 @@ def _heading(grid: Grid, place: int, width: int, marks: Marks) -> Row:
     return row((right(part.name, grid.label_width, marks), "dim"), " " * GAP, (text, "dim"))
 
 
-def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, marks: Marks) -> list[Row]:
-    """What the signs mean, in words and numbers: where each shade begins, and the marks that are on the map."""
+def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, most: int, marks: Marks) -> list[Row]:
+    """What the signs mean, in words and numbers: where each shade begins, and the marks that are on the map; in at most
+    `most` rows."""
     bounds = measured.scale.bounds(len(marks.shades))
     parts: list[Span] = [(marks.shades[0], "heat1"), (f" under {bounds[0]}", "dim")]
     for number, bound in enumerate(bounds, start=1):
         parts += [("  ", ""), (marks.shades[number], f"heat{2 * number + 1}"), (f" {bound}", "dim")]
     words = [f"{mark} {said}" for mark, said in _states(found, marks)]
     rows = [row(*parts, ("+" if bounds else "", "dim"))]
-    most = f"each cell is the worst of {grid.most:,} ranks" if grid.most > 1 else ""
+    of = f"each cell is the worst of {grid.most:,} ranks" if grid.most > 1 else ""
     digits = "digits 0–9: ten levels, least to most" if grid.cell_width == 3 else ""
-    said = joined([most, *words, digits], marks)
-    rows += [row((line, "bold" if words or most else "dim")) for line in wrapped(said, width) if line]
-    return [fit(each, width, marks) for each in rows]
+    said = joined([of, *words, digits], marks)
+    rows += [row((line, "bold" if words or of else "dim")) for line in wrapped(said, width) if line]
+    return [fit(each, width, marks) for each in rows[:most]]
 
 
 def _states(found: Heat, marks: Marks) -> list[tuple[str, str]]:

@@ -94,7 +94,7 @@ def table_row(
         if column.figure is not None:
             value = column.figure.of(rank)
             text = right("–" if value is None else column.figure.words(value), column.wide, marks)
-            slow = column.figure is STEP and rank.rank in facts.states.slow
+            slow = column.figure is WORK and rank.rank in facts.states.slow
             plan = expected(rank, facts.memory) if column.figure is MEMORY else None
             over = plan is not None and value is not None and value > plan
             spans.append((f"{text} ", "bad" if over else "warn" if slow else ""))

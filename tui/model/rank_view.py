@@ -108,18 +108,15 @@ def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: 
     below = 0 if wide else max(7, height * 36 // 100) if height >= STACKED else 1
     body = height - len(head) - below
     axes = facts.expert_axes if view.experts else facts.axes
-    room = max(2, body - 2)  # two lines of legend, and one for what a cell stands for
-    grid = lay_out(axes, len(facts.ranks), map_width, room)
-    found = heat(grid.cell_of, grid.num_rows * grid.num_columns, measured.values, _states(facts, view), measured.scale)
-    cell = int(grid.cell_of[view.rank])
-    legend = legend_rows(measured, grid, found, map_width, marks)
-    if grid.num_rows + grid.heading + len(legend) > body:
+    states, most = _states(facts, view), 2 if body < 9 else 4
+    legend: list[Row] = [row("")] * 2  # as many lines as it may take; where it takes more, the map is laid out again
+    while True:
         grid = lay_out(axes, len(facts.ranks), map_width, max(2, body - len(legend)))
-        found = heat(
-            grid.cell_of, grid.num_rows * grid.num_columns, measured.values, _states(facts, view), measured.scale
-        )
-        cell = int(grid.cell_of[view.rank])
-        legend = legend_rows(measured, grid, found, map_width, marks)
+        found = heat(grid.cell_of, grid.num_rows * grid.num_columns, measured.values, states, measured.scale)
+        before, legend = len(legend), legend_rows(measured, grid, found, map_width, most, marks)
+        if len(legend) <= before:
+            break
+    cell = int(grid.cell_of[view.rank])
     rank = int(found.rank[cell])
     drawn = map_rows(grid, found, measured, cell, map_width, marks)
     gap = [row("")] if len(drawn) + len(legend) < body else []
