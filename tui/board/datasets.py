@@ -1,0 +1,114 @@
+"""The Datasets screen: what the run takes of each dataset, and what it learns from each."""
+
+from typing import TYPE_CHECKING
+
+from textual import events
+from textual.app import ComposeResult
+from textual.binding import Binding
+
+from ..model.dataset_page import DatasetsPage, DatasetsView, moved, page
+from ..model.mixture import Mixture, mixture, several
+from .pane import Pane
+from .plot import Line, Plot
+from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+_PLOT_ROWS = 7
+# What the plot can show: its title, and the key of the metrics for a dataset.
+_CURVES = (("loss by dataset", "loss/{}"), ("loss on what was held out", "eval/{}/loss"), ("wait for rows", ""))
+
+
+class DatasetsSheet(Sheet):
+    """The table; it has the keys of the screen."""
+
+
+class DatasetsPane(Pane):
+    """Losses, rows and shares of every dataset."""
+
+    title = "Datasets"
+    short = "Data"
+
+    DEFAULT_CSS = """
+    DatasetsPane { layout: vertical; }
+    """
+    BINDINGS = [  # noqa: RUF012
+        Binding("down,j", "move(1)", "next dataset", show=False),
+        Binding("up,k", "move(-1)", "dataset before", show=False),
+        Binding("pagedown", "turn(1)", "a page on", show=False),
+        Binding("pageup", "turn(-1)", "a page back", show=False),
+        Binding("v", "curves", "other curves"),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._view = DatasetsView()
+        self._mixture = Mixture()
+        self._step = 0
+        self._page: DatasetsPage | None = None
+        self._version: object = None
+        self._curves = 0
+        self._board: Board | None = None
+
+    @classmethod
+    def available(cls, board: "Board") -> bool:
+        return several(board)
+
+    def compose(self) -> ComposeResult:
+        yield DatasetsSheet()
+        yield Plot()
+
+    def show(self, board: "Board") -> None:
+        if board.version == self._version:
+            return
+        self._version, self._board = board.version, board
+        self._mixture, self._step = mixture(board), board.run.step
+        self._plot()
+        self._draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+    def _plot(self) -> None:
+        if self._board is None:
+            return
+        series = self._board.series
+        title, key = _CURVES[self._curves]
+        if not key:
+            x, y = series.xy("data_seconds")
+            self.query_one(Plot).show([Line(title, x, y)], title=title, unit="seconds")
+            return
+        found = [(one.name, series.xy(key.format(one.name))) for one in self._mixture.datasets]
+        lines = [Line(name, x, y) for name, (x, y) in found if len(x)]
+        self.query_one(Plot).show(lines, title=title)
+
+    def _draw(self) -> None:
+        sheet = self.query_one(DatasetsSheet)
+        width, height = self.content_size
+        if not width or not height:
+            return
+        most = max(3, height - _PLOT_ROWS)
+        self._page = page(self._mixture, self._view, width, most, step=self._step, marks=sheet.marks)
+        self._view = self._page.view
+        sheet.styles.height = len(self._page.rows)
+        sheet.draw(self._page.rows)
+
+    def _go(self, view: DatasetsView) -> None:
+        self._view = view
+        self._draw()
+
+    def action_move(self, by: int) -> None:
+        """The cursor by some datasets."""
+        if self._page:
+            self._go(moved(self._page, by))
+
+    def action_turn(self, by: int) -> None:
+        """By a page."""
+        if self._page:
+            self._go(moved(self._page, by * max(1, self._page.height - 1)))
+
+    def action_curves(self) -> None:
+        """The next of: losses, losses on what was held out, the wait for rows."""
+        self._curves = (self._curves + 1) % len(_CURVES)
+        self._plot()

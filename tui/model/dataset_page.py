@@ -1,0 +1,144 @@
+"""The Datasets screen as rows of text: a table of them, and what stands out in words."""
+
+from collections.abc import Callable
+
+from attrs import frozen
+
+from ..words import brief, count, decimal, plural
+from .mixture import DatasetFacts, Mixture
+from .sheet import UNICODE, Marks, Row, bar, block, fit, joined, left, restyled, right, row, rule, window, wrapped
+
+# By how much the rows of a phase may stray from its shares before it is said; they are dealt by turns, not drawn.
+_NEAR = 0.02
+# From this share of a step on, waiting for rows is worth a warning.
+_LONG_WAIT = 0.1
+
+
+@frozen(kw_only=True)
+class DatasetsView:
+    """What the reader has chosen. place: of the row under the cursor."""
+
+    place: int = 0
+    top: int = 0
+
+
+@frozen(kw_only=True)
+class DatasetsPage:
+    """What is drawn. rows: as many as were asked for, or fewer; height: rows of the table that can be seen."""
+
+    rows: tuple[Row, ...]
+    view: DatasetsView
+    count: int
+    height: int
+
+
+@frozen(kw_only=True)
+class _Column:
+    title: str
+    width: int
+    value: Callable[[DatasetFacts], str]
+
+
+_COLUMNS = (
+    _Column(title="loss", width=8, value=lambda one: decimal(one.loss, 4)),
+    _Column(title="held out", width=8, value=lambda one: decimal(one.evaluation.loss if one.evaluation else None, 4)),
+    _Column(title="share", width=6, value=lambda one: _percent(one.share)),
+    _Column(title="plan", width=6, value=lambda one: _percent(one.target)),
+    _Column(title="epochs", width=7, value=lambda one: "n/a" if one.epochs is None else decimal(one.epochs, 2)),
+    _Column(title="rows", width=11, value=lambda one: "–" if one.rows is None else f"{one.rows:,.0f}"),
+    _Column(title="tokens", width=7, value=lambda one: count(one.tokens)),
+    _Column(title="of all", width=6, value=lambda one: _percent(one.run_share)),
+)  # fmt: skip
+
+
+def page(
+    mixture: Mixture, view: DatasetsView, width: int, most_rows: int, *, step: int = 0, marks: Marks = UNICODE
+) -> DatasetsPage:
+    """At most `most_rows` rows of `width` cells; the words give way before the table does."""
+    facts = joined(
+        [
+            plural(len(mixture.datasets), "dataset"),
+            f"phase {mixture.phase.name}" if mixture.phase and mixture.num_phases > 1 else "",
+            f"step {step:,}",
+        ],
+        marks,
+    )
+    title = rule("Datasets", width, marks, facts)
+    words = [row((line, style)) for text, style in in_words(mixture) for line in wrapped(text, width, "  ")]
+    room = max(1, min(len(mixture.datasets), most_rows - 2 - min(len(words), max(2, most_rows // 3))))
+    place = max(0, min(len(mixture.datasets) - 1, view.place))
+    top = window(len(mixture.datasets), room, view.top, place)
+    names, columns, broad = _layout(mixture, width)
+    head = [left("", names, marks), *(right(column.title, column.width, marks) for column in columns)]
+    if broad:
+        head.append("share of rows in this phase"[:broad])
+    rows = [title, fit(row((" ".join(head), "dim")), width, marks)]
+    for number, one in enumerate(mixture.datasets[top : top + room], start=top):
+        line = [left(one.name, names, marks), *(right(column.value(one), column.width, marks) for column in columns)]
+        drawn = fit(row(" ".join(line) + " ", (bar(one.share, broad, marks), "bar")), width, marks)
+        rows.append(restyled(drawn, "cursor") if number == place and len(mixture.datasets) > room else drawn)
+    if hidden := len(mixture.datasets) - room:
+        words = [row((f"{hidden} more: up and down", "dim")), *words]
+    rows += words[: max(0, most_rows - len(rows))]
+    return DatasetsPage(
+        rows=tuple(block(rows, width, len(rows), marks)),
+        view=DatasetsView(place=place, top=top),
+        count=len(mixture.datasets),
+        height=room,
+    )
+
+
+def moved(page: DatasetsPage, by: int) -> DatasetsView:
+    """The cursor by some datasets."""
+    return DatasetsView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)
+
+
+def _layout(mixture: Mixture, width: int) -> tuple[int, list[_Column], int]:
+    """Width of the names, the columns that fit, and what a bar has left."""
+    names = min(max([8, *(len(one.name) for one in mixture.datasets)]), max(8, width // 5))
+    columns: list[_Column] = []
+    used = names
+    for column in _COLUMNS:
+        if used + 1 + column.width > width:
+            break
+        columns.append(column)
+        used += 1 + column.width
+    broad = min(40, width - used - 1)
+    return names, columns, broad if broad >= 10 else 0
+
+
+def in_words(mixture: Mixture) -> list[tuple[str, str]]:
+    """Sentences with the name of a style: the phase, whether rows come as planned, repeats, and the wait."""
+    found: list[tuple[str, str]] = []
+    phase = mixture.phase
+    if phase is not None and mixture.num_phases > 1:
+        since = "from the beginning" if not phase.first else f"since step {phase.first:,}"
+        until = f", until step {mixture.until:,}" if mixture.until is not None else ""
+        rate = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
+        then = f"; then {mixture.following.name}" if mixture.following is not None else ""
+        found.append((f"Phase {phase.name} {since}{until}{rate}{then}.", ""))
+    strays = [
+        (one.share - one.target, one.name)
+        for one in mixture.datasets
+        if one.share is not None and one.target is not None
+    ]
+    if strays:
+        stray, name = max(strays, key=lambda pair: abs(pair[0]))
+        if abs(stray) <= _NEAR:
+            found.append((f"Rows come as planned, within {100 * abs(stray):.1f} points.", "good"))
+        else:
+            way = "more" if stray > 0 else "less"
+            found.append((f"{name} has {100 * abs(stray):.1f} points {way} than planned in this phase.", "warn"))
+    often = [one for one in mixture.datasets if (one.epochs or 0) > 1]
+    if often:
+        seen = ", ".join(f"{one.name} {one.epochs:.1f} times" for one in often[:6])
+        found.append((f"Seen more than once: {seen}.", ""))
+    if mixture.wait_seconds is not None:
+        share = f", {mixture.wait_share:.1%} of it" if mixture.wait_share is not None else ""
+        style = "warn" if (mixture.wait_share or 0) >= _LONG_WAIT else ""
+        found.append((f"A step waits {brief(mixture.wait_seconds)} for its rows{share}.", style))
+    return found
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{share:.1%}"
