@@ -204,17 +204,18 @@ class Series:
         """Records whose steps do not fall."""
         size = len(self)
         last = self._steps.view[-1] if size else -np.inf
+        late = 0
+        while late < len(run) and steps[late] < last and _seconds(run[late], self._last) < 0:
+            late += 1
+        if late:
+            self._insert(run[:late])
+            run, steps, size = run[late:], steps[late:], len(self)
+            if not run:
+                return
         if steps[0] < last:
-            if _seconds(run[0], self._last) < 0:
-                late = int(np.searchsorted(steps, last))
-                self._insert(run[:late])
-                run, steps = run[late:], steps[late:]
-                if not run:
-                    return
-            else:
-                self._cut(int(np.searchsorted(self._steps.view, steps[0])))
-                size = len(self)
-                last = self._steps.view[-1] if size else -np.inf
+            self._cut(int(np.searchsorted(self._steps.view, steps[0])))
+            size = len(self)
+            last = self._steps.view[-1] if size else -np.inf
         new = np.append(steps[0] != last, steps[1:] != steps[:-1])
         rows = np.cumsum(new) + (size - 1)
         self._steps.extend(steps[new])
@@ -266,7 +267,8 @@ class Series:
                 if row <= column.upto:
                     self._columns[key] = column.with_inserted(row, missing, numbers.get(key, np.nan))
             for key, value in numbers.items():
-                self._note(key, np.array([record["step"]]), np.array([value]))
+                if record["step"] > self._latest.get(key, (-1, 0))[0]:
+                    self._note(key, np.array([record["step"]]), np.array([value]))
 
     def _cut(self, rows: int) -> None:
         """Forget all rows from that one on, and what is behind them all."""
@@ -310,7 +312,7 @@ class Series:
 
 def _by_key(run: list[Record]) -> list[tuple[str, Any, ndarray]]:
     """Each key with numbers, at which of the records it is, and its values there."""
-    shapes = set(map(tuple, run))
+    shapes = dict.fromkeys(map(tuple, run))
     keys = dict.fromkeys(key for shape in shapes for key in shape if key != "step")
     found: list[tuple[str, Any, ndarray]] = []
     for key in keys:
@@ -330,9 +332,11 @@ def _is_evaluation(record: Record) -> bool:
 
 
 def _last_own(records: Sequence[Record]) -> int:
-    """Where the last record is that is more than an evaluation."""
+    """Where the records of the last step begin that has more than an evaluation."""
     place = len(records) - 1
     while place > 0 and _is_evaluation(records[place]):
+        place -= 1
+    while place > 0 and records[place - 1]["step"] == records[place]["step"]:
         place -= 1
     return max(place, 0)
 
