@@ -9,7 +9,9 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from ..model import canvas
 from ..model.sheet import ASCII, UNICODE, Marks, Row, cells
+from .plot import terminal_glyphs
 
 
 class Sheet(Widget, can_focus=True):
@@ -39,7 +41,7 @@ class Sheet(Widget, can_focus=True):
     @property
     def marks(self) -> Marks:
         """The signs that the terminal can show."""
-        return ASCII if self.app.console.options.ascii_only else UNICODE
+        return UNICODE if terminal_glyphs() is canvas.UNICODE else ASCII
 
     def draw(self, rows: Sequence[Row]) -> None:
         """Show these rows from now on; only those that are others than before are drawn again."""

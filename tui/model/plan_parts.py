@@ -104,7 +104,8 @@ def breakdown_rows(facts: PlanFacts, width: int, height: int, marks: Marks) -> l
     """Where a step's time goes: nodes by their share, the longest first, with waiting for data and communication called
     out, against what was planned; in at most `height` rows, of which the last says what is left out."""
     cost = facts.cost
-    rows = [rule("where a step's time goes", width, marks)]
+    over = max((each.ranks for each in facts.step.values()), default=0)
+    rows = [rule("where a step's time goes", width, marks, f"mean of {over:,} ranks" if over > 1 else "")]
     if cost.actual is None and not facts.step:
         return [*rows, row(("no step has been logged yet", "dim"))][:height]
     rows += _against_plan(facts, width)
