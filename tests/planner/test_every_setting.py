@@ -36,12 +36,13 @@ ALL_ON = {
     "every": "every 25 steps eval code { batches = 2 } then health then log\n"
     "every 50 steps eval other then checkpoint\n"
     "every 30 steps profile { active = 2 } then memory_snapshot\n"
-    'on finish generate { prompts = ["def "] }\non sigterm checkpoint then stop\n'
+    'on finish generate { prompts = ["def "] } then notify("./done.sh")\non sigterm checkpoint then stop\n'
     "on nan(3) skip",
     "scheduler": "scheduler wsd { warmup = 5 steps }",
     "activation": "activation selective",
     "compile": "compile { mode = default }",
     "checkpoint": "checkpoint { mode = async }",
+    "alerts": "alerts { stalled = 45 s }",
     "ema": "ema { decay = 0.99 }",
     "log": 'log { wandb { project = "tests" } }',
     "cluster": "cluster other { memory = 80 GiB, flops = 900T, efficiency = 40%, link = 4 GiB, network = 1 GiB }",
