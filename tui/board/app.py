@@ -118,6 +118,8 @@ class BoardApp(App[int]):
         self._drawn_at = 0.0
         self._toasted: set[str] = set()
         self._faulty: set[str] = set()
+        self._head, self._tabs, self._keys_line, self._tiny = (Block(id=id) for id in ("head", "tabs", "keys", "tiny"))
+        self._switcher = ContentSwitcher(id="screens")
         self._reading = Reading(directory, lambda: self.post_message(Polled()))
         for theme in THEMES:
             self.register_theme(theme)
@@ -127,11 +129,7 @@ class BoardApp(App[int]):
         return BoardScreen(id="_default")
 
     def compose(self) -> ComposeResult:
-        yield Block(id="head")
-        yield Block(id="tabs")
-        yield ContentSwitcher(id="screens")
-        yield Block(id="keys")
-        yield Block(id="tiny")
+        yield from (self._head, self._tabs, self._switcher, self._keys_line, self._tiny)
 
     def on_mount(self) -> None:
         self._reading.start()
@@ -164,10 +162,10 @@ class BoardApp(App[int]):
         board, live = self.board, self.live
         if board is None or live is None:
             return
-        bottom, width = self.screen_stack[0], self.size.width
-        bottom.query_one("#head", Block).show(head(live, width, frozen_at=self.frozen_at))
-        bottom.query_one("#tabs", Block).show(tabs(self._screens(), self.visited, width))
-        bottom.query_one("#keys", Block).show(footer(self._keys(), width))
+        width = self.size.width
+        self._head.show(head(live, width, frozen_at=self.frozen_at))
+        self._tabs.show(tabs(self._screens(), self.visited, width))
+        self._keys_line.show(footer(self._keys(), width))
         drawn, now = (self.visited, board.version), time.monotonic()
         clocks = now - self._drawn_at >= CLOCK_SECONDS and not self.frozen_at
         if anew or clocks or drawn != self._drawn:
@@ -203,10 +201,9 @@ class BoardApp(App[int]):
 
     def on_resize(self, event: Resize) -> None:
         width, height = event.size
-        bottom = self.screen_stack[0]
-        bottom.set_class(width < SMALLEST[0] or height < SMALLEST[1], "tiny")
+        self.screen_stack[0].set_class(width < SMALLEST[0] or height < SMALLEST[1], "tiny")
         told = f"{width}×{height}: needs {SMALLEST[0]}×{SMALLEST[1]}"
-        bottom.query_one("#tiny", Block).show(line([Piece(told, "bold")], width))
+        self._tiny.show(line([Piece(told, "bold")], width))
         self.call_after_refresh(self.draw, anew=True)
 
     # Going about
@@ -222,13 +219,13 @@ class BoardApp(App[int]):
             self.notify(f"this run has nothing to show for {name}", severity="warning")
 
     async def _go(self, name: str) -> None:
-        bottom = self.screen_stack[0]
-        switcher = bottom.query_one(ContentSwitcher)
         if name not in self._panes:
             self._panes[name] = self._kinds[name](id=name)
-            await switcher.mount(self._panes[name])
-        self.visited = switcher.current = name
-        bottom.set_focus(next((widget for widget in self._panes[name].query("*") if widget.can_focus), None))
+            await self._switcher.mount(self._panes[name])
+        self.visited = self._switcher.current = name
+        self.screen_stack[0].set_focus(
+            next((widget for widget in self._panes[name].query("*") if widget.can_focus), None)
+        )
         self.call_after_refresh(self.draw, anew=True)
 
     async def action_next(self, by: int) -> None:
@@ -242,7 +239,7 @@ class BoardApp(App[int]):
         """Go to the events, and let the reader type."""
         await self.action_visit("events")
         if self.visited == "events":
-            await self._panes["events"].run_action("filter")
+            await self._panes["events"].run_action("search")
 
     def action_freeze(self) -> None:
         """Freeze the view, or let it go on."""

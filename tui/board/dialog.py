@@ -34,7 +34,7 @@ class Question(ModalScreen[str]):
     DEFAULT_CSS = """
     Question { align: center middle; background: $background 60%; }
     Question > Vertical {
-        width: 64; max-width: 96%; height: auto; max-height: 96%;
+        width: 72; max-width: 96%; height: auto; max-height: 96%;
         background: $surface; border: round $primary; padding: 0 1;
     }
     Question #asked { text-style: bold; width: 1fr; height: auto; }
@@ -112,5 +112,5 @@ class Question(ModalScreen[str]):
 
     def _amount(self) -> Content:
         figure = Content.styled(f" {self._typed or ' '} ", "reverse")
-        hint = f"  from 1 to {self._most}: type another" + (" (this is no such number)" if self._wrong else "")
+        hint = f"  {'no such number: type one ' if self._wrong else 'type another one, '}from 1 to {self._most}"
         return Content.assemble("Steps: ", figure, (hint, "$error" if self._wrong else "$text-muted"))

@@ -5,12 +5,13 @@ from pathlib import Path
 import pytest
 from dashboards import opened, played, rows, shown, until
 from made_runs import made_run
+from textual.widgets import Input
 
 from xtrain.tui.board import app as application
 from xtrain.tui.board.app import BoardApp
 from xtrain.tui.board.asking import Answer
+from xtrain.tui.board.dialog import Question
 from xtrain.tui.board.help import HelpScreen
-from xtrain.tui.board.questions import LeaveQuestion
 
 
 @pytest.fixture(scope="module")
@@ -139,36 +140,38 @@ def test_q_and_ctrl_c_leave_at_once_where_nobody_waits(live):
         played(play(key))
 
 
-@pytest.mark.parametrize(
-    ("key", "says", "asks"),
-    [
-        ("S", "Saves", ["save"]),
-        ("W", "holds on to its devices", ["pause"]),
-        ("X", "exit code 75", ["stop"]),
-    ],
-)
-def test_an_action_says_what_it_does_and_is_asked_for_after_a_yes_only(live, asked, key, says, asks):
+async def question(app, pilot, key: str) -> str:
+    """Press a key of an action; what is asked then."""
+    await until(pilot, lambda: len(app.screen_stack) == 1)
+    await pilot.press(key)
+    await until(pilot, lambda: isinstance(app.screen, Question) and app.focused is not None)
+    return shown(app)
+
+
+def test_an_action_says_what_it_does_and_is_asked_for_after_a_yes_only(live, asked):
+    says = {"S": ("Saves", "save"), "W": ("holds on to its devices", "pause"), "X": ("exit code 75", "stop")}
+
     async def play():
         async with opened(live.directory) as (app, pilot):
-            await pilot.press(key)
-            await pilot.pause()
-            assert says in shown(app)
-            assert "curriculum" in shown(app).split("╭")[1]  # which run
-            await pilot.press("enter")  # which means no
-            await pilot.pause()
-            assert asked == []
-            await pilot.press(key)
-            await pilot.pause()
-            await pilot.press("escape")
-            assert asked == []
-            await pilot.press(key)
-            await pilot.pause()
-            await pilot.press("y")
-            await until(pilot, lambda: len(app._notifications) == 2)
-            assert asked == [asks]
-            first, second = app._notifications
-            assert first.title == f"{asks[0]}: accepted"
-            assert second.message == "step 41: as it was asked"
+            for key, (what, word) in says.items():
+                text = await question(app, pilot, key)
+                assert what in text
+                assert "curriculum" in text.split("╭")[1]  # which run
+                await pilot.press("enter")  # which means no
+                await question(app, pilot, key)
+                await pilot.press("escape")
+                await question(app, pilot, key)
+                assert asked == []
+                await pilot.press("y")
+                await until(pilot, lambda: len(app._notifications) == 2)
+                assert asked.pop() == [word]
+                first, second = app._notifications
+                assert first.title == f"{word}: accepted"
+                assert second.message == "step 41: as it was asked"
+                app.clear_notifications()
+            await question(app, pilot, "S")
+            await pilot.press("right", "enter")  # arrows lead to yes as well
+            await until(pilot, lambda: asked == [["save"]])
 
     played(play())
 
@@ -176,10 +179,9 @@ def test_an_action_says_what_it_does_and_is_asked_for_after_a_yes_only(live, ask
 def test_a_stop_tells_the_size_of_what_is_saved_and_what_is_left(live, asked):
     async def play():
         async with opened(live.directory) as (app, pilot):
-            await pilot.press("X")
-            await pilot.pause()
-            assert "143.1 MiB" in shown(app)  # of the checkpoint that was saved last
-            assert "360 steps are left" in shown(app)
+            text = await question(app, pilot, "X")
+            assert "143.1 MiB" in text  # of the checkpoint that was saved last
+            assert "360 steps are left" in text
 
     played(play())
 
@@ -187,12 +189,10 @@ def test_a_stop_tells_the_size_of_what_is_saved_and_what_is_left(live, asked):
 def test_an_evaluation_asks_for_the_dataset_and_tells_its_rows(live, asked):
     async def play():
         async with opened(live.directory) as (app, pilot):
-            await pilot.press("E")
-            await pilot.pause()
-            assert "1: code, 64 rows" in shown(app) and "2: drills, 32 rows" in shown(app)
+            text = await question(app, pilot, "E")
+            assert "1: code, 64 rows" in text and "2: drills, 32 rows" in text
             await pilot.press("2")
-            await pilot.pause()
-            assert "what drills held out: its first 32 rows" in shown(app)
+            await until(pilot, lambda: "what drills held out: its first 32 rows" in shown(app))
             assert "what code held out" not in shown(app)
             await pilot.press("y")
             await until(pilot, lambda: bool(asked))
@@ -201,30 +201,19 @@ def test_an_evaluation_asks_for_the_dataset_and_tells_its_rows(live, asked):
     played(play())
 
 
-@pytest.mark.parametrize(
-    ("typed", "asks"),
-    [([], "3"), (["7"], "7"), (["1", "2"], "12"), (["5", "backspace", "8"], "8")],
-)
-def test_a_profile_asks_how_many_steps(live, asked, typed, asks):
-    async def play():
-        async with opened(live.directory) as (_, pilot):
-            await pilot.press("P")
-            await pilot.pause()
-            await pilot.press(*typed, "y")
-            await until(pilot, lambda: bool(asked))
-            assert asked == [["profile", asks]]
+def test_a_profile_asks_how_many_steps(live, asked):
+    typed = {"3": [], "7": ["7"], "12": ["1", "2"], "8": ["5", "backspace", "8"]}
 
-    played(play())
-
-
-def test_a_profile_of_no_steps_or_too_many_is_not_asked_for(live, asked):
     async def play():
         async with opened(live.directory) as (app, pilot):
-            await pilot.press("P")
-            await pilot.pause()
+            for steps, keys in typed.items():
+                await question(app, pilot, "P")
+                await pilot.press(*keys, "y")
+                await until(pilot, lambda: bool(asked))
+                assert asked.pop() == ["profile", steps]
+            await question(app, pilot, "P")
             await pilot.press("1", "0", "1", "y")
-            await pilot.pause()
-            assert "no such number" in shown(app)
+            await until(pilot, lambda: "no such number" in shown(app))
             await pilot.press("backspace", "y")
             await until(pilot, lambda: bool(asked))
             assert asked == [["profile", "10"]]
@@ -233,15 +222,13 @@ def test_a_profile_of_no_steps_or_too_many_is_not_asked_for(live, asked):
 
 
 def test_the_same_key_lets_a_paused_run_go_on(live, asked):
+    live.event("control", id="1", command="pause", state="accepted", detail="")
+    live.event("control", id="1", command="pause", state="done", detail="")
+
     async def play():
-        live.event("control", id="1", command="pause", state="accepted", detail="")
-        live.event("control", id="1", command="pause", state="done", detail="")
         async with opened(live.directory) as (app, pilot):
             await until(pilot, lambda: app.live.life.state == "paused")
-            await pilot.pause()
-            await pilot.press("W")
-            await pilot.pause()
-            assert "Go on with" in shown(app)
+            assert "Go on with" in await question(app, pilot, "W")
             await pilot.press("y")
             await until(pilot, lambda: bool(asked))
             assert asked == [["resume"]]
@@ -249,26 +236,15 @@ def test_the_same_key_lets_a_paused_run_go_on(live, asked):
     played(play())
 
 
-@pytest.mark.parametrize("key", ["S", "E", "P", "W", "X"])
-def test_nothing_is_asked_of_a_run_that_is_over(ended, asked, key):
+def test_nothing_is_asked_of_a_run_that_is_over(ended, asked):
     async def play():
         async with opened(ended) as (app, pilot):
-            await pilot.press(key)
-            await pilot.pause()
-            assert [each.message for each in app._notifications] == ["the run is over (done): nobody would read it"]
-            assert len(app.screen_stack) == 1 and asked == []
-
-    played(play())
-
-
-def test_arrows_lead_to_yes_as_well(live, asked):
-    async def play():
-        async with opened(live.directory) as (_, pilot):
-            await pilot.press("S")
-            await pilot.pause()
-            await pilot.press("right", "enter")
-            await until(pilot, lambda: bool(asked))
-            assert asked == [["save"]]
+            for key in ("S", "E", "P", "W", "X"):
+                await pilot.press(key)
+                await until(pilot, lambda: len(app._notifications) == 1)
+                assert [each.message for each in app._notifications] == ["the run is over (done): nobody would read it"]
+                assert len(app.screen_stack) == 1 and asked == []
+                app.clear_notifications()
 
     played(play())
 
@@ -277,22 +253,18 @@ def test_what_was_started_from_here_is_not_left_by_accident(live, asked):
     async def play():
         async with opened(live.directory, launcher=1) as (app, pilot):
             for key in ("q", "ctrl+c"):
-                await pilot.press(key)
-                await pilot.pause()
-                assert isinstance(app.screen, LeaveQuestion)
+                assert "Leave the dashboard?" in await question(app, pilot, key)
                 await pilot.press("enter")  # stays
-                await pilot.pause()
-                assert not isinstance(app.screen, LeaveQuestion) and app.return_value is None
-            await pilot.press("ctrl+c")
-            await pilot.pause()
+                await until(pilot, lambda: len(app.screen_stack) == 1)
+                assert app.return_value is None
+            await question(app, pilot, "ctrl+c")
             await pilot.press("s")
             await until(pilot, lambda: bool(asked))
             assert asked == [["stop"]] and app.return_value is None
-            await pilot.press("q")
-            await pilot.pause()
+            await question(app, pilot, "q")
             await pilot.press("ctrl+c")  # once more: out of here, and nothing is stopped
-            await pilot.pause()
-            assert app.return_value == 0 and asked == [["stop"]]
+            await until(pilot, lambda: app.return_value == 0)
+            assert asked == [["stop"]]
 
     played(play())
 
@@ -305,10 +277,9 @@ def test_before_its_first_step_a_run_is_stopped_by_a_signal(tmp_path, monkeypatc
     async def play():
         async with opened(made.directory, launcher=77) as (app, pilot):
             await until(pilot, lambda: app.live.life.state == "starting")
-            await pilot.press("q")
-            await pilot.pause()
+            await question(app, pilot, "q")
             await pilot.press("s")
-            await pilot.pause()
+            await until(pilot, lambda: bool(sent))
             assert sent == [(77, application.signal.SIGTERM)] and asked == []
 
     with made.alive():
@@ -328,8 +299,7 @@ def test_slash_leads_to_the_events_and_its_filter(ended):
     async def play():
         async with opened(ended) as (app, pilot):
             await pilot.press("slash")
-            await pilot.pause()
-            assert app.visited == "events"
+            await until(pilot, lambda: app.visited == "events" and isinstance(app.focused, Input))
             await pilot.press("e", "v", "a", "l")  # which go into the field, not to the application
             await pilot.pause()
             assert app.visited == "events" and len(app.screen_stack) == 1
