@@ -38,6 +38,9 @@ class FieldErrors:
             elif kind not in blocks.KINDS:
                 for head in section.heads:
                     self._unknown_kind(kind, section, head)
+            elif kind in blocks.ACTIONS:  # a block of that name says nothing without a body
+                for word in section.bare:
+                    self._action_outside(kind, word)
         for name, entry in tree.root.entries.items():
             if name != "collate":
                 self._outside(name, entry)
@@ -60,6 +63,11 @@ class FieldErrors:
             )
         else:
             self.diagnostics.error("X205", f"these {plural} missing: {names}", source.end, notes=examples)
+
+    def _action_outside(self, kind: str, word: Span) -> None:
+        """`every 10 steps eval web, log`, where `then log` was meant."""
+        hint = f"actions stand behind `every …` or `on …`, joined by `then`; the block is written `{kind} {{ … }}`"
+        self.diagnostics.error("X201", f"`{kind}` stands alone, and says nothing there", word, hint=hint)
 
     def _unknown_kind(self, kind: str, section: Section, head: Span) -> None:
         word = _word(head, kind)

@@ -70,6 +70,7 @@ class _Resolver:
         if block.labels:
             section.labels = [self._label(label, names) for label in block.labels]
         if block.body is None:
+            section.bare += [] if block.labels else [block.kind.span]
             return
         section.broken |= block.body.broken
         if depth > _DEEPEST:

@@ -29,12 +29,14 @@ class Label:
 class Section:
     """A block, merged from everywhere it is written.
 
-    kind: the word that opens it. heads: where it is written, the latest last. broken: something in it could not be
+    kind: the word that opens it. heads: where it is written, the latest last. bare: those of them without anything
+    behind the word. broken: something in it could not be
     read, so nothing may be called missing.
     """
 
     kind: str
     heads: list[Span] = field(factory=list)
+    bare: list[Span] = field(factory=list)
     labels: list[Label] = field(factory=list)
     arguments: tuple[s.Argument, ...] | None = None  # of an action that takes them in brackets
     entries: dict[str, Entry] = field(factory=dict)
