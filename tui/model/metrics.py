@@ -62,8 +62,8 @@ class Metrics:
         return self._offset / self._front if self._offset < self._front else None
 
     def poll(self, deadline: float) -> list[Record]:
-        """Records that are new, in the order of the file; of a long file at first a sample and its end. Reads until
-        `deadline` (`time.monotonic()`), and at least a little. Never raises because of the file."""
+        """Records that are new, in the order of the file; of a long file at first a sample and its end, and no more.
+        Reads until `deadline` (`time.monotonic()`), and at least a little. Never raises because of the file."""
         try:
             with self.path.open("rb") as file:
                 return self._read(file.fileno(), deadline)
@@ -81,6 +81,7 @@ class Metrics:
         new: list[Record] = []
         if size - self._front > BIG:
             new += self._look_ahead(fd, size)
+            deadline = 0.0  # this is to be seen first
         while True:
             got = self._read_new(fd)
             new += got

@@ -16,7 +16,7 @@ from .lines import records
 from .metrics import Metrics
 from .planned import Planned, planned
 from .rank_reader import RankReader
-from .series import Series
+from .series import LIMIT_BYTES, Series
 
 # Bytes of events that are parsed at a time, and seconds that the first poll may take to read a run of usual length.
 EVENT_BYTES = 256 << 10
@@ -25,11 +25,11 @@ FIRST_SECONDS = 0.3
 
 class Reader:
     """Reads on in the files of a run's directory. The directory may not exist yet, may go away at any time, and another
-    run may come in its place; none is an error. All polls are to be made by one thread."""
+    run may come in its place; none is an error. All polls are to be made by one thread. limit_bytes: of all columns."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.directory = directory
-        self._series = Series()
+        self._series = Series(limit_bytes)
         self._metrics = Metrics(directory / "metrics.jsonl", self._series)
         self._events = Tail(directory / "events.jsonl", chunk_bytes=EVENT_BYTES)
         self._begun_anew = 0
@@ -100,7 +100,7 @@ class Reader:
         logged = self._metrics.poll(deadline)
         if said := self._read_events(deadline):
             # An event may close over steps logged between the two reads: `run_end` must not overtake the last.
-            logged += self._metrics.poll(deadline)
+            logged += self._metrics.poll(0.0)
             self._log.take(said)
         self._waiting += _timed(said)
         until = self._metrics.newest if self._metrics.behind else float("inf")
