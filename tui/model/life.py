@@ -20,7 +20,7 @@ Phase = Literal["waiting", "starting", "training", "paused", "ended", "lost"]
 LAUNCHER_LOCK = ".launcher.lock"
 WORKER_LOCK = ".worker.lock"
 # Between two looks at the locks; each takes them for a moment.
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 0.5
 # On a file system of many machines: without a line of progress, a lock or a record for so long, nobody is there.
 QUIET_SECONDS = 120.0
 

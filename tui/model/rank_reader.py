@@ -30,7 +30,7 @@ LOOK_SECONDS = 1.0
 SILENT_SECONDS = 4.0
 SILENT_GAPS = 3.0
 # Without a process of that number the line needs to stand still no longer than this.
-GONE_SECONDS = 2.0
+GONE_SECONDS = 1.5
 # A rank makes no progress after so many seconds, or so many of its steps, without a mark in work that does not last.
 IDLE_SECONDS = 30.0
 IDLE_STEPS = 5.0

@@ -1,0 +1,258 @@
+"""Whether a run is alive: of runs that end, are killed, wait, stand still, or run on another machine."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from made_runs import MadeRun, made_run
+from projects import Project
+
+from xtrain.tui.model import life as life_module
+from xtrain.tui.model import rank_reader
+from xtrain.tui.model.board import Board
+from xtrain.tui.model.reader import Reader
+
+# Holds the locks of a run and tells of its progress, as its processes do.
+STANDIN = """
+import fcntl, sys, time
+sys.path.insert(0, {support!r})
+from pathlib import Path
+from made_runs import MadeRun
+locks = [(Path(sys.argv[1]) / name).open("a") for name in (".launcher.lock", ".worker.lock")]
+for lock in locks:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+run = MadeRun(directory=Path(sys.argv[1]), plan={{"world_size": 2}})
+print("ready", flush=True)
+while True:
+    if sys.argv[2] == "beats":
+        run.beat()
+    time.sleep(0.5)
+"""
+
+
+@pytest.fixture
+def standin():
+    started: list[subprocess.Popen] = []
+
+    def start(run: MadeRun, beats: str) -> subprocess.Popen:
+        script = STANDIN.format(support=str(Path(__file__).parents[2] / "support"))
+        command = [sys.executable, "-c", script, str(run.directory), beats]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+
+
+def _until(reader: Reader, state: str, seconds: float) -> tuple[Board, float]:
+    """Polls four times a second until a state is shown; how long that took."""
+    began = time.monotonic()
+    while time.monotonic() - began < seconds:
+        board = reader.poll()
+        if board.life.state == state:
+            return board, time.monotonic() - began
+        time.sleep(0.25)
+    raise AssertionError(f"still {reader.poll().life} after {seconds:g} s")
+
+
+def test_a_run_that_is_killed_is_lost_within_five_seconds(tmp_path: Path, standin) -> None:
+    run = made_run(tmp_path / "run", end="running", logged=8)
+    process = standin(run, "beats")
+    reader = Reader(run.directory)
+    for _ in range(6):
+        assert reader.poll().life.state == "training"
+        time.sleep(0.25)
+    process.kill()
+    process.wait()
+    board, _ = _until(reader, "lost", 5.0)
+    assert [alert.kind for alert in board.alerts] == ["lost"] and board.life.over
+    assert board.life.since is not None and abs(board.life.since - time.time()) < 10
+
+
+def test_a_run_that_is_killed_in_set_up_is_lost_too(tmp_path: Path, standin) -> None:
+    """No rank has told of its progress yet: there are the locks alone."""
+    run = made_run(tmp_path / "run", end="starting")
+    process = standin(run, "no beats")
+    reader = Reader(run.directory)
+    for _ in range(6):
+        assert reader.poll().life.state == "starting"
+        time.sleep(0.25)
+    process.kill()
+    process.wait()
+    board, _ = _until(reader, "lost", 5.0)
+    assert board.life.why == "no process holds its locks"
+
+
+def test_a_run_that_was_killed_long_ago_is_lost_soon(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", end="killed", logged=8)
+    board, _ = _until(Reader(run.directory), "lost", 5.0)
+    assert board.life.why == "its processes are gone"
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        for module in (life_module, rank_reader):
+            monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+
+    def polls(self, reader: Reader, seconds: float, run: MadeRun | None = None, **beats) -> list[str]:
+        """The states that are seen in so many seconds, with a line of progress every second."""
+        states = []
+        for _ in range(round(seconds / 0.5)):
+            self.now += 0.5
+            if run is not None and self.now % 1 == 0:
+                run.beat(**beats)
+            states.append(reader.poll().life.state)
+        return states
+
+
+def test_a_run_that_saves_for_long_or_waits_is_not_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    run = made_run(tmp_path / "run", end="running", logged=8)
+    reader = Reader(run.directory)
+    with run.alive():
+        assert set(clock.polls(reader, 400, run, lasting=True, idle=300.0, node="tick.checkpoint")) == {"training"}
+        assert not reader.poll().alerts
+        run.event("control", id="1", command="pause", state="accepted", detail="")
+        assert reader.poll().life.state == "training"
+        run.event("control", id="1", command="pause", state="done", detail="")
+        assert set(clock.polls(reader, 100, run)) == {"paused"}
+        run.event("paused", seconds=100.0)
+        assert set(clock.polls(reader, 2, run)) == {"training"}
+
+
+def test_a_launcher_between_two_gangs_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    run = made_run(tmp_path / "run", end="killed", logged=8)
+    reader = Reader(run.directory)
+    with run.alive():
+        run.event("restart", number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2)
+        assert set(clock.polls(reader, 30)) == {"starting"}
+
+
+def test_of_a_run_on_another_machine_the_lines_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its locks are not seen here, nor its processes, and its clock is an hour behind."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(life_module, "is_shared", lambda path: True)
+    run = made_run(tmp_path / "run", end="running", logged=8)
+    elsewhere = {"host": "elsewhere", "time": time.time() - 3600}
+    reader = Reader(run.directory)
+    assert set(clock.polls(reader, 60, run, **elsewhere)) == {"training"}
+    states = clock.polls(reader, 7)
+    assert states[0] == "training" and states[-1] == "lost"
+    assert set(clock.polls(reader, 5, run, **elsewhere)[4:]) == {"training"}, "its network was away"
+
+
+def test_a_file_system_that_shows_changes_late_makes_no_alarm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(life_module, "is_shared", lambda path: True)
+    run = made_run(tmp_path / "run", end="running", logged=8)
+    reader = Reader(run.directory)
+    states = []
+    for _ in range(20):
+        run.beat(host="elsewhere")
+        states += clock.polls(reader, 3.5)
+    assert set(states) == {"training"}
+
+
+def test_set_up_on_another_machine_is_given_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(life_module, "is_shared", lambda path: True)
+    run = made_run(tmp_path / "run", end="starting")
+    reader = Reader(run.directory)
+    assert set(clock.polls(reader, 100)) == {"starting"}
+    run.event("setup_begin", node="setup.weights")
+    assert set(clock.polls(reader, 100)) == {"starting"}
+    assert clock.polls(reader, 30)[-1] == "lost"
+
+
+def test_ranks_that_are_not_heard_of_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    run = made_run(tmp_path / "run", "experts", end="running", logged=8)
+    reader = Reader(run.directory)
+    ids, messages = set(), []
+    wall = [time.time()]
+    monkeypatch.setattr("xtrain.tui.model.reader.time.time", lambda: wall[0])
+    with run.alive():
+        clock.polls(reader, 10, run)
+        assert not reader.poll().alerts
+        for _ in range(20):
+            wall[0] += 1.0
+            clock.polls(reader, 1, run, ranks=[0, 1, 3])
+            for alert in reader.poll().alerts:
+                ids.add(alert.id)
+                messages.append((alert.kind, alert.ranks, alert.message))
+        assert len(ids) == 1 and messages[-1][:2] == ("silent", (2,))
+        assert messages[-1][2].startswith("Rank 2 has not been heard of for ")
+        assert reader.poll().ranks.not_heard_of() == (2,)
+        clock.polls(reader, 2, run)
+        assert not reader.poll().alerts
+
+
+def test_ranks_without_progress_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    run = made_run(tmp_path / "run", end="running", logged=8)
+    reader = Reader(run.directory)
+    wall = [time.time()]
+    monkeypatch.setattr("xtrain.tui.model.reader.time.time", lambda: wall[0])
+    with run.alive():
+        clock.polls(reader, 5, run, idle=45.0)
+        wall[0] += 5
+        clock.polls(reader, 2, run, idle=46.0)
+        alerts = reader.poll().alerts
+        assert [alert.kind for alert in alerts] == ["idle"]
+        assert alerts[0].message == "Ranks 0, 1 have made no progress for 46s, in step.forward_backward"
+        run.event("alert", kind="stalled", message="no step for 60 s", value=60, limit=60, ranks=[0], state="raised")
+        wall[0] += 1
+        assert [(a.kind, a.source, a.message) for a in reader.poll().alerts] == [("stalled", "run", "no step for 60 s")]
+        run.event("alert", kind="stalled", message="", value=1, limit=60, ranks=[], state="cleared")
+        clock.polls(reader, 5, run)
+        assert not reader.poll().alerts
+
+
+@pytest.mark.parametrize("end", ["done", "stopped", "failed"])
+def test_how_a_run_has_ended(tmp_path: Path, end) -> None:
+    run = made_run(tmp_path / "run", end=end, logged=8)
+    life = Reader(run.directory).poll().life
+    assert (life.state, life.status, life.in_words, life.over) == ("ended", end, end, True)
+
+
+def test_a_failure_that_nobody_was_left_to_conclude(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", end="killed", logged=8)
+    run.event("failure", rank=1, error="RuntimeError: boom", exit_code=1, traceback="", code="")
+    board, _ = _until(Reader(run.directory), "ended", 5.0)
+    assert board.life.status == "failed" and not board.alerts
+
+
+@pytest.mark.slow
+def test_a_real_run_that_is_killed(tmp_path: Path) -> None:
+    """Its launcher and its ranks at once, during set-up and while it trains."""
+    import os
+    import signal
+
+    for moment in ("setup", "training"):
+        folder = tmp_path / moment
+        folder.mkdir()
+        project = Project(folder)
+        process = subprocess.Popen(
+            project.command("run", project.spec(steps=100_000), "--ui", "none"),
+            cwd=folder, env=project.environment, start_new_session=True, stdout=subprocess.DEVNULL,
+        )  # fmt: skip
+        wanted = "run_start" if moment == "setup" else "setup_done"
+        deadline = time.monotonic() + 90
+        while not (found := [e for e in folder.glob("runs/tiny/*/events.jsonl") if wanted in e.read_text()]):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        reader = Reader(found[0].parent)
+        assert reader.poll().life.state in ("starting", "training")
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        assert _until(reader, "lost", 5.0)[0].life.over
