@@ -47,7 +47,7 @@ _COLUMNS = (
     _Column(title="epochs", width=7, value=lambda one: "n/a" if one.epochs is None else decimal(one.epochs, 2)),
     _Column(title="rows", width=11, value=lambda one: "–" if one.rows is None else f"{one.rows:,.0f}"),
     _Column(title="tokens", width=7, value=lambda one: count(one.tokens)),
-    _Column(title="of all", width=6, value=lambda one: _percent(one.run_share)),
+    _Column(title="in all", width=6, value=lambda one: _percent(one.run_share)),
 )  # fmt: skip
 
 
@@ -75,7 +75,8 @@ def page(
     rows = [title, fit(row((" ".join(head), "dim")), width, marks)]
     for number, one in enumerate(mixture.datasets[top : top + room], start=top):
         line = [left(one.name, names, marks), *(right(column.value(one), column.width, marks) for column in columns)]
-        drawn = fit(row(" ".join(line) + " ", (bar(one.share, broad, marks), "bar")), width, marks)
+        share = (" " + bar(one.share, broad, marks), "bar") if broad else ""
+        drawn = fit(row(" ".join(line), share), width, marks)
         rows.append(restyled(drawn, "cursor") if number == place and len(mixture.datasets) > room else drawn)
     if hidden := len(mixture.datasets) - room:
         words = [row((f"{hidden} more: up and down", "dim")), *words]
@@ -127,8 +128,9 @@ def in_words(mixture: Mixture) -> list[tuple[str, str]]:
         if abs(stray) <= _NEAR:
             found.append((f"Rows come as planned, within {100 * abs(stray):.1f} points.", "good"))
         else:
-            way = "more" if stray > 0 else "less"
-            found.append((f"{name} has {100 * abs(stray):.1f} points {way} than planned in this phase.", "warn"))
+            one = next(one for one in mixture.datasets if one.name == name)
+            said = f"{name} has {one.share:.1%} of the rows of this phase; {one.target:.1%} are planned."
+            found.append((said, "warn"))
     often = [one for one in mixture.datasets if (one.epochs or 0) > 1]
     if often:
         seen = ", ".join(f"{one.name} {one.epochs:.1f} times" for one in often[:6])

@@ -65,7 +65,10 @@ def _still_there(log: EventLog, view: EventsView) -> EventsView:
 
 def _chosen_entries(log: EventLog, view: EventsView) -> tuple[Entry, ...]:
     kinds = {"all": None, "problems": PROBLEMS}.get(view.kinds, (view.kinds,))
-    return log.filtered(kinds=kinds, text=view.query)
+    found = log.filtered(kinds=kinds, text=view.query)
+    # A node that has begun is told again once it has ended: of those only the one under way is worth a line.
+    over = {entry.record.get("node") for entry in log.entries if entry.kind == "setup"} if kinds is None else ()
+    return tuple(entry for entry in found if entry.kind != "setup_begin" or entry.record.get("node") not in over)
 
 
 def _list_page(
@@ -125,7 +128,7 @@ def _columns(entries: Sequence[Entry], width: int) -> tuple[int, int, int]:
     steps = max(
         (len(f"{entry.step:,}") for entry in (*entries[:1], *entries[-1:]) if entry.step is not None), default=1
     )
-    return (8 if width >= 50 else 5), max(4, steps), 10
+    return (8 if width >= 50 else 5), max(4, steps), 11
 
 
 def _entry_row(entry: Entry, columns: tuple[int, int, int], directory: str, marks: Marks) -> Row:

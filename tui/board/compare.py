@@ -1,0 +1,273 @@
+"""The Compare screen: several runs in one picture."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+from textual import events, work
+from textual.app import ComposeResult
+from textual.binding import Binding
+from textual.message import Message
+from textual.widgets import Input
+
+from ..model.canvas import MOST_LINES
+from ..model.compare_page import Choosing, Item, difference_rows, list_page, run_items, standing_rows
+from ..model.comparison import Axis, Compared, common_place, differences, labels, lines, metric_keys, standings
+from ..model.found_runs import FoundRun, found_runs
+from .pane import Pane
+from .plot import Plot, terminal_glyphs
+from .reading_others import ReadingOthers
+from .sheet import Sheet
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+# From this height on the settings are shown below the curves as well.
+_ROOM_FOR_SETTINGS = 34
+_SETTINGS_ROWS = 9
+_RUNS, _METRICS = "Runs to compare with", "Metrics"
+
+
+class OtherRead(Message):
+    """Another run has been read on."""
+
+
+class ComparePane(Pane):
+    """Curves of several runs over the same steps or tokens, how they stand, and which settings differ."""
+
+    title = "Compare"
+    short = "Comp"
+
+    DEFAULT_CSS = """
+    ComparePane { layout: vertical; }
+    ComparePane #compare-settings { display: none; }
+    ComparePane #compare-list { display: none; }
+    ComparePane.choosing #compare-list { display: block; }
+    ComparePane.choosing Plot, ComparePane.choosing #compare-table { display: none; }
+    ComparePane.choosing #compare-settings { display: none; }
+    ComparePane.settings Plot { display: none; }
+    ComparePane Input { height: 1; border: none; padding: 0 1; display: none; }
+    ComparePane.searching Input { display: block; }
+    """
+    BINDINGS = [  # noqa: RUF012
+        Binding("r", "choose('runs')", "runs"),
+        Binding("m", "choose('metrics')", "metric"),
+        Binding("x", "axis", "steps, tokens"),
+        Binding("d", "settings", "settings"),
+        Binding("slash", "search", "filter", show=False),
+        Binding("down,j", "move(1)", "next", show=False),
+        Binding("up,k", "move(-1)", "before", show=False),
+        Binding("pagedown", "move(10)", "a page on", show=False),
+        Binding("pageup", "move(-10)", "a page back", show=False),
+        Binding("enter", "take", "take", show=False),
+        Binding("escape", "back", "back", show=False),
+    ]
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._board: Board | None = None
+        self._others: list[Path] | None = None
+        self._reading = ReadingOthers(lambda: self.post_message(OtherRead()))
+        self._key = "loss"
+        self._axis: Axis = "step"
+        self._choosing: Choosing | None = None
+        self._found: list[FoundRun] | None = None
+        self._items: list[Item] = []
+        self._scroll = 0
+
+    def compose(self) -> ComposeResult:
+        yield Sheet(id="compare-table")
+        yield Plot()
+        yield Sheet(id="compare-settings")
+        yield Sheet(id="compare-list")
+        yield Input(placeholder="only those with this text", compact=True)
+
+    def on_mount(self) -> None:
+        self.query_one("#compare-table", Sheet).can_focus = False
+        self._reading.start()
+
+    def on_unmount(self) -> None:
+        self._reading.close()
+
+    def show(self, board: "Board") -> None:
+        if self._others is None:
+            given = getattr(self.app, "compared", ())
+            self._others = [path for path in given if path.absolute() != board.directory.absolute()][: MOST_LINES - 1]
+        self._board = board
+        self._reading.want(self._others)
+        self._draw()
+
+    def on_other_read(self) -> None:
+        if self.display and self._board is not None:
+            self._draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+    # What is drawn
+
+    def _runs(self) -> list[Compared]:
+        if self._board is None:
+            return []
+        directories = [self._board.directory, *(self._others or ())]
+        boards = [self._board, *(self._reading.board(path) for path in self._others or ())]
+        names = labels(directories)
+        return [Compared(label=name, directory=path, board=board)
+                for name, path, board in zip(names, directories, boards, strict=True)]  # fmt: skip
+
+    def _draw(self) -> None:
+        width, height = self.content_size
+        runs = self._runs()
+        if not width or not height or not runs:
+            return
+        if self._choosing is not None:
+            self._draw_list(runs, width, height - self.has_class("searching"))
+            return
+        table, plot = self.query_one("#compare-table", Sheet), self.query_one(Plot)
+        curves = lines(runs, self._key, self._axis)
+        common = common_place(curves)
+        markers = terminal_glyphs().markers
+        rows = standing_rows(
+            standings(runs, self._key, curves), self._key, self._axis, common, width, markers=markers, marks=table.marks
+        )
+        if len(runs) == 1:
+            rows.append(((" r: choose runs to compare with", "dim"),))
+        table.styles.height = len(rows)
+        table.draw(rows)
+        plot.show(curves, title=self._key, x_label=self._axis)
+        settings = self.query_one("#compare-settings", Sheet)
+        only = self.has_class("settings")
+        settings.display = only or (len(runs) > 1 and height >= _ROOM_FOR_SETTINGS)
+        room = height - len(rows) if only else _SETTINGS_ROWS
+        settings.styles.height = max(1, room)
+        if settings.display:
+            settings.draw(
+                difference_rows(
+                    differences(runs), width, max(1, room), top=self._scroll, markers=markers, marks=settings.marks
+                )
+            )
+
+    def _draw_list(self, runs: list[Compared], width: int, height: int) -> None:
+        sheet = self.query_one("#compare-list", Sheet)
+        assert self._choosing is not None
+        if self._choosing.what == _RUNS:
+            chosen = [str(path) for path in self._others or ()]
+            found = self._found
+            items = None if found is None else run_items(found, chosen, time.time())
+        else:
+            items = [Item(key=key, text=key) for key in metric_keys(runs)]
+        rows, self._items, self._choosing = list_page(self._choosing, items, width, height, marks=sheet.marks)
+        sheet.draw(rows)
+
+    # Keys
+
+    def action_choose(self, what: str) -> None:
+        """Open a list, or close it."""
+        wanted = _RUNS if what == "runs" else _METRICS
+        if self._choosing is not None and self._choosing.what == wanted:
+            self.action_back()
+            return
+        place = 0
+        if wanted == _METRICS:
+            keys = metric_keys(self._runs())
+            place = keys.index(self._key) if self._key in keys else 0
+        elif self._board is not None:
+            self._find(self._board.directory)
+        self._choosing = Choosing(what=wanted, place=place)
+        self.add_class("choosing")
+        self.query_one("#compare-list", Sheet).focus()
+        self.call_after_refresh(self._draw)
+
+    @work(thread=True, exclusive=True, group="finding", exit_on_error=False)
+    def _find(self, directory: Path) -> None:
+        found = found_runs(directory)
+        self.app.call_from_thread(self._take_found, found)
+
+    def _take_found(self, found: list[FoundRun]) -> None:
+        # Runs that were named on the command line may lie elsewhere.
+        known = {run.directory for run in found}
+        others = [path.absolute() for path in self._others or () if path.absolute() not in known]
+        self._others = [path.absolute() for path in self._others or ()]
+        named = [
+            FoundRun(directory=path, name=str(path), step=None, loss=None, status="", time=None) for path in others
+        ]
+        self._found = [*named, *found]
+        self._draw()
+
+    def action_move(self, by: int) -> None:
+        """The cursor of a list, or the settings."""
+        if self._choosing is not None:
+            self._choosing = evolve(self._choosing, place=self._choosing.place + by)
+        else:
+            self._scroll = max(0, self._scroll + by)
+        self._draw()
+
+    def action_take(self) -> None:
+        """What is under the cursor of a list."""
+        if self._choosing is None or not self._items:
+            return
+        item = self._items[self._choosing.place]
+        if self._choosing.what == _METRICS:
+            self._key = item.key
+            self.action_back()
+            return
+        path, others = Path(item.key), list(self._others or ())
+        if path in others:
+            others.remove(path)
+        elif len(others) < MOST_LINES - 1:
+            others.append(path)
+        else:
+            self.app.notify(f"{MOST_LINES} runs are the most that can be told apart", severity="warning")
+        self._others = others
+        self._reading.want(others)
+        self._draw()
+
+    def action_axis(self) -> None:
+        """Over steps, or over tokens."""
+        self._axis = "tokens" if self._axis == "step" else "step"
+        self._draw()
+
+    def action_settings(self) -> None:
+        """The settings alone, and back."""
+        self.toggle_class("settings")
+        self._scroll = 0
+        target = self.query_one("#compare-settings", Sheet) if self.has_class("settings") else self.query_one(Plot)
+        self._draw()
+        target.focus()
+
+    def action_back(self) -> None:
+        """Out of what was opened last."""
+        if self.has_class("searching"):
+            self._end_search(clear=True)
+        elif self._choosing is not None:
+            self._choosing = None
+            self.remove_class("choosing")
+            self.query_one(Input).value = ""
+            self.query_one(Plot).focus()
+            self.call_after_refresh(self._draw)
+        elif self.has_class("settings"):
+            self.action_settings()
+
+    def action_search(self) -> None:
+        """Ask for a text, of the runs or the metrics."""
+        if self._choosing is None:
+            self.action_choose("runs")
+        self.add_class("searching")
+        self.query_one(Input).focus()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        if self._choosing is not None:
+            self._choosing = evolve(self._choosing, query=event.value.strip(), place=0)
+            self._draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._end_search(clear=False)
+
+    def _end_search(self, *, clear: bool) -> None:
+        if clear:
+            self.query_one(Input).value = ""
+        self.remove_class("searching")
+        self.query_one("#compare-list", Sheet).focus()
+        self.call_after_refresh(self._draw)

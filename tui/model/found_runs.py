@@ -1,0 +1,95 @@
+"""The runs that a run can be compared with: those that lie below the same folder."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ..events import text, whole
+from ..words import duration, number
+
+# Seconds that a search may take, and the most runs it finds.
+_PATIENCE_SECONDS, _MOST = 3.0, 500
+_END_BYTES = 16 << 10
+
+
+@frozen(kw_only=True)
+class FoundRun:
+    """A run as its files say at a glance. name: its path below the folder that was searched; time: of its newest
+    record, seconds since 1970; status: how it ended, empty where it has not said so."""
+
+    directory: Path
+    name: str
+    step: int | None
+    loss: float | None
+    status: str
+    time: float | None
+
+    def age(self, now: float) -> str:
+        """`6m48s ago`."""
+        return "" if self.time is None else f"{duration(max(0.0, now - self.time))} ago"
+
+
+def found_runs(directory: Path) -> list[FoundRun]:
+    """Other runs below the folder of a run and of its lineage, the newest first; what cannot be read is left out."""
+    root = _root(directory.absolute())
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    found = []
+    for run in _directories(root):
+        if time.monotonic() > deadline or len(found) >= _MOST:
+            break
+        if run != directory.absolute():
+            found.append(_glance(run, root))
+    return sorted(found, key=lambda run: -(run.time or 0.0))
+
+
+def _root(directory: Path) -> Path:
+    """`runs` of `runs/LINEAGE/RUN`: the folder above, if a second run or lineage lies there; else the one around."""
+    around = directory.parent
+    above = around.parent
+    return above if above != around and any(run != directory for run in _directories(above)) else around
+
+
+def _directories(root: Path) -> Iterator[Path]:
+    try:
+        for depth in ("*", "*/*"):
+            yield from (plan.parent for plan in root.glob(f"{depth}/plan.json"))
+    except OSError:
+        return
+
+
+def _glance(run: Path, root: Path) -> FoundRun:
+    logged = _last_record(run / "metrics.jsonl", "loss")
+    said = _last_record(run / "events.jsonl", "event")
+    ended = said.get("event") == "run_end"
+    times = [when for record in (logged, said) if (when := number(record.get("time"))) is not None]
+    return FoundRun(
+        directory=run,
+        name=str(run.relative_to(root)),
+        step=whole(said.get("step")) if ended else whole(logged.get("step")),
+        loss=number(logged.get("loss")),
+        status=text(said.get("status")) if ended else "",
+        time=max(times, default=None),
+    )
+
+
+def _last_record(path: Path, key: str) -> dict[str, Any]:
+    """The last whole line of a file that holds an object with `key`."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _END_BYTES))
+            block = file.read(_END_BYTES)
+    except OSError:
+        return {}
+    for line in reversed(block.split(b"\n")[:-1]):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict) and key in record:
+            return record
+    return {}
