@@ -59,6 +59,7 @@ class LossSpike:
     _phase: str = ""
     _calm: int = 0
     _before: float = 0.0
+    _spread: float = 0.0
 
     def __attrs_post_init__(self) -> None:
         self._losses = RunningMedian(self.window)
@@ -78,14 +79,14 @@ class LossSpike:
 
     def _judge(self, loss: float) -> Finding | None:
         median = self._losses.median
-        spread = max(self._losses.above, LEAST_SPREAD * abs(median))
-        if loss - median > self.deviations * spread / 2:  # the rest of all losses are far from any limit
+        spread = self._spread if self.raised else max(self._losses.above, LEAST_SPREAD * abs(median))
+        if not self.raised and loss - median > self.deviations * spread:  # the others need no closer look
             spread = max(spread, self._losses.deviation)
         height, limit = (loss - median) / spread, median + self.deviations * spread
         if not self.raised:
             if height <= self.deviations:
                 return None
-            self.raised, self._calm, self._before = True, 0, median
+            self.raised, self._calm, self._before, self._spread = True, 0, median, spread
             usual = f"the median of the last {len(self._losses)} steps, {median:.4g}"
             message = f"loss {loss:.4g} lies {height:.1f} deviations above {usual}"
             return Finding("loss_spike", "raised", message, loss, limit)

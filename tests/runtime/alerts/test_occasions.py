@@ -1,0 +1,49 @@
+"""What ranks do together about alerts: asked by the first, heard by all, done once."""
+
+import pytest
+
+from xtrain.planner.plan_timeline import Reaction
+from xtrain.runtime.alerts.occasions import Occasions
+from xtrain.runtime.timers import Clocks
+
+REACTIONS = tuple(Reaction(event=name, nodes=(name,), stop=False) for name in ("loss_spike", "disk", "slow"))
+
+
+class Rank:
+    def __init__(self, reactions: tuple[Reaction, ...] = REACTIONS) -> None:
+        self.clocks, self.occasions = Clocks(), Occasions(reactions)
+        self.occasions.ask_through(self.clocks)
+
+
+def meet(first: Rank, *others: Rank) -> None:
+    said = first.clocks.ask(first=True)
+    for other in others:
+        assert other.clocks.ask(first=False) == [0.0] * len(said)
+    for rank in (first, *others):
+        rank.clocks.answer(said)
+        rank.occasions.hear()
+
+
+@pytest.mark.parametrize("raised", [["disk"], ["slow", "loss_spike"], ["loss_spike", "loss_spike"]])
+def test_all_ranks_hear_of_the_same_once(raised):
+    first, other = Rank(), Rank()
+    for kind in raised:
+        first.occasions.raised(kind)
+    meet(first, other)
+    expected = [each for each in REACTIONS if each.event in raised]
+    assert first.occasions.take() == other.occasions.take() == expected
+    meet(first, other)
+    assert first.occasions.due == other.occasions.due == []
+
+
+def test_what_the_plan_does_nothing_about_is_not_asked():
+    rank = Rank(())
+    rank.occasions.raised("disk")
+    assert rank.clocks.ask(first=True) == []
+
+
+def test_an_alert_that_no_reaction_is_about_is_none():
+    first = Rank()
+    first.occasions.raised("memory")
+    meet(first)
+    assert first.occasions.due == []

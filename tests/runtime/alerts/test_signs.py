@@ -1,0 +1,161 @@
+"""What is taken for a sign that something is wrong, and what is not."""
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+
+from xtrain.runtime.alerts.signs import Disk, Finding, LossSpike, Memory, Slow, Starvation
+
+GIB = 2**30
+
+
+def told(findings: Iterable[Finding | None]) -> list[tuple[int, Finding]]:
+    return [(number, each) for number, each in enumerate(findings) if each is not None]
+
+
+def spikes(losses: Iterable[float], deviations: float = 6.0, phase: str = "train") -> list[tuple[int, Finding]]:
+    sign = LossSpike(deviations, 100)
+    return told(sign.take(float(loss), phase) for loss in losses)
+
+
+def curve(steps: int, seed: int = 0, spread: float = 0.05) -> np.ndarray:
+    """A loss that falls as losses do, with the noise of batches."""
+    numbers = np.arange(steps)
+    noise = np.random.default_rng(seed).normal(0, spread, steps)
+    return 2 + 8 * np.exp(-numbers / 100) + 2 * (numbers + 10) ** -0.3 + noise
+
+
+def late(steps: int) -> np.ndarray:
+    """The same once it falls slowly."""
+    return curve(1000 + steps)[1000:]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_noisy_curve_that_falls_raises_nothing(seed):
+    assert spikes(curve(4000, seed)) == []
+
+
+def test_losses_of_small_batches_with_their_long_tail_raise_next_to_nothing():
+    tail = np.exp(0.25 * np.random.default_rng(3).standard_normal(4000)) - 1
+    assert len(spikes(curve(4000, spread=0) + 0.2 * tail)) <= 2  # raised once, and cleared
+
+
+def test_a_spike_is_raised_at_its_first_step_and_cleared_once_it_is_over():
+    losses = late(600)
+    losses[300:305] += 1.0
+    (first, raised), (last, cleared) = spikes(losses)
+    assert (first, raised.state, raised.value) == (300, "raised", losses[300])
+    assert raised.limit is not None and raised.limit < losses[300]
+    assert "deviations above the median of the last 100 steps" in raised.message
+    assert cleared.state == "cleared" and 310 <= last <= 330
+
+
+def test_it_needs_a_while_before_it_judges():
+    losses = [2.0 + 0.01 * (number % 5) for number in range(50)]
+    assert spikes([*losses[:49], 9.0]) == []
+    assert [number for number, _ in spikes([*losses, 9.0])] == [50]
+
+
+def test_a_loss_that_stays_where_it_has_jumped_to_is_what_is_usual_then():
+    losses = late(800)
+    losses[300:] += 1.0
+    (_, raised), (last, cleared) = spikes(losses)
+    assert raised.state == "raised" and cleared.state == "cleared"
+    assert 340 < last < 400 and "before the spike 2.2" in cleared.message
+
+
+def test_another_mixture_is_not_a_spike():
+    sign = LossSpike(6.0, 100)
+    losses = curve(300)
+    found = told(sign.take(float(loss), "first") for loss in losses)
+    found += told(sign.take(float(loss) + 3, "second") for loss in losses)
+    assert found == []
+
+
+def test_a_phase_that_begins_ends_a_spike():
+    sign = LossSpike(6.0, 100)
+    losses = [*(2 + 0.01 * (number % 7) for number in range(100)), 9.0]
+    assert [each.state for _, each in told(sign.take(loss, "first") for loss in losses)] == ["raised"]
+    over = sign.take(9.0, "second")
+    assert over is not None and over.state == "cleared"
+
+
+def test_a_loss_without_noise_has_to_rise_by_more_than_a_hair():
+    assert spikes([2.0] * 200 + [2.02]) == []
+    assert len(spikes([2.0] * 200 + [2.03])) == 1
+
+
+@pytest.mark.parametrize(("deviations", "found"), [(3.0, True), (12.0, False)])
+def test_how_far_is_what_the_plan_says(deviations, found):
+    losses = late(400)
+    losses[300] = losses[200:300].mean() + 0.05 * 8
+    assert bool([each for number, each in spikes(losses, deviations) if number == 300]) == found
+
+
+def test_steps_that_take_much_longer_are_told_once_and_their_end_too():
+    sign = Slow(2.0, 100)
+    seconds = [1.0] * 60 + [3.0] * 20 + [1.0] * 20
+    (first, raised), (last, cleared) = told(map(sign.take, seconds))
+    assert (first, raised.state, raised.value, raised.limit) == (64, "raised", 3.0, 2.0)
+    assert (last, cleared.state) == (84, "cleared")
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        [1.0] * 60 + [9.0, 9.0, 9.0, 9.0, 1.0] * 5,  # never five in a row
+        [9.0] * 40 + [30.0] * 9,  # nobody knows yet what is usual
+        [0.01] * 60 + [0.03] * 30,  # together not a second
+        [1.0] * 60 + [1.9] * 60,
+    ],
+)
+def test_what_is_not_slow(seconds):
+    assert told(map(Slow(2.0, 100).take, seconds)) == []
+
+
+def test_a_run_that_stays_slow_stays_raised():
+    assert len(told(map(Slow(2.0, 100).take, [1.0] * 60 + [3.0] * 2000))) == 1
+
+
+def test_waiting_for_rows_is_looked_at_over_many_steps():
+    sign = Starvation(0.3)
+    assert sign.take(20, 20.0, 20.0) is None, "readers begin"
+    assert sign.take(10, 10.0, 10.0) is None, "too few steps"
+    raised = sign.take(10, 10.0, 0.0)
+    assert raised is not None and (raised.state, raised.value, raised.limit) == ("raised", 0.5, 0.3)
+    assert sign.take(20, 20.0, 5.6) is None, "28 %: not well enough"
+    cleared = sign.take(20, 20.0, 2.0)
+    assert cleared is not None and (cleared.state, cleared.value) == ("cleared", 0.1)
+    assert sign.take(1000, 9.0, 9.0) is None, "of steps that are over in a moment nobody wants to hear"
+
+
+def test_memory_beyond_the_plan():
+    sign = Memory(1.05)
+    assert sign.take(1.04) is None
+    raised = sign.take(1.2)
+    assert raised is not None and raised.state == "raised" and "120%" in raised.message
+    assert sign.take(1.3) is None
+
+
+def test_a_disk_that_fills_and_is_tidied():
+    sign = Disk(0.05, None, None)
+    assert sign.take(6 * GIB, 100 * GIB) is None
+    raised = sign.take(4 * GIB, 100 * GIB)
+    assert raised is not None and (raised.state, raised.limit) == ("raised", 5.0 * GIB)
+    assert sign.take(6 * GIB, 100 * GIB) is None, "at the brim it would be raised again and again"
+    cleared = sign.take(7 * GIB, 100 * GIB)
+    assert cleared is not None and cleared.state == "cleared"
+
+
+@pytest.mark.parametrize(
+    ("sign", "limit", "words"),
+    [
+        (Disk(None, 10 * GIB, None), 10, "are free"),
+        (Disk(0.01, None, 20 * GIB), 20, "checkpoint, 20.0 GiB, does not fit"),
+        (Disk(0.5, None, 20 * GIB), 50, "does not fit"),
+    ],
+)
+def test_what_has_to_be_free(sign, limit, words):
+    found = sign.take(5 * GIB, 100 * GIB)
+    assert found is not None and found.limit == limit * GIB and words in found.message
