@@ -109,8 +109,9 @@ class Executor:
             self.control.close()
         self.beat.at("shutdown.drain", lasting=True)
         self.notifier.close()
-        self.records.end_branches(EXIT_CODES[status])
         failed = EXIT_CODES[status] in (1, 3)
+        # Of a run that was asked to stop most of the time is for saving; one that failed is to be started again.
+        self.records.end_branches(EXIT_CODES[status], 10.0 if failed else self.requests.deadline_seconds / 4)
         if not failed:  # of a failure only the launcher can say when all has been told
             loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
             seconds = time.perf_counter() - begin

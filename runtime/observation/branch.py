@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import inf
 from typing import Any, Final, Protocol
 
 from ..errors import EnvironmentFault
@@ -71,12 +72,13 @@ class Branch:
             assert number is not None
             self._late = not self._outlet.wait(number, SETTLE_SECONDS)
 
-    def end(self, exit_code: int) -> None:
-        """Hand over what waits, and take leave; bounded."""
+    def end(self, exit_code: int, seconds: float = inf) -> None:
+        """Hand over what waits, and take leave, in at most so many seconds."""
+        seconds = min(seconds, self.writer.seconds)
         self._outlet.put(partial(self.writer.end, exit_code), must=True)
-        ended = self._outlet.close(self.writer.seconds)
+        ended = self._outlet.close(seconds)
         if not ended and not self._failed:
-            self._tell(f"{self.writer.name} was not done within {self.writer.seconds:g} s, and is left behind")
+            self._tell(f"{self.writer.name} was not done within {seconds:g} s, and is left behind")
         if self.lost:
             self._tell(f"{self.lost} records have not reached {self.writer.name}, which was too slow for them")
 

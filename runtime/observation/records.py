@@ -109,10 +109,10 @@ class Records:
         with self.events.path.open("rb") as lines:
             return sum(b'"event":"run_start"' in line for line in lines)
 
-    def end_branches(self, exit_code: int) -> None:
-        """All that was reported has been handed to whoever else takes it, as far as they do so in time."""
+    def end_branches(self, exit_code: int, seconds: float) -> None:
+        """All that was reported has been handed to whoever else takes it, as far as each does so in so many seconds."""
         for branch in self.branches:
-            branch.end(exit_code)
+            branch.end(exit_code, seconds)
         self.branches.clear()
 
     def close(self) -> None:

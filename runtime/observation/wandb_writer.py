@@ -35,7 +35,7 @@ class WandbWriter:
     undone: int
     warn: Callable[[str], None]
     name: str = "W&B"
-    seconds: float = FINISH_SECONDS + 30
+    seconds: float = INIT_SECONDS + FINISH_SECONDS
     local: bool = False
     _library: Any = None
     _run: Any = None
@@ -44,7 +44,7 @@ class WandbWriter:
         folder = self.directory / "wandb"
         folder.mkdir(exist_ok=True)
         # What the library keeps besides the run, and what it tells its makers of.
-        for name in ("CACHE", "DATA", "CONFIG", "ARTIFACT"):
+        for name in ("CACHE", "DATA"):
             os.environ.setdefault(f"WANDB_{name}_DIR", str(folder / name.lower()))
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         self._library = import_module("wandb")

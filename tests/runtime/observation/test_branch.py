@@ -63,7 +63,7 @@ def test_it_gets_everything_in_order_in_a_thread_of_its_own(run):
     records.event("eval", step=1)
     records.settle()
     records.metric({"step": 2})
-    records.end_branches(75)
+    records.end_branches(75, 10)
     records.close()
     wanted = [("begin", "the taker"), ("metric", 1), ("event", "eval"), ("rest", None), ("metric", 2), ("end", 75)]
     assert taker.calls == wanted and warned == []
@@ -77,7 +77,7 @@ def test_one_that_fails_is_told_of_once_and_gets_no_more(run, where: str):
         records.metric({"step": step})
         records.event("eval", step=step)
     records.settle()
-    records.end_branches(0)
+    records.end_branches(0, 10)
     records.close()
     assert warned == ["the taker gets no more records: no such host; metrics.jsonl has all of them"]
     assert [what for what, _ in taker.calls].count(where) == 1 and taker.calls[-1][0] == where
@@ -95,7 +95,7 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
         records.event("eval", step=step)
     records.settle()
     records.settle()  # it is not waited for again
-    records.end_branches(0)
+    records.end_branches(0, 10)
     records.close()
     assert time.perf_counter() - begin < 5
     assert warned[0] == "the taker was not done within 0.3 s, and is left behind"

@@ -45,7 +45,7 @@ CHOSEN = {"project": "p", "entity": "team", "name": None, "group": "g", "tags": 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
     """`start(library)`: a branch to W&B of a run in a directory, and what was warned of."""
-    for name in ("CACHE_DIR", "DATA_DIR", "CONFIG_DIR", "ARTIFACT_DIR", "ERROR_REPORTING"):
+    for name in ("CACHE_DIR", "DATA_DIR", "ERROR_REPORTING"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
 
     def begin(library: Library, *, mode: str = "online", undone: int = 0) -> tuple[Branch, list[str]]:
@@ -78,7 +78,7 @@ def test_a_run_is_begun_as_declared_with_its_files_in_its_folder(start, tmp_path
     assert said["config"]["optimizer"] == {"lr": 1e-3}
     assert library.axes == [("*", "step")] and library.saved == ["spec.xtrain"]
     assert library.ended == [0, "teardown"] and warned == []
-    kept = [Path(os.environ[f"WANDB_{name}_DIR"]) for name in ("CACHE", "DATA", "CONFIG", "ARTIFACT")]
+    kept = [Path(os.environ[f"WANDB_{name}_DIR"]) for name in ("CACHE", "DATA")]
     assert {path.parent for path in kept} == {tmp_path / "wandb"}
 
 
