@@ -67,8 +67,9 @@ def faults(app: BoardApp) -> list[str]:
         scrolls = any(parent.is_scrollable and parent is not app.screen for parent in _parents(widget))
         if region.intersection(clip) != region and not scrolls:
             found.append(f"{_name(widget)} at {region} is cut by {clip}")
-    for place, (one, at, _) in enumerate(leaves):
-        for other, there, _ in leaves[place + 1 :]:
+    seen = [(widget, region.intersection(clip)) for widget, region, clip in leaves]
+    for place, (one, at) in enumerate(seen):
+        for other, there in seen[place + 1 :]:
             if at.overlaps(there) and not {one, other} & {*_parents(one), *_parents(other)}:
                 found.append(f"{_name(one)} at {at} lies over {_name(other)} at {there}")
     return found

@@ -39,7 +39,9 @@ class Question(ModalScreen[str]):
     }
     Question #asked { text-style: bold; width: 1fr; height: auto; }
     Question #said { height: auto; max-height: 14; }
-    Question.short #said { max-height: 6; }
+    Question.short #said { max-height: 7; }
+    Question.tiny #said { max-height: 5; }
+    Question.tiny #amount, Question.tiny #choices { margin-top: 0; }
     Question #said Static { width: 1fr; height: auto; }
     Question #amount { width: 1fr; height: 1; margin-top: 1; }
     Question #choices { height: 1; width: 1fr; margin-top: 1; }
@@ -47,11 +49,13 @@ class Question(ModalScreen[str]):
     Question Button:focus { text-style: bold reverse; }
     """
     HORIZONTAL_BREAKPOINTS = [(0, "narrow"), (80, "wide")]  # noqa: RUF012
-    VERTICAL_BREAKPOINTS = [(0, "short"), (30, "tall")]  # noqa: RUF012
+    VERTICAL_BREAKPOINTS = [(0, "tiny"), (16, "short"), (30, "tall")]  # noqa: RUF012
     BINDINGS = [  # noqa: RUF012
         Binding("escape", "choose('')", "no", show=False),
-        Binding("left,up", "app.focus_previous", "answer before", show=False),
-        Binding("right,down", "app.focus_next", "next answer", show=False),
+        Binding("left", "app.focus_previous", "answer before", show=False),
+        Binding("right", "app.focus_next", "next answer", show=False),
+        Binding("up", "scroll(-1)", "up", show=False),
+        Binding("down", "scroll(1)", "down", show=False),
     ]
 
     def __init__(
@@ -99,6 +103,10 @@ class Question(ModalScreen[str]):
 
     def on_button_pressed(self, event: Button.Pressed) -> None:
         self.action_choose(event.button.name or "")
+
+    def action_scroll(self, by: int) -> None:
+        """Move what is said where it does not fit."""
+        self.query_one("#said").scroll_relative(y=by, animate=False)
 
     def action_choose(self, value: str) -> None:
         """Answer, unless a number is asked for that is none yet."""

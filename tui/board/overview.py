@@ -51,17 +51,20 @@ class OverviewPane(Pane):
         if not width or not height:
             return
         tall = height >= TALL_ROWS
-        above = [
+        above: dict[str, list[Content]] = {}
+        left = height
+        for name, lines in (
             ("verdict", verdict(board, width, tall=tall)),
             ("alerts", alerts(board, width, most=4 if tall else 1)),
             ("figures", figure_lines(board, width)),
-        ]
-        left = height - sum(len(lines) for _, lines in above)
+        ):
+            above[name] = lines[:left]
+            left -= len(above[name])
         below = lower(board, width, max(0, left - PLOT_ROWS))
         plots = left - len(below) >= PLOT_ROWS and len(board.series) > 1
         if not plots:
-            below = lower(board, width, max(0, left))
-        for name, lines in (*above, ("lower", below)):
+            below = lower(board, width, left)[:left]
+        for name, lines in (*above.items(), ("lower", below)):
             self._put(name, lines)
         self.query_one("#plots").display = plots
         if plots:

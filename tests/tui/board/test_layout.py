@@ -1,0 +1,87 @@
+"""Every screen at every size: nothing longer than the terminal, cut in half, or over something else."""
+
+from pathlib import Path
+
+import pytest
+from dashboards import SIZES, faults, opened, played, rows, shown, until
+from made_runs import made_run
+
+SMALLEST = (40, 12)
+
+
+async def look_over(run: Path, others: list[Path], sizes) -> list[str]:
+    found: list[str] = []
+    async with opened(run, sizes[0], compared=others) as (app, pilot):
+        names = [name for _, name, _ in app._screens()]
+        for size in sizes:
+            await pilot.resize_terminal(*size)
+            await pilot.pause(0.1)
+            for name in names:
+                await app.action_visit(name)
+                await until(pilot, lambda name=name: app.visited == name)
+                await pilot.pause(0.1)
+                found += [f"{name} at {size}: {fault}" for fault in faults(app)]
+                assert len(rows(app)) == size[1]
+                assert rows(app)[-1].startswith(" ? help"), f"{name} at {size}"
+    return found
+
+
+def test_every_screen_is_whole_at_every_size(tmp_path):
+    run = made_run(tmp_path / "a", "datasets", logged=60).directory
+    other = made_run(tmp_path / "b", "datasets", logged=40).directory
+    found: list[str] = []
+
+    async def play():
+        found.extend(await look_over(run, [other], (*SIZES, SMALLEST)))
+
+    played(play())
+    assert found == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["dense", "experts", "pipeline", "large"])
+@pytest.mark.parametrize("end", ["starting", "running", "failed", "killed"])
+def test_every_screen_of_every_run_is_whole(tmp_path, shape, end):
+    run = made_run(tmp_path / "a", shape, end=end, logged=60).directory
+    found: list[str] = []
+
+    async def play():
+        found.extend(await look_over(run, [], (*SIZES, SMALLEST)))
+
+    played(play())
+    assert found == []
+
+
+def test_questions_and_help_fit_the_smallest_terminal(tmp_path):
+    made = made_run(tmp_path / "a", "datasets", end="running", logged=40, steps=400)
+
+    async def play():
+        async with opened(made.directory, SMALLEST, launcher=1) as (app, pilot):
+            for key in ("X", "E", "P", "q", "question_mark"):
+                await pilot.press(key)
+                await until(pilot, lambda: len(app.screen_stack) == 2)
+                await pilot.pause(0.1)
+                assert faults(app) == []
+                if key != "question_mark":
+                    assert "(n)" in shown(app), key
+                await pilot.press("escape")
+                await until(pilot, lambda: len(app.screen_stack) == 1)
+
+    with made.alive():
+        played(play())
+
+
+def test_a_terminal_that_is_too_small_is_told_so_and_grows_again(tmp_path):
+    run = made_run(tmp_path / "a", logged=20).directory
+
+    async def play():
+        async with opened(run, (39, 24)) as (app, pilot):
+            assert shown(app).strip() == "39×24: needs 40×12"
+            await pilot.resize_terminal(80, 11)
+            await pilot.pause(0.1)
+            assert shown(app).strip() == "80×11: needs 40×12"
+            await pilot.resize_terminal(80, 24)
+            await pilot.pause(0.1)
+            assert "[1 Overview]" in rows(app)[1]
+
+    played(play())
