@@ -174,7 +174,11 @@ def lay_timeline(
             event=name,
             nodes=(
                 *(_told(schedule, nodes, bad_steps, bad_steps) if name == "nan" else ()),
-                *(nodes.add(action, name) for action in actions if not isinstance(action, StopAction | SkipAction)),
+                *(
+                    nodes.add(action, name, last=StopAction() in actions)
+                    for action in actions
+                    if not isinstance(action, StopAction | SkipAction)
+                ),
                 *([nodes.add_model(name)] if name == "finish" and publishes else []),
             ),
             stop=any(isinstance(action, StopAction | SkipAction) for action in actions),

@@ -46,7 +46,8 @@ class ActionNodes:
 
         last: the run stops behind it.
         """
-        op, args, does = describe(action, self._run, last=last or event != "", ends=last or event in ENDINGS)
+        ends = last or event in ENDINGS
+        op, args, does = describe(action, self._run, last=ends or event == CONTROL, ends=ends)
         if isinstance(action, CheckpointAction) and event == CONTROL:
             does = does.replace(BEFORE_THE_END, ", as soon as it is asked for")
         name = f"{op}.{action.dataset}" if isinstance(action, EvalAction) else op

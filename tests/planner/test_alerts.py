@@ -1,0 +1,147 @@
+"""Alerts and who is told: what becomes of them in the plan, and what is refused."""
+
+import pytest
+
+from xtrain.planner.pages.render import render
+from xtrain.planner.plan import Plan
+
+OFF = "alerts { loss_spike = none, slow = none, starvation = none, memory = none, disk = none, stalled = none }"
+
+
+def thresholds(plan: Plan) -> dict:
+    return plan.node("setup.alerts").args
+
+
+def reactions(plan: Plan, event: str):
+    return [each for each in plan.timeline.reactions if each.event == event]
+
+
+def test_what_is_raised_unless_the_spec_says_otherwise(plan):
+    made = plan(launch="launch { device = cuda }")
+    args = thresholds(made)
+    assert args == {
+        "window": 100, "loss_spike": 6.0, "slow": 2.0, "starvation": 0.3, "memory": 1.05, "disk_share": 0.05,
+        "disk_bytes": None, "checkpoint_bytes": made.estimates.checkpoint_bytes, "stalled_seconds": 60.0,
+    }  # fmt: skip
+    does = made.node("setup.alerts").does
+    for words in ("6 deviations above the median of 100 steps", "30% of steps", "105% of the planned memory", "60"):
+        assert words in does
+
+
+def test_each_can_be_left_out(plan):
+    made = plan(more=OFF)
+    assert {value for name, value in thresholds(made).items() if name != "window"} == {None}
+    assert made.node("setup.alerts").does == "raise an alert about a loss or norm that is no number"
+
+
+@pytest.mark.parametrize(
+    ("written", "name", "value"),
+    [
+        ("loss_spike = 8", "loss_spike", 8.0),
+        ("slow = 3", "slow", 3.0),
+        ("starvation = 50%", "starvation", 0.5),
+        ("memory = 90%", "memory", 0.9),
+        ("disk = 10%", "disk_share", 0.1),
+        ("disk = 10 GiB", "disk_bytes", 10 * 2**30),
+        ("stalled = 2 min", "stalled_seconds", 120.0),
+    ],
+)
+def test_thresholds_are_those_of_the_spec(plan, written, name, value):
+    assert thresholds(plan(more=f"alerts {{ {written} }}"))[name] == value
+
+
+def test_on_a_cpu_memory_is_not_held_against_the_plan(plan):
+    assert thresholds(plan(launch="launch { device = cpu }"))["memory"] is None
+    assert thresholds(plan(launch="launch { device = auto }"))["memory"] == 1.05
+
+
+def test_nothing_is_said_of_checkpoints_that_are_not_saved(plan):
+    assert thresholds(plan(more="checkpoint { enabled = false }"))["checkpoint_bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("stuck", "seconds"), [("10 min", 60.0), ("2 min", 60.0), ("90 s", 45.0), ("4 s", 2.0), ("none", 60.0)]
+)
+def test_ranks_are_named_before_they_are_given_up(plan, stuck, seconds):
+    made = plan(more=f"fault_tolerance {{ stuck = {stuck} }}")
+    assert thresholds(made)["stalled_seconds"] == seconds
+    (entry,) = [each for each in made.provenance if each.path == "alerts.stalled"]
+    assert entry.origin == "derived" and entry.how
+
+
+def test_an_alert_that_never_comes_is_a_warning(compiled):
+    made = compiled(more="fault_tolerance { stuck = 5 min }\nalerts { stalled = 5 min }")
+    assert [each.code for each in made.diagnostics] == ["W607"] and made.plan is not None
+
+
+def test_a_command_is_a_node_with_its_limit(plan):
+    made = plan(more='on loss_spike notify("./page.sh") then checkpoint')
+    (found,) = reactions(made, "loss_spike")
+    assert found.nodes == ("event.loss_spike.notify", "event.loss_spike.checkpoint") and not found.stop
+    node = made.node("event.loss_spike.notify")
+    assert (node.op, node.args) == ("tick.notify", {"command": "./page.sh", "limit_seconds": 30.0})
+    assert made.node("event.loss_spike.checkpoint").args["must"] is False, "the run goes on behind it"
+    assert "on loss_spike" in render(made)
+
+
+def test_two_commands_are_two_nodes(plan):
+    made = plan(more='on disk notify("a") then notify("b")\non disk notify("a")')
+    (found,) = reactions(made, "disk")
+    assert [made.node(node).args["command"] for node in found.nodes] == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize("event", ["sigterm", "sigint", "sigusr1"])
+def test_telling_somebody_takes_the_place_of_nothing(plan, event):
+    made = plan(more=f'on {event} notify("a")')
+    (found,) = reactions(made, event)
+    assert found.nodes == (f"event.{event}.notify", f"event.{event}.checkpoint") and found.stop
+
+
+def test_at_the_end_somebody_is_told_behind_the_save(plan):
+    (found,) = reactions(plan(more='on finish notify("a")'), "finish")
+    assert found.nodes[:2] == ("event.finish.checkpoint", "event.finish.notify")
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('on nan notify("a")', [(1, ("event.nan.notify",), True)]),
+        ('on nan(3) skip\non nan notify("a")', [(3, (), True), (1, ("event.nan.notify",), False)]),
+        ('on nan(3) skip then notify("a")', [(3, ("event.nan.notify",), True)]),
+        ('on nan skip then notify("a")', [(10, ("event.nan.notify",), True)]),
+        ('on nan(2) notify("a")\non nan(2) rollback', [(2, ("event.nan.notify", "event.nan.rollback"), False)]),
+        ('on nan(2) notify("a")\non nan(4) stop', [(4, (), True), (2, ("event.nan.notify",), False)]),
+    ],
+)
+def test_bad_steps_are_told_by_their_number(plan, written, expected):
+    made = plan(more=written, every="every 10 steps checkpoint")
+    assert [(each.count, each.nodes, each.stop) for each in reactions(made, "nan")] == expected
+    assert made.node("step.check_finite").args["limit"] == expected[0][0]
+
+
+@pytest.mark.parametrize(
+    ("written", "code"),
+    [
+        ("on stalled checkpoint", "X617"),
+        ('on stalled notify("a") then stop', "X617"),
+        ('alerts { disk = none }\non disk notify("a")', "X610"),
+        ('launch { device = cpu }\non memory notify("a")', "X610"),
+        ("on disk checkpoint then requeue then stop", "X611"),
+        ("on loss_spike rollback", "X612"),
+        ('on nan(3) notify("a")', "X612"),
+        ('on nan(5) notify("a")\non nan(4) skip', "X612"),
+    ],
+)
+def test_what_cannot_be(compiled, written, code):
+    made = compiled(more=written)
+    assert [each.code for each in made.diagnostics if each.severity == "error"] == [code]
+    assert made.plan is None
+
+
+@pytest.mark.parametrize(("written", "more"), [('on disk notify("a")', 0), ("on disk checkpoint then stop", 1)])
+def test_ranks_exchange_a_number_only_where_they_act(plan, written, more):
+    def bytes_of(made: Plan) -> int:
+        return sum(each.bytes for each in made.estimates.classes[0].traffic if each.node == "step.agree")
+
+    two = {"parallel": "parallel { fsdp 2 }"}
+    assert bytes_of(plan(more=written, **two)) - bytes_of(plan(**two)) == 8 * more
