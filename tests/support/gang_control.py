@@ -1,5 +1,6 @@
 """Things that happen to ranks from outside while they train: signals, commands, files."""
 
+import importlib
 import json
 import os
 import signal
@@ -77,3 +78,15 @@ def _command(content: Any) -> None:
     beside = folder / f".{count[0]}.tmp"
     beside.write_text(content if isinstance(content, str) else json.dumps(content))
     beside.replace(folder / f"{count[0]}.json")
+
+
+@mutation
+def unwritten(rank: int) -> None:
+    """One rank cannot write what it has looked at closely: there is no room for it."""
+    if int(os.environ.get("RANK", "0")) == rank:
+
+        def write_whole(path: Path, write: Any) -> int:
+            raise OSError(28, "No space left on device", str(path))
+
+        for module in ("places", "profile", "snapshot"):
+            importlib.import_module(f"xtrain.runtime.profiling.{module}").write_whole = write_whole
