@@ -155,10 +155,12 @@ def axis_names(parts: Sequence[Part]) -> str:
 
 
 def corner(rows: Sequence[Part], columns: Sequence[Part]) -> str:
-    """`pp fsdp\\tp`: what stands above the labels of the rows, and left of those of the innermost axis of columns."""
+    """`pp fsdp\\tp`: what stands above the labels of the rows, and left of those of the innermost axis of columns; one
+    name where both are parts of the same axis."""
     inner = next((part.name for part in reversed(columns) if part.cells > 1), "")
     outer = axis_names(rows)
-    return f"{outer}\\{inner}" if outer and inner else outer or inner
+    both = outer and inner and outer.split()[-1] != inner
+    return f"{outer}\\{inner}" if both else outer or inner
 
 
 def _label_width(part: Part) -> int:

@@ -56,8 +56,6 @@ def _now(rank: OneRank) -> Iterator[tuple[str, str, str]]:
             yield "silent", f"its line stands still for {seconds_ago(rank.seconds_silent)}", "warn"
         if beat.debugger:
             yield "debugger", "a Python debugger has stopped it", "warn"
-    if rank.step is not None:
-        yield "told", f"numbers of step {rank.step:,}", ""
 
 
 def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
@@ -83,6 +81,8 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
         now.append(f"{retries:,.0f} retries of the allocator")
     if now:
         yield "", ", ".join(now), ""
+    if rank.step is not None:
+        yield "told", f"all this after step {rank.step:,}", ""
 
 
 def signed(share: float) -> str:

@@ -120,7 +120,10 @@ def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: 
     rank = int(found.rank[cell])
     drawn = map_rows(grid, found, measured, cell, map_width, marks)
     gap = [row("")] if len(drawn) + len(legend) < body else []
-    drawn = block([*drawn[: max(1, body - len(legend))], *gap, *legend], map_width, body, marks)
+    drawn = [*drawn[: max(1, body - len(legend))], *gap, *legend]
+    if len(drawn) + len(facts.ranks) + 2 <= body:  # few ranks: there is room for all their numbers
+        drawn += [row(""), *_all(facts, rank, map_width, marks)]
+    drawn = block(drawn, map_width, body, marks)
     side = _side(facts, rank, int((grid.cell_of == cell).sum()), width - map_width - 3 if wide else width,
                  body if wide else below, marks)  # fmt: skip
     rows = [*head, *(beside(drawn, side, marks) if wide else [*drawn, *side])]
@@ -128,6 +131,13 @@ def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: 
         rows=rows, view=view, rank=rank, grid=grid, heat=found,
         first_row=len(head) + grid.heading, height=grid.num_rows,
     )  # fmt: skip
+
+
+def _all(facts: RankFacts, chosen: int, width: int, marks: Marks) -> list[Row]:
+    """A table of all ranks below the map."""
+    shown = columns(facts, width)
+    rows = [table_head(shown, "", width, marks, most_first=False)]
+    return rows + [table_row(rank, facts, shown, width, marks, chosen=rank.rank == chosen) for rank in facts.ranks]
 
 
 def _states(facts: RankFacts, view: RankView) -> np.ndarray:

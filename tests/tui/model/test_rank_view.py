@@ -179,8 +179,17 @@ def test_the_cursor_goes_over_cells_and_stays_on_the_map() -> None:
 
 def test_the_cell_under_the_cursor_is_drawn_in_another_style() -> None:
     drawn = page(facts(), RankView(rank=6), 120, 36)
-    styles = [style for each in drawn.rows for _, style in each if "cursor" in style]
-    assert len(styles) == 1
+    grid = drawn.grid
+    assert grid is not None
+    cells_of = [each for each in drawn.rows[drawn.first_row : drawn.first_row + grid.num_rows]]
+    chosen = [(y, x) for y, each in enumerate(cells_of) for x, (_, style) in enumerate(each) if "cursor" in style]
+    assert chosen == [(1, 2 + 2)]  # behind the label and the gap
+
+
+def test_few_ranks_have_their_table_below_the_map() -> None:
+    shown = text(page(facts(step_seconds={5: 0.9}), RankView(rank=5), 120, 36))
+    assert "under 540 ms" in shown and "own work" in shown
+    assert any(line.startswith("›     5 slow") and "900 ms" in line for line in shown.splitlines())
 
 
 def test_the_next_figure_is_one_that_ranks_have_told() -> None:
