@@ -130,11 +130,13 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     sound = [span for span in spans if span.period >= span.length]
     told: set[str] = set()
     for one, other in combinations(sound, 2):
-        step = _clash(one, other, batch.steps) if one.action == other.action else None
+        step = meeting(one, other, batch.steps) if one.action == other.action else None
         if step is not None and other.path not in told:
             told.add(other.path)
-            message = f"every {other.every} {other.action}: another one, of every {one.every}, is under way "
-            message += f"then, after step {step:,} for the first time"
+            message = (
+                f"every {other.every} {other.action}: that of every {one.every} would be under way at the same time, "
+            )
+            message += f"after step {step:,} for the first time"
             found.fail(f"schedule.{other.path}.alone", "X615", other.path, message, "keep one of them")
 
 
@@ -168,14 +170,16 @@ def _steps_between(tick: Tick, batch: Arithmetic) -> int:
     return int(every.value) if every.unit == "steps" else max(int(every.value) // batch.tokens_per_step, 1)
 
 
-def _clash(one: Span, other: Span, steps: int | None) -> int | None:
+def meeting(one: Span, other: Span, steps: int | None) -> int | None:
     """The first step after which one begins while the other is under way; None: never."""
     often, rare = sorted((one, other), key=lambda span: span.period)
-    last = lcm(often.period, rare.period)  # from there on it is all the same again
-    for at in range(rare.period, (last if steps is None else min(last, steps)) + 1, rare.period):
+    whole = lcm(often.period, rare.period)  # from there on it is all the same again
+    last = whole if steps is None else min(whole, steps)
+    for at in range(rare.period, last + 1, rare.period):
         behind = at % often.period
-        if behind < often.length and at - behind > 0:
+        following = at + often.period - behind
+        if behind < often.length and at > behind:
             return at
-        if often.period - behind < rare.length:
-            return at + often.period - behind
+        if following < at + rare.length and (steps is None or following <= steps):
+            return following
     return None

@@ -50,7 +50,8 @@ def unbroken(lab: Laboratory):
 
 
 def test_a_run_does_what_it_is_asked_and_learns_the_same(lab, unbroken):
-    outcome = commanded(lab, "asked", [1, "save"], [2, "eval", "lines"], [3, "profile", 2])
+    acts = ([1, "save"], [2, "eval", "lines"], [3, "profile", 2])
+    outcome = commanded(lab, "asked", *acts, more="every 1000 steps profile { warmup = 0 }")
     directory = outcome.directory
     assert outcome.curve == unbroken.curve and not list((directory / "control").iterdir())
     names = ["save", "eval lines", "profile"]
@@ -63,9 +64,9 @@ def test_a_run_does_what_it_is_asked_and_learns_the_same(lab, unbroken):
     )
     (asked, at_end) = outcome.evals
     assert asked["node"] == "event.control.eval.lines" and asked["step"] == 3 and asked["loss"] != at_end["loss"]
-    traces = sorted((directory / "profile/steps-000000000005-000000000006").iterdir())
-    assert [path.name for path in traces] == ["rank-00000.json", "rank-00001.json"]
-    for trace in traces:
+    folder = directory / "profile/steps-000000000005-000000000006"
+    assert events(directory, "profile")[0]["node"] == "event.control.profile" and (folder / "summary.md").exists()
+    for trace in (folder / "rank-00000.json", folder / "rank-00001.json"):
         names = [event.get("name", "") for event in json.loads(trace.read_text())["traceEvents"]]
         assert any("aten::" in name for name in names)
 
@@ -149,7 +150,8 @@ def test_a_time_limit_is_heard_while_a_run_waits(lab):
 
 def test_a_stop_saves_and_the_run_goes_on_later_whatever_was_asked_before(lab, unbroken):
     with pytest.raises(GangFailed):
-        commanded(lab, "asked-to-stop", [1, "profile", 50], [2, "stop"], [2, "eval"])
+        more = "every 1000 steps profile { warmup = 0 }"
+        commanded(lab, "asked-to-stop", [1, "profile", 50], [2, "stop"], [2, "eval"], more=more)
     directory = lab.folder / "jobs/asked-to-stop"
     last = events(directory, "run_end")[-1]
     assert (last["status"], last["exit_code"], last["step"]) == ("stopped", 75, 3) and steps(directory) == [3]

@@ -1,0 +1,152 @@
+"""Profiles and memory snapshots in a plan: who is looked at, when, and what is refused."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from xtrain.dsl.schema.setting import AUTO
+from xtrain.planner.pages.render import render
+from xtrain.planner.profiling import Span, meeting, recorded_ranks
+
+CUDA = "launch { device = cuda }"
+
+
+@pytest.fixture
+def said(compiled):
+    """What is said of a spec, errors and warnings."""
+    return lambda **blocks: list(compiled(**blocks).diagnostics)
+
+
+@given(st.integers(1, 64), st.integers(0, 8).map(lambda n: 2**n), st.integers(1, 300))
+def test_ranks_are_spread_evenly_and_every_pipeline_coordinate_has_one(pipeline, more, number):
+    world = pipeline * more
+    chosen = recorded_ranks(AUTO, world, pipeline)
+    if chosen is None:
+        assert world <= max(8, pipeline)
+    else:
+        assert len(set(chosen)) == len(chosen) == max(8, pipeline)
+        assert {rank // more for rank in chosen} == set(range(pipeline)) if pipeline >= 8 else chosen[0] == 0
+    few = recorded_ranks(number, world, pipeline)
+    assert (few is None) == (number >= world)
+    assert few is None or (few[0] == 0 and len(set(few)) == number and max(few) < world)
+    assert recorded_ranks("all", world, pipeline) is None
+    assert recorded_ranks("first", world, pipeline) == ([0] if world > 1 else None)
+
+
+def test_of_a_few_pipeline_coordinates_each_has_one_too():
+    for pipeline in (2, 3, 4, 5, 6, 7):
+        chosen = recorded_ranks(AUTO, 100 * pipeline, pipeline)
+        assert chosen is not None and {rank // 100 for rank in chosen} == set(range(pipeline))
+
+
+def test_what_a_profile_is_told(plan):
+    made = plan(more="every 50 steps profile\nevery 10 steps memory_snapshot")
+    assert made.node("tick.profile").args == {
+        "wait": 1, "warmup": 1, "active": 3, "ranks": None, "shapes": False, "stacks": False, "memory": False
+    }  # fmt: skip
+    assert "3 steps, behind 1 that passes and 1 to warm up," in made.node("tick.profile").does
+    made = plan(more="every 50 steps profile { wait = 0, warmup = 0, active = 1, stacks = true, shapes = true }")
+    assert made.node("tick.profile").does.startswith("time every operation of 1 step on ")
+    assert ", with shapes and stacks: a trace and a summary of each" in made.node("tick.profile").does
+    page = render(plan(more="every 50 steps profile then memory_snapshot"))
+    assert any(line.split()[3:6] == ["profile", "then", "memory_snapshot"] for line in page.splitlines())
+
+
+def test_a_command_records_as_the_spec_declares_it(plan):
+    assert plan().node("event.control.profile").args == {
+        "warmup": 1, "ranks": None, "shapes": False, "stacks": False, "memory": False
+    }  # fmt: skip
+    args = (
+        plan(more="every 50 steps profile { wait = 3, warmup = 2, memory = true }").node("event.control.profile").args
+    )
+    assert (args["warmup"], args["memory"]) == (2, True) and "wait" not in args and "active" not in args
+
+
+def test_thousands_of_ranks_are_not_all_recorded(plan):
+    made = plan(
+        parallel="parallel { fsdp 64 }", batch="batch { sequence = 64, micro = 1 }", more="every 50 steps profile"
+    )
+    assert made.node("tick.profile").args["ranks"] == list(range(0, 64, 8))
+    assert "on 8 of 64 ranks" in made.node("tick.profile").does
+    assert made.node("event.control.profile").args["ranks"] == list(range(0, 64, 8))
+
+
+@pytest.mark.parametrize(
+    ("device", "written", "history"),
+    [
+        ("cpu", "memory_snapshot", 0),
+        ("cuda", "memory_snapshot", 1),
+        ("auto", "memory_snapshot", 1),
+        ("cuda", "memory_snapshot { history = 4 }", 4),
+        ("cuda", "memory_snapshot { history = 0 }", 0),
+    ],
+)
+def test_how_long_an_allocator_is_watched(plan, device, written, history):
+    made = plan(launch=f"launch {{ device = {device} }}", more=f"every 50 steps {written}\non finish memory_snapshot")
+    assert made.node("tick.memory_snapshot").args["history"] == history
+    assert made.node("event.finish.memory_snapshot").args["history"] == 0, "there is no step behind it"
+    assert ("of what a GPU's allocator does" in made.node("tick.memory_snapshot").does) == bool(history)
+
+
+@pytest.mark.parametrize(
+    ("written", "code", "part"),
+    [
+        ("on finish profile", "X614", "on finish asks for a profile of the next steps"),
+        ("on sigterm profile then checkpoint then stop", "X614", "on sigterm asks for a profile"),
+        ("every 50 steps profile then stop", "X614", "a tick asks for a profile"),
+        (f"{CUDA}\non finish memory_snapshot {{ history = 2 }}", "X614", "on finish asks for a history"),
+        ("every 4 steps profile", "X615", "it takes 5 steps, and the next one is due after 4"),
+        ("every 2% profile { active = 10 }", "X615", "it takes 12 steps"),
+        (f"{CUDA}\nevery 2 steps memory_snapshot {{ history = 3 }}", "X615", "it takes 3 steps"),
+        ("every 20 steps profile\nevery 30 steps profile { active = 1 }", "X615", "after step 60 for the first time"),
+        ("every 20 steps profile\nevery 13 steps profile", "X615", "after step 40 for the first time"),
+        ("every 20 steps profile then profile { active = 1 }", "X615", "after step 20 for the first time"),
+        ("on nan(3) profile", "X612", "on nan"),
+    ],
+)
+def test_what_is_refused(said, written, code, part):
+    found = said(more=written)
+    told = [(each.code, each.message) for each in found]
+    assert any(each == code and part in message for each, message in told), told
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "every 5 steps profile",
+        "every 20 steps profile\nevery 1 h profile",
+        "every 70 steps profile\nevery 69 steps memory_snapshot",
+        "on finish memory_snapshot",
+        "on loss_spike profile then memory_snapshot",
+        f"{CUDA}\nevery 50 steps profile then memory_snapshot {{ history = 20 }}",
+    ],
+)
+def test_what_is_not(plan, written):
+    assert plan(more=written).timeline.ticks
+
+
+def test_a_history_that_nobody_writes_is_told(said):
+    found = said(launch="launch { device = cpu }", more="every 50 steps memory_snapshot { history = 2 }")
+    assert [each.code for each in found] == ["W401"] and "only a GPU's allocator" in found[0].message
+    for quiet in ("memory_snapshot", "memory_snapshot { history = 0 }", "memory_snapshot { history = auto }"):
+        assert not said(launch="launch { device = cpu }", more=f"every 50 steps {quiet}")
+
+
+SPANS = st.tuples(st.integers(1, 12), st.integers(1, 12)).map(lambda p: (max(p), min(p)))
+
+
+@settings(max_examples=300, deadline=None)
+@given(SPANS, SPANS, st.none() | st.integers(1, 200))
+def test_two_that_meet_are_found_where_they_meet_first(one, other, steps):
+    """Against going through the run step by step."""
+    spans = [Span("", "", "profile", period, length) for period, length in (one, other)]
+    until, met = {0: 0, 1: 0}, None
+    for step in range(1, (200 if steps is None else steps) + 1):
+        due = [number for number, span in enumerate(spans) if step % span.period == 0]
+        if len(due) == 2 or any(step < until[1 - number] for number in due):
+            met = step
+            break
+        for number in due:
+            until[number] = step + spans[number].length
+    found = meeting(*spans, steps)
+    assert found == met
