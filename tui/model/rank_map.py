@@ -77,7 +77,7 @@ def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, most: i
     parts: list[Span] = [(marks.shades[0], "heat1"), (f" under {bounds[0]}", "dim")]
     for number, bound in enumerate(bounds, start=1):
         parts += [("  ", ""), (marks.shades[number], f"heat{2 * number + 1}"), (f" {bound}", "dim")]
-    words = [f"{mark} {said}" for mark, said in _states(found, marks)]
+    words = [f"{mark} {said}" for mark, said in _marked(found, marks)]
     rows = [row(*parts, ("+" if bounds else "", "dim"))]
     of = f"each cell is the worst of {grid.most:,} ranks" if grid.most > 1 else ""
     digits = "digits 0–9: ten levels, least to most" if grid.cell_width == 3 else ""
@@ -86,9 +86,11 @@ def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, most: i
     return [fit(each, width, marks) for each in rows[:most]]
 
 
-def _states(found: Heat, marks: Marks) -> list[tuple[str, str]]:
+def _marked(found: Heat, marks: Marks) -> list[tuple[str, str]]:
     """The marks that are on the map."""
     words = {GONE: (marks.dead, "gone"), STUCK: (marks.stuck, "stuck"), SILENT: (marks.silent, "silent")}
-    words |= {OVER: (marks.over, "over plan")}
+    words |= {OVER: (marks.over, "over plan"), UNKNOWN: ("blank", "nothing told yet")}
     there = {int(state) for state in found.state}
+    if (found.level[(found.rank >= 0) & (found.state < SILENT)] < 0).any():
+        there.add(UNKNOWN)
     return [pair for state, pair in words.items() if state in there]

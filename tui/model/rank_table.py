@@ -48,13 +48,20 @@ def columns(facts: RankFacts, width: int) -> tuple[Column, ...]:
     }
     if not facts.memory:
         texts["planned"] = 0
-    found = [evolve(column, wide=min(column.wide, texts.get(column.key, column.wide))) for column in COLUMNS]
+    found = [_as_wide_as(column, texts.get(column.key)) for column in COLUMNS]
     room, kept = width - 1, set()
     for column in sorted(found, key=lambda each: each.early):
         if column.wide and column.wide + 1 <= room:
             kept.add(column.key)
             room -= column.wide + 1
     return tuple(column for column in found if column.key in kept)
+
+
+def _as_wide_as(column: Column, text: int | None) -> Column:
+    """The column for texts of that width at most; 0 is a column that nothing stands in."""
+    if text is None or not text:
+        return column if text is None else evolve(column, wide=0)
+    return evolve(column, wide=min(column.wide, max(len(column.title), text)))
 
 
 def ordered(facts: RankFacts, ranks: Sequence[int], key: str, *, most_first: bool) -> list[int]:

@@ -77,6 +77,8 @@ def _head(facts: RankFacts, view: RankView, width: int, height: int, marks: Mark
     if view.shows == "map":
         share = ", share of the planned" if measured.against_plan else ""
         parts.append(f"{measured.figure.title}{share}")
+        if view.experts:
+            parts.append("as experts see them")
         worst = _worst(facts, view)
         if worst is not None and ranks > 1:
             value = float(measured.values[worst])
