@@ -12,7 +12,7 @@ commands:
   stop            save and stop, as on SIGTERM; the run can be gone on with
   save            save the full state, whatever the plan says of saving
   eval [DATASET]  the loss on what a dataset held out; the name may be left out where there is one
-  profile N       record the next N steps: a Chrome trace per rank under profile/
+  profile N       record N steps: traces, and where their time went, under profile/
   pause           wait between two steps, holding on to devices and memory
   resume          go on after a pause
 

@@ -133,10 +133,8 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         step = meeting(one, other, batch.steps) if one.action == other.action else None
         if step is not None and other.path not in told:
             told.add(other.path)
-            message = (
-                f"every {other.every} {other.action}: that of every {one.every} would be under way at the same time, "
-            )
-            message += f"after step {step:,} for the first time"
+            message = f"every {other.every} {other.action}: that of every {one.every} is under way at the same time"
+            message += f", after step {step:,} for the first time"
             found.fail(f"schedule.{other.path}.alone", "X615", other.path, message, "keep one of them")
 
 
