@@ -111,9 +111,9 @@ class Records:
 
     def end_branches(self, exit_code: int, seconds: float) -> None:
         """All that was reported has been handed to whoever else takes it, as far as each does so in so many seconds."""
-        for branch in self.branches:
+        ending, self.branches = self.branches, []  # what is reported of one is no business of another that has ended
+        for branch in ending:
             branch.end(exit_code, seconds)
-        self.branches.clear()
 
     def close(self) -> None:
         """All that can be written in a bounded time is written; what is reported later is written at once."""

@@ -53,11 +53,10 @@ class WandbWriter:
         except Exception as error:
             if self.mode == "offline":
                 raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            self.warn(
-                f"W&B cannot be used online: {reason} Records are kept in {folder}; to send them: "
-                f"`wandb sync {folder}/offline-run-*`"
-            )
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            kept = f"records are kept in {folder}; to send them: `wandb sync {folder}/offline-run-*`"
+            self.warn(f"W&B cannot be used online ({reason}): {kept}")
+            self._library.teardown()  # else the run that could not begin stays in the way
             self._run = self._opened("offline")
         self._run.define_metric("*", step_metric="step")
         for file in ("spec.xtrain", "plan.json"):

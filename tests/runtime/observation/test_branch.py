@@ -103,6 +103,16 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
     taker.free.set()
 
 
+def test_what_one_says_at_its_end_is_not_told_to_one_that_has_ended(tmp_path):
+    records, takers = Records.open(tmp_path, 0), [Taker(), Taker(fails_at="end")]
+    for taker in takers:
+        records.branches.append(Branch(taker, lambda message: records.event("warning", step=1, message=message)))
+    records.end_branches(0, 10)
+    records.close()
+    assert [what for what, _ in takers[0].calls] == ["begin", "end"]
+    assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1
+
+
 def test_a_warning_that_finds_no_room_on_the_disk_harms_nothing(tmp_path):
     def warn(message: str) -> None:
         raise EnvironmentFault("X706", "no room")

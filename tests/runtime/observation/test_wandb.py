@@ -122,9 +122,10 @@ def test_a_run_that_cannot_be_sent_is_kept_offline_and_says_so(start, tmp_path):
     branch, warned = start(library)
     branch.metric(at(1, loss=2.0))
     branch.end(0)
+    assert library.ended == ["teardown", 0, "teardown"]
     assert [said["mode"] for said in library.begun] == ["offline"] and library.rows == [(1, {"step": 1, "loss": 2.0})]
     (message,) = warned
-    assert "W&B cannot be used online: No API key configured." in message and "wandb sync" in message
+    assert "W&B cannot be used online (No API key configured): records are kept" in message and "wandb sync" in message
 
 
 def test_a_library_that_does_not_work_at_all_is_told_of_once(start):
