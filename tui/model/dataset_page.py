@@ -10,6 +10,7 @@ from .sheet import UNICODE, Marks, Row, bar, block, fit, joined, left, restyled,
 
 # By how much the rows of a phase may stray from its shares before it is said; they are dealt by turns, not drawn.
 _NEAR = 0.02
+_BAR_TITLES = ("share of rows in this phase", "share")
 # From this share of a step on, waiting for rows is worth a warning.
 _LONG_WAIT = 0.1
 
@@ -71,7 +72,7 @@ def page(
     names, columns, broad = _layout(mixture, width)
     head = [left("", names, marks), *(right(column.title, column.width, marks) for column in columns)]
     if broad:
-        head.append("share of rows in this phase"[:broad])
+        head.append(next((words for words in _BAR_TITLES if len(words) <= broad), ""))
     rows = [title, fit(row((" ".join(head), "dim")), width, marks)]
     for number, one in enumerate(mixture.datasets[top : top + room], start=top):
         line = [left(one.name, names, marks), *(right(column.value(one), column.width, marks) for column in columns)]

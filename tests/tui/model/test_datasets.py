@@ -148,7 +148,7 @@ def test_a_wide_table_has_all_columns_and_a_narrow_one_the_first() -> None:
     assert wide[1].split()[:8] == ["loss", "held", "out", "share", "plan", "epochs", "rows", "tokens"]
     assert wide[2].startswith("dataset-0   2.5000   2.2500  50.0%  50.0%    2.00       1,200  307.2k  50.0% ██████")
     narrow = text(page(facts(2), DatasetsView(), 60, 12))
-    assert narrow[2] == "dataset-0   2.5000   2.2500  50.0%  50.0%    2.00"
+    assert narrow[2] == "dataset-0   2.5000   2.2500  50.0%  50.0%    2.00 █████"
 
 
 def test_many_datasets_are_scrolled() -> None:
