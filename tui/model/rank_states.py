@@ -129,6 +129,10 @@ def sentences(board: "Board", found: States, times: Mapping[str, StepTime]) -> l
 def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
     if board.life.state == "ended":
         return f"the run has ended: {board.life.in_words}"
+    if board.life.state == "lost":
+        return f"the run is lost: {board.life.why or 'nothing is heard of it'}"
+    if board.life.state == "paused":
+        return "the run is paused: all ranks wait"
     if not any(rank.beat or rank.last for rank in ranks):
         return "no rank has told of itself yet"
     if not any(rank.step_seconds is not None for rank in ranks):

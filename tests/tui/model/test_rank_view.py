@@ -181,7 +181,7 @@ def test_the_cell_under_the_cursor_is_drawn_in_another_style() -> None:
     drawn = page(facts(), RankView(rank=6), 120, 36)
     grid = drawn.grid
     assert grid is not None
-    cells_of = [each for each in drawn.rows[drawn.first_row : drawn.first_row + grid.num_rows]]
+    cells_of = list(drawn.rows[drawn.first_row : drawn.first_row + grid.num_rows])
     chosen = [(y, x) for y, each in enumerate(cells_of) for x, (_, style) in enumerate(each) if "cursor" in style]
     assert chosen == [(1, 2 + 2)]  # behind the label and the gap
 
