@@ -20,8 +20,8 @@ from .lines import Record
 
 By = Literal["step", "tokens", "time"]
 
-# Bytes of all columns together: at a million steps that is eight of them beside the steps.
-LIMIT_BYTES = 72 << 20
+# Bytes of all columns together: at a million steps that is four of them beside the steps.
+LIMIT_BYTES = 40 << 20
 # A column that was asked for within so many seconds is not let go for another one.
 ASKED_SECONDS = 10.0
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -295,7 +295,9 @@ class Series:
         if excess <= 0:
             return
         now = time.monotonic()
-        idle = [key for key in self._columns if now - self._asked.get(key, -np.inf) > ASKED_SECONDS]
+        # Of equal ones those go that a record names last: what is looked at most stands in front.
+        idle = [key for key in reversed(self._keys) if now - self._asked.get(key, -np.inf) > ASKED_SECONDS]
+        idle = [key for key in idle if key in self._columns]
         for key in sorted(idle, key=lambda key: -self._columns[key].num_bytes):
             if excess <= 0:
                 return
