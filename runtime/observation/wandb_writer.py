@@ -93,7 +93,11 @@ class WandbWriter:
 
     def _opened(self, mode: str) -> Any:
         """The run, begun or gone on with."""
+        # Where the library lets us: what it holds back is lost with a run that is killed.
+        known = getattr(self._library.Settings, "model_fields", {})
+        eager = {name: 1.0 for name in ("x_transaction_log_flush_interval",) if name in known}
         settings = self._library.Settings(
+            **eager,
             console="off",
             silent=True,
             disable_git=True,
