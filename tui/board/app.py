@@ -186,18 +186,18 @@ class BoardApp(App[int]):
             told = f"{pane.title} cannot be drawn; what went wrong is in {self.fault}"
             self.notify(told, title="an error of the dashboard", severity="error", timeout=20, markup=False)
 
-    def _screens(self) -> list[tuple[int, str, type[Pane]]]:
+    def _screens(self) -> tuple[tuple[int, str, type[Pane]], ...]:
         """Those that this run has, with their numbers."""
         numbered = enumerate(SCREENS, start=1)
-        return [(number, name, self._kinds[name]) for number, name in numbered if self._has(name)]
+        return tuple((number, name, self._kinds[name]) for number, name in numbered if self._has(name))
 
     def _has(self, name: str) -> bool:
         cls = self._kinds.get(name)
         return cls is not None and self.board is not None and cls.available(self.board)
 
-    def _keys(self) -> list[Key]:
+    def _keys(self) -> tuple[Key, ...]:
         here = list(self.focused.ancestors_with_self) if self.focused else [self._panes.get(self.visited)]
-        return [*app_keys(self.live, view_is_frozen=bool(self.frozen_at)), *keys_of(here)]
+        return (*app_keys(self.live, view_is_frozen=bool(self.frozen_at)), *keys_of(here))
 
     def on_resize(self, event: Resize) -> None:
         width, height = event.size

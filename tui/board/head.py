@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from textual.content import Content
 
 from ..words import duration, plural, printable
-from .pieces import Piece, line
+from .pieces import Piece, cell, line
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -34,6 +34,11 @@ def name_of(board: "Board") -> str:
     return printable((start.name if start else "") or (planned.name if planned else "") or board.directory.name)
 
 
+def shortened(text: str, columns: int) -> str:
+    """`text` in at most so many columns."""
+    return cell(text, columns).rstrip()
+
+
 def steps_of(board: "Board") -> int | None:
     """How many steps the run takes, if that is known."""
     planned = board.planned.steps if board.planned else None
@@ -52,10 +57,10 @@ def head(board: "Board", width: int, *, frozen_at: str = "") -> Content:
     raised = f"! {plural(len(board.alerts), 'alert')}" if board.alerts else ""
     name, folder = name_of(board), printable(board.directory.name)
     pieces = (
-        Piece(name, "bold $primary", 10),
+        Piece(shortened(name, max(16, width // 4)), "bold $primary", 10),
         Piece(word.upper() if life.over else word, state_style(word), 9),
         Piece(f"reading {board.loading:.0%}" if board.loading is not None else "", "$warning", 8),
-        Piece(f"view frozen at {frozen_at}" if frozen_at else "", "reverse $warning", 8),
+        Piece(f"view frozen {frozen_at}" if frozen_at else "", "reverse $warning", 8),
         Piece(raised, "bold $error", 7),
         Piece(f"phase {printable(phase)}" if phase and len(phases) > 1 else "", "", 2),
         Piece(f"step {run.step:,}{of_steps}", "", 6),

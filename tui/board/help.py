@@ -14,7 +14,7 @@ from textual.widgets import Static
 from .actions import Action, refusal
 from .keys import sign
 from .pane import Pane
-from .pieces import cell, stack
+from .pieces import cell, folded, stack
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -61,14 +61,17 @@ def all_groups(
 def help_text(groups: Sequence[Group], width: int) -> Content:
     """All groups below one another, in `width` columns."""
     widest = max((len(key) for each in groups for key, _, _ in each.keys), default=0)
+    rest = max(10, width - widest - 2)
     lines: list[Content] = []
     for each in groups:
         lines += [Content("")] if lines else []
         lines.append(Content.styled(each.title, "bold $primary"))
         for key, said, why in each.keys:
-            lines.append(Content.assemble((cell(key, widest), "bold"), "  ", (said, "$text-muted" if why else "")))
-            if why:
-                lines.append(Content.styled(f"{' ' * widest}  not now: {why}", "$warning"))
+            style = "$text-muted" if why else ""
+            for place, text in enumerate(folded(said, rest)):
+                lines.append(Content.assemble((cell("" if place else key, widest), "bold"), "  ", (text, style)))
+            for text in folded(f"not now: {why}", rest) if why else ():
+                lines.append(Content.styled(f"{' ' * widest}  {text}", "$warning"))
     return stack(each.truncate(width, ellipsis=True) for each in lines)
 
 

@@ -1,6 +1,7 @@
 """The bottom line: the keys that do something here."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from attrs import frozen
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 _SIGNS = {
     "question_mark": "?", "slash": "/", "plus": "+", "minus": "-", "left": "←", "right": "→", "up": "↑", "down": "↓",
     "shift+tab": "⇧tab", "escape": "esc", "pageup": "pgup", "pagedown": "pgdn", "equals_sign": "=",
+    "right_square_bracket": "]", "left_square_bracket": "[", "less_than_sign": "<", "greater_than_sign": ">",
+    "comma": ",", "full_stop": ".",
 }  # fmt: skip
 # Action → its key, and how much it is wanted where not all fit: stopping in order more than anything else.
 _ACTIONS: dict[Action, tuple[str, int]] = {
@@ -41,7 +44,7 @@ def sign(key: str) -> str:
     return " ".join(_SIGNS.get(one.strip(), one.strip()) for one in key.split(","))
 
 
-def app_keys(board: "Board | None", *, view_is_frozen: bool) -> list[Key]:
+def app_keys(board: "Board | None", *, view_is_frozen: bool) -> tuple[Key, ...]:
     """Those that are the same on every screen."""
     paused = board is not None and board.life.state == "paused"
     keys = [
@@ -52,7 +55,7 @@ def app_keys(board: "Board | None", *, view_is_frozen: bool) -> list[Key]:
     for action, (key, weight) in _ACTIONS.items():
         label = "resume" if paused and action == "pause" else action
         keys.append(Key(key, label, not refusal(board, action), weight, f"app.ask('{action}')"))
-    return [*keys, Key("t", "theme", weight=1, action="app.theme")]
+    return (*keys, Key("t", "theme", weight=1, action="app.theme"))
 
 
 def keys_of(nodes: Iterable[DOMNode | None]) -> list[Key]:
@@ -67,7 +70,8 @@ def keys_of(nodes: Iterable[DOMNode | None]) -> list[Key]:
     return found
 
 
-def footer(keys: Iterable[Key], width: int) -> Content:
+@lru_cache(maxsize=16)
+def footer(keys: tuple[Key, ...], width: int) -> Content:
     """The keys that fit; one that can do nothing now stands in parentheses."""
     pieces = [
         Piece(

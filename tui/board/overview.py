@@ -1,5 +1,6 @@
 """The first screen: is the run healthy, on plan, and when does it end."""
 
+import time
 from typing import TYPE_CHECKING
 
 from textual.app import ComposeResult
@@ -7,6 +8,7 @@ from textual.containers import Horizontal
 
 from .block import Block
 from .overview_text import alerts, figure_lines, lower, verdict
+from .pacing import Pace
 from .pane import Pane
 from .pieces import stack
 from .plot import Line, Plot
@@ -22,6 +24,8 @@ TALL_ROWS = 26
 # Columns from which on the gradient norm has a plot of its own beside the loss.
 TWO_PLOTS_COLUMNS = 120
 EVAL_LINES = 3
+# A curve of hours does not change to the eye in a quarter of a second, and is what costs most to draw.
+PLOT_SECONDS = 1.0
 
 
 class OverviewPane(Pane):
@@ -35,6 +39,12 @@ class OverviewPane(Pane):
     OverviewPane #plots Plot { width: 2fr; }
     OverviewPane #plots #norm-plot { width: 1fr; }
     """
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._plotted: tuple[object, ...] = ()
+        self._plotted_at = 0.0
+        self._pace = Pace()
 
     def compose(self) -> ComposeResult:
         yield Block(id="verdict")
@@ -68,10 +78,21 @@ class OverviewPane(Pane):
             self._put(name, lines)
         self.query_one("#plots").display = plots
         if plots:
-            self._plot(board, width)
+            self._plot_in_time(board, width, height)
 
     def _put(self, name: str, lines: "list[Content]") -> None:
         self.query_one(f"#{name}", Block).show(stack(lines), rows=len(lines))
+
+    def _plot_in_time(self, board: "Board", width: int, height: int) -> None:
+        """Draw the curves if they have changed and it is time again; at once where their space is another."""
+        space, version = (id(board.series), width, height), board.series.version
+        if self._plotted[:1] == (space,):
+            early = time.monotonic() - self._plotted_at < PLOT_SECONDS or not self._pace.due
+            if early or self._plotted == (space, version):
+                return
+        self._plotted, self._plotted_at = (space, version), time.monotonic()
+        with self._pace.spending():
+            self._plot(board, width)
 
     def _plot(self, board: "Board", width: int) -> None:
         series = board.series

@@ -1,6 +1,6 @@
 """The line of screens: the number of each is its key."""
 
-from collections.abc import Iterable
+from functools import lru_cache
 
 from textual.content import Content
 
@@ -8,12 +8,12 @@ from .pane import Pane
 from .pieces import Piece, line
 
 
-def tabs(screens: Iterable[tuple[int, str, type[Pane]]], visited: str, width: int) -> Content:
+@lru_cache(maxsize=16)
+def tabs(screens: tuple[tuple[int, str, type[Pane]], ...], visited: str, width: int) -> Content:
     """`screens` as (number, name, class); the visited one stands in brackets, so that it shows without colour."""
-    found = list(screens)
     for words in ("title", "short"):
         pieces = []
-        for number, name, cls in found:
+        for number, name, cls in screens:
             label = f"{number} {getattr(cls, words)}"
             here = name == visited
             pieces.append(
