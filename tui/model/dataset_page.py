@@ -45,7 +45,7 @@ _COLUMNS = (
     _Column(title="held out", width=8, value=lambda one: decimal(one.evaluation.loss if one.evaluation else None, 4)),
     _Column(title="share", width=6, value=lambda one: _percent(one.share)),
     _Column(title="plan", width=6, value=lambda one: _percent(one.target)),
-    _Column(title="epochs", width=7, value=lambda one: "n/a" if one.epochs is None else decimal(one.epochs, 2)),
+    _Column(title="epochs", width=7, value=lambda one: _times(one.epochs)),
     _Column(title="rows", width=11, value=lambda one: "–" if one.rows is None else f"{one.rows:,.0f}"),
     _Column(title="tokens", width=7, value=lambda one: count(one.tokens)),
     _Column(title="in all", width=6, value=lambda one: _percent(one.run_share)),
@@ -141,6 +141,10 @@ def in_words(mixture: Mixture) -> list[tuple[str, str]]:
         style = "warn" if (mixture.wait_share or 0) >= _LONG_WAIT else ""
         found.append((f"A step waits {brief(mixture.wait_seconds)} for its rows{share}.", style))
     return found
+
+
+def _times(epochs: float | None) -> str:
+    return "n/a" if epochs is None else f"{epochs:.2f}" if epochs >= 0.1 or epochs == 0 else f"{epochs:.4f}"
 
 
 def _percent(share: float | None) -> str:

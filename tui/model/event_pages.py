@@ -47,7 +47,8 @@ class EventsPage:
 def page(
     log: EventLog, view: EventsView, width: int, height: int, *, directory: str = "", marks: Marks = UNICODE
 ) -> EventsPage:
-    """The rows for `width` x `height` cells. directory: of the run, which the list leaves out of paths."""
+    """The rows for `width` x `height` cells. directory: of the run, which the list leaves out of
+    paths."""
     view = _still_there(log, view)
     entries = _chosen_entries(log, view)
     numbers = [entry.number for entry in entries]
@@ -141,10 +142,16 @@ def _entry_row(entry: Entry, columns: tuple[int, int, int], directory: str, mark
         (right(step, steps, marks) + " ", ""),
         (left(entry.kind, kind, marks) + " ", style),
         (
-            _GAPS.sub("  ", entry.text.replace(f"{directory}/", "") if directory else entry.text),
+            _GAPS.sub("  ", _below(entry.text, directory)),
             "bad" if style == "bad" else "",
         ),
     )
+
+
+def _below(text: str, directory: str) -> str:
+    """Paths in a text without the part that leads to the run, which may have been written from another folder."""
+    name = directory.rpartition("/")[2]
+    return re.sub(rf"(?<!\S)\S*/{re.escape(name)}/", "", text) if name else text
 
 
 def _heading(entry: Entry, marks: Marks) -> str:

@@ -84,6 +84,13 @@ def test_the_list_says_when_where_and_what() -> None:
     assert "✗ 11:18:40   58 failure     rank 1  RuntimeError: boom" in found
 
 
+def test_paths_of_the_run_are_told_from_the_run_on() -> None:
+    saved = [{"event": "checkpoint", "step": 5, "path": "runs/moe/r/checkpoints/ckpt-5"}]
+    assert " 5 checkpoint  checkpoints/ckpt-5" in text(page(log(saved), EventsView(), 80, 5, directory="/else/moe/r"))
+    assert "  runs/moe/r/checkpoints/ckpt-5" in text(page(log(saved), EventsView(), 80, 5))
+    assert "  runs/moe/r/checkpoints/ckpt-5" in text(page(log(saved), EventsView(), 80, 5, directory="/runs/moe/q"))
+
+
 def test_a_failure_stays_above_everything_until_another_attempt() -> None:
     failed = log()
     assert rows(page(failed, EventsView(chosen=0), 80, 6))[1] == "✗ failure at step 58: rank 1  RuntimeError: boom"
