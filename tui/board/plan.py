@@ -157,8 +157,7 @@ class PlanPane(Pane):
     def _end_search(self, *, clear: bool) -> None:
         field = self.query_one(Input)
         if clear:
-            field.value = ""
-            self._view = evolve(self._view, query="")
+            field.value = ""  # and with it the query
         self.remove_class("searching")
         self.query_one(PlanSheet).focus()
         self.call_after_refresh(self._draw)

@@ -3,7 +3,10 @@
 import json
 from itertools import pairwise
 
+import networkx as nx
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_boards import small_plan
 from made_runs import plan_text
 
@@ -18,6 +21,23 @@ def test_nodes_stand_in_an_order_that_respects_every_edge(shape: str) -> None:
     order = [node.id for node in execution_order(plan)]
     assert sorted(order) == sorted(node.id for node in plan.nodes)
     assert all(order.index(edge.before) < order.index(edge.after) for edge in plan.edges)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.sets(st.tuples(st.integers(0, 11), st.integers(0, 11))), st.permutations(range(12)))
+def test_the_order_is_that_in_which_a_run_walks(pairs: set[tuple[int, int]], rank: list[int]) -> None:
+    plan = small_plan()
+    ids = [node.id for node in plan.nodes]
+    # Edges go from lower to higher in some order of the nodes: no circle.
+    edges = [(ids[a], ids[b]) for a, b in pairs if rank[a] < rank[b]]
+    graph = {**plan.content["graph"], "edges": [{"before": a, "after": b, "data": ""} for a, b in edges]}
+    found = planned({**plan.content, "graph": graph})
+    assert found is not None
+    walked = nx.DiGraph()
+    walked.add_nodes_from(ids)
+    walked.add_edges_from(edges)
+    expected = list(nx.lexicographical_topological_sort(walked, key=ids.index))  # as runtime/walking.py
+    assert [node.id for node in execution_order(found)] == expected
 
 
 def test_edges_come_before_the_order_of_the_plan() -> None:
