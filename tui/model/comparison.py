@@ -124,11 +124,16 @@ def standings(runs: Sequence[Compared], key: str, curves: Sequence[Line]) -> lis
 
 def differences(runs: Sequence[Compared]) -> list[Difference] | None:
     """The settings in which the runs differ, by name; None until the plans of all of them have been read."""
-    plans = [run.board.planned if run.board is not None else None for run in runs]
-    settings = [_settings(plan) for plan in plans if plan is not None]
-    if len(settings) < len(runs):
+    plans = [run.board.planned for run in runs if run.board is not None and run.board.planned is not None]
+    if len(plans) < len(runs):
         return None
     found: dict[str, Difference] = {}
+    told = tuple(isinstance(plan.content.get("config"), dict) for plan in plans)
+    if not all(told):
+        # Against a plan that tells none of its settings, every setting would be a difference.
+        values = tuple("in its plan" if one else "not told by its plan" for one in told)
+        found["settings"] = Difference(key="settings", values=values)
+    settings = [_settings(plan, with_config=all(told)) for plan in plans]
     for key in sorted({key for each in settings for key in each}):
         values = tuple(each.get(key) for each in settings)
         if len(set(values)) < 2:
@@ -154,11 +159,11 @@ def _are_without(settings: Sequence[Mapping[str, str]], part: str) -> tuple[bool
     return tuple(not any(key == part or key.startswith(f"{part}.") for key in each) for each in settings)
 
 
-def _settings(plan: Planned) -> dict[str, str]:
+def _settings(plan: Planned, *, with_config: bool) -> dict[str, str]:
     """The settings of a plan by their paths: those that make the experiment, then how it is spread over ranks."""
     found: dict[str, str] = {}
-    config = plan.content.get("config")
-    _flatten("", config if isinstance(config, dict) else {}, found)
+    if with_config:
+        _flatten("", plan.content["config"], found)
     found |= {f"mesh.{axis.name}": str(axis.size) for axis in plan.axes}
     found |= {key: _text(plan.content[key]) for key in _WHOLE if key in plan.content}
     return found

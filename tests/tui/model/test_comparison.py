@@ -113,6 +113,15 @@ def test_settings_that_differ(compared: list[Compared]) -> None:
     assert differences([*compared, Compared(label="x", directory=Path("x"), board=None)]) is None
 
 
+def test_a_plan_that_tells_no_settings_differs_in_that(compared: list[Compared]) -> None:
+    board = compared[1].board
+    assert board is not None and board.planned is not None
+    content = {key: value for key, value in board.planned.content.items() if key != "config"}
+    older = evolve(compared[1], board=evolve(board, planned=evolve(board.planned, content=content)))
+    found = {each.key: each.values for each in differences([compared[0], older]) or []}
+    assert found == {"settings": ("in its plan", "not told by its plan"), "steps": ("200", "400")}
+
+
 def test_differences_are_grouped_by_value_with_the_signs_of_the_runs() -> None:
     found = [
         Difference(key="optimizer.lr", values=("0.003", "0.001", "0.003")),
