@@ -3,7 +3,8 @@
 Over gloo the host waits itself, at three places that all of torch goes through: `Work.wait`, which collectives without
 `async_op`, FSDP and pipelines call; `wait_tensor`, which DTensors and the collectives of this runtime call; and the end
 of a backward under DDP. There the clock is read before and after, which costs less than a microsecond a message.
-Messages that travel while the rank computes cost it nothing, and are not counted.
+Messages that travel while the rank computes cost it nothing, and are not counted; nor is what DDP waits once, in the
+forward of its second step, to order its buckets anew.
 
 Over NCCL the host does not wait, streams of the device do; and what compiled blocks exchange inside is waited for in
 code that nobody looks into. How long that takes is not known here, and nothing is said of it.
