@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from attrs import evolve
 
 from xtrain.runtime.health.beat import Beat
 from xtrain.runtime.observation.records import Records
@@ -234,3 +235,16 @@ def test_a_page_that_cannot_be_written_is_no_matter_of_the_traces(run, monkeypat
     run.steps(1)
     assert len(run.files) == 2 and [event["event"] for event in run.events] == ["warning", "profile"]
     assert run.answers[0][0]
+
+
+@pytest.mark.gpu
+def test_of_a_gpu_its_kernels_are_recorded(run):
+    run.rank = evolve(run.rank, device=torch.device("cuda"))
+    run.begin(warmup=1, active=2)
+    left = torch.ones(512, 512, device="cuda")
+    for _ in range(3):
+        torch.mm(left, left).sum().item()
+        run.steps(1)
+    (path,) = (run.records.directory / "profile").glob("*/rank-00000.summary.json")
+    found = json.loads(path.read_text())
+    assert found["device"] == "gpu" and found["shares"]["matmul"] > 0 and found["shares"]["idle"] > 0
