@@ -82,6 +82,10 @@ class Watched:
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / TICK
 
+    def bytes_read(self) -> int:
+        found = re.search(r"rchar: (\d+)", Path(f"/proc/{self.pid}/io").read_text())
+        return int(found[1]) if found else 0
+
     def close(self) -> None:
         with suppress(OSError):
             os.write(self._terminal, b"q")
@@ -139,7 +143,7 @@ def opening_and_watching(steps: int, screens: list[str], warm: int = 3) -> None:
             with going_on(run):
                 watched = Watched(run.directory, "--screen", screen)
                 watched.until(lambda text: f"{run.step // 1000:,}" in text)
-                whole = _settled(watched)
+                whole = _settled(watched, run.directory / "metrics.jsonl")
                 before, drawn, began = watched.processor_seconds(), watched.num_bytes, time.monotonic()
                 time.sleep(WATCH_SECONDS)
                 share = (watched.processor_seconds() - before) / (time.monotonic() - began)
@@ -155,15 +159,15 @@ def last_loss(run: MadeRun) -> float:
     return run.metrics(run.step)["loss"]
 
 
-def _settled(watched: Watched) -> float:
-    """Seconds from the beginning until the run has been read: until then it takes most of a core."""
-    while True:
-        before, began = watched.processor_seconds(), time.monotonic()
-        time.sleep(2.0)
-        if (watched.processor_seconds() - before) / (time.monotonic() - began) < 0.2:
-            return began - watched.began
-        if time.monotonic() - watched.began > 180:
-            return float("nan")
+def _settled(watched: Watched, metrics: Path) -> float:
+    """Seconds from the beginning until all of a file has been read, and some more until it is quiet."""
+    while watched.bytes_read() < metrics.stat().st_size:
+        if time.monotonic() - watched.began > 300:
+            raise SystemExit("the run was not read in five minutes")
+        time.sleep(0.1)
+    seconds = time.monotonic() - watched.began
+    time.sleep(3.0)
+    return seconds
 
 
 def parsers(steps: int) -> None:

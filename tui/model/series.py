@@ -175,22 +175,15 @@ class Series:
         return np.maximum.accumulate(axis), values  # a clock may have been set back between two starts of the run
 
     def _points(self, key: str) -> tuple[ndarray, ndarray]:
-        """Steps and values; beyond what has been read, those of the sketch."""
+        """Steps and values; those of the sketch as long as that knows of more than has been read."""
         column, sketch = self._columns.get(key), self._sketches.get(key)
-        upto = self._upto(key)
+        if sketch is not None and (self._upto(key) < len(self) or self._is_behind(sketch)):
+            return sketch.steps.view, sketch.values.view
         if column is None:
-            exact = _EMPTY, _EMPTY
-        elif column.dense:
-            exact = self._steps.view[: column.values.size], column.values.view
-        else:
-            exact = self._steps.view[column.rows], column.values.view
-        if sketch is None or (upto == len(self) and not self._is_behind(sketch)):
-            return exact
-        ahead = sketch.steps.view > self._steps.view[upto - 1] if upto else slice(None)
-        return (
-            np.concatenate([exact[0], sketch.steps.view[ahead]]),
-            np.concatenate([exact[1], sketch.values.view[ahead]]),
-        )
+            return _EMPTY, _EMPTY
+        if column.dense:
+            return self._steps.view[: column.values.size], column.values.view
+        return self._steps.view[column.rows], column.values.view
 
     def _is_behind(self, sketch: Sketch) -> bool:
         """Whether the sketch knows of steps that have not been read yet."""
@@ -247,7 +240,7 @@ class Series:
             before = self._last.get("step", -1)
             if record["step"] == before:
                 self._last = MappingProxyType({**self._last, **record})
-            elif record["step"] > before and (not _is_evaluation(record) or not self._last):
+            elif record["step"] > before and not _is_evaluation(record):
                 self._last = MappingProxyType(record)
 
     def _insert(self, records: list[Record]) -> None:

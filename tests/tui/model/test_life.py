@@ -1,11 +1,14 @@
 """Whether a run is alive: of runs that end, are killed, wait, stand still, or run on another machine."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from live_runs import workers
 from made_runs import MadeRun, made_run
 from projects import Project
 
@@ -235,9 +238,6 @@ def test_a_failure_that_nobody_was_left_to_conclude(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_real_run_that_is_killed(tmp_path: Path) -> None:
     """Its launcher and its ranks at once, during set-up and while it trains."""
-    import os
-    import signal
-
     for moment in ("setup", "training"):
         folder = tmp_path / moment
         folder.mkdir()
@@ -246,13 +246,16 @@ def test_a_real_run_that_is_killed(tmp_path: Path) -> None:
             project.command("run", project.spec(steps=100_000), "--ui", "none"),
             cwd=folder, env=project.environment, start_new_session=True, stdout=subprocess.DEVNULL,
         )  # fmt: skip
-        wanted = "run_start" if moment == "setup" else "setup_done"
+        wanted = "setup_begin" if moment == "setup" else "setup_done"
         deadline = time.monotonic() + 90
         while not (found := [e for e in folder.glob("runs/tiny/*/events.jsonl") if wanted in e.read_text()]):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         reader = Reader(found[0].parent)
         assert reader.poll().life.state in ("starting", "training")
-        os.killpg(process.pid, signal.SIGKILL)
+        process.send_signal(signal.SIGSTOP)  # so that it tells of nothing
+        for rank in workers(found[0].parent):
+            os.kill(rank, signal.SIGKILL)
+        process.kill()
         process.wait()
         assert _until(reader, "lost", 5.0)[0].life.over

@@ -78,7 +78,7 @@ def naive(records: list[Record]) -> dict[int, dict[str, float]]:
         if not late and step >= last.get("step", -1):
             if step == last.get("step"):
                 last = {**last, **record}
-            elif not _is_evaluation(record) or not last:
+            elif not _is_evaluation(record):
                 last = record
     return rows
 
