@@ -29,6 +29,8 @@ _OURS: Final = {
     "chat_template": "template", "assistant_only_loss": "train_on", "completion": "response", "start": "from",
     "data_mix": "mixture", "blend": "mixture", "curriculum": "phase", "stage": "phase", "sampling": "mixture",
     "lr_scheduler": "scheduler", "schedule": "scheduler", "data": "dataset", "training": "experiment", "end": "finish",
+    "record_shapes": "shapes", "with_stack": "stacks", "profile_memory": "memory", "profiler": "profile",
+    "memory_profile": "memory_snapshot",
 }  # fmt: skip
 
 

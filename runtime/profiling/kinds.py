@@ -1,6 +1,7 @@
 """What an operation of a trace is for, by its name: products of matrices, attention, communication, copies, others."""
 
 import re
+from functools import cache
 from typing import Final, Literal
 
 Kind = Literal["matmul", "attention", "communication", "copies", "other"]
@@ -23,6 +24,7 @@ _CALLERS: Final = re.compile(r"^(autograd::|torch::autograd::)|Backward\d*$|^[^:
 _COMPILED: Final = re.compile(r"^(Torch-Compiled Region|CompiledFunction|## Call Compiled)")
 
 
+@cache  # of a million entries there are some hundred names
 def kind_of(name: str) -> Kind:
     """The kind of an operation or a kernel."""
     if _COMMUNICATION.search(name):
@@ -34,6 +36,7 @@ def kind_of(name: str) -> Kind:
     return "copies" if _COPIES.search(name) else "other"
 
 
+@cache
 def only_calls(name: str) -> bool:
     """Whether an operation of the CPU does nothing itself, such as a node of autograd around the work of a backward."""
     return _COMPILED.match(name) is None and _CALLERS.search(name) is not None
