@@ -1,0 +1,202 @@
+"""The first screen: its figures are those of the files, and it says how a run ended."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from dashboards import opened, played, rows, shown, until
+from made_runs import MadeRun, made_run
+
+from xtrain.tui.board.figures import comparison, figures
+from xtrain.tui.board.schedule import stretches, upcoming, when
+from xtrain.tui.model.board import Board
+from xtrain.tui.model.reader import Reader
+
+UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "ms": 1e-3, "s": 1, "%": 0.01, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+SHOWN = re.compile(r"(?P<number>-?[\d,.]+(?:e[+-]\d+)?)\s*(?P<unit>[A-Za-z%]*)")
+
+
+def agrees(text: str, value: float) -> bool:
+    """Whether a figure, as it is shown, is `value` rounded to the digits that are shown."""
+    found = SHOWN.match(text)
+    assert found, text
+    plain, unit = found["number"].replace(",", ""), UNITS[found["unit"]]
+    mantissa, _, exponent = plain.partition("e")
+    decimals = len(mantissa.partition(".")[2])
+    last_digit = 10.0 ** (int(exponent or 0) - decimals) * unit
+    return abs(float(plain) * unit - value) <= 0.5000001 * last_digit
+
+
+def board_of(made: MadeRun) -> Board:
+    reader = Reader(made.directory)
+    board = reader.poll(10)
+    while board.loading is not None:
+        board = reader.poll(10)
+    return board
+
+
+@pytest.mark.parametrize("last", [1, 63, 250, 9_999])
+def test_figures_are_those_of_the_last_record(tmp_path, last):
+    made = made_run(tmp_path / "run", end="running", logged=0, steps=20_000)
+    made.log(last, last)
+    record = made.metrics(last, mfu=0.41234)
+    made.append("metrics.jsonl", record | {"step": last + 1})
+    made.step = last + 1
+    made.evaluate()
+    board, shares = board_of(made), ("data_seconds", "comm_seconds")
+    said = dict(figures(board))
+    for name, key in {"loss": "loss", "grad norm": "grad_norm", "lr": "lr", "tokens/s": "tokens_per_second"}.items():
+        assert agrees(said[name], record[key]), (name, said[name], record[key])
+    assert agrees(said["MFU"], 0.41234)
+    for name, key in zip(("data wait", "comm"), shares, strict=True):
+        assert agrees(said[name], record[key] / record["step_seconds"])
+    event = json.loads((made.directory / "events.jsonl").read_text().splitlines()[-1])
+    assert agrees(said["eval loss"], event["loss"])
+
+
+def test_what_was_planned_is_that_of_the_plan(tmp_path):
+    made = made_run(tmp_path / "run", "large", end="running", logged=20, every=5)
+    plan, board = made.plan, board_of(made)
+    said = {row.name: row for row in comparison(board)}
+    times = plan["estimates"]["times"]
+    assert agrees(said["step time"].planned, times["step"])
+    assert agrees(said["tokens/s"].planned, times["tokens_per_second"])
+    assert agrees(said["MFU"].planned, times["mfu"])
+    assert agrees(said["tokens"].planned, plan["timeline"]["tokens"])
+    assert agrees(said["steps"].planned, plan["timeline"]["steps"])
+    fullest = max(rank["total_bytes"] for rank in plan["memory"]["per_rank"])
+    memory = next(row for name, row in said.items() if name.startswith("memory"))
+    assert agrees(memory.planned, fullest)
+    record = made.metrics(20)
+    assert agrees(said["step time"].actual, record["step_seconds"])
+    assert agrees(memory.actual, record["memory_bytes"])
+    assert said["step time"].off == pytest.approx(record["step_seconds"] / times["step"] - 1)
+
+
+def test_what_nobody_knows_is_said(tmp_path):
+    board = board_of(made_run(tmp_path / "run", end="waiting"))
+    assert dict(figures(board))["loss"] == "–" and dict(figures(board))["MFU"] == "n/a"
+    assert {row.planned for row in comparison(board)} >= {"n/a"}
+    assert all(row.off is None for row in comparison(board))
+
+
+def test_a_difference_of_memory_on_a_cpu_says_nothing(tmp_path):
+    rows_of = comparison(board_of(made_run(tmp_path / "run", logged=10)))
+    assert next(row for row in rows_of if row.name == "memory, all").off is None
+
+
+def test_what_comes_next(tmp_path):
+    made = made_run(tmp_path / "run", end="running", logged=27, steps=50)
+    board = board_of(made)
+    found = [(each.what, each.in_steps) for each in upcoming(board)]
+    assert found[:2] == [("log", 3), ("eval library, checkpoint", 13)]
+    assert found[2][1] == 23 and found[2][0].startswith("the end: checkpoint, generate")
+    assert when(upcoming(board)[1], 0.5) == "in 13 steps (6s)"
+    made.log(28, 50)
+    assert upcoming(board_of(made)) == []
+
+
+def test_phases_stand_in_their_order_with_the_one_it_is_in(tmp_path):
+    made = made_run(tmp_path / "run", "datasets", end="running", logged=70)
+    found = stretches(board_of(made))
+    assert [stretch.name for stretch in found if stretch.now] == ["drill"]
+    assert [stretch.begin for stretch in found] == sorted(stretch.begin for stretch in found)
+    assert found[0].begin == 0 and found[-1].end == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "says"),
+    [
+        ("done", ["DONE after 60 steps", "xtrain generate"]),
+        ("stopped", ["STOPPED after 60 steps", "to go on from step 30"]),
+        ("failed", ["FAILED after 60 steps", "rank 1: RuntimeError: boom", "logs: "]),
+    ],
+)
+def test_an_ended_run_says_how_and_what_to_do(tmp_path, monkeypatch, end, says):
+    monkeypatch.chdir(tmp_path)
+    made = made_run(Path("run"), end=end, logged=60)
+
+    async def play():
+        async with opened(made.directory) as (app, _):
+            text = shown(app)
+            for words in says:
+                assert words in text, text
+
+    played(play())
+
+
+def test_a_run_that_is_killed_shows_as_lost_within_five_seconds(tmp_path):
+    made = made_run(tmp_path / "run", end="running", logged=60, steps=400)
+
+    async def play():
+        async with opened(made.directory) as (app, pilot):
+            with made.alive():
+                made.beat()
+                await until(pilot, lambda: app.live.life.state == "training")
+            made.beat(pid=2**22 + 1)  # of nobody
+            await until(pilot, lambda: app.live.life.state == "lost")
+            await pilot.pause()
+            assert "LOST at step 60" in shown(app)
+            assert "to go on from step 30" in shown(app)
+
+    played(play())
+
+
+def test_an_alert_is_a_note_once_and_stands_there_while_it_is_raised(tmp_path):
+    made = made_run(tmp_path / "run", end="running", logged=60, steps=400)
+    said = {"kind": "loss_spike", "message": "loss 9.1, 6.3 deviations above its mean", "value": 9.1, "limit": 6.0}
+
+    async def play():
+        async with opened(made.directory) as (app, pilot):
+            made.event("alert", ranks=[], state="raised", **said)
+            await until(pilot, lambda: any(alert.kind == "loss_spike" for alert in app.live.alerts))
+            await pilot.pause()
+            assert "! loss spike: loss 9.1" in shown(app)
+            assert "1 alert" in rows(app)[0] or "alerts" in rows(app)[0]
+            made.log(61, 62)
+            await until(pilot, lambda: app.live.run.step == 62)
+            assert [note.title for note in app._notifications].count("loss spike") == 1
+            made.event("alert", ranks=[], state="cleared", **said)
+            await until(pilot, lambda: not any(alert.kind == "loss_spike" for alert in app.live.alerts))
+            await pilot.pause()
+            assert "! loss spike" not in shown(app)
+
+    with made.alive():
+        played(play())
+
+
+def test_a_screen_that_cannot_be_drawn_leaves_the_others(tmp_path, monkeypatch):
+    from xtrain.tui.board.overview import OverviewPane
+
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    made = made_run(tmp_path / "run", logged=20)
+
+    def show(self, board):
+        raise KeyError("of all things")
+
+    monkeypatch.setattr(OverviewPane, "show", show)
+
+    async def play():
+        async with opened(made.directory) as (app, pilot):
+            log = tmp_path / "state" / "xtrain" / "dashboard.log"
+            assert [note.message for note in app._notifications] == [
+                f"Overview cannot be drawn; what went wrong is in {log}"
+            ]
+            assert "KeyError: 'of all things'" in log.read_text()
+            await pilot.press("2")
+            assert app.visited == "plan" and "setup" in shown(app)
+
+    played(play())
+
+
+def test_a_click_on_a_tab_leads_there(tmp_path):
+    made = made_run(tmp_path / "run", logged=20)
+
+    async def play():
+        async with opened(made.directory) as (app, pilot):
+            column = rows(app)[1].index("3 ") + 1
+            await pilot.click(offset=(column, 1))
+            await until(pilot, lambda: app.visited == "ranks")
+
+    played(play())
