@@ -21,6 +21,7 @@ def show_training(page: Page, plan: Plan, detail: Detail) -> None:
     page.more(len(ticks) - most, "training")
     commands = ", ".join(command.name for command in plan.timeline.commands)
     page.wrapped(f"xtrain control  {commands}", rest=" " * 18)
+    page.wrapped(f"alerts          {_alerts(plan)}", rest=" " * 18)
     if detail.full:
         page.described([(node.id, node.does) for kind in ("tick", "event") for node in plan.nodes if node.kind == kind])
 
@@ -158,6 +159,17 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
         by_default = "default" if "fault_tolerance.stuck" in defaults else ""
         rows.append((f"no progress for {seconds_text(stuck)}", "name the ranks, then end", "", by_default))
     return rows
+
+
+def _alerts(plan: Plan) -> str:
+    """What is raised an alert about, with the thresholds, as `alerts` of a spec names them."""
+    args = plan.node("setup.alerts").args
+    found = ["nonfinite", *(f"{name} {args[name]:g}" for name in ("loss_spike", "slow") if args[name] is not None)]
+    shares = (("starvation", "starvation"), ("memory", "memory"), ("disk", "disk_share"))
+    found += [f"{name} {args[key]:.3%}".replace(".000%", "%") for name, key in shares if args[key] is not None]
+    found += [f"disk {bytes_text(args['disk_bytes'])}"] if args["disk_bytes"] is not None else []
+    found += [f"stalled {seconds_text(args['stalled_seconds'])}"] if args["stalled_seconds"] is not None else []
+    return ", ".join(found)
 
 
 def _name(node: Node) -> str:

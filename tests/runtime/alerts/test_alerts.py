@@ -1,0 +1,150 @@
+"""What is found is told once, by the first rank, from any thread, and whether or not a disk takes it."""
+
+import json
+import os
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xtrain.runtime.alerts.alerts import Alerts, planned_bytes
+from xtrain.runtime.alerts.occasions import Occasions
+from xtrain.runtime.alerts.signs import Disk, Finding, LossSpike, Memory, Slow, Starvation
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.observation.records import Records
+from xtrain.runtime.state import Progress, Step
+
+Node = namedtuple("Node", "op args")
+Reaction = namedtuple("Reaction", "event nodes stop")
+GIB = 2**30
+
+
+class Plan:
+    """Of a plan what alerts look at: one command on a spike, and a save."""
+
+    class timeline:
+        reactions = (Reaction("loss_spike", ("tell", "save"), False), Reaction("disk", ("tell",), True))
+
+    def node(self, name: str) -> Node:
+        return Node("tick.notify", {"command": "page", "limit_seconds": 3.0}) if name == "tell" else Node("save", {})
+
+
+class Told:
+    """Stands in for the notifier."""
+
+    def __init__(self) -> None:
+        self.commands: list[Any] = []
+
+    def alert(self, commands: list[tuple[str, float]], finding: Finding, step: int) -> None:
+        self.commands += [(command, finding.kind, step) for command, _ in commands]
+
+
+@pytest.fixture
+def alerts(tmp_path) -> Alerts:
+    plan: Any = Plan()
+    notifier: Any = Told()
+    occasions = Occasions(plan.timeline.reactions)
+    records = Records.open(tmp_path, 0)
+    return Alerts(records=records, progress=Progress(step=9), notifier=notifier, occasions=occasions, plan=plan)
+
+
+def told(alerts: Alerts) -> list[tuple[Any, ...]]:
+    alerts.records.close()
+    path = alerts.records.directory / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(each["kind"], each["state"], each["step"]) for each in map(json.loads, lines)]
+
+
+def waiting(alerts: Alerts) -> int:
+    return int(alerts.occasions._take())
+
+
+def steps(alerts: Alerts, losses: list[float], seconds: float = 1.0) -> None:
+    for index, loss in enumerate(losses):
+        alerts.step_done(Step(index=index, loss=loss, phase="train"), seconds)
+
+
+def test_a_spike_is_written_told_and_agreed_upon(alerts):
+    alerts.loss_spike = LossSpike(6.0, 100)
+    steps(alerts, [2.0 + 0.01 * (number % 3) for number in range(60)])
+    assert told(alerts) == [] and waiting(alerts) == 0
+    steps(alerts, [9.0, 9.0])
+    assert told(alerts) == [("loss_spike", "raised", 10)], "of the step under way, which is not counted yet"
+    assert alerts.notifier.commands == [("page", "loss_spike", 10)]  # type: ignore[attr-defined]
+    assert waiting(alerts) == 1 and waiting(alerts) == 0
+
+
+def test_bad_steps_are_told_once_and_so_is_their_end(alerts):
+    for _ in range(3):
+        alerts.bad_step(float("nan"), 1.0)
+    steps(alerts, [2.0, 2.0])
+    assert told(alerts) == [("nonfinite", "raised", 10), ("nonfinite", "cleared", 10)]
+
+
+def test_numbers_of_a_log_line(alerts):
+    alerts.starvation, alerts.memory = Starvation(0.3), Memory(1.05)
+    for _ in range(3):
+        alerts.logged(30, 30.0, 20.0, 1.5)
+    assert told(alerts) == [("memory", "raised", 9), ("starvation", "raised", 9)]
+
+
+def test_what_is_off_is_not_looked_at(alerts):
+    steps(alerts, [2.0] * 60 + [9.0] * 9, seconds=1.0)
+    alerts.logged(30, 30.0, 30.0, 9.0)
+    alerts.look_at_disk()
+    assert told(alerts) == []
+
+
+def test_the_disk_is_asked_now_and_then(alerts, monkeypatch):
+    asked: list[Path] = []
+    space = os.statvfs(alerts.records.directory)
+
+    def full(path: Path) -> Any:
+        asked.append(path)
+        values = {"f_bavail": 1, "f_blocks": 100, "f_frsize": GIB}
+        return namedtuple("Space", values)(**values)
+
+    monkeypatch.setattr("xtrain.runtime.alerts.alerts.os.statvfs", full)
+    alerts.disk = Disk(0.05, None, None)
+    alerts.look_at_disk()
+    alerts.look_at_disk()
+    assert asked == [alerts.records.directory] and space.f_blocks
+    assert told(alerts) == [("disk", "raised", 9)] and waiting(alerts) == 2
+
+
+def test_a_disk_that_takes_no_record_of_it_does_not_matter(alerts, monkeypatch):
+    def full(*given: Any, **rest: Any) -> None:
+        raise EnvironmentFault("X706", "full")
+
+    monkeypatch.setattr(Records, "event", full)
+    alerts.tell(Finding("disk", "raised", "full"))
+    assert alerts.notifier.commands == [("page", "disk", 9)]  # type: ignore[attr-defined]
+
+
+def test_slow_steps(alerts):
+    alerts.slow = Slow(2.0, 100)
+    steps(alerts, [2.0] * 60, seconds=1.0)
+    steps(alerts, [2.0] * 6, seconds=5.0)
+    assert told(alerts) == [("slow", "raised", 10)]
+
+
+def test_other_ranks_tell_of_nothing_but_what_only_they_can(tmp_path, alerts):
+    other = Alerts(
+        records=Records.open(tmp_path / "other", 1), progress=Progress(), notifier=alerts.notifier,
+        occasions=alerts.occasions, plan=alerts.plan,
+    )  # fmt: skip
+    other.bad_step(float("nan"), 1.0)
+    assert told(other) == []
+    other.tell(Finding("stalled", "raised", "rank 0 is gone", ranks=(0,)), every_rank=True)
+    assert told(other) == [("stalled", "raised", 0)]
+
+
+def test_a_rank_is_held_against_what_is_planned_for_its_own_stage():
+    Memory_ = namedtuple("Memory_", "total_bytes reserve")
+    Class = namedtuple("Class", "pp memory")
+    plan: Any = namedtuple("Planned", "estimates")(
+        namedtuple("Estimates", "classes")((Class(0, Memory_(10, 1)), Class(1, Memory_(30, 2))))
+    )
+    rank: Any = namedtuple("Rank", "coordinates")({"pp": 1})
+    assert planned_bytes(plan, rank) == 28
