@@ -20,10 +20,4 @@ SCREENS = {
 
 def pane_classes() -> "dict[str, type[Pane]]":
     """Every screen's class by its name."""
-    found: dict[str, type[Pane]] = {}
-    for name, (module, cls) in SCREENS.items():
-        try:
-            found[name] = getattr(import_module(f"{__package__}.{module}"), cls)
-        except ModuleNotFoundError:
-            continue
-    return found
+    return {name: getattr(import_module(f"{__package__}.{module}"), cls) for name, (module, cls) in SCREENS.items()}
