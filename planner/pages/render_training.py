@@ -151,8 +151,8 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
         by_default = "default" if f"on.{reaction.event}" in defaults else ""
         if by_default and reaction.event == "finish" and len(names) > 1:
             by_default = "checkpoint by default"  # what else happens there was declared
-        elif by_default and "notify" in names:
-            by_default = "default, and notify"
+        elif "notify" in names:
+            by_default = ""
         reactions.setdefault((" then ".join(names), by_default), []).append(reaction.name)
     rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in reactions.items()]
     if (stuck := plan.node("setup.watch").args["stuck_seconds"]) is not None:
@@ -166,7 +166,7 @@ def _alerts(plan: Plan) -> str:
     args = plan.node("setup.alerts").args
     found = ["nonfinite", *(f"{name} {args[name]:g}" for name in ("loss_spike", "slow") if args[name] is not None)]
     shares = (("starvation", "starvation"), ("memory", "memory"), ("disk", "disk_share"))
-    found += [f"{name} {args[key]:.3%}".replace(".000%", "%") for name, key in shares if args[key] is not None]
+    found += [f"{name} {100 * args[key]:.3g}%" for name, key in shares if args[key] is not None]
     found += [f"disk {bytes_text(args['disk_bytes'])}"] if args["disk_bytes"] is not None else []
     found += [f"stalled {seconds_text(args['stalled_seconds'])}"] if args["stalled_seconds"] is not None else []
     return ", ".join(found)
