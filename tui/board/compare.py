@@ -51,10 +51,10 @@ class ComparePane(Pane):
     ComparePane.searching Input { display: block; }
     """
     BINDINGS = [  # noqa: RUF012
-        Binding("r", "choose('runs')", "runs"),
-        Binding("m", "choose('metrics')", "metric"),
-        Binding("x", "axis", "steps, tokens"),
-        Binding("d", "settings", "settings"),
+        Binding("r", "choose('runs')", "runs", tooltip="choose the runs to compare with"),
+        Binding("m", "choose('metrics')", "metric", tooltip="choose the metric"),
+        Binding("x", "axis", "axis", tooltip="over steps, or over tokens"),
+        Binding("d", "settings", "settings", tooltip="the settings in which the runs differ alone, and back"),
         Binding("slash", "search", "filter", show=False),
         Binding("down,j", "move(1)", "next", show=False),
         Binding("up,k", "move(-1)", "before", show=False),

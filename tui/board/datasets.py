@@ -38,7 +38,7 @@ class DatasetsPane(Pane):
         Binding("up,k", "move(-1)", "dataset before", show=False),
         Binding("pagedown", "turn(1)", "a page on", show=False),
         Binding("pageup", "turn(-1)", "a page back", show=False),
-        Binding("v", "curves", "other curves"),
+        Binding("v", "curves", "curves", tooltip="losses, losses on what was held out, the wait for rows"),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:

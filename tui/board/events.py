@@ -39,12 +39,18 @@ class EventsPane(Pane):
         Binding("pagedown", "turn(1)", "a page on", show=False),
         Binding("pageup", "turn(-1)", "a page back", show=False),
         Binding("home", "move(-1000000)", "oldest", show=False),
-        Binding("end,f", "newest", "newest, and follow"),
-        Binding("enter", "enter", "event in full"),
-        Binding("slash", "search", "filter"),
-        Binding("right_square_bracket,right", "kinds(1)", "next kind"),
+        Binding("f,end", "newest", "follow", key_display="f", tooltip="to the newest, and on with it"),
+        Binding("enter", "enter", "in full", tooltip="the event in full, and back"),
+        Binding("slash", "search", "filter", tooltip="only what holds a text"),
+        Binding(
+            "right_square_bracket,right",
+            "kinds(1)",
+            "kind",
+            key_display="]",
+            tooltip="all events, problems, or one kind",
+        ),
         Binding("left_square_bracket,left", "kinds(-1)", "kind before", show=False),
-        Binding("l", "log", "logs"),
+        Binding("l", "log", "logs", tooltip="the ends of the logs, one after the other"),
         Binding("escape", "back", "back", show=False),
     ]
 

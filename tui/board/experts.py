@@ -41,8 +41,8 @@ class ExpertsPane(Pane):
         Binding("pageup", "turn(-1)", "a page back", show=False),
         Binding("home", "move(-1000000)", "first layer", show=False),
         Binding("end", "move(1000000)", "last layer", show=False),
-        Binding("o", "order", "worst layer first"),
-        Binding("a", "plot", "aux loss"),
+        Binding("o", "order", "order", tooltip="the most uneven layer first, or by number"),
+        Binding("a", "plot", "aux loss", tooltip="the balance loss alone, and back"),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:

@@ -61,16 +61,16 @@ class Plot(Widget, can_focus=True):
     Plot > .plot--cursor { color: $accent; text-style: bold; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("l", "log", "log scale"),
-        Binding("s", "smooth", "smoothing"),
-        Binding("plus,equals_sign", "zoom(1)", "closer"),
-        Binding("minus", "zoom(-1)", "further"),
-        Binding("left", "move(-1)", "left"),
-        Binding("right", "move(1)", "right"),
+        Binding("l", "log", "log", tooltip="logarithmic values, or linear ones again"),
+        Binding("s", "smooth", "smooth", tooltip="smoothing 0.9, 0.99, 0.999, none"),
+        Binding("plus,equals_sign", "zoom(1)", "zoom", key_display="+ -", tooltip="closer"),
+        Binding("minus", "zoom(-1)", "further away", show=False),
+        Binding("left", "move(-1)", "left, or the cursor a point back", show=False),
+        Binding("right", "move(1)", "right, or the cursor a point on", show=False),
         Binding("shift+left", "move(-10)", "far left", show=False),
         Binding("shift+right", "move(10)", "far right", show=False),
-        Binding("0", "whole", "whole run"),
-        Binding("c", "cursor", "read values"),
+        Binding("0", "whole", "the whole run", show=False),
+        Binding("c", "cursor", "read", tooltip="read values at a step: left and right move the cursor"),
     ]
 
     def __init__(self, *, id: str | None = None, classes: str | None = None, glyphs: Glyphs | None = None) -> None:
