@@ -108,6 +108,12 @@ def test_smoothing_of_a_part_knows_what_came_before() -> None:
     assert smooth.y.tolist() == pytest.approx([expected[int(x)] for x in smooth.x], rel=1e-9)
 
 
+def test_smoothing_of_a_part_goes_on_to_the_point_behind_it() -> None:
+    smooth = curve([4.0, 2.0], [0, 100]).smoothed(0.99, 20, 50, 30)
+    assert smooth.x.tolist() == [0, 100]
+    assert np.isfinite(smooth.columns(20, 50, 30).low).all()
+
+
 def test_smoothing_goes_by_steps_not_by_points() -> None:
     """Logged every tenth step, a point ten steps back counts what it counts in a run that logs all of them."""
     rare = curve([5.0, 1.0], [0, 10]).smoothed(0.9, 0, 10, 100)
