@@ -45,6 +45,8 @@ class Sheet(Widget, can_focus=True):
 
     def draw(self, rows: Sequence[Row]) -> None:
         """Show these rows from now on; only those that are others than before are drawn again."""
+        if self.marks is ASCII:
+            rows = [tuple((text.translate(_IN_ASCII), style) for text, style in row) for row in rows]
         before, self._rows = self._rows, tuple(rows)
         if len(before) != len(rows):
             self.refresh()
@@ -77,6 +79,9 @@ class Sheet(Widget, can_focus=True):
             self._styles_of[name] = style
         return self._styles_of[name]
 
+
+# What texts have beside the marks, one sign for one.
+_IN_ASCII = str.maketrans({"–": "-", "“": '"', "”": '"', "µ": "u", "…": ">", "·": "-", "×": "x", "→": ">"})
 
 # From cool to hot, each to be read on dark and on light ground; the signs they colour tell the order without them.
 _HEAT = ("#5b7fb5", "#4f8fb8", "#3f9fa8", "#45a57f", "#6fa75a", "#a3a03f", "#c9962e", "#dd7b2c", "#e0563f", "#d8345f")

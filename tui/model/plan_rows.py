@@ -2,7 +2,8 @@
 
 from attrs import frozen
 
-from ..words import brief, duration
+from ..words import duration
+from .node_times import brief
 from .plan_facts import PlanFacts
 from .plan_list import Line, Section
 from .planned import PlannedNode

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from ..words import brief, number, size
+from ..words import number, size
+from .node_times import brief
 from .rank_facts import RankFacts
 from .rank_figures import COMMUNICATION, DATA, PROGRESS, STEP, WORK, expected, seconds_ago
 from .rank_states import WORDS
@@ -18,7 +19,12 @@ def rank_rows(rank: OneRank, facts: RankFacts, width: int, marks: Marks) -> list
     """All that is known of a rank, in as many rows as it takes."""
     state = int(facts.states.of[rank.rank])
     rows = [rule(f"rank {rank.rank:,}", width, marks, WORDS[state])]
-    for label, text, style in (*_where(rank, facts, marks), *_now(rank), *_figures(rank, facts), *_stuck(rank, facts)):
+    for label, text, style in (
+        *_where(rank, facts, marks),
+        *_now(rank, facts),
+        *_figures(rank, facts),
+        *_stuck(rank, facts),
+    ):
         for line_number, line in enumerate(wrapped(text, max(1, width - LABEL))):
             rows.append(row((left("" if line_number else label, LABEL), "dim"), (line, style)))
     rows += _nodes(rank, facts, width, marks)
@@ -42,11 +48,12 @@ def _where(rank: OneRank, facts: RankFacts, marks: Marks) -> Iterator[tuple[str,
         yield "runs on", joined([*host, machine], marks), ""
 
 
-def _now(rank: OneRank) -> Iterator[tuple[str, str, str]]:
+def _now(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
     beat = rank.beat
     if beat is not None:
         step = f"step {beat.step:,}" if beat.step else "set-up"
-        yield "now", f"{step}, {beat.node or 'no node yet'}, {beat.marks:,} marks", ""
+        yield "last" if facts.over else "now", f"{step}, {beat.node or 'no node yet'}, {beat.marks:,} marks", ""
+    if beat is not None and not facts.over:
         old = PROGRESS.of(rank) or 0.0
         if old >= 2 or beat.place:
             at = f", at {beat.place}" if beat.place else ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class RankFacts:
     """axes, expert_axes: of the mesh, outer to inner. real: the names of those with more than one place. machines: how
     many the ranks run on. memory: bytes that the plan expects, by pipeline coordinate. said: sentences, each with the
-    state it is about."""
+    state it is about. over: the run goes on no more."""
 
     ranks: tuple[OneRank, ...] = field(repr=False)
     states: States
@@ -30,6 +30,7 @@ class RankFacts:
     memory: Mapping[int, int] = field(factory=dict)
     times: Mapping[str, StepTime] = field(factory=dict, repr=False)
     said: tuple[tuple[str, int], ...] = ()
+    over: bool = False
     _measured: dict[str, Measured] = field(factory=dict, init=False, repr=False)
 
     def figure(self, figure: Figure) -> Measured:
@@ -66,4 +67,5 @@ class Facts:
             states=found,
             times=times,
             said=tuple(sentences(board, found, times)),
+            over=board.life.over,
         )

@@ -7,8 +7,9 @@ import numpy as np
 from attrs import field, frozen
 from numpy import ndarray
 
-from ..words import brief, size
+from ..words import size
 from .heat import Scale, around, between, from_zero, numbers
+from .node_times import brief
 from .ranks import OneRank
 
 if TYPE_CHECKING:

@@ -99,14 +99,14 @@ def table_row(
     spans: list[tuple[str, str] | str] = [(marks.cursor if chosen else " ", "mark")]
     for column in shown:
         if column.figure is not None:
-            value = column.figure.of(rank)
+            value = None if facts.over and column.figure is PROGRESS else column.figure.of(rank)
             text = right("–" if value is None else column.figure.words(value), column.wide, marks)
             slow = column.figure is WORK and rank.rank in facts.states.slow
             plan = expected(rank, facts.memory) if column.figure is MEMORY else None
             over = plan is not None and value is not None and value > plan
             spans.append((f"{text} ", "bad" if over else "warn" if slow else ""))
         elif column.key == "state":
-            words = WORDS[state] or "gets on" if rank.beat else WORDS[state] or "–"
+            words = WORDS[state] or ("ended" if facts.over else "gets on" if rank.beat else "–")
             text = f"{mark} {words}" if state > FINE and style in ("bad", "warn") else words
             spans.append((f"{left(text, column.wide, marks)} ", style if style in ("bad", "warn") else ""))
         else:

@@ -6,13 +6,16 @@ from contextlib import asynccontextmanager
 from functools import wraps
 from typing import Any
 
+import pytest
 from attrs import evolve
 from made_boards import a_beat, a_board, small_plan, some_ranks
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 
+from xtrain.tui.board import sheet
 from xtrain.tui.board.plan import PlanPane
 from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.model import canvas
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.sheet import plain
 
@@ -47,8 +50,8 @@ async def shown(board: Board, size: tuple[int, int] = (80, 22)) -> AsyncIterator
 
 def text(pane: PlanPane) -> str:
     """What is on the screen, through the widget that draws it."""
-    sheet = pane.query_one(Sheet)
-    return "\n".join(sheet.render_line(y).text for y in range(sheet.size.height))
+    drawn = pane.query_one(Sheet)
+    return "\n".join(drawn.render_line(y).text for y in range(drawn.size.height))
 
 
 def cursor(pane: PlanPane) -> str:
@@ -179,3 +182,13 @@ async def test_another_size_is_drawn_anew() -> None:
             rows = pane._page.rows if pane._page else []
             assert len(rows) == height and all(len(plain(row)) <= width for row in rows)
             assert cursor(pane).startswith("step.forward_backward")
+
+
+@piloted
+async def test_a_terminal_without_utf_8_is_drawn_in_ascii() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sheet, "terminal_glyphs", lambda: canvas.ASCII)
+        async with shown(BOARD, (120, 40)) as (pilot, pane):
+            assert text(pane).isascii() and ">* step.forward_backward" in text(pane)
+            await pilot.press("slash", *"save", "enter", "b", "enter")
+            assert text(pane).isascii()

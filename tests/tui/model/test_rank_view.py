@@ -7,6 +7,7 @@ import pytest
 from attrs import evolve
 from made_boards import a_beat, a_board, small_plan, some_ranks, started
 
+from xtrain.tui.model.life import Life
 from xtrain.tui.model.planned import Planned
 from xtrain.tui.model.rank_facts import Facts, RankFacts
 from xtrain.tui.model.rank_figures import COMMUNICATION, DATA, FIGURES, MEMORY, PROGRESS, STEP, WORK
@@ -236,6 +237,15 @@ def test_the_table_holds_numbers_as_they_were_told() -> None:
     for value in ("pp 1 fsdp 1", "900 ms", "840 ms", "4 ms", "60 ms", "1000 B", "41 forward_backward", "host0"):
         assert value in own
     assert any("✗ gone" in line and line.split()[0] == "3" for line in rows)
+
+
+def test_of_a_run_that_has_ended_nobody_gets_on() -> None:
+    board = a_board(SMALL, records=[started()], life=Life(state="ended", status="done"))
+    known = Facts().of(board)
+    assert known is not None
+    shown = text(page(known, RankView(shows="table"), 200, 46))
+    assert "gets on" not in shown and shown.count(" ended ") == 8 and "0 s" not in shown
+    assert "last     step 41" in text(page(known, RankView(), 120, 36))
 
 
 @pytest.mark.parametrize("width", [200, 120, 80, 60, 40])
