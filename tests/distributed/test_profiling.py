@@ -109,6 +109,20 @@ def test_a_stop_cuts_a_profile_short_and_a_crash_leaves_nothing_torn(lab):
 
 
 @SLOW
+def test_what_is_under_way_does_not_record_a_pause(lab):
+    commands = [[1, 0, "command", {"command": "profile", "arg": 4}], [4, 0, "command", {"command": "pause"}]]
+    resume = [[4, 0, "later", [1.5, "command", {"command": "resume"}]]]
+    directory = run(lab, "paused", "", Mutation("happens", agree=commands, optimizer=resume), count=8).directory
+    assert [event["step"] for event in events(directory, "paused")] == [5]
+    # Asked for after step 1, heard in step 2, warmed up in step 3.
+    assert folders(directory) == ["steps-000000000004-000000000005"]
+    (said,) = (
+        each for each in events(directory, "control") if each["command"] == "profile" and each["state"] == "done"
+    )
+    assert said["detail"].startswith("2 of 4 steps in ") and said["detail"].endswith("; cut short, as the run waits")
+
+
+@SLOW
 def test_a_rank_that_cannot_write_says_so_and_the_others_go_on(lab):
     more = "every 2 steps profile { wait = 0, warmup = 0, active = 1 } then memory_snapshot"
     outcome = run(lab, "unwritten", more, Mutation("unwritten", rank=1), count=4)
