@@ -165,6 +165,7 @@ def test_what_a_model_wrote_is_there_to_its_last_word() -> None:
     assert lines[0] == "sample 1" and written.count("go") == 40
     assert detail(entry, 40)[1][0] == ("def main", "bold")
     assert lines[2].startswith("    go ")
+    assert written == entry.record["samples"][0]["text"].replace("\n", "")
 
 
 def test_a_long_event_is_scrolled() -> None:
