@@ -5,8 +5,6 @@ import sys
 import threading
 from pathlib import Path
 
-from ..tui.board.screens import SCREENS
-
 EPILOG = """\
 RUN is a run's directory, the beginning of its name, or a lineage or root of runs; without it the newest below runs/.
 The dashboard only reads files: closing it never touches training. Its keys are shown with ?.
@@ -24,6 +22,8 @@ VIEWS = ("tui", "plain", "json")
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the verb to the `xtrain` command."""
+    from ..tui.board.screens import SCREENS
+
     parser = subparsers.add_parser(
         "watch",
         help="watch a run in a dashboard, while it trains or afterwards",

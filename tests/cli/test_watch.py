@@ -11,13 +11,12 @@ from made_runs import made_run
 
 from xtrain.cli.control import COMMANDS
 from xtrain.cli.main import main
-from xtrain.cli.watch import SCREENS
 from xtrain.tui.board import opening, terminal
 from xtrain.tui.board.actions import Action
 from xtrain.tui.board.app import BoardApp
 from xtrain.tui.board.asking import Answer, answers, command_line
 from xtrain.tui.board.keys import sign
-from xtrain.tui.board.screens import pane_classes
+from xtrain.tui.board.screens import SCREENS, pane_classes
 
 ROOT = Path(__file__).parents[2]
 
