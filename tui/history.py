@@ -142,7 +142,7 @@ class Recorder:
         curve = self._curve
         if not curve or step > curve[-1][0]:
             curve.append((step, value))
-        else:
+        elif curve[bisect_left(curve, (step,))][0] != step:  # a straggler that has not come before
             insort(curve, (step, value))
         if len(curve) > MAX_POINTS:
             self._curve = list(islice(curve, 0, None, 2))
