@@ -20,17 +20,15 @@ class Sheet(Widget, can_focus=True):
     DEFAULT_CSS = """
     Sheet { height: 1fr; width: 1fr; }
     Sheet .sheet--dim { color: $text-muted; }
-    Sheet .sheet--bold { text-style: bold; }
     Sheet .sheet--title { color: $text-primary; text-style: bold; }
     Sheet .sheet--good { color: $text-success; }
     Sheet .sheet--warn { color: $text-warning; text-style: bold; }
     Sheet .sheet--bad { color: $text-error; text-style: bold; }
     Sheet .sheet--mark { color: $text-accent; text-style: bold; }
     Sheet .sheet--bar { color: $text-secondary; }
-    Sheet .sheet--cursor { text-style: reverse; }
     """
     COMPONENT_CLASSES: ClassVar[set[str]] = {
-        f"sheet--{name}" for name in ("dim", "bold", "title", "good", "warn", "bad", "mark", "bar", "cursor")
+        f"sheet--{name}" for name in ("dim", "title", "good", "warn", "bad", "mark", "bar")
     }
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -71,11 +69,7 @@ class Sheet(Widget, can_focus=True):
         if name not in self._styles_of:
             style = self.rich_style
             for part in name.split():
-                style += (
-                    _heat(part)
-                    if part.startswith("heat")
-                    else self.get_component_rich_style(f"sheet--{part}", partial=True)
-                )
+                style += _style_of(part) or self.get_component_rich_style(f"sheet--{part}")
             self._styles_of[name] = style
         return self._styles_of[name]
 
@@ -83,9 +77,12 @@ class Sheet(Widget, can_focus=True):
 # What texts have beside the marks, one sign for one.
 _IN_ASCII = str.maketrans({"–": "-", "“": '"', "”": '"', "µ": "u", "…": ">", "·": "-", "×": "x", "→": ">"})
 
-# From cool to hot, each to be read on dark and on light ground; the signs they colour tell the order without them.
-_HEAT = ("#5b7fb5", "#4f8fb8", "#3f9fa8", "#45a57f", "#6fa75a", "#a3a03f", "#c9962e", "#dd7b2c", "#e0563f", "#d8345f")
+# From cool to hot, each to be seen on dark and on light ground; the signs they colour tell the order without them.
+HEAT = ("#5b7fb5", "#4482b4", "#2f8ba0", "#2f8f6e", "#5a8c46", "#80822c", "#a07420", "#bf6420", "#d04a36", "#cf2f5c")
 
 
-def _heat(name: str) -> Style:
-    return Style(color=_HEAT[int(name.removeprefix("heat"))])
+def _style_of(name: str) -> Style | None:
+    """A style that is the same in every theme."""
+    if name.startswith("heat"):
+        return Style(color=HEAT[int(name.removeprefix("heat"))])
+    return {"bold": Style(bold=True), "cursor": Style(reverse=True)}.get(name)

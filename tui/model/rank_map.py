@@ -4,7 +4,7 @@ from .heat import Heat
 from .mesh_grid import GAP, Grid, Part, corner, places
 from .rank_figures import Measured
 from .rank_states import GONE, OVER, SILENT, STUCK, UNKNOWN
-from .sheet import Marks, Row, Span, fit, joined, left, right, row, wrapped
+from .sheet import Marks, Row, Span, fit, joined, left, restyled, right, row, wrapped
 
 
 def map_rows(grid: Grid, found: Heat, measured: Measured, chosen: int, width: int, marks: Marks) -> list[Row]:
@@ -14,8 +14,8 @@ def map_rows(grid: Grid, found: Heat, measured: Measured, chosen: int, width: in
         spans: list[Span] = [(right(grid.row_label(number), grid.label_width, marks), "dim"), (" " * GAP, "")]
         first = number * grid.num_columns
         for index in range(first, first + grid.num_columns):
-            text, style = cell_text(found, index, measured, grid.cell_width, marks)
-            spans.append((text, f"{style} cursor".strip() if index == chosen else style))
+            cell = cell_spans(found, index, measured, grid.cell_width, marks)
+            spans += restyled(cell, "cursor") if index == chosen else cell
         rows.append(fit(tuple(spans), width, marks))
     return rows
 
@@ -32,18 +32,17 @@ def sign(state: int, level: int, marks: Marks) -> tuple[str, str]:
     return marks.shades[level * len(marks.shades) // 10], f"heat{level}"
 
 
-def cell_text(found: Heat, index: int, measured: Measured, width: int, marks: Marks) -> Span:
+def cell_spans(found: Heat, index: int, measured: Measured, width: int, marks: Marks) -> Row:
     """One cell in `width` cells of the terminal."""
     if found.rank[index] < 0:
-        return " " * width, ""
+        return ((" " * width, ""),)
     level = int(found.level[index])
-    mark, style = sign(int(found.state[index]), level, marks)
+    mark = sign(int(found.state[index]), level, marks)
     if width == 1:
-        return mark, style
+        return (mark,)
     if width == 3:
-        return f"{mark}{level if level >= 0 else '-'} ", style
-    value = measured.words(float(found.value[index]))
-    return f"{mark} {left(value, width - 3, marks)} ", style
+        return (mark, (f"{level if level >= 0 else '-'} ", ""))
+    return (mark, (f" {left(measured.words(float(found.value[index])), width - 3, marks)} ", ""))
 
 
 def _headings(grid: Grid, width: int, marks: Marks) -> list[Row]:

@@ -9,10 +9,12 @@ from typing import Any
 from attrs import evolve
 from made_boards import a_beat, a_board, small_plan, some_ranks, started
 from textual.app import App, ComposeResult
+from textual.color import Color
 from textual.pilot import Pilot
 
 from xtrain.tui.board.ranks import RanksPane
-from xtrain.tui.board.sheet import Sheet
+from xtrain.tui.board.sheet import HEAT, Sheet
+from xtrain.tui.board.themes import THEMES
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.ranks import Ranks
 
@@ -190,3 +192,31 @@ async def test_another_size_is_drawn_anew() -> None:
             await pilot.resize_terminal(width, height)
             await pilot.pause()
             assert pane._page is not None and len(pane._page.rows) == height and pane._page.rank == 5
+
+
+def contrast(one: Color, other: Color) -> float:
+    """As WCAG counts it, from 1 to 21."""
+
+    def luminance(color: Color) -> float:
+        parts = [part / 12.92 if part <= 0.03928 else ((part + 0.055) / 1.055) ** 2.4 for part in color.normalized]
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), parts, strict=True))
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@piloted
+async def test_texts_and_signs_can_be_seen_in_every_theme() -> None:
+    async with shown(BOARD, (120, 40)) as (pilot, pane):
+        for theme in THEMES:
+            pilot.app.register_theme(theme)
+            pilot.app.theme = theme.name
+            await pilot.pause()
+            sheet = pane.query_one(Sheet)
+            ground = Color.parse(theme.background or "")
+            for y in range(sheet.size.height):
+                for segment in sheet.render_line(y):
+                    assert segment.style is not None and segment.style.color is not None
+                    seen = Color.from_rich_color(segment.style.color)
+                    assert segment.text.isspace() or contrast(seen, ground) >= 3, (theme.name, segment)
+            assert all(contrast(Color.parse(heat), ground) >= 3 for heat in HEAT)

@@ -184,7 +184,7 @@ def test_the_cell_under_the_cursor_is_drawn_in_another_style() -> None:
     assert grid is not None
     cells_of = list(drawn.rows[drawn.first_row : drawn.first_row + grid.num_rows])
     chosen = [(y, x) for y, each in enumerate(cells_of) for x, (_, style) in enumerate(each) if "cursor" in style]
-    assert chosen == [(1, 2 + 2)]  # behind the label and the gap
+    assert chosen == [(1, 2 + 4), (1, 2 + 5)]  # sign and value of the third cell, behind the label and the gap
 
 
 def test_few_ranks_have_their_table_below_the_map() -> None:
