@@ -94,6 +94,11 @@ def test_experts(root):
             await pilot.press("a")
             assert app.focused is sheet and sheet.display
             assert faults(app) == []
+            # A step that was skipped tells no loads: those that were there stay.
+            with (root / "two" / "cccc" / "metrics.jsonl").open("a") as file:
+                file.write('{"step":31,"time":1795000031.0,"phase":"train","tokens":1}\n')
+            await until(pilot, lambda: "step 31" in rows(app)[2])
+            assert "layer 0, experts by load" in shown(app)
 
     played(play())
 
