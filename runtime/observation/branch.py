@@ -7,7 +7,7 @@ from math import inf
 from typing import Any, Final, Protocol
 
 from ..errors import EnvironmentFault
-from .lines import Sizes, size_of_record
+from .lines import Sizes
 from .outlet import Outlet
 
 # Seconds that a checkpoint waits for what lies behind a local disk.
@@ -55,27 +55,27 @@ class Branch:
 
     def begin(self) -> None:
         """Load the library now, beside the set-up, and not with the first record."""
-        self._put(_nothing, 1)
+        self._outlet.send(_nothing)
 
     def metric(self, record: dict[str, Any]) -> None:
         """Never waits; a record that finds no room is lost to this writer."""
-        self._put(partial(self.writer.metric, record), self._sizes.of(record))
+        if not self._failed and not self._outlet.put(partial(self.writer.metric, record), self._sizes.of(record)):
+            self.lost += 1
 
     def event(self, record: dict[str, Any]) -> None:
-        """Never waits."""
-        self._put(partial(self.writer.event, record), size_of_record(record))
+        """Never waits. Any thread."""
+        if not self._failed:
+            self._outlet.send(partial(self.writer.event, record))
 
     def settle(self) -> None:
         """What lies on a local disk in the end is there, unless that takes too long."""
         if self.writer.local and not self._failed and not self._late:
-            number = self._outlet.put(partial(self._rest, must=True), must=True)
-            assert number is not None
-            self._late = not self._outlet.wait(number, SETTLE_SECONDS)
+            self._late = not self._outlet.deliver(partial(self._rest, must=True), SETTLE_SECONDS)
 
     def end(self, exit_code: int, seconds: float = inf) -> None:
         """Hand over what waits, and take leave, in at most so many seconds."""
         seconds = min(seconds, self.writer.seconds)
-        self._outlet.put(partial(self.writer.end, exit_code), must=True)
+        self._outlet.send(partial(self.writer.end, exit_code))
         ended = self._outlet.close(seconds)
         if not ended and not self._failed:
             self._tell(f"{self.writer.name} was not done within {seconds:g} s, and is left behind")
@@ -85,10 +85,6 @@ class Branch:
     def _tell(self, message: str) -> None:
         with suppress(EnvironmentFault):  # of a disk that takes no event; somebody else says so
             self._warn(message)
-
-    def _put(self, call: Callable[[], None], size: int) -> None:
-        if not self._failed and self._outlet.put(call, size) is None:
-            self.lost += 1
 
     def _carry(self, call: Callable[[], None]) -> None:
         self._attempt(call)

@@ -86,7 +86,7 @@ class Pen:
     def write(self, lines: JsonLines, record: dict[str, Any], size: int) -> bool:
         """Whether there was room to wait in. size: how many values it has. Raises what `raise_fault` does."""
         self.raise_fault()
-        return self._outlet.put(_Line(lines, record, awaited=False), size) is not None
+        return self._outlet.put(_Line(lines, record, awaited=False), size)
 
     def write_now(self, lines: JsonLines, record: dict[str, Any], seconds: float = EVENT_SECONDS) -> None:
         """Write behind all that came before, and return when that is done or so many seconds have passed.
@@ -94,17 +94,17 @@ class Pen:
         Raises EnvironmentFault where the disk does not take it. There is always room for it.
         """
         line = _Line(lines, record, awaited=seconds > 0 and not self.hangs)
-        number = self._outlet.put(line, size_of_record(record), must=True)
-        assert number is not None
-        if line.awaited:
-            line.awaited = self._outlet.wait(number, seconds)
-            self.hangs = not line.awaited
-            if line.error is not None:
-                raise line.error
+        if not line.awaited:
+            self._outlet.send(line)
+            return
+        line.awaited = self._outlet.deliver(line, seconds)
+        self.hangs = not line.awaited
+        if line.error is not None:
+            raise line.error
 
     def settle(self, seconds: float | None) -> bool:
         """Whether all is in its file, within so many seconds. Raises what has gone wrong."""
-        settled = self._outlet.settle(seconds)
+        settled = self._outlet.deliver(None, seconds)
         self.raise_fault()
         return settled
 

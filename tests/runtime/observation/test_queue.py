@@ -156,17 +156,17 @@ def test_close_is_bounded(tmp_path, disk, monkeypatch):
     assert len(lines(tmp_path / "metrics.jsonl")) == 1
 
 
-def test_an_outlet_that_is_put_to_by_many_keeps_the_order_of_each():
+def test_an_outlet_that_many_send_to_keeps_the_order_of_each():
     taken: list[tuple[int, int]] = []
     outlet = Outlet("test", taken.append)
 
-    def put(who: int) -> None:
+    def send(who: int) -> None:
         for number in range(300):
-            outlet.put((who, number))
+            outlet.send((who, number))
             if number % 50 == 0:
                 outlet.close(5)
 
-    threads = [threading.Thread(target=put, args=(who,)) for who in range(4)]
+    threads = [threading.Thread(target=send, args=(who,)) for who in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

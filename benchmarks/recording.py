@@ -1,0 +1,109 @@
+"""What a logged step costs the main thread: a record of `metrics.jsonl` and one of `ranks/`, handed over or written.
+
+    OMP_NUM_THREADS=1 python benchmarks/recording.py
+
+Between two steps the main thread multiplies matrices for some milliseconds, as a step does. Each figure is the median
+and the 99th percentile of the time from the first call to the last, in microseconds, and the processor time of the main
+thread alone. `direct` writes both lines itself; `queued` is what a run does; `tensorboard` and `wandb` (offline) have a
+thread each beside that, where their packages are installed. Prints one JSON line.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+from xtrain.runtime.observation.branch import Branch, Writer
+from xtrain.runtime.observation.lines import JsonLines
+from xtrain.runtime.observation.packages import _is_installed
+from xtrain.runtime.observation.records import Records
+from xtrain.runtime.observation.tensorboard_writer import TensorBoardWriter
+from xtrain.runtime.observation.wandb_writer import WandbWriter
+
+Report = Callable[[dict[str, Any], dict[str, Any]], None]
+
+
+def record_of(step: int) -> dict[str, Any]:
+    names = ("loss", "grad_norm", "lr", "tokens_per_second", "step_seconds", "data_seconds", "tflops", "comm_seconds")
+    numbers = {name: 0.1234567890123 * step + place for place, name in enumerate(names)}
+    return {"step": step, "time": time.time(), **numbers, "tokens": step << 20, "memory_bytes": 1 << 34, "phase": "x"}
+
+
+def own_of(step: int) -> dict[str, Any]:
+    nodes = {f"step.node_{number}": 0.012345 for number in range(12)}
+    return {"step": step, "time": time.time(), "memory_bytes": 1 << 34, "node_seconds": nodes}
+
+
+def timed(report: Report, steps: int) -> dict[str, float]:
+    """What `report` costs, in microseconds a step."""
+    left_MM, right_MM = torch.randn(384, 384), torch.randn(384, 384)
+    passed, worked = [], []
+    for step in range(steps):
+        for _ in range(4):
+            left_MM @ right_MM
+        records = record_of(step), own_of(step)
+        begin, before = time.perf_counter(), time.thread_time()
+        report(*records)
+        worked.append(time.thread_time() - before)
+        passed.append(time.perf_counter() - begin)
+    figures = {"median": median(passed), "p99": quantiles(passed, n=100)[98], "processor": median(worked)}
+    return {name: round(value * 1e6, 1) for name, value in figures.items()}
+
+
+def direct(folder: Path, steps: int) -> dict[str, float]:
+    metrics, own = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "own.jsonl")
+    return timed(lambda record, of_rank: (metrics.write(record), own.write(of_rank), None)[-1], steps)
+
+
+def queued(folder: Path, steps: int, *writers: Writer) -> dict[str, float]:
+    records = Records.open(folder, 0)
+    records.branches += [Branch(writer, print) for writer in writers]
+    for branch in records.branches:
+        branch.begin()
+        branch._outlet.deliver(None, 60)
+
+    def report(record: dict[str, Any], of_rank: dict[str, Any]) -> None:
+        records.metric(record)
+        records.own.write(of_rank)
+
+    found = timed(report, steps)
+    records.end_branches(0, 60)
+    records.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    steps = parser.parse_args().steps
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        for kind in ("direct", "queued", "tensorboard", "wandb"):
+            folder = root / kind
+            folder.mkdir()
+            if kind == "direct":
+                found[kind] = direct(folder, steps)
+            elif kind == "queued":
+                found[kind] = queued(folder, steps)
+            elif _is_installed(kind):
+                found[kind] = queued(folder, steps, writer_of(kind, folder))
+    print(json.dumps(found))
+
+
+def writer_of(kind: str, folder: Path) -> Writer:
+    if kind == "tensorboard":
+        return TensorBoardWriter(folder=folder / "tensorboard", step=0, texts={})
+    chosen = dict.fromkeys(("entity", "name", "group", "notes"), None) | {"project": "recording", "tags": []}
+    config = {"experiment": {"name": "recording"}}
+    return WandbWriter(directory=folder, mode="offline", chosen=chosen, config=config, undone=0, warn=print)
+
+
+if __name__ == "__main__":
+    main()
