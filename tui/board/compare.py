@@ -75,6 +75,7 @@ class ComparePane(Pane):
         self._found: list[FoundRun] | None = None
         self._items: list[Item] = []
         self._scroll = 0
+        self._seen: object = None
 
     def compose(self) -> ComposeResult:
         yield Sheet(id="compare-table")
@@ -96,10 +97,13 @@ class ComparePane(Pane):
             self._others = [path for path in given if path.absolute() != board.directory.absolute()][: MOST_LINES - 1]
         self._board = board
         self._reading.want(self._others)
-        self._draw()
+        seen = tuple((run.directory, run.board and run.board.version) for run in self._runs())
+        if seen != self._seen:
+            self._seen = seen
+            self._draw()
 
     def on_other_read(self) -> None:
-        if self.display and self._board is not None:
+        if self.display and self._board is not None and not getattr(self.app, "frozen_at", ""):
             self._draw()
 
     def on_resize(self, event: events.Resize) -> None:
