@@ -1,4 +1,4 @@
-"""What a rank waits for others, by whichever way torch waits: measured on each, and told of the one that waited most."""
+"""What a rank waits for others, whichever way torch waits: measured on each, told of the one that waited most."""
 
 import json
 
