@@ -79,9 +79,16 @@ def took(seconds: float | None) -> str:
 
 
 def brief(seconds: float | None) -> str:
-    """`0.62 ms`, `1.25 s`: for how long something took that should take no time."""
-    short = seconds is not None and math.isfinite(seconds) and seconds < 0.9995
-    return f"{1e3 * seconds:.3g} ms" if short and seconds is not None else took(seconds)
+    """`37.1 µs`, `6.54 ms`, `1.25 s`, `2m05s`: for how long something took, in three digits and at most seven cells,
+    however short it was."""
+    if seconds is None or not math.isfinite(seconds) or seconds >= 0.9995:
+        return took(seconds)
+    if seconds <= 5e-9:
+        return "0 ms"
+    micro = 1e6 * seconds
+    if micro < 1:
+        return f"{micro:.2f} µs"
+    return f"{micro:.3g} µs" if micro < 999.5 else f"{micro / 1e3:.3g} ms"
 
 
 def perplexity(loss: float | None) -> float | None:

@@ -8,22 +8,10 @@ from attrs import frozen
 
 from ..events import text
 from ..state import RunState
-from ..words import number, took
+from ..words import number
 from .event_log import Entry
 from .planned import Planned, PlannedTick
 from .ranks import Ranks
-
-
-def brief(seconds: float | None) -> str:
-    """`91.3 µs`, `6.54 ms`, `1.25 s`, `2m05s`: three digits and at most seven cells, however short it was."""
-    if seconds is None or not isfinite(seconds):
-        return "–"
-    if 5e-9 < seconds < 0.9995e-3:
-        micro = 1e6 * seconds
-        return f"{micro:.3g} µs" if micro >= 1 else f"{micro:.2f} µs"
-    if seconds <= 5e-9:
-        return "0 ms"
-    return f"{1e3 * seconds:.3g} ms" if seconds < 0.9995 else took(seconds)
 
 
 @frozen(kw_only=True)

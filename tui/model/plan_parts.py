@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from ..words import duration, number, plural, size
-from .node_times import brief, due
+from ..words import brief, duration, number, plural, size
+from .node_times import due
 from .plan_facts import PlanFacts
 from .plan_rows import SHARE, TIME, due_words, percent
 from .planned import PlannedNode

@@ -2,8 +2,7 @@
 
 from attrs import frozen
 
-from ..words import duration
-from .node_times import brief
+from ..words import brief, duration
 from .plan_facts import PlanFacts
 from .plan_list import Line, Section
 from .planned import PlannedNode

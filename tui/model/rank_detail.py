@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from ..words import number, size
-from .node_times import brief
+from ..words import brief, number, size
 from .rank_facts import RankFacts
 from .rank_figures import COMMUNICATION, DATA, PROGRESS, STEP, WORK, expected, seconds_ago
 from .rank_states import WORDS

@@ -7,9 +7,8 @@ import numpy as np
 from attrs import field, frozen
 from numpy import ndarray
 
-from ..words import size
+from ..words import brief, size
 from .heat import Scale, around, between, from_zero, numbers
-from .node_times import brief
 from .ranks import OneRank
 
 if TYPE_CHECKING:

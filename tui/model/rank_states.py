@@ -8,8 +8,8 @@ from attrs import field, frozen
 from numpy import ndarray
 
 from ..events import text, whole
-from ..words import number
-from .node_times import StepTime, brief
+from ..words import brief, number
+from .node_times import StepTime
 from .rank_figures import age, seconds_ago
 from .ranks import OneRank, Straggler
 

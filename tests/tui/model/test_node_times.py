@@ -9,7 +9,6 @@ from made_boards import a_board, a_rank, entries, small_plan, some_ranks, starte
 
 from xtrain.tui.model.node_times import (
     StepTimes,
-    brief,
     due,
     last_times,
     period,
@@ -34,22 +33,6 @@ def test_of_each_node_the_slowest_rank_and_the_median_are_told(told: list[dict[s
         assert time.ranks == len(own)
     shares = sum(time.share for time in found.values())
     assert shares == pytest.approx(1.0) or shares == 0.0
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0.0, "0 ms"), (9.13e-5, "91.3 µs"), (9e-6, "9 µs"), (9.996e-4, "1 ms"), (0.006538, "6.54 ms"),
-        (0.437, "437 ms"), (1.25, "1.25 s"), (125.0, "2m05s"), (None, "–"), (float("nan"), "–"),
-    ],
-)  # fmt: skip
-def test_times_in_three_digits(seconds: float | None, words: str) -> None:
-    assert brief(seconds) == words
-
-
-@given(st.floats(0, 1e6, allow_nan=False))
-def test_times_fit_their_column(seconds: float) -> None:
-    assert len(brief(seconds)) <= 7
 
 
 def test_of_equally_slow_ranks_the_first_is_named() -> None:

@@ -10,14 +10,13 @@ from made_runs import Shape, made_run
 
 from xtrain.tui.model import plan_facts, rank_facts
 from xtrain.tui.model.board import Board
-from xtrain.tui.model.node_times import brief
 from xtrain.tui.model.plan_view import PlanView
 from xtrain.tui.model.plan_view import page as plan_page
 from xtrain.tui.model.rank_view import RankView
 from xtrain.tui.model.rank_view import page as rank_page
 from xtrain.tui.model.reader import Reader
 from xtrain.tui.model.sheet import plain
-from xtrain.tui.words import size
+from xtrain.tui.words import brief, size
 
 
 def read(directory: Path) -> Board:
