@@ -71,18 +71,22 @@ class Stalled:
         return all(rank in verdict.ranks for rank in range(self.rank)) if verdict.frozen else self.rank == 0
 
     def _finding(self, verdict: Verdict, idle: float) -> Finding:
-        first = self._seen[verdict.ranks[0]].reading
+        first, own = self._seen[verdict.ranks[0]].reading, self._seen[self.rank].reading
         shown = ", ".join(map(str, verdict.ranks[:8])) + (", …" if len(verdict.ranks) > 8 else "")
         ranks = f"rank{'s' if len(verdict.ranks) > 1 else ''} {shown}"
-        how = "not heard of any more" if verdict.frozen else "got stuck"
-        message = f"no progress for {idle:.0f} s: {ranks} {how}, {_where(first)}"
+        how = f"got stuck in {_where(first)}"
+        if verdict.frozen:  # what it told last is up to a second old: where the others wait for it is certain
+            how = f"not heard of any more; the others wait in {_where(own)}"
+            how += f"; last heard of in {_where(first)}" if first is not None and _where(first) != _where(own) else ""
+        process = f"; process {first.pid} on {first.host}" if first is not None else ""
+        message = f"no progress for {idle:.0f} s: {ranks} {how}{process}"
         return Finding("stalled", "raised", message, round(idle, 1), self.limit, verdict.ranks)
 
 
 def _where(reading: Reading | None) -> str:
-    """`in step 12, step.fetch at data/feed.py:80 next, process 1234 on host`."""
+    """`step 12, step.fetch at data/feed.py:80 next`."""
     if reading is None:
-        return "which has told nothing yet"
+        return "nobody knows what"
     step = f"step {reading.step}, " if reading.step else ""
-    place = f" at {reading.place}" if reading.place else ""
-    return f"in {step}{reading.node}{place}, process {reading.pid} on {reading.host}"
+    place = f" at {reading.place}" if reading.place and not reading.place.startswith("torch/") else ""
+    return f"{step}{reading.node}{place}"
