@@ -255,7 +255,9 @@ class BoardApp(App[int]):
     def action_help(self) -> None:
         """All keys, of this screen first."""
         panes = sorted((cls for _, _, cls in self._screens()), key=lambda cls: cls is not self._kinds[self.visited])
-        everywhere = [*self.BINDINGS, *BoardScreen.BINDINGS]
+        bindings = (binding for binding in self.BINDINGS if isinstance(binding, Binding))
+        possible = (binding for binding in bindings if self.check_action(binding.action, ()))
+        everywhere = [*possible, *BoardScreen.BINDINGS]
         self.push_screen(HelpScreen(all_groups(everywhere, panes, self._panes.get(self.visited), self.live)))
 
     # Asking the run

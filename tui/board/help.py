@@ -66,11 +66,13 @@ def help_text(groups: Sequence[Group], width: int) -> Content:
     for each in groups:
         lines += [Content("")] if lines else []
         lines.append(Content.styled(each.title, "bold $primary"))
-        for key, said, why in each.keys:
+        reasons = [why for _, _, why in each.keys]
+        for (key, said, why), after in zip(each.keys, [*reasons[1:], ""], strict=True):
             style = "$text-muted" if why else ""
             for place, text in enumerate(folded(said, rest)):
                 lines.append(Content.assemble((cell("" if place else key, widest), "bold"), "  ", (text, style)))
-            for text in folded(f"not now: {why}", rest) if why else ():
+            # Of keys that do nothing for one reason, it stands below the last.
+            for text in folded(f"not now: {why}", rest) if why and why != after else ():
                 lines.append(Content.styled(f"{' ' * widest}  {text}", "$warning"))
     return stack(each.truncate(width, ellipsis=True) for each in lines)
 
