@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 AUX_LOSS = "moe/aux_loss"
 # The plot takes what the map leaves over, between so many rows; with less it is shown in place of the map.
-_PLOT_ROWS, _MOST_PLOT_ROWS = 7, 16
+_PLOT_ROWS, _MOST_PLOT_ROWS = 7, 26
 
 
 class ExpertsSheet(Sheet):
