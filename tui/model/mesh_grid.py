@@ -14,8 +14,10 @@ from numpy import ndarray
 
 from .planned import PlannedAxis
 
-# Widths of a cell: a sign and a value, a sign and a digit, a sign alone. The widest that fits is taken.
-CELL_WIDTHS = (10, 3, 1)
+# Widths of a cell: signs, rank and value; a sign and a value; a sign and a digit; a sign alone. The widest that fits is
+# taken, the first one only for few ranks: a map of many is not to become a list.
+CELL_WIDTHS = (22, 10, 3, 1)
+FEW = 4
 # Cells between the labels of rows and the first column.
 GAP = 1
 
@@ -106,7 +108,7 @@ def lay_out(axes: tuple[PlannedAxis, ...], world: int, width: int, height: int) 
         real = (PlannedAxis(name="rank", size=world, stride=1, crosses_nodes=False),) if world > 1 else ()
     best: tuple[tuple[float, ...], Grid] | None = None
     for rows, columns in _splits(real):
-        for cell_width in CELL_WIDTHS:
+        for cell_width in CELL_WIDTHS[world > FEW :]:
             found = _fitted(rows, columns, world, cell_width, width, height)
             if best is None or found[0] < best[0]:
                 best = found

@@ -42,7 +42,12 @@ def cell_spans(found: Heat, index: int, measured: Measured, width: int, marks: M
         return (mark,)
     if width == 3:
         return (mark, (f"{level if level >= 0 else '-'} ", ""))
-    return (mark, (f" {left(measured.words(float(found.value[index])), width - 3, marks)} ", ""))
+    value = measured.words(float(found.value[index]))
+    if width < 20:
+        return (mark, (f" {left(value, width - 3, marks)} ", ""))
+    shade, style = mark
+    name = left(f"rank {int(found.rank[index]):,}", 9, marks)
+    return ((shade * 3, style), (f" {name}{right(value, width - 15, marks)}  ", ""))
 
 
 def _headings(grid: Grid, width: int, marks: Marks) -> list[Row]:

@@ -315,3 +315,10 @@ def test_before_any_number_is_told() -> None:
         for size in SIZES:
             assert len(page(known, RankView(shows=shows), *size).rows) == size[1]  # type: ignore[arg-type]
     assert next_figure(RankView(), known, 1) == RankView()
+
+
+@pytest.mark.parametrize("width", [200, 120, 80, 60])
+def test_of_few_ranks_cells_are_wide_and_name_them(width: int) -> None:
+    few = facts(small_plan({"fsdp": 2}), step_seconds={1: 0.9})
+    shown = text(page(few, RankView(), width, 20))
+    assert "███ rank 1    900 ms" in shown and "··· rank 0    500 ms" in shown
