@@ -1,0 +1,101 @@
+"""Alerts of several ranks: seen where they are, told once, and acted upon by all of them in the same place."""
+
+import time
+
+import pytest
+from attrs import evolve
+from checkpoints import steps
+from gang import GangFailed, Mutation, Outcome
+from projects import events
+from topologies import Topology
+from trials import Laboratory
+
+pytestmark = pytest.mark.distributed
+SLOW = pytest.mark.slow
+TWO, FOUR = Topology(fsdp=2), Topology(fsdp=2, tp=2)
+NO_STEPS = "checkpoint { model = false, keep = none }\nevery 500 steps checkpoint\n"
+
+
+def run(
+    lab: Laboratory, name: str, more: str, mutation: Mutation, *, count: int = 6, topology: Topology = TWO
+) -> Outcome:
+    trial = evolve(topology.trial("fp32"), steps=count, more=NO_STEPS + more)
+    return lab.gang.run(lab.plan(trial, topology.layout), lab.folder, name=name, mutation=mutation)
+
+
+def alerts(outcome: Outcome, kind: str) -> list[tuple[str, int]]:
+    return [(each["state"], each["step"]) for each in events(outcome.directory, "alert") if each["kind"] == kind]
+
+
+@pytest.mark.parametrize(
+    ("topology", "rank"), [(TWO, 1), pytest.param(TWO, 0, marks=SLOW), pytest.param(FOUR, 2, marks=SLOW)]
+)
+def test_a_rank_that_is_stopped_is_told_of_and_so_is_that_it_goes_on(lab, topology, rank):
+    """Also where nobody ends the run because of it; of the first rank the second one tells."""
+    more = 'fault_tolerance { stuck = none }\nalerts { stalled = 2 s }\non stalled notify("echo $XTRAIN_RANKS stalled")'
+    stop = Mutation("stop_process", rank=rank, step=3, seconds=7.0)
+    outcome = run(lab, f"stalled-{topology}-{rank}", more, stop, topology=topology)
+    assert len(outcome.curve) == 6
+    raised, cleared = (each for each in events(outcome.directory, "alert") if each["kind"] == "stalled")
+    assert (raised["state"], raised["ranks"], raised["limit"]) == ("raised", [rank], 2.0)
+    assert f"rank {rank} not heard of any more; the others wait in step 3, step.agree" in raised["message"]
+    assert 2 <= raised["value"] < 8
+    assert cleared["state"] == "cleared"
+    (told,) = events(outcome.directory, "notify")
+    assert told["exit_code"] == 0
+    assert f"\n{rank} stalled\n" in (outcome.directory / "logs" / "notify.log").read_text()
+
+
+@SLOW
+def test_a_rank_that_is_asleep_is_told_of_with_its_place_before_the_run_is_ended(lab):
+    more = "fault_tolerance { stuck = 8 s }"  # and so stalled is 4 s
+    trial = evolve(TWO.trial("fp32"), steps=6, more=more)
+    asleep = Mutation("oversleep", rank=1, step=3)
+    with pytest.raises(GangFailed) as caught:
+        lab.gang.run(lab.plan(trial, TWO.layout), lab.folder, name="asleep-told", mutation=asleep, timeout=60)
+    assert "not finished" not in str(caught.value)
+    directory = lab.folder / "jobs" / "asleep-told"
+    (raised,) = events(directory, "alert")
+    (stuck,) = events(directory, "stuck")
+    assert (raised["kind"], raised["ranks"]) == ("stalled", [1]) and "_lie_down" in raised["message"]
+    assert raised["time"] < stuck["time"]
+
+
+def test_bad_steps_are_one_alert_for_as_long_as_they_last(lab):
+    told = 'on nan(2) notify("echo two bad steps")'
+    poison = Mutation("poison", rank=1, portions=[2, 3, 5], kind="loss")
+    outcome = run(lab, "bad-steps", f"on nan(4) skip\n{told}", poison)
+    assert alerts(outcome, "nonfinite") == [("raised", 2), ("cleared", 4), ("raised", 5), ("cleared", 6)]
+    assert [each["step"] for each in events(outcome.directory, "notify")] == [2]
+    assert not alerts(outcome, "loss_spike"), "what is no number is no spike"
+
+
+def test_all_ranks_save_behind_the_step_that_follows_a_spike(lab):
+    """One rank's share of the loss is high in a step; the first rank sees it in the sum, and all save together."""
+    spike = Mutation("poison", rank=1, portions=[55], kind="loss", value=20.0)
+    more = 'on loss_spike notify("echo $XTRAIN_STEP $XTRAIN_VALUE") then checkpoint'
+    outcome = run(lab, "spike", more, spike, count=60)
+    assert alerts(outcome, "loss_spike")[:1] == [("raised", 55)]
+    assert steps(outcome.directory) == [56, 60]
+    (told,) = events(outcome.directory, "notify")
+    assert (told["kind"], told["step"], told["exit_code"]) == ("loss_spike", 55, 0)
+
+
+@SLOW
+def test_an_alert_may_stop_a_run(lab):
+    spike = Mutation("poison", rank=1, portions=[55], kind="loss", value=20.0)
+    outcome = run(lab, "spike-stop", "on loss_spike checkpoint then stop", spike, count=60)
+    assert steps(outcome.directory) == [56]
+    (stop,) = events(outcome.directory, "stop")
+    assert (stop["name"], stop["step"]) == ("loss_spike", 56)
+    (end,) = events(outcome.directory, "run_end")
+    assert (end["status"], end["exit_code"]) == ("stopped", 75)
+
+
+@SLOW
+def test_a_run_waits_for_a_command_at_its_end(lab):
+    begun = time.time()
+    outcome = run(lab, "told-at-the-end", 'on finish notify("sleep 2; exit 4")', Mutation("without", steps=[]))
+    (told,), (end,) = events(outcome.directory, "notify"), events(outcome.directory, "run_end")
+    assert told["exit_code"] == 4 and told["time"] <= end["time"] and end["time"] - begun >= 2
+    assert end["status"] == "done", "a command that fails harms nothing"
