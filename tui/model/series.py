@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy import ndarray
 
-from ..words import number
+from .batches import by_key, is_evaluation, last_own, seconds_after
 from .columns import Column, Growing, Sketch, floats
 from .lines import Record
 
@@ -109,7 +109,7 @@ class Series:
             return
         with self._lock:
             steps = np.array([record["step"] for record in found], np.float64)
-            for key, rows, values in _by_key(found):
+            for key, rows, values in by_key(found):
                 self._sketches.setdefault(key, Sketch()).add(steps[rows], values)
                 self._note(key, steps[rows], values)
             self._renew_last(found)
@@ -198,7 +198,7 @@ class Series:
         size = len(self)
         last = self._steps.view[-1] if size else -np.inf
         late = 0
-        while late < len(run) and steps[late] < last and _seconds(run[late], self._last) < 0:
+        while late < len(run) and steps[late] < last and seconds_after(run[late], self._last) < 0:
             late += 1
         if late:
             self._insert(run[:late])
@@ -212,7 +212,7 @@ class Series:
         new = np.append(steps[0] != last, steps[1:] != steps[:-1])
         rows = np.cumsum(new) + (size - 1)
         self._steps.extend(steps[new])
-        for key, places, values in _by_key(run):
+        for key, places, values in by_key(run):
             if key not in self._columns and key not in self._gone:
                 self._columns[key] = Column()
                 self._columns[key].upto = size
@@ -236,11 +236,11 @@ class Series:
                 self._latest[key] = step, float(values[finite[-1]])
 
     def _renew_last(self, records: Sequence[Record]) -> None:
-        for record in records[_last_own(records) :]:
+        for record in records[last_own(records) :]:
             before = self._last.get("step", -1)
             if record["step"] == before:
                 self._last = MappingProxyType({**self._last, **record})
-            elif record["step"] > before and not _is_evaluation(record):
+            elif record["step"] > before and not is_evaluation(record):
                 self._last = MappingProxyType(record)
 
     def _insert(self, records: list[Record]) -> None:
@@ -252,7 +252,7 @@ class Series:
                 steps = np.insert(self._steps.view, row, record["step"])
                 self._steps = Growing()
                 self._steps.extend(steps)
-            numbers = {key: float(value[0]) for key, _, value in _by_key([record])}
+            numbers = {key: float(value[0]) for key, _, value in by_key([record])}
             for key in numbers.keys() - self._gone - self._columns.keys():
                 self._columns[key] = Column()
                 self._columns[key].upto = len(self) - missing
@@ -303,38 +303,3 @@ class Series:
             excess -= column.num_bytes
             del self._columns[key]
             self._gone.add(key)
-
-
-def _by_key(run: list[Record]) -> list[tuple[str, Any, ndarray]]:
-    """Each key with numbers, at which of the records it is, and its values there."""
-    shapes = dict.fromkeys(map(tuple, run))
-    keys = dict.fromkeys(key for shape in shapes for key in shape if key != "step")
-    found: list[tuple[str, Any, ndarray]] = []
-    for key in keys:
-        if all(key in shape for shape in shapes):
-            where, values = slice(None), [record[key] for record in run]
-        else:
-            pairs = [(place, record[key]) for place, record in enumerate(run) if key in record]
-            where, values = np.array([place for place, _ in pairs]), [value for _, value in pairs]
-        numbers = floats(values)
-        if numbers is not None:
-            found.append((key, where, numbers))
-    return found
-
-
-def _is_evaluation(record: Record) -> bool:
-    return all(key in ("step", "time") or key.startswith("eval/") for key in record)
-
-
-def _last_own(records: Sequence[Record]) -> int:
-    """Where the records of the last step begin that has more than an evaluation."""
-    place = len(records) - 1
-    while place > 0 and _is_evaluation(records[place]):
-        place -= 1
-    while place > 0 and records[place - 1]["step"] == records[place]["step"]:
-        place -= 1
-    return max(place, 0)
-
-
-def _seconds(record: Record, last: Mapping[str, Any]) -> float:
-    return (number(record.get("time")) or 0.0) - (number(last.get("time")) or 0.0)
