@@ -1,6 +1,7 @@
 """The logged steps as columns, beside what dictionaries say of the same records."""
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,11 @@ def _record(draw: st.DrawFn, step: int, time: float) -> Record:
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> list[Record]:
+def streams(draw: st.DrawFn, kinds: str = "nnnnnnesbl") -> list[Record]:
     """Steps that grow, stand still for an evaluation, go back now and then, or come late."""
     found: list[Record] = []
     step, time = 0, 1000.0
-    for kind in draw(st.lists(st.sampled_from("nnnnnnesbl"), max_size=60)):
+    for kind in draw(st.lists(st.sampled_from(kinds), max_size=60)):
         time += 1
         if kind == "b" and step:  # the run has gone back
             step = draw(st.integers(0, step))
@@ -105,6 +106,24 @@ def test_columns_hold_what_the_records_say_however_they_come_in(records: list[Re
     cuts = sorted(min(cut, len(records)) for cut in cuts)
     _same(_fed(records, cuts), naive(records))
     assert _fed(records, cuts).last == _fed(records, list(range(len(records)))).last
+
+
+@settings(max_examples=60, deadline=None)
+@given(streams(kinds="nnne"), st.lists(st.integers(0, 60), max_size=6))
+def test_columns_that_are_read_again_hold_the_same(records: list[Record], cuts: list[int]) -> None:
+    """Chunk by chunk, wherever the file was cut: an evaluation may lie in another chunk than the record of its step."""
+    bounds = [0, *sorted({min(cut, len(records)) for cut in cuts}), len(records)]
+    series, rows = Series(), [0]
+    for begin, end in pairwise(bounds):
+        series.extend(records[begin:end])
+        rows.append(len(series))
+    for key in series._columns.copy():
+        del series._columns[key]
+        series._gone.add(key)
+        series.xy(key)
+    for (begin, end), (first, upto) in zip(pairwise(bounds), pairwise(rows), strict=True):
+        series.complete(first, records[begin:end], (*KEYS, "time"), upto)
+    _same(series, naive(records))
 
 
 def _logged(count: int, first: int = 1) -> list[Record]:
