@@ -1,8 +1,10 @@
 """The runs that a run can be compared with: those that lie below the same folder."""
 
 import json
+import os
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,30 +37,34 @@ class FoundRun:
 
 def found_runs(directory: Path) -> list[FoundRun]:
     """Other runs below the folder of a run and of its lineage, the newest first; what cannot be read is left out."""
-    root = _root(directory.absolute())
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    found = []
-    for run in _directories(root):
-        if time.monotonic() > deadline or len(found) >= _MOST:
-            break
-        if run != directory.absolute():
-            found.append(_glance(run, root))
+    root = _root(directory.absolute(), deadline)
+    others = (run for run in _directories(root, deadline) if run != directory.absolute())
+    found = [_glance(run, root) for run in islice(others, _MOST)]
     return sorted(found, key=lambda run: -(run.time or 0.0))
 
 
-def _root(directory: Path) -> Path:
+def _root(directory: Path, deadline: float) -> Path:
     """`runs` of `runs/LINEAGE/RUN`: the folder above, if a second run or lineage lies there; else the one around."""
     around = directory.parent
     above = around.parent
-    return above if above != around and any(run != directory for run in _directories(above)) else around
+    return above if above != around and any(run != directory for run in _directories(above, deadline)) else around
 
 
-def _directories(root: Path) -> Iterator[Path]:
+def _directories(root: Path, deadline: float, depth: int = 2) -> Iterator[Path]:
+    """Runs in a folder and in the folders in it, as far as there is time: it may be a home on another machine."""
     try:
-        for depth in ("*", "*/*"):
-            yield from (plan.parent for plan in root.glob(f"{depth}/plan.json"))
+        with os.scandir(root) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.is_dir()]
     except OSError:
         return
+    for folder in sorted(folders):
+        if time.monotonic() > deadline:
+            return
+        if (folder / "plan.json").is_file():
+            yield folder
+        elif depth > 1:
+            yield from _directories(folder, deadline, depth - 1)
 
 
 def _glance(run: Path, root: Path) -> FoundRun:

@@ -93,6 +93,6 @@ class Viewport:
         words: tuple[tuple[bool, str], ...] = (
             (self.log, "log"),
             (self.smoothing > 0, f"smoothed {self.smoothing:g}"),
-            (self.span is not None, "part"),
+            (self.span is not None, "zoomed"),
         )
         return tuple(word for said, word in words if said)

@@ -46,7 +46,7 @@ def test_every_key() -> None:
         await pilot.press("s", "s", "s")
         assert plot.view.smoothing == 0
         await pilot.press("plus")
-        assert plot.view.seen((10, 2000)) == (1005, 2000) and "part" in plot.text
+        assert plot.view.seen((10, 2000)) == (1005, 2000) and "zoomed" in plot.text
         await pilot.press("left")
         assert plot.view.seen((10, 2000)) == (756.25, 1751.25)
         await pilot.press("shift+left")

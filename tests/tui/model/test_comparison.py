@@ -151,6 +151,11 @@ def test_runs_below_the_same_folder_are_found(root: Path, tmp_path: Path) -> Non
     assert [run.step for run in found_runs(tmp_path / "deep" / "only" / "other")] == [None]
 
 
+def test_a_search_ends_with_its_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("xtrain.tui.model.found_runs._PATIENCE_SECONDS", -1.0)
+    assert found_runs(root / "curriculum" / "aaaa") == []
+
+
 def test_lists_are_filtered_and_keep_their_cursor(root: Path) -> None:
     items = run_items(found_runs(root / "curriculum" / "aaaa"), [str(root / "dense" / "cccc")], 1_795_000_200.0)
     rows, shown, state = list_page(Choosing(what="Runs", place=99), items, 80, 10)

@@ -62,4 +62,4 @@ def test_smoothings_come_round() -> None:
 
 def test_what_was_chosen_is_said() -> None:
     assert Viewport().describe() == ()
-    assert Viewport(log=True, smoothing=0.99, span=5).describe() == ("log", "smoothed 0.99", "part")
+    assert Viewport(log=True, smoothing=0.99, span=5).describe() == ("log", "smoothed 0.99", "zoomed")
