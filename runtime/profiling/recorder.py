@@ -62,7 +62,7 @@ class Recorder:
         if self.beat is not None:
             self.beat.told = None
         if state == "prepared":
-            self.profiler.start_trace()  # a trace can be ended only once it has begun
+            self.profiler.start_trace()  # as torch ends what it has only prepared
         self._leave()
         if state:
             self.profiler.stop_trace()
