@@ -57,10 +57,8 @@ def _plan(node: PlannedNode, facts: PlanFacts) -> Iterator[tuple[str, str]]:
     """What the plan says of its place."""
     if node.id in facts.arranged.ticks:
         every = [f"every {each}" for each in _periods(node, facts)]
-        yield (
-            "due",
-            due_words(node.id, facts) if len(every) == 1 else f"{due_words(node.id, facts)}; {', '.join(every)}",
-        )
+        first = due_words(node.id, facts)[0]
+        yield "due", first if len(every) == 1 else f"{first}; {', '.join(every)}"
     for when in facts.arranged.when.get(node.id, ()):
         yield "when", when
     if node.op != node.id:

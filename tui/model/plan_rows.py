@@ -35,7 +35,7 @@ def columns(facts: PlanFacts, width: int) -> Columns:
     longest = max(map(len, facts.arranged.ids), default=0)
     axes = max((len(" ".join(node.axes)) for node in facts.plan.nodes), default=0)
     axes = min(axes, 22)
-    second = TIME if width >= 66 else 0
+    second = TIME if width >= 66 and facts.ranks > 1 else 0  # of one rank there is no median
     spare = width - 3 - (TIME + 1) - (second + 1 if second else 0) - SHARE - 1
     bar_width = 12 if width >= 90 else 8 if width >= 50 else 0
     id_width = min(longest, spare - (bar_width + 1 if bar_width else 0), 36)
@@ -54,17 +54,22 @@ _LABELS = {"step": ("slowest", "median"), "tick": ("took", "next"), "event": ("t
 
 def line_row(line: Line, facts: PlanFacts, room: Columns, width: int, *, chosen: bool, marks: Marks) -> Row:
     """One line of the list in exactly `width` cells. chosen: the cursor is on it."""
-    made = _heading(line, room, width, marks) if isinstance(line, Section) else _node(line, facts, room, marks)
+    made = (
+        _heading(line, room, marks, alone=facts.ranks == 1)
+        if isinstance(line, Section)
+        else _node(line, facts, room, marks)
+    )
     pointer = marks.cursor if chosen else " "
     whole = fit(((pointer, "mark"), *made), width, marks)
     return restyled(whole, "cursor") if chosen else whole
 
 
-def _heading(line: Section, room: Columns, width: int, marks: Marks) -> Row:
+def _heading(line: Section, room: Columns, marks: Marks, *, alone: bool) -> Row:
     sign = marks.folded if line.folded else marks.open
     number = f"{line.nodes:,}" if line.shown == line.nodes else f"{line.shown:,} of {line.nodes:,}"
     title = row((f"{sign} {line.title}", "title"), (f"  {number}", "dim"))
     first, second = _LABELS.get(line.kind, ("took", ""))
+    first = "takes" if line.kind == "step" and alone else first
     start = 2 + room.id + 1
     if line.folded or cells(title) >= start + TIME - len(first):
         return title
@@ -111,7 +116,8 @@ def _times(node: PlannedNode, facts: PlanFacts) -> tuple[str, str]:
 
 def _middle(node: PlannedNode, facts: PlanFacts, room: Columns, second: str, marks: Marks) -> str:
     if node.id in facts.arranged.ticks:
-        return cut(due_words(node.id, facts, short=room.middle < 26), room.middle, marks)
+        ways = due_words(node.id, facts)
+        return cut(next((way for way in ways if len(way) <= room.middle), ways[-1]), room.middle, marks)
     if when := facts.arranged.when.get(node.id):
         return cut(", ".join(when), room.middle, marks)
     share = facts.share(node.id)
@@ -120,22 +126,18 @@ def _middle(node: PlannedNode, facts: PlanFacts, room: Columns, second: str, mar
     return f"{text} {bar(share, room.bar, marks)}" if room.bar else text
 
 
-def due_words(node: str, facts: PlanFacts, *, short: bool = False) -> str:
-    """`step 60, in 12s (every 20 steps)`: when a tick comes next."""
+def due_words(node: str, facts: PlanFacts) -> tuple[str, ...]:
+    """`step 60, in 12s (every 20 steps)`: when a tick comes next; then the same in fewer words, and in fewer still."""
     found = facts.next_due(node)
     if found is None:
-        return ""
+        return ("",)
     when = found[1]
-    if facts.over:
-        return f"every {when.every}"
+    if facts.over or (when.step is None and not when.over):
+        return (f"every {when.every}",)
     if when.over:
-        return "not again" if short else f"not again (every {when.every})"
-    if when.step is None:
-        return f"every {when.every}"
+        return f"not again (every {when.every})", "not again"
     soon = f", in {duration(when.seconds)}" if when.seconds is not None else ""
-    if short:
-        return f"{when.step:,}{soon}"
-    return f"step {when.step:,}{soon} (every {when.every})"
+    return f"step {when.step:,}{soon} (every {when.every})", f"step {when.step:,}{soon}", f"{when.step:,}{soon}"
 
 
 def percent(share: float) -> str:

@@ -71,6 +71,7 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
             continue
         against = "" if len(facts.ranks) == 1 or median is None else f", median {figure.words(median)}"
         more = f", {signed(value / median - 1)}" if against and median and figure in (STEP, WORK) else ""
+        more += " (newest records)" if figure is WORK else ""
         slow = figure is WORK and rank.rank in facts.states.slow
         yield label, f"{figure.words(value)}{against}{more}", "warn" if slow else ""
     if rank.memory_bytes is not None:

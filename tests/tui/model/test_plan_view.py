@@ -282,3 +282,10 @@ def test_a_wide_screen_shows_list_node_and_breakdown_at_once() -> None:
     stacked = page(facts(), PlanView(cursor="step.fetch"), 80, 20)
     assert stacked.beside and "where a step's time goes" not in text(stacked)
     assert "where a step's time goes" in text(page(facts(), PlanView(cursor="step.fetch", timing=True), 80, 20))
+
+
+def test_of_one_rank_there_is_no_median() -> None:
+    plan = small_plan({"fsdp": 1})
+    drawn = page(facts(plan, ranks=some_ranks(plan)), PlanView(cursor="step.fetch"), 80, 30)
+    assert "median" not in text(drawn) and "takes share" in text(drawn).replace("   ", "")
+    assert line(drawn, "step.fetch").split("step.fetch")[1].split()[:3] == ["100", "ms", "20.0%"]
