@@ -102,7 +102,7 @@ def test_its_files_are_where_the_documentation_says(finished):
     assert [r["step"] for r in steps] == list(range(1, 301))
     documented = {
         "step", "time", "loss", "grad_norm", "lr", "tokens", "tokens_per_second", "step_seconds", "data_seconds",
-        "memory_bytes", "phase",
+        "memory_bytes", "phase", "valid_tokens", "valid_tokens_per_second", "tflops", "comm_seconds",
     }  # fmt: skip
     assert all(documented <= r.keys() for r in steps)
     assert steps[99]["eval/stdlib/loss"] < 2.3

@@ -84,7 +84,7 @@ class Waits:
             finally:
                 self._waited += perf_counter() - began
 
-        Work.wait = wait
+        Work.wait = wait  # pyright: ignore[reportAttributeAccessIssue]
 
     def _time_tensors(self) -> None:
         original = functional.wait_tensor
