@@ -123,6 +123,9 @@ def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: 
     drawn = map_rows(grid, found, measured, cell, map_width, marks)
     gap = [row("")] if len(drawn) + len(legend) < body else []
     drawn = [*drawn[: max(1, body - len(legend))], *gap, *legend]
+    says = [row((line, "dim")) for line in wrapped(measured.figure.says, map_width)]
+    if len(drawn) + len(says) <= body:
+        drawn += says
     if len(drawn) + len(facts.ranks) + 2 <= body:  # few ranks: there is room for all their numbers
         drawn += [row(""), *_all(facts, rank, map_width, marks)]
     drawn = block(drawn, map_width, body, marks)

@@ -84,6 +84,12 @@ def test_cells_with_room_show_values_as_they_were_told() -> None:
     assert "most 900 ms on rank 5" in shown and "median 500 ms" in shown
 
 
+def test_every_figure_is_explained_where_there_is_room() -> None:
+    for place, figure in enumerate(FIGURES):
+        shown = text(page(facts(), RankView(figure=place), 200, 46))
+        assert figure.title in shown.splitlines()[0] and figure.says in shown
+
+
 def test_the_legend_says_where_each_shade_begins() -> None:
     drawn = page(facts(step_seconds={5: 0.9}), RankView(), 120, 36)
     assert "· under 540 ms  ░ 540 ms  ▒ 630 ms  ▓ 720 ms  █ 810 ms+" in text(drawn)
