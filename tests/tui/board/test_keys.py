@@ -1,5 +1,6 @@
 """Every key of the application, pressed."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,16 +48,15 @@ def test_numbers_and_tab_lead_to_the_screens(ended):
             names = [name for _, name, _ in app._screens()]
             for number, name, cls in app._screens():
                 await pilot.press(str(number))
-                assert app.visited == name
+                await until(pilot, lambda name=name: app.visited == name)
+                await pilot.pause()
                 assert f"[{number} {cls.title}]" in rows(app)[1] or f"[{number} {cls.short}]" in rows(app)[1]
             await pilot.press("1")
-            walked = []
-            for _ in names:
+            for name in [*names[1:], names[0]]:
                 await pilot.press("tab")
-                walked.append(app.visited)
-            assert walked == [*names[1:], names[0]]
+                await until(pilot, lambda name=name: app.visited == name)
             await pilot.press("shift+tab")
-            assert app.visited == names[-1]
+            await until(pilot, lambda: app.visited == names[-1])
 
     played(play())
 
@@ -66,7 +66,7 @@ def test_a_screen_that_the_run_does_not_have_is_refused_in_words(ended):
         async with opened(ended) as (app, pilot):
             assert "Experts" not in rows(app)[1]
             await pilot.press("4")
-            await pilot.pause()
+            await until(pilot, lambda: bool(app._notifications))
             assert app.visited == "overview"
             assert "nothing to show for experts" in next(each.message for each in app._notifications)
 
@@ -75,8 +75,8 @@ def test_a_screen_that_the_run_does_not_have_is_refused_in_words(ended):
 
 def test_the_first_screen_may_be_another(ended):
     async def play():
-        async with opened(ended, first="events") as (app, _):
-            assert app.visited == "events"
+        async with opened(ended, first="events") as (app, pilot):
+            await until(pilot, lambda: app.visited == "events")
 
     played(play())
 
@@ -85,18 +85,16 @@ def test_help_shows_every_key_with_why_it_does_nothing_now(ended):
     async def play():
         async with opened(ended, (120, 60)) as (app, pilot):
             await pilot.press("question_mark")
-            await pilot.pause()
-            assert isinstance(app.screen, HelpScreen)
+            await until(pilot, lambda: isinstance(app.screen, HelpScreen) and "all keys" in shown(app))
             text = shown(app)
             for binding in BoardApp.BINDINGS:
                 assert binding.tooltip in text, binding
             assert "not now: the run is over (done)" in text
-            for key in ("escape", "q"):
+            for key in ("escape", "q", "question_mark"):
                 await pilot.press(key)
-                assert not isinstance(app.screen, HelpScreen)
+                await until(pilot, lambda: not isinstance(app.screen, HelpScreen))
                 await pilot.press("question_mark")
-            await pilot.press("question_mark")
-            assert not isinstance(app.screen, HelpScreen)
+                await until(pilot, lambda: isinstance(app.screen, HelpScreen))
 
     played(play())
 
@@ -105,15 +103,14 @@ def test_a_frozen_view_stands_still_while_the_run_goes_on(live):
     async def play():
         async with opened(live.directory) as (app, pilot):
             await pilot.press("space")
-            assert "view frozen" in rows(app)[0]
+            await until(pilot, lambda: "view frozen" in rows(app)[0])
             live.log(41, 50)
             live.beat()
             await until(pilot, lambda: app.live.run.step == 50)
             assert app.board.run.step == 40
-            assert "step 50/400" in rows(app)[0] and "steps" in shown(app)
+            await until(pilot, lambda: "step 50/400" in rows(app)[0])
             await pilot.press("space")
-            assert app.board.run.step == 50
-            assert "frozen" not in rows(app)[0]
+            await until(pilot, lambda: app.board.run.step == 50 and "frozen" not in rows(app)[0])
 
     played(play())
 
@@ -134,7 +131,7 @@ def test_q_and_ctrl_c_leave_at_once_where_nobody_waits(live):
     async def play(key):
         async with opened(live.directory) as (app, pilot):
             await pilot.press(key)
-            assert app.return_value == 0
+            await until(pilot, lambda: app.return_value == 0)
 
     for key in ("q", "ctrl+c"):
         played(play(key))
@@ -146,11 +143,11 @@ def titles(app) -> dict[str, str]:
 
 
 async def question(app, pilot, key: str) -> str:
-    """Press a key of an action; what is asked then."""
+    """Press a key of an action; what is asked then, in one line."""
     await until(pilot, lambda: len(app.screen_stack) == 1)
     await pilot.press(key)
-    await until(pilot, lambda: isinstance(app.screen, Question) and app.focused is not None)
-    return shown(app)
+    await until(pilot, lambda: isinstance(app.screen, Question) and app.focused is not None and "(n)" in shown(app))
+    return re.sub(r"[\s│]+", " ", shown(app))
 
 
 def test_an_action_says_what_it_does_and_is_asked_for_after_a_yes_only(live, asked):
@@ -294,7 +291,7 @@ def test_a_run_that_is_over_is_left_without_a_question(ended):
     async def play():
         async with opened(ended, launcher=1) as (app, pilot):
             await pilot.press("q")
-            assert app.return_value == 0
+            await until(pilot, lambda: app.return_value == 0)
 
     played(play())
 
