@@ -140,7 +140,7 @@ class BoardApp(App[int]):
     async def on_polled(self) -> None:
         """A newer board: show it, unless the view is frozen."""
         self.live = self._reading.take()
-        if self.live is None:
+        if self.live is None or not self.screen_stack:  # without a screen it is being closed
             return
         if not self.frozen_at:
             self.board = self.live
@@ -155,12 +155,17 @@ class BoardApp(App[int]):
             await self._go("overview")
         self.draw()
 
+    @property
+    def has_no_screen(self) -> bool:
+        """Whether there is nothing left to draw on: messages that were on their way still come."""
+        return not self.screen_stack
+
     # What is drawn
 
     def draw(self, *, anew: bool = False) -> None:
         """Bring the screen up to date; anew: also what has not changed, as after a resize."""
         board, live = self.board, self.live
-        if board is None or live is None:
+        if board is None or live is None or not self.screen_stack:
             return
         width = self.size.width
         self._head.show(head(live, width, frozen_at=self.frozen_at))
@@ -200,6 +205,8 @@ class BoardApp(App[int]):
         return (*app_keys(self.live, view_is_frozen=bool(self.frozen_at)), *keys_of(here))
 
     def on_resize(self, event: Resize) -> None:
+        if self.has_no_screen:
+            return
         width, height = event.size
         self.screen_stack[0].set_class(width < SMALLEST[0] or height < SMALLEST[1], "tiny")
         told = f"{width}×{height}: needs {SMALLEST[0]}×{SMALLEST[1]}"
@@ -219,6 +226,8 @@ class BoardApp(App[int]):
             self.notify(f"this run has nothing to show for {name}", severity="warning")
 
     async def _go(self, name: str) -> None:
+        if self.has_no_screen:
+            return
         if name not in self._panes:
             self._panes[name] = self._kinds[name](id=name)
             await self._switcher.mount(self._panes[name])
