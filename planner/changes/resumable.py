@@ -21,7 +21,15 @@ from .resumable_rules import OBJECTIVE, OUTSIDE, RULES, Effect, Kind, Reason, Ru
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
 # Nodes whose being there is itself a setting; that of others follows from the layout or from the formats.
-_SWITCHES: Final = ("setup.activation", "setup.compile", "setup.pretrained", "setup.checkpoint", "step.clip")
+_SWITCHES: Final = (
+    "setup.activation",
+    "setup.compile",
+    "setup.pretrained",
+    "setup.checkpoint",
+    "setup.log.tensorboard",
+    "setup.log.wandb",
+    "step.clip",
+)
 
 
 @frozen(kw_only=True)

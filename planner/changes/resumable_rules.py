@@ -171,7 +171,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "stalled_seconds": Rule("alerts.stalled", "none", _STAYS),
     },
     "setup.log.tensorboard": {"folder": Rule("log.tensorboard", "none", _STAYS)},
-    "setup.log.wandb": {name: Rule(f"log.wandb.{name}", "none", _STAYS) for name in _OF_WANDB},
+    "setup.log.wandb": dict.fromkeys(_OF_WANDB, Rule("log.wandb", "none", _STAYS)),
     "setup.schedule_cache": {"counts": None},
     "setup.resume": {
         "resume": None,

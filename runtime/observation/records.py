@@ -69,7 +69,8 @@ class Records:
         Raises EnvironmentFault where the disk did not take an earlier one.
         """
         if self.rank == 0:
-            record = {**record, **self.pending}
+            if self.pending:
+                record = {**record, **self.pending}
             for branch in self.branches:
                 branch.metric(record)
             if self.metrics.write(record) and not self._told_of_lost:
