@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..planner.alerts import ALERTS
 from ..planner.plan import Node, Plan
-from ..planner.plan_timeline import Reaction, Tick
+from ..planner.plan_timeline import Tick
 from ..planner.stops import SIGNALS
 from .alerts.notify import Notifier
 from .alerts.occasions import NOTIFY, Occasions
@@ -181,7 +181,10 @@ class Executor:
         calls = [(node.id, self._call(node.id), node.op in LASTING) for node in self._order if node.kind == "step"]
         ticks = [self._due_tick(tick) for tick in self.plan.timeline.ticks]
         reactions = {r.event: tuple(map(self._call, r.nodes)) for r in self.plan.timeline.reactions if r.event != "nan"}
-        bad_steps = [r for r in self.plan.timeline.reactions if r.event == "nan"]
+        on_nan = [r for r in self.plan.timeline.reactions if r.event == "nan"]
+        bad_steps = {r.count or 1: tuple(map(self._call, r.nodes)) for r in on_nan}
+        too_many = max(bad_steps)
+        fails = any(r.stop for r in on_nan)
         if self.progress.step >= total and self._finished_step() == self.progress.step:
             return "complete"
         tokens_per_step = self.plan.estimates.tokens_per_step
@@ -208,12 +211,16 @@ class Executor:
             except SkipStep as reason:
                 self.records.event("skipped", step=step.index + 1, reason=str(reason), **reason.fields)
                 step.let_go()
-                if self.progress.bad.in_a_row:
-                    self._on_nan(step, bad_steps)
+                for call in bad_steps.get(reason.fields.get("in_a_row", 0), ()):
+                    call(step)
             except NonFinite as error:
                 self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
-                if self._on_nan(step, bad_steps):
+                step.let_go()
+                for call in bad_steps[too_many]:
+                    call(step)
+                if fails:
                     raise
+                self._last_step = None
                 self.clocks.put_back()
                 total = self._total(feed)  # of a budget in epochs there may be less left
                 last = min(total, stops)
@@ -275,16 +282,6 @@ class Executor:
         self.requests.hurry(event)
         self._react(event, reactions)
         return STATUS_OF_EVENT[event]
-
-    def _on_nan(self, step: Step, reactions: list[Reaction]) -> bool:
-        """Do what is declared for so many bad steps in a row as there are; whether the run is to end by it."""
-        due = [each for each in reactions if each.count == self.progress.bad.in_a_row]
-        step.let_go()
-        for reaction in due:
-            for node in reaction.nodes:
-                self._call(node)(step)
-        self._last_step = None
-        return any(reaction.stop for reaction in due)
 
     def _on_alerts(self, step: Step) -> bool:
         """Do what is declared for alerts that all ranks have heard of; whether the run is to stop."""
