@@ -1,9 +1,9 @@
-"""What the dashboard costs: opening a run of a million logged steps, memory, processor time, and the training beside it.
+"""What the dashboard costs: to open a run of a million logged steps, in memory, processor time, and training beside it.
 
-    python benchmarks/dashboard.py                       # open a made run of 1,000,000 steps in a terminal, and watch it
+    python benchmarks/dashboard.py                       # a made run of 1,000,000 steps is opened and watched
     python benchmarks/dashboard.py --steps 100000
     python benchmarks/dashboard.py --parsers             # how fast its records can be read
-    python benchmarks/dashboard.py --overhead --pairs 7  # the quickstart with the dashboard and all observation, and without
+    python benchmarks/dashboard.py --overhead --pairs 7  # the quickstart with dashboard and observation, and without
 
 The terminal is a pseudo terminal of 120 × 40. The run that is watched goes on, with four records a second. Prints one
 JSON line for each figure.
@@ -33,6 +33,7 @@ from made_runs import MadeRun, long_run
 ROOT = Path(__file__).parents[1]
 SIZE = (40, 120)
 WATCH_SECONDS = 30.0
+NO_ALERTS = ", ".join(f"{name} = none" for name in ("loss_spike", "slow", "starvation", "memory", "disk", "stalled"))
 TICK = os.sysconf("SC_CLK_TCK")
 CODES = re.compile(r"\x1b(?:\[[0-9;?<>=]*[a-zA-Z]|[PX^_\]].*?(?:\x1b\\|\x07)|.)", re.DOTALL)
 
@@ -211,13 +212,16 @@ def overhead(pairs: int, steps: int) -> None:
 
 
 def _trained(folder: Path, name: str, steps: int, watched: bool) -> float:
-    """Seconds of training. Without observation there is one record, that of the last step."""
+    """Seconds of training. With observation every step is logged, to TensorBoard too, and looked at for alerts; without
+    there is one record, that of the last step, and no alert."""
     sets = [f"experiment.budget={steps} steps", f"workspace.root={folder}/runs", f"workspace.run={name}"]
     spec = (ROOT / "specs" / "quickstart.xtrain").read_text()
     spec = re.sub(r"every 100 steps (eval|checkpoint).*\n", "", spec)
     spec = re.sub(r"on finish .*\n", "", spec)
-    if not watched:
-        spec = spec.replace("every 1 step log", f"every {steps} steps log") + "\nalerts { enabled = false }\n" * 0
+    if watched:
+        spec += "\nlog { tensorboard = true }\n"
+    else:
+        spec = spec.replace("every 1 step log", f"every {steps} steps log") + f"\nalerts {{ {NO_ALERTS} }}\n"
     path = folder / f"{name}.xtrain"
     path.write_text(spec)
     command = [sys.executable, "-m", "xtrain", "run", str(path), "--ui", "none"]

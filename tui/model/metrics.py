@@ -59,7 +59,8 @@ class Metrics:
     @property
     def loading(self) -> float | None:
         """The share of the file that is in the columns, while that is not all of it."""
-        return self._offset / self._front if self._offset < self._front else None
+        size = self._state[2] if self.behind and self._state else self._front
+        return self._offset / size if self._offset < size else None
 
     def poll(self, deadline: float) -> list[Record]:
         """Records that are new, in the order of the file; of a long file at first a sample and its end, and no more.

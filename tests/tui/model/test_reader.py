@@ -166,7 +166,8 @@ def test_a_run_that_is_gone_on_with(tmp_path: Path) -> None:
     assert board.life.state == "training" and len(board.series) == 25
 
 
-def test_another_run_in_the_same_place(tmp_path: Path) -> None:
+def test_another_run_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_module, "CHUNK", 1 << 10)  # so that the files could be taken for the same up to there
     run = made_run(tmp_path / "run", "dense", logged=50)
     reader = Reader(run.directory)
     assert len(read(reader).series) == 50
@@ -175,7 +176,7 @@ def test_another_run_in_the_same_place(tmp_path: Path) -> None:
     board = read(reader)
     assert board.run.start is not None and board.run.start.name == "moe_cpu"
     assert len(board.events.entries) == 2 and board.run.step == 0 and board.life.state == "starting"
-    other.log(1, 8)
+    other.append("metrics.jsonl", *(other.metrics(step, loss=step / 7) for step in range(1, 61)))
     board = read(reader)
     assert drawn(board, "loss") == in_file(other, "loss") and len(board.ranks) == 4
     assert board.planned is not None and board.planned.name == "moe_cpu"
