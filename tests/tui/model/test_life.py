@@ -201,6 +201,17 @@ def test_ranks_that_are_not_heard_of_are_told_once(tmp_path: Path, monkeypatch: 
         assert not reader.poll().alerts
 
 
+def test_a_line_that_cannot_be_read_any_more_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    run = made_run(tmp_path / "run", end="running", logged=8)
+    reader = Reader(run.directory)
+    with run.alive():
+        clock.polls(reader, 3, run)
+        (run.directory / "ranks/00001.beat").unlink()
+        clock.polls(reader, 8, run, ranks=[0])
+        assert [rank.pulse for rank in reader.poll().ranks] == ["alive", "silent"]
+
+
 def test_ranks_without_progress_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="running", logged=8)
