@@ -13,6 +13,8 @@ ELSEWHERE += (
     "setup.schedule_cache",
     "setup.resume",
     "setup.checkpoint",
+    "setup.log.tensorboard",
+    "setup.log.wandb",
 )
 MOST, SHORT = 14, 5  # rows that stay until other tables are down to so many: an order has no unimportant part
 

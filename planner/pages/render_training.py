@@ -4,6 +4,7 @@ from typing import Any
 
 from ..averaging import average_args
 from ..costs.headroom import no_times
+from ..log_writers import TENSORBOARD, WANDB
 from ..plan import Node, Plan
 from ..plan_timeline import Tick
 from ..units import amount_text, bytes_text, count_text, plural, seconds_text
@@ -22,6 +23,8 @@ def show_training(page: Page, plan: Plan, detail: Detail) -> None:
     commands = ", ".join(command.name for command in plan.timeline.commands)
     page.wrapped(f"xtrain control  {commands}", rest=" " * 18)
     page.wrapped(f"alerts          {_alerts(plan)}", rest=" " * 18)
+    if takers := _takers(plan):
+        page.wrapped(f"records         {takers}", rest=" " * 18)
     if detail.full:
         page.described([(node.id, node.does) for kind in ("tick", "event") for node in plan.nodes if node.kind == kind])
 
@@ -170,6 +173,15 @@ def _alerts(plan: Plan) -> str:
     found += [f"disk {bytes_text(args['disk_bytes'])}"] if args["disk_bytes"] is not None else []
     found += [f"stalled {seconds_text(args['stalled_seconds'])}"] if args["stalled_seconds"] is not None else []
     return ", ".join(found)
+
+
+def _takers(plan: Plan) -> str:
+    """Who takes the records of the run besides its own files; empty where nobody does."""
+    nodes = {node.op: node.args for node in plan.nodes}
+    found = [f"TensorBoard in {nodes[TENSORBOARD]['folder']}/"] if TENSORBOARD in nodes else []
+    if (wandb := nodes.get(WANDB)) is not None:
+        found.append(f"W&B, project {wandb['project']}, {wandb['mode']}")
+    return f"also to {' and '.join(found)}" if found else ""
 
 
 def _name(node: Node) -> str:

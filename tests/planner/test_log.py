@@ -4,6 +4,7 @@ import pytest
 
 from xtrain.planner.changes.resumable import resumable
 from xtrain.planner.log_writers import TENSORBOARD, WANDB
+from xtrain.planner.pages.render import render
 
 
 def ops(plan) -> list[str]:
@@ -20,6 +21,12 @@ def test_what_is_off_has_no_node_and_what_is_on_stands_before_the_first_step(pla
     values = ("p", None, None, None, ["a"], None, "offline")
     assert both.node(WANDB).args == dict(zip(names, values, strict=True))
     assert "keeps what it records for W&B, project p, in wandb/" in both.node(WANDB).does
+
+
+def test_the_page_says_who_takes_the_records(plan):
+    page = render(plan(log='log { tensorboard = true, wandb { project = "p", mode = offline } }'))
+    assert "records         also to TensorBoard in tensorboard/ and W&B, project p, offline" in page
+    assert "also to" not in render(plan())
 
 
 @pytest.mark.parametrize(
