@@ -84,11 +84,13 @@ def test_all_ranks_save_behind_the_step_that_follows_a_spike(lab):
 @SLOW
 def test_an_alert_may_stop_a_run(lab):
     spike = Mutation("poison", rank=1, portions=[55], kind="loss", value=20.0)
-    outcome = run(lab, "spike-stop", "on loss_spike checkpoint then stop", spike, count=60)
-    assert steps(outcome.directory) == [56]
-    (stop,) = events(outcome.directory, "stop")
+    with pytest.raises(GangFailed, match="rank 1: stopped"):  # which to a gang is no success
+        run(lab, "spike-stop", "on loss_spike checkpoint then stop", spike, count=60)
+    directory = lab.folder / "jobs" / "spike-stop"
+    assert steps(directory) == [56]
+    (stop,) = events(directory, "stop")
     assert (stop["name"], stop["step"]) == ("loss_spike", 56)
-    (end,) = events(outcome.directory, "run_end")
+    (end,) = events(directory, "run_end")
     assert (end["status"], end["exit_code"]) == ("stopped", 75)
 
 
