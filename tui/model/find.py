@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from .processes import is_folder
+
 # Where runs lie unless a spec says otherwise.
 ROOT = "runs"
 
@@ -14,7 +16,7 @@ def run_at(text: str | None) -> Path:
     """The run that is meant by a path, by a lineage, by a run id or its beginning (both below `runs`), or by nothing:
     then the one below `runs` that was started last. Raises NoRun."""
     path = Path(ROOT if text is None else text)
-    if path.exists() or text is None:
+    if is_folder(path) or text is None:
         return newest_run(path)
     if path.name == text:
         named = [run for run in _runs(Path(ROOT)) if run.name.startswith(text) or run.parent.name == text]
@@ -26,15 +28,19 @@ def run_at(text: str | None) -> Path:
 
 def newest_run(root: Path) -> Path:
     """The run at a path, or of those below it the one that was started last. Raises NoRun."""
-    if (root / "plan.json").is_file():
-        return root
-    runs = _runs(root)
+    try:
+        if (root / "plan.json").is_file():
+            return root
+        runs = _runs(root)
+    except OSError as error:
+        raise NoRun(f"{root} cannot be read: {error.strerror}") from error
     if not runs:
         raise NoRun(f"there is no run at {root} or below it")
     return _newest(runs)
 
 
 def _runs(root: Path) -> list[Path]:
+    """Those directly below a root, or below a lineage in it."""
     return [plan.parent for depth in ("*", "*/*") for plan in root.glob(f"{depth}/plan.json")]
 
 

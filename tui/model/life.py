@@ -2,7 +2,7 @@
 
 On this machine the locks of the run's directory say it at once: its launcher and its first rank each hold one for as
 long as they live, from before the first record on. Where other machines write to the file system as well, locks may not
-be seen, and the lines of progress are what counts: they stand still, or they do not.
+be seen, and the lines of progress are what counts: they stand still, or they do not. The same where there are no locks.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Literal
 from attrs import frozen
 
 from ..state import RunState
-from .processes import is_locked, is_shared
+from .processes import is_folder, is_locked, is_shared
 from .ranks import Ranks
 
 Phase = Literal["waiting", "starting", "training", "paused", "ended", "lost"]
@@ -94,7 +94,7 @@ class LifeReader:
             self._nobody = 0 if self._is_somebody(ranks) else self._nobody + 1
         if self._nobody < 2:
             return ""
-        if not self._directory.exists():
+        if not is_folder(self._directory):
             return "its directory is gone"
         heard = [each for each in ranks if each.beat is not None]
         if heard and all(each.pulse == "gone" for each in heard):
@@ -108,7 +108,9 @@ class LifeReader:
     def _look(self) -> None:
         self._launched = is_locked(self._directory / LAUNCHER_LOCK)
         self._locked = is_locked(self._directory / WORKER_LOCK)
-        self._shared = self._directory.exists() and is_shared(self._directory)
+        # Of a copied directory, or one of somebody else, there may be no locks to look at.
+        unknown = self._launched is None and self._locked is None
+        self._shared = unknown or is_shared(self._directory)
 
     def _is_somebody(self, ranks: Ranks) -> bool:
         heard = [each.pulse for each in ranks if each.beat is not None]

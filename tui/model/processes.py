@@ -31,7 +31,8 @@ def _answers(pid: int) -> bool:
 
 
 def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock on a file, None where there is no file. It is taken for a moment to see that."""
+    """Whether a process holds the lock on a file, which is taken for a moment to see that; None where there is no file,
+    or none that may be read."""
     try:
         lock = path.open("r")
     except OSError:
@@ -42,6 +43,14 @@ def is_locked(path: Path) -> bool | None:
         except OSError:
             return True
     return False
+
+
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder that can be looked into; no error is one."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def is_shared(path: Path) -> bool:

@@ -46,7 +46,7 @@ def test_a_path_of_any_place(runs: dict[str, Path], monkeypatch: pytest.MonkeyPa
     assert run_at(str(runs["quick/abc-1"])) == runs["quick/abc-1"]
 
 
-@pytest.mark.parametrize("text", [None, "runs", "nothing", "some/where", "/nowhere"])
+@pytest.mark.parametrize("text", [None, "runs", "nothing", "some/where", "/nowhere", "x" * 5000])
 def test_where_there_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(NoRun, match="there is no run at"):

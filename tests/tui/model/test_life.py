@@ -1,6 +1,7 @@
 """Whether a run is alive: of runs that end, are killed, wait, stand still, or run on another machine."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -165,6 +166,21 @@ def test_a_file_system_that_shows_changes_late_makes_no_alarm(tmp_path: Path, mo
         run.beat(host="elsewhere")
         states += clock.polls(reader, 3.5)
     assert set(states) == {"training"}
+
+
+def test_a_copied_directory_has_no_locks_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    run = made_run(tmp_path / "run", end="starting")
+    assert set(clock.polls(Reader(run.directory), 60)) == {"starting"}
+
+
+def test_a_directory_that_is_removed_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    run = made_run(tmp_path / "run", end="starting")
+    reader = Reader(run.directory)
+    clock.polls(reader, 3)
+    shutil.rmtree(run.directory)
+    assert clock.polls(reader, 3)[-1] == "lost" and reader.poll().life.why == "its directory is gone"
 
 
 def test_set_up_on_another_machine_is_given_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
