@@ -9,7 +9,7 @@ from beats import reading
 
 from xtrain.runtime.alerts.signs import Finding
 from xtrain.runtime.alerts.stalled import Stalled
-from xtrain.runtime.health.beat import beat_path
+from xtrain.runtime.health.beat import beat_path, read_beat
 from xtrain.runtime.health.pace import Pace
 
 LIMIT = 60.0
@@ -89,3 +89,13 @@ def test_before_the_limit_nothing_is_said(ranks):
 def test_who_gets_on_reads_nothing(ranks, monkeypatch):
     monkeypatch.setattr("xtrain.runtime.alerts.stalled.read_beat", lambda path: pytest.fail("read"))
     assert Stalled(0, 3, ranks.folder, LIMIT).look(Pace(100.0, 10.0, False)) is None
+
+
+def test_who_is_not_to_tell_reads_the_line_of_the_first_alone(ranks, monkeypatch):
+    read: set[str] = set()
+    original = read_beat
+    monkeypatch.setattr(
+        "xtrain.runtime.alerts.stalled.read_beat", lambda path: (read.add(path.name), original(path))[1]
+    )
+    ranks.watch(2)
+    assert read == {"00000.beat"}
