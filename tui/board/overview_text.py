@@ -36,7 +36,8 @@ def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
 
 def alerts(board: "Board", width: int, *, most: int) -> list[Content]:
     """What is raised now, the newest first, one line each."""
-    newest = sorted(board.alerts, key=lambda alert: -(alert.since or 0))
+    told = ("lost",) if board.life.state == "lost" else ()  # by the verdict, in larger letters
+    newest = sorted((alert for alert in board.alerts if alert.kind not in told), key=lambda alert: -(alert.since or 0))
     lines = []
     for alert in newest[:most]:
         ago = f"  {duration(board.now - alert.since)} ago" if alert.since else ""
