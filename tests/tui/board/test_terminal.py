@@ -115,6 +115,7 @@ def test_a_directory_that_goes_away_harms_nothing_and_q_leaves(tmp_path, seats):
     assert not (tmp_path / "state").exists()  # nothing unexpected was written
 
 
+@pytest.mark.slow
 def test_a_signal_leaves_in_order(tmp_path, seats):
     run = made_run(tmp_path / "a", logged=20).directory
     seat = seats("-m", "xtrain", "watch", str(run), folder=tmp_path)
@@ -134,6 +135,7 @@ def test_a_terminal_that_is_closed_is_left_in_silence(tmp_path, seats):
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.slow
 def test_a_terminal_that_takes_nothing_does_not_keep_the_process(tmp_path, seats):
     run = made_run(tmp_path / "a", logged=20).directory
     seat = seats("-m", "xtrain", "watch", str(run), folder=tmp_path)
@@ -237,6 +239,7 @@ def test_an_ended_run_is_shown_until_q_and_then_summed_up(launched):
     assert "─ done ─" in seat.said() and seat.said().endswith("after")
 
 
+@pytest.mark.slow
 def test_a_launcher_that_was_told_to_stop_waits_for_nobody(launched):
     seat, made, over = launched
     made.end("stopped")
@@ -247,6 +250,7 @@ def test_a_launcher_that_was_told_to_stop_waits_for_nobody(launched):
     assert seat.given_back() and seat.said().endswith("after")
 
 
+@pytest.mark.slow
 def test_a_dashboard_without_its_launcher_leaves(launched):
     seat, _, _ = launched
     dashboard = dashboard_of(seat)
