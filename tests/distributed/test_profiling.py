@@ -153,7 +153,7 @@ EXACT = ("parameters", "gradients", "optimizer", "averages")
 
 CASES = [
     pytest.param(name, params, marks=() if number < 2 and params == "fp32" else SLOW)
-    for params in ("fp32", "bf16")
+    for params in ("fp32", "fp64")
     for number, name in enumerate(LAYOUTS)
 ]
 
@@ -173,6 +173,8 @@ def test_what_is_held_is_what_is_planned(lab, name, params):
         most = {kind: max(one["held"][kind] for one in own) for kind in EXACT}
         assert most == {kind: getattr(each.memory, kind) for kind in EXACT}
         assert all(one["planned"]["total"] == each.memory.total_bytes for one in own)
-        # Nothing but the rows of the step and counters is left of it: less than a piece of the parameters.
-        assert all(0 < one["held"]["other"] < 100_000 for one in own)
+        # Rows of the step, counters, buckets of ddp, and what a pipeline keeps of its last microbatches.
+        assert all(0 < one["held"]["other"] < 500_000 for one in own)
+        if each.memory.unreduced and "ddp" in name:
+            assert {one["largest_others"][0]["bytes"] for one in own} == {each.memory.unreduced}
         assert all(one["process"]["resident_bytes"] > 10_000_000 and one["allocator"] is None for one in own)
