@@ -324,3 +324,21 @@ def test_many_ranks_are_looked_at_one_after_the_other(tmp_path: Path) -> None:
         board, polls = reader.poll(0.0), polls + 1
         assert polls < 100
     assert board.ranks[511].step == 4 and board.ranks[511].beat.pid == os.getpid()
+
+
+def test_an_end_does_not_overtake_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step and the end are written between the looks at one file and at the other."""
+    run = made_run(tmp_path / "run", end="running", logged=3)
+    reader = Reader(run.directory)
+    read(reader)
+    look = reader._events.read
+
+    def late() -> list:
+        if run.step == 3:
+            run.log(4, 4)
+            run.end("done")
+        return look()
+
+    monkeypatch.setattr(reader._events, "read", late)
+    board = reader.poll()
+    assert board.life.status == "done" and board.series.last["step"] == board.run.history.step == 4
