@@ -1,4 +1,4 @@
-"""What the dashboard is made of: its model knows no Textual, and neither of both knows what trains."""
+"""What the dashboard is made of: only its board knows Textual, and nothing of it knows what trains."""
 
 import subprocess
 import sys
@@ -25,6 +25,8 @@ def modules(room: str) -> list[str]:
     ("room", "unknown"),
     [
         ("model", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+        ("curves", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
+        ("pages", {"textual", "torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
         ("board", {"torch", "numba", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
         ("lines", {"textual", "torch", "numpy", "xtrain.runtime", "xtrain.planner", "xtrain.dsl", "xtrain.cli"}),
     ],

@@ -11,10 +11,10 @@ from textual.binding import Binding
 from textual.message import Message
 from textual.widgets import Input
 
-from ..model.canvas import MOST_LINES
-from ..model.compare_page import Choosing, Item, difference_rows, list_page, run_items, standing_rows
-from ..model.comparison import Axis, Compared, common_place, differences, labels, lines, metric_keys, standings
+from ..curves.canvas import MOST_LINES
 from ..model.found_runs import FoundRun, found_runs
+from ..pages.compare_page import Choosing, Item, difference_rows, list_page, run_items, standing_rows
+from ..pages.comparison import Axis, Compared, common_place, differences, labels, lines, metric_keys, standings
 from .pane import Pane
 from .plot import Plot, terminal_glyphs
 from .reading_others import ReadingOthers

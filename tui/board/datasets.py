@@ -6,8 +6,8 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..model.dataset_page import DatasetsPage, DatasetsView, moved, page
-from ..model.mixture import Mixture, mixture, several
+from ..pages.dataset_page import DatasetsPage, DatasetsView, moved, page
+from ..pages.mixture import Mixture, mixture, several
 from .pane import Pane
 from .plot import Line, Plot
 from .sheet import Sheet

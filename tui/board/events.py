@@ -8,9 +8,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from ..model.event_keys import back, entered, moved, newest, other_kinds, other_log, searched, turned
 from ..model.event_log import EventLog
-from ..model.event_pages import EventsPage, EventsView, page
+from ..pages.event_keys import back, entered, moved, newest, other_kinds, other_log, searched, turned
+from ..pages.event_pages import EventsPage, EventsView, page
 from .pane import Pane
 from .sheet import Sheet
 

@@ -7,8 +7,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 
 from ..events import whole
-from ..model.expert_loads import LayerLoad, layer_loads
-from ..model.expert_page import ExpertsPage, ExpertsView, moved, page, reordered
+from ..pages.expert_loads import LayerLoad, layer_loads
+from ..pages.expert_page import ExpertsPage, ExpertsView, moved, page, reordered
 from .pane import Pane
 from .plot import Line, Plot
 from .sheet import Sheet

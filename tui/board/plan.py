@@ -8,8 +8,8 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from ..model.plan_facts import Facts, PlanFacts
-from ..model.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_section
+from ..pages.plan_facts import Facts, PlanFacts
+from ..pages.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_section
 from .pacing import Pace
 from .pane import Pane
 from .sheet import Sheet

@@ -13,10 +13,10 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ..model.canvas import ASCII, UNICODE, Glyphs
-from ..model.curve import Curve, Line, next_point
-from ..model.drawing import Drawing, Unit, draw, extent_of
-from ..model.viewport import Viewport
+from ..curves.canvas import ASCII, UNICODE, Glyphs
+from ..curves.curve import Curve, Line, next_point
+from ..curves.drawing import Drawing, Unit, draw, extent_of
+from ..curves.viewport import Viewport
 
 __all__ = ["Line", "Plot", "terminal_glyphs"]
 

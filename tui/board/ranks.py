@@ -7,8 +7,8 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..model.rank_facts import Facts, RankFacts
-from ..model.rank_keys import (
+from ..pages.rank_facts import Facts, RankFacts
+from ..pages.rank_keys import (
     at_cell,
     back,
     entered,
@@ -20,7 +20,7 @@ from ..model.rank_keys import (
     to_trouble,
     to_worst,
 )
-from ..model.rank_view import RankPage, RankView, page
+from ..pages.rank_view import RankPage, RankView, page
 from .pacing import Pace
 from .pane import Pane
 from .sheet import Sheet

@@ -9,8 +9,8 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ..model import canvas
-from ..model.sheet import ASCII, UNICODE, Marks, Row, cells
+from ..curves import canvas
+from ..pages.sheet import ASCII, UNICODE, Marks, Row, cells
 from .plot import terminal_glyphs
 
 

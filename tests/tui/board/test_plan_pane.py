@@ -17,7 +17,7 @@ from xtrain.tui.board.plan import PlanPane
 from xtrain.tui.board.sheet import Sheet
 from xtrain.tui.model import canvas
 from xtrain.tui.model.board import Board
-from xtrain.tui.model.sheet import plain
+from xtrain.tui.pages.sheet import plain
 
 
 def piloted(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:

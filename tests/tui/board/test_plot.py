@@ -10,7 +10,7 @@ from textual.pilot import Pilot
 
 from xtrain.tui.board import plot as plot_module
 from xtrain.tui.board.plot import Line, Plot, terminal_glyphs
-from xtrain.tui.model.canvas import ASCII, UNICODE
+from xtrain.tui.curves.canvas import ASCII, UNICODE
 
 STEPS = np.arange(10.0, 2001.0, 10.0)
 LOSS = 2 + np.exp(-STEPS / 300)

@@ -1,0 +1,1 @@
+"""Curves as rows of text: no widgets, no files."""

@@ -1,0 +1,194 @@
+"""Several runs side by side: one number of each, and the settings in which they differ."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from attrs import frozen
+
+from ..curves.curve import Line
+from ..model.planned import Planned
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+Axis = Literal["step", "tokens"]
+# Of these more is better; of all others less.
+_MORE_IS_BETTER = ("tokens_per_second", "mfu", "mfu_causal", "hfu", "tflops", "valid_tokens_per_second")
+_WHOLE = ("world_size", "steps", "tokens_per_step")
+
+
+@frozen(kw_only=True)
+class Compared:
+    """One run in a comparison. label: short, and no other run has it."""
+
+    label: str
+    directory: Path
+    board: "Board | None"
+
+    @property
+    def state(self) -> str:
+        """What has become of it, or how far it has been read."""
+        if self.board is None:
+            return "reading"
+        if self.board.loading is not None:
+            return f"{self.board.loading:.0%} read"
+        return self.board.life.status if self.board.life.state == "ended" else self.board.life.state
+
+
+@frozen(kw_only=True)
+class Standing:
+    """What a run has of one metric. best_at: the step of the best value; common: the value at the last place that all
+    runs have come to; difference: of that to the first run's."""
+
+    run: Compared
+    step: int | None = None
+    last: float | None = None
+    best: float | None = None
+    best_at: float | None = None
+    common: float | None = None
+    difference: float | None = None
+
+
+@frozen(kw_only=True)
+class Difference:
+    """A setting in which runs differ: its value, as text, for each of them; None where it is not there."""
+
+    key: str
+    values: tuple[str | None, ...]
+
+
+def labels(directories: Sequence[Path]) -> list[str]:
+    """A short name for each directory: its own, with that of the folder around it where two are called the same."""
+    names = [path.name for path in directories]
+    if len(set(names)) < len(names):
+        names = [f"{path.parent.name}/{path.name}" for path in directories]
+    shortest = next((size for size in (12, 16, 24) if len({name[:size] for name in names}) == len(set(names))), None)
+    return [name[:shortest] for name in names]
+
+
+def metric_keys(runs: Sequence[Compared]) -> tuple[str, ...]:
+    """Everything that any of the runs has numbers of, as the first one orders it."""
+    keys = {key: None for run in runs if run.board is not None for key in run.board.series.keys}
+    return tuple(key for key in keys if key != "tokens")
+
+
+def lines(runs: Sequence[Compared], key: str, by: Axis) -> list[Line]:
+    """The curve of a metric for each run, empty where it has none."""
+    found = []
+    for run in runs:
+        if run.board is None:
+            found.append(Line(run.label, np.empty(0), np.empty(0)))
+            continue
+        x, y = run.board.series.xy(key, by)
+        steps = run.board.series.xy(key)[0] if by != "step" else x
+        # Of a long run that is still being read, the two may be of different moments.
+        found.append(Line(run.label, x, y, steps=steps if len(steps) == len(x) else None))
+    return found
+
+
+def common_place(curves: Sequence[Line]) -> float | None:
+    """The furthest x that all curves which have a point have come to."""
+    return min((float(line.x[-1]) for line in curves if len(line.x)), default=None)
+
+
+def standings(runs: Sequence[Compared], key: str, curves: Sequence[Line]) -> list[Standing]:
+    """How the runs stand in one metric, in their order."""
+    common = common_place(curves)
+    found = []
+    first: float | None = None
+    for place, (run, line) in enumerate(zip(runs, curves, strict=True)):
+        step = run.board.run.step if run.board is not None else None
+        if not len(line.x) or common is None:
+            found.append(Standing(run=run, step=step))
+            continue
+        best = int(np.argmax(line.y) if key in _MORE_IS_BETTER else np.argmin(line.y))
+        before = int(np.searchsorted(line.x, common, side="right")) - 1
+        value = float(line.y[before]) if before >= 0 else None
+        first = value if place == 0 else first
+        found.append(
+            Standing(
+                run=run,
+                step=step,
+                last=float(line.y[-1]),
+                best=float(line.y[best]),
+                best_at=float(line.x[best]),
+                common=value,
+                difference=value - first if place and value is not None and first is not None else None,
+            )
+        )
+    return found
+
+
+def differences(runs: Sequence[Compared]) -> list[Difference] | None:
+    """The settings in which the runs differ, by name; None until the plans of all of them have been read."""
+    plans = [run.board.planned for run in runs if run.board is not None and run.board.planned is not None]
+    if len(plans) < len(runs):
+        return None
+    found: dict[str, Difference] = {}
+    told = tuple(isinstance(plan.content.get("config"), dict) for plan in plans)
+    if not all(told):
+        # Against a plan that tells none of its settings, every setting would be a difference.
+        values = tuple("in its plan" if one else "not told by its plan" for one in told)
+        found["settings"] = Difference(key="settings", values=values)
+    settings = [_settings(plan, with_config=all(told)) for plan in plans]
+    for key in sorted({key for each in settings for key in each}):
+        values = tuple(each.get(key) for each in settings)
+        if len(set(values)) < 2:
+            continue
+        if None in values:
+            # A dataset that one run has and another one has not is one difference, however many settings it has.
+            missing = tuple(value is None for value in values)
+            whole = next((part for part in _parts(key) if _are_without(settings, part) == missing), key)
+            if whole != key:
+                key, values = whole, tuple(None if lost else "is there" for lost in missing)
+        found[key] = Difference(key=key, values=values)
+    return list(found.values())
+
+
+def _parts(key: str) -> Iterator[str]:
+    """`a`, `a.b`, `a.b.c`."""
+    names = key.split(".")
+    return (".".join(names[:count]) for count in range(1, len(names) + 1))
+
+
+def _are_without(settings: Sequence[Mapping[str, str]], part: str) -> tuple[bool, ...]:
+    """For each of the runs whether it has nothing below a path."""
+    return tuple(not any(key == part or key.startswith(f"{part}.") for key in each) for each in settings)
+
+
+def _settings(plan: Planned, *, with_config: bool) -> dict[str, str]:
+    """The settings of a plan by their paths: those that make the experiment, then how it is spread over ranks."""
+    found: dict[str, str] = {}
+    if with_config:
+        _flatten("", plan.content["config"], found)
+    found |= {f"mesh.{axis.name}": str(axis.size) for axis in plan.axes}
+    found |= {key: _text(plan.content[key]) for key in _WHOLE if key in plan.content}
+    return found
+
+
+def _flatten(path: str, value: Any, found: dict[str, str]) -> None:
+    if isinstance(value, Mapping) and value:
+        for key, one in value.items():
+            _flatten(f"{path}.{key}" if path else str(key), one, found)
+    elif isinstance(value, list) and value and all(_is_part(one) for one in value):
+        for name, settings in value:
+            _flatten(f"{path}.{name}", settings or "yes", found)
+    else:
+        found[path] = _text(value)
+
+
+def _is_part(value: Any) -> bool:
+    """Whether it is a stage of a chain: a name and its settings."""
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], Mapping)
+
+
+def _text(value: Any) -> str:
+    """A setting as it is written: `[5, "%"]` is 5%."""
+    if isinstance(value, list) and len(value) == 2 and isinstance(value[1], str) and isinstance(value[0], int | float):
+        return f"{value[0]:g}{'' if value[1] == '%' else ' '}{value[1]}"
+    if isinstance(value, float):
+        return f"{value:.12g}"
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,106 @@
+"""One event in full: what it says, texts unshortened, then its other fields as they were written."""
+
+import time
+
+from ..events import Sample, text
+from ..model.event_log import Entry
+from ..telling import told
+from ..words import printable
+from .sheet import Row, cells, row, wrapped
+
+# What went wrong or nearly did, in the order in which it matters.
+PROBLEMS = ("failure", "stuck", "nonfinite", "alert", "rollback", "restart", "skipped", "warning")
+_STYLES = {**dict.fromkeys(PROBLEMS, "warn"), "failure": "bad", "stuck": "bad", "checkpoint": "good", "model": "good"}
+_GOOD_ENDS = ("done", "complete")
+# Fields that the words above have said already.
+_SAID = ("event", "step", "time", "traceback", "error", "samples", "message")
+
+
+def style_of(entry: Entry) -> str:
+    """`bad`, `warn`, `good` or nothing."""
+    if entry.kind == "run_end":
+        status = text(entry.record.get("status"))
+        return "good" if status in _GOOD_ENDS else "bad" if status == "failed" else "warn"
+    if entry.kind == "alert" and entry.record.get("state") == "cleared":
+        return "good"
+    if entry.kind == "control" and entry.record.get("state") == "refused":
+        return "warn"
+    return _STYLES.get(entry.kind, "")
+
+
+def clock(seconds: float | None) -> str:
+    """`18:20:01`, the time of day here."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(seconds)) if seconds is not None else "–"
+    except (OverflowError, ValueError, OSError):
+        return "–"
+
+
+def date(seconds: float | None) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds is not None else ""
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def detail(entry: Entry, width: int) -> list[Row]:
+    """An event in full: what it says, texts unshortened, then its other fields as they were written."""
+    rows: list[Row] = []
+    if entry.kind == "generate":
+        for number, sample in enumerate(Sample.all_of(dict(entry.record)), start=1):
+            rows += [row((f"sample {number}", "title")), *_written(sample, width), ()]
+    else:
+        style = style_of(entry) if entry.kind in PROBLEMS else ""
+        for said in told(dict(entry.record)):
+            rows += [row((line, f"bold {style}".strip())) for line in wrapped(said.body, width)]
+            for line in said.more:
+                # A traceback keeps its indentation.
+                blanks = line[: len(line) - len(line.lstrip())][: width // 3]
+                rows += [row((blanks + part, style)) for part in wrapped(line, width - len(blanks))] or [()]
+    others = [(key, value) for key, value in entry.record.items() if key not in _SAID and value is not None]
+    broad = max((len(key) for key, _ in others), default=0)
+    rows += [()] if rows and others else []
+    for key, value in others:
+        first, *rest = wrapped(_as_text(value), max(8, width - broad - 2)) or [""]
+        rows.append(row((f"{key:<{broad}}  ", "dim"), first))
+        rows += [row(" " * (broad + 2) + line) for line in rest]
+    return rows
+
+
+def _written(sample: Sample, width: int) -> list[Row]:
+    """The prompt in bold, and what the model wrote after it, with its own line ends and blanks."""
+    prompt = printable(sample.prompt)
+    after = printable(sample.text).removeprefix(prompt)
+    rows: list[Row] = []
+    line: list[tuple[str, str]] = []
+    for part, style in ((prompt, "bold"), (after, "")):
+        for number, piece in enumerate(part.split("\n")):
+            if number:
+                rows.append(tuple(line))
+                line = []
+            while piece:
+                room = width - cells(tuple(line))
+                if room < 1:
+                    rows.append(tuple(line))
+                    line = []
+                    continue
+                first = head(piece, room)
+                line.append((first, style))
+                piece = piece[len(first) :]
+    return [*rows, tuple(line)]
+
+
+def head(text: str, room: int) -> str:
+    """As much of a text as fits, at least one sign."""
+    end = min(len(text), room)
+    while end > 1 and cells(((text[:end], ""),)) > room:
+        end -= 1
+    return text[:end]
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(text, value))
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {text(one)}" for key, one in value.items())
+    return text(value)

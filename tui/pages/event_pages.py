@@ -1,0 +1,219 @@
+"""The Events screen as rows of text: the list, one event in full, and the end of a log."""
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+from attrs import evolve, field, frozen
+
+from ..model.event_log import Entry, EventLog, LogTail
+from ..words import plural, printable
+from .event_detail import PROBLEMS, clock, date, detail, head, style_of
+from .sheet import UNICODE, Marks, Row, block, cut, fit, joined, left, restyled, right, row, rule, window
+
+_GAPS = re.compile(r"\s{2,}")
+# From this many rows on the chosen event is shown below the list as well.
+_ROOM_FOR_DETAIL = 22
+
+
+@frozen(kw_only=True)
+class EventsView:
+    """What the reader has chosen. kinds: `all`, `problems` or one kind; chosen: number of an event, None: always the
+    newest; log: name of the log that is shown in place of the events, else empty."""
+
+    kinds: str = "all"
+    query: str = ""
+    chosen: int | None = None
+    shows: Literal["list", "detail"] = "list"
+    log: str = ""
+    top: int = 0
+    scroll: int | None = None
+    """First line of a text that is longer than the screen; None: of an event its beginning, of a log its end."""
+
+
+@frozen(kw_only=True)
+class EventsPage:
+    """What is drawn, and what the keys need to know of it. entries: those of the list; height: rows of what scrolls."""
+
+    rows: tuple[Row, ...]
+    view: EventsView
+    entries: tuple[Entry, ...] = field(repr=False)
+    log: EventLog = field(repr=False)
+    place: int = 0
+    height: int = 0
+    lines: int = 0
+
+
+def page(
+    log: EventLog, view: EventsView, width: int, height: int, *, directory: str = "", marks: Marks = UNICODE
+) -> EventsPage:
+    """The rows for `width` x `height` cells. directory: of the run, which the list leaves out of
+    paths."""
+    view = _still_there(log, view)
+    entries = _chosen_entries(log, view)
+    numbers = [entry.number for entry in entries]
+    place = numbers.index(view.chosen) if view.chosen in numbers else len(entries) - 1
+    if view.log:
+        return _log_page(log, entries, view, width, height, marks)
+    if view.shows == "detail" and entries:
+        return _detail_page(log, entries, place, view, width, height, marks)
+    return _list_page(log, entries, place, view, width, height, directory, marks)
+
+
+def _still_there(log: EventLog, view: EventsView) -> EventsView:
+    return evolve(view, log="") if view.log not in ("", *(tail.name for tail in log.logs)) else view
+
+
+def _chosen_entries(log: EventLog, view: EventsView) -> tuple[Entry, ...]:
+    kinds = {"all": None, "problems": PROBLEMS}.get(view.kinds, (view.kinds,))
+    found = log.filtered(kinds=kinds, text=view.query)
+    # A node that has begun is told again once it has ended: of those only the one under way is worth a line.
+    over = {entry.record.get("node") for entry in log.entries if entry.kind == "setup"} if kinds is None else ()
+    return tuple(entry for entry in found if entry.kind != "setup_begin" or entry.record.get("node") not in over)
+
+
+def _list_page(
+    log: EventLog,
+    entries: Sequence[Entry],
+    place: int,
+    view: EventsView,
+    width: int,
+    height: int,
+    directory: str,
+    marks: Marks,
+) -> EventsPage:
+    above = [_title(log, entries, view, width, marks), *_last_failure(log, view, width, marks)]
+    below = max(6, height // 3) if height >= _ROOM_FOR_DETAIL and entries else 0
+    room = max(1, height - len(above) - below)
+    top = window(len(entries), room, view.top if view.chosen is not None else len(entries), max(place, 0))
+    columns = _columns(entries, width)
+    rows = [*above]
+    for index in range(top, min(len(entries), top + room)):
+        drawn = fit(_entry_row(entries[index], columns, directory, marks), width, marks)
+        rows.append(restyled(drawn, "cursor") if index == place else drawn)
+    if not entries:
+        rows.append(row((" nothing yet" if not log.entries else " no event of this kind with this text", "dim")))
+    rows += [()] * (len(above) + room - len(rows))
+    if below:
+        rows.append(rule(_heading(entries[place], marks), width, marks, "enter: in full"))
+        rows += [fit(line, width, marks) for line in detail(entries[place], width)[: below - 1]]
+    shown = tuple(block(rows, width, height, marks))
+    return EventsPage(rows=shown, view=evolve(view, top=top), entries=tuple(entries), log=log, place=place, height=room)
+
+
+def _title(log: EventLog, entries: Sequence[Entry], view: EventsView, width: int, marks: Marks) -> Row:
+    total = len(_chosen_entries(log, EventsView()))
+    shown = plural(total, "event") if view.kinds == "all" and not view.query else f"{len(entries):,} of {total:,}"
+    parts = [view.kinds if view.kinds != "all" else "", f"“{view.query}”" if view.query else "", shown]
+    parts.append(f"{log.forgotten:,} older ones in events.jsonl" if log.forgotten and width >= 80 else "")
+    parts.append("newest" if view.chosen is None else "held")
+    return rule("Events", width, marks, joined(parts, marks))
+
+
+def _last_failure(log: EventLog, view: EventsView, width: int, marks: Marks) -> list[Row]:
+    """The newest failure that no later attempt has left behind, above everything: it must not scroll away."""
+    for entry in reversed(log.entries):
+        if entry.kind == "run_start":
+            break
+        if entry.kind == "failure":
+            said = (
+                f"{marks.dead} failure at step {entry.step}: " if entry.step is not None else f"{marks.dead} failure: "
+            )
+            return [fit(row((cut(said + entry.text, width, marks), "bad")), width, marks, "bad")]
+    return []
+
+
+def _columns(entries: Sequence[Entry], width: int) -> tuple[int, int, int]:
+    """Widths of time, step and kind."""
+    steps = max(
+        (len(f"{entry.step:,}") for entry in (*entries[:1], *entries[-1:]) if entry.step is not None), default=1
+    )
+    return (8 if width >= 50 else 5), max(4, steps), 11
+
+
+def _entry_row(entry: Entry, columns: tuple[int, int, int], directory: str, marks: Marks) -> Row:
+    when, steps, kind = columns
+    style = style_of(entry)
+    sign = marks.dead if style == "bad" else marks.stuck if style == "warn" else " "
+    step = "" if entry.step is None else f"{entry.step:,}"
+    return row(
+        (f"{sign} ", style),
+        (clock(entry.time)[:when].ljust(when) + " ", "dim"),
+        (right(step, steps, marks) + " ", ""),
+        (left(entry.kind, kind, marks) + " ", style),
+        (
+            _GAPS.sub("  ", _below(entry.text, directory)),
+            "bad" if style == "bad" else "",
+        ),
+    )
+
+
+def _below(text: str, directory: str) -> str:
+    """Paths in a text without the part that leads to the run, which may have been written from another folder."""
+    name = directory.rpartition("/")[2]
+    return re.sub(rf"(?<!\S)\S*/{re.escape(name)}/", "", text) if name else text
+
+
+def _heading(entry: Entry, marks: Marks) -> str:
+    step = f"step {entry.step:,}" if entry.step is not None else ""
+    return joined([entry.kind, step, date(entry.time)], marks)
+
+
+def _detail_page(
+    log: EventLog, entries: Sequence[Entry], place: int, view: EventsView, width: int, height: int, marks: Marks
+) -> EventsPage:
+    entry = entries[place]
+    lines = detail(entry, width)
+    room = max(1, height - 1)
+    scroll = max(0, min(view.scroll or 0, len(lines) - room))
+    part = f"{scroll + 1}–{min(len(lines), scroll + room)} of {len(lines)} lines" if len(lines) > room else "esc: back"
+    rows = [rule(_heading(entry, marks), width, marks, part), *lines[scroll : scroll + room]]
+    return EventsPage(
+        rows=tuple(block(rows, width, height, marks)),
+        view=evolve(view, chosen=view.chosen, scroll=scroll),
+        entries=tuple(entries),
+        log=log,
+        place=place,
+        height=room,
+        lines=len(lines),
+    )
+
+
+def _log_page(
+    log: EventLog, entries: Sequence[Entry], view: EventsView, width: int, height: int, marks: Marks
+) -> EventsPage:
+    tail = next(tail for tail in log.logs if tail.name == view.log)
+    lines = _log_lines(tail, view.query, width)
+    room = max(1, height - 1)
+    last = max(0, len(lines) - room)
+    scroll = last if view.scroll is None else min(view.scroll, last)
+    number = [known.name for known in log.logs].index(tail.name) + 1
+    notes = [f"“{view.query}”" if view.query else "", f"log {number} of {len(log.logs)}"]
+    notes += ["its end only" if tail.cut else "", "newest" if scroll == last else "held"]
+    rows = [rule(printable(tail.name), width, marks, joined(notes, marks)), *lines[scroll : scroll + room]]
+    if not lines:
+        rows.append(row((" no line with this text" if view.query else " empty", "dim")))
+    return EventsPage(
+        rows=tuple(block(rows, width, height, marks)),
+        view=evolve(view, scroll=None if scroll == last else scroll),
+        entries=tuple(entries),
+        log=log,
+        place=len(entries) - 1,
+        height=room,
+        lines=len(lines),
+    )
+
+
+def _log_lines(tail: LogTail, query: str, width: int) -> list[Row]:
+    wanted = query.casefold()
+    found: list[Row] = []
+    for line in tail.lines:
+        if wanted not in line.casefold():
+            continue
+        plain = printable(line.rstrip("\r\n")).replace("\n", " ")
+        style = "bad" if "Error" in line or "Traceback" in line else ""
+        while plain:
+            first = head(plain, width)
+            found.append(((first, style),))
+            plain = plain[len(first) :]
+    return found

@@ -1,0 +1,137 @@
+"""What a run has taken of each of its datasets, against what was planned, and what it learns from each."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import frozen
+
+from ..events import Evaluation, text
+from ..model.planned import PlannedPhase
+from ..model.series import Series
+from ..words import number
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+_LOSS, _ROWS = "loss/", "rows/"
+
+
+@frozen(kw_only=True)
+class DatasetFacts:
+    """One dataset. rows: taken since the beginning; tokens: positions in them; of: rows it has for training, one epoch;
+    share, run_share: of the rows of this phase, and of all; target: the share that the phase plans. None: not known."""
+
+    name: str
+    loss: float | None = None
+    evaluation: Evaluation | None = None
+    rows: float | None = None
+    tokens: float | None = None
+    of: int | None = None
+    share: float | None = None
+    run_share: float | None = None
+    target: float | None = None
+
+    @property
+    def epochs(self) -> float | None:
+        """How often it has been gone through."""
+        return self.rows / self.of if self.of and self.rows is not None else None
+
+
+@frozen(kw_only=True)
+class Mixture:
+    """The datasets of a run, those that are trained on first. phase, until: the one under way, and the step at which it
+    ends; following: the next one. wait_seconds: that a step waits for rows; wait_share: of the step."""
+
+    datasets: tuple[DatasetFacts, ...] = ()
+    phase: PlannedPhase | None = None
+    until: int | None = None
+    following: PlannedPhase | None = None
+    num_phases: int = 0
+    wait_seconds: float | None = None
+    wait_share: float | None = None
+
+
+def several(board: "Board") -> bool:
+    """Whether a run has more than one dataset to tell of."""
+    planned = board.planned
+    names = {name for phase in planned.phases for name in phase.shares} if planned else set()
+    keys = board.series.keys
+    return len(names) > 1 or sum(key.startswith(_ROWS) for key in keys) > 1
+
+
+def mixture(board: "Board") -> Mixture:
+    """All of it at one instant."""
+    series, run = board.series, board.run
+    phases = board.planned.phases if board.planned else ()
+    step = run.step
+    place = _place_of(phases, step, text(series.last.get("phase")))
+    phase = phases[place] if place is not None else None
+    following = phases[place + 1] if place is not None and place + 1 < len(phases) else None
+    trained = _names(phases, series)
+    rows = {name: series.latest(_ROWS + name) for name in trained}
+    first = phase.first if phase is not None and phase.first is not None else 0
+    before = {name: _rows_at(series, name, first) for name in trained}
+    in_phase = {name: rows[name] - before[name] for name in trained if rows[name] is not None}  # type: ignore[operator]
+    per_row = _tokens_per_row(series, rows.values())
+    facts = [
+        DatasetFacts(
+            name=name,
+            loss=series.latest(_LOSS + name),
+            evaluation=run.evaluations.get(name),
+            rows=rows[name],
+            tokens=None if rows[name] is None or per_row is None else rows[name] * per_row,  # type: ignore[operator]
+            of=run.rows.get(name),
+            share=_share(in_phase, name),
+            run_share=_share({each: found for each, found in rows.items() if found is not None}, name),
+            target=phase.shares.get(name) if phase is not None else None,
+        )
+        for name in trained
+    ]
+    facts += [
+        DatasetFacts(name=name, evaluation=found) for name, found in run.evaluations.items() if name not in trained
+    ]
+    wait, whole_step = series.latest("data_seconds"), series.latest("step_seconds")
+    return Mixture(
+        datasets=tuple(facts),
+        phase=phase,
+        until=following.first if following is not None else run.steps,
+        following=following,
+        num_phases=len(phases),
+        wait_seconds=wait,
+        wait_share=wait / whole_step if wait is not None and whole_step else None,
+    )
+
+
+def _names(phases: Iterable[PlannedPhase], series: Series) -> tuple[str, ...]:
+    """The datasets that are trained on, as the plan orders them."""
+    names = {name: None for phase in phases for name in phase.shares}
+    names |= {key.removeprefix(_ROWS): None for key in series.keys if key.startswith(_ROWS)}
+    return tuple(names)
+
+
+def _place_of(phases: tuple[PlannedPhase, ...], step: int, named: str) -> int | None:
+    """The phase that the step after `step` steps lies in; by the name in the records where the plan knows no step."""
+    places = [place for place, phase in enumerate(phases) if phase.first is not None and phase.first <= step]
+    by_name = [place for place, phase in enumerate(phases) if phase.first is None and phase.name == named]
+    return max((*places, *by_name), default=None)
+
+
+def _rows_at(series: Series, name: str, step: int) -> float:
+    """Rows taken in the first `step` steps; of steps that were not logged what lies between their neighbours."""
+    x, y = series.xy(_ROWS + name)
+    if step <= 0 or not len(x):
+        return 0.0
+    return float(np.interp(step, np.concatenate(([0.0], x)), np.concatenate(([0.0], y))))
+
+
+def _share(taken: Mapping[str, float], name: str) -> float | None:
+    total = math.fsum(taken.values())
+    return taken[name] / total if name in taken and total > 0 else None
+
+
+def _tokens_per_row(series: Series, rows: Iterable[float | None]) -> float | None:
+    """Positions in a row: all rows of a run are equally long."""
+    tokens, total = number(series.last.get("tokens")), math.fsum(found for found in rows if found is not None)
+    return tokens / total if tokens is not None and total > 0 else None

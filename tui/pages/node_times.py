@@ -1,0 +1,199 @@
+"""How long the nodes of a plan take in a run: set-up, the nodes of a step on all ranks, and what happens in between."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import isfinite
+from statistics import median
+
+from attrs import frozen
+
+from ..events import text
+from ..model.event_log import Entry
+from ..model.planned import Planned, PlannedTick
+from ..model.ranks import Ranks
+from ..state import RunState
+from ..words import number
+
+
+@frozen(kw_only=True)
+class StepTime:
+    """Seconds of one node in a step, averaged by each rank since its last record; over the `ranks` that told of it.
+
+    slowest: the longest, and `slowest_rank` the rank that it took so long on. share: of the step, 0 to 1, taken from
+    the means over ranks, so that those of all nodes add up to 1.
+    """
+
+    node: str
+    slowest: float
+    slowest_rank: int
+    median: float
+    mean: float
+    ranks: int
+    share: float = 0.0
+
+
+def step_times(told: Iterable[tuple[int, Mapping[str, float]]]) -> dict[str, StepTime]:
+    """By node, from (rank, its `node_seconds`), in the order in which nodes first come up."""
+    values: dict[str, list[float]] = {}
+    worst: dict[str, tuple[float, int]] = {}
+    for rank, nodes in told:
+        for node, seconds in nodes.items():
+            if not (seconds >= 0 and isfinite(seconds)):
+                continue
+            values.setdefault(node, []).append(seconds)
+            if node not in worst or seconds > worst[node][0]:
+                worst[node] = (seconds, rank)
+    means = {node: sum(found) / len(found) for node, found in values.items()}
+    whole = sum(means.values())
+    return {
+        node: StepTime(
+            node=node,
+            slowest=worst[node][0],
+            slowest_rank=worst[node][1],
+            median=median(found),
+            mean=means[node],
+            ranks=len(found),
+            share=means[node] / whole if whole else 0.0,
+        )
+        for node, found in values.items()
+    }
+
+
+class StepTimes:
+    """`step_times` of the ranks of a run, computed again only where one of them has told something new."""
+
+    def __init__(self) -> None:
+        self._told: list[Mapping[str, float]] = []
+        self._times: dict[str, StepTime] = {}
+
+    def of(self, ranks: Ranks) -> dict[str, StepTime]:
+        """The times of now, by node."""
+        told = [each.node_seconds for each in ranks]
+        same = len(told) == len(self._told) and all(new is old for new, old in zip(told, self._told, strict=True))
+        if not same:
+            self._told = told
+            self._times = step_times((each.rank, each.node_seconds) for each in ranks)
+        return self._times
+
+
+@frozen(kw_only=True)
+class Took:
+    """How long a node took when it was last done. seconds: None while it is under way. step: after which it was done;
+    began: seconds since 1970, where that is known."""
+
+    seconds: float | None
+    step: int | None = None
+    began: float | None = None
+
+
+def setup_times(run: RunState) -> dict[str, Took]:
+    """The set-up nodes that have begun."""
+    return {node.node: Took(seconds=node.seconds, began=node.began) for node in run.setup}
+
+
+# Events that tell how long a node took by another key than `seconds`, or whose seconds are not those of the node.
+_SECONDS = {"health": None}
+
+
+def last_times(entries: Sequence[Entry]) -> dict[str, Took]:
+    """Of every node that an event tells the time of (evaluations, checkpoints, …), the latest."""
+    found: dict[str, Took] = {}
+    for entry in reversed(entries):
+        node = text(entry.record.get("node"))
+        seconds = number(entry.record.get(_SECONDS.get(entry.kind, "seconds") or ""))
+        if node and node not in found and seconds is not None and entry.kind not in ("setup", "stuck"):
+            found[node] = Took(seconds=seconds, step=entry.step)
+    return found
+
+
+@frozen(kw_only=True)
+class Due:
+    """When a tick comes next. every: `20 steps`; step: after which one, None where the clock decides or it does not
+    come again; seconds: until then, at the pace of the recent steps; over: it does not come again in this run."""
+
+    every: str
+    step: int | None = None
+    seconds: float | None = None
+    over: bool = False
+
+
+def due(tick: PlannedTick, plan: Planned, *, step: int, pace: float | None) -> Due:
+    """When `tick` is due after `step` steps have ended. pace: seconds a step."""
+    if tick.steps:
+        return _at((step // tick.steps + 1) * tick.steps, f"{_many(tick.steps, 'step')}", plan, step, pace)
+    if tick.tokens and plan.tokens_per_step:
+        reached = step * plan.tokens_per_step // tick.tokens
+        next_step = -(-(reached + 1) * tick.tokens // plan.tokens_per_step)
+        return _at(next_step, f"{tick.tokens:,} tokens", plan, step, pace)
+    return Due(every=period(tick.seconds))
+
+
+def _at(next_step: int, every: str, plan: Planned, step: int, pace: float | None) -> Due:
+    if plan.steps is not None and next_step > plan.steps:
+        return Due(every=every, over=True)
+    return Due(every=every, step=next_step, seconds=None if pace is None else (next_step - step) * pace)
+
+
+def period(seconds: float | None) -> str:
+    """`10 min`, `90 s`, `2 h`: as a spec says it."""
+    if seconds is None:
+        return "–"
+    for unit, size in (("h", 3600), ("min", 60)):
+        if seconds >= size and seconds % size == 0:
+            return f"{seconds / size:g} {unit}"
+    return f"{seconds:g} s"
+
+
+def _many(value: int, noun: str) -> str:
+    return noun if value == 1 else f"{value:,} {noun}s"
+
+
+@frozen(kw_only=True)
+class StepCost:
+    """What a step takes against what it was planned to take, in seconds; None where nobody knows.
+
+    actual, data, communication: of the newest record, on the rank where each is largest. planned: the likely time,
+    between fast and slow; computing, exposed: of it products, and communication nothing is computed beside.
+    """
+
+    actual: float | None = None
+    data: float | None = None
+    communication: float | None = None
+    planned: float | None = None
+    fast: float | None = None
+    slow: float | None = None
+    computing: float | None = None
+    exposed: float | None = None
+
+    @property
+    def over(self) -> float | None:
+        """How much longer than planned: 0.1 where it is a tenth."""
+        return None if self.actual is None or not self.planned else self.actual / self.planned - 1
+
+    def share(self, seconds: float | None) -> float | None:
+        """Of the actual step."""
+        return None if seconds is None or not self.actual else seconds / self.actual
+
+
+def step_cost(last: Mapping[str, object], plan: Planned | None) -> StepCost:
+    """From the newest metrics record, and the plan."""
+    times = plan.times if plan else None
+    return StepCost(
+        actual=number(last.get("step_seconds")),
+        data=number(last.get("data_seconds")),
+        communication=number(last.get("comm_seconds")),
+        planned=times.step if times else None,
+        fast=times.fast if times else None,
+        slow=times.slow if times else None,
+        computing=times.computing if times else None,
+        exposed=times.exposed if times else None,
+    )
+
+
+def under_way(ranks: Ranks) -> dict[str, tuple[int, ...]]:
+    """The nodes that ranks are in now, by what they told last of their progress, and which ranks; ranks that are not
+    there any more are in none."""
+    found: dict[str, list[int]] = {}
+    for each in ranks:
+        if each.beat is not None and each.beat.node and each.pulse != "gone":
+            found.setdefault(each.beat.node, []).append(each.rank)
+    return {node: tuple(numbers) for node, numbers in found.items()}

@@ -1,0 +1,165 @@
+"""The Plan screen's list: a heading for every kind of node, and one row a node with its times."""
+
+from attrs import frozen
+
+from ..model.planned import PlannedNode
+from ..words import brief, duration
+from .plan_facts import PlanFacts
+from .plan_list import Line, Section
+from .sheet import Marks, Row, bar, cells, cut, fit, joined, left, restyled, right, row
+
+TIME = 8
+SHARE = 5
+# Less than this of a sentence says nothing.
+MIN_DOES = 24
+
+
+@frozen(kw_only=True)
+class Columns:
+    """Widths of the columns, in cells; 0 for one that there is no room for."""
+
+    id: int
+    second: int
+    bar: int
+    axes: int
+    does: int
+
+    @property
+    def middle(self) -> int:
+        """What the second time, share and bar take together: there stands when a tick is due."""
+        return (self.second + 1 if self.second else 0) + SHARE + (self.bar + 1 if self.bar else 0)
+
+
+def columns(facts: PlanFacts, width: int) -> Columns:
+    """The widest columns that fit `width`: times and share always, then ids as a whole, then the rest."""
+    longest = max(map(len, facts.arranged.ids), default=0)
+    axes = max((len(" ".join(node.axes)) for node in facts.plan.nodes), default=0)
+    axes = min(axes, 22)
+    second = TIME if width >= 66 and facts.ranks > 1 else 0  # of one rank there is no median
+    spare = width - 3 - (TIME + 1) - (second + 1 if second else 0) - SHARE - 1
+    bar_width = 12 if width >= 90 else 8 if width >= 50 else 0
+    id_width = min(longest, spare - (bar_width + 1 if bar_width else 0), 36)
+    spare -= id_width
+    if spare - bar_width - 2 < MIN_DOES:  # what nodes do has no room: bars may be as long as the row
+        return Columns(id=id_width, second=second, bar=max(0, spare - 1), axes=0, does=0)
+    spare -= bar_width + 1
+    axes_width = axes if axes and spare - axes - 2 >= MIN_DOES else 0
+    spare -= axes_width + 1 if axes_width else 0
+    return Columns(id=id_width, second=second, bar=bar_width, axes=axes_width, does=spare - 1)
+
+
+# Of a kind of node: what its time is called, and its second time, or what stands instead of that, share and bar.
+_LABELS = {"step": ("slowest", "median"), "tick": ("took", "next"), "event": ("took", "when")}
+
+
+def line_row(line: Line, facts: PlanFacts, room: Columns, width: int, *, chosen: bool, marks: Marks) -> Row:
+    """One line of the list in exactly `width` cells. chosen: the cursor is on it."""
+    made = (
+        _heading(line, room, marks, alone=facts.ranks == 1)
+        if isinstance(line, Section)
+        else _node(line, facts, room, marks)
+    )
+    pointer = marks.cursor if chosen else " "
+    whole = fit(((pointer, "mark"), *made), width, marks)
+    return restyled(whole, "cursor") if chosen else whole
+
+
+def _heading(line: Section, room: Columns, marks: Marks, *, alone: bool) -> Row:
+    sign = marks.folded if line.folded else marks.open
+    number = f"{line.nodes:,}" if line.shown == line.nodes else f"{line.shown:,} of {line.nodes:,}"
+    title = row((f"{sign} {line.title}", "title"), (f"  {number}", "dim"))
+    first, second = _LABELS.get(line.kind, ("took", ""))
+    first = "takes" if line.kind == "step" and alone else first
+    start = 2 + room.id + 1
+    if line.folded or cells(title) >= start + TIME - len(first):
+        return title
+    labels = right(first, TIME + start - cells(title)) + " "
+    if line.kind in ("tick", "event"):
+        return (*title, (labels + second, "dim"))
+    labels += f"{right(second, room.second)} " if room.second else ""
+    return (*title, (labels + right("share", SHARE), "dim"))
+
+
+def _node(node: PlannedNode, facts: PlanFacts, room: Columns, marks: Marks) -> Row:
+    mark, style = _mark(node, facts, marks)
+    first, second = _times(node, facts)
+    spans = [(f"{mark} ", style), (left(node.id, room.id, marks), style), " ", (right(first, TIME, marks), "")]
+    spans.append((f" {left(_middle(node, facts, room, second, marks), room.middle, marks)}", "bar"))
+    if room.axes:
+        spans.append((f" {left(' '.join(node.axes), room.axes, marks)}", "dim"))
+    if room.does:
+        spans.append((f" {cut(node.does, room.does, marks)}", "dim"))
+    return row(*spans)
+
+
+def _mark(node: PlannedNode, facts: PlanFacts, marks: Marks) -> tuple[str, str]:
+    if node.id in facts.now_in:
+        return marks.under_way, "mark bold"
+    took = facts.setup.get(node.id)
+    if took is not None:
+        return (marks.done, "good") if took.seconds is not None else (marks.under_way, "mark bold")
+    return " ", ""
+
+
+def _times(node: PlannedNode, facts: PlanFacts) -> tuple[str, str]:
+    """What stands in the two columns of times."""
+    if (step := facts.step.get(node.id)) is not None:
+        return brief(step.slowest), brief(step.median)
+    took = facts.took(node.id)
+    if took is None:
+        return "", ""
+    if took.seconds is None:  # under way in set-up: how long it has been, unless clocks differ
+        since = facts.now - took.began if took.began is not None else -1
+        return (f"{duration(since)}…" if 0 <= since < 86400 else "…"), ""
+    return brief(took.seconds), ""
+
+
+def _middle(node: PlannedNode, facts: PlanFacts, room: Columns, second: str, marks: Marks) -> str:
+    if node.id in facts.arranged.ticks:
+        ways = due_words(node.id, facts)
+        return cut(next((way for way in ways if len(way) <= room.middle), ways[-1]), room.middle, marks)
+    if when := facts.arranged.when.get(node.id):
+        return cut(", ".join(when), room.middle, marks)
+    share = facts.share(node.id)
+    text = f"{right(second, room.second)} " if room.second else ""
+    text += right("" if share is None else percent(share), SHARE)
+    return f"{text} {bar(share, room.bar, marks)}" if room.bar else text
+
+
+def due_words(node: str, facts: PlanFacts) -> tuple[str, ...]:
+    """`step 60, in 12s (every 20 steps)`: when a tick comes next; then the same in fewer words, and in fewer still."""
+    found = facts.next_due(node)
+    if found is None:
+        return ("",)
+    when = found[1]
+    if facts.over or (when.step is None and not when.over):
+        return (f"every {when.every}",)
+    if when.over:
+        return f"not again (every {when.every})", "not again"
+    soon = f", in {duration(when.seconds)}" if when.seconds is not None else ""
+    return f"step {when.step:,}{soon} (every {when.every})", f"step {when.step:,}{soon}", f"{when.step:,}{soon}"
+
+
+def percent(share: float) -> str:
+    """`97.3%`, `0.2%`; what is there at all is not shown as nothing."""
+    return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}" if share < 0.9995 else "100%"
+
+
+def headline(facts: PlanFacts, shown: int, query: str, width: int, marks: Marks) -> Row:
+    """What is to be known of the whole: how many nodes, how long set-up and a step take, and what goes on now."""
+    whole = len(facts.plan.nodes)
+    parts = [f"{shown:,} of {whole:,} nodes have “{query}”" if query else f"{whole:,} nodes"]
+    if facts.now_in:
+        most = max(facts.now_in, key=lambda node: len(facts.now_in[node]))
+        on = len(facts.now_in[most])
+        where = "" if facts.ranks == 1 else f" on {on:,} of {facts.ranks:,} ranks"
+        parts.append(f"now in {most}{where}")
+    if facts.cost.actual is not None:
+        parts.append(f"a step {brief(facts.cost.actual)}")
+        if facts.cost.planned is not None:
+            parts.append(f"planned {brief(facts.cost.planned)}")
+    if facts.setup_seconds is not None:
+        parts.append(f"set-up {brief(facts.setup_seconds)}")
+    while len(parts) > 1 and len(joined(parts, marks)) > width:
+        parts.pop()
+    return fit(row((joined(parts, marks), "bold")), width, marks)

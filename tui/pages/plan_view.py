@@ -1,0 +1,210 @@
+"""The Plan screen as rows of text for a size, and what keys do to it."""
+
+from typing import Literal
+
+from attrs import evolve, field, frozen
+
+from ..model.planned import PlannedNode
+from .plan_facts import PlanFacts
+from .plan_list import Line, Section, lines
+from .plan_parts import breakdown_rows, node_rows
+from .plan_rows import columns, headline, line_row
+from .sheet import UNICODE, Marks, Row, beside, block, fit, row, window
+
+# From this width the list and the details stand side by side; below, from this height, one above the other.
+SIDE_BY_SIDE = 112
+STACKED = 17
+# Side by side, node and breakdown both have room from this height.
+BOTH = 22
+
+Shows = Literal["list", "node", "time"]
+
+
+@frozen(kw_only=True)
+class PlanView:
+    """What the reader has chosen. cursor: the id of a node, or `#kind` for a heading; empty for the first line. top:
+    the first line shown. shows: what fills the screen where there is no room for all; `node` and `time` are full
+    pages that `scroll` moves. timing: the part beside the list is the breakdown and not the node."""
+
+    cursor: str = ""
+    top: int = 0
+    folded: frozenset[str] = frozenset()
+    query: str = ""
+    shows: Shows = "list"
+    timing: bool = False
+    scroll: int = 0
+
+
+@frozen(kw_only=True)
+class PlanPage:
+    """Rows to draw, and what the next key has to know: the lines of the list, which of them is chosen, in how many
+    rows and columns they stand below the headline, whether another part stands beside or below them in which node and
+    breakdown take turns, and how far a full page can be scrolled."""
+
+    rows: list[Row] = field(repr=False)
+    view: PlanView
+    lines: tuple[Line, ...] = field(repr=False)
+    chosen: int = 0
+    height: int = 1
+    list_width: int = 0
+    beside: bool = False
+    most_scroll: int = 0
+
+
+def key_of(line: Line) -> str:
+    """What the cursor holds of a line."""
+    return f"#{line.kind}" if isinstance(line, Section) else line.id
+
+
+def page(facts: PlanFacts, view: PlanView, width: int, height: int, marks: Marks = UNICODE) -> PlanPage:
+    """The screen in exactly `height` rows of `width` cells. The view that comes back has its cursor on a line."""
+    shown = tuple(lines(facts.arranged, query=view.query, folded=view.folded))
+    chosen = next((place for place, line in enumerate(shown) if key_of(line) == view.cursor), None)
+    if chosen is None:  # folded away or searched away: the first node that is there
+        chosen = next((place for place, line in enumerate(shown) if not isinstance(line, Section)), 0)
+    view = evolve(view, cursor=key_of(shown[chosen]) if shown else "")
+    line = shown[chosen] if shown else None
+    node = line if isinstance(line, PlannedNode) else None
+    if view.shows != "list":
+        return _full(facts, view, shown, chosen, node, width, height, marks)
+    head = headline(facts, sum(not isinstance(each, Section) for each in shown), view.query, width, marks)
+    body = height - 1
+    if width >= SIDE_BY_SIDE:
+        list_width = max(66, width * 58 // 100)
+        rows, view = _list(facts, view, shown, chosen, list_width, body, marks)
+        side = _side(facts, view, line, width - list_width - 3, body, marks)
+        return PlanPage(
+            rows=[head, *beside(rows, side, marks)], view=view, lines=shown, chosen=chosen,
+            height=body, list_width=list_width, beside=body < BOTH,
+        )  # fmt: skip
+    if height >= STACKED:
+        below = max(7, height * 42 // 100)
+        rows, view = _list(facts, view, shown, chosen, width, body - below, marks)
+        side = _beside(facts, line, width, below, marks, timing=view.timing)
+        return PlanPage(
+            rows=[head, *rows, *side], view=view, lines=shown, chosen=chosen,
+            height=body - below, list_width=width, beside=True,
+        )  # fmt: skip
+    rows, view = _list(facts, view, shown, chosen, width, body - 1, marks)
+    does = node.does if node else ""
+    foot = fit(row((does, "dim")), width, marks)
+    return PlanPage(
+        rows=[head, *rows, foot], view=view, lines=shown, chosen=chosen, height=max(1, body - 1), list_width=width
+    )
+
+
+def _list(
+    facts: PlanFacts, view: PlanView, shown: tuple[Line, ...], chosen: int, width: int, height: int, marks: Marks
+) -> tuple[list[Row], PlanView]:
+    top = window(len(shown), height, view.top, chosen)
+    room = columns(facts, width)
+    rows = [
+        line_row(shown[place], facts, room, width, chosen=place == chosen, marks=marks)
+        for place in range(top, min(len(shown), top + height))
+    ]
+    if not shown:
+        rows = [row((f"no node has “{view.query}”", "dim"))]
+    return block(rows, width, height, marks), evolve(view, top=top)
+
+
+def _side(facts: PlanFacts, view: PlanView, line: Line | None, width: int, height: int, marks: Marks) -> list[Row]:
+    if height < BOTH:
+        return _beside(facts, line, width, height, marks, timing=view.timing)
+    needed = len(facts.step) + 8
+    below = min(max(8, needed), height // 2)
+    return [
+        *_beside(facts, line, width, height - below, marks, timing=False),
+        *block(breakdown_rows(facts, width, below, marks), width, below, marks),
+    ]
+
+
+def _beside(facts: PlanFacts, line: Line | None, width: int, height: int, marks: Marks, *, timing: bool) -> list[Row]:
+    if timing:
+        return block(breakdown_rows(facts, width, height, marks), width, height, marks)
+    rows = _about(facts, line, width, marks)
+    if len(rows) > height:
+        more = len(rows) - height + 1
+        rows = [*rows[: height - 1], row((f"{marks.cut} {more} more: enter", "dim"))]
+    return block(rows, width, height, marks)
+
+
+def _about(facts: PlanFacts, line: Line | None, width: int, marks: Marks) -> list[Row]:
+    if isinstance(line, PlannedNode):
+        return node_rows(line, facts, width, marks)
+    return []
+
+
+def _full(
+    facts: PlanFacts,
+    view: PlanView,
+    shown: tuple[Line, ...],
+    chosen: int,
+    node: PlannedNode | None,
+    width: int,
+    height: int,
+    marks: Marks,
+) -> PlanPage:
+    """A node or the breakdown alone, on the whole screen."""
+    if view.shows == "time":
+        rows = breakdown_rows(facts, width, max(height - 1, len(facts.step) + 12), marks)
+    else:
+        rows = node_rows(node, facts, width, marks) if node else []
+    most = max(0, len(rows) - (height - 1))
+    view = evolve(view, scroll=min(view.scroll, most))
+    more = len(rows) - view.scroll - (height - 1)
+    foot = "esc: back" + (f"  {marks.dot} {more} more below" if more > 0 else "")
+    drawn = [*block(rows[view.scroll :], width, height - 1, marks), fit(row((foot, "dim")), width, marks)]
+    return PlanPage(rows=drawn, view=view, lines=shown, chosen=chosen, height=height - 1, most_scroll=most)
+
+
+def moved(page: PlanPage, by: int) -> PlanView:
+    """The cursor `by` lines further down, or the full page scrolled."""
+    view = page.view
+    if view.shows != "list":
+        return evolve(view, scroll=max(0, min(view.scroll + by, page.most_scroll)))
+    if not page.lines:
+        return view
+    place = max(0, min(page.chosen + by, len(page.lines) - 1))
+    return evolve(view, cursor=key_of(page.lines[place]))
+
+
+def to_section(page: PlanPage, by: int) -> PlanView:
+    """The cursor on the next heading, or on the one before."""
+    heads = [place for place, line in enumerate(page.lines) if isinstance(line, Section)]
+    ahead = [place for place in heads if place > page.chosen] if by > 0 else [p for p in heads if p < page.chosen][::-1]
+    return moved(page, ahead[0] - page.chosen) if ahead else moved(page, len(page.lines) * by)
+
+
+def fold(page: PlanPage, *, folded: bool) -> PlanView:
+    """The section of the cursor folded up or opened; the cursor is on its heading then."""
+    if not page.lines or page.view.query or page.view.shows != "list":
+        return page.view
+    kind = page.lines[page.chosen].kind
+    sections = page.view.folded | {kind} if folded else page.view.folded - {kind}
+    cursor = f"#{kind}" if folded else page.view.cursor
+    return evolve(page.view, folded=sections, cursor=cursor)
+
+
+def entered(page: PlanPage) -> PlanView:
+    """Enter: a node in full, or a section folded or opened."""
+    if page.view.shows != "list" or not page.lines:
+        return evolve(page.view, shows="list", scroll=0)
+    line = page.lines[page.chosen]
+    if isinstance(line, Section):
+        return fold(page, folded=not line.folded)
+    return evolve(page.view, shows="node", scroll=0)
+
+
+def to_node(view: PlanView, facts: PlanFacts, node: str) -> PlanView:
+    """The cursor on a node, whatever is folded or searched for."""
+    kind = next((kind for kind, nodes in facts.arranged.nodes.items() if any(n.id == node for n in nodes)), None)
+    if kind is None:
+        return view
+    return evolve(view, cursor=node, query="", shows="list", folded=view.folded - {kind})
+
+
+def followed(view: PlanView, facts: PlanFacts) -> PlanView:
+    """The cursor on the node that most ranks are in."""
+    if not facts.now_in:
+        return view
+    return to_node(view, facts, max(facts.now_in, key=lambda node: len(facts.now_in[node])))

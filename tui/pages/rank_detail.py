@@ -1,0 +1,128 @@
+"""One rank in full: where it runs, what it is in, its numbers against those of the median rank and of the plan."""
+
+from collections.abc import Iterator
+
+from ..model.ranks import OneRank
+from ..words import brief, number, size
+from .rank_facts import RankFacts
+from .rank_figures import COMMUNICATION, DATA, PROGRESS, STEP, WORK, expected, seconds_ago
+from .rank_states import WORDS
+from .sheet import Marks, Row, fit, joined, left, right, row, rule, wrapped
+
+LABEL = 9
+# Nodes that take less than this share of a rank's step say nothing of why it is slow.
+SMALL = 0.001
+
+
+def rank_rows(rank: OneRank, facts: RankFacts, width: int, marks: Marks) -> list[Row]:
+    """All that is known of a rank, in as many rows as it takes."""
+    state = int(facts.states.of[rank.rank])
+    rows = [rule(f"rank {rank.rank:,}", width, marks, WORDS[state])]
+    for label, text, style in (
+        *_where(rank, facts, marks),
+        *_now(rank, facts),
+        *_figures(rank, facts),
+        *_stuck(rank, facts),
+    ):
+        for line_number, line in enumerate(wrapped(text, max(1, width - LABEL))):
+            rows.append(row((left("" if line_number else label, LABEL), "dim"), (line, style)))
+    rows += _nodes(rank, facts, width, marks)
+    return [fit(each, width, marks) for each in rows]
+
+
+def _where(rank: OneRank, facts: RankFacts, marks: Marks) -> Iterator[tuple[str, str, str]]:
+    places = [f"{name} {rank.coordinates[name]}" for name in facts.real if name in rank.coordinates]
+    if facts.experts:
+        expert = [
+            f"{axis.name} {rank.rank // axis.stride % axis.size}"
+            for axis in facts.expert_axes
+            if axis.size > 1 and axis.name not in facts.real
+        ]
+        places += [f"({', '.join(expert)})"] if expert else []
+    if places:
+        yield "place", joined(places, marks), ""
+    host = [f"host {rank.beat.host}", f"process {rank.beat.pid}"] if rank.beat else []
+    if host or rank.machine is not None:
+        machine = f"machine {rank.machine}" if rank.machine is not None else ""
+        yield "runs on", joined([*host, machine], marks), ""
+
+
+def _now(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
+    beat = rank.beat
+    if beat is not None:
+        step = f"step {beat.step:,}" if beat.step else "set-up"
+        yield "last" if facts.over else "now", f"{step}, {beat.node or 'no node yet'}, {beat.marks:,} marks", ""
+    if beat is not None and not facts.over:
+        old = PROGRESS.of(rank) or 0.0
+        if old >= 2 or beat.place:
+            at = f", at {beat.place}" if beat.place else ""
+            lasting = ", which may last" if beat.lasting else ""
+            yield "still", f"for {seconds_ago(old)}{lasting}{at}", "warn" if old >= 10 and not beat.lasting else ""
+        if rank.seconds_silent >= 2:
+            yield "silent", f"its line stands still for {seconds_ago(rank.seconds_silent)}", "warn"
+        if beat.debugger:
+            yield "debugger", "a Python debugger has stopped it", "warn"
+
+
+def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
+    for figure, label in ((STEP, "step"), (WORK, "own work"), (DATA, "data"), (COMMUNICATION, "comm")):
+        value, median = figure.of(rank), facts.figure(figure).median
+        if value is None:
+            continue
+        against = "" if len(facts.ranks) == 1 or median is None else f", median {figure.words(median)}"
+        more = f", {signed(value / median - 1)}" if against and median and figure in (STEP, WORK) else ""
+        more += " (newest records)" if figure is WORK else ""
+        slow = figure is WORK and rank.rank in facts.states.slow
+        yield label, f"{figure.words(value)}{against}{more}", "warn" if slow else ""
+    if rank.memory_bytes is not None:
+        plan = expected(rank, facts.memory)
+        share = f", {rank.memory_bytes / plan:.0%} of the planned {size(plan)}" if plan else ""
+        yield "memory", f"{size(rank.memory_bytes)}{share}", "bad" if plan and rank.memory_bytes > plan else ""
+    now = [
+        f"{size(value)} {name}"
+        for name in ("allocated", "reserved", "resident")
+        if (value := number(rank.last.get(f"{name}_bytes"))) is not None
+    ]
+    retries = number(rank.last.get("retries"))
+    if retries:
+        now.append(f"{retries:,.0f} retries of the allocator")
+    if now:
+        yield "", ", ".join(now), ""
+    if rank.step is not None:
+        yield "told", f"all this after step {rank.step:,}", ""
+
+
+def signed(share: float) -> str:
+    """`+31%`, `-4%`, `0%`."""
+    return f"{share:+.0%}" if abs(share) >= 0.005 else "0%"
+
+
+def _stuck(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
+    if (said := facts.states.failed.get(rank.rank)) is not None:
+        yield "failed", said, "bad"
+    if (blame := facts.states.blamed.get(rank.rank)) is not None:
+        since = f" for {seconds_ago(blame.seconds)}" if blame.seconds is not None else ""
+        at = f" at {blame.place}" if blame.place else ""
+        yield "blamed", f"{blame.state or 'stuck'} in {blame.node}{at}{since}", "bad"
+
+
+def _nodes(rank: OneRank, facts: RankFacts, width: int, marks: Marks) -> Iterator[Row]:
+    """Nodes of a step: this rank against the median one, the longest first."""
+    whole = sum(rank.node_seconds.values())
+    shown = sorted(rank.node_seconds.items(), key=lambda pair: -pair[1])
+    shown = [(node, seconds) for node, seconds in shown if seconds >= SMALL * whole]
+    if not shown:
+        return
+    alone = len(facts.ranks) == 1
+    yield rule("nodes of a step" if alone else "nodes of a step, against the median rank", width, marks)
+    name = min(max(len(node) for node, _ in shown), max(10, width - 26))
+    for node, seconds in shown:
+        spans = [left(node, name, marks), " ", right(brief(seconds), 8, marks)]
+        times = facts.times.get(node)
+        if times is not None and not alone:
+            more = seconds / times.median - 1 if times.median else 0.0
+            sure = abs(more) >= 0.1 and abs(seconds - times.median) >= 0.02 * whole
+            spans += [f" {right(brief(times.median), 8, marks)}"]
+            yield row(*spans, (f" {right(signed(more), 6, marks)}", "warn" if sure and more > 0 else "dim"))
+        else:
+            yield row(*spans)

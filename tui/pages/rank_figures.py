@@ -1,0 +1,126 @@
+"""The numbers of ranks that the Ranks screen can show: what each is, how it reads, and how much of it is much."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import field, frozen
+from numpy import ndarray
+
+from ..model.ranks import OneRank
+from ..words import brief, size
+from .heat import Scale, around, between, from_zero, numbers
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+    from ..model.planned import Planned
+
+# Of the median step: less than this share is little, whatever the other ranks have.
+LITTLE = 0.05
+# Ages at which progress is a level older, in seconds.
+AGES = (2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+
+
+@frozen(kw_only=True)
+class Figure:
+    """One number of a rank. title: its name; says: what it is, in a sentence; of: None where a rank has not told it."""
+
+    key: str
+    title: str
+    says: str
+    of: Callable[[OneRank], float | None] = field(eq=False, repr=False)
+    words: Callable[[float], str] = field(eq=False, repr=False)
+
+
+def age(rank: OneRank) -> float | None:
+    """Seconds without progress: what the rank itself counted, and how long nothing has been heard of it since."""
+    return None if rank.beat is None else rank.beat.idle + rank.seconds_silent
+
+
+def seconds_ago(seconds: float) -> str:
+    """`3 s`, `2m05s`: of an age nobody needs fractions."""
+    from ..words import duration
+
+    return f"{seconds:.0f} s" if seconds < 59.5 else duration(seconds)
+
+
+STEP = Figure(
+    key="step", title="step time", words=brief, of=lambda rank: rank.step_seconds,
+    says="seconds of a step, averaged since the last record",
+)  # fmt: skip
+WORK = Figure(
+    key="work", title="own work", words=brief, of=lambda rank: rank.busy_seconds,
+    says="seconds of a step without communication, over the newest records: who has the most is waited for",
+)  # fmt: skip
+DATA = Figure(
+    key="data", title="data wait", words=brief, of=lambda rank: rank.data_seconds,
+    says="seconds of a step spent waiting for rows",
+)  # fmt: skip
+COMMUNICATION = Figure(
+    key="communication", title="communication", words=brief, of=lambda rank: rank.comm_seconds,
+    says="seconds of a step spent in communication, waiting for other ranks included",
+)  # fmt: skip
+MEMORY = Figure(
+    key="memory", title="memory", words=size, of=lambda rank: rank.memory_bytes,
+    says="the most bytes a rank has held",
+)  # fmt: skip
+PROGRESS = Figure(
+    key="progress", title="heartbeat", words=seconds_ago, of=age,
+    says="seconds without progress: since a rank's count of marks has moved",
+)  # fmt: skip
+FIGURES = (STEP, WORK, DATA, COMMUNICATION, MEMORY, PROGRESS)
+
+
+def planned_memory(plan: "Planned | None", device: str) -> dict[int, int]:
+    """Bytes that the plan expects on a rank, by pipeline coordinate; nothing for a CPU, where a process holds more than
+    what the plan counts."""
+    if plan is None or device == "cpu":
+        return {}
+    return {found.pp: found.total_bytes for found in plan.classes if found.total_bytes}
+
+
+def expected(rank: OneRank, memory: Mapping[int, int]) -> int | None:
+    """What `planned_memory` says of one rank."""
+    return memory.get(rank.coordinates.get("pp", 0))
+
+
+@frozen(kw_only=True)
+class Measured:
+    """One figure of all ranks. values: NaN where it is not known; against_plan: they are shares of what was planned."""
+
+    figure: Figure
+    values: ndarray = field(eq=False, repr=False)
+    scale: Scale = field(eq=False, repr=False)
+    against_plan: bool = False
+
+    @property
+    def median(self) -> float | None:
+        known = self.values[~np.isnan(self.values)]
+        return float(np.median(known)) if len(known) else None
+
+    def words(self, value: float | None) -> str:
+        return "–" if value is None or value != value else self.scale.words(value)
+
+
+def measure(ranks: Sequence[OneRank], figure: Figure, memory: Mapping[int, int]) -> Measured:
+    """The figure of every rank, and a scale that fits them. memory: as of `planned_memory`."""
+    values = numbers([figure.of(rank) for rank in ranks])
+    if figure is PROGRESS:
+        return Measured(figure=figure, values=values, scale=Scale(edges=AGES, words=figure.words))
+    if figure is MEMORY:
+        if memory:
+            shares = values / numbers([expected(rank, memory) for rank in ranks])
+            scale = between(0.0, 1.0, lambda share: f"{share:.0%}")
+            return Measured(figure=figure, values=shares, scale=scale, against_plan=True)
+        return Measured(figure=figure, values=values, scale=around(values, figure.words))
+    if figure in (DATA, COMMUNICATION):
+        steps = numbers([rank.step_seconds for rank in ranks])
+        known = steps[~np.isnan(steps)]
+        least = LITTLE * float(np.median(known)) if len(known) else 0.0
+        return Measured(figure=figure, values=values, scale=from_zero(values, figure.words, least))
+    return Measured(figure=figure, values=values, scale=around(values, figure.words))
+
+
+def device_of(board: "Board") -> str:
+    """`cpu` or `cuda`: what the run computes on, as far as it has said so."""
+    return board.run.start.device if board.run.start else ""

@@ -1,0 +1,228 @@
+"""Which ranks somebody should look at, and a sentence about each: gone, stuck, silent, slow."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from attrs import field, frozen
+from numpy import ndarray
+
+from ..events import text, whole
+from ..model.ranks import OneRank, Straggler
+from ..words import brief, number
+from .node_times import StepTime
+from .rank_figures import age, seconds_ago
+
+if TYPE_CHECKING:
+    from ..model.board import Board
+
+# The worse, the greater: of the ranks of a cell the worst is shown.
+FINE, UNKNOWN, SLOW, OVER, SILENT, STUCK, GONE = range(7)
+WORDS = {
+    FINE: "", UNKNOWN: "not heard of", SLOW: "slow", OVER: "over plan", SILENT: "silent", STUCK: "stuck", GONE: "gone",
+}  # fmt: skip
+# Sentences name so many ranks of a kind; of the others it is said how many there are.
+NAMED = 3
+# A node is named where it holds this share of what a rank is slower.
+NAMED_SHARE = 0.25
+
+
+@frozen(kw_only=True)
+class Blame:
+    """What a `stuck` event says of a rank. state: `stopped`, `ended`, `frozen`, `stuck`, `unknown`."""
+
+    state: str
+    node: str
+    place: str
+    seconds: float | None
+
+
+@frozen(kw_only=True)
+class States:
+    """of: the state of every rank. blamed, failed: by rank, what the run has said of it. slow: by rank."""
+
+    of: ndarray = field(eq=False, repr=False)
+    blamed: Mapping[int, Blame] = field(factory=dict)
+    failed: Mapping[int, str] = field(factory=dict)
+    slow: Mapping[int, Straggler] = field(factory=dict)
+
+    def troubled(self) -> list[int]:
+        """The ranks with a state that somebody should look at, the worst first."""
+        found = np.flatnonzero(self.of >= SLOW)
+        return [int(rank) for rank in found[np.argsort(-self.of[found], kind="stable")]]
+
+
+def states(board: "Board") -> States:
+    """Of all ranks, now. A run that has ended as it should has none to look at."""
+    ranks = tuple(board.ranks)
+    found = np.full(len(ranks), FINE)
+    failed = {f.rank: f.message for f in board.run.failures if f.rank is not None and not f.lost}
+    if board.life.state == "ended" and board.life.status not in ("", "failed"):
+        return States(of=found)
+    blamed = _blamed(board)
+    slow = {each.rank: each for each in board.ranks.stragglers()}
+    for place, rank in enumerate(ranks):
+        if rank.rank in failed:
+            found[place] = GONE
+        elif rank.rank in blamed:
+            found[place] = GONE if blamed[rank.rank].state == "ended" else STUCK
+        elif board.life.state != "ended":
+            found[place] = _of_pulse(rank, rank.rank in slow)
+    return States(of=found, blamed=blamed, failed=failed, slow=slow)
+
+
+def _of_pulse(rank: OneRank, slow: bool) -> int:
+    if rank.pulse == "gone":
+        return GONE
+    if rank.pulse == "idle":
+        return STUCK
+    if rank.pulse == "silent":
+        return SILENT
+    if rank.pulse == "unknown" and not rank.last:
+        return UNKNOWN
+    return SLOW if slow else FINE
+
+
+def _blamed(board: "Board") -> dict[int, Blame]:
+    """What `stuck` events of this start say, the latest of each rank."""
+    found: dict[int, Blame] = {}
+    for entry in reversed(board.events.entries):
+        if entry.kind == "run_start":
+            break
+        if entry.kind != "stuck":
+            continue
+        said = entry.record
+        ranks = said.get("ranks")
+        for rank in ranks if isinstance(ranks, list) else ():
+            if isinstance(rank, int):
+                found.setdefault(
+                    rank,
+                    Blame(
+                        state=text(said.get("state")),
+                        node=text(said.get("last_node")) or text(said.get("node")),
+                        place=text(said.get("place")),
+                        seconds=number(said.get("seconds")),
+                    ),
+                )
+    return found
+
+
+def sentences(board: "Board", found: States, times: Mapping[str, StepTime]) -> list[tuple[str, int]]:
+    """What is to be said of ranks, with the state it is about, the worst first; one sentence where all is well."""
+    ranks, axes = tuple(board.ranks), real_axes(board)
+    said: list[tuple[str, int]] = []
+    for state in (GONE, STUCK, SILENT):
+        numbers = [int(rank) for rank in np.flatnonzero(found.of == state)]
+        if len(numbers) > NAMED:
+            words = {GONE: "are gone", STUCK: "make no progress", SILENT: "are not heard of any more"}[state]
+            said.append((f"{len(numbers):,} ranks {words}: {listed(numbers)}{common(ranks, numbers)}", state))
+        else:
+            said += [(_trouble(ranks[rank], found, state, axes), state) for rank in numbers]
+    slow = sorted(found.slow.values(), key=lambda each: -each.share)
+    slow = [each for each in slow if found.of[each.rank] == SLOW]
+    said += [(slow_words(ranks[each.rank], each, times, axes), SLOW) for each in slow[:NAMED]]
+    if len(slow) > NAMED:
+        said.append((f"{len(slow) - NAMED:,} more are slow: {listed([each.rank for each in slow[NAMED:]])}", SLOW))
+    return said or [(_well(board, ranks), FINE)]
+
+
+def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
+    if board.life.state == "ended":
+        return f"the run has ended: {board.life.in_words}"
+    if board.life.state == "lost":
+        return f"the run is lost: {board.life.why or 'nothing is heard of it'}"
+    if board.life.state == "paused":
+        return "the run is paused: all ranks wait"
+    if not any(rank.beat or rank.last for rank in ranks):
+        return "no rank has told of itself yet"
+    if not any(rank.step_seconds is not None for rank in ranks):
+        return "all ranks get on; no step has been logged yet"
+    return "the rank gets on" if len(ranks) == 1 else "all ranks get on, and none is slower than the others"
+
+
+def _trouble(rank: OneRank, found: States, state: int, axes: Sequence[str]) -> str:
+    """What is wrong comes first: on a narrow screen the rest may be cut."""
+    return f"rank {rank.rank:,} {_fault(rank, found, state)}{where(rank, axes)}"
+
+
+def _fault(rank: OneRank, found: States, state: int) -> str:
+    if rank.rank in found.failed:
+        return f"failed: {(found.failed[rank.rank].strip() or 'without a word').splitlines()[0]}"
+    if (blame := found.blamed.get(rank.rank)) is not None:
+        what = {"ended": "has ended", "stopped": "is stopped", "frozen": "is frozen"}.get(blame.state, "is stuck")
+        since = f" for {seconds_ago(blame.seconds)}" if blame.seconds is not None else ""
+        at = f" at {blame.place}" if blame.place else ""
+        return f"{what}{since}{f' in {blame.node}' if blame.node else ''}{at}"
+    node = f" in {rank.beat.node}" if rank.beat and rank.beat.node else ""
+    seen = f", last seen{node}" if node else ""
+    if state == GONE:
+        return f"is gone{seen}"
+    if state == SILENT:
+        return f"has not been heard of for {seconds_ago(rank.seconds_silent)}{seen}"
+    since = age(rank)
+    at = f" at {rank.beat.place}" if rank.beat and rank.beat.place else ""
+    return f"makes no progress{f' for {seconds_ago(since)}' if since is not None else ''}{node}{at}"
+
+
+def slow_words(rank: OneRank, straggler: Straggler, times: Mapping[str, StepTime], axes: Sequence[str]) -> str:
+    """`rank 5 works 31% longer than the others: 560 ms of a step against 430 ms, 110 ms more in step.optimizer (fsdp 5,
+    host n3)`. A node is named where it holds a good part of the difference."""
+    said = (
+        f"rank {rank.rank:,} works {straggler.share:.0%} longer than the others: {brief(straggler.seconds)} of a step "
+        f"against {brief(straggler.median)}"
+    )
+    node, more = worst_node(rank, times)
+    if node and more >= NAMED_SHARE * (straggler.seconds - straggler.median):
+        said += f", {brief(more)} more in {node}"
+    return said + where(rank, axes)
+
+
+def worst_node(rank: OneRank, times: Mapping[str, StepTime]) -> tuple[str, float]:
+    """The node that takes most more on a rank than on the median one, and how many seconds more."""
+    more = {node: own - times[node].median for node, own in rank.node_seconds.items() if node in times}
+    node = max(more, key=more.__getitem__, default="")
+    return node, more.get(node, 0.0)
+
+
+def real_axes(board: "Board") -> tuple[str, ...]:
+    """The axes of the mesh along which there is more than one rank."""
+    return tuple(axis.name for axis in board.planned.axes if axis.size > 1) if board.planned else ()
+
+
+def where(rank: OneRank, axes: Sequence[str]) -> str:
+    """` (fsdp 5, tp 1, host n3)`: the coordinates on `axes`, and the host."""
+    parts = [f"{name} {rank.coordinates[name]}" for name in axes if name in rank.coordinates]
+    parts += [f"host {rank.beat.host}"] if rank.beat and rank.beat.host else []
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+def common(ranks: Sequence[OneRank], numbers: Sequence[int]) -> str:
+    """`, all on host n3`, `, all with pp 2`: what ranks have in common that not all ranks have."""
+    chosen = [ranks[rank] for rank in numbers]
+    hosts = {rank.beat.host if rank.beat else "" for rank in chosen}
+    others = {rank.beat.host if rank.beat else "" for rank in ranks}
+    if len(hosts) == 1 and len(others) > 1 and (host := hosts.pop()):
+        return f", all on host {host}"
+    for axis in chosen[0].coordinates:
+        places = {rank.coordinates.get(axis) for rank in chosen}
+        if len(places) == 1 and any(rank.coordinates.get(axis) not in places for rank in ranks):
+            return f", all with {axis} {places.pop()}"
+    return ""
+
+
+def listed(numbers: Sequence[int], most: int = 6) -> str:
+    """`3, 5–7, 12 and 40 more`: numbers in ranges, at most so many of them."""
+    ranges: list[list[int]] = []
+    for value in sorted(numbers):
+        if ranges and value == ranges[-1][1] + 1:
+            ranges[-1][1] = value
+        else:
+            ranges.append([value, value])
+    shown = [f"{low:,}" if low == high else f"{low:,}–{high:,}" for low, high in ranges[:most]]
+    left = sum(high - low + 1 for low, high in ranges[most:])
+    return ", ".join(shown) + (f" and {left:,} more" if left else "")
+
+
+def told_step(rank: OneRank) -> int | None:
+    """The step under way on a rank, counted from 1; else the last one it has told numbers of."""
+    return rank.beat.step if rank.beat else whole(rank.step)

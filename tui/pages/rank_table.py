@@ -1,0 +1,133 @@
+"""Ranks as a table that is sorted by any of its columns."""
+
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from ..model.ranks import OneRank
+from ..words import size
+from .rank_facts import RankFacts
+from .rank_figures import COMMUNICATION, DATA, MEMORY, PROGRESS, STEP, WORK, Figure, expected
+from .rank_map import sign
+from .rank_states import FINE, WORDS, told_step
+from .sheet import Marks, Row, fit, left, restyled, right, row
+
+
+@frozen(kw_only=True)
+class Column:
+    """One column. key: what the table is sorted by; wide: cells; early: the lower, the sooner it gets room."""
+
+    key: str
+    title: str
+    wide: int
+    early: int
+    figure: Figure | None = None
+
+
+COLUMNS = (
+    Column(key="rank", title="rank", wide=6, early=0),
+    Column(key="state", title="state", wide=9, early=1),
+    Column(key="place", title="place", wide=36, early=9),
+    Column(key="step", title="step", wide=8, early=2, figure=STEP),
+    Column(key="work", title="own work", wide=8, early=7, figure=WORK),
+    Column(key="data", title="data", wide=8, early=6, figure=DATA),
+    Column(key="communication", title="comm", wide=8, early=5, figure=COMMUNICATION),
+    Column(key="memory", title="memory", wide=9, early=3, figure=MEMORY),
+    Column(key="planned", title="planned", wide=9, early=8),
+    Column(key="progress", title="idle", wide=6, early=4, figure=PROGRESS),
+    Column(key="node", title="node under way", wide=28, early=10),
+    Column(key="host", title="host", wide=18, early=11),
+)
+
+
+def columns(facts: RankFacts, width: int) -> tuple[Column, ...]:
+    """The columns there is room for in `width` cells, in their order; those of texts as wide as what stands in them."""
+    texts = {
+        "place": len(" ".join(f"{axis.name} {axis.size - 1}" for axis in facts.axes if axis.size > 1)),
+        "host": max((len(rank.beat.host) for rank in facts.ranks if rank.beat), default=0),
+    }
+    if not facts.memory:
+        texts["planned"] = 0
+    found = [_as_wide_as(column, texts.get(column.key)) for column in COLUMNS]
+    room, kept = width - 1, set()
+    for column in sorted(found, key=lambda each: each.early):
+        if column.wide and column.wide + 1 <= room:
+            kept.add(column.key)
+            room -= column.wide + 1
+    return tuple(column for column in found if column.key in kept)
+
+
+def _as_wide_as(column: Column, text: int | None) -> Column:
+    """The column for texts of that width at most; 0 is a column that nothing stands in."""
+    if text is None or not text:
+        return column if text is None else evolve(column, wide=0)
+    return evolve(column, wide=min(column.wide, max(len(column.title), text)))
+
+
+def ordered(facts: RankFacts, ranks: Sequence[int], key: str, *, most_first: bool) -> list[int]:
+    """The ranks as the table has them; those that have not told a number come last."""
+    figure = next((column.figure for column in COLUMNS if column.key == key), None)
+    if figure is not None:
+        sign_of = -1 if most_first else 1
+        # Memory is compared in bytes, as it is shown, and not as a share of the plan.
+        values = {rank: figure.of(facts.ranks[rank]) for rank in ranks}
+        return sorted(ranks, key=lambda rank: (values[rank] is None, sign_of * (values[rank] or 0.0), rank))
+    if key == "state":
+        return sorted(
+            ranks, key=lambda rank: (-int(facts.states.of[rank]) if most_first else int(facts.states.of[rank]), rank)
+        )
+    return sorted(ranks, reverse=most_first)
+
+
+def table_head(shown: Sequence[Column], key: str, width: int, marks: Marks, *, most_first: bool) -> Row:
+    """The titles, with a sign at the column that the table is sorted by."""
+    spans: list[tuple[str, str] | str] = [" "]
+    for column in shown:
+        arrow = (marks.down if most_first else marks.up) if column.key == key else ""
+        title = column.title if len(column.title) + len(arrow) <= column.wide else column.title[: column.wide - 1]
+        put = right if column.figure or column.key in ("rank", "planned") else left
+        spans.append((put(f"{title}{arrow}", column.wide, marks) + " ", "title" if arrow else "dim"))
+    return fit(row(*spans), width, marks)
+
+
+def table_row(
+    rank: OneRank, facts: RankFacts, shown: Sequence[Column], width: int, marks: Marks, *, chosen: bool
+) -> Row:
+    """One rank."""
+    state = int(facts.states.of[rank.rank])
+    mark, style = sign(state, 0, marks)
+    spans: list[tuple[str, str] | str] = [(marks.cursor if chosen else " ", "mark")]
+    for column in shown:
+        if column.figure is not None:
+            value = None if facts.over and column.figure is PROGRESS else column.figure.of(rank)
+            text = right("–" if value is None else column.figure.words(value), column.wide, marks)
+            slow = column.figure is WORK and rank.rank in facts.states.slow
+            plan = expected(rank, facts.memory) if column.figure is MEMORY else None
+            over = plan is not None and value is not None and value > plan
+            spans.append((f"{text} ", "bad" if over else "warn" if slow else ""))
+        elif column.key == "state":
+            words = WORDS[state] or ("ended" if facts.over else "gets on" if rank.beat else "–")
+            text = f"{mark} {words}" if state > FINE and style in ("bad", "warn") else words
+            spans.append((f"{left(text, column.wide, marks)} ", style if style in ("bad", "warn") else ""))
+        else:
+            spans.append(f"{_cell(rank, facts, column, marks)} ")
+    whole = fit(row(*spans), width, marks)
+    return restyled(whole, "cursor") if chosen else whole
+
+
+def _cell(rank: OneRank, facts: RankFacts, column: Column, marks: Marks) -> str:
+    if column.key == "rank":
+        return right(f"{rank.rank:,}", column.wide, marks)
+    if column.key == "planned":
+        plan = expected(rank, facts.memory)
+        return right("–" if plan is None else size(plan), column.wide, marks)
+    if column.key == "place":
+        text = " ".join(f"{name} {rank.coordinates.get(name, '–')}" for name in facts.real)
+    elif column.key == "node":
+        text = rank.beat.node if rank.beat else ""
+    else:
+        text = rank.beat.host if rank.beat else ""
+    step = told_step(rank)
+    if column.key == "node" and text and step is not None:
+        text = f"{step:,} {text.removeprefix('step.')}" if step else text
+    return left(text, column.wide, marks)
