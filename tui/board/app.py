@@ -15,11 +15,12 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
+from ..words import printable
 from . import fault
 from .actions import Action, datasets, is_starting, refusal, word_of
 from .asking import answers, command_line
 from .block import Block
-from .head import head
+from .head import head, unread
 from .help import HelpScreen, all_groups
 from .keys import Key, app_keys, footer, keys_of
 from .pane import Pane
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 # Ages and clocks move on although nothing was written.
 CLOCK_SECONDS = 1.0
+# Without a newer board for so long, the top line says that the files are not read.
+UNREAD_SECONDS = 2.0
 SMALLEST = (40, 12)
 
 
@@ -118,6 +121,7 @@ class BoardApp(App[int]):
         self._drawn_at = 0.0
         self._toasted: set[str] = set()
         self._faulty: set[str] = set()
+        self._read_fault_told = False
         self._head, self._tabs, self._keys_line, self._tiny = (Block(id=id) for id in ("head", "tabs", "keys", "tiny"))
         self._switcher = ContentSwitcher(id="screens")
         self._reading = Reading(directory, lambda: self.post_message(Polled()))
@@ -133,6 +137,7 @@ class BoardApp(App[int]):
 
     def on_mount(self) -> None:
         self._reading.start()
+        self.set_interval(CLOCK_SECONDS, self._look_after_reading)
 
     def on_unmount(self) -> None:
         self._reading.close()
@@ -160,7 +165,31 @@ class BoardApp(App[int]):
         """Whether there is nothing left to draw on: messages that were on their way still come."""
         return not self.screen_stack
 
+    def _look_after_reading(self) -> None:
+        """A disk that hangs holds the thread that reads, and an error may come back whenever it begins anew: what is
+        shown then grows old, and nobody else would say so."""
+        if self.has_no_screen:
+            return
+        if self._reading.faults and not self._read_fault_told:
+            self._read_fault_told = True
+            self.fault = self._reading.fault
+            told = f"reading the run has failed and is tried again; what went wrong is in {self.fault}"
+            self.notify(told, title="an error of the dashboard", severity="error", timeout=20, markup=False)
+        if self._old() is not None:
+            self._draw_head()
+
+    def _old(self) -> Piece | None:
+        seconds = self._reading.unread_seconds
+        return unread(seconds, failing=bool(self._reading.faults)) if seconds > UNREAD_SECONDS else None
+
     # What is drawn
+
+    def _draw_head(self) -> None:
+        old, width = self._old(), self.size.width
+        if self.live is not None:
+            self._head.show(head(self.live, width, frozen_at=self.frozen_at, old=old))
+        elif old is not None:
+            self._head.show(line([Piece(printable(self.directory.name), "bold $primary"), old], width))
 
     def draw(self, *, anew: bool = False) -> None:
         """Bring the screen up to date; anew: also what has not changed, as after a resize."""
@@ -168,7 +197,7 @@ class BoardApp(App[int]):
         if board is None or live is None or not self.screen_stack:
             return
         width = self.size.width
-        self._head.show(head(live, width, frozen_at=self.frozen_at))
+        self._draw_head()
         self._tabs.show(tabs(self._screens(), self.visited, width))
         self._keys_line.show(footer(self._keys(), width))
         drawn, now = (self.visited, board.version), time.monotonic()

@@ -45,12 +45,18 @@ def steps_of(board: "Board") -> int | None:
     return board.run.steps or planned
 
 
-def head(board: "Board", width: int, *, frozen_at: str = "") -> Content:
-    """The line in `width` columns. frozen_at: the time at which the view was frozen, empty if it is not."""
+def unread(seconds: float, *, failing: bool) -> Piece:
+    """That what is shown is old. seconds: since the files were last read. failing: an error is why."""
+    return Piece(f"files {'cannot be' if failing else 'not'} read for {duration(seconds)}", "reverse $error", 11)
+
+
+def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None = None) -> Content:
+    """The line in `width` columns. frozen_at: the time at which the view was frozen, empty if it is not. old: that
+    the files are not read any more, as of `unread`; then nobody knows when the run ends."""
     run, life, steps = board.run, board.life, steps_of(board)
     word = life.in_words
     share = run.step / steps if steps else None
-    left = run.seconds_left if life.state == "training" else None
+    left = run.seconds_left if life.state == "training" and old is None else None
     phase = str(board.series.last.get("phase") or "")
     phases = board.planned.phases if board.planned else ()
     of_steps = f"/{steps:,}" if steps else ""
@@ -59,6 +65,7 @@ def head(board: "Board", width: int, *, frozen_at: str = "") -> Content:
     pieces = (
         Piece(shortened(name, max(16, width // 4)), "bold $primary", 10),
         Piece(word.upper() if life.over else word, state_style(word), 9),
+        *([] if old is None else [old]),
         Piece(f"reading {board.loading:.0%}" if board.loading is not None else "", "$warning", 8),
         Piece(f"view frozen {frozen_at}" if frozen_at else "", "reverse $warning", 8),
         Piece(raised, "bold $error", 7),

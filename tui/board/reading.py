@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 from threading import Event, Thread
+from time import monotonic
 from typing import TYPE_CHECKING
 
 from . import fault
@@ -14,12 +15,17 @@ POLL_SECONDS = 0.25
 # While a long run is being opened: most of a core, and still room to draw.
 OPENING_BUDGET_SECONDS = 0.1
 OPENING_PAUSE_SECONDS = 0.01
+# After an error everything is read from the beginning: each time later, unless none was seen for long.
+FAULT_PAUSE_SECONDS = 1.0
+MOST_FAULT_PAUSE_SECONDS = 60.0
+FORGIVEN_SECONDS = 600.0
 
 
 class Reading(Thread):
     """Reads until it is closed; `tell` is called, in this thread, when `newest` is there to be taken.
 
     It tells once for any number of boards that nobody has taken: a slow terminal makes no queue.
+    fault: the file in which an error of reading is written; of several the last. faults: how many there were.
     """
 
     def __init__(self, directory: Path, tell: Callable[[], object]) -> None:
@@ -29,6 +35,15 @@ class Reading(Thread):
         self._told = False
         self.newest: Board | None = None
         self.fault: Path | None = None
+        self.faults = 0
+        self._read_at = monotonic()
+        self._pause = FAULT_PAUSE_SECONDS
+        self._fault_at = float("-inf")
+
+    @property
+    def unread_seconds(self) -> float:
+        """How long ago a look at the files last came to its end: much, where a disk hangs or reading fails."""
+        return monotonic() - self._read_at
 
     def take(self) -> "Board | None":
         """The newest board; the next one is told of again."""
@@ -45,14 +60,24 @@ class Reading(Thread):
 
         reader, opening = Reader(self._directory), False
         while not self._closed.is_set():
+            pause = POLL_SECONDS
             try:
                 self.newest = reader.poll(OPENING_BUDGET_SECONDS if opening else BUDGET_SECONDS)
             except Exception as error:  # nothing that is read may end the view of it
                 self.fault = fault.write(error)
-                reader = Reader(self._directory)
+                self.faults += 1
+                reader, opening, pause = Reader(self._directory), False, self._pause_after_fault()
             else:
+                self._read_at = monotonic()
                 opening = self.newest.loading is not None
                 if not self._told:
                     self._told = True
                     self._tell()
-            self._closed.wait(OPENING_PAUSE_SECONDS if opening else POLL_SECONDS)
+            self._closed.wait(OPENING_PAUSE_SECONDS if opening else pause)
+
+    def _pause_after_fault(self) -> float:
+        now = monotonic()
+        doubled = min(2 * self._pause, MOST_FAULT_PAUSE_SECONDS)
+        self._pause = doubled if now - self._fault_at < FORGIVEN_SECONDS else FAULT_PAUSE_SECONDS
+        self._fault_at = now
+        return self._pause

@@ -1,0 +1,82 @@
+"""Files that cannot be read: a disk that hangs, and an error that comes back; both are said and neither is hidden."""
+
+import os
+
+from dashboards import opened, played, rows, until
+from made_runs import made_run
+
+from xtrain.tui.board import app as application
+from xtrain.tui.board import reading
+from xtrain.tui.model.reader import Reader
+
+
+def test_a_disk_that_hangs_is_said_and_nobody_knows_the_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(application, "UNREAD_SECONDS", 1.0)
+    made = made_run(tmp_path / "run", end="running", logged=40, steps=400)
+    plan = made.directory / "plan.json"
+
+    async def play():
+        async with opened(made.directory, (160, 40)) as (app, pilot):
+            await until(pilot, lambda: "ETA" in rows(app)[0])
+            whole = plan.read_bytes()
+            os.mkfifo(plan.with_suffix(".fifo"))
+            plan.with_suffix(".fifo").replace(plan)  # whoever opens it waits for a writer
+            await until(pilot, lambda: "files not read for" in rows(app)[0])
+            assert "ETA" not in rows(app)[0] and "step 40/400" in rows(app)[0]
+            await pilot.press("2")
+            await until(pilot, lambda: app.visited == "plan")  # keys work meanwhile
+            with plan.open("wb") as hanging:
+                hanging.write(whole)
+            plan.unlink()
+            plan.write_bytes(whole)
+            await until(pilot, lambda: "not read" not in rows(app)[0] and "ETA" in rows(app)[0])
+
+    with made.alive():
+        played(play())
+
+
+def test_a_directory_that_hangs_from_the_start_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(application, "UNREAD_SECONDS", 0.2)
+    os.mkfifo(tmp_path / "plan.json")
+
+    async def play():
+        app = application.BoardApp(tmp_path)
+        async with app.run_test(size=(80, 24)) as pilot:
+            await until(pilot, lambda: f"{tmp_path.name}  files not read for" in rows(app)[0])
+            assert app.board is None
+        (tmp_path / "plan.json").open("wb").close()
+
+    played(play())
+
+
+def test_an_error_of_reading_is_told_once_and_tried_again_ever_later(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(application, "UNREAD_SECONDS", 0.5)
+    monkeypatch.setattr(reading, "FAULT_PAUSE_SECONDS", 0.02)
+    monkeypatch.setattr(reading, "MOST_FAULT_PAUSE_SECONDS", 0.08)
+    run = made_run(tmp_path / "run", logged=20).directory
+    poll, broken = Reader.poll, [False]
+
+    def breaks(self, *arguments):
+        if broken[0]:
+            raise ZeroDivisionError("of all things")
+        return poll(self, *arguments)
+
+    monkeypatch.setattr(Reader, "poll", breaks)
+
+    async def play():
+        async with opened(run, (120, 40)) as (app, pilot):
+            waits = []
+            wait = app._reading._closed.wait
+            monkeypatch.setattr(app._reading._closed, "wait", lambda seconds: waits.append(seconds) or wait(seconds))
+            broken[0] = True
+            await until(pilot, lambda: "files cannot be read for" in rows(app)[0] and app._reading.faults >= 5)
+            first = waits.index(0.02)
+            assert waits[first : first + 4] == [0.02, 0.04, 0.08, 0.08]
+            (told,) = [each.message for each in app._notifications if "reading the run has failed" in each.message]
+            assert "dashboard.log" in told and app.fault == tmp_path / "state/xtrain/dashboard.log"
+            broken[0] = False
+            await until(pilot, lambda: "cannot be read" not in rows(app)[0])
+
+    played(play())
+    assert "ZeroDivisionError: of all things" in (tmp_path / "state/xtrain/dashboard.log").read_text()
