@@ -50,12 +50,14 @@ def plan_text(shape: Shape = "dense", steps: int | None = None) -> str:
 
 @define(kw_only=True)
 class MadeRun:
-    """A run's directory, to be gone on with. slow: rank → how many times as long its steps take."""
+    """A run's directory, to be gone on with. slow: rank → how many times as long its steps take. device: on `cuda`
+    several ranks do not tell how long they wait for each other."""
 
     directory: Path
     plan: dict[str, Any] = field(repr=False)
     start: float = START
     slow: Mapping[int, float] = field(factory=dict)
+    device: str = "cpu"
     step: int = 0
     attempt: int = 1
     _beats: dict[int, int] = field(factory=dict)
@@ -107,7 +109,7 @@ class MadeRun:
             plan_id=self.plan["id"],
             name=self.plan["name"],
             world_size=self.world_size,
-            device="cpu",
+            device=self.device,
             steps=self.plan["steps"],
             attempt=self.attempt,
             resumed_step=resumed_step,
@@ -144,7 +146,7 @@ class MadeRun:
             weights = [1 + 0.3 * math.sin(step / 9 + expert) for expert in range(experts)]
             loads = [weight / sum(weights) for weight in weights]
             record |= {"moe/aux_loss": 1.02, **{f"moe/load/{layer}": loads for layer in range(layers)}}
-        return record | fields
+        return self._known(record) | fields
 
     def log(self, first: int, last: int, *, every: int = 1, own_lines: int = 40) -> None:
         """The steps from `first` to `last`, logged every so many; of each rank the last `own_lines` of them."""
@@ -159,7 +161,7 @@ class MadeRun:
         seconds = STEP_SECONDS * self.slow.get(rank, 1.0) * (1 + 0.002 * math.sin(rank + step))
         nodes = [node["id"] for node in self.plan["graph"]["nodes"] if node["kind"] == "step"]
         shares = [10.0 if "forward" in node else 1.0 for node in nodes]
-        return {
+        record: Record = {
             "step": step,
             "time": self.now(step),
             "memory_bytes": 1_300_000_000 - 1_000_000 * (rank % 5),
@@ -171,6 +173,12 @@ class MadeRun:
             "comm_seconds": 0.06,
             "resident_bytes": 1_200_000_000 - 1_000_000 * (rank % 5),
         }
+        return self._known(record)
+
+    def _known(self, record: Record) -> Record:
+        if self.device == "cuda" and self.world_size > 1:
+            del record["comm_seconds"]
+        return record
 
     def beat(self, ranks: Collection[int] | None = None, *, pid: int | None = None, **fields: Any) -> None:
         """Each of the ranks (None: all) writes its line once more. pid: of this process, unless another is given."""
@@ -241,6 +249,7 @@ def made_run(
     every: int = 1,
     start: float = START,
     slow: Mapping[int, float] | None = None,
+    device: str = "cpu",
 ) -> MadeRun:
     """A run of `steps` steps of which `logged` have been made, evaluated every quarter, saved halfway.
 
@@ -248,7 +257,7 @@ def made_run(
     `alive()` and call `beat()`), `killed` (the same, and nobody is there), or how it says itself that it has ended.
     """
     text = plan_text(shape, steps)
-    made = MadeRun(directory=directory, plan=json.loads(text), start=start, slow=slow or {})
+    made = MadeRun(directory=directory, plan=json.loads(text), start=start, slow=slow or {}, device=device)
     for name in ("ranks", "logs", "checkpoints", "metadata"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     (directory / "plan.json").write_text(text)

@@ -157,7 +157,13 @@ class RankReader:
             while recent and recent[-1][0] >= step:  # the run has gone back
                 recent.pop()
             recent.append((step, seconds))
-            busy.append(seconds - (number(record.get("comm_seconds")) or 0.0))
+            waited = number(record.get("comm_seconds"))
+            if waited is None and len(self._ranks) == 1:
+                waited = 0.0  # for whom
+            if (
+                waited is not None
+            ):  # else its own part of a step is not known, and the whole says nothing of who is slow
+                busy.append(seconds - waited)
         self._busy[rank] = tuple(busy[-BUSY:])
         nodes = last.get("node_seconds")
         step = last.get("step")

@@ -47,8 +47,9 @@ class OneRank:
     coordinates: its place on every axis of the mesh, empty without a plan. last: the newest line of its own file, as
     it was written; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
     None where they are missing. busy_seconds: the part of a step that is no communication, the median over the newest
-    lines. recent: (step, seconds a step), oldest first, at most RING. beat: its line of progress, None where it has
-    none of this start. pulse: `alive`; `idle` (its Python runs, but it makes no progress in work that should);
+    lines; None where several ranks do not tell how long they communicate. recent: (step, seconds a step), oldest first,
+    at most RING. beat: its line of progress, None where it has none of this start. pulse: `alive`; `idle` (its Python
+    runs, but it makes no progress in work that should);
     `silent` (its line stands still); `gone` (its process is not there any more); `unknown` (no line yet).
     seconds_silent: how long the line has not moved, by the clock of whoever looks.
     """
@@ -103,7 +104,7 @@ class Ranks:
         return median(found) if found else None
 
     def stragglers(self) -> tuple[Straggler, ...]:
-        """The ranks that hold the others up, the slowest first.
+        """The ranks that hold the others up, the slowest first; none where that is not `measured`.
 
         All ranks of a run take equally long for a step, as they wait for each other: what tells them apart is the part
         of it in which they do not communicate. Compared are ranks that do the same work, which are those of one
@@ -116,6 +117,11 @@ class Ranks:
                 groups.setdefault(each.coordinates.get("pp", 0), []).append(each)
         found = [slow for group in groups.values() for slow in _slow(group)]
         return tuple(sorted(found, key=lambda slow: -slow.share))
+
+    @property
+    def measured(self) -> bool:
+        """Whether it can be told who is slow: not where ranks do not know how long they wait for each other."""
+        return any(each.busy_seconds is not None for each in self.all)
 
     def not_heard_of(self) -> tuple[int, ...]:
         """The ranks whose line stands still or whose process is gone."""

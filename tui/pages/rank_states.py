@@ -137,7 +137,11 @@ def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
         return "no rank has told of itself yet"
     if not any(rank.step_seconds is not None for rank in ranks):
         return "all ranks get on; no step has been logged yet"
-    return "the rank gets on" if len(ranks) == 1 else "all ranks get on, and none is slower than the others"
+    if len(ranks) == 1:
+        return "the rank gets on"
+    if not board.ranks.measured:
+        return "all ranks get on; who is slow is not measured (GPUs, compiled blocks)"
+    return "all ranks get on, and none is slower than the others"
 
 
 def _trouble(rank: OneRank, found: States, state: int, axes: Sequence[str]) -> str:

@@ -48,6 +48,10 @@ def columns(facts: RankFacts, width: int) -> tuple[Column, ...]:
     }
     if not facts.memory:
         texts["planned"] = 0
+    for column in COLUMNS:
+        # Where it is not measured who waits for whom, a column of nothing is no room well used.
+        if column.figure in (WORK, COMMUNICATION) and facts.figure(column.figure).median is None:
+            texts[column.key] = 0
     found = [_as_wide_as(column, texts.get(column.key)) for column in COLUMNS]
     room, kept = width - 1, set()
     for column in sorted(found, key=lambda each: each.early):

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from made_runs import Shape, made_run
 
-from xtrain.tui.model import plan_facts, rank_facts
 from xtrain.tui.model.board import Board
+from xtrain.tui.model.rank_reader import RankReader
 from xtrain.tui.model.reader import Reader
+from xtrain.tui.pages import plan_facts, rank_facts
 from xtrain.tui.pages.plan_view import PlanView
 from xtrain.tui.pages.plan_view import page as plan_page
 from xtrain.tui.pages.rank_view import RankView
@@ -95,3 +96,29 @@ def test_runs_at_every_point_of_their_life(tmp_path: Path, end: Any) -> None:
             assert len(rows) == height
             assert ("failed: RuntimeError: boom" in rows[1]) == (end == "failed")
             assert end not in ("done", "stopped") or rows[1].startswith(f"the run has ended: {end}")
+
+
+def test_where_waiting_is_not_measured_nobody_is_called_slow(tmp_path: Path) -> None:
+    """On GPUs a rank that is late is seen in the step time of all: its own is no longer than theirs."""
+    made_run(tmp_path, "experts", end="running", logged=20, slow={2: 1.5}, device="cuda")
+    board = read(tmp_path)
+    assert board.ranks[2].step_seconds and board.ranks.stragglers() == ()
+    assert [each.busy_seconds for each in board.ranks] == [None] * 4
+    facts = rank_facts.Facts().of(board)
+    assert facts is not None
+    shown = {shows: rank_page(facts, RankView(shows=shows), 200, 60).rows for shows in ("map", "table", "rank")}
+    texts = {shows: "\n".join(map(plain, rows)) for shows, rows in shown.items()}
+    assert "all ranks get on; who is slow is not measured (GPUs, compiled blocks)" in texts["map"]
+    for text in texts.values():
+        assert "own work" not in text and "comm" not in text.replace("communicat", "")
+
+
+def test_a_rank_that_is_alone_waits_for_nobody(tmp_path: Path) -> None:
+    run = made_run(tmp_path, "dense", end="waiting")
+    run.plan["world_size"] = 1
+    line = run.own(0, 1)
+    del line["comm_seconds"]
+    run.append("ranks/00000.jsonl", line)
+    reader = RankReader(tmp_path)
+    reader.poll(1, None, 0, 0.0)
+    assert reader.ranks()[0].busy_seconds == line["step_seconds"]
