@@ -37,6 +37,7 @@ from .observation.waits import WAITS
 from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
 from .profiling.under_way import UnderWay
+from .shutdown import take_leave
 from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
 from .timers import Clocks
 from .walking import DueTick, StepCall, op_of, topological
@@ -108,10 +109,9 @@ class Executor:
         with suppress(EnvironmentFault):  # a disk that takes no record takes none of what was left to be refused
             self.control.close()
         self.beat.at("shutdown.drain", lasting=True)
-        self.notifier.close()
         failed = EXIT_CODES[status] in (1, 3)
-        # Of a run that was asked to stop most of the time is for saving; one that failed is to be started again.
-        self.records.end_branches(EXIT_CODES[status], 10.0 if failed else self.requests.deadline_seconds / 4)
+        saver, code = self.resources.get("saver"), EXIT_CODES[status]
+        take_leave(self.records, self.requests, self.notifier, saver, exit_code=code, failed=failed)
         if not failed:  # of a failure only the launcher can say when all has been told
             loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
             seconds = time.perf_counter() - begin
@@ -281,6 +281,7 @@ class Executor:
         self.records.event(kind, step=self.progress.step, name=event, reason=reason)
         self.requests.hurry(event)
         self._react(event, reactions)
+        self.requests.answered = True
         return STATUS_OF_EVENT[event]
 
     def _on_alerts(self, step: Step) -> bool:

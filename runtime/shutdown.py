@@ -1,12 +1,35 @@
-"""`shutdown.*`: what always runs, however the run ended."""
+"""`shutdown.*`: what always runs, however the run ended, and what has to be told before.
+
+All of it shares what is left until the deadline of a stop: who is told of the end must not cost the run its end.
+"""
+
+from typing import Final
 
 import torch.distributed as dist
 
+from .alerts.notify import Notifier
 from .checkpoint.saver import Saver
 from .control.signals import StopRequests
 from .feed import Feed
-from .observation.records import Records
+from .observation.records import CLOSE_SECONDS, Records
 from .ops import op
+
+# The share of the deadline that is kept for what comes behind: for leaving, and before that for the files of records.
+KEPT: Final = 0.2
+LEAVING: Final = 0.1
+# Seconds that writers get at the end of a run that has failed: it is to be started again.
+AFTER_FAILURE: Final = 10.0
+
+
+def take_leave(
+    records: Records, requests: StopRequests, notifier: Notifier, saver: Saver | None, *, exit_code: int, failed: bool
+) -> None:
+    """A save that is being written has its name, commands and writers have been told all, as far as there is time."""
+    if saver is not None:
+        saver.drain(requests.left())
+    notifier.close(requests.left(KEPT) / 2)  # before the writers, which are told what became of commands
+    left = requests.left(KEPT)
+    records.end_branches(exit_code, min(AFTER_FAILURE, left) if failed else left)
 
 
 @op("shutdown.drain")
@@ -14,10 +37,10 @@ def drain(records: Records, requests: StopRequests, saver: Saver | None = None, 
     """A save that is still being written has its name, nothing is read any more, and all that was reported is in its
     file."""
     if saver is not None:
-        saver.drain(requests.deadline_seconds)
+        saver.drain(requests.left())
     if feed is not None:
         feed.close()
-    records.close()
+    records.close(min(CLOSE_SECONDS, requests.left(LEAVING)))
 
 
 @op("shutdown.leave")

@@ -24,6 +24,8 @@ PAUSE_SECONDS: Final = 60.0
 GRACE_SECONDS: Final = 5.0
 # Seconds that a run waits for commands at its end: for longer than their limit.
 CLOSE_SECONDS: Final = 45.0
+# Seconds that they get to leave, where the run has to.
+LEAVE_SECONDS: Final = 0.5
 # What makes a process a rank: a command that trains or tests something must not take itself for one.
 OF_RANKS: Final = (
     "RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE",
@@ -68,6 +70,8 @@ class Notifier:
     environment: Mapping[str, str] = field(factory=lambda: dict(os.environ))
     _lock: threading.Lock = field(factory=threading.Lock)
     _running: dict[tuple[str, str], threading.Thread] = field(factory=dict)
+    _processes: dict[tuple[str, str], subprocess.Popen] = field(factory=dict)
+    _over: bool = False
     _begun: dict[tuple[str, str], float] = field(factory=dict)
     _left_out: dict[tuple[str, str], int] = field(factory=dict)
 
@@ -114,16 +118,27 @@ class Notifier:
             except RuntimeError:  # the machine gives no thread
                 del self._running[key]
 
-    def close(self) -> None:
-        """Wait for the commands that run, each of which has a limit; not for a disk that takes no record of them."""
-        until = time.monotonic() + CLOSE_SECONDS
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """Wait at most so many seconds for the commands that run, each of which has a limit, then end them; not for a
+        disk that takes no record of them."""
+        self._await(min(seconds, CLOSE_SECONDS))
+        with self._lock:
+            self._over = bool(self._running)
+            left = [process for process in self._processes.values() if process.returncode is None]
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for process in left:
+                _signal(process, number)
+            self._await(LEAVE_SECONDS)
+
+    def _await(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
         for thread in tuple(self._running.values()):
             thread.join(max(0.0, until - time.monotonic()))
 
     def _run(self, key: tuple[str, str], command: str, seconds: float, message: Message, left_out: int) -> None:
         begun = time.monotonic()
         try:
-            code, detail = self._wait(command, seconds, message)
+            code, detail = self._wait(key, command, seconds, message)
         except (OSError, ValueError) as error:  # no shell, no process, or text that no environment can hold
             code, detail = None, f"could not be run: {error}"
         took = time.monotonic() - begun
@@ -137,8 +152,9 @@ class Notifier:
                 self.records.event("warning", step=message.step, every_rank=True, message=told)
         with self._lock:
             self._running.pop(key, None)
+            self._processes.pop(key, None)
 
-    def _wait(self, command: str, seconds: float, message: Message) -> tuple[int | None, str]:
+    def _wait(self, key: tuple[str, str], command: str, seconds: float, message: Message) -> tuple[int | None, str]:
         """(exit code, None if it was ended; what became of it)."""
         with self._log() as log:
             head = f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message.kind}, step {message.step}: {command}\n"
@@ -152,11 +168,18 @@ class Notifier:
                 env=self._variables(message),
                 start_new_session=True,
             )
+        with self._lock:
+            self._processes[key] = process
+            over = self._over
+        if over:
+            _signal(process, signal.SIGKILL)
         try:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             _end(process)
             return None, f"was ended after {seconds:g} s"
+        if self._over and code < 0:
+            return None, "was ended with the run"
         return code, "has ended" if code == 0 else f"has ended with exit code {code}"
 
     def _log(self) -> Any:
@@ -190,7 +213,12 @@ class Notifier:
 def _end(process: subprocess.Popen) -> None:
     """End a command and all that it has started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
+        _signal(process, number)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_SECONDS)
+
+
+def _signal(process: subprocess.Popen, number: int) -> None:
+    """Send a signal to a command and all that it has started."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, number)

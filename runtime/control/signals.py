@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -27,12 +28,17 @@ def end_at_once() -> None:
 
 @define
 class StopRequests:
-    """The signals this rank has received. `report` is told why, should the rank have to be ended at its deadline."""
+    """The signals this rank has received. `report` is told why, should the rank have to be ended at its deadline.
+
+    answered: what is declared for the event has been done, and the rank only has to leave.
+    """
 
     deadline_seconds: float
     report: Callable[[str], None]
     received: list[str] = field(factory=list)
+    answered: bool = False
     _watchdog: threading.Timer | None = None
+    _until: float | None = None
 
     def listen(self) -> None:
         for number in EVENTS:
@@ -41,10 +47,17 @@ class StopRequests:
     def hurry(self, event: str) -> None:
         """From now on the deadline runs: the run is to stop because of `event`. Only the first call counts."""
         if self._watchdog is None:
+            self._until = time.monotonic() + self.deadline_seconds
             # A rank that hangs in a collective never reaches the boundary: it must not outlive its deadline.
             self._watchdog = threading.Timer(self.deadline_seconds, self._give_up, (event,))
             self._watchdog.daemon = True
             self._watchdog.start()
+
+    def left(self, keep: float = 0.0) -> float:
+        """Seconds until the deadline, at least 0, but for the share `keep` of what was given; without a stop as many as
+        one would give."""
+        whole = self.deadline_seconds if self._until is None else self._until - time.monotonic()
+        return max(0.0, whole - keep * self.deadline_seconds)
 
     def rest(self) -> None:
         """The run has stopped in time."""
@@ -59,7 +72,10 @@ class StopRequests:
         self.hurry(event)
 
     def _give_up(self, event: str) -> None:
-        message = f"{event}: the run did not stop within {self.deadline_seconds:g} s, and was ended without saving"
+        what = "and was ended without saving"
+        if self.answered:
+            what = "though all that is declared for it was done, and was ended"
+        message = f"{event}: the run did not stop within {self.deadline_seconds:g} s, {what}"
         print(message, file=sys.stderr, flush=True)
         self.report(message)
         os._exit(1)

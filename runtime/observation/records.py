@@ -116,12 +116,12 @@ class Records:
         for branch in ending:
             branch.end(exit_code, seconds)
 
-    def close(self) -> None:
-        """All that can be written in a bounded time is written; what is reported later is written at once."""
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """All that can be written in so many seconds is written; what is reported later is written at once."""
         lost = self.metrics.lost + self.own.lost
         if self.rank == 0 and lost and not self._told_of_lost:
             self._tell_of_lost(0)
-        if self.pen.close(CLOSE_SECONDS):  # else a thread hangs in one of them
+        if self.pen.close(seconds):  # else a thread hangs in one of them
             self._closed = True
             for lines in (self.metrics.lines, self.events, self.own.lines):
                 lines.close()

@@ -1,0 +1,118 @@
+"""The end of a run that was asked to stop: all who are told of it share what is left until its deadline."""
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from xtrain.runtime.alerts.notify import Message, Notifier
+from xtrain.runtime.control import signals
+from xtrain.runtime.control.signals import StopRequests
+from xtrain.runtime.observation.branch import Branch
+from xtrain.runtime.observation.records import Records
+from xtrain.runtime.shutdown import drain, take_leave
+from xtrain.runtime.state import Progress
+
+
+class Saver:
+    """A save that is being written."""
+
+    def __init__(self, done: list[str]) -> None:
+        self.done, self.seconds = done, 0.0
+
+    def drain(self, seconds: float) -> None:
+        self.done.append("saved")
+        self.seconds = seconds
+
+
+class Stuck:
+    """A writer whose service does not answer any more."""
+
+    name, seconds, local = "W&B", 600.0, False
+
+    def __init__(self, done: list[str]) -> None:
+        self.done, self.never = done, threading.Event()
+
+    def begin(self) -> None: ...
+
+    def metric(self, record: dict[str, Any]) -> None: ...
+
+    def event(self, record: dict[str, Any]) -> None:
+        self.done.append(record["event"])
+
+    def rest(self, *, must: bool) -> None: ...
+
+    def end(self, exit_code: int) -> None:
+        self.done.append("ended")
+        self.never.wait()
+
+
+class Run:
+    def __init__(self, folder: Path, deadline: float) -> None:
+        self.folder, self.done, self.told = folder, [], []
+        self.records = Records.open(folder, 0)
+        self.requests = StopRequests(deadline_seconds=deadline, report=self.told.append)
+        self.notifier = Notifier(self.records, Progress(step=7), 10)
+        self.saver: Any = Saver(self.done)
+        self.writer = Stuck(self.done)
+        self.records.branches.append(Branch(self.writer, lambda message: self._warn(message)))
+
+    def _warn(self, message: str) -> None:
+        self.records.event("warning", step=7, message=message)
+
+    def leave(self) -> None:
+        take_leave(self.records, self.requests, self.notifier, self.saver, exit_code=75, failed=False)
+        self.records.event("run_end", step=7, status="stopped")
+        drain(self.records, self.requests, self.saver)
+        self.requests.rest()
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "events.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture
+def ended(monkeypatch) -> list[int]:
+    codes: list[int] = []
+    monkeypatch.setattr(signals.os, "_exit", codes.append)
+    return codes
+
+
+def test_a_command_and_a_writer_that_hang_do_not_cost_a_run_its_end(tmp_path, ended):
+    run = Run(tmp_path, deadline=5.0)
+    run.requests.hurry("sigterm")
+    message = Message(kind="sigterm", text="the run stops", step=7)
+    run.notifier.start(f"echo $$ > {tmp_path}/pid; sleep 600", 30.0, message, pause=0.0)
+    run.leave()
+    assert ended == [] and run.told == []
+    # The save first; then commands, whose end the writer is told of; the writer last.
+    assert [each for each in run.done if each != "warning"] == ["saved", "notify", "ended", "saved"]
+    (told,) = (each for each in run.events() if each["event"] == "notify")
+    assert told["exit_code"] is None and told["detail"] == "was ended with the run"
+    assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
+    assert "left behind" in run.events()[-2]["message"] and run.events()[-1]["event"] == "run_end"
+    run.writer.never.set()
+
+
+def test_a_save_gets_all_there_is(tmp_path, ended):
+    run = Run(tmp_path, deadline=100.0)
+    run.writer.never.set()
+    run.leave()
+    assert run.saver.seconds == 100.0  # nobody has asked it to stop
+    run.requests.hurry("sigterm")
+    assert 0 < run.requests.left(0.2) <= 80 < run.requests.left() <= 100
+    run.requests.rest()
+
+
+@pytest.mark.parametrize(("answered", "what"), [(False, "ended without saving"), (True, "was done, and was ended")])
+def test_what_is_said_of_a_rank_that_does_not_leave(ended, answered, what):
+    told: list[str] = []
+    over = threading.Event()
+    requests = StopRequests(deadline_seconds=0.05, report=lambda message: (told.append(message), over.set()))
+    requests.answered = answered
+    requests.hurry("sigterm")
+    assert over.wait(30)
+    assert "did not stop within 0.05 s" in told[0] and what in told[0]
+    requests._watchdog.join(30)  # type: ignore[union-attr]
+    assert ended == [1]
