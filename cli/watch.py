@@ -15,7 +15,8 @@ examples:
   xtrain watch runs/quickstart/<run> --compare runs/quickstart/<other>
   xtrain watch --ui plain | tee run.log
 
-exit codes: 0 closed, 1 the dashboard failed, 2 the command line is wrong or there is no terminal, 3 no such run
+exit codes: 0 closed, or the run has ended (plain, json); 1 the dashboard failed; 2 the command line is wrong or there
+is no terminal; 3 no such run; 4 the run is gone and has not said how it ended (plain, json)
 """
 VIEWS = ("tui", "plain", "json")
 
@@ -66,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _follow(directory: Path, ui: str) -> int:
     from ..tui.lines.view import choose_ui, follow
+    from ..tui.model.watchman import Watchman
 
-    follow(directory, ui=choose_ui(ui, sys.stdout), finished=threading.Event())
-    return 0
+    watchman = Watchman(directory)
+    state = follow(directory, ui=choose_ui(ui, sys.stdout), finished=threading.Event(), why_over=watchman.why_over)
+    return 4 if state.end is None else 0

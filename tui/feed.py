@@ -66,6 +66,8 @@ class Feed:
         self._metrics, self._events = (
             _Lane(Tail(directory / name, first.get(name, 0), chunk_bytes=chunk_bytes)) for name in (METRICS, EVENTS)
         )
+        self.newest: float | None = None
+        """The time of the newest record that was returned."""
 
     @property
     def damaged(self) -> int:
@@ -86,4 +88,7 @@ class Feed:
             self._metrics.take()
         until = min(self._metrics.horizon, self._events.horizon)
         lanes = (self._metrics.release(until), self._events.release(until))
-        return [record for _, record in heapq.merge(*lanes, key=itemgetter(0))]
+        merged = list(heapq.merge(*lanes, key=itemgetter(0)))
+        if merged and merged[-1][0] > float("-inf"):
+            self.newest = merged[-1][0]
+        return [record for _, record in merged]

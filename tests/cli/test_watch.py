@@ -45,6 +45,32 @@ def test_lines_of_a_run_that_has_ended(tmp_path, capsys):
     assert "done" in capsys.readouterr().out
 
 
+def test_lines_of_a_run_that_is_gone_without_a_word(tmp_path, capsys):
+    """It was killed: nobody is there who would write the end that is waited for."""
+    run = made_run(tmp_path / "run", end="killed", logged=10, steps=100).directory
+    assert main(["watch", str(run), "--ui", "json"]) == 4
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert records[-1] == {"kind": "lost", "step": 10, "why": "its processes are gone"}
+    assert sum(each["kind"] == "metrics" and "loss" in each for each in records) == 10
+    assert main(["watch", str(run), "--ui", "plain"]) == 4
+    said = capsys.readouterr().out
+    assert "end  lost  step 10/100  its processes are gone" in said and "next  run the same command again" in said
+
+
+def test_lines_of_a_run_that_is_killed_while_it_is_followed(tmp_path):
+    made = made_run(tmp_path / "run", end="running", logged=10)
+    command = [sys.executable, "-m", "xtrain", "watch", str(made.directory), "--ui", "plain"]
+    with made.alive():
+        watching = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert watching.stdout is not None
+        while not watching.stdout.readline().startswith("step 10"):
+            pass
+        with pytest.raises(subprocess.TimeoutExpired):
+            watching.wait(1.5)  # several looks at its locks
+    said, _ = watching.communicate(timeout=60)
+    assert watching.returncode == 4 and "end  lost  step 10" in said
+
+
 @pytest.fixture
 def openings(monkeypatch):
     """What would have been opened, on a terminal."""

@@ -1,4 +1,7 @@
-"""Records passed through as NDJSON, for programs: `{"kind": "metrics" | "event", …}`."""
+"""Records passed through as NDJSON, for programs: `{"kind": "metrics" | "event", …}`.
+
+Of a run that is gone without a word, the last line says so: `{"kind": "lost", "step": …, "why": …}`.
+"""
 
 import json
 import math
@@ -20,6 +23,9 @@ class JsonView(Drawer):
 
     def draw(self, state: RunState, record: Record) -> None:
         self._out.write(line(record) + "\n")
+
+    def lost(self, state: RunState, why: str) -> None:
+        self._out.write(json.dumps({"kind": "lost", "step": state.step, "why": why}) + "\n")
 
 
 def line(record: Record) -> str:

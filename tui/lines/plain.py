@@ -39,6 +39,9 @@ class PlainView(Drawer):
     def close(self, state: RunState) -> None:
         self._write(closing_lines(state, self._directory))
 
+    def lost(self, state: RunState, why: str) -> None:
+        self._write(closing_lines(state, self._directory, why))
+
     def _write(self, lines: Iterable[str]) -> None:
         # A line end inside a name or a path must not start a line that claims to be something else.
         self._out.write("".join(printable(line).replace("\n", " ") + "\n" for line in lines))
@@ -73,11 +76,12 @@ def event_lines(record: Record) -> Iterator[str]:
         yield from (f"    {line}".rstrip() for line in said.more)
 
 
-def closing_lines(state: RunState, directory: Path) -> Iterator[str]:
-    """What the run came to, and what to do next."""
+def closing_lines(state: RunState, directory: Path, why_lost: str = "") -> Iterator[str]:
+    """What the run came to, and what to do next. why_lost: of a run that is gone without a word."""
     if state.end is None:
         of = f"/{state.steps}" if state.steps else ""
-        yield f"end  {state.status}  step {state.step}{of}  {outcome(state)}"
+        lost = why_lost and not state.failures
+        yield f"end  {'lost' if lost else state.status}  step {state.step}{of}  {why_lost if lost else outcome(state)}"
     for evaluation in state.evaluations.values():
         yield f"final  {measured(evaluation)}  (step {or_dash(evaluation.step)})"
     yield f"directory  {short_path(directory)}"

@@ -3,7 +3,7 @@
 import os
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal, TextIO, cast, get_args
 
@@ -46,13 +46,15 @@ def follow(
     finished: threading.Event,
     out: TextIO | None = None,
     quiet_until: float = 0.0,
+    why_over: Callable[[RunState, float | None], str] | None = None,
 ) -> RunState:
     """Draw the run in `directory` on `out` (standard output) until it has ended; the state it ended in.
 
     The end is a `run_end` that no later attempt follows, or `finished`: whoever sets it knows that nothing more will
-    be written. `offsets` (file name → byte) leaves out what was written before; what was written before `quiet_until`
-    (seconds since 1970) is known and not drawn. The directory may not exist yet, and if it disappears the view waits
-    for it to come back; if `out` breaks, following goes on unseen.
+    be written. `why_over` is asked with the state and the time of the newest record, and says why nothing more will
+    be: of the state that is returned then, `end` is None. `offsets` (file name → byte) leaves out what was written
+    before; what was written before `quiet_until` (seconds since 1970) is known and not drawn. The directory may not
+    exist yet, and if it disappears the view waits for it to come back; if `out` breaks, following goes on unseen.
     """
     feed = Feed(directory, offsets)
     drawer = _drawer(ui, directory, Output(sys.stdout if out is None else out))
@@ -65,6 +67,9 @@ def follow(
             if (last_round or state.end is not None) and not feed.behind:
                 break
             if not feed.behind:
+                if why_over and (why := why_over(state, feed.newest)):
+                    drawer.lost(state, why)
+                    return state
                 drawer.refresh(state)
                 finished.wait(POLL_SECONDS)
         drawer.close(state)

@@ -1,0 +1,35 @@
+"""For who follows a run in lines, with a reducer of his own: whether there is still somebody who writes them."""
+
+import time
+from pathlib import Path
+
+from ..state import RunState
+from .life import LifeReader
+from .rank_reader import RankReader
+
+LOOK_SECONDS = 0.25
+
+
+class Watchman:
+    """Looks after the run in a directory, at most four times a second however often it is asked."""
+
+    def __init__(self, directory: Path) -> None:
+        self._ranks = RankReader(directory)
+        self._life = LifeReader(directory)
+        self._looked = float("-inf")
+        self._why = ""
+
+    def why_over(self, state: RunState, newest: float | None) -> str:
+        """Why nothing more is to come, though the run has not said that it ends; empty while somebody is there.
+
+        state: after all records that are there; newest: the time of the newest of them.
+        """
+        now = time.monotonic()
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            start = state.start
+            size, attempt = (start.world_size or 0, start.attempt) if start else (0, 0)
+            self._ranks.poll(size, None, attempt, now + LOOK_SECONDS)
+            life = self._life.look(state, self._ranks.ranks(), newest)
+            self._why = life.why if life.over else ""
+        return self._why
