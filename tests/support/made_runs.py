@@ -219,6 +219,17 @@ class MadeRun:
         said = {"path": str(path), "bytes": 150_000_000, "seconds": 0.41, "blocked_seconds": 0.02}
         self.event("checkpoint", node="tick.checkpoint", **said)
 
+    def print(self, rank: int, stream: Literal["stdout", "stderr"], text: str) -> Path:
+        """What a rank prints, where the agent that has started it puts it; it has a file for each of both."""
+        name = time.strftime("%Y%m%d-%H%M%S", time.gmtime(self.start + self.attempt)) + "-4711"
+        folder = self.directory / "logs" / name / f"{name}_h2x8kk0z" / "attempt_0" / str(rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        for each in ("stdout", "stderr"):
+            (folder / f"{each}.log").touch()
+        with (folder / f"{stream}.log").open("a") as file:
+            file.write(text)
+        return folder / f"{stream}.log"
+
     def roll_back(self, step: int) -> None:
         """Go back as `on nan rollback` does: another metrics.jsonl lies in the place of the old one."""
         path = self.directory / "metrics.jsonl"
@@ -274,7 +285,7 @@ def made_run(
         made.evaluate()
         if first <= logged // 2 < first + quarter:
             made.checkpoint()
-    (directory / "logs" / "rank-00000.log").write_text("step 1\na line of a library\n" * 50)
+    made.print(0, "stdout", "step 1\na line of a library\n" * 50)
     if end in ("running", "killed"):
         made.beat(pid=None if end == "running" else _no_process())
     elif end == "failed":

@@ -1,10 +1,7 @@
 """All that a run said in words: its events and the ends of its logs, in bounded memory."""
 
-import os
-import time
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +11,11 @@ from ..events import text as plain
 from ..events import whole
 from ..tail import Record
 from ..telling import in_one_line
-from ..words import number, printable
+from ..words import number
+from .log_tails import LogReader, LogTail
 
 # Most events that are kept; of a longer run the oldest are let go, and counted.
 MAX_ENTRIES = 5_000
-# Of each file of logs/ the last so many bytes are looked at, of at most so many files, those written last.
-LOG_BYTES = 64 << 10
-MAX_LOGS = 16
-# Between two looks for log files.
-LOOK_SECONDS = 1.0
 
 
 @frozen(kw_only=True)
@@ -38,18 +31,8 @@ class Entry:
 
 
 @frozen(kw_only=True)
-class LogTail:
-    """The end of a file of `logs/`. cut: whether there is more before it. size: bytes of the file."""
-
-    name: str
-    lines: tuple[str, ...]
-    cut: bool
-    size: int
-
-
-@frozen(kw_only=True)
 class EventLog:
-    """The events of a run, oldest first, and its logs by name. forgotten: how many older events were let go.
+    """The events of a run, oldest first, and the ends of its logs. forgotten: how many older events were let go.
 
     version: changes with every change.
     """
@@ -82,11 +65,9 @@ class EventReader:
     """Makes event logs: takes records as they come, and looks at the files of `logs/`."""
 
     def __init__(self, directory: Path) -> None:
-        self._folder = directory / "logs"
         self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self._count = 0
-        self._logs: dict[str, tuple[tuple[int, int], LogTail]] = {}
-        self._looked = -LOOK_SECONDS
+        self._logs = LogReader(directory)
         self._made = EventLog()
 
     def log(self) -> EventLog:
@@ -108,46 +89,15 @@ class EventReader:
         if self._count > before:
             self._make()
 
-    def look(self) -> None:
-        """Look at the logs, if that was not done just now. What cannot be read is left out."""
-        now = time.monotonic()
-        if now - self._looked < LOOK_SECONDS:
-            return
-        self._looked = now
-        found = {name: self._tail(name, state) for name, state in self._files()}
-        if found != self._logs:
-            self._logs = found
+    def look(self, failed: Collection[int] = ()) -> None:
+        """Look at the logs, if that was not done just now. failed: ranks whose logs come first."""
+        if self._logs.look(failed):
             self._make()
-
-    def _files(self) -> list[tuple[str, tuple[int, int]]]:
-        """Names, sizes and times of the logs written last, by name."""
-        try:
-            with os.scandir(self._folder) as entries:
-                states = [(each.name, each.stat()) for each in islice(entries, 1000) if each.name.endswith(".log")]
-        except OSError:
-            return []
-        states.sort(key=lambda each: -each[1].st_mtime_ns)
-        return sorted((name, (state.st_size, state.st_mtime_ns)) for name, state in states[:MAX_LOGS])
-
-    def _tail(self, name: str, state: tuple[int, int]) -> tuple[tuple[int, int], LogTail]:
-        known = self._logs.get(name)
-        if known is not None and known[0] == state:
-            return known
-        try:
-            with (self._folder / name).open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                block = os.pread(file.fileno(), LOG_BYTES, max(0, size - LOG_BYTES))
-        except OSError:
-            size, block = state[0], b""
-        cut = size > LOG_BYTES
-        text = printable(block.decode("utf-8", "replace"))
-        lines = text.removesuffix("\n").split("\n")[cut:] if text else []
-        return state, LogTail(name=name, lines=tuple(lines), cut=cut, size=size)
 
     def _make(self) -> None:
         self._made = EventLog(
             entries=tuple(self._entries),
-            logs=tuple(tail for _, tail in self._logs.values()),
+            logs=self._logs.tails,
             forgotten=self._count - len(self._entries),
             version=self._made.version + 1,
         )

@@ -56,7 +56,7 @@ class Reader:
         start = self._state.start
         world_size = (start and start.world_size) or (self._planned.world_size if self._planned else 0)
         self._ranks.poll(world_size, self._planned, start.attempt if start else 0, deadline)
-        self._log.look()
+        self._log.look({each.rank for each in self._state.failures if each.rank is not None and not each.lost})
         return self._made()
 
     def _made(self) -> Board:

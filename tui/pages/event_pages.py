@@ -6,7 +6,8 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
-from ..model.event_log import Entry, EventLog, LogTail
+from ..model.event_log import Entry, EventLog
+from ..model.log_tails import LogTail
 from ..words import plural, printable
 from .event_detail import PROBLEMS, clock, date, detail, head, style_of
 from .sheet import UNICODE, Marks, Row, block, cut, fit, joined, left, restyled, right, row, rule, window

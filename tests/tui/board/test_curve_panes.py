@@ -51,7 +51,7 @@ def test_events(root):
             await pilot.press("right", "left", "left_square_bracket")
             assert pane._view.kinds == "all"
             await pilot.press("l")
-            assert "rank-00000.log ──" in shown(app) and "a line of a library" in shown(app)
+            assert "rank 0 stdout ──" in shown(app) and "a line of a library" in shown(app)
             await pilot.press("up", "pageup")
             assert "held" in shown(app)
             await pilot.press("escape", "slash", *"drills")

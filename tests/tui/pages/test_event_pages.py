@@ -8,7 +8,8 @@ import pytest
 from attrs import evolve
 from rich.cells import cell_len
 
-from xtrain.tui.model.event_log import Entry, EventLog, LogTail
+from xtrain.tui.model.event_log import Entry, EventLog
+from xtrain.tui.model.log_tails import LogTail
 from xtrain.tui.pages.event_detail import clock, detail
 from xtrain.tui.pages.event_keys import back, entered, moved, newest, other_kinds, other_log, searched, turned
 from xtrain.tui.pages.event_pages import EventsPage, EventsView, page
