@@ -18,7 +18,8 @@ def hold(directory: Path, name: str) -> IO[str]:
     Raises EnvironmentFault if another process holds it.
     """
     lock = (directory / name).open("a")
-    for seconds in (0.05, 0.2, 0.0):  # `xtrain control` holds it for a moment, to see whether the run is live
+    # To see whether the run is live, `xtrain control` and dashboards, of which there may be many, hold it for a moment.
+    for seconds in (0.02, 0.05, 0.1, 0.2, 0.3, 0.4, 0.0):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

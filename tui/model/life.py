@@ -1,8 +1,9 @@
 """Whether a run is alive, as far as its files tell: a run that was killed says nothing of it.
 
 On this machine the locks of the run's directory say it at once: its launcher and its first rank each hold one for as
-long as they live, from before the first record on. Where other machines write to the file system as well, locks may not
-be seen, and the lines of progress are what counts: they stand still, or they do not. The same where there are no locks.
+long as they live, from before the first record on. Where other machines write to the file system as well, locks of
+theirs are not seen, and the lines of progress are what counts: they stand still, or they do not. The same where there
+are no locks.
 """
 
 import time
@@ -19,7 +20,7 @@ Phase = Literal["waiting", "starting", "training", "paused", "ended", "lost"]
 
 LAUNCHER_LOCK = ".launcher.lock"
 WORKER_LOCK = ".worker.lock"
-# Between two looks at the locks; each takes them for a moment.
+# Between two looks at the locks.
 LOOK_SECONDS = 0.5
 # On a file system of many machines: without a line of progress, a lock or a record for so long, nobody is there.
 QUIET_SECONDS = 120.0
@@ -106,11 +107,12 @@ class LifeReader:
         return "no process holds its locks"
 
     def _look(self) -> None:
-        self._launched = is_locked(self._directory / LAUNCHER_LOCK)
-        self._locked = is_locked(self._directory / WORKER_LOCK)
+        shared = is_shared(self._directory)
+        self._launched = is_locked(self._directory / LAUNCHER_LOCK, shared=shared)
+        self._locked = is_locked(self._directory / WORKER_LOCK, shared=shared)
         # Of a copied directory, or one of somebody else, there may be no locks to look at.
         unknown = self._launched is None and self._locked is None
-        self._shared = unknown or is_shared(self._directory)
+        self._shared = unknown or shared
 
     def _is_somebody(self, ranks: Ranks) -> bool:
         heard = [each.pulse for each in ranks if each.beat is not None]

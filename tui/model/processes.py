@@ -4,6 +4,8 @@ import fcntl
 import os
 from pathlib import Path
 
+LOCKS = Path("/proc/locks")
+
 
 def is_running(pid: int, born: int) -> bool:
     """Whether that process of this machine is there and has not ended.
@@ -30,10 +32,18 @@ def _answers(pid: int) -> bool:
     return True
 
 
-def is_locked(path: Path) -> bool | None:
-    """Whether a process holds the lock on a file, which is taken for a moment to see that; None where there is no file,
-    or none that may be read."""
+def is_locked(path: Path, *, shared: bool) -> bool | None:
+    """Whether a process holds the lock on a file; None where that is not known, as there is no file that may be read.
+
+    A lock that the kernel lists is not touched. One that it does not list may be of another container: only taking it,
+    for a moment, tells. On a file system of several machines (shared) that would be felt on all of them, and would say
+    little: there it is None.
+    """
     try:
+        if is_listed(path):
+            return True
+        if shared:
+            return None
         lock = path.open("r")
     except OSError:
         return None
@@ -43,6 +53,18 @@ def is_locked(path: Path) -> bool | None:
         except OSError:
             return True
     return False
+
+
+def is_listed(path: Path) -> bool:
+    """Whether the kernel lists a lock on a file, held by a process that can be seen from here. Raises OSError."""
+    status = path.stat()
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    try:
+        lines = LOCKS.read_text().splitlines()
+    except OSError:
+        return False
+    # `7: FLOCK  ADVISORY  WRITE 13861 fe:00:3581860 0 EOF`; who waits for one has `->` after the number.
+    return any(fields[1:2] == ["FLOCK"] and place in fields[4:] for fields in map(str.split, lines))
 
 
 def is_folder(path: Path) -> bool:

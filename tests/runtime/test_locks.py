@@ -1,0 +1,40 @@
+"""The locks of a run directory: held for long by one process only, and looked at by others for a moment."""
+
+import fcntl
+from pathlib import Path
+
+import pytest
+
+from xtrain.runtime import locks
+from xtrain.runtime.errors import EnvironmentFault
+from xtrain.runtime.locks import LAUNCHER_LOCK, hold
+
+
+@pytest.fixture
+def slept(monkeypatch) -> list[float]:
+    """How long was waited for the lock, each time."""
+    waits: list[float] = []
+    monkeypatch.setattr(locks.time, "sleep", waits.append)
+    return waits
+
+
+def test_who_looks_at_a_lock_is_waited_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    onlooker = (tmp_path / LAUNCHER_LOCK).open("a")
+    fcntl.flock(onlooker, fcntl.LOCK_SH)
+    waits: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        if sum(waits) > 0.5:  # one onlooker after another
+            fcntl.flock(onlooker, fcntl.LOCK_UN)
+
+    monkeypatch.setattr(locks.time, "sleep", sleep)
+    with hold(tmp_path, LAUNCHER_LOCK), onlooker, pytest.raises(BlockingIOError):
+        fcntl.flock(onlooker, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    assert sum(waits) > 0.5
+
+
+def test_a_run_that_is_there_is_refused_soon(tmp_path: Path, slept: list[float]) -> None:
+    with hold(tmp_path, LAUNCHER_LOCK), pytest.raises(EnvironmentFault) as refused:
+        hold(tmp_path, LAUNCHER_LOCK)
+    assert refused.value.code == "X707" and 1.0 < sum(slept) < 2.0
