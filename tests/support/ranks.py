@@ -1,5 +1,6 @@
 """A few gloo ranks for a test of one function, forked so that torch is not imported again."""
 
+import faulthandler
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.multiprocessing import start_processes  # pyright: ignore[reportAttributeAccessIssue]
+
+# Seconds after which ranks that wait for each other say where, and end.
+PATIENCE = 120.0
 
 
 def on_ranks(world: int, function: Callable[..., Any], folder: Path, *args: Any) -> list[Any]:
@@ -16,8 +20,10 @@ def on_ranks(world: int, function: Callable[..., Any], folder: Path, *args: Any)
 
 
 def _work(rank: int, world: int, function: Callable[..., Any], folder: Path, args: tuple[Any, ...]) -> None:
+    faulthandler.dump_traceback_later(PATIENCE, exit=True)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     torch.save(function(rank, world, *args), folder / f"rank{rank}.pt")
     dist.barrier()
     dist.destroy_process_group()
+    faulthandler.cancel_dump_traceback_later()
