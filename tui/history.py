@@ -24,7 +24,9 @@ class History:
     """The logged steps of one attempt so far."""
 
     last: Mapping[str, Any] = _NOTHING
-    """The metrics record with the highest step."""
+    """The metrics record with the highest step of those with a loss."""
+    at: tuple[int, float] | None = None
+    """The highest step that a record tells of, with a loss or without, and the time of that record."""
     curve: tuple[Point, ...] = ()
     """(step, loss), finite losses only, every `stride`-th one: at most `MAX_POINTS`."""
     stride: int = 1
@@ -38,7 +40,7 @@ class History:
 
     @property
     def step(self) -> int | None:
-        return self.last.get("step")
+        return self.at[0] if self.at else None
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -55,7 +57,7 @@ class History:
 
     def points(self) -> tuple[Point, ...]:
         """The curve up to the latest loss, which the stride may have left out."""
-        loss, step = number(self.last.get("loss")), self.step
+        loss, step = number(self.last.get("loss")), self.last.get("step")
         if step is None or loss is None or loss - loss != 0 or (self.curve and self.curve[-1][0] >= step):
             return self.curve
         return (*self.curve, (step, loss))
@@ -65,8 +67,9 @@ class History:
         if step is None:
             return History()
         kept = tuple(point for point in self.curve if point[0] <= step)
-        here = (self.step or 0) <= step
-        return History(last=self.last if here else _NOTHING, curve=kept, stride=self.stride, num_seen=self.num_seen)
+        last = self.last if (self.last.get("step") or 0) <= step else _NOTHING
+        at = self.at if self.at and self.at[0] <= step else None
+        return History(last=last, at=at, curve=kept, stride=self.stride, num_seen=self.num_seen)
 
 
 class Recorder:
@@ -74,6 +77,7 @@ class Recorder:
 
     def __init__(self, history: History) -> None:
         self._last = history.last
+        self._at = history.at
         self._curve = list(history.curve)
         self._stride = history.stride
         self._num_seen = history.num_seen
@@ -85,6 +89,7 @@ class Recorder:
         """Everything so far, as a value."""
         return History(
             last=self._last,
+            at=self._at,
             curve=tuple(self._curve),
             stride=self._stride,
             num_seen=self._num_seen,
@@ -98,13 +103,15 @@ class Recorder:
 
         A step that is not ahead of the last one is a straggler if it is also older, and only completes the curve. If
         it is newer the run went back (it was resumed from an earlier checkpoint), and what came after it is forgotten.
+        One without a loss, of a step that was left out, counts for how far the run is and how fast; it is on no curve.
         """
         step = record.get("step")
         if type(step) is not int:
             return
-        last_step = self._last.get("step")
-        if last_step is not None:
-            elapsed = (number(record.get("time")) or 0.0) - (number(self._last.get("time")) or 0.0)
+        now = number(record.get("time")) or 0.0
+        if self._at is not None:
+            last_step, before = self._at
+            elapsed = now - before
             if step > last_step:
                 self._pace(elapsed, step - last_step)
             elif elapsed < 0:
@@ -114,8 +121,10 @@ class Recorder:
                 self._go_back(step)
         if not self._origin:
             self._origin = record
-        self._last = record
-        self._plot(step, record.get("loss"))
+        self._at = step, now
+        if "loss" in record:
+            self._last = record
+            self._plot(step, record.get("loss"))
 
     def _pace(self, elapsed: float, num_steps: int) -> None:
         # Without an origin the last record is another attempt's: the time since then was not spent training.
@@ -128,6 +137,8 @@ class Recorder:
 
     def _go_back(self, step: int) -> None:
         del self._curve[bisect_left(self._curve, (step,)) :]
+        if (self._last.get("step") or 0) >= step:
+            self._last = _NOTHING
         self._recent.clear()
         self._gap = None
         self._origin = _NOTHING

@@ -30,6 +30,8 @@ class RunState:
     counted_steps: int | None = None
     """The steps of the run, once the data has been counted."""
     history: History = field(factory=History)
+    told_step: int = 0
+    """The last step that an evaluation, a checkpoint and the like came after: logging may be sparse."""
     evaluations: Mapping[str, Evaluation] = MappingProxyType({})
     """The latest evaluation of each dataset, in the order they first came."""
     checkpoint: Checkpoint | None = None
@@ -83,7 +85,7 @@ class RunState:
         """Completed optimizer steps."""
         resumed = self.start.resumed_step if self.start else None
         ended = self.end.step if self.end else None
-        return max(self.history.step or 0, resumed or 0, ended or 0)
+        return max(self.history.step or 0, self.told_step, resumed or 0, ended or 0)
 
     @property
     def progress(self) -> float | None:
@@ -113,7 +115,7 @@ def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
     recorder: Recorder | None = None
     for record in records:
         if "event" not in record:
-            if "loss" not in record:
+            if "loss" not in record and "tokens" not in record:
                 continue  # numbers that came after the step's own record, as evaluations do
             recorder = recorder or Recorder(state.history)
             recorder.add(record)
@@ -129,6 +131,8 @@ def _on_event(state: RunState, record: Record) -> RunState:
     event = text(record.get("event"))
     if event in _TICKS:
         state = evolve(state, ticks=(*state.ticks, record)[-MAX_TICKS:])
+    if event in _AFTER_STEPS and (step := whole(record.get("step")) or 0) > state.told_step:
+        state = evolve(state, told_step=step)
     change = _CHANGES.get(event)
     # An event this version does not know changes nothing; a view may still print it.
     return change(state, record) if change else state
@@ -160,6 +164,7 @@ def _rollback(state: RunState, record: Record) -> RunState:
         state,
         start=evolve(state.start, resumed_step=step) if state.start else None,
         history=state.history.rewound(step),
+        told_step=min(step, state.told_step),
         evaluations=MappingProxyType(kept),
         checkpoint=checkpoint,
         num_rollbacks=state.num_rollbacks + 1,
@@ -263,6 +268,8 @@ _TICKS = frozenset(
         "skipped", "warning", "phase", "alert", "notify", "profile", "memory_snapshot",
     }
 )  # fmt: skip
+# Events of a step that has ended.
+_AFTER_STEPS = frozenset({"eval", "generate", "checkpoint", "skipped"})
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "run_start": _run_start,
     "data": _data,

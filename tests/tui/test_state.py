@@ -245,3 +245,26 @@ def test_a_stream_cut_after_every_byte(recorded) -> None:
         assert damaged == 0 and len(found) == content[:place].count(b"\n")
         state, taken = reduce_all(state, found[taken:]), len(found)
     assert state == reduce_all(RunState(), written)
+
+
+def test_steps_that_are_left_out_count_for_how_far_the_run_is_and_how_fast(metrics, event) -> None:
+    """A streak of steps without a loss stands still on no screen."""
+    state = reduce_all(RunState(), [event("run_start", 0, steps=100), metrics(1, 1), metrics(2, 2)])
+    streak = [{key: value for key, value in metrics(step, 2 * step - 2).items() if key != "loss"} for step in (3, 4, 5)]
+    after = reduce_all(state, streak)
+    assert (after.step, after.history.step, after.loss) == (5, 5, state.loss)
+    assert after.history.seconds_per_step == pytest.approx(2.0) and after.seconds_left == pytest.approx(190)
+    assert [step for step, _ in after.history.points()] == [1, 2]
+    assert reduce(after, {"step": 9, "time": 99.0, "eval/web/loss": 1.0}) == after
+    again = reduce(after, metrics(4, 20))
+    assert again.step == 4 and [step for step, _ in again.history.points()] == [1, 2, 4]
+    back = reduce(after, event("rollback", 1, step=1))
+    assert back.step == 1 and not back.history.last
+
+
+def test_where_logging_is_sparse_an_evaluation_tells_the_step(metrics, event) -> None:
+    state = reduce_all(RunState(), [event("run_start", 0, steps=100), metrics(10, 1)])
+    state = reduce(state, event("eval", 2, step=15, dataset="web", loss=1.0))
+    assert state.step == 15
+    assert reduce(state, event("rollback", 3, step=12)).step == 12
+    assert reduce(state, event("run_start", 4, resumed_step=10, attempt=2)).step == 10

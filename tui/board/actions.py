@@ -70,7 +70,7 @@ def _consequences(board: "Board", action: Action, dataset: str) -> list[str]:
     word = word_of(board, action)
     done = [_does(board, node) for command in commands(board, action) if _is_for(command, dataset)
             for node in command.nodes]  # fmt: skip
-    step = f"Between two steps, after step {board.run.step:,} or a later one."
+    step = f"Between two steps, after step {board.step:,} or a later one."
     if word == "save":
         return [*_saving(board, done), step]
     if word == "eval":
@@ -83,8 +83,8 @@ def _consequences(board: "Board", action: Action, dataset: str) -> list[str]:
                 "The same key lets it go on."]  # fmt: skip
     if word == "resume":
         return ["Training goes on with the next step."]
-    steps = board.run.steps
-    left = f" {steps - board.run.step:,} steps are left." if steps and steps > board.run.step else ""
+    steps = board.steps
+    left = f" {steps - board.step:,} steps are left." if steps and steps > board.step else ""
     leaves = f"Then all ranks leave, with exit code 75.{left}"
     if not done:
         return ["NOTHING IS SAVED: this run has no checkpoints.", leaves, "The same command begins anew."]

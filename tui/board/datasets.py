@@ -63,7 +63,7 @@ class DatasetsPane(Pane):
         if board.version == self._version:
             return
         self._version, self._board = board.version, board
-        self._mixture, self._step = mixture(board), board.run.step
+        self._mixture, self._step = mixture(board), board.step
         self._plot()
         self._draw()
 

@@ -86,7 +86,7 @@ def comparison(board: "Board") -> list[Row]:
         ),
         Row("MFU", share(mfu), share(times.mfu if times else None), _off(mfu, times.mfu if times else None)),
         Row("tokens", count(tokens), count(planned.tokens) if planned and planned.tokens else UNKNOWN),
-        Row("steps", f"{board.run.step:,}", f"{steps:,}" if steps else UNKNOWN),
+        Row("steps", f"{board.step:,}", f"{steps:,}" if steps else UNKNOWN),
     ]  # fmt: skip
 
 

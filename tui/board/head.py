@@ -55,7 +55,7 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
     the files are not read any more, as of `unread`; then nobody knows when the run ends."""
     run, life, steps = board.run, board.life, steps_of(board)
     word = life.in_words
-    share = run.step / steps if steps else None
+    share = board.step / steps if steps else None
     left = run.seconds_left if life.state == "training" and old is None else None
     phase = str(board.series.last.get("phase") or "")
     phases = board.planned.phases if board.planned else ()
@@ -70,7 +70,7 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
         Piece(f"view frozen {frozen_at}" if frozen_at else "", "reverse $warning", 8),
         Piece(raised, "bold $error", 7),
         Piece(f"phase {printable(phase)}" if phase and len(phases) > 1 else "", "", 2),
-        Piece(f"step {run.step:,}{of_steps}", "", 6),
+        Piece(f"step {board.step:,}{of_steps}", "", 6),
         Piece("" if share is None else f"{min(1.0, share):.1%}", "", 4),
         Piece("" if left is None else f"ETA {duration(left)}", "", 5),
         Piece(f"attempt {run.start.attempt}" if run.start and run.start.attempt > 1 else "", "$text-muted", 1),

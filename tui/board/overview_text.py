@@ -7,6 +7,7 @@ from textual.content import Content
 
 from ..words import decimal, duration, printable, size
 from .figures import comparison, evaluated, figures
+from .head import steps_of
 from .pieces import cell, folded
 from .schedule import stretches, upcoming, when
 from .verdict import advice, headline
@@ -149,7 +150,8 @@ def _time_of_checkpoint(board: "Board") -> float | None:
 
 
 def _bar(board: "Board", width: int) -> Content:
-    progress = board.run.progress or 0.0
+    steps = steps_of(board)
+    progress = min(1.0, board.step / steps) if steps else 0.0
     said = f" {progress:.1%}"
     wide = max(4, min(40, width - len(said) - 2))
     full = round(progress * wide)

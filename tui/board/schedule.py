@@ -24,7 +24,7 @@ class Next:
 
 def upcoming(board: "Board") -> list[Next]:
     """The next time of each tick, the nearest first; those of the clock come last."""
-    planned, step, steps = board.planned, board.run.step, steps_of(board)
+    planned, step, steps = board.planned, board.step, steps_of(board)
     if planned is None or board.life.over:
         return []
     found = [Next(_names(tick), _in_steps(tick, step, planned.tokens_per_step), tick.seconds) for tick in planned.ticks]
@@ -76,7 +76,7 @@ def stretches(board: "Board") -> list[Stretch]:
     if planned is None or not steps:
         return []
     begins = [min(1.0, _begin(phase, steps)) for phase in planned.phases]
-    done = board.run.step / steps
+    done = board.step / steps
     ends = [*begins[1:], 1.0]
     return [
         Stretch(phase.name, begin, end, begin <= done < end or (done >= 1 and end == 1))

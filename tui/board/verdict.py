@@ -13,10 +13,10 @@ def headline(board: "Board") -> str:
     """How it ended, in one line."""
     run, life = board.run, board.life
     if life.state == "lost":
-        return f"LOST at step {run.step:,}: {life.why or 'nobody is there any more'}"
+        return f"LOST at step {board.step:,}: {life.why or 'nobody is there any more'}"
     took = f" in {duration(run.end.seconds)}" if run.end and run.end.seconds is not None else ""
     why = outcome(run)
-    parts = [f"{life.in_words.upper()} after {plural(run.step, 'step')}{took}"]
+    parts = [f"{life.in_words.upper()} after {plural(board.step, 'step')}{took}"]
     parts += [f"loss {decimal(run.loss, 4)}"] if run.loss is not None else []
     parts += [why] if why else []
     return printable(", ".join(parts))

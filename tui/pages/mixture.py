@@ -65,7 +65,7 @@ def mixture(board: "Board") -> Mixture:
     """All of it at one instant."""
     series, run = board.series, board.run
     phases = board.planned.phases if board.planned else ()
-    step = run.step
+    step = board.step
     place = _place_of(phases, step, text(series.last.get("phase")))
     phase = phases[place] if place is not None else None
     following = phases[place + 1] if place is not None and place + 1 < len(phases) else None

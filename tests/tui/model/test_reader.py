@@ -342,3 +342,16 @@ def test_an_end_does_not_overtake_the_last_step(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(reader._events, "read", late)
     board = reader.poll()
     assert board.life.status == "done" and board.series.last["step"] == board.run.history.step == 4
+
+
+def test_the_step_is_that_of_the_ranks_where_it_is_not_logged(tmp_path: Path) -> None:
+    run = made_run(tmp_path / "run", end="running", logged=4)
+    run.step = 30
+    run.beat()
+    reader = Reader(run.directory)
+    board = reader.poll(1.0)
+    assert (board.run.step, board.step) == (4, 30)
+    run.step = 5
+    run.end("stopped")
+    board = reader.poll(1.0)
+    assert board.step == board.run.step == 5
