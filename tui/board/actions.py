@@ -83,7 +83,7 @@ def _consequences(board: "Board", action: Action, dataset: str) -> list[str]:
                 "The same key lets it go on."]  # fmt: skip
     if word == "resume":
         return ["Training goes on with the next step."]
-    steps = board.steps
+    steps = board.run.steps
     left = f" {steps - board.step:,} steps are left." if steps and steps > board.step else ""
     leaves = f"Then all ranks leave, with exit code 75.{left}"
     if not done:

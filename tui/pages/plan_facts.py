@@ -89,7 +89,7 @@ class Facts:
             now_in={} if over else under_way(board.ranks),
             cost=step_cost(board.series.last, plan),
             ended=board.step,
-            steps=board.steps or plan.steps,
+            steps=board.run.steps or plan.steps,
             pace=None if over else board.run.history.seconds_per_step,
             now=board.now,
             ranks=len(board.ranks) or plan.world_size,
