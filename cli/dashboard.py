@@ -45,16 +45,24 @@ class Dashboard:
     def __enter__(self) -> None:
         self._said.parent.mkdir(parents=True, exist_ok=True)
         arguments = [sys.executable, "-m", "xtrain.tui.board.opening", str(self._directory), str(os.getpid())]
-        self._process = subprocess.Popen(arguments)
-        self._outputs = _Diverted(self._said)
-        # Every signal leaves a mark here, whoever handles it: the launcher's handlers change as the run goes on.
+        # What may fail comes before there is a dashboard, or ends it again: nobody else would.
+        with self._said.open("ab") as said, contextlib.ExitStack() as undone:
+            self._process = subprocess.Popen(arguments)
+            undone.callback(self._end_at_once)
+            self._outputs = _Diverted(said.fileno())
+            undone.callback(self._outputs.restore)
+            self._hear_signals()
+            self._thread.start()
+            undone.pop_all()
+
+    def _hear_signals(self) -> None:
+        """Every signal leaves a mark, whoever handles it: the launcher's handlers change as the run goes on."""
         self._marks, marked = os.pipe()
         for end in (self._marks, marked):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(marked, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
             signal.signal(number, self._leave_at_once)
-        self._thread.start()
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """The run has ended: wait for the reader, unless this process was told to stop or has failed."""
@@ -99,21 +107,27 @@ class Dashboard:
 
     def _leave_at_once(self, *_: object) -> None:
         """No rank has been started yet: there is nothing to save."""
+        self._end_at_once()
+        os._exit(75)
+
+    def _end_at_once(self) -> None:
         self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
         self._terminal.give_back()
-        os._exit(75)
 
 
 class _Diverted:
-    """Standard output and error of this process, written to a file until they are restored."""
+    """Standard output and error of this process, written to an open file until they are restored."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: int) -> None:
         self._kept = [os.dup(number) for number in (1, 2)]
-        with _flushed(), path.open("ab") as file:
+        with _flushed():
             for number in (1, 2):
-                os.dup2(file.fileno(), number)
+                os.dup2(file, number)
 
     def restore(self) -> None:
         """Write to where it was written before."""
