@@ -189,6 +189,7 @@ class Executor:
             return "complete"
         tokens_per_step = self.plan.estimates.tokens_per_step
         seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
+        spent = [0.0] * len(calls)
         clock, at = time.perf_counter, self.beat.at
         stopping, control, occasions, under_way = False, self.control, self.occasions, self.under_way
         if self.records.rank == 0:
@@ -202,12 +203,14 @@ class Executor:
                 mark = step.began
                 compiles = step.index == first
                 self.beat.begin(step.index + 1)
-                for node, call, lasting in calls:
+                for number, (node, call, lasting) in enumerate(calls):
                     at(node, compiles or lasting)
                     call(step)
                     now = clock()
-                    seconds[node] += now - mark
+                    spent[number] = now - mark
                     mark = now
+                for node, each in zip(seconds, spent, strict=True):  # a step that is left out is none of the window's
+                    seconds[node] += each
             except SkipStep as reason:
                 self.records.event("skipped", step=step.index + 1, reason=str(reason), **reason.fields)
                 step.let_go()

@@ -91,7 +91,8 @@ def log(
     alerts: Alerts | None = None,
 ):
     """Write one record: loss, gradient norm and learning rate of the step; times are those of the slowest rank,
-    averaged over the steps since the last record, and so are the losses of the datasets of a mixture."""
+    averaged over the steps since the last record, and so are the losses of the datasets of a mixture. Of steps that
+    were left out there are no times, and no rates where there was no other."""
     routers = RouterMetrics.of(plan, model, rank)
     memory_now = MemoryNow(rank.device)
     planned_bytes = alerts.planned_bytes if alerts is not None else None
@@ -111,26 +112,37 @@ def log(
         record: dict[str, Any] = {"step": progress.step, "time": now}
         if isfinite(step.loss) and isfinite(step.grad_norm):  # a step that nothing was learned from has none of these
             record |= {"loss": step.loss, "grad_norm": step.grad_norm, "lr": step.lr}
+        times: dict[str, Any] = {}
+        if window.steps:
+            times = {
+                "tokens_per_second": window.tokens_per_step / seconds,
+                "step_seconds": seconds,
+                "data_seconds": data_seconds,
+            }
         record |= {
             "tokens": progress.tokens,
-            "tokens_per_second": window.tokens_per_step / seconds if seconds else 0.0,
-            "step_seconds": seconds,
-            "data_seconds": data_seconds,
+            **times,
             "memory_bytes": int(memory),
             "phase": feed.phase(step.index).name,
             "valid_tokens": window.counted.valid_tokens,
         }
-        record |= window.rates.of(window.counted, seconds * window.steps)
-        if WAITS.measured:
-            record["comm_seconds"] = comm_seconds
+        if window.steps:
+            record |= window.rates.of(window.counted, seconds * window.steps)
+            if WAITS.measured:
+                record["comm_seconds"] = comm_seconds
         rows = {f"rows/{name}": count for name, count in feed.rows_taken(progress.step).items()}
-        records.metric(record | window.losses.take() | rows | routers.take(steps))
-        own: dict[str, Any] = dict(zip(("step_seconds", "data_seconds", "comm_seconds"), averages, strict=True))
-        if not WAITS.measured:
-            del own["comm_seconds"]
-        own = {name: round(value, 6) for name, value in own.items()} | {"memory_bytes": peak} | memory_now.take()
-        nodes = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
-        records.own.write({"step": progress.step, "time": now, **own, "node_seconds": nodes})
+        routed = routers.take(steps) if window.steps else {}
+        records.metric(record | window.losses.take() | rows | routed)
+        own: dict[str, Any] = {"step": progress.step, "time": now}
+        if window.steps:
+            names = (
+                ("step_seconds", "data_seconds", "comm_seconds") if WAITS.measured else ("step_seconds", "data_seconds")
+            )
+            own |= {name: round(value, 6) for name, value in zip(names, averages, strict=False)}
+        own |= {"memory_bytes": peak} | memory_now.take()
+        if window.steps:
+            own["node_seconds"] = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
+        records.own.write(own)
         window.clear()
 
     return run

@@ -1,0 +1,74 @@
+"""What a record says of steps that were left out: nothing of their time is in it."""
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from xtrain.planner.plan_figures import Work
+from xtrain.runtime.data.collate.documents import DocumentSums
+from xtrain.runtime.observation import observe
+from xtrain.runtime.observation.observe import Window
+from xtrain.runtime.observation.rates import Rates
+from xtrain.runtime.observation.records import Records
+from xtrain.runtime.observation.waits import WAITS
+from xtrain.runtime.state import Progress, Step
+
+TIMES = {
+    "tokens_per_second",
+    "step_seconds",
+    "data_seconds",
+    "tflops",
+    "mfu",
+    "comm_seconds",
+    "valid_tokens_per_second",
+}
+
+
+@pytest.fixture
+def logged(tmp_path, monkeypatch):
+    """Writes the records of a window on a single rank; gives them, of the run and of the rank."""
+    monkeypatch.setattr(WAITS, "measured", True)
+    window = Window(
+        losses=SimpleNamespace(add=lambda rows: None, take=dict, clear=lambda: None),  # type: ignore[arg-type]
+        rates=Rates(work=Work(position=2, pair=1), devices=1, peak=1e12),
+        tokens_per_step=64,
+        node_seconds={"step.fetch": 0.0},
+    )
+    records, progress = Records.open(tmp_path, 0), Progress()
+    feed = SimpleNamespace(phase=lambda index: SimpleNamespace(name="train"), rows_taken=lambda step: {})
+    rank = SimpleNamespace(device=torch.device("cpu"), world_size=1)
+    plan = SimpleNamespace(architecture=SimpleNamespace(is_moe=False), node=lambda id: SimpleNamespace(args={}))
+    parts: Any = (plan, None, feed, rank, records, progress, window)
+    write = observe.log(*parts)
+
+    def log(*seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
+        for each in seconds:
+            step = Step(index=progress.step, began=100.0, valid_tokens=60, documents=DocumentSums(60, 3600, 3600))
+            window.add(step, 100.0 + each)
+            window.node_seconds["step.fetch"] += each
+        progress.step += 1
+        write(Step(index=progress.step, loss=2.0, grad_norm=1.0))
+        records.settle()
+        return tuple(
+            json.loads((tmp_path / name).read_text().splitlines()[-1])
+            for name in ("metrics.jsonl", "ranks/00000.jsonl")
+        )
+
+    yield log
+    records.close()
+
+
+def test_a_window_of_no_step_has_no_times(logged):
+    run, own = logged()
+    assert not TIMES & run.keys() and run["valid_tokens"] == 0 and run["memory_bytes"] > 0
+    assert not (TIMES | {"node_seconds"}) & own.keys() and own["memory_bytes"] > 0
+
+
+def test_times_are_those_of_the_steps_that_were_done(logged):
+    logged()
+    run, own = logged(1.0, 3.0)
+    assert run.keys() >= TIMES and run["step_seconds"] == 2.0 and run["tokens_per_second"] == 32.0
+    assert own["step_seconds"] == 2.0 and own["node_seconds"] == {"step.fetch": 2.0}
