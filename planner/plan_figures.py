@@ -66,11 +66,15 @@ class Memory:
         return self.parameters + self.gradients + self.optimizer + self.averages
 
     @property
-    def total_bytes(self) -> int:
-        """On the device, at the peak of a step."""
+    def allocated_bytes(self) -> int:
+        """What tensors take of it at the peak of a step: what `memory_bytes` of a run on GPUs is held against."""
         states = 0 if self.offloaded else self.states
-        gathered = self.unsharded + self.unreduced
-        return states + gathered + self.activations + self.loss + self.working + self.reserve
+        return states + self.unsharded + self.unreduced + self.activations + self.loss + self.working
+
+    @property
+    def total_bytes(self) -> int:
+        """On the device, at the peak of a step, with what is no tensor: what has to fit."""
+        return self.allocated_bytes + self.reserve
 
 
 @frozen(kw_only=True)

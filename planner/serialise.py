@@ -96,7 +96,12 @@ def to_json(plan: Plan) -> dict[str, Any]:
     content = _content(plan)
     mesh = plan.mesh
     memory = [
-        {"states_bytes": each.memory.states, "total_bytes": each.memory.total_bytes} for each in plan.estimates.classes
+        {
+            "states_bytes": each.memory.states,
+            "allocated_bytes": each.memory.allocated_bytes,
+            "total_bytes": each.memory.total_bytes,
+        }
+        for each in plan.estimates.classes
     ]
     # Spelled out instead of Mesh.coordinates: 16,384 ranks should not take longer than all the rest.
     strides = [(axis.name, axis.stride, axis.size) for axis in mesh.axes]

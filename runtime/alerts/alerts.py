@@ -152,5 +152,5 @@ class Alerts:
 
 def planned_bytes(plan: Plan, rank: Rank) -> int:
     """What the allocator of this rank is planned to give at the peak of a step: without what libraries take."""
-    memory = next(each.memory for each in plan.estimates.classes if each.pp == rank.coordinates["pp"])
-    return memory.total_bytes - memory.reserve
+    pp = rank.coordinates["pp"]
+    return next(each.memory.allocated_bytes for each in plan.estimates.classes if each.pp == pp)

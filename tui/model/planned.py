@@ -97,8 +97,8 @@ class Planned:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Of the fullest rank, at the peak of a step."""
-        return max((found.total_bytes for found in self.classes if found.total_bytes is not None), default=None)
+        """What tensors take on the fullest rank at the peak of a step, as a run's `memory_bytes` has it."""
+        return max((found.allocated_bytes for found in self.classes if found.allocated_bytes is not None), default=None)
 
 
 def planned(content: Any) -> Planned | None:
@@ -245,19 +245,21 @@ def _times(found: Any) -> PlannedTimes | None:
 
 
 def _classes(content: Json, estimates: Json) -> tuple[PlannedClass, ...]:
-    totals: dict[int | None, int | None] = {}
+    ranks: dict[int | None, Json] = {}
     for entry in _objects(_object(content.get("memory")).get("per_rank")):
-        totals.setdefault(whole(entry.get("pp")), whole(entry.get("total_bytes")))
-    return tuple(_class(found, totals) for found in _objects(estimates.get("classes")))
+        ranks.setdefault(whole(entry.get("pp")), entry)
+    return tuple(_class(found, ranks) for found in _objects(estimates.get("classes")))
 
 
-def _class(found: Json, totals: Mapping[int | None, int | None]) -> PlannedClass:
+def _class(found: Json, ranks: Mapping[int | None, Json]) -> PlannedClass:
     memory, pp = _object(found.get("memory")), whole(found.get("pp")) or 0
+    rank = ranks.get(pp, {})
     return PlannedClass(
         pp=pp,
         ranks=whole(found.get("ranks")) or 0,
         memory={name: size for name, value in _ordered(memory, MEMORY) if (size := whole(value)) is not None},
-        total_bytes=totals.get(pp),
+        total_bytes=whole(rank.get("total_bytes")),
+        allocated_bytes=whole(rank.get("allocated_bytes")),
         offloaded=memory.get("offloaded") is True,
         flops=whole(found.get("flops")) or 0,
         hardware_flops=whole(found.get("hardware_flops")) or 0,

@@ -57,13 +57,15 @@ class PlannedClass:
     """What a step costs on the `ranks` ranks with one pipeline coordinate `pp`, each figure that of the fullest rank.
 
     memory: bytes by category, as MEMORY names them and in that order. total_bytes: on the device, at the
-    peak of a step. flops, hardware_flops: operations of a step, without and with what is computed a second time.
+    peak of a step; allocated_bytes: of them those of tensors, as a run's `memory_bytes` has them. flops,
+    hardware_flops: operations of a step, without and with what is computed a second time.
     """
 
     pp: int
     ranks: int
     memory: Mapping[str, int]
     total_bytes: int | None
+    allocated_bytes: int | None
     offloaded: bool
     flops: int
     hardware_flops: int

@@ -72,11 +72,11 @@ FIGURES = (STEP, WORK, DATA, COMMUNICATION, MEMORY, PROGRESS)
 
 
 def planned_memory(plan: "Planned | None", device: str) -> dict[int, int]:
-    """Bytes that the plan expects on a rank, by pipeline coordinate; nothing for a CPU, where a process holds more than
-    what the plan counts."""
+    """Bytes that tensors are planned to take on a rank, by pipeline coordinate; nothing for a CPU, where a process
+    holds more than what the plan counts."""
     if plan is None or device == "cpu":
         return {}
-    return {found.pp: found.total_bytes for found in plan.classes if found.total_bytes}
+    return {found.pp: found.allocated_bytes for found in plan.classes if found.allocated_bytes}
 
 
 def expected(rank: OneRank, memory: Mapping[int, int]) -> int | None:

@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.serialise import to_json
 from xtrain.runtime.alerts.alerts import Alerts, planned_bytes
 from xtrain.runtime.alerts.occasions import Occasions
 from xtrain.runtime.alerts.signs import Disk, Finding, LossSpike, Memory, Slow, Starvation
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.observation.records import Records
 from xtrain.runtime.state import Progress, Step
+from xtrain.tui.model.planned import planned
+from xtrain.tui.pages.rank_figures import planned_memory
 
 Node = namedtuple("Node", "op args")
 Reaction = namedtuple("Reaction", "event nodes stop")
 GIB = 2**30
+SPECS = Path(__file__).parents[3] / "specs"
 
 
 class Plan:
@@ -140,11 +145,16 @@ def test_other_ranks_tell_of_nothing_but_what_only_they_can(tmp_path, alerts):
     assert told(other) == [("stalled", "raised", 0)]
 
 
-def test_a_rank_is_held_against_what_is_planned_for_its_own_stage():
-    Memory_ = namedtuple("Memory_", "total_bytes reserve")
-    Class = namedtuple("Class", "pp memory")
-    plan: Any = namedtuple("Planned", "estimates")(
-        namedtuple("Estimates", "classes")((Class(0, Memory_(10, 1)), Class(1, Memory_(30, 2))))
-    )
-    rank: Any = namedtuple("Rank", "coordinates")({"pp": 1})
-    assert planned_bytes(plan, rank) == 28
+def test_a_rank_is_held_against_what_is_planned_for_its_own_stage_by_alerts_and_screens_alike():
+    made = plan_from_spec(str(SPECS / "llama_405b_16k.xtrain")).plan
+    assert made is not None
+    read = planned(to_json(made))
+    assert read is not None
+    shown, several = planned_memory(read, "cuda"), set()
+    for each in made.estimates.classes:
+        rank: Any = namedtuple("Rank", "coordinates")({"pp": each.pp})
+        held = planned_bytes(made, rank)
+        several.add(held)
+        assert each.memory.reserve > 0 and held == each.memory.total_bytes - each.memory.reserve
+        assert shown[each.pp] == held and read.classes[each.pp].allocated_bytes == held
+    assert len(several) > 1 and read.memory_bytes == max(several)

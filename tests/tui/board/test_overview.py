@@ -65,7 +65,7 @@ def test_what_was_planned_is_that_of_the_plan(tmp_path):
     assert agrees(said["MFU"].planned, times["mfu"])
     assert agrees(said["tokens"].planned, plan["timeline"]["tokens"])
     assert agrees(said["steps"].planned, plan["timeline"]["steps"])
-    fullest = max(rank["total_bytes"] for rank in plan["memory"]["per_rank"])
+    fullest = max(rank["allocated_bytes"] for rank in plan["memory"]["per_rank"])
     memory = next(row for name, row in said.items() if name.startswith("memory"))
     assert agrees(memory.planned, fullest)
     record = made.metrics(20)

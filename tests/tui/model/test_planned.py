@@ -58,7 +58,8 @@ def test_what_follows_for_ranks_is_what_the_file_says_of_them(shape) -> None:
         assert plan.machine(rank["rank"]) == rank["node"]
         found = plan.class_of(rank["rank"])
         assert found is not None and found.total_bytes == memory["total_bytes"]
-    assert plan.memory_bytes == max(each["total_bytes"] for each in content["memory"]["per_rank"])
+        assert found.allocated_bytes == memory["allocated_bytes"]
+    assert plan.memory_bytes == max(each["allocated_bytes"] for each in content["memory"]["per_rank"])
 
 
 def test_a_plan_of_another_version_reads_as_far_as_it_goes() -> None:

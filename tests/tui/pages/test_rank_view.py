@@ -117,7 +117,7 @@ def test_what_every_figure_is_of() -> None:
 def planned_memory() -> Planned:
     plan = small_plan({"pp": 2, "fsdp": 4}, estimates=MEMORY_OF)
     content = dict(plan.content) | {
-        "memory": {"per_rank": [{"pp": 0, "total_bytes": 2000}, {"pp": 1, "total_bytes": 500}]}
+        "memory": {"per_rank": [{"pp": 0, "allocated_bytes": 2000}, {"pp": 1, "allocated_bytes": 500}]}
     }
     from xtrain.tui.model.planned import planned
 
