@@ -26,10 +26,16 @@ _WHEEL = 1.25
 
 
 def terminal_glyphs() -> Glyphs:
-    """Braille where the terminal takes UTF-8 and has a font for it, which the console of Linux has not."""
-    stream = sys.__stdout__
-    encoding = (getattr(stream, "encoding", None) or locale.getpreferredencoding(False)).lower()
-    return UNICODE if encoding.replace("-", "").startswith("utf") and os.environ.get("TERM") != "linux" else ASCII
+    """Braille where the terminal takes UTF-8 and has a font for it, which the console of Linux has not.
+
+    Python writes UTF-8 also where the locale is `C` (its UTF-8 mode): what counts is what the locale says.
+    """
+    named = next(filter(None, map(os.environ.get, ("LC_ALL", "LC_CTYPE", "LANG"))), "")
+    # A locale that is named and not installed here still tells what the terminal takes.
+    charset = named.rpartition(".")[2] if "." in named else locale.getencoding()
+    written = getattr(sys.__stdout__, "encoding", None) or charset
+    takes = all(name.lower().replace("-", "").startswith("utf") for name in (charset, written))
+    return UNICODE if takes and os.environ.get("TERM") != "linux" else ASCII
 
 
 class Plot(Widget, can_focus=True):

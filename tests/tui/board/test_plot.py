@@ -1,6 +1,9 @@
 """The keys of a plot, and the mouse on it."""
 
 import asyncio
+import os
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -12,6 +15,7 @@ from xtrain.tui.board import plot as plot_module
 from xtrain.tui.board.plot import Line, Plot, terminal_glyphs
 from xtrain.tui.curves.canvas import ASCII, UNICODE
 
+LOCALE = ("LC_ALL", "LC_CTYPE", "LANG")
 STEPS = np.arange(10.0, 2001.0, 10.0)
 LOSS = 2 + np.exp(-STEPS / 300)
 
@@ -140,6 +144,9 @@ def test_signs_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stream:
         encoding = "utf-8"
 
+    for name in ("LC_ALL", "LC_CTYPE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("LANG", "en_US.UTF-8")
     monkeypatch.setattr(plot_module.sys, "__stdout__", Stream)
     monkeypatch.setenv("TERM", "xterm")
     assert terminal_glyphs() is UNICODE
@@ -148,3 +155,35 @@ def test_signs_follow_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     Stream.encoding = "iso8859-1"
     assert terminal_glyphs() is ASCII
+
+
+@pytest.mark.parametrize(
+    ("settings", "glyphs"),
+    [
+        ({"LC_ALL": "C"}, ASCII),
+        ({"LC_ALL": "POSIX", "PYTHONUTF8": "1"}, ASCII),
+        ({"LC_ALL": "de_DE.ISO-8859-1", "PYTHONUTF8": "1"}, ASCII),
+        ({"LC_ALL": "C.UTF-8"}, UNICODE),
+        ({"LC_ALL": "xx_XX.utf8"}, UNICODE),  # not installed
+        ({"LC_ALL": "", "LC_CTYPE": "C.UTF-8", "LANG": "C"}, UNICODE),
+        ({"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "latin-1"}, ASCII),
+    ],
+)
+def test_signs_follow_the_locale_whatever_python_writes(
+    settings: dict[str, str], glyphs: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bare = {name: value for name, value in os.environ.items() if name not in LOCALE}
+    environment = bare | {"TERM": "xterm"} | settings
+    # The interpreter decides before it runs anything; of this package little is needed for what it has decided.
+    code = "import locale, sys; print(sys.stdout.encoding, locale.getencoding())"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+
+    class Stream:
+        encoding, charset = done.stdout.split()
+
+    for name in LOCALE:
+        monkeypatch.setenv(name, environment.get(name, ""))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(plot_module.sys, "__stdout__", Stream)
+    monkeypatch.setattr(plot_module.locale, "getencoding", lambda: Stream.charset)
+    assert terminal_glyphs() is glyphs
