@@ -102,13 +102,16 @@ def seats():
 
 
 def test_a_directory_that_goes_away_harms_nothing_and_q_leaves(tmp_path, seats):
-    run = made_run(tmp_path / "runs" / "a", logged=20).directory
+    run = made_run(tmp_path / "runs" / "a", end="killed", logged=20).directory
     seat = seats("-m", "xtrain", "watch", folder=tmp_path)  # the newest below runs/
-    seat.read_until(b"two_ranks_cpu")
+    seat.read_until(b"its processes are gone")
     shutil.rmtree(run.parent)
-    time.sleep(0.6)  # two polls
-    seat.press(b"6\t\t?\x1b")
-    time.sleep(0.3)
+    seat.read_until(b"its directory is gone")
+    seat.press(b"6\t\t?")
+    seat.read_until(b"freeze the view")  # of the help
+    seat.seen = seat.seen[seat.seen.rfind(SECOND_SCREEN) :].replace(b"LOST", b"")
+    seat.press(b"\x1b")
+    seat.read_until(b"LOST")  # what lies below it
     seat.press(b"q")
     assert seat.ends() == 0
     assert seat.given_back() and seat.said() == ""
