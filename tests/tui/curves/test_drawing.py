@@ -192,9 +192,9 @@ def test_a_million_points_are_drawn_in_milliseconds() -> None:
     long = curve(values)
 
     def seconds() -> float:
-        begin = time.perf_counter()
+        begin = time.thread_time()
         drawing = draw([long], Viewport(), 150, 20, title="loss")
-        taken = time.perf_counter() - begin
+        taken = time.thread_time() - begin
         assert any(style == "line0" for _, style in drawing.rows[1])  # the spike reaches the top
         return taken
 
