@@ -32,6 +32,10 @@ class RunState:
     history: History = field(factory=History)
     told_step: int = 0
     """The last step that an evaluation, a checkpoint and the like came after: logging may be sparse."""
+    first_step: int = 0
+    """The step with which this start began, whatever restarts and rollbacks there have been since."""
+    took: Mapping[str, float] = MappingProxyType({})
+    """For how many seconds each node that is not part of a step has held training up when it was last done."""
     evaluations: Mapping[str, Evaluation] = MappingProxyType({})
     """The latest evaluation of each dataset, in the order they first came."""
     checkpoint: Checkpoint | None = None
@@ -133,6 +137,8 @@ def _on_event(state: RunState, record: Record) -> RunState:
         state = evolve(state, ticks=(*state.ticks, record)[-MAX_TICKS:])
     if event in _AFTER_STEPS and (step := whole(record.get("step")) or 0) > state.told_step:
         state = evolve(state, told_step=step)
+    if event in _HOLD_UP and (seconds := number(record.get("blocked_seconds", record.get("seconds")))) is not None:
+        state = evolve(state, took=MappingProxyType({**state.took, text(record.get("node")): seconds}))
     change = _CHANGES.get(event)
     # An event this version does not know changes nothing; a view may still print it.
     return change(state, record) if change else state
@@ -148,6 +154,7 @@ def _run_start(state: RunState, record: Record) -> RunState:
         checkpoint = None
     return RunState(
         start=start,
+        first_step=min(state.first_step, resumed or 0) if state.restarting else resumed or 0,
         history=state.history.rewound(resumed),
         evaluations=MappingProxyType(kept),
         checkpoint=checkpoint,
@@ -268,7 +275,8 @@ _TICKS = frozenset(
         "skipped", "warning", "phase", "alert", "notify", "profile", "memory_snapshot",
     }
 )  # fmt: skip
-# Events of a step that has ended.
+# Events of what happens between steps, and of a step that has ended.
+_HOLD_UP = frozenset({"eval", "generate", "checkpoint", "profile", "memory_snapshot"})
 _AFTER_STEPS = frozenset({"eval", "generate", "checkpoint", "skipped"})
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "run_start": _run_start,

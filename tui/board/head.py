@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
+from ..model.ahead import last_step, seconds_left
 from ..words import duration, plural, printable
 from .pieces import Piece, cell, line
 
@@ -56,7 +57,9 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
     run, life, steps = board.run, board.life, steps_of(board)
     word = life.in_words
     share = board.step / steps if steps else None
-    left = run.seconds_left if life.state == "training" and old is None else None
+    left = seconds_left(board) if life.state == "training" and old is None else None
+    end = last_step(board)
+    until = "ETA" if end is None or steps is None or end >= steps else f"stops at {end:,} in"
     phase = str(board.series.last.get("phase") or "")
     phases = board.planned.phases if board.planned else ()
     of_steps = f"/{steps:,}" if steps else ""
@@ -72,7 +75,7 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
         Piece(f"phase {printable(phase)}" if phase and len(phases) > 1 else "", "", 2),
         Piece(f"step {board.step:,}{of_steps}", "", 6),
         Piece("" if share is None else f"{min(1.0, share):.1%}", "", 4),
-        Piece("" if left is None else f"ETA {duration(left)}", "", 5),
+        Piece("" if left is None else f"{until} ~{duration(left)}", "", 5),
         Piece(f"attempt {run.start.attempt}" if run.start and run.start.attempt > 1 else "", "$text-muted", 1),
         Piece(folder if folder != name else "", "$text-muted", 0),
     )

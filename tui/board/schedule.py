@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from ..model.ahead import last_step, next_step
 from ..words import duration, plural, printable
 from .head import steps_of
 
 if TYPE_CHECKING:
     from ..model.board import Board
-    from ..model.planned import PlannedTick
+    from ..model.planned import Planned, PlannedTick
 
 
 @frozen
@@ -24,23 +25,33 @@ class Next:
 
 def upcoming(board: "Board") -> list[Next]:
     """The next time of each tick, the nearest first; those of the clock come last."""
-    planned, step, steps = board.planned, board.step, steps_of(board)
+    planned, step, last = board.planned, board.step, last_step(board)
     if planned is None or board.life.over:
         return []
     found = [Next(_names(tick), _in_steps(tick, step, planned.tokens_per_step), tick.seconds) for tick in planned.ticks]
-    known = [each for each in found if each.in_steps is None or steps is None or step + each.in_steps <= steps]
-    if steps and steps > step and (end := next((r for r in planned.reactions if r.event == "finish"), None)):
-        known.append(Next(f"the end: {_of_nodes(end.nodes)}" if end.nodes else "the end", steps - step))
+    known = [each for each in found if each.in_steps is None or last is None or step + each.in_steps <= last]
+    if last is not None and last > step:
+        known += _at_last(planned, last, last - step, stops=last != steps_of(board))
     return sorted(known, key=lambda each: math.inf if each.in_steps is None else each.in_steps)
 
 
+def _at_last(planned: "Planned", last: int, in_steps: int, *, stops: bool) -> list[Next]:
+    """What happens behind the last step of this start. stops: before the run is at its end."""
+    event = "stop_at" if stops else "finish"
+    if stops and any(
+        tick.stop and next_step(tick, planned.tokens_per_step, last - 1) == last for tick in planned.ticks
+    ):
+        return []  # a tick that stops the run says so itself
+    found = next((reaction for reaction in planned.reactions if reaction.event == event), None)
+    if found is None and not stops:
+        return []
+    nodes = _of_nodes(found.nodes) if found else ""
+    return [Next(("the stop" if stops else "the end") + (f": {nodes}" if nodes else ""), in_steps)]
+
+
 def _in_steps(tick: "PlannedTick", step: int, tokens_per_step: int | None) -> int | None:
-    if tick.steps:
-        return tick.steps - step % tick.steps
-    if tick.tokens and tokens_per_step:
-        passed = step * tokens_per_step // tick.tokens + 1
-        return max(1, math.ceil(passed * tick.tokens / tokens_per_step) - step)
-    return None
+    at = next_step(tick, tokens_per_step, step)
+    return None if at is None else at - step
 
 
 def _names(tick: "PlannedTick") -> str:
@@ -48,8 +59,8 @@ def _names(tick: "PlannedTick") -> str:
 
 
 def _of_nodes(nodes: tuple[str, ...]) -> str:
-    names = [node.removeprefix("tick.").removeprefix("event.finish.").replace(".", " ") for node in nodes]
-    return printable(", ".join(names))
+    names = [node.removeprefix("tick.").removeprefix("event.finish.").removeprefix("event.stop_at.") for node in nodes]
+    return printable(", ".join(names).replace(".", " "))
 
 
 def when(each: Next, seconds_per_step: float | None) -> str:

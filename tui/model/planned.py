@@ -61,6 +61,9 @@ class Planned:
     reactions: tuple[PlannedReaction, ...]
     commands: tuple[PlannedCommand, ...]
     stop_at: int | None
+    """The step after which the run stops, to be gone on with later."""
+    stop_after: int | None
+    """How many steps each start of it trains."""
     tokens_per_step: int | None
     flops_per_token: int | None
     flops_per_step: int | None
@@ -128,6 +131,7 @@ def planned(content: Any) -> Planned | None:
         reactions=tuple(map(_reaction, _objects(timeline.get("reactions")))),
         commands=tuple(map(_command, _objects(timeline.get("commands")))),
         stop_at=whole(timeline.get("stop_at")),
+        stop_after=whole(timeline.get("stop_after")),
         tokens_per_step=whole(estimates.get("tokens_per_step")),
         flops_per_token=whole(estimates.get("flops_per_token")),
         flops_per_step=whole(estimates.get("flops_per_step")),

@@ -7,6 +7,7 @@ from statistics import median
 from attrs import frozen
 
 from ..events import text
+from ..model.ahead import next_step
 from ..model.event_log import Entry
 from ..model.planned import Planned, PlannedTick
 from ..model.ranks import Ranks
@@ -118,19 +119,13 @@ class Due:
 
 def due(tick: PlannedTick, plan: Planned, *, step: int, pace: float | None) -> Due:
     """When `tick` is due after `step` steps have ended. pace: seconds a step."""
-    if tick.steps:
-        return _at((step // tick.steps + 1) * tick.steps, f"{_many(tick.steps, 'step')}", plan, step, pace)
-    if tick.tokens and plan.tokens_per_step:
-        reached = step * plan.tokens_per_step // tick.tokens
-        next_step = -(-(reached + 1) * tick.tokens // plan.tokens_per_step)
-        return _at(next_step, f"{tick.tokens:,} tokens", plan, step, pace)
-    return Due(every=period(tick.seconds))
-
-
-def _at(next_step: int, every: str, plan: Planned, step: int, pace: float | None) -> Due:
-    if plan.steps is not None and next_step > plan.steps:
+    at = next_step(tick, plan.tokens_per_step, step)
+    if at is None:
+        return Due(every=period(tick.seconds))
+    every = _many(tick.steps, "step") if tick.steps else f"{tick.tokens:,} tokens"
+    if plan.steps is not None and at > plan.steps:
         return Due(every=every, over=True)
-    return Due(every=every, step=next_step, seconds=None if pace is None else (next_step - step) * pace)
+    return Due(every=every, step=at, seconds=None if pace is None else (at - step) * pace)
 
 
 def period(seconds: float | None) -> str:

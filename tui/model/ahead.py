@@ -1,0 +1,72 @@
+"""What lies ahead of a run: when each tick comes next, where the run stops, and how long that will take."""
+
+from typing import TYPE_CHECKING
+
+from ..words import number
+from .planned import Planned, PlannedTick
+
+if TYPE_CHECKING:
+    from .board import Board
+
+
+def next_step(tick: PlannedTick, tokens_per_step: int | None, step: int) -> int | None:
+    """The step after which a tick comes next, when `step` steps have ended; None where the clock decides."""
+    if tick.steps:
+        return (step // tick.steps + 1) * tick.steps
+    if tick.tokens and tokens_per_step:
+        reached = step * tokens_per_step // tick.tokens
+        return -(-(reached + 1) * tick.tokens // tokens_per_step)
+    return None
+
+
+def num_times(tick: PlannedTick, tokens_per_step: int | None, step: int, last: int) -> int:
+    """How often a tick comes behind `step` and up to `last`; 0 where the clock decides."""
+    if tick.steps:
+        return max(0, last // tick.steps - step // tick.steps)
+    if tick.tokens and tokens_per_step:
+        # No more than once a step, however many tokens a step has.
+        reached = last * tokens_per_step // tick.tokens - step * tokens_per_step // tick.tokens
+        return max(0, min(reached, last - step))
+    return 0
+
+
+def last_step(board: "Board") -> int | None:
+    """The step after which this start of the run ends: the budget, or where the plan stops it before. None while nobody
+    knows."""
+    run, plan, step = board.run, board.planned, board.step
+    steps = run.steps or (plan.steps if plan else None)
+    ends = [] if steps is None else [steps]
+    if plan is not None:
+        ends += [] if plan.stop_at is None else [max(plan.stop_at, step)]
+        ends += [] if plan.stop_after is None else [max(run.first_step + plan.stop_after, step)]
+        ends += [at for tick in plan.ticks if tick.stop and (at := next_step(tick, plan.tokens_per_step, step))]
+    return min(ends, default=None)
+
+
+def seconds_left(board: "Board") -> float | None:
+    """Time until this start of the run ends: its steps at the pace of the recent ones, and what the plan does between
+    them, each as long as it took last. None while nobody knows."""
+    pace, last = board.run.history.seconds_per_step, last_step(board)
+    if pace is None or last is None:
+        return None
+    left = max(0, last - board.step)
+    seconds = left * pace
+    return seconds + (_between(board, board.planned, last, seconds, pace) if board.planned else 0.0)
+
+
+def _between(board: "Board", plan: Planned, last: int, seconds: float, pace: float) -> float:
+    # What comes in most of the stretches between two records is in their pace already, which is the median of them.
+    known = 2 * (board.run.history.gap or 0.0)
+    whole = 0.0
+    for tick in plan.ticks:
+        took = sum(board.run.took.get(node, 0.0) for node in tick.nodes)
+        times = num_times(tick, plan.tokens_per_step, board.step, last)
+        every = (number(tick.seconds) or 0.0) if not times else _steps_between(tick, plan) * pace
+        if not took or every < known:
+            continue
+        whole += took * (times or (int(seconds / every) if tick.seconds and every else 0))
+    return whole
+
+
+def _steps_between(tick: PlannedTick, plan: Planned) -> float:
+    return float(tick.steps or (tick.tokens or 0) / (plan.tokens_per_step or 1))
