@@ -31,6 +31,7 @@ from .feed import Feed
 from .gangs.launch import first_step
 from .health.beat import LASTING, Beat
 from .health.watch import Watch
+from .observation.memory import forget_peak
 from .observation.observe import Window
 from .observation.records import Records
 from .observation.waits import WAITS
@@ -157,7 +158,9 @@ class Executor:
                 self._execute(node)
         self._under_way = ""
         self.requests.listen()
-        self.records.event("setup_done", step=self.progress.step, seconds=time.perf_counter() - begin)
+        # What set-up took for a moment, as to load a checkpoint, is not held against the plan of a step.
+        most, seconds = forget_peak(self.resources["rank"].device), time.perf_counter() - begin
+        self.records.event("setup_done", step=self.progress.step, seconds=seconds, memory_bytes=most)
 
     def _execute(self, node: Node) -> None:
         """Run a node that acts at once, time it, and keep what it gives."""

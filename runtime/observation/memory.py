@@ -13,11 +13,19 @@ STATM: Final = Path("/proc/self/statm")
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most this rank has held since it began: allocated on a GPU, resident on a CPU."""
+    """The most this rank has held: allocated on a GPU since `forget_peak`, resident on a CPU since it began."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak(device: torch.device) -> int:
+    """Count the peak of a GPU from here on; that of a process cannot be put back. Returns what it was before."""
+    before = peak_bytes(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    return before
 
 
 class MemoryNow:

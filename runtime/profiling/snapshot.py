@@ -151,7 +151,11 @@ class Snapshot:
             "largest_others": [{"bytes": size, "type": type, "shape": shape} for size, type, shape in found.largest],
             "allocator": self._allocator(sum(found.device.values())) if on_gpu else None,
             "process": {**MemoryNow(torch.device("cpu")).take(), "peak_bytes": peak_bytes(torch.device("cpu"))},
-            "planned": {**asdict(self.planned), "total": self.planned.total_bytes},
+            "planned": {
+                **asdict(self.planned),
+                "allocated": self.planned.allocated_bytes,
+                "total": self.planned.total_bytes,
+            },
             "history_steps": self.passed if self.history else 0,
         }
 

@@ -26,7 +26,7 @@ def snapshot_text(found: Sequence[Mapping[str, Any]], *, node: str, world: int, 
             *(bytes_text(_bytes(each, name)) for name in STATES),
             bytes_text(_bytes(each, "other")),
             bytes_text(_most(each)),
-            bytes_text(each["planned"]["total"]),
+            bytes_text(each["planned"]["allocated"]),
         )
         for each in found
     ]
