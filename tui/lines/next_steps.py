@@ -9,9 +9,10 @@ GENERATE = '--prompt "…"'
 
 
 def short_path(path: Path) -> str:
-    """The path as it would be typed here: relative to the working directory when that is below it."""
+    """The path as it would be typed here: relative to the working directory when that is below it. Asks no file system,
+    which may hang."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        return str(path.absolute().relative_to(Path.cwd()))
     except (OSError, ValueError):
         return str(path)
 
