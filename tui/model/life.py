@@ -73,7 +73,7 @@ class LifeReader:
             self._newest, self._heard = newest, time.monotonic()
         if run.end is not None:
             return Life(state="ended", status=run.end.status, since=newest)
-        why = self._why_nobody(ranks)
+        why = self._why_nobody(ranks, between_gangs=run.restarting)
         if not why or (run.start is None and newest is None):
             self._lost = None
             return _while_alive(run)
@@ -85,8 +85,9 @@ class LifeReader:
             self._lost = Life(state="lost", since=since, why=why)
         return self._lost
 
-    def _why_nobody(self, ranks: Ranks) -> str:
-        """What it is concluded from that no process is there any more; empty while one is."""
+    def _why_nobody(self, ranks: Ranks, *, between_gangs: bool) -> str:
+        """What it is concluded from that no process is there any more; empty while one is. between_gangs: the ranks
+        that there were have ended, and others are about to be started."""
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -97,7 +98,7 @@ class LifeReader:
             return ""
         if not is_folder(self._directory):
             return "its directory is gone"
-        heard = [each for each in ranks if each.beat is not None]
+        heard = [each for each in ranks if each.beat is not None and not between_gangs]
         if heard and all(each.pulse == "gone" for each in heard):
             return "its processes are gone"
         if self._shared:

@@ -143,6 +143,20 @@ def test_a_launcher_between_two_gangs_is_no_end(tmp_path: Path, monkeypatch: pyt
         assert set(clock.polls(reader, 30)) == {"starting"}
 
 
+def test_a_launcher_of_another_machine_between_two_gangs_is_given_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lock is not seen here, and the lines of the ranks that have failed stand still."""
+    clock = Clock(monkeypatch)
+    monkeypatch.setattr(life_module, "is_shared", lambda path: True)
+    run = made_run(tmp_path / "run", end="running", logged=8)
+    reader = Reader(run.directory)
+    clock.polls(reader, 5, run, host="elsewhere")
+    run.event("restart", number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2)
+    assert set(clock.polls(reader, 100)) == {"starting"}
+    assert clock.polls(reader, 30)[-1] == "lost"
+
+
 def test_of_a_run_on_another_machine_the_lines_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its locks are not seen here, nor its processes, and its clock is an hour behind."""
     clock = Clock(monkeypatch)
