@@ -1,5 +1,7 @@
 """Which tests run beside each other: those that start ranks keep to one process, of the others each file does."""
 
+import sys
+
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -25,6 +27,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return FIRST.index(group) if group in FIRST else len(FIRST)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if (ranks := sys.modules.get("ranks")) is not None:
+        ranks.begin()
 
 
 def _group(nodeid: str) -> str:

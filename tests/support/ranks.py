@@ -1,29 +1,84 @@
-"""A few gloo ranks for a test of one function, forked so that torch is not imported again."""
+"""A few gloo ranks for a test of one function, forked so that torch is not imported again.
+
+They are forked from a process that was itself forked when all tests had been collected and none had run: what tests
+leave in theirs (threads that wait, a profiler, patches) would be inherited, and a rank could hang in it.
+"""
 
 import faulthandler
+import os
+import pickle
+import traceback
 from collections.abc import Callable
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from gang_nursery import die_with
 from torch.multiprocessing import start_processes  # pyright: ignore[reportAttributeAccessIssue]
 
 # Seconds after which ranks that wait for each other say where, and end.
 PATIENCE = 120.0
 
+_nursery: Connection | None = None
+
+
+def begin() -> None:
+    """Fork the process that ranks come from; called before the first test."""
+    global _nursery
+    if _nursery is not None:
+        return
+    here, there = Pipe()
+    parent = os.getpid()
+    if os.fork():
+        there.close()
+        _nursery = here
+        return
+    try:
+        die_with(parent)
+        here.close()
+        _serve(there)
+    finally:
+        os._exit(0)
+
 
 def on_ranks(world: int, function: Callable[..., Any], folder: Path, *args: Any) -> list[Any]:
-    """What `function(rank, world, *args)` returns on each of `world` ranks. An exception in one of them is raised."""
-    start_processes(_work, (world, function, folder, args), nprocs=world, start_method="fork")
+    """What `function(rank, world, *args)` returns on each of `world` ranks; `function` stands in a test module.
+
+    Raises AssertionError with what an exception in one of them says.
+    """
+    begin()
+    assert _nursery is not None
+    # As bytes: sent as they are, tensors would travel as handles of shared memory.
+    _nursery.send_bytes(pickle.dumps((world, function, folder, args)))
+    fault = _nursery.recv()
+    stuck = "".join(path.read_text() for path in sorted(folder.glob("rank*.stuck")))
+    assert fault is None, f"{fault}\n{stuck}"
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world)]
 
 
+def _serve(asked: Connection) -> None:
+    while True:
+        try:
+            world, function, folder, args = pickle.loads(asked.recv_bytes())
+        except EOFError:
+            return
+        fault = None
+        try:
+            start_processes(_work, (world, function, folder, args), nprocs=world, start_method="fork")
+        except BaseException:
+            fault = traceback.format_exc()
+        asked.send(fault)
+
+
 def _work(rank: int, world: int, function: Callable[..., Any], folder: Path, args: tuple[Any, ...]) -> None:
-    faulthandler.dump_traceback_later(PATIENCE, exit=True)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
-    torch.save(function(rank, world, *args), folder / f"rank{rank}.pt")
-    dist.barrier()
-    dist.destroy_process_group()
-    faulthandler.cancel_dump_traceback_later()
+    with (folder / f"rank{rank}.stuck").open("w") as stuck:
+        faulthandler.dump_traceback_later(PATIENCE, exit=True, file=stuck)
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+        torch.save(function(rank, world, *args), folder / f"rank{rank}.pt")
+        dist.barrier()
+        dist.destroy_process_group()
+        faulthandler.cancel_dump_traceback_later()
