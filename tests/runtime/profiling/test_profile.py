@@ -112,6 +112,7 @@ def test_what_is_recorded_beside(run):
     for setting in ("", "shapes", "stacks", "memory"):
         run.begin(**({setting: True} if setting else {}))
         run.steps(1)
+        assert run.answers[-1][0], run.events
         (path,) = (run.records.directory / "profile").glob(f"steps-{run.progress.step:012d}-*/rank-00000.json")
         entries = json.loads(path.read_text())["traceEvents"]
         sizes[setting] = (
