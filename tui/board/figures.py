@@ -6,24 +6,21 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ..events import whole
-from ..words import brief, count, decimal, number, size
-from .head import steps_of
+from ..pages.node_times import step_cost
+from ..words import brief, count, decimal, number, printable, size
+from .head import shortened, steps_of
 
 if TYPE_CHECKING:
     from ..model.board import Board
 
 UNKNOWN = "n/a"
+# Of the name of a figure.
+NAME_COLUMNS = 10
 
 
 def share(value: float | None) -> str:
     """`41.3%`, or `n/a` where nobody knows."""
     return UNKNOWN if value is None or not math.isfinite(value) else f"{value:.1%}"
-
-
-def of_step(board: "Board", key: str) -> float | None:
-    """How much of a step went into `key` (seconds), as a share."""
-    part, step = (number(board.series.last.get(name)) for name in (key, "step_seconds"))
-    return part / step if part is not None and step else None
 
 
 def evaluated(board: "Board") -> list[tuple[str, float | None, int | None]]:
@@ -34,18 +31,26 @@ def evaluated(board: "Board") -> list[tuple[str, float | None, int | None]]:
 def figures(board: "Board") -> list[tuple[str, str]]:
     """What is looked at first, by name."""
     last = board.series.last
-    losses = evaluated(board)
-    eval_loss = decimal(losses[-1][1], 4) if losses else "–"
+    cost = step_cost(last, None)
     return [
         ("loss", decimal(number(last.get("loss")), 4)),
-        ("eval loss", eval_loss),
+        _evaluation(board),
         ("grad norm", decimal(number(last.get("grad_norm")), 4)),
         ("lr", _rate(number(last.get("lr")))),
         ("tokens/s", count(number(last.get("tokens_per_second")))),
         ("MFU", share(number(last.get("mfu")))),
-        ("data wait", share(of_step(board, "data_seconds"))),
-        ("comm", share(of_step(board, "comm_seconds"))),
+        ("data wait", share(cost.share(cost.data))),
+        ("comm, most", share(cost.share(cost.communication))),
     ]
+
+
+def _evaluation(board: "Board") -> tuple[str, str]:
+    """The loss on held-out data under the name of its dataset; of several datasets none stands for the others."""
+    losses = evaluated(board)
+    if len(losses) != 1:
+        return "eval loss", "–"
+    name, loss, _ = losses[0]
+    return shortened(f"eval {printable(name)}", NAME_COLUMNS), decimal(loss, 4)
 
 
 def _rate(value: float | None) -> str:

@@ -11,6 +11,7 @@ from ..events import Evaluation, text
 from ..model.planned import PlannedPhase
 from ..model.series import Series
 from ..words import number
+from .node_times import step_cost
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -92,15 +93,15 @@ def mixture(board: "Board") -> Mixture:
     facts += [
         DatasetFacts(name=name, evaluation=found) for name, found in run.evaluations.items() if name not in trained
     ]
-    wait, whole_step = series.latest("data_seconds"), series.latest("step_seconds")
+    cost = step_cost(series.last, None)
     return Mixture(
         datasets=tuple(facts),
         phase=phase,
         until=following.first if following is not None else run.steps,
         following=following,
         num_phases=len(phases),
-        wait_seconds=wait,
-        wait_share=wait / whole_step if wait is not None and whole_step else None,
+        wait_seconds=cost.data,
+        wait_share=cost.share(cost.data),
     )
 
 

@@ -49,10 +49,15 @@ def test_figures_are_those_of_the_last_record(tmp_path, last):
     for name, key in {"loss": "loss", "grad norm": "grad_norm", "lr": "lr", "tokens/s": "tokens_per_second"}.items():
         assert agrees(said[name], record[key]), (name, said[name], record[key])
     assert agrees(said["MFU"], 0.41234)
-    for name, key in zip(("data wait", "comm"), shares, strict=True):
+    for name, key in zip(("data wait", "comm, most"), shares, strict=True):
         assert agrees(said[name], record[key] / record["step_seconds"])
     event = json.loads((made.directory / "events.jsonl").read_text().splitlines()[-1])
-    assert agrees(said["eval loss"], event["loss"])
+    assert made.datasets == ["library"] and agrees(said["eval libr…"], event["loss"])
+
+
+def test_of_several_evaluations_none_stands_for_the_others(tmp_path):
+    board = board_of(made_run(tmp_path / "run", "datasets", end="running", logged=20))
+    assert len(board.run.evaluations) > 1 and dict(figures(board))["eval loss"] == "–"
 
 
 def test_what_was_planned_is_that_of_the_plan(tmp_path):
