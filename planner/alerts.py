@@ -16,6 +16,10 @@ from .units import bytes_text, seconds_text
 ALERTS: Final[tuple[EventName, ...]] = ("loss_spike", "slow", "starvation", "memory", "disk", "stalled")
 # Steps whose median the loss and the time of a step are held against.
 WINDOW: Final = 100
+# A share of a file system asks for no more than room for so many checkpoints, or for so many bytes if that is more: 5 %
+# of a petabyte are no news.
+CHECKPOINTS: Final = 10
+AMPLE_BYTES: Final = 100 * 2**30
 # Seconds without progress after which ranks are named, unless they are given up before.
 STALLED: Final = 60.0
 
@@ -42,13 +46,16 @@ def alert_args(spec: Spec, estimates: Estimates) -> dict[str, Any]:
     """Thresholds: shares from 0 to 1, bytes, seconds, steps; None for what nothing is raised about."""
     alerts = spec.alerts
     disk = alerts.disk
+    by_share = disk is not None and disk.unit == "%"
+    room = CHECKPOINTS * estimates.checkpoint_bytes if spec.checkpoint.enabled else 0
     return {
         "window": WINDOW,
         "loss_spike": alerts.loss_spike,
         "slow": alerts.slow,
         "starvation": None if alerts.starvation is None else alerts.starvation.fraction,
         "memory": None if alerts.memory is None or device_kind(spec) == "cpu" else alerts.memory.fraction,
-        "disk_share": disk.fraction if disk is not None and disk.unit == "%" else None,
+        "disk_share": disk.fraction if disk is not None and by_share else None,
+        "disk_most_bytes": max(room, AMPLE_BYTES) if by_share else None,
         "disk_bytes": int(disk.value) if disk is not None and disk.unit == "bytes" else None,
         "checkpoint_bytes": estimates.checkpoint_bytes if disk is not None and spec.checkpoint.enabled else None,
         "stalled_seconds": stalled_seconds(spec),
@@ -69,7 +76,8 @@ def alert_text(spec: Spec, args: dict[str, Any]) -> str:
         on_gpu = "" if device_kind(spec) == "cuda" else " on a GPU"
         found.append(f"{args['memory']:.0%} of the planned memory{on_gpu}")
     if args["disk_share"] is not None:
-        found.append(f"less than {args['disk_share']:.0%} of the disk free")
+        most = bytes_text(args["disk_most_bytes"])
+        found.append(f"less than {args['disk_share']:.0%} of the disk free, or {most} if that is less")
     if args["disk_bytes"] is not None:
         found.append(f"less than {bytes_text(args['disk_bytes'])} of the disk free")
     if args["checkpoint_bytes"] is not None:

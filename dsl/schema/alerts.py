@@ -40,7 +40,8 @@ class Alerts:
         role=Role.CADENCE,
     )
     disk: Quantity | None = setting(
-        "least of the run's file system that is to be free; also if a checkpoint would not fit",
+        "least of the run's file system that is to be free, also if a checkpoint would not fit; a share asks for no "
+        "more than 10 checkpoints take, or 100 GiB if that is more",
         default=Quantity(5, "%"),
         units=("%", "bytes"),
         check=share,

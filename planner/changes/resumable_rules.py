@@ -166,6 +166,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         **{name: Rule(f"alerts.{name}", "none", _STAYS) for name in ("loss_spike", "slow", "starvation", "memory")},
         "window": Rule("alerts.loss_spike", "none", _STAYS),
         "disk_share": Rule("alerts.disk", "none", _STAYS),
+        "disk_most_bytes": Rule("alerts.disk", "none", _STAYS),
         "disk_bytes": Rule("alerts.disk", "none", _STAYS),
         "checkpoint_bytes": Rule("alerts.disk", "none", _STAYS),
         "stalled_seconds": Rule("alerts.stalled", "none", _STAYS),

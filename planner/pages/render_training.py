@@ -168,8 +168,9 @@ def _alerts(plan: Plan) -> str:
     """What is raised an alert about, with the thresholds, as `alerts` of a spec names them."""
     args = plan.node("setup.alerts").args
     found = ["nonfinite", *(f"{name} {args[name]:g}" for name in ("loss_spike", "slow") if args[name] is not None)]
-    shares = (("starvation", "starvation"), ("memory", "memory"), ("disk", "disk_share"))
-    found += [f"{name} {100 * args[key]:.3g}%" for name, key in shares if args[key] is not None]
+    found += [f"{name} {100 * args[name]:.3g}%" for name in ("starvation", "memory") if args[name] is not None]
+    if args["disk_share"] is not None:
+        found.append(f"disk {100 * args['disk_share']:.3g}% (at most {bytes_text(args['disk_most_bytes'])})")
     found += [f"disk {bytes_text(args['disk_bytes'])}"] if args["disk_bytes"] is not None else []
     found += [f"stalled {seconds_text(args['stalled_seconds'])}"] if args["stalled_seconds"] is not None else []
     return ", ".join(found)

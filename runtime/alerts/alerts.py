@@ -40,6 +40,7 @@ def alerts(
     starvation: float | None,
     memory: float | None,
     disk_share: float | None,
+    disk_most_bytes: int | None,
     disk_bytes: int | None,
     checkpoint_bytes: int | None,
     stalled_seconds: float | None,
@@ -59,7 +60,7 @@ def alerts(
     found.starvation = Starvation(starvation) if starvation is not None else None
     found.memory = Memory(memory) if memory is not None and planned is not None else None
     if disk_share is not None or disk_bytes is not None:
-        found.disk = Disk(disk_share, disk_bytes, checkpoint_bytes)
+        found.disk = Disk(disk_share, disk_bytes, checkpoint_bytes, disk_most_bytes)
         lookout.looks.append(found.look_at_disk)
     return found
 

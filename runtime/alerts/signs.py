@@ -185,17 +185,21 @@ class Memory:
 
 @define
 class Disk:
-    """Less is free than a share of the file system, than so many bytes, or than a checkpoint takes."""
+    """Less is free than a share of the file system, which asks for no more than `most_bytes`, than so many bytes, or
+    than a checkpoint takes."""
 
     share: float | None
     free_bytes: int | None
     checkpoint_bytes: int | None
+    most_bytes: int | None = None
     raised: bool = False
 
     def take(self, free: int, total: int) -> Finding | None:
         """Bytes that may still be written, and bytes of the file system."""
-        limits = (self.share or 0.0) * total, self.free_bytes or 0, self.checkpoint_bytes or 0
-        limit = max(limits)
+        share = (self.share or 0.0) * total
+        if self.most_bytes is not None:
+            share = min(share, self.most_bytes)
+        limit = max(share, self.free_bytes or 0, self.checkpoint_bytes or 0)
         wrong = free < limit / (BACK if self.raised else 1.0)
         if wrong == self.raised:
             return None

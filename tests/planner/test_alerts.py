@@ -1,10 +1,14 @@
 """Alerts and who is told: what becomes of them in the plan, and what is refused."""
 
+from pathlib import Path
+
 import pytest
 
+from xtrain.planner.load import plan_from_spec
 from xtrain.planner.pages.render import render
 from xtrain.planner.plan import Plan
 
+SPECS = Path(__file__).parents[2] / "specs"
 OFF = "alerts { loss_spike = none, slow = none, starvation = none, memory = none, disk = none, stalled = none }"
 
 
@@ -21,7 +25,8 @@ def test_what_is_raised_unless_the_spec_says_otherwise(plan):
     args = thresholds(made)
     assert args == {
         "window": 100, "loss_spike": 6.0, "slow": 2.0, "starvation": 0.3, "memory": 1.05, "disk_share": 0.05,
-        "disk_bytes": None, "checkpoint_bytes": made.estimates.checkpoint_bytes, "stalled_seconds": 60.0,
+        "disk_most_bytes": 100 * 2**30, "disk_bytes": None,
+        "checkpoint_bytes": made.estimates.checkpoint_bytes, "stalled_seconds": 60.0,
     }  # fmt: skip
     does = made.node("setup.alerts").does
     for words in ("6 deviations above the median of 100 steps", "30% of steps", "105% of the planned memory", "60"):
@@ -42,12 +47,22 @@ def test_each_can_be_left_out(plan):
         ("starvation = 50%", "starvation", 0.5),
         ("memory = 90%", "memory", 0.9),
         ("disk = 10%", "disk_share", 0.1),
+        ("disk = 10 GiB", "disk_most_bytes", None),
         ("disk = 10 GiB", "disk_bytes", 10 * 2**30),
         ("stalled = 2 min", "stalled_seconds", 120.0),
     ],
 )
 def test_thresholds_are_those_of_the_spec(plan, written, name, value):
     assert thresholds(plan(more=f"alerts {{ {written} }}"))[name] == value
+
+
+def test_a_share_of_the_disk_asks_for_no_more_than_some_checkpoints(plan):
+    made = plan()
+    assert thresholds(made)["disk_most_bytes"] == 100 * 2**30 > 10 * made.estimates.checkpoint_bytes
+    assert "less than 5% of the disk free, or 100 GiB if that is less" in made.node("setup.alerts").does
+    large = plan_from_spec(str(SPECS / "llama_405b_16k.xtrain")).plan
+    assert large is not None
+    assert thresholds(large)["disk_most_bytes"] == 10 * large.estimates.checkpoint_bytes > 2**40
 
 
 def test_on_a_cpu_memory_is_not_held_against_the_plan(plan):

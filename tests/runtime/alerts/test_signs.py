@@ -154,6 +154,9 @@ def test_a_disk_that_fills_and_is_tidied():
         (Disk(None, 10 * GIB, None), 10, "are free"),
         (Disk(0.01, None, 20 * GIB), 20, "checkpoint, 20.0 GiB, does not fit"),
         (Disk(0.5, None, 20 * GIB), 50, "does not fit"),
+        (Disk(0.5, None, None, 30 * GIB), 30, "are free"),
+        (Disk(0.2, None, None, 30 * GIB), 20, "are free"),
+        (Disk(0.5, None, 20 * GIB, 10 * GIB), 20, "does not fit"),
     ],
 )
 def test_what_has_to_be_free(sign, limit, words):
