@@ -256,7 +256,7 @@ class Executor:
         if self.progress.step < total:
             return self._stop("stop_at", f"the run is to stop after step {last:,} of {total:,}", reactions)
         self._react("finish", reactions)
-        self.records.settle()
+        self.records.settle(self.progress.step)
         if self.records.rank == 0:
             try:
                 durable.write(self._finished, f"{self.progress.step}\n")

@@ -149,7 +149,7 @@ class Saver:
 
     def _write(self, job: "Job", tensors: dict[str, Any]) -> StorageFailed | None:
         # A run that is killed behind the save goes on behind its step: what is missing then stays missing.
-        self.records.settle()
+        self.records.settle(job.step)
         pointers = self._pointers(job)
         try:
             self.transaction.run(job.final, tensors, job.state, pointers)

@@ -87,12 +87,18 @@ class Records:
         if self.pending:
             self.metric({"step": step, "time": time.time()})
 
-    def settle(self) -> None:
-        """Return when all that was reported is in its file; a disk that does not answer is not waited for for ever.
+    def settle(self, step: int = 0) -> None:
+        """Return when all that was reported is in its file; a disk that does not answer is not waited for for ever, and
+        a warning says so.
 
         Raises EnvironmentFault where the disk did not take something.
         """
-        self.pen.settle(SETTLE_SECONDS)
+        if not self.pen.settle(SETTLE_SECONDS):
+            message = (
+                f"rank {self.rank}: the disk of {self.directory} did not take all records within {SETTLE_SECONDS:g} s;"
+            )
+            message += " a run that is killed before it does goes on without them"
+            self._event({"time": time.time(), "step": step, "event": "warning", "message": message}, seconds=0)
         for branch in self.branches:
             branch.settle()
 

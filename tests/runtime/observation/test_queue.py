@@ -108,6 +108,21 @@ def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
     assert lines(tmp_path / "events.jsonl")[0]["event"] == "failure"
 
 
+def test_a_disk_that_is_waited_for_no_longer_is_told_of(tmp_path, disk, monkeypatch):
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.2)
+    records = Records.open(tmp_path, 0)
+    records.metric({"step": 1})
+    records.settle(1)
+    disk.clear()
+    records.metric({"step": 2})
+    records.settle(2)
+    disk.set()
+    records.close()
+    (warning,) = lines(tmp_path / "events.jsonl")
+    assert (warning["event"], warning["step"]) == ("warning", 2)
+    assert warning["message"].startswith("rank 0: ") and "did not take all records within 0.2 s" in warning["message"]
+
+
 def test_an_event_that_cannot_be_written_is_told_where_it_was_reported(tmp_path):
     records = Records.open(tmp_path, 0)
     (tmp_path / "events.jsonl").mkdir()
