@@ -26,9 +26,14 @@ END = 32 << 10
 AT_LEAST = 16
 # Seconds between two looks at all lines of progress, and at all files of ranks.
 LOOK_SECONDS = 1.0
-# A line that has not moved for so long is silent; a file system that shows changes late gets more.
+# A line is silent that has not moved for so long, and in so many looks at it: of thousands of ranks on a slow disk each
+# is looked at once in a while, which says nothing about them. One that has stood still in some looks and then moved, as
+# where a file system shows changes late, gets so many times those.
 SILENT_SECONDS = 4.0
-SILENT_GAPS = 3.0
+SILENT_LOOKS = 2
+SILENT_TIMES = 3.0
+# If reading all lines once takes so long, it is said how old they are.
+OLD_SECONDS = 5.0
 # Without a process of that number the line needs to stand still no longer than this.
 GONE_SECONDS = 1.5
 # A rank makes no progress after so many seconds, or so many of its steps, without a mark in work that does not last.
@@ -54,11 +59,13 @@ class _File:
 
 @define
 class _Line:
-    """What was seen of a line of progress: its count, when it moved last, and the longest time between two moves."""
+    """What was seen of a line of progress: its count, when it moved last, in how many looks it has not moved since, and
+    in how many it has not at most before it moved again; longer ago counts for less."""
 
     alive: int
     moved: float
-    gap: float = 0.0
+    missed: int = 0
+    most: float = 0.0
 
 
 class RankReader:
@@ -76,6 +83,7 @@ class RankReader:
         self._made = Ranks()
         self._passes = {"files": (0, -LOOK_SECONDS), "beats": (0, -LOOK_SECONDS)}
         self._changed = False
+        self._old = 0.0
 
     def ranks(self) -> Ranks:
         """What is known, as a value; the same one while nothing is new."""
@@ -84,10 +92,14 @@ class RankReader:
     def poll(self, world_size: int, planned: Planned | None, attempt: int, deadline: float) -> None:
         """Look on. attempt: lines of another start are no news of this one. Never raises because of the files."""
         self._lay_out(world_size, planned, attempt)
-        self._go_on("beats", self._read_beat, deadline)
+        if self._go_on("beats", self._read_beat, deadline):
+            took = time.monotonic() - self._passes["beats"][1]
+            old = float(round(took)) if took >= OLD_SECONDS else 0.0
+            self._changed |= old != self._old
+            self._old = old
         self._go_on("files", self._read_file, deadline)
         if self._changed:
-            self._made = Ranks(world_size=world_size, all=tuple(self._ranks))
+            self._made = Ranks(world_size=world_size, all=tuple(self._ranks), seconds_old=self._old)
             self._changed = False
 
     def _lay_out(self, world_size: int, planned: Planned | None, attempt: int) -> None:
@@ -111,13 +123,13 @@ class RankReader:
             del kept[world_size:]
             kept.extend(empty() for _ in range(world_size - len(kept)))  # type: ignore[arg-type]
 
-    def _go_on(self, name: str, look: Any, deadline: float) -> None:
-        """Look at the next ranks; begin anew a second after the last time it was begun."""
+    def _go_on(self, name: str, look: Any, deadline: float) -> bool:
+        """Look at the next ranks; begin anew a second after the last time it was begun. Whether it has been through."""
         place, began = self._passes[name]
         now = time.monotonic()
         if place >= len(self._ranks):
             if now - began < LOOK_SECONDS:
-                return
+                return False
             place = 0
         if place == 0:
             began = now
@@ -126,6 +138,7 @@ class RankReader:
             look(place)
             place += 1
         self._passes[name] = place, began
+        return place > 0 and place >= len(self._ranks)
 
     def _read_file(self, rank: int) -> None:
         file = self._files[rank]
@@ -196,8 +209,10 @@ class RankReader:
         if line is None:
             line = self._lines[rank] = _Line(alive=beat.alive, moved=now)
         elif line.alive != beat.alive:
-            line.gap = max(0.9 * line.gap, now - line.moved)
-            line.alive, line.moved = beat.alive, now
+            line.most = max(0.9 * line.most, line.missed)
+            line.alive, line.moved, line.missed = beat.alive, now, 0
+        else:
+            line.missed += 1
         silent = now - line.moved
         pulse = self._pulse(beat, line, silent, before.step_seconds)
         after = evolve(before, beat=beat, pulse=pulse, seconds_silent=silent if silent >= 2 * LOOK_SECONDS else 0.0)
@@ -211,7 +226,7 @@ class RankReader:
         still = max(silent, time.time() - beat.time) if here else silent
         if here and still >= GONE_SECONDS and not is_running(beat.pid, beat.born):
             return "gone"
-        if silent >= max(SILENT_SECONDS, SILENT_GAPS * line.gap):
+        if silent >= SILENT_SECONDS and line.missed >= max(SILENT_LOOKS, SILENT_TIMES * line.most):
             return "silent"
         limit = max(IDLE_SECONDS, IDLE_STEPS * (step_seconds or 0.0))
         if beat.idle >= limit and beat.step > 0 and not beat.lasting and not beat.debugger:

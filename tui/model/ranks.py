@@ -84,10 +84,12 @@ class Straggler:
 
 @frozen(kw_only=True)
 class Ranks:
-    """All ranks of the run, by number. world_size: how many there should be."""
+    """All ranks of the run, by number. world_size: how many there should be. seconds_old: how long it took to read the
+    lines of all of them once, where that is long."""
 
     world_size: int = 0
     all: tuple[OneRank, ...] = ()
+    seconds_old: float = 0.0
 
     def __len__(self) -> int:
         return len(self.all)

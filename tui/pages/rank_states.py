@@ -123,7 +123,10 @@ def sentences(board: "Board", found: States, times: Mapping[str, StepTime]) -> l
     said += [(slow_words(ranks[each.rank], each, times, axes), SLOW) for each in slow[:NAMED]]
     if len(slow) > NAMED:
         said.append((f"{len(slow) - NAMED:,} more are slow: {listed([each.rank for each in slow[NAMED:]])}", SLOW))
-    return said or [(_well(board, ranks), FINE)]
+    said = said or [(_well(board, ranks), FINE)]
+    if (old := board.ranks.seconds_old) and not board.life.over:
+        said.append((f"lines of ranks are up to {seconds_ago(old)} old: it takes that long to read them all", FINE))
+    return said
 
 
 def _well(board: "Board", ranks: Sequence[OneRank]) -> str:

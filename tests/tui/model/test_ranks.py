@@ -1,11 +1,13 @@
 """Ranks: which of them hold the others up, and what is read of their files."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 from attrs import evolve
-from made_runs import made_run
+from made_runs import MadeRun, made_run
 
+from xtrain.tui.model import rank_reader
 from xtrain.tui.model.rank_reader import RING, RankReader, read_beat
 from xtrain.tui.model.ranks import OneRank, Ranks
 from xtrain.tui.model.reader import Reader
@@ -124,3 +126,40 @@ def test_half_a_line_is_none(tmp_path: Path, text: str) -> None:
     reader._passes["beats"] = (0, -1e9)
     reader.poll(2, None, 1, 0.0)
     assert reader.ranks()[0].beat is not None and reader.ranks()[0].pulse == "alive"
+
+
+class Looks:
+    """A reader of four ranks whose disk lets it look at them once in a while."""
+
+    def __init__(self, run: MadeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.reader, self.run = 1000.0, RankReader(run.directory), run
+        monkeypatch.setattr(rank_reader, "AT_LEAST", 1)
+        monkeypatch.setattr(rank_reader.time, "monotonic", lambda: self.now)
+
+    def through(self, seconds: float, beats: Collection[int]) -> list[str]:
+        """Lines of some ranks move, and all are looked at once more, which takes so long."""
+        self.run.beat(beats)
+        for _ in range(4):
+            self.reader.poll(4, None, 1, 0.0)
+            self.now += seconds / 4
+        return [each.pulse for each in self.reader.ranks()]
+
+
+def test_a_rank_that_is_seldom_looked_at_is_not_silent_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = Looks(made_run(tmp_path / "run", "experts", end="running", logged=2), monkeypatch)
+    for _ in range(3):
+        assert looks.through(40.0, range(4)) == ["alive"] * 4
+    assert looks.reader.ranks().seconds_old == 30
+    assert looks.through(40.0, (0, 1, 2)) == ["alive"] * 4  # one look may have come just before it moved
+    assert looks.through(40.0, (0, 1, 2)) == ["alive", "alive", "alive", "silent"]
+    assert looks.through(40.0, range(4)) == ["alive"] * 4
+
+
+def test_a_disk_that_shows_changes_late_makes_no_rank_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(made_run(tmp_path / "run", "experts", end="running", logged=2), monkeypatch)
+    for place in range(40):
+        seen = looks.through(1.0, range(4) if place % 4 == 0 else ())
+    assert seen == ["alive"] * 4 and looks.reader.ranks().seconds_old == 0
+    assert [looks.through(1.0, ()) for _ in range(12)][-1] == ["silent"] * 4

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from attrs import evolve
 from made_boards import a_beat, a_board, a_rank, entries, small_plan, some_ranks, started
 
 from xtrain.tui.model.board import Board
@@ -28,6 +29,11 @@ def test_ranks_that_get_on_are_no_matter() -> None:
     assert states(board()).of.tolist() == [FINE] * 4
     assert states(board()).troubled() == []
     assert said(board()) == [("all ranks get on, and none is slower than the others", FINE)]
+
+
+def test_lines_that_take_long_to_read_are_said_to_be_old() -> None:
+    found = evolve(board(), ranks=evolve(some_ranks(PLAN), seconds_old=64.0))
+    assert said(found)[1] == ("lines of ranks are up to 1m04s old: it takes that long to read them all", FINE)
 
 
 @pytest.mark.parametrize(
