@@ -8,10 +8,10 @@ from textual.containers import Horizontal
 
 from .block import Block
 from .overview_text import alerts, figure_lines, lower, verdict
-from .pacing import Pace
 from .pane import Pane
 from .pieces import stack
 from .plot import Line, Plot
+from .sparing import Sparing
 
 if TYPE_CHECKING:
     from textual.content import Content
@@ -44,7 +44,7 @@ class OverviewPane(Pane):
         super().__init__(id=id)
         self._plotted: tuple[object, ...] = ()
         self._plotted_at = 0.0
-        self._pace = Pace()
+        self._sparing = Sparing()
 
     def compose(self) -> ComposeResult:
         yield Block(id="verdict")
@@ -87,11 +87,11 @@ class OverviewPane(Pane):
         """Draw the curves if they have changed and it is time again; at once where their space is another."""
         space, version = (id(board.series), width, height), board.series.version
         if self._plotted[:1] == (space,):
-            early = time.monotonic() - self._plotted_at < PLOT_SECONDS or not self._pace.due
+            early = time.monotonic() - self._plotted_at < PLOT_SECONDS or not self._sparing.due
             if early or self._plotted == (space, version):
                 return
         self._plotted, self._plotted_at = (space, version), time.monotonic()
-        with self._pace.spending():
+        with self._sparing.spending():
             self._plot(board, width)
 
     def _plot(self, board: "Board", width: int) -> None:

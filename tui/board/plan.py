@@ -10,9 +10,9 @@ from textual.widgets import Input
 
 from ..pages.plan_facts import Facts, PlanFacts
 from ..pages.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_section
-from .pacing import Pace
 from .pane import Pane
 from .sheet import Sheet
+from .sparing import Sparing
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -56,7 +56,7 @@ class PlanPane(Pane):
         super().__init__(id=id)
         self._view = PlanView()
         self._facts = Facts()
-        self._pace = Pace()
+        self._sparing = Sparing()
         self._known: PlanFacts | None = None
         self._page: PlanPage | None = None
         self._placed = False
@@ -66,9 +66,9 @@ class PlanPane(Pane):
         yield Input(placeholder="search nodes: words of an id, of what it does, of an axis", compact=True)
 
     def show(self, board: "Board") -> None:
-        if not self._pace.due:
+        if not self._sparing.due:
             return
-        with self._pace.spending():
+        with self._sparing.spending():
             self._known = self._facts.of(board)
             if self._known is not None and not self._placed:
                 self._placed = True  # begin where the run is

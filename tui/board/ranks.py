@@ -21,9 +21,9 @@ from ..pages.rank_keys import (
     to_worst,
 )
 from ..pages.rank_view import RankPage, RankView, page
-from .pacing import Pace
 from .pane import Pane
 from .sheet import Sheet
+from .sparing import Sparing
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -60,7 +60,7 @@ class RanksPane(Pane):
         super().__init__(id=id)
         self._view = RankView()
         self._facts = Facts()
-        self._pace = Pace()
+        self._sparing = Sparing()
         self._known: RankFacts | None = None
         self._page: RankPage | None = None
 
@@ -68,8 +68,8 @@ class RanksPane(Pane):
         yield Sheet()
 
     def show(self, board: "Board") -> None:
-        if self._pace.due:
-            with self._pace.spending():
+        if self._sparing.due:
+            with self._sparing.spending():
                 self._known = self._facts.of(board)
                 self._draw()
 

@@ -37,7 +37,7 @@ class Alert:
     source: Literal["run", "dashboard"] = "run"
 
 
-class Lookout:
+class Onlooker:
     """Makes alerts of what is known, and remembers since when."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from ..state import RunState, reduce_all
 from ..tail import Record, Tail
 from ..words import number
-from .alerts import Lookout
+from .alerts import Onlooker
 from .board import BUDGET_SECONDS, Board
 from .event_log import EventReader
 from .life import LifeReader
@@ -37,7 +37,7 @@ class Reader:
         self._planned: Planned | None = None
         self._ranks = RankReader(directory)
         self._log = EventReader(directory)
-        self._lookout = Lookout()
+        self._onlooker = Onlooker()
         self._life = LifeReader(directory)
         self._state = RunState()
         self._newest: float | None = None
@@ -67,7 +67,7 @@ class Reader:
             "ranks": ranks,
             "planned": self._planned,
             "events": self._log.log(),
-            "alerts": self._lookout.alerts(self._state, ranks, life, now),
+            "alerts": self._onlooker.alerts(self._state, ranks, life, now),
             "life": life,
             "loading": self._metrics.loading,
             "damaged": self._metrics.damaged + self._events.damaged,

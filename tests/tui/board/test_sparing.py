@@ -1,6 +1,6 @@
 """What is costly happens less often."""
 
-from xtrain.tui.board.pacing import FREE, SHARE, Pace
+from xtrain.tui.board.sparing import FREE, SHARE, Sparing
 
 
 class Hands:
@@ -10,13 +10,13 @@ class Hands:
         self.now = self.spent = 0.0
 
 
-def worked(hands: Hands, seconds: float) -> Pace:
-    pace = Pace(lambda: hands.now, lambda: hands.spent)
-    assert pace.due
-    with pace.spending():
+def worked(hands: Hands, seconds: float) -> Sparing:
+    sparing = Sparing(lambda: hands.now, lambda: hands.spent)
+    assert sparing.due
+    with sparing.spending():
         hands.spent += seconds
         hands.now += seconds
-    return pace
+    return sparing
 
 
 def test_what_costs_little_is_due_at_once() -> None:
@@ -25,16 +25,16 @@ def test_what_costs_little_is_due_at_once() -> None:
 
 def test_what_costs_much_waits_until_it_is_a_small_share() -> None:
     hands = Hands()
-    pace = worked(hands, 0.5)
+    sparing = worked(hands, 0.5)
     hands.now += 0.5 / SHARE - 0.01
-    assert not pace.due
+    assert not sparing.due
     hands.now += 0.02
-    assert pace.due
+    assert sparing.due
 
 
 def test_time_in_which_others_compute_is_not_counted() -> None:
     hands = Hands()
-    pace = Pace(lambda: hands.now, lambda: hands.spent)
-    with pace.spending():
+    sparing = Sparing(lambda: hands.now, lambda: hands.spent)
+    with sparing.spending():
         hands.now += 10.0
-    assert pace.due
+    assert sparing.due
