@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
+from ..observation import waits
 from .beat import Beat, Reading, born, process_state
 
 # Asks a rank for its stacks even where its Python does not run: the answer is written by the handler itself.
@@ -41,6 +42,9 @@ def whereabouts() -> tuple[str, bool]:
     """What the main thread is in, as `torch/distributed/distributed_c10d.py:2990 all_reduce`, and whether a debugger
     has stopped it."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    # What measures how long a rank waits stands where torch itself would: the rank is in what has called it.
+    while frame is not None and frame.f_code.co_filename == waits.__file__:
+        frame = frame.f_back
     if frame is None:
         return "", False
     return place_of(frame), _debugged(frame)
