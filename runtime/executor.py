@@ -151,7 +151,7 @@ class Executor:
             inbox = Inbox(folder=folder, commands=commands, records=self.records, progress=self.progress)
             inbox.sweep(self._begun)
             self.control.inbox = inbox
-            self.lookout.looks.append(inbox.look)
+            self.lookout.looks["commands"] = inbox.look
         load_ops()
         for node in self._order:
             if node.kind in ("setup", "collate"):

@@ -88,7 +88,7 @@ def agree(
     limits = Limits(time_limit_seconds, stop_file) if limited else None
     agreement.among(rank, limits)
     if limits is not None:
-        lookout.looks.append(limits.look)
+        lookout.looks["a stop file"] = limits.look
     counts = rank.speaks and rank.coordinates["pp"] == 0
     # Of the ranks that share rows one counts the documents in them.
     measures = counts and rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0

@@ -61,7 +61,7 @@ def alerts(
     found.memory = Memory(memory) if memory is not None and planned is not None else None
     if disk_share is not None or disk_bytes is not None:
         found.disk = Disk(disk_share, disk_bytes, checkpoint_bytes, disk_most_bytes)
-        lookout.looks.append(found.look_at_disk)
+        lookout.looks["free space"] = found.look_at_disk
     return found
 
 

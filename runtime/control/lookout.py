@@ -10,10 +10,11 @@ SECONDS = 1.0
 
 @define(eq=False)
 class Lookout:
-    """Calls each of `looks` once a second until it is closed. `report` is told, once, why a look has failed."""
+    """Calls each of `looks`, by what it looks for, once a second until it is closed. `report` is told, once, why one
+    has failed."""
 
     report: Callable[[str], None]
-    looks: list[Callable[[], None]] = field(factory=list)
+    looks: dict[str, Callable[[], None]] = field(factory=dict)
     _closed: threading.Event = field(factory=threading.Event)
     _thread: threading.Thread | None = None
     _reported: set[str] = field(factory=set)
@@ -31,11 +32,11 @@ class Lookout:
 
     def _run(self) -> None:
         while not self._closed.wait(SECONDS):
-            for look in self.looks:
+            for what, look in self.looks.items():
                 try:
                     look()
                 except Exception as error:  # a file system may fail in any way, and training must not
-                    message = f"{type(error).__name__}: {error}"
+                    message = f"{what} could not be looked for: {type(error).__name__}: {error}"
                     if message not in self._reported:
                         self._reported.add(message)
-                        self.report(f"commands and stop files could not be looked for: {message}")
+                        self.report(message)

@@ -15,6 +15,7 @@ from typing import Any
 import cattrs
 from attrs import asdict, define, field, frozen
 
+from ...planner.units import plural
 from ..health.beat import Beat
 from ..observation.records import Records
 from ..state import Progress, Rank
@@ -174,7 +175,7 @@ class Profile:
         page = self._write_page(note) if self.rank.is_first else 0
         steps = f"{self.recorded} of {self.subject.active} steps" if note else f"{self.recorded} steps"
         count = self.rank.world_size if self.subject.ranks is None else len(self.subject.ranks)
-        what = f"{steps} in {self.folder}, {'one trace' if count == 1 else 'one trace per rank'}"
+        what = f"{steps} in {self.folder}, {plural(count - int(failures), 'trace')}"
         if failures < count:
             first = self.begun + self.subject.before + 1
             self.records.event(

@@ -113,7 +113,7 @@ class Snapshot:
         count = self.rank.world_size if self.ranks is None else len(self.ranks)
         if not self.rank.is_first or failures >= count:
             return
-        page = self._try(lambda: self._write_page(folder, note)) or 0
+        page = self._page(folder, note)
         fields = {name: own[name] for name in ("held", "allocator", "process", "planned") if name in own}
         self.records.event(
             "memory_snapshot",
@@ -126,6 +126,15 @@ class Snapshot:
             note=note,
             **fields,
         )
+
+    def _page(self, folder: Path, note: str) -> int:
+        """Bytes of the summary of all ranks; one that cannot be written is told of."""
+        try:
+            return self._write_page(folder, note)
+        except Exception as error:  # the files of ranks are there
+            message = f"the summary of {folder} could not be written: {error}"
+            self.records.event("warning", step=self.progress.step, message=message)
+            return 0
 
     def _write(self, folder: Path, own: dict[str, Any]) -> int:
         """Bytes that this rank has written; what it found is put into `own`."""

@@ -76,8 +76,8 @@ def _consequences(board: "Board", action: Action, dataset: str) -> list[str]:
     if word == "eval":
         return [f"Measures the {text}." for text in done] + ["Training waits meanwhile.", step]
     if word == "profile":
-        return ["Records every operation of the next steps, into one trace per rank under profile/.",
-                "These steps are slower than others."]  # fmt: skip
+        what = [f"What is done: {text}." for text in done] or ["Records every operation of the next steps."]
+        return [*what, "It lies under profile/. These steps are slower than others."]
     if word == "pause":
         return ["Training waits between two steps, and holds on to its devices and their memory.",
                 "The same key lets it go on."]  # fmt: skip

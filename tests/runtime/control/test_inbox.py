@@ -181,14 +181,14 @@ def test_a_look_that_fails_is_told_once_and_the_next_one_follows(monkeypatch):
         looks.append(1)
         raise OSError("stale file handle")
 
-    lookout = Lookout(report=told.append, looks=[look])
+    lookout = Lookout(report=told.append, looks={"a stop file": look, "commands": lambda: None})
     lookout.begin()
     deadline = time.monotonic() + 10
     while len(looks) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     lookout.close()
     assert len(looks) >= 3
-    assert told == ["commands and stop files could not be looked for: OSError: stale file handle"]
+    assert told == ["a stop file could not be looked for: OSError: stale file handle"]
 
 
 # clocks ---------------------------------------------------------------------------------------------------------------

@@ -152,10 +152,13 @@ def test_a_snapshot_that_cannot_be_written_is_told(run, monkeypatch):
     assert warning["event"] == "warning" and "rank 0 could not write its memory snapshot" in warning["message"]
 
 
-def test_a_page_that_cannot_be_written_is_no_matter(run, monkeypatch):
+def test_a_page_that_cannot_be_written_is_told_and_no_matter(run, monkeypatch):
     monkeypatch.setattr(module, "snapshot_text", lambda *_, **__: 1 / 0)
     run.snapshot().begin()
-    assert [path.name for path in run.folder(20).iterdir()] == ["rank-00000.json"] and run.events
+    assert [path.name for path in run.folder(20).iterdir()] == ["rank-00000.json"]
+    warning, taken = run.events
+    assert warning["event"] == "warning" and "could not be written: division by zero" in warning["message"]
+    assert taken["event"] == "memory_snapshot" and taken["bytes"] == (run.folder(20) / "rank-00000.json").stat().st_size
 
 
 @pytest.mark.gpu

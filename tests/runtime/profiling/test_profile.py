@@ -102,7 +102,7 @@ def test_exactly_the_steps_that_are_asked_for(run, wait, warmup, active):
     (event,) = run.events
     assert (event["event"], event["first"], event["last"], event["step"]) == ("profile", first, last, last)
     (answer,) = run.answers
-    assert answer == (True, f"{active} steps in {run.records.directory / 'profile' / folder}, one trace")
+    assert answer == (True, f"{active} steps in {run.records.directory / 'profile' / folder}, 1 trace")
     run.steps(2)
     assert len(run.events) == 1
 
