@@ -56,8 +56,8 @@ def standin():
 class Clock:
     """Time that passes when it is told to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, now: float = 1000.0) -> None:
-        self.now = now
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
         for module in (life_module, rank_reader):
             monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
 
@@ -269,7 +269,7 @@ def test_a_failure_that_nobody_was_left_to_conclude(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.slow
-def test_a_real_run_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_run_that_is_killed(tmp_path: Path) -> None:
     """Its launcher and its ranks at once, during set-up and while it trains."""
     for moment in ("setup", "training"):
         folder = tmp_path / moment
@@ -291,5 +291,7 @@ def test_a_real_run_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             os.kill(rank, signal.SIGKILL)
         process.kill()
         process.wait()
-        with monkeypatch.context() as patched:
-            assert Clock(patched, time.monotonic()).polls(reader, 5)[-1] == "lost"
+        deadline = time.monotonic() + 60  # how soon is judged above; here processes need their time to go
+        while reader.poll().life.state != "lost":
+            assert time.monotonic() < deadline
+            time.sleep(0.25)
