@@ -18,6 +18,11 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def taken(folder) -> int:
+    """Bytes of records of steps."""
+    return sum(path.stat().st_size for path in folder.glob("metrics.jsonl"))
+
+
 @pytest.fixture
 def disk(monkeypatch):
     """A disk that takes nothing while it is `held`."""
@@ -56,11 +61,10 @@ def test_what_an_event_speaks_of_lies_in_the_files_before_it(tmp_path, disk):
 def test_a_step_does_not_wait_for_a_disk_that_hangs_and_what_is_lost_is_counted(tmp_path, disk):
     records = opened(tmp_path, room=100)
     disk.clear()
-    begin = time.perf_counter()
     for step in range(1, 101):
         records.metric({"step": step, "loss": 1.0})
         records.own.write({"step": step})
-    assert time.perf_counter() - begin < 1
+    assert not taken(tmp_path), "all were handed over while the disk took nothing"
     assert records.metrics.lost > 20 and records.own.lost > 20
     lost = records.metrics.lost
     disk.set()
@@ -83,10 +87,11 @@ def test_an_event_waits_once_for_a_disk_that_hangs(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(Records._event, "__defaults__", (0.3,))
     records = Records.open(tmp_path, 0)
     disk.clear()
-    begin = time.perf_counter()
+    waited, wait = [], records.pen._outlet.deliver
+    monkeypatch.setattr(records.pen._outlet, "deliver", lambda *given: waited.append(given[1]) or wait(*given))
     for number in range(20):
         records.event("eval", step=number)
-    assert 0.3 <= time.perf_counter() - begin < 2
+    assert waited == [0.3]
     disk.set()
     records.close()
     assert [event["step"] for event in lines(tmp_path / "events.jsonl")] == list(range(20))
@@ -96,7 +101,7 @@ def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
     records = Records.open(tmp_path, 0)
     (tmp_path / "metrics.jsonl").mkdir()  # nothing can be appended to a folder
     records.metric({"step": 1})
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl cannot be written: Is a directory") as told:
         while time.monotonic() < until:
             records.flush(1)
@@ -163,7 +168,7 @@ def test_close_is_bounded(tmp_path, disk):
     disk.clear()
     records.metric({"step": 1})
     records.close(0.2)
-    assert lines(tmp_path / "metrics.jsonl") == []  # it came back although the disk has taken nothing
+    assert not taken(tmp_path), "it came back although the disk has taken nothing"
     disk.set()
     records.close()
     assert len(lines(tmp_path / "metrics.jsonl")) == 1
