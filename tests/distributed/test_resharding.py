@@ -45,12 +45,10 @@ LAYOUTS = {
     "dense, ddp": dense(replicate=2, sets=("parallel.stack=ddp",)),
 }
 ORDINARY = (
-    ("one process", "ep and tp"),
     ("ep and tp", "zbv"),
     ("zbv", "ring, ulysses and ep"),
     ("ring, ulysses and ep", "one process"),
     ("one process, one file", "ep and tp"),
-    ("zbv", "one process, one file"),
 )
 
 

@@ -185,6 +185,7 @@ def test_the_plan_that_was_reviewed_is_the_one_that_runs(project):
     assert reviewed == ran
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over_and_said(project):
     spec = project.spec(steps=40, more="every 10 steps checkpoint")
     whole = project.run(spec)
@@ -199,6 +200,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_said(project):
     assert curve(whole) == before
 
 
+@pytest.mark.slow
 def test_a_run_directory_of_another_model_is_left_as_it_was(project):
     spec = project.spec(steps=4)
     named = ("--set", "workspace.run=mine")
@@ -210,6 +212,7 @@ def test_a_run_directory_of_another_model_is_left_as_it_was(project):
     assert subprocess.run(command, capture_output=True, cwd=project.folder.parent).returncode == 0
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_its_end_still_does_what_was_to_happen_there(project):
     spec = project.spec(steps=6, more=f"on finish {ENDLESS}")
     process = project.start(spec)
