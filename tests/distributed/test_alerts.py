@@ -28,7 +28,7 @@ def alerts(outcome: Outcome, kind: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(
-    ("topology", "rank"), [pytest.param(TWO, 1, marks=SLOW), pytest.param(TWO, 0, marks=SLOW), pytest.param(FOUR, 2, marks=SLOW)]
+    ("topology", "rank"), [pytest.param(*each, marks=SLOW) for each in ((TWO, 1), (TWO, 0), (FOUR, 2))]
 )
 def test_a_rank_that_is_stopped_is_told_of_and_so_is_that_it_goes_on(lab, topology, rank):
     """Also where nobody ends the run because of it; of the first rank the second one tells."""
