@@ -15,7 +15,7 @@ from textual.pilot import Pilot
 from xtrain.tui.board import sheet
 from xtrain.tui.board.plan import PlanPane
 from xtrain.tui.board.sheet import Sheet
-from xtrain.tui.model import canvas
+from xtrain.tui.curves import canvas
 from xtrain.tui.model.board import Board
 from xtrain.tui.pages.sheet import plain
 
