@@ -29,7 +29,7 @@ async def capture(run: Path, folder: Path, others: list[Path], name: str, size: 
         stem = f"dashboard-{name}-{size[0]}x{size[1]}"
         (folder / f"{stem}.txt").write_text("\n".join(rows(app)) + "\n")
         if size == PICTURED:
-            picture = app.export_screenshot(title=f"xtrain watch {run}", simplify=True)
+            picture = app.export_screenshot(title=f"xtrain watch runs/{run.absolute().parent.name}", simplify=True)
             (folder / f"{stem}.svg").write_text(picture)
         return [f"{stem}: {fault}" for fault in faults(app)]
 
