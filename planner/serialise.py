@@ -93,19 +93,9 @@ def _mesh_json(mesh: Mesh) -> dict[str, Any]:
 
 def to_json(plan: Plan) -> dict[str, Any]:
     """The plan as a JSON object: its content, and views of it by rank."""
-    content = _content(plan)
-    mesh = plan.mesh
-    memory = [
-        {
-            "states_bytes": each.memory.states,
-            "allocated_bytes": each.memory.allocated_bytes,
-            "total_bytes": each.memory.total_bytes,
-        }
-        for each in plan.estimates.classes
-    ]
+    mesh, memory = plan.mesh, _memory_by_stage(plan)
     # Spelled out instead of Mesh.coordinates: 16,384 ranks should not take longer than all the rest.
     strides = [(axis.name, axis.stride, axis.size) for axis in mesh.axes]
-    stages = [rank // mesh.axes[0].stride for rank in range(mesh.world_size)]
     ranks = [
         {
             "rank": rank,
@@ -114,38 +104,75 @@ def to_json(plan: Plan) -> dict[str, Any]:
         }
         for rank in range(mesh.world_size)
     ]
-    return {
-        **{key: content.pop(key) for key in ("format", "id", "config_id", "name", "spec", "seed")},
-        "world_size": mesh.world_size,
-        "steps": plan.timeline.steps,
-        "tokens_per_step": plan.estimates.tokens_per_step,
-        **content,
-        "memory": {"per_rank": [{"rank": rank, "pp": pp, **memory[pp]} for rank, pp in enumerate(stages)]},
-        "ranks": ranks,
-    }
+    return _viewed(plan, [{"rank": rank, "pp": pp, **memory[pp]} for rank, pp in enumerate(_stages(mesh))], ranks)
 
 
 def dumps(plan: Plan) -> str:
     """The text of `to_json`: a line for every entry of a list, so that two plans can be compared line by line."""
-    parts = [f'"{key}": {_lines(value, 1, key in _NUMBERS_ONLY)}' for key, value in to_json(plan).items()]
+    content = _viewed(plan, _lines_of_memory(plan), _lines_of_ranks(plan.mesh))
+    parts = [f'"{key}": {_lines(value, 1)}' for key, value in content.items()]
     return "{\n" + ",\n".join(parts) + "\n}\n"
 
 
-# Views whose entries hold no text: their lines can be cut where one ends and the next begins.
-_NUMBERS_ONLY = ("memory", "ranks")
+def _viewed(plan: Plan, memory: Any, ranks: Any) -> dict[str, Any]:
+    """The content of a plan with its views. memory, ranks: their entries, or the texts of these."""
+    content = _content(plan)
+    return {
+        **{key: content.pop(key) for key in ("format", "id", "config_id", "name", "spec", "seed")},
+        "world_size": plan.mesh.world_size,
+        "steps": plan.timeline.steps,
+        "tokens_per_step": plan.estimates.tokens_per_step,
+        **content,
+        "memory": {"per_rank": memory},
+        "ranks": ranks,
+    }
 
 
-def _lines(value: Any, depth: int, numbers: bool = False) -> str:
+def _stages(mesh: Mesh) -> list[int]:
+    """The stage of every rank."""
+    return [rank // mesh.axes[0].stride for rank in range(mesh.world_size)]
+
+
+def _memory_by_stage(plan: Plan) -> list[dict[str, int]]:
+    return [
+        {
+            "states_bytes": each.memory.states,
+            "allocated_bytes": each.memory.allocated_bytes,
+            "total_bytes": each.memory.total_bytes,
+        }
+        for each in plan.estimates.classes
+    ]
+
+
+def _lines_of_memory(plan: Plan) -> tuple[str, ...]:
+    """Texts instead of objects: of 16,384 ranks these would take as long as all the rest."""
+    memory = [json.dumps(each)[1:-1] for each in _memory_by_stage(plan)]
+    return tuple(f'{{"rank": {rank}, "pp": {pp}, {memory[pp]}}}' for rank, pp in enumerate(_stages(plan.mesh)))
+
+
+def _lines_of_ranks(mesh: Mesh) -> tuple[str, ...]:
+    """Ranks count along the axes from the outermost to the innermost, so that each begins with what the one before has
+    begun with."""
+    places = [""]
+    for axis in mesh.axes:
+        own = [f'"{axis.name}": {place}' for place in range(axis.size)]
+        places = [f"{outer}, {each}" if outer else each for outer in places for each in own]
+    node = mesh.ranks_per_node
+    return tuple(
+        f'{{"rank": {rank}, "node": {rank // node}, "coordinates": {{{place}}}}}' for rank, place in enumerate(places)
+    )
+
+
+def _lines(value: Any, depth: int) -> str:
     margin = "\n" + "  " * depth
     end = margin[:-2]
+    if isinstance(value, tuple):  # texts already
+        return f"[{margin}{(',' + margin).join(value)}{end}]"
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        if numbers:
-            body = json.dumps(value)[1:-1].replace("}, {", "}," + margin + "{")
-        else:
-            body = ("," + margin).join(json.dumps(item, ensure_ascii=False) for item in value)
+        body = ("," + margin).join(json.dumps(item, ensure_ascii=False) for item in value)
         return f"[{margin}{body}{end}]"
-    if isinstance(value, dict) and any(isinstance(item, list | dict) for item in value.values()):
-        body = ("," + margin).join(f'"{key}": {_lines(item, depth + 1, numbers)}' for key, item in value.items())
+    if isinstance(value, dict) and any(isinstance(item, list | tuple | dict) for item in value.values()):
+        body = ("," + margin).join(f'"{key}": {_lines(item, depth + 1)}' for key, item in value.items())
         return f"{{{margin}{body}{end}}}"
     return json.dumps(value, ensure_ascii=False)
 
