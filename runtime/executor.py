@@ -110,21 +110,13 @@ class Executor:
         with suppress(EnvironmentFault):  # a disk that takes no record takes none of what was left to be refused
             self.control.close()
         self.beat.at("shutdown.drain", lasting=True)
-        failed = EXIT_CODES[status] in (1, 3)
-        saver, code = self.resources.get("saver"), EXIT_CODES[status]
-        take_leave(self.records, self.requests, self.notifier, saver, exit_code=code, failed=failed)
-        if not failed:  # of a failure only the launcher can say when all has been told
-            loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
-            seconds = time.perf_counter() - begin
-            self.records.event(
-                "run_end",
-                step=self.progress.step,
-                status=status,
-                exit_code=EXIT_CODES[status],
-                seconds=seconds,
-                loss=loss,
-            )
-        self._shut_down(failed=failed)
+        try:
+            self._tell_the_end(status, begin)
+        except EnvironmentFault as error:
+            if not _failed(status):
+                status = "environment"
+                self._report(error, exit_code=EXIT_CODES[status], trace=False)
+        self._shut_down(failed=_failed(status))
         self.requests.rest()
         return status
 
@@ -336,6 +328,17 @@ class Executor:
 
     # the end --------------------------------------------------------------------------------------------------------
 
+    def _tell_the_end(self, status: str, begin: float) -> None:
+        """Raises EnvironmentFault where a disk takes no word of it."""
+        failed, code = _failed(status), EXIT_CODES[status]
+        saver = self.resources.get("saver")
+        take_leave(self.records, self.requests, self.notifier, saver, exit_code=code, failed=failed)
+        if not failed:  # of a failure only the launcher can say when all has been told
+            loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
+            seconds = time.perf_counter() - begin
+            fields = {"status": status, "exit_code": code, "seconds": seconds, "loss": loss}
+            self.records.event("run_end", step=self.progress.step, **fields)
+
     def _report(self, error: BaseException, *, exit_code: int = 1, trace: bool) -> None:
         watch: Watch | None = self.resources.get("watch")
         if watch is not None and lost_a_peer(error):
@@ -358,3 +361,7 @@ class Executor:
         watch: Watch | None = self.resources.get("watch")
         if watch is not None:
             watch.close()
+
+
+def _failed(status: str) -> bool:
+    return EXIT_CODES[status] in (1, 3)

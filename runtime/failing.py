@@ -1,8 +1,12 @@
-"""What a rank says of what has gone wrong: the record `failure`, and the text in its own log."""
+"""What a rank says of what has gone wrong: the record `failure`, and the text in its own log.
+
+Nothing here raises where a disk takes no word of it: whoever reports has a rank to end, and ends it all the same.
+"""
 
 import re
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any
 
 from .data.errors import DataError
@@ -21,8 +25,7 @@ def report_failure(
     lost = lost_a_peer(error)
     text = "".join(traceback.format_exception(error))
     message = str(error) or repr(error)
-    # The rank's own log; of what is no surprise the message is enough.
-    print(text if trace or lost else message, file=sys.stderr)
+    say(text if trace or lost else message)  # of what is no surprise the message is enough
     if lost:
         message = f"lost contact with another rank in {place}"
     fields: dict[str, Any] = {"rank": records.rank, "error": message, "exit_code": exit_code}
@@ -33,13 +36,21 @@ def report_failure(
         fields["agreed"] = True
     if lost:
         fields["lost"] = True
-    records.event("failure", step=step, every_rank=not agreed, traceback=text if trace else "", **fields)
+    with suppress(EnvironmentFault):
+        records.event("failure", step=step, every_rank=not agreed, traceback=text if trace else "", **fields)
 
 
 def report_deadline(records: Records, message: str, *, step: int) -> None:
     """Report that this rank is ended because it did not stop in time; `stopping`: that it was asked to is known."""
     fields: dict[str, Any] = {"rank": records.rank, "error": message, "exit_code": 1, "stopping": True}
-    records.event("failure", step=step, every_rank=True, traceback="", **fields)
+    with suppress(EnvironmentFault):
+        records.event("failure", step=step, every_rank=True, traceback="", **fields)
+
+
+def say(text: str) -> None:
+    """Write into the rank's own log."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def lost_a_peer(error: BaseException) -> bool:

@@ -6,18 +6,21 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ..planner.plan import Plan
 from ..planner.serialise import from_json
 from .control.signals import end_at_once
 from .locks import WORKER_LOCK, hold
+from .outcome import EXIT_CODES
 
 
 def leave(code: int) -> None:
     """End this process without tearing the interpreter down: torch's teardown aborts about once in a hundred runs."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with suppress(OSError):  # a full disk takes none of it, and is no reason to stay
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(code)
 
 
@@ -53,7 +56,8 @@ def main() -> None:
     plan = from_json(json.loads((directory / "plan.json").read_text()))
     status = run_rank(plan, directory)
     # The launcher reads how a run ended from its events: for the elastic agent, stopping on request is no failure.
-    leave(1 if status in ("failed", "environment") else 0)
+    # Of a rank whose disk took no event it has the exit code alone.
+    leave(EXIT_CODES[status] if status in ("failed", "environment") else 0)
 
 
 if __name__ == "__main__":

@@ -2,13 +2,14 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
 from types import FrameType
 
 from attrs import define, field
+
+from ..failing import say
 
 # A closed terminal asks for the same as SIGTERM.
 EVENTS = {
@@ -76,6 +77,6 @@ class StopRequests:
         if self.answered:
             what = "though all that is declared for it was done, and was ended"
         message = f"{event}: the run did not stop within {self.deadline_seconds:g} s, {what}"
-        print(message, file=sys.stderr, flush=True)
+        say(message)
         self.report(message)
         os._exit(1)

@@ -31,15 +31,24 @@ def conclude(
     status = asked if asked and not (failures or untold or begun) else "failed"
     log = workspace.directory / "logs" / workspace.attempt
     told: list[tuple[int | None, str]] = [
-        (rank, f"{reason}; what it printed is under {log}") for rank, reason in untold.items()
+        (rank, f"{reason}{_unsaid(ended.failures[rank])}; what it printed is under {log}")
+        for rank, reason in untold.items()
     ]
     if status == "failed" and not failures and not told:
         told = [(None, "the ranks were ended before they had saved" if ended.signal else fall.reason)]
     if report:
         told.append((None, report))
     for rank, error in told:
-        lines.write(event("failure", step, rank=rank, error=error, traceback="", exit_code=1))
+        found = rank is not None and ended.failures.get(rank) == EXIT_CODES["environment"]
+        fields = {"exit_code": 3, "code": "X706"} if found else {"exit_code": 1}
+        failures.append(event("failure", step, rank=rank, error=error, traceback="", **fields))
+        lines.write(failures[-1])
     return _end(lines, step, status, 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status])
+
+
+def _unsaid(exit_code: int) -> str:
+    """What may be the matter with a rank that found a fault of its environment, and could not write that down."""
+    return ", and could not say why: is the disk full?" if exit_code == EXIT_CODES["environment"] else ""
 
 
 def _end(lines: JsonLines, step: int, status: str, exit_code: int) -> dict[str, Any]:

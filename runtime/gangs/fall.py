@@ -6,7 +6,7 @@ from typing import Any
 from attrs import frozen
 
 from ...planner.units import seconds_text
-from ..outcome import STATUS_OF_SIGNAL
+from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from .launch import Ended
 
 Event = dict[str, Any]
@@ -32,6 +32,7 @@ def fall_of(said: list[Event], ended: Ended) -> Fall | None:
         return None
     failures = [event for event in said if event["event"] == "failure"]
     final = ended.signal is not None or any(event["exit_code"] == 3 or event.get("agreed") for event in failures)
+    final = final or EXIT_CODES["environment"] in ended.failures.values()
     final = final or stopped_early(said, ended) is not None or _was_to_stop(said)
     reason, ranks = _first_cause(said, failures, ended)
     begun = any(event["event"] == "setup_done" for event in said)

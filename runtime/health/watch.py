@@ -4,7 +4,6 @@ import faulthandler
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +15,8 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 
+from ..errors import EnvironmentFault
+from ..failing import say
 from ..observation.records import Records
 from ..ops import op
 from ..state import Rank
@@ -246,9 +247,9 @@ class Watch:
         rank = told["ranks"][0] if told["ranks"] else None
         message = explained(told)
         if rank == 0:  # that one may be who shows the run
-            print(f"rank 0: {message}", file=sys.stderr, flush=True)
+            say(f"rank 0: {message}")
         fields = {key: value for key, value in told.items() if key not in ("step", "frozen")}
-        with suppress(OSError):
+        with suppress(EnvironmentFault):
             self.records.event("stuck", step=told["step"], every_rank=True, **fields)
             self.records.event(
                 "failure", step=told["step"], every_rank=True, rank=rank, error=message, traceback="", exit_code=1

@@ -115,6 +115,7 @@ def test_without_restarts_a_failure_ends_the_run(run):
     ("said", "ended", "code"),
     [
         ([failure(exit_code=3, code="X507")], Ended(failures={0: 1}), 3),
+        ([], Ended(failures={0: 3, 1: 3}), 3),
         ([failure(None, "step 3: loss nan", agreed=True)], Ended(failures={0: 1, 1: 1}), 1),
         ([*BEGUN, failure(1, "did not stop")], Ended(signal=signal.SIGTERM), 1),
         ([*BEGUN, {"event": "signal", "step": 4, "name": "sigterm"}], KILLED, 1),
@@ -127,6 +128,7 @@ def test_without_restarts_a_failure_ends_the_run(run):
     ],
     ids=[
         "environment",
+        "environment that took no word",
         "agreed",
         "not stopped",
         "signal",
