@@ -12,7 +12,11 @@ def add_alternatives(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser of `xtrain plan`."""
     group = parser.add_argument_group("alternatives", "the same rows on the same ranks, laid out in other ways")
     group.add_argument(
-        "--compare", nargs="+", metavar="SETTINGS", help="plan SPEC with each of these too, such as tp=2 tp=4,pp=2"
+        "--compare",
+        nargs="+",
+        action="extend",
+        metavar="SETTINGS",
+        help="plan SPEC with each of these too, such as tp=2 tp=4,pp=2",
     )
     group.add_argument("--fit", action="store_true", help="judge every layout of the world and list the five fastest")
 

@@ -34,7 +34,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("path", metavar="RUN", nargs="?", help="a run, or a lineage or root of runs (default: runs)")
     parser.add_argument("--screen", choices=tuple(SCREENS), default="overview", help="what is shown first")
-    parser.add_argument("--compare", metavar="RUN", nargs="+", default=[], help="runs for the screen `compare`")
+    parser.add_argument(
+        "--compare", metavar="RUN", nargs="+", action="extend", default=[], help="runs for the screen `compare`"
+    )
     parser.add_argument(
         "--ui", choices=VIEWS, default="tui", help="plain and json write lines instead, as `xtrain run` does"
     )

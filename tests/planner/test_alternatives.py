@@ -1,7 +1,10 @@
 """`--compare` and `--fit`: alternatives keep ranks and rows, wrong ones say why, the search finds what fits."""
 
+import json
+
 import pytest
 
+from xtrain.cli import main
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.layouts.alternatives import compare, split
@@ -70,6 +73,13 @@ def test_a_spec_that_has_no_plan_is_compared_with_what_has_one(write):
     found = compare(write(parallel="parallel { tp 3 }"), ["tp=2"])
     assert found[0].plan is None and found[1].plan is not None
     assert "as declared  X" in render_alternatives(found)
+
+
+def test_each_compare_of_a_command_line_counts(write, capsys):
+    path = write(parallel="parallel { fsdp 4 }")
+    assert main(["plan", str(path), "--compare", "tp=2", "--compare", "micro=2", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)["alternatives"]
+    assert [each["name"] for each in found] == ["as declared", "tp=2", "micro=2"]
 
 
 def test_another_experiment_is_called_so(write):
