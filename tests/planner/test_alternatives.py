@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from xtrain.cli import main
+from xtrain.cli.main import main
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.layouts.alternatives import compare, split
