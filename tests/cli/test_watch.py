@@ -88,7 +88,8 @@ def test_the_newest_run_is_the_one_that_is_meant(tmp_path, monkeypatch, openings
     assert [(path.name, options["first"]) for path, options in openings] == [("new", "overview")]
     assert main(["watch", "runs/a/old", "--screen", "ranks"]) == 0
     assert main(["watch", "runs/a/old", "--compare", "runs/a/new"]) == 0
-    assert main(["watch", "runs/a/old", "--screen", "events", "--compare", "runs/a/new", "--compare", "runs/a/new"]) == 0
+    more = ["--compare", "runs/a/new"]
+    assert main(["watch", "runs/a/old", "--screen", "events", *more, *more]) == 0
     said = [(path.name, [other.name for other in options["compared"]], options["first"]) for path, options in openings]
     assert said[1:] == [("old", [], "ranks"), ("old", ["new"], "compare"), ("old", ["new", "new"], "events")]
 

@@ -33,6 +33,7 @@ class Question(ModalScreen[str]):
 
     DEFAULT_CSS = """
     Question { align: center middle; background: $background 60%; }
+    Question > ToastRack { display: none; }
     Question > Vertical {
         width: 72; max-width: 96%; height: auto; max-height: 96%;
         background: $surface; border: round $primary; padding: 0 1;

@@ -48,7 +48,7 @@ def _evaluation(board: "Board") -> tuple[str, str]:
     """The loss on held-out data under the name of its dataset; of several datasets none stands for the others."""
     losses = evaluated(board)
     if len(losses) != 1:
-        return "eval loss", "–"
+        return "eval loss", f"{len(losses)} sets" if losses else "–"
     name, loss, _ = losses[0]
     return shortened(f"eval {printable(name)}", NAME_COLUMNS), decimal(loss, 4)
 

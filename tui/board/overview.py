@@ -37,11 +37,12 @@ class OverviewPane(Pane):
     OverviewPane { layout: vertical; }
     OverviewPane #plots { height: 1fr; }
     OverviewPane #plots Plot { width: 2fr; }
-    OverviewPane #plots #norm-plot { width: 1fr; }
+    OverviewPane #plots #norm-plot { width: 1fr; margin-left: 2; }
     """
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
+        self._lines: tuple[str, ...] = ()
         self._plotted: tuple[object, ...] = ()
         self._plotted_at = 0.0
         self._sparing = Sparing()
@@ -79,6 +80,8 @@ class OverviewPane(Pane):
         self.query_one("#plots").display = plots
         if plots:
             self._plot_in_time(board, width, height)
+            self.query_one("#loss-plot", Plot).tell([board.series.latest(key) for key in self._lines])
+            self.query_one("#norm-plot", Plot).tell([board.series.latest("grad_norm")])
 
     def _put(self, name: str, lines: "list[Content]") -> None:
         self.query_one(f"#{name}", Block).show(stack(lines), rows=len(lines))
@@ -97,10 +100,11 @@ class OverviewPane(Pane):
     def _plot(self, board: "Board", width: int) -> None:
         series = board.series
         lines = [Line("loss", *series.xy("loss"))]
-        names = [key for key in series.keys if key.startswith("eval/") and key.endswith("/loss")]
-        for key in names[:EVAL_LINES]:
-            name = "eval" if len(names) == 1 else f"eval {key.split('/')[1]}"
+        evaluations = [key for key in series.keys if key.startswith("eval/") and key.endswith("/loss")]
+        for key in evaluations[:EVAL_LINES]:
+            name = "eval" if len(evaluations) == 1 else f"eval {key.split('/')[1]}"
             lines.append(Line(name, *series.xy(key)))
+        self._lines = ("loss", *evaluations[:EVAL_LINES])
         self.query_one("#loss-plot", Plot).show(lines, title="loss")
         second = self.query_one("#norm-plot", Plot)
         second.display = width >= TWO_PLOTS_COLUMNS

@@ -4,7 +4,7 @@ import locale
 import os
 import sys
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -13,9 +13,10 @@ from textual.binding import Binding, BindingType
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ..curves.canvas import ASCII, UNICODE, Glyphs
+from ..curves.canvas import ASCII, UNICODE, Glyphs, Row
 from ..curves.curve import Curve, Line, next_point
 from ..curves.drawing import Drawing, Unit, draw, extent_of
+from ..curves.plot_head import head
 from ..curves.viewport import Viewport
 
 __all__ = ["Line", "Plot", "terminal_glyphs"]
@@ -90,6 +91,8 @@ class Plot(Widget, can_focus=True):
         self._drawing = Drawing(rows=())
         self._strips: list[Strip] = []
         self._drawn_for: object = None
+        self._newest: tuple[float | None, ...] = ()
+        self._told: tuple[float | None, ...] = ()
         self._dragged_from: int | None = None
         self._dragged = False
 
@@ -114,6 +117,13 @@ class Plot(Widget, can_focus=True):
             self._curves, self._title, self._x_label, self._unit, self._x_unit = now
             self.refresh()
 
+    def tell(self, newest: Sequence[float | None]) -> None:
+        """The newest value of each line, for the head: the lines themselves may be shown less often, as they cost
+        more."""
+        if tuple(newest) != self._newest:
+            self._newest = tuple(newest)
+            self.refresh()
+
     @property
     def text(self) -> str:
         """What is on the screen, without colours."""
@@ -127,29 +137,23 @@ class Plot(Widget, can_focus=True):
     def _draw(self) -> None:
         """Draw anew if anything has changed."""
         wanted = (self._curves, self.view, self._title, self._x_label, self.size, self.app.theme, self.has_focus)
-        if wanted == self._drawn_for:
+        if wanted == self._drawn_for and self._newest == self._told:
             return
-        self._drawn_for = wanted
-        self._drawing = draw(
-            self._curves,
-            self.view,
-            self.size.width,
-            self.size.height,
-            title=self._title,
-            x_label=self._x_label,
-            unit=self._unit,
-            x_unit=self._x_unit,
-            glyphs=self._glyphs,
-        )
+        place = (self._curves, self.view, self.size.width, self.size.height)
+        said: dict[str, Any] = {"title": self._title, "x_label": self._x_label, "unit": self._unit}
+        said |= {"glyphs": self._glyphs, "newest": self._newest}
+        under = self._drawing.with_head(head(*place, **said)) if wanted == self._drawn_for else None
+        self._drawn_for, self._told = wanted, self._newest
+        self._drawing = under or draw(*place, **said, x_unit=self._x_unit)
+        kept = [] if under is None else self._strips[under.heads :]
+        self._strips = [*self._styled(self._drawing.rows[: len(self._drawing.rows) - len(kept)]), *kept]
+
+    def _styled(self, rows: Sequence[Row]) -> list[Strip]:
         styles: dict[str, Style] = {"": self.rich_style}
-        self._strips = []
-        for row in self._drawing.rows:
-            for _, name in row:
-                if name not in styles:
-                    part = "dim" if name.startswith("dim") else name
-                    styles[name] = self.get_component_rich_style(f"plot--{part}")
-            segments = [Segment(text, styles[name]) for text, name in row]
-            self._strips.append(Strip(segments, self.size.width))
+        for name in {name for row in rows for _, name in row} - styles.keys():
+            part = "dim" if name.startswith("dim") else name
+            styles[name] = self.get_component_rich_style(f"plot--{part}")
+        return [Strip([Segment(text, styles[name]) for text, name in row], self.size.width) for row in rows]
 
     def _choose(self, view: Viewport) -> None:
         self.view = view

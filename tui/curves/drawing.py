@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from .canvas import ASCII, MOST_LINES, UNICODE, Canvas, Glyphs, Row
 from .curve import Columns, Curve, Line
@@ -22,10 +22,11 @@ _SHORT_OF_ROWS = 5
 class Drawing:
     """Rows of equal width. left, width: where the cells of the curves begin, and how many there are in a row.
 
-    seen: the x values at the left and the right border of these cells.
+    heads: how many rows stand above the curves. seen: the x values at the left and the right border of these cells.
     """
 
     rows: tuple[Row, ...]
+    heads: int = 0
     left: int = 0
     width: int = 0
     seen: Extent = (0.0, 0.0)
@@ -35,6 +36,13 @@ class Drawing:
         low, high = self.seen
         share = (column - self.left + 0.5) / max(1, self.width)
         return low + min(1.0, max(0.0, share)) * (high - low)
+
+    def with_head(self, rows: Sequence[Row]) -> "Drawing | None":
+        """The same curves under another head; None where that has not as many rows."""
+        if not self.rows or len(rows) != self.heads:
+            return None
+        width = sum(len(text) for text, _ in self.rows[0])
+        return evolve(self, rows=(*_padded(rows, width, self.heads), *self.rows[self.heads :]))
 
 
 def extent_of(curves: Sequence[Curve]) -> Extent | None:
@@ -54,28 +62,22 @@ def draw(
     unit: Unit = "number",
     x_unit: Unit = "count",
     glyphs: Glyphs = UNICODE,
+    newest: Sequence[float | None] = (),
 ) -> Drawing:
-    """At most eight curves in `width` x `height` cells; further ones are named as left out."""
+    """At most eight curves in `width` x `height` cells; further ones are named as left out.
+
+    newest: see `plot_head.head`.
+    """
     if width < 1 or height < 1:
         return Drawing(rows=())
     shown = list(curves[:MOST_LINES])
-    heads = head(
-        shown,
-        view,
-        width,
-        height,
-        title=title,
-        x_label=x_label,
-        unit=unit,
-        more=len(curves) - len(shown),
-        glyphs=glyphs,
-    )
+    heads = head(curves, view, width, height, title=title, x_label=x_label, unit=unit, glyphs=glyphs, newest=newest)
     extent = extent_of(shown)
     below = min(2, max(0, height - len(heads) - 2))
     num_rows = height - len(heads) - below
     if num_rows < 1 or extent is None:
         body = [_words("no values yet", width)] if extent is None and height > len(heads) else []
-        return Drawing(rows=_padded([*heads, *body], width, height))
+        return Drawing(rows=_padded([*heads, *body], width, height), heads=len(heads))
     seen = view.seen(extent)
     drawn_from = seen if seen[1] > seen[0] else (seen[0] - 0.5, seen[1] + 0.5)
     # Wide enough for most labels; what is drawn in the end depends on them, and they on what is drawn.
@@ -84,7 +86,8 @@ def draw(
     guess = [curve.columns(*drawn_from, max(1, width - 7) * dots, log=view.log) for _, curve, _ in sources]
     span = _value_range(guess, log=view.log)
     if span is None:
-        return Drawing(rows=_padded([*heads, _words("no values here", width)], width, height), seen=drawn_from)
+        rows = _padded([*heads, _words("no values here", width)], width, height)
+        return Drawing(rows=rows, heads=len(heads), seen=drawn_from)
     marks = _y_labels(*span, num_rows, unit, log=view.log)
     left = max((len(label) for _, label in marks), default=0) + 1
     if width - left < 8:
@@ -104,7 +107,8 @@ def draw(
     at_row = {canvas.row_of(value, *span): label for value, label in reversed(marks)}
     body = [_with_label(row, at_row.get(place), left, glyphs) for place, row in enumerate(canvas.rows())]
     body += _x_axis(drawn_from, num_columns, offset, x_label, x_unit, below, glyphs)
-    return Drawing(rows=_padded([*heads, *body], width, height), left=offset, width=num_columns, seen=drawn_from)
+    rows = _padded([*heads, *body], width, height)
+    return Drawing(rows=rows, heads=len(heads), left=offset, width=num_columns, seen=drawn_from)
 
 
 def _sources(curves: Sequence[Curve], view: Viewport, seen: Extent, number: int) -> list[tuple[int, Curve, bool]]:

@@ -6,7 +6,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 
 from ..words import printable
-from .canvas import Glyphs, Row, Span
+from .canvas import MOST_LINES, Glyphs, Row, Span
 from .curve import Curve
 from .ticks import Unit, one_label
 from .viewport import Viewport
@@ -23,10 +23,15 @@ def head(
     title: str,
     x_label: str,
     unit: Unit,
-    more: int,
     glyphs: Glyphs,
+    newest: Sequence[float | None] = (),
 ) -> list[Row]:
-    """One row, or more where the values need them and a quarter of the height has room for them."""
+    """One row, or more where the values need them and a quarter of the height has room for them.
+
+    newest: of each curve the value that is told without a cursor, where it is known before the curve has it. Of more
+    curves than can be told apart the further ones are counted.
+    """
+    curves, more = curves[:MOST_LINES], len(curves) - MOST_LINES
     pieces: list[Row] = [((printable(title), "title"),)]
     choices = [*view.describe()]
     if view.log and (left_out := sum(curve.left_out for curve in curves)):
@@ -35,7 +40,11 @@ def head(
         pieces.append(((glyphs.apart.join(choices), "note"),))
     if view.cursor is not None:
         pieces.append(((f"{x_label} {exact(view.cursor)}", "cursor"),))
-    pieces += [_value(line, curve, view, unit, len(curves), glyphs) for line, curve in enumerate(curves)]
+    lasts = newest if len(newest) >= len(curves) else [curve.last for curve in curves]
+    pieces += [
+        _value(line, curve, last, view, unit, len(curves), glyphs)
+        for line, (curve, last) in enumerate(zip(curves, lasts, strict=False))
+    ]
     if more > 0:
         pieces.append(((f"{more} more lines not drawn", "note"),))
     return _wrapped([piece for piece in pieces if _width(piece)], width, max(1, height // 4), glyphs)
@@ -47,13 +56,13 @@ def exact(value: float) -> str:
     return f"{int(value):,}" if whole else repr(value)
 
 
-def _value(line: int, curve: Curve, view: Viewport, unit: Unit, number: int, glyphs: Glyphs) -> Row:
+def _value(line: int, curve: Curve, last: float | None, view: Viewport, unit: Unit, number: int, glyphs: Glyphs) -> Row:
     """`● web 2.345`: without sign and name where there is one line only."""
     name: tuple[Span, ...] = ()
     if number > 1:
         name = ((f"{glyphs.markers[line]} ", f"line{line}"), (f"{printable(curve.line.name)} ", ""))
     if view.cursor is None:
-        value = one_label(curve.last, unit) if curve.last is not None else "n/a"
+        value = one_label(last, unit) if last is not None else "n/a"
         return (*name, (value, "value"))
     found = curve.at(view.cursor)
     if found is None:

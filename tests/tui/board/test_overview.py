@@ -57,7 +57,7 @@ def test_figures_are_those_of_the_last_record(tmp_path, last):
 
 def test_of_several_evaluations_none_stands_for_the_others(tmp_path):
     board = board_of(made_run(tmp_path / "run", "datasets", end="running", logged=20))
-    assert len(board.run.evaluations) > 1 and dict(figures(board))["eval loss"] == "–"
+    assert len(board.run.evaluations) > 1 and dict(figures(board))["eval loss"] == "3 sets"
 
 
 def test_what_was_planned_is_that_of_the_plan(tmp_path):
