@@ -51,6 +51,8 @@ checkpoint {{ backend = {backend}, mode = {mode}, keep = 2, best = eval.lines.lo
 {more}
 """
 MOST_KILLS = 6  # of one run
+# Keys of a record that say how fast it went, and no two runs have in common; besides those in seconds and by second.
+MEASURED = {"time", "memory_bytes", "tflops", "mfu", "mfu_causal", "hfu", "dropped"}
 Fault = str
 
 
@@ -164,8 +166,8 @@ def result(directory: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, line in enumerate((directory / "metrics.jsonl").read_text().splitlines()):
         record = json.loads(line)
-        measured = {k: v for k, v in record.items() if k not in ("time", "tokens_per_second", "memory_bytes")}
-        found[f"line {number}"] = {k: v for k, v in measured.items() if not k.endswith("seconds")}
+        computed = record.keys() - MEASURED
+        found[f"line {number}"] = {k: record[k] for k in computed if not k.endswith(("seconds", "per_second"))}
     folder = CheckpointFolder(directory / "checkpoints")
     for pointer in POINTERS:
         entry = folder.pointed(pointer)
