@@ -1,6 +1,7 @@
 """Locks on a run directory, so that no two processes work in it."""
 
 import fcntl
+import os
 import time
 from pathlib import Path
 from typing import IO
@@ -32,4 +33,5 @@ def hold(directory: Path, name: str) -> IO[str]:
             time.sleep(seconds)
         else:
             break
+    os.utime(lock.fileno())  # since when it is held: a dashboard sees that another start has begun
     return lock

@@ -109,6 +109,11 @@ class RunState:
         return None if pace is None or not self.steps else max(0, self.steps - self.step) * pace
 
 
+def begun_again(state: RunState) -> RunState:
+    """`state` when another launcher has begun and has not said anything yet: how the start before has ended is past."""
+    return evolve(state, failures=(), setup=(), raised=(), signal=None, paused_since=None, end=None, restarting=True)
+
+
 def reduce(state: RunState, record: Record) -> RunState:
     """`state` after one metrics record or event."""
     return reduce_all(state, (record,))

@@ -196,12 +196,13 @@ class MadeRun:
             path.write_text(json.dumps(line, separators=(",", ":")).ljust(639) + "\n")
 
     @contextmanager
-    def alive(self) -> Iterator[None]:
-        """Hold the locks of the run, as its launcher and its first rank do."""
+    def alive(self, began: float = 0.0) -> Iterator[None]:
+        """Hold the locks of the run, as its launcher and its first rank do. began: since when, seconds since 1970."""
         with ExitStack() as stack:
             for name in (".launcher.lock", ".worker.lock"):
                 lock = stack.enter_context((self.directory / name).open("a"))
                 fcntl.flock(lock, fcntl.LOCK_EX)
+                os.utime(lock.fileno(), (began, began))
             yield
 
     def evaluate(self, **fields: Any) -> None:

@@ -11,10 +11,12 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding
 from textual.events import Resize
+from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
+from ..curves.canvas import UNICODE
 from ..words import printable
 from . import fault
 from .actions import Action, datasets, is_starting, refusal, word_of
@@ -25,6 +27,8 @@ from .help import HelpScreen, all_groups
 from .keys import Key, app_keys, footer, keys_of
 from .pane import Pane
 from .pieces import Piece, line
+from .plain_signs import PlainSigns
+from .plot import terminal_glyphs
 from .questions import LeaveQuestion, confirm, which_dataset
 from .reading import Reading
 from .screens import SCREENS, pane_classes
@@ -115,6 +119,7 @@ class BoardApp(App[int]):
         self.frozen_at = ""
         self.fault: Path | None = None
         self._wanted: str | None = first
+        self._signs = () if terminal_glyphs() is UNICODE else (PlainSigns(),)
         self._kinds = pane_classes()
         self._panes: dict[str, Pane] = {}
         self._drawn: tuple[str, int] | None = None
@@ -131,6 +136,9 @@ class BoardApp(App[int]):
 
     def get_default_screen(self) -> Screen:
         return BoardScreen(id="_default")
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        return (*super().get_line_filters(), *self._signs)
 
     def compose(self) -> ComposeResult:
         yield from (self._head, self._tabs, self._switcher, self._keys_line, self._tiny)

@@ -43,8 +43,6 @@ class Sheet(Widget, can_focus=True):
 
     def draw(self, rows: Sequence[Row]) -> None:
         """Show these rows from now on; only those that are others than before are drawn again."""
-        if self.marks is ASCII:
-            rows = [tuple((text.translate(_IN_ASCII), style) for text, style in row) for row in rows]
         before, self._rows = self._rows, tuple(rows)
         if len(before) != len(rows):
             self.refresh()
@@ -73,9 +71,6 @@ class Sheet(Widget, can_focus=True):
             self._styles_of[name] = style
         return self._styles_of[name]
 
-
-# What texts have beside the marks, one sign for one.
-_IN_ASCII = str.maketrans({"–": "-", "“": '"', "”": '"', "µ": "u", "…": ">", "·": "-", "×": "x", "→": ">"})
 
 # From cool to hot, each to be seen on dark and on light ground; the signs they colour tell the order without them.
 HEAT = ("#5b7fb5", "#4482b4", "#2f8ba0", "#2f8f6e", "#5a8c46", "#80822c", "#a07420", "#bf6420", "#d04a36", "#cf2f5c")

@@ -52,6 +52,12 @@ class Terminal:
         self.leave_screen()
 
     def leave_screen(self) -> None:
-        """Leave the second screen, and ask for no more reports of mouse, focus and keys."""
+        """Leave the second screen, and ask for no more reports of mouse, focus and keys; never waits for a terminal
+        that takes nothing."""
         with contextlib.suppress(OSError):
-            os.write(self._descriptor, _BACK.encode())
+            # Opened anew: what is set for its descriptor holds for the shell as well.
+            own = os.open(os.ttyname(self._descriptor), os.O_WRONLY | os.O_NOCTTY | os.O_NONBLOCK)
+            try:
+                os.write(own, _BACK.encode())
+            finally:
+                os.close(own)

@@ -14,12 +14,20 @@ def headline(board: "Board") -> str:
     run, life = board.run, board.life
     if life.state == "lost":
         return f"LOST at step {board.step:,}: {life.why or 'nobody is there any more'}"
-    took = f" in {duration(run.end.seconds)}" if run.end and run.end.seconds is not None else ""
     why = outcome(run)
-    parts = [f"{life.in_words.upper()} after {plural(board.step, 'step')}{took}"]
+    parts = [f"{life.in_words.upper()} after {plural(board.step, 'step')}{_time_taken(board)}"]
     parts += [f"loss {decimal(run.loss, 4)}"] if run.loss is not None else []
     parts += [why] if why else []
     return printable(", ".join(parts))
+
+
+def _time_taken(board: "Board") -> str:
+    """` in 4m02s`; of a run that was stopped before, and of which this start is a part, how large a part."""
+    run = board.run
+    if run.end is None or run.end.seconds is None:
+        return ""
+    own = f", the last {board.step - run.first_step:,} of them" if 0 < run.first_step < board.step else ""
+    return f"{own} in {duration(run.end.seconds)}"
 
 
 def advice(board: "Board") -> list[str]:

@@ -13,7 +13,7 @@ from typing import Literal
 from attrs import frozen
 
 from ..state import RunState
-from .processes import is_folder, is_locked, is_shared
+from .processes import is_folder, is_locked, is_shared, time_of
 from .ranks import Ranks
 
 Phase = Literal["waiting", "starting", "training", "paused", "ended", "lost"]
@@ -33,13 +33,15 @@ class Life:
     state: `waiting` (no record yet), `starting` (set-up), `training`, `paused` (it waits for `resume`), `ended` (it
     has said so itself), `lost` (its processes are gone, or not heard of, and it has not said that it ends). status: of
     an ended run, as in `run_end`: `done`, `complete`, `stopped`, `interrupted`, `failed`. since: seconds since 1970,
-    from when; of a lost run when it was last heard of. why: what that is concluded from, in words.
+    from when; of a lost run when it was last heard of. why: what that is concluded from, in words. again: a launcher
+    has begun that has not written anything yet: what is known is of the start before.
     """
 
     state: Phase = "waiting"
     status: str = ""
     since: float | None = None
     why: str = ""
+    again: bool = False
 
     @property
     def over(self) -> bool:
@@ -61,6 +63,7 @@ class LifeReader:
         self._shared = True
         self._locked: bool | None = None
         self._launched: bool | None = None
+        self._launched_at: float | None = None
         self._nobody = 0
         self._heard = time.monotonic()
         self._newest: float | None = None
@@ -71,10 +74,14 @@ class LifeReader:
         that ends says so before it lets go of its locks."""
         if newest != self._newest:
             self._newest, self._heard = newest, time.monotonic()
+        why = self._why_nobody(ranks, between_gangs=run.restarting)
+        begun = run.start.time if run.start else None
+        if begun is not None and self._launched_at is not None and self._launched_at > begun:
+            return Life(state="starting", since=self._launched_at, again=True)
         if run.end is not None:
             return Life(state="ended", status=run.end.status, since=newest)
-        why = self._why_nobody(ranks, between_gangs=run.restarting)
-        if not why or (run.start is None and newest is None):
+        # What has neither records nor a lock has not begun yet.
+        if not why or (run.start is None and newest is None and self._launched is None):
             self._lost = None
             return _while_alive(run)
         if run.failures:
@@ -110,6 +117,7 @@ class LifeReader:
     def _look(self) -> None:
         shared = is_shared(self._directory)
         self._launched = is_locked(self._directory / LAUNCHER_LOCK, shared=shared)
+        self._launched_at = time_of(self._directory / LAUNCHER_LOCK) if self._launched else None
         self._locked = is_locked(self._directory / WORKER_LOCK, shared=shared)
         # Of a copied directory, or one of somebody else, there may be no locks to look at.
         unknown = self._launched is None and self._locked is None

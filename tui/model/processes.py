@@ -55,6 +55,14 @@ def is_locked(path: Path, *, shared: bool) -> bool | None:
     return False
 
 
+def time_of(path: Path) -> float | None:
+    """When a file was last changed, in seconds since 1970; of a lock that is held, since when."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return None
+
+
 def is_listed(path: Path) -> bool:
     """Whether the kernel lists a lock on a file, held by a process that can be seen from here. Raises OSError."""
     status = path.stat()

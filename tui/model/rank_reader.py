@@ -9,7 +9,6 @@ import os
 import socket
 import time
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from attrs import define, evolve
@@ -39,8 +38,10 @@ GONE_SECONDS = 1.5
 # A rank makes no progress after so many seconds, or so many of its steps, without a mark in work that does not last.
 IDLE_SECONDS = 30.0
 IDLE_STEPS = 5.0
-# Over how many of its newest lines a rank's own part of a step is taken.
-BUSY = 5
+# Over how many of its newest lines a rank's own part of a step is taken, and what part of them is at most as long: what
+# comes and goes, as other processes do, makes some lines longer and none shorter.
+BUSY = 12
+BUSY_SHARE = 0.25
 
 _BEAT: dict[str, type | tuple[type, ...]] = {
     "rank": int, "host": str, "pid": int, "born": int, "attempt": int, "alive": int, "time": (int, float),
@@ -187,7 +188,7 @@ class RankReader:
             step_seconds=number(last.get("step_seconds")),
             data_seconds=number(last.get("data_seconds")),
             comm_seconds=number(last.get("comm_seconds")),
-            busy_seconds=median(self._busy[rank]) if self._busy[rank] else None,
+            busy_seconds=_usual(self._busy[rank]),
             memory_bytes=number(last.get("memory_bytes")),
             node_seconds={
                 str(node): value
@@ -244,3 +245,7 @@ def read_beat(path: Path) -> Beat | None:
     if not found or not all(isinstance(found[0].get(key), kind) for key, kind in _BEAT.items()):
         return None
     return Beat(**{key: found[0][key] for key in _BEAT})
+
+
+def _usual(seconds: tuple[float, ...]) -> float | None:
+    return sorted(seconds)[int(BUSY_SHARE * (len(seconds) - 1))] if seconds else None

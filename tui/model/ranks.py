@@ -46,12 +46,12 @@ class OneRank:
 
     coordinates: its place on every axis of the mesh, empty without a plan. last: the newest line of its own file, as
     it was written; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
-    None where they are missing. busy_seconds: the part of a step that is no communication, the median over the newest
-    lines; None where several ranks do not tell how long they communicate. recent: (step, seconds a step), oldest first,
-    at most RING. beat: its line of progress, None where it has none of this start. pulse: `alive`; `idle` (its Python
-    runs, but it makes no progress in work that should);
-    `silent` (its line stands still); `gone` (its process is not there any more); `unknown` (no line yet).
-    seconds_silent: how long the line has not moved, by the clock of whoever looks.
+    None where they are missing. busy_seconds: the part of a step that is no communication, the lower quartile over the
+    newest lines; None where several ranks do not tell how long they communicate. recent: (step, seconds a step), oldest
+    first, at most RING. beat: its line of progress, None where it has none of this start. pulse: `alive`; `idle` (its
+    Python runs, but it makes no progress in work that should); `silent` (its line stands still); `gone` (its process is
+    not there any more); `unknown` (no line yet). seconds_silent: how long the line has not moved, by the clock of
+    whoever looks.
     """
 
     rank: int

@@ -5,7 +5,7 @@ import time
 from operator import itemgetter
 from pathlib import Path
 
-from ..state import RunState, reduce_all
+from ..state import RunState, begun_again, reduce_all
 from ..tail import Record, Tail
 from ..words import number
 from .alerts import Onlooker
@@ -40,6 +40,7 @@ class Reader:
         self._onlooker = Onlooker()
         self._life = LifeReader(directory)
         self._state = RunState()
+        self._again: tuple[RunState, RunState] | None = None
         self._newest: float | None = None
         self._waiting: list[tuple[float, Record]] = []
         self._first = True
@@ -62,23 +63,29 @@ class Reader:
     def _made(self) -> Board:
         now, ranks = time.time(), self._ranks.ranks()
         life = self._life.look(self._state, ranks, self._newest)
+        run = self._begun_again() if life.again else self._state
         parts = {
-            "run": self._state,
+            "run": run,
             "ranks": ranks,
             "planned": self._planned,
             "events": self._log.log(),
-            "alerts": self._onlooker.alerts(self._state, ranks, life, now),
+            "alerts": self._onlooker.alerts(run, ranks, life, now),
             "life": life,
             "loading": self._metrics.loading,
             "damaged": self._metrics.damaged + self._events.damaged,
         }
         # The parts are values, the same ones while nothing is new; the series is not.
-        drawn = (*map(id, (self._state, ranks, self._planned, self._log.log())), self._series.version)
+        drawn = (*map(id, (run, ranks, self._planned, self._log.log())), self._series.version)
         drawn += (parts["alerts"], life, parts["loading"], parts["damaged"])
         version = self._board.version + (drawn != self._drawn)
         self._drawn = drawn
         self._board = Board(directory=self.directory, now=now, version=version, series=self._series, **parts)
         return self._board
+
+    def _begun_again(self) -> RunState:
+        if self._again is None or self._again[0] is not self._state:
+            self._again = self._state, begun_again(self._state)
+        return self._again[1]
 
     def _read_plan(self) -> None:
         """A run that goes on with other ranks has another plan."""

@@ -59,8 +59,11 @@ def states(board: "Board") -> States:
     failed = {f.rank: f.message for f in board.run.failures if f.rank is not None and not f.lost}
     if board.life.state == "ended" and board.life.status not in ("", "failed"):
         return States(of=found)
+    if board.run.restarting:  # what is known is of ranks that there are no more
+        return States(of=np.full(len(ranks), UNKNOWN))
     blamed = _blamed(board)
-    slow = {each.rank: each for each in board.ranks.stragglers()}
+    paused = board.life.state == "paused"  # who waits is not slow
+    slow = {} if paused else {each.rank: each for each in board.ranks.stragglers()}
     for place, rank in enumerate(ranks):
         if rank.rank in failed:
             found[place] = GONE
@@ -136,6 +139,8 @@ def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
         return f"the run is lost: {board.life.why or 'nothing is heard of it'}"
     if board.life.state == "paused":
         return "the run is paused: all ranks wait"
+    if board.run.restarting:
+        return "ranks are being started again"
     if not any(rank.beat or rank.last for rank in ranks):
         return "no rank has told of itself yet"
     if not any(rank.step_seconds is not None for rank in ranks):

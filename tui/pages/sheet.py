@@ -49,7 +49,7 @@ UNICODE = Marks(
     line="─", wall="│", dot="·", shades="·░▒▓█", eighths="▏▎▍▌▋▊▉█",
 )  # fmt: skip
 ASCII = Marks(
-    cut=">", under_way="*", done="+", dead="x", stuck="!", silent="?", over="+", unknown=" ", down="v", up="^",
+    cut="~", under_way="*", done="+", dead="x", stuck="!", silent="?", over="+", unknown=" ", down="v", up="^",
     open="-", folded="+", cursor=">",
     line="-", wall="|", dot="-", shades=".:=%#", eighths="#",
 )  # fmt: skip

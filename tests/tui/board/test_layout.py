@@ -71,6 +71,33 @@ def test_questions_and_help_fit_the_smallest_terminal(tmp_path):
         played(play())
 
 
+def test_a_terminal_without_utf_8_gets_nothing_but_ascii(tmp_path, monkeypatch):
+    monkeypatch.setenv("LC_ALL", "de_DE.ISO-8859-1")
+    made = made_run(tmp_path / "é", "datasets", end="running", logged=40, steps=400)
+    other = made_run(tmp_path / "b", "datasets", logged=40).directory
+    made.event("alert", kind="slow", message="½ as fast", value=1, limit=2, ranks=[], state="raised")
+
+    async def play():
+        async with opened(made.directory, (120, 40), compared=[other]) as (app, pilot):
+            for name in [name for _, name, _ in app._screens()]:
+                await app.action_visit(name)
+                await until(pilot, lambda name=name: app.visited == name)
+                await pilot.pause(0.1)
+                assert shown(app).isascii() and faults(app) == [], name
+            await pilot.press("1")
+            await until(pilot, lambda: "? as fast" in shown(app))
+            for key in ("X", "question_mark"):
+                await pilot.press(key)
+                await until(pilot, lambda: len(app.screen_stack) == 2)
+                await pilot.pause(0.1)
+                assert shown(app).isascii(), key
+                await pilot.press("escape")
+                await until(pilot, lambda: len(app.screen_stack) == 1)
+
+    with made.alive():
+        played(play())
+
+
 def test_a_terminal_that_is_too_small_is_told_so_and_grows_again(tmp_path):
     run = made_run(tmp_path / "a", logged=20).directory
 

@@ -185,10 +185,8 @@ async def test_another_size_is_drawn_anew() -> None:
 
 
 @piloted
-async def test_a_terminal_without_utf_8_is_drawn_in_ascii() -> None:
+async def test_a_terminal_without_utf_8_has_other_marks() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sheet, "terminal_glyphs", lambda: canvas.ASCII)
-        async with shown(BOARD, (120, 40)) as (pilot, pane):
-            assert text(pane).isascii() and ">* step.forward_backward" in text(pane)
-            await pilot.press("slash", *"save", "enter", "b", "enter")
-            assert text(pane).isascii()
+        async with shown(BOARD, (120, 40)) as (_, pane):
+            assert ">* step.forward_backward" in text(pane)

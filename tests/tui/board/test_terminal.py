@@ -128,6 +128,18 @@ def test_a_signal_leaves_in_order(tmp_path, seats):
     assert seat.given_back() and seat.said() == ""
 
 
+def test_a_terminal_that_takes_nothing_any_more_keeps_nobody(tmp_path, seats):
+    run = made_run(tmp_path / "a", logged=20).directory
+    seat = seats("-m", "xtrain", "watch", str(run), folder=tmp_path)
+    seat.read_until(b"two_ranks_cpu")
+    for _ in range(100):  # themes: each draws the whole screen, and nobody reads it
+        seat.press(b"t")
+        time.sleep(0.02)
+    assert len(os.read(seat.master, 1)) == 1
+    seat.process.send_signal(signal.SIGTERM)
+    seat.process.wait(PATIENCE_SECONDS)
+
+
 def test_a_terminal_that_is_closed_is_left_in_silence(tmp_path, seats):
     run = made_run(tmp_path / "a", logged=20).directory
     seat = seats("-m", "xtrain", "watch", str(run), folder=tmp_path)

@@ -16,16 +16,18 @@ from projects import Project
 from xtrain.tui.model import life as life_module
 from xtrain.tui.model import rank_reader
 from xtrain.tui.model.reader import Reader
+from xtrain.tui.pages.rank_states import states as states_of_ranks
 
 # Holds the locks of a run and tells of its progress, as its processes do.
 STANDIN = """
-import fcntl, sys, time
+import fcntl, os, sys, time
 sys.path.insert(0, {support!r})
 from pathlib import Path
 from made_runs import MadeRun
 locks = [(Path(sys.argv[1]) / name).open("a") for name in (".launcher.lock", ".worker.lock")]
 for lock in locks:
     fcntl.flock(lock, fcntl.LOCK_EX)
+    os.utime(lock.fileno(), (0, 0))  # before all records
 run = MadeRun(directory=Path(sys.argv[1]), plan={{"world_size": 2}})
 print("ready", flush=True)
 while True:
@@ -178,6 +180,20 @@ def test_a_copied_directory_has_no_locks_to_look_at(tmp_path: Path, monkeypatch:
     assert set(clock.polls(Reader(run.directory), 60)) == {"starting"}
 
 
+def test_a_run_that_was_killed_before_its_first_word_is_lost(
+    tmp_path: Path, standin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    run = made_run(tmp_path / "run", end="waiting")
+    assert set(clock.polls(Reader(run.directory), 10)) == {"waiting"}  # there is not even a launcher yet
+    process = standin(run, "no beats")
+    reader = Reader(run.directory)
+    assert set(clock.polls(reader, 10)) == {"waiting"}
+    process.kill()
+    process.wait()
+    assert clock.polls(reader, 5)[-1] == "lost"
+
+
 def test_a_directory_that_is_removed_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="starting")
@@ -251,6 +267,25 @@ def test_ranks_without_progress_are_told(tmp_path: Path, monkeypatch: pytest.Mon
         run.event("alert", kind="stalled", message="", value=1, limit=60, ranks=[], state="cleared")
         clock.polls(reader, 5, run)
         assert not reader.poll().alerts
+
+
+@pytest.mark.parametrize("end", ["done", "failed", "killed"])
+def test_a_run_that_is_started_again_is_starting_before_it_has_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end
+) -> None:
+    clock = Clock(monkeypatch)
+    run = made_run(tmp_path / "run", end=end, logged=8)
+    reader = Reader(run.directory)
+    assert clock.polls(reader, 5)[-1] in ("ended", "lost")
+    with run.alive(began=time.time()):
+        states = clock.polls(reader, 30)
+        board = reader.poll()
+        assert set(states[2:]) == {"starting"} and not board.life.over
+        assert not board.alerts and not board.run.failures and board.run.end is None
+        assert states_of_ranks(board).troubled() == []
+        run.start = time.time() + 1
+        run.begin()  # what it says from here on is its own
+        assert set(clock.polls(reader, 2)) == {"training"}
 
 
 @pytest.mark.parametrize("end", ["done", "stopped", "failed"])
