@@ -38,7 +38,7 @@ def test_what_is_cut_says_so() -> None:
     assert plain(fit(row("abc", ("def", "dim")), 6)) == "abcdef"
     assert fit(row("abc", ("def", "dim")), 4) == (("abc…", ""),)
     assert cut("猫猫猫", 4) == "猫 …" and cell_len(cut("猫猫猫", 4)) == 4
-    assert cut("abc", 0) == "" and cut("abcdef", 3, ASCII) == "ab>"
+    assert cut("abc", 0) == "" and cut("abcdef", 3, ASCII) == "ab~"
 
 
 def test_texts_of_others_cannot_steer_the_terminal() -> None:
