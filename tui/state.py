@@ -266,12 +266,23 @@ def _warning(state: RunState, record: Record) -> RunState:
 
 def _failure(state: RunState, record: Record) -> RunState:
     """Causes come before ranks that have only lost another one."""
+    state = _of_another_start(state)
     failures = sorted((*state.failures, Failure.of(record)), key=lambda failure: failure.lost)
     return evolve(state, failures=tuple(failures)[:MAX_FAILURES])
 
 
 def _run_end(state: RunState, record: Record) -> RunState:
-    return evolve(state, end=RunEnd.of(record))
+    """A launcher that was stopped before its ranks had begun says so too: what was behind the checkpoint it would have
+    gone on from is undone by then."""
+    state, end = _of_another_start(state), RunEnd.of(record)
+    if end.step is not None and end.step < (state.history.step or 0):
+        state = evolve(state, history=state.history.rewound(end.step), told_step=min(end.step, state.told_step))
+    return evolve(state, end=end)
+
+
+def _of_another_start(state: RunState) -> RunState:
+    """Of a run that has ended already: how it did is no matter of what a start that never began says now."""
+    return state if state.end is None else evolve(begun_again(state), restarting=False)
 
 
 _TICKS = frozenset(

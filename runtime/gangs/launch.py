@@ -11,7 +11,7 @@ from types import FrameType
 
 from attrs import field, frozen
 
-from .stop_notes import STOPS
+from .stop_notes import STOPS, StopNotes
 
 # Tells the ranks how often their gang has been started again, as torch's agent does with the other name.
 RESTART = "XTRAIN_RESTART"
@@ -36,10 +36,11 @@ class Ended:
         return {rank: _reason(code) for rank, code in order}
 
 
-def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) -> Ended:
+def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, notes: StopNotes) -> Ended:
     """Run `ranks` workers over the plan in `directory`; returns when all have ended. Main thread only.
 
-    A signal to this process goes on to every worker, which then has `stop_seconds` to save and leave.
+    A signal to this process goes on to every worker, which then has `stop_seconds` to save and leave. notes: what has
+    come before there are workers; after such a signal none is started.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, Std
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -90,6 +91,9 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) ->
     try:
         for number in STOPS:
             signal.signal(number, stop)
+        if notes.signal is not None:
+            over.append(True)
+            return Ended(signal=notes.signal)
         try:
             elastic_launch(config, command[0])(*command[1:])
         finally:

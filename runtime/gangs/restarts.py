@@ -51,6 +51,7 @@ class Gangs:
     def run(self) -> int:
         """The exit code of the run. Main thread only."""
         events = self.workspace.directory / "events.jsonl"
+        self._notes.listen()
         while True:
             begin, step = size_of(events), self._saved_step()
             if not self.tries:
@@ -79,6 +80,7 @@ class Gangs:
             self.workspace.attempt,
             ranks=self.plan.mesh.world_size,
             stop_seconds=self.plan.launch["stop_deadline_seconds"],
+            notes=self._notes,
         )
 
     def _may_go_on(self) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xtrain.tui.history import MAX_POINTS
+from xtrain.tui.lines.next_steps import going_on, outcome
 from xtrain.tui.model.lines import records
 from xtrain.tui.state import MAX_TICKS, RunState, reduce, reduce_all
 
@@ -173,6 +174,27 @@ def test_a_restart_is_no_failure_and_the_attempt_behind_it_counts_it(event, metr
     assert (state.num_restarts, state.restarting, state.step) == (1, False, 4)
     state = reduce(state, event("run_start", 0, steps=60, attempt=3, resumed_step=4))
     assert state.num_restarts == 0, "another command has started the run"
+
+
+def test_a_start_that_was_stopped_before_it_began_ends_for_reasons_of_its_own(event, metrics) -> None:
+    state = reduce_all(RunState(), [event("run_start", 0, steps=60), *(metrics(n, n) for n in range(1, 10))])
+    for record in (
+        event("control", 9, step=9, id="1", command="stop", state="accepted", detail=""),
+        event("failure", 9, step=9, rank=1, error="boom", traceback="", exit_code=1),
+        event("run_end", 9, step=9, status="failed", exit_code=1, seconds=9.0, loss=None),
+    ):
+        state = reduce(state, record)
+    assert state.status == "failed" and outcome(state) == "rank 1 at step 9"
+    again = reduce(state, event("run_end", 20, step=4, status="stopped", exit_code=75, seconds=None, loss=None))
+    assert (again.status, again.failures, again.step, outcome(again)) == ("stopped", (), 4, "")
+    assert [step for step, _ in again.history.points()] == [1, 2, 3, 4]
+    fell = reduce(state, event("failure", 20, step=4, rank=None, error="the ranks were ended", traceback=""))
+    assert [failure.rank for failure in fell.failures] == [None] and fell.status == "failed"
+
+
+def test_what_a_launcher_does_not_know_of_earlier_starts_it_does_not_say(event) -> None:
+    state = reduce(RunState(), event("run_end", 20, step=40, status="stopped", exit_code=75, seconds=None, loss=None))
+    assert "no checkpoint was saved" not in going_on(state) and "from the last checkpoint" in going_on(state)
 
 
 def test_of_ranks_that_only_lost_another_one_the_first_is_told_and_a_cause_comes_before_them(event) -> None:

@@ -357,7 +357,7 @@ class BoardApp(App[int]):
 
     @work(exclusive=True, group="question")
     async def _ask_before_leaving(self, launcher: int) -> None:
-        answer = await self.push_screen_wait(LeaveQuestion())
+        answer = await self.push_screen_wait(LeaveQuestion(starting=is_starting(self.live)))
         if answer == "leave":
             self.exit(0)
         elif answer == "stop" and is_starting(self.live):

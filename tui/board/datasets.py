@@ -6,7 +6,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..pages.dataset_page import DatasetsPage, DatasetsView, moved, page
+from ..pages.dataset_page import DatasetsPage, DatasetsView, least_rows, moved, page
 from ..pages.mixture import Mixture, mixture, several
 from .pane import Pane
 from .plot import Line, Plot
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ..model.board import Board
 
 _PLOT_ROWS = 7
+_TABLE_ROWS = 6
 # What the plot can show: its title, and the key of the metrics for a dataset.
 _CURVES = (("loss by dataset", "loss/{}"), ("loss on what was held out", "eval/{}/loss"), ("wait for rows", ""))
 
@@ -49,6 +50,7 @@ class DatasetsPane(Pane):
         self._page: DatasetsPage | None = None
         self._version: object = None
         self._curves = 0
+        self._beside, self._only_plot = True, False
         self._board: Board | None = None
 
     @classmethod
@@ -88,7 +90,11 @@ class DatasetsPane(Pane):
         width, height = self.content_size
         if not width or not height:
             return
-        most = max(3, height - _PLOT_ROWS)
+        # Where there is no room for some of the table and a plot, `v` leads from the one to the other.
+        self._beside = height - _PLOT_ROWS >= min(_TABLE_ROWS, least_rows(self._mixture))
+        only_plot = self._only_plot and not self._beside
+        sheet.display, self.query_one(Plot).display = not only_plot, self._beside or only_plot
+        most = height - _PLOT_ROWS if self._beside else height
         self._page = page(self._mixture, self._view, width, most, step=self._step, marks=sheet.marks)
         self._view = self._page.view
         sheet.styles.height = len(self._page.rows)
@@ -110,5 +116,10 @@ class DatasetsPane(Pane):
 
     def action_curves(self) -> None:
         """The next of: losses, losses on what was held out, the wait for rows."""
-        self._curves = (self._curves + 1) % len(_CURVES)
+        if self._beside or self._only_plot:
+            self._curves = (self._curves + 1) % len(_CURVES)
+            self._only_plot = self._curves > 0
+        else:
+            self._only_plot = True
         self._plot()
+        self._draw()

@@ -32,12 +32,13 @@ def confirm(board: "Board", action: Action, dataset: str = "") -> Question:
 class LeaveQuestion(Question):
     """Asks what is to become of a run that was started together with this dashboard."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, starting: bool) -> None:
+        saves = "the run has not begun to train; it ends" if starting else "the run saves a checkpoint, then ends"
         super().__init__(
             "Leave the dashboard?",
             [
                 "Leave: training goes on in this terminal, with lines.",
-                "Stop: the run saves a checkpoint, then ends with exit code 75.",
+                f"Stop: {saves} with exit code 75.",
                 "Ctrl-C once more leaves.",
             ],
             [Choice("", "n", "Stay"), Choice("leave", "l", "Leave"), Choice("stop", "s", "Stop")],

@@ -32,6 +32,8 @@ def going_on(state: RunState) -> str:
         return f"run the same command again to go on from step {checkpoint.step:,}"
     if state.start and state.start.resumed_step:
         return f"run the same command again to go on from step {state.start.resumed_step:,}"
+    if state.start is None:  # what the starts before have left is known to the run alone
+        return "run the same command again; it goes on from the last checkpoint, if there is one"
     return "run the same command again; no checkpoint was saved, so it begins anew"
 
 

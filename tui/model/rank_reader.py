@@ -38,10 +38,9 @@ GONE_SECONDS = 1.5
 # A rank makes no progress after so many seconds, or so many of its steps, without a mark in work that does not last.
 IDLE_SECONDS = 30.0
 IDLE_STEPS = 5.0
-# Over how many of its newest lines a rank's own part of a step is taken, and what part of them is at most as long: what
-# comes and goes, as other processes do, makes some lines longer and none shorter.
+# Over how many of its newest lines a rank's own part of a step is taken, and how many it needs to say how that varies.
 BUSY = 12
-BUSY_SHARE = 0.25
+LEAST_BUSY = 4
 
 _BEAT: dict[str, type | tuple[type, ...]] = {
     "rank": int, "host": str, "pid": int, "born": int, "attempt": int, "alive": int, "time": (int, float),
@@ -179,6 +178,7 @@ class RankReader:
             ):  # else its own part of a step is not known, and the whole says nothing of who is slow
                 busy.append(seconds - waited)
         self._busy[rank] = tuple(busy[-BUSY:])
+        busy_seconds, busy_most = _quartiles(self._busy[rank])
         nodes = last.get("node_seconds")
         step = last.get("step")
         self._ranks[rank] = evolve(
@@ -188,7 +188,8 @@ class RankReader:
             step_seconds=number(last.get("step_seconds")),
             data_seconds=number(last.get("data_seconds")),
             comm_seconds=number(last.get("comm_seconds")),
-            busy_seconds=_usual(self._busy[rank]),
+            busy_seconds=busy_seconds,
+            busy_most=busy_most,
             memory_bytes=number(last.get("memory_bytes")),
             node_seconds={
                 str(node): value
@@ -247,5 +248,9 @@ def read_beat(path: Path) -> Beat | None:
     return Beat(**{key: found[0][key] for key in _BEAT})
 
 
-def _usual(seconds: tuple[float, ...]) -> float | None:
-    return sorted(seconds)[int(BUSY_SHARE * (len(seconds) - 1))] if seconds else None
+def _quartiles(seconds: tuple[float, ...]) -> tuple[float | None, float]:
+    """The lower one, and the upper one: of too few without limit."""
+    ordered, last = sorted(seconds), len(seconds) - 1
+    if last + 1 < LEAST_BUSY:
+        return (ordered[0] if ordered else None), float("inf")
+    return ordered[last // 4], ordered[-1 - last // 4]

@@ -47,11 +47,11 @@ class OneRank:
     coordinates: its place on every axis of the mesh, empty without a plan. last: the newest line of its own file, as
     it was written; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
     None where they are missing. busy_seconds: the part of a step that is no communication, the lower quartile over the
-    newest lines; None where several ranks do not tell how long they communicate. recent: (step, seconds a step), oldest
-    first, at most RING. beat: its line of progress, None where it has none of this start. pulse: `alive`; `idle` (its
-    Python runs, but it makes no progress in work that should); `silent` (its line stands still); `gone` (its process is
-    not there any more); `unknown` (no line yet). seconds_silent: how long the line has not moved, by the clock of
-    whoever looks.
+    newest lines; None where several ranks do not tell how long they communicate; busy_most: the upper one. recent:
+    (step, seconds a step), oldest first, at most RING. beat: its line of progress, None where it has none of this
+    start. pulse: `alive`; `idle` (its Python runs, but it makes no progress in work that should); `silent` (its line
+    stands still); `gone` (its process is not there any more); `unknown` (no line yet). seconds_silent: how long the
+    line has not moved, by the clock of whoever looks.
     """
 
     rank: int
@@ -63,6 +63,7 @@ class OneRank:
     data_seconds: float | None = None
     comm_seconds: float | None = None
     busy_seconds: float | None = None
+    busy_most: float = 0.0
     memory_bytes: float | None = None
     node_seconds: Mapping[str, float] = field(factory=dict)
     recent: tuple[tuple[int, float], ...] = ()
@@ -110,8 +111,10 @@ class Ranks:
 
         All ranks of a run take equally long for a step, as they wait for each other: what tells them apart is the part
         of it in which they do not communicate. Compared are ranks that do the same work, which are those of one
-        pipeline coordinate. A rank is slow if it is behind the (lower) median of them by SLOWER of it, and by
-        VARIATION times the deviation of the others, itself a median, so that no slow rank can hide itself.
+        pipeline coordinate. A rank is slow if its quick steps are behind the (lower) median of theirs by SLOWER of it,
+        and by VARIATION times their deviation, itself a median, so that no slow rank can hide itself; and if they are
+        behind what is slow for the others: what comes and goes, as other processes do, makes some steps of any rank
+        longer.
         """
         groups: dict[int, list[OneRank]] = {}
         for each in self.all:
@@ -136,7 +139,7 @@ def _slow(group: list[OneRank]) -> Iterator[Straggler]:
     times = [(each.rank, each.busy_seconds or 0.0) for each in group]
     middle = median_low([seconds for _, seconds in times])
     deviation = _NORMAL * median_low([abs(seconds - middle) for _, seconds in times])
-    limit = middle + max(SLOWER * middle, VARIATION * deviation)
+    limit = max(middle + max(SLOWER * middle, VARIATION * deviation), median_low([each.busy_most for each in group]))
     for rank, seconds in times:
         if middle > 0 and seconds > limit:
             yield Straggler(rank=rank, seconds=seconds, median=middle, share=seconds / middle - 1)

@@ -66,7 +66,9 @@ def page(
     )
     title = rule("Datasets", width, marks, facts)
     words = [row((line, style)) for text, style in in_words(mixture) for line in wrapped(text, width, "  ")]
-    room = max(1, min(len(mixture.datasets), most_rows - 2 - min(len(words), max(2, most_rows // 3))))
+    room = len(mixture.datasets)
+    if least_rows(mixture) > most_rows:  # one row says how many more there are
+        room = max(1, most_rows - 3 - min(len(words), most_rows // 4))
     place = max(0, min(len(mixture.datasets) - 1, view.place))
     top = window(len(mixture.datasets), room, view.top, place)
     names, columns, broad = _layout(mixture, width)
@@ -88,6 +90,11 @@ def page(
         count=len(mixture.datasets),
         height=room,
     )
+
+
+def least_rows(mixture: Mixture) -> int:
+    """Rows of the whole table without the words."""
+    return 2 + len(mixture.datasets)
 
 
 def moved(page: DatasetsPage, by: int) -> DatasetsView:

@@ -103,8 +103,9 @@ def _list_page(
 
 
 def _title(log: EventLog, entries: Sequence[Entry], view: EventsView, width: int, marks: Marks) -> Row:
-    total = len(_chosen_entries(log, EventsView()))
-    shown = plural(total, "event") if view.kinds == "all" and not view.query else f"{len(entries):,} of {total:,}"
+    total = len(_chosen_entries(log, EventsView())) if view.kinds == "all" else len(log.entries)
+    whole = view.kinds == "all" and not view.query
+    shown = plural(total, "event") if whole else f"{len(entries):,} of {total:,}"
     parts = [view.kinds if view.kinds != "all" else "", f"“{view.query}”" if view.query else "", shown]
     parts.append(f"{log.forgotten:,} older ones in events.jsonl" if log.forgotten and width >= 80 else "")
     parts.append("newest" if view.chosen is None else "held")

@@ -15,6 +15,7 @@ _EDGES = np.array([0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.6, 2.0, 3.0])
 _NUMBERED, _BROAD = 5, 2
 # So many rows of words stay, of so many rows.
 _WORDS, _ROOM_FOR_WORDS = 3, 18
+_LEAST_LAYERS = 3
 
 
 @frozen(kw_only=True)
@@ -51,15 +52,17 @@ def page(
     if not loads:
         words = row((" No step has been logged yet.", "dim"))
         return ExpertsPage(rows=tuple(block([title, words], width, height, marks)), view=view)
-    said = [row((line, style)) for text, style in in_words(loads) for line in wrapped(text, width, "  ")]
+    sentences = [[row((line, style)) for line in wrapped(text, width, "  ")] for text, style in in_words(loads)]
     layers = sorted(loads, key=lambda load: -load.imbalance) if view.worst_first else list(loads)
     numbers = [load.layer for load in layers]
     place = numbers.index(view.layer) if view.layer in numbers else 0
     chosen = [row((line, "")) for line in wrapped(of_layer(layers[place]), width, "  ")]
-    # The map comes first: where rows are few, words give way from the end.
+    # The map comes first: where rows are few, sentences give way from the end, and then what is said of one layer.
     spare = height - 3 - len(layers) - len(chosen)
-    said = said[: max(_WORDS if height >= _ROOM_FOR_WORDS else 1, spare)]
-    room = max(1, height - 1 - len(said) - 2 - len(chosen))
+    said = _whole(sentences, max(_WORDS if height >= _ROOM_FOR_WORDS else 1, spare))
+    if height - 3 - len(said) - len(chosen) < min(_LEAST_LAYERS, len(layers)):
+        chosen = []
+    room = max(1, height - 3 - len(said) - len(chosen))
     top = window(len(layers), room, view.top, place)
     shown = layers[top : top + room]
     grid = _Grid.of(loads, width, marks)
@@ -167,14 +170,26 @@ class _Grid:
     def legend(self, width: int, hidden: int) -> Row:
         """What the signs mean, and how much of the map is not on the screen."""
         more = plural(hidden, "more layer") if hidden > 0 else ""
-        if self.cell == _NUMBERED:
-            said = "cells: times an even share"
-        else:
-            shades = self.marks.shades
-            each = f"each cell the most loaded of {self.together}" if self.together > 1 else ""
-            said = joined([f"{shades[1]} from 0.25  {shades[2]} even  {shades[3]} from 1.25  {shades[4]} from 2", each])
+        each = f"each cell the most loaded of {self.together}" if self.together > 1 else ""
+        _, low, even, high, most = self.marks.shades
+        said = short = "cells: times an even share"
+        if self.cell != _NUMBERED:
+            said = f"{low} from 0.25  {even} even  {high} from 1.25  {most} from 2"
+            short = f"{low} 0.25+ {even} even {high} 1.25+ {most} 2+"
         sign = f"{self.marks.dead} next to nothing"
-        return fit(row((joined([more, said, sign], self.marks), "dim")), width, self.marks)
+        wordings = ([more, said, each, sign], [more, short, each, sign], [more, short, sign], [more, short], [short])
+        lines = [joined(parts, self.marks) for parts in wordings]
+        return fit(row((next((line for line in lines if len(line) <= width), lines[-1]), "dim")), width, self.marks)
+
+
+def _whole(sentences: Sequence[Sequence[Row]], most: int) -> list[Row]:
+    """As many whole sentences as fit in `most` rows, and always the first one."""
+    said: list[Row] = []
+    for rows in sentences:
+        if said and len(said) + len(rows) > most:
+            break
+        said += rows
+    return said
 
 
 def level_of(times: ndarray) -> ndarray:

@@ -62,8 +62,8 @@ def states(board: "Board") -> States:
     if board.run.restarting:  # what is known is of ranks that there are no more
         return States(of=np.full(len(ranks), UNKNOWN))
     blamed = _blamed(board)
-    paused = board.life.state == "paused"  # who waits is not slow
-    slow = {} if paused else {each.rank: each for each in board.ranks.stragglers()}
+    # Who waits, or is not there any more, is not slow.
+    slow = {each.rank: each for each in board.ranks.stragglers()} if board.life.state == "training" else {}
     for place, rank in enumerate(ranks):
         if rank.rank in failed:
             found[place] = GONE

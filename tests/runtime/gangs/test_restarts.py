@@ -14,9 +14,10 @@ from xtrain.planner.load import plan_from_path
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.gangs import restarts as gangs_module
 from xtrain.runtime.gangs.fall import fall_of
-from xtrain.runtime.gangs.launch import RESTART, Ended, is_restart
+from xtrain.runtime.gangs.launch import RESTART, Ended, is_restart, launch
 from xtrain.runtime.gangs.leftovers import end_leftovers, ranks_of
 from xtrain.runtime.gangs.restarts import Gangs
+from xtrain.runtime.gangs.stop_notes import StopNotes
 from xtrain.runtime.workspace import open_workspace
 
 SPEC = """
@@ -59,7 +60,7 @@ def run(tmp_path, monkeypatch, seen):
         assert compiled.plan is not None, compiled.diagnostics.render()
         chapters = iter(story)
 
-        def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float) -> Ended:
+        def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, notes: StopNotes) -> Ended:
             said, ended = next(chapters)
             seen.append({"ranks": ranks, "attempt": attempt, "restart": is_restart()})
             seen[-1]["plan"] = json.loads((directory / "plan.json").read_text())["id"]
@@ -183,6 +184,17 @@ def test_a_stop_request_between_two_gangs_stops_the_run(run, monkeypatch):
     assert code == 75
     (end,) = of(events, "run_end")
     assert end["status"] == "stopped" and not of(events, "failure")
+
+
+def test_a_stop_request_before_the_first_ranks_are_started_is_heard(run, tmp_path):
+    def asked() -> Ended:
+        os.kill(os.getpid(), signal.SIGTERM)  # would end this process if nobody listened
+        return KILLED
+
+    assert run("restarts = 2", [(BEGUN, asked)])[0] == 75
+    notes = StopNotes(signal=signal.SIGTERM)
+    assert launch(tmp_path, "attempt", ranks=1, stop_seconds=1.0, notes=notes) == Ended(signal=signal.SIGTERM)
+    assert list((tmp_path / "logs" / "attempt").iterdir()) == []
 
 
 def test_the_same_rank_twice_without_a_checkpoint_between_means_fewer_ranks(run, seen):

@@ -254,7 +254,8 @@ def test_what_was_started_from_here_is_not_left_by_accident(live, asked):
     async def play():
         async with opened(live.directory, launcher=1) as (app, pilot):
             for key in ("q", "ctrl+c"):
-                assert "Leave the dashboard?" in await question(app, pilot, key)
+                text = await question(app, pilot, key)
+                assert "Leave the dashboard?" in text and "saves a checkpoint" in text
                 await pilot.press("enter")  # stays
                 await until(pilot, lambda: len(app.screen_stack) == 1)
                 assert app.return_value is None
@@ -278,7 +279,7 @@ def test_before_its_first_step_a_run_is_stopped_by_a_signal(tmp_path, monkeypatc
     async def play():
         async with opened(made.directory, launcher=77) as (app, pilot):
             await until(pilot, lambda: app.live.life.state == "starting")
-            await question(app, pilot, "q")
+            assert "the run has not begun to train; it ends" in await question(app, pilot, "q")
             await pilot.press("s")
             await until(pilot, lambda: bool(sent))
             assert sent == [(77, application.signal.SIGTERM)] and asked == []
