@@ -1,15 +1,12 @@
 """Every key of the Plan screen."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from functools import wraps
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
 from attrs import evolve
 from made_boards import a_beat, a_board, small_plan, some_ranks
-from textual.app import App, ComposeResult
+from panes import alone, piloted, text
 from textual.pilot import Pilot
 
 from xtrain.tui.board import sheet
@@ -20,38 +17,8 @@ from xtrain.tui.model.board import Board
 from xtrain.tui.pages.sheet import plain
 
 
-def piloted(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test that presses keys, run to its end."""
-
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(test())  # type: ignore[arg-type]
-
-    return run
-
-
-class Host(App[None]):
-    """One pane and nothing else."""
-
-    def compose(self) -> ComposeResult:
-        yield PlanPane(id="plan")
-
-
-@asynccontextmanager
-async def shown(board: Board, size: tuple[int, int] = (80, 22)) -> AsyncIterator[tuple[Pilot[Any], PlanPane]]:
-    async with Host().run_test(size=size) as pilot:
-        pane = pilot.app.query_one(PlanPane)
-        pane.query_one(Sheet).focus()
-        await pilot.pause()
-        pane.show(board)
-        await pilot.pause()
-        yield pilot, pane
-
-
-def text(pane: PlanPane) -> str:
-    """What is on the screen, through the widget that draws it."""
-    drawn = pane.query_one(Sheet)
-    return "\n".join(drawn.render_line(y).text for y in range(drawn.size.height))
+def shown(board: Board, size: tuple[int, int] = (80, 22)) -> AbstractAsyncContextManager[tuple[Pilot[Any], PlanPane]]:
+    return alone(PlanPane, board, size)
 
 
 def cursor(pane: PlanPane) -> str:

@@ -1,14 +1,11 @@
 """Every key of the Ranks screen."""
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
-from functools import wraps
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from attrs import evolve
 from made_boards import a_beat, a_board, small_plan, some_ranks, started
-from textual.app import App, ComposeResult
+from panes import alone, piloted, text
 from textual.color import Color
 from textual.pilot import Pilot
 
@@ -26,38 +23,8 @@ BOARD = a_board(
 )
 
 
-def piloted(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test that presses keys, run to its end."""
-
-    @wraps(test)
-    def run() -> None:
-        asyncio.run(test())  # type: ignore[arg-type]
-
-    return run
-
-
-class Host(App[None]):
-    """One pane and nothing else."""
-
-    def compose(self) -> ComposeResult:
-        yield RanksPane(id="ranks")
-
-
-@asynccontextmanager
-async def shown(board: Board, size: tuple[int, int] = (80, 24)) -> AsyncIterator[tuple[Pilot[Any], RanksPane]]:
-    async with Host().run_test(size=size) as pilot:
-        pane = pilot.app.query_one(RanksPane)
-        pane.query_one(Sheet).focus()
-        await pilot.pause()
-        pane.show(board)
-        await pilot.pause()
-        yield pilot, pane
-
-
-def text(pane: RanksPane) -> str:
-    """What is on the screen, through the widget that draws it."""
-    sheet = pane.query_one(Sheet)
-    return "\n".join(sheet.render_line(y).text for y in range(sheet.size.height))
+def shown(board: Board, size: tuple[int, int] = (80, 24)) -> AbstractAsyncContextManager[tuple[Pilot[Any], RanksPane]]:
+    return alone(RanksPane, board, size)
 
 
 def rank(pane: RanksPane) -> int:
