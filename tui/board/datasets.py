@@ -2,14 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 
 from ..pages.dataset_page import DatasetsPage, DatasetsView, least_rows, moved, page
 from ..pages.mixture import Mixture, mixture, several
-from .pane import Pane
 from .plot import Line, Plot
+from .rows_pane import RowsPane
 from .sheet import Sheet
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class DatasetsSheet(Sheet):
     """The table; it has the keys of the screen."""
 
 
-class DatasetsPane(Pane):
+class DatasetsPane(RowsPane[DatasetsView, DatasetsPage]):
     """Losses, rows and shares of every dataset."""
 
     title = "Datasets"
@@ -43,11 +42,9 @@ class DatasetsPane(Pane):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._view = DatasetsView()
+        super().__init__(DatasetsView(), id=id)
         self._mixture = Mixture()
         self._step = 0
-        self._page: DatasetsPage | None = None
         self._version: object = None
         self._curves = 0
         self._beside, self._only_plot = True, False
@@ -68,9 +65,6 @@ class DatasetsPane(Pane):
         self._mixture, self._step = mixture(board), board.step
         self._plot()
         self._draw()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
 
     def _plot(self) -> None:
         if self._board is None:
@@ -99,10 +93,6 @@ class DatasetsPane(Pane):
         self._view = self._page.view
         sheet.styles.height = len(self._page.rows)
         sheet.draw(self._page.rows)
-
-    def _go(self, view: DatasetsView) -> None:
-        self._view = view
-        self._draw()
 
     def action_move(self, by: int) -> None:
         """The cursor by some datasets."""

@@ -11,7 +11,7 @@ from textual.widgets import Input
 from ..model.event_log import EventLog
 from ..pages.event_keys import back, entered, moved, newest, other_kinds, other_log, searched, turned
 from ..pages.event_pages import EventsPage, EventsView, page
-from .pane import Pane
+from .rows_pane import SearchedPane
 from .sheet import Sheet
 
 if TYPE_CHECKING:
@@ -22,17 +22,12 @@ class EventsSheet(Sheet):
     """The list; it has the keys of the screen."""
 
 
-class EventsPane(Pane):
+class EventsPane(SearchedPane[EventsView, EventsPage]):
     """All events, the newest last; the chosen one in full; the logs of the ranks."""
 
     title = "Events"
     short = "Event"
 
-    DEFAULT_CSS = """
-    EventsPane { layout: vertical; }
-    EventsPane Input { height: 1; border: none; padding: 0 1; display: none; }
-    EventsPane.searching Input { display: block; }
-    """
     BINDINGS = [  # noqa: RUF012
         Binding("down,j", "move(1)", "later event", show=False),
         Binding("up,k", "move(-1)", "earlier event", show=False),
@@ -55,11 +50,9 @@ class EventsPane(Pane):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._view = EventsView()
+        super().__init__(EventsView(), id=id)
         self._log = EventLog()
         self._directory = Path()
-        self._page: EventsPage | None = None
 
     def compose(self) -> ComposeResult:
         yield EventsSheet()
@@ -70,9 +63,6 @@ class EventsPane(Pane):
             self._log, self._directory = board.events, board.directory
             self._draw()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
-
     def _draw(self) -> None:
         sheet = self.query_one(EventsSheet)
         width, height = sheet.content_size
@@ -81,10 +71,6 @@ class EventsPane(Pane):
         self._page = page(self._log, self._view, width, height, directory=str(self._directory), marks=sheet.marks)
         self._view = self._page.view
         sheet.draw(self._page.rows)
-
-    def _go(self, view: EventsView) -> None:
-        self._view = view
-        self._draw()
 
     def action_move(self, by: int) -> None:
         """The cursor, or a long text, by some lines."""
@@ -125,25 +111,9 @@ class EventsPane(Pane):
             with self.prevent(Input.Changed):
                 self.query_one(Input).value = self._view.query
 
-    def action_search(self) -> None:
-        """Ask for a text."""
-        self.add_class("searching")
-        self.query_one(Input).focus()
-
     def on_input_changed(self, event: Input.Changed) -> None:
         if self._page:
             self._go(searched(self._page, event.value.strip()))
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self._end_search(clear=False)
-
-    def _end_search(self, *, clear: bool) -> None:
-        if clear:
-            self.query_one(Input).value = ""
-        self.remove_class("searching")
-        self.query_one(EventsSheet).focus()
-        self.call_after_refresh(self._draw)
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
         self.action_move(3)

@@ -2,15 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 
 from ..events import whole
 from ..pages.expert_loads import LayerLoad, layer_loads
 from ..pages.expert_page import ExpertsPage, ExpertsView, moved, page, reordered
-from .pane import Pane
 from .plot import Line, Plot
+from .rows_pane import RowsPane
 from .sheet import Sheet
 
 if TYPE_CHECKING:
@@ -25,7 +24,7 @@ class ExpertsSheet(Sheet):
     """The map; it has the keys of the screen."""
 
 
-class ExpertsPane(Pane):
+class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
     """The load of every expert of every layer, in even shares, and the balance loss."""
 
     title = "Experts"
@@ -46,11 +45,9 @@ class ExpertsPane(Pane):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._view = ExpertsView()
+        super().__init__(ExpertsView(), id=id)
         self._loads: tuple[LayerLoad, ...] = ()
         self._facts: list[str] = []
-        self._page: ExpertsPage | None = None
         self._version: object = None
         self._only_plot = False
 
@@ -76,9 +73,6 @@ class ExpertsPane(Pane):
         self.query_one(Plot).show([Line("aux loss", x, y)], title="aux loss (1: balanced)")
         self._draw()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
-
     def _draw(self) -> None:
         sheet, plot = self.query_one(ExpertsSheet), self.query_one(Plot)
         width, height = self.content_size
@@ -94,10 +88,6 @@ class ExpertsPane(Pane):
         self._page = page(self._loads, self._view, width, max(1, room), facts=self._facts, marks=sheet.marks)
         self._view = self._page.view
         sheet.draw(self._page.rows)
-
-    def _go(self, view: ExpertsView) -> None:
-        self._view = view
-        self._draw()
 
     def action_move(self, by: int) -> None:
         """The cursor by some layers."""

@@ -10,7 +10,7 @@ from textual.widgets import Input
 
 from ..pages.plan_facts import Facts, PlanFacts
 from ..pages.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_section
-from .pane import Pane
+from .rows_pane import SearchedPane
 from .sheet import Sheet
 from .sparing import Sparing
 
@@ -22,18 +22,13 @@ class PlanSheet(Sheet):
     """The list; it has the keys of the screen."""
 
 
-class PlanPane(Pane):
+class PlanPane(SearchedPane[PlanView, PlanPage]):
     """All nodes of the plan in the order in which they are executed, what each does and how long it takes; the one
     under the cursor in full; and where the time of a step goes."""
 
     title = "Plan"
     short = "Plan"
 
-    DEFAULT_CSS = """
-    PlanPane { layout: vertical; }
-    PlanPane Input { height: 1; border: none; padding: 0 1; display: none; }
-    PlanPane.searching Input { display: block; }
-    """
     BINDINGS = [  # noqa: RUF012
         Binding("down,j", "move(1)", "next node", show=False),
         Binding("up,k", "move(-1)", "node before", show=False),
@@ -53,12 +48,10 @@ class PlanPane(Pane):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._view = PlanView()
+        super().__init__(PlanView(), id=id)
         self._facts = Facts()
         self._sparing = Sparing()
         self._known: PlanFacts | None = None
-        self._page: PlanPage | None = None
         self._placed = False
 
     def compose(self) -> ComposeResult:
@@ -75,9 +68,6 @@ class PlanPane(Pane):
                 self._view = followed(self._view, self._known)
             self._draw()
 
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
-
     def _draw(self) -> None:
         sheet = self.query_one(PlanSheet)
         width, height = sheet.content_size
@@ -89,10 +79,6 @@ class PlanPane(Pane):
         self._page = page(self._known, self._view, width, height, sheet.marks)
         self._view = self._page.view
         sheet.draw(self._page.rows)
-
-    def _go(self, view: PlanView) -> None:
-        self._view = view
-        self._draw()
 
     def action_move(self, by: int) -> None:
         """The cursor, or the full page, by some lines."""
@@ -135,11 +121,6 @@ class PlanPane(Pane):
         if self._known:
             self._go(followed(self._view, self._known))
 
-    def action_search(self) -> None:
-        """Ask for words."""
-        self.add_class("searching")
-        self.query_one(Input).focus()
-
     def action_back(self) -> None:
         """Out of a full page, else out of a search."""
         if self._view.shows != "list":
@@ -149,18 +130,6 @@ class PlanPane(Pane):
 
     def on_input_changed(self, event: Input.Changed) -> None:
         self._go(evolve(self._view, query=event.value.strip(), shows="list", top=0))
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self._end_search(clear=False)
-
-    def _end_search(self, *, clear: bool) -> None:
-        field = self.query_one(Input)
-        if clear:
-            field.value = ""  # and with it the query
-        self.remove_class("searching")
-        self.query_one(PlanSheet).focus()
-        self.call_after_refresh(self._draw)
 
     def on_click(self, event: events.Click) -> None:
         """The cursor where the mouse is."""

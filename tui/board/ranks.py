@@ -21,7 +21,7 @@ from ..pages.rank_keys import (
     to_worst,
 )
 from ..pages.rank_view import RankPage, RankView, page
-from .pane import Pane
+from .rows_pane import RowsPane
 from .sheet import Sheet
 from .sparing import Sparing
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..model.board import Board
 
 
-class RanksPane(Pane):
+class RanksPane(RowsPane[RankView, RankPage]):
     """Every rank of the mesh by one of its numbers, and in words which of them hold the others up."""
 
     title = "Ranks"
@@ -57,12 +57,10 @@ class RanksPane(Pane):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
-        self._view = RankView()
+        super().__init__(RankView(), id=id)
         self._facts = Facts()
         self._sparing = Sparing()
         self._known: RankFacts | None = None
-        self._page: RankPage | None = None
 
     def compose(self) -> ComposeResult:
         yield Sheet()
@@ -72,9 +70,6 @@ class RanksPane(Pane):
             with self._sparing.spending():
                 self._known = self._facts.of(board)
                 self._draw()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
 
     def _draw(self) -> None:
         sheet = self.query_one(Sheet)
@@ -88,10 +83,6 @@ class RanksPane(Pane):
         self._page = page(self._known, self._view, width, height, sheet.marks)
         self._view = self._page.view
         sheet.draw(self._page.rows)
-
-    def _go(self, view: RankView) -> None:
-        self._view = view
-        self._draw()
 
     def action_move(self, down: int, right: int) -> None:
         """The cursor by some cells."""

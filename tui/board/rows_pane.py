@@ -1,0 +1,66 @@
+"""What screens made of rows have in common: a view that keys turn into another one, and a text that is asked for."""
+
+from typing import Generic, TypeVar
+
+from textual import events
+from textual.widgets import Input
+
+from .pane import Pane
+from .sheet import Sheet
+
+ViewT = TypeVar("ViewT")
+PageT = TypeVar("PageT")
+
+
+class RowsPane(Pane, Generic[ViewT, PageT]):
+    """A screen whose rows follow from what it knows and what the reader has chosen.
+
+    _view: what was chosen. _page: what was drawn last, None before.
+    """
+
+    _view: ViewT
+    _page: PageT | None
+
+    def __init__(self, view: ViewT, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._view = view
+        self._page = None
+
+    def _draw(self) -> None:
+        """Draw what is known."""
+        raise NotImplementedError
+
+    def _go(self, view: ViewT) -> None:
+        """Draw what is chosen now."""
+        self._view = view
+        self._draw()
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.call_after_refresh(self._draw)
+
+
+class SearchedPane(RowsPane[ViewT, PageT]):
+    """The same with a line below the rows for a text that they are searched for."""
+
+    DEFAULT_CSS = """
+    SearchedPane { layout: vertical; }
+    SearchedPane Input { height: 1; border: none; padding: 0 1; display: none; }
+    SearchedPane.searching Input { display: block; }
+    """
+
+    def action_search(self) -> None:
+        """Ask for a text."""
+        self.add_class("searching")
+        self.query_one(Input).focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        event.stop()
+        self._end_search(clear=False)
+
+    def _end_search(self, *, clear: bool) -> None:
+        """Back to the rows. clear: without the text."""
+        if clear:
+            self.query_one(Input).value = ""
+        self.remove_class("searching")
+        self.query_one(Sheet).focus()
+        self.call_after_refresh(self._draw)
