@@ -3,6 +3,7 @@
 import fcntl
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -33,5 +34,9 @@ def hold(directory: Path, name: str) -> IO[str]:
             time.sleep(seconds)
         else:
             break
-    os.utime(lock.fileno())  # since when it is held: a dashboard sees that another start has begun
+    # Since when it is held, by the clock of the records and not of a file server: a dashboard sees that another start
+    # has begun. Of the file of another user it does not.
+    now = time.time()
+    with suppress(OSError):
+        os.utime(lock.fileno(), (now, now))
     return lock

@@ -1,6 +1,8 @@
 """The locks of a run directory: held for long by one process only, and looked at by others for a moment."""
 
 import fcntl
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,11 @@ def test_a_run_that_is_there_is_refused_soon(tmp_path: Path, slept: list[float])
     with hold(tmp_path, LAUNCHER_LOCK), pytest.raises(EnvironmentFault) as refused:
         hold(tmp_path, LAUNCHER_LOCK)
     assert refused.value.code == "X707" and 1.0 < sum(slept) < 2.0
+
+
+def test_a_lock_tells_since_when_it_is_held(tmp_path: Path) -> None:
+    hold(tmp_path, LAUNCHER_LOCK).close()
+    os.utime(tmp_path / LAUNCHER_LOCK, (0, 0))
+    begin = time.time()
+    with hold(tmp_path, LAUNCHER_LOCK):
+        assert begin - 0.01 <= (tmp_path / LAUNCHER_LOCK).stat().st_mtime <= time.time() + 0.01
