@@ -17,6 +17,8 @@ from .terminal import Terminal
 # A terminal that takes nothing any more must not keep a process that was told to leave.
 LEAVE_SECONDS = 2.0
 LOOK_SECONDS = 0.5
+# Training on the same cores comes first.
+NICENESS = 10
 
 
 class AttachedApp(BoardApp):
@@ -56,6 +58,7 @@ def open_board(
 
     One line on standard error says where to look if the dashboard itself has failed.
     """
+    os.nice(NICENESS)
     terminal = Terminal(sys.stdin.fileno())
 
     def hung_up(number: int, frame: FrameType | None) -> None:

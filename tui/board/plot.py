@@ -10,6 +10,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
@@ -122,7 +123,7 @@ class Plot(Widget, can_focus=True):
         more."""
         if tuple(newest) != self._newest:
             self._newest = tuple(newest)
-            self.refresh()
+            self.refresh(Region(0, 0, self.size.width, max(1, self._drawing.heads)))
 
     @property
     def text(self) -> str:
@@ -145,6 +146,8 @@ class Plot(Widget, can_focus=True):
         under = self._drawing.with_head(head(*place, **said)) if wanted == self._drawn_for else None
         self._drawn_for, self._told = wanted, self._newest
         self._drawing = under or draw(*place, **said, x_unit=self._x_unit)
+        if under is None and self._drawing.heads:
+            self.refresh()  # also where only the head was to be drawn
         kept = [] if under is None else self._strips[under.heads :]
         self._strips = [*self._styled(self._drawing.rows[: len(self._drawing.rows) - len(kept)]), *kept]
 
