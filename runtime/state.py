@@ -91,6 +91,7 @@ class Progress:
         self.step, self.tokens = state["step"], state["tokens"]
         self.bad = BadSteps.of(state.get("nonfinite", {}))
         self.measured = {name: found for name, found in self.measured.items() if found[0] <= self.step}
+        self.measured |= {name: (self.step, value) for name, value in state.get("metrics", {}).items()}
 
 
 @define(kw_only=True)
