@@ -143,11 +143,12 @@ class Plot(Widget, can_focus=True):
         place = (self._curves, self.view, self.size.width, self.size.height)
         said: dict[str, Any] = {"title": self._title, "x_label": self._x_label, "unit": self._unit}
         said |= {"glyphs": self._glyphs, "newest": self._newest}
-        under = self._drawing.with_head(head(*place, **said)) if wanted == self._drawn_for else None
+        only_head = wanted == self._drawn_for
+        under = self._drawing.with_head(head(*place, **said)) if only_head else None
         self._drawn_for, self._told = wanted, self._newest
         self._drawing = under or draw(*place, **said, x_unit=self._x_unit)
-        if under is None and self._drawing.heads:
-            self.refresh()  # also where only the head was to be drawn
+        if only_head and under is None:
+            self.refresh()  # it has other rows than before, and so has all below it
         kept = [] if under is None else self._strips[under.heads :]
         self._strips = [*self._styled(self._drawing.rows[: len(self._drawing.rows) - len(kept)]), *kept]
 
