@@ -13,6 +13,7 @@ from .nonfinite import on_nan
 from .paths import portable
 from .resolved import Resolved
 from .rules.findings import Findings
+from .stops import counted
 from .timeline import Schedule
 from .units import bytes_text
 
@@ -150,9 +151,7 @@ def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findi
     elif not measures:
         hint = f"add `every 500 steps eval {best.dataset}`"
         found.fail(rule, "X620", path, f"best follows {best}, and nothing measures it", hint)
-    elif batch.steps is not None and not any(
-        _meet(one, other, batch.steps) for one, other in _pairs(schedule, measures)
-    ):
+    elif batch.steps is not None and not _meet(schedule, measures, best.dataset, batch):
         message = f"{best} is never measured at a step at which a checkpoint is saved, so none is the best"
         found.warn(rule, "W602", path, message, f"let `eval {best.dataset}` recur as often as `checkpoint`")
     else:
@@ -163,16 +162,23 @@ def _evaluates(action: Any, dataset: str) -> bool:
     return isinstance(action, EvalAction) and action.dataset == dataset
 
 
-def _pairs(schedule: Schedule, measures: list[Any]) -> list[tuple[Any, Any]]:
+def _meet(schedule: Schedule, measures: list[Any], dataset: str, batch: Arithmetic) -> bool:
+    """Whether anything that measures ever falls into a step with a save; the end of the run is one. Yes where that
+    hangs on the clock."""
+    assert batch.steps is not None
     saves = [t for t in schedule.ticks if any(isinstance(action, CheckpointAction) for action in t.actions)]
-    return [(one, other) for one in measures for other in saves]
+    if any(_share_a_step(one, other, batch) for one in measures for other in saves):
+        return True
+    ends = any(_evaluates(action, dataset) for action in schedule.events["finish"])
+    return ends or any(batch.steps % period == 0 for tick in measures if (period := _period(tick, batch)))
 
 
-def _meet(one: Any, other: Any, steps: int) -> bool:
-    """Whether two ticks ever fire in the same step; yes where that hangs on the clock."""
-    periods = [
-        max(round(steps * tick.every.fraction), 1) if tick.every.unit == "%" else int(tick.every.value)
-        for tick in (one, other)
-        if tick.every.unit in ("steps", "%")
-    ]
-    return len(periods) < 2 or lcm(*periods) <= steps
+def _share_a_step(one: Any, other: Any, batch: Arithmetic) -> bool:
+    periods = [period for tick in (one, other) if (period := _period(tick, batch))]
+    return len(periods) < 2 or lcm(*periods) <= (batch.steps or 0)
+
+
+def _period(tick: Any, batch: Arithmetic) -> int:
+    """In steps; 0 where it is not counted in them."""
+    every = counted(tick.every, batch)
+    return int(every.value) if every is not None and every.unit == "steps" else 0

@@ -20,6 +20,7 @@ from ..dsl.spec import Spec
 from .alerts import ALERTS
 from .arithmetic import Arithmetic
 from .nodes.actions import ActionNodes
+from .order import in_order
 from .plan_timeline import Phase, Reaction, Tick, Timeline
 from .rules.findings import Findings
 from .stops import LIMITS, SIGNALS, actions_on, counted, occurs, only_tells, steps_of
@@ -130,11 +131,6 @@ def check_ticks(schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
             found.passed(rule, f"every {tick.every} fires {'by the clock' if count is None else f'{count:,} times'}")
 
 
-def _turn(tick: TickSpec) -> int:
-    kinds = {type(action) for action in tick.actions}
-    return 2 if CheckpointAction in kinds else 1 if LogAction in kinds else 0
-
-
 def lay_timeline(
     schedule: Schedule,
     batch: Arithmetic,
@@ -145,15 +141,13 @@ def lay_timeline(
     bad_steps: int,
     publishes: bool = False,
 ) -> Timeline:
-    """Ticks in the order in which they run in a step that several are due in, else in that of the spec.
-
-    Evaluations come first, so that the log has their losses; checkpoints come last, so that a run which dies right
-    after one has lost no record of the steps it holds. Every tick must have passed `check_ticks`.
+    """Ticks in the order in which they run in a step that several are due in. Every tick must have passed
+    `check_ticks`.
 
     bad_steps: so many in a row are what happens on nan. publishes: the run saves its weights alone when it has ended.
     """
     ticks = []
-    for tick in sorted(schedule.ticks, key=_turn):
+    for tick in in_order(schedule.ticks):
         every = counted(tick.every, batch)
         assert every is not None
         stop = any(isinstance(action, StopAction) for action in tick.actions)

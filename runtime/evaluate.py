@@ -85,8 +85,11 @@ def evaluate(
             batches=len(loader),
             seconds=seconds,
         )
-        progress.measured[f"eval/{dataset}/loss"] = progress.step, loss
-        records.add_to_metric({f"eval/{dataset}/loss": loss})
+        metric = f"eval/{dataset}/loss"
+        progress.measured[metric] = progress.step, loss
+        records.add_to_metric({metric: loss})
+        if saver is not None:
+            saver.measured(metric)
 
     return run
 

@@ -21,7 +21,10 @@ class Clocks:
     _everywhere: list[tuple[int, Callable[[], float]]] = field(factory=list)
 
     def add(self, seconds: float) -> int:
-        """A new clock; returns its number."""
+        """A clock, which all that recur with its period share, so that they fall into the same steps; its number."""
+        return self._periods.index(seconds) if seconds in self._periods else self._new(seconds)
+
+    def _new(self, seconds: float) -> int:
         self._periods.append(seconds)
         self._heard.append(0.0)
         self._last.append(time.monotonic())
@@ -32,7 +35,7 @@ class Clocks:
 
         It is answered by the first rank, or with `everywhere` by all of them: then their sum is heard.
         """
-        number = self.add(float("inf"))
+        number = self._new(float("inf"))
         if everywhere:
             self._everywhere.append((number, question))
         else:

@@ -1,7 +1,8 @@
 """The folder of checkpoints as its readers see it: immutable entries, and pointer files that name some of them.
 
     checkpoints/
-      ckpt-s000000001000/   the full state after 1,000 steps: shards, .metadata, state.json
+      ckpt-s000000001000/   the full state after 1,000 steps: shards, .metadata, state.json; metrics.json where it was
+                            measured only when it was saved already
       model-s000000002000/  weights alone, of a run that has come to its end
       latest  best  model   one name each
       latest.pt best.pt …   the one file of what that names, where it is one file (`checkpoint.backend = file`)
@@ -17,7 +18,7 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from .durable import PARTIAL, REMOVING, means
-from .sidecar import TENSORS, flaws, read_sidecar
+from .sidecar import TENSORS, flaws, read_late_metrics, read_sidecar
 
 Pointer = Literal["latest", "best", "model"]
 POINTERS: Final[tuple[Pointer, ...]] = ("latest", "best", "model")
@@ -43,8 +44,9 @@ class Entry:
         return _FULL.fullmatch(self.name) is not None
 
     def state(self) -> dict[str, Any]:
-        """Its sidecar. Raises OSError or ValueError where that is damaged."""
-        return read_sidecar(self.path)
+        """Its sidecar, with what was measured behind the save. Raises OSError or ValueError where that is damaged."""
+        state = read_sidecar(self.path)
+        return {**state, "metrics": {**state.get("metrics", {}), **read_late_metrics(self.path)}}
 
     def flaws(self, *, content: bool = False) -> list[str]:
         """See `sidecar.flaws`."""

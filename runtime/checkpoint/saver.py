@@ -4,6 +4,7 @@ A save that fails leaves the last good checkpoint as it was. Training goes on an
 many have failed in a row as `checkpoint.failures` allows; a save that a run ends with must succeed.
 """
 
+import math
 import shutil
 import threading
 import time
@@ -20,8 +21,8 @@ from ..errors import StorageFailed
 from ..observation.records import Records
 from ..state import Progress
 from .full_state import FullState
-from .layout import CheckpointFolder, Pointer
-from .sidecar import read_sidecar, total_bytes
+from .layout import CheckpointFolder, Pointer, entry_of
+from .sidecar import read_sidecar, total_bytes, write_late_metrics
 from .staging import Staging
 from .transaction import Transaction
 
@@ -134,6 +135,40 @@ class Saver:
         """Give a save that is being written so many seconds to end, however the run has ended; not collective."""
         if self._under_way is not None:
             wait([self._under_way], seconds)
+
+    def measured(self, metric: str) -> None:
+        """A metric of the state as it is has been measured: where that is saved already, it can be the best from now
+        on. One that was saved with a value of the metric stays with that.
+
+        Waits for the save; in a step in which both are due a plan measures before it saves.
+        """
+        step, (at, value) = self.progress.step, self.progress.measured[metric]
+        if metric != self.best or self.saved_step != step or at != step or not math.isfinite(value):
+            return
+        self.settle()
+        if self.saved_step != step:
+            return  # the save has failed
+        final = self.folder.path(step)
+        try:
+            best = self.transaction.together.first(lambda: self._measured_late(final, metric, value))
+        except StorageFailed as failure:
+            message = f"what {final.name} measured could not be kept, so it cannot be the best: {failure}"
+            self.records.event("warning", step=step, message=message)
+            return
+        if best:
+            self.records.event("best", step=step, path=str(final), best={metric: value})
+
+    def _measured_late(self, final: Path, metric: str, value: float) -> bool:
+        """On the first rank: whether the checkpoint is the best so far."""
+        entry = entry_of(final)
+        if entry is None or entry.flaws() or metric in entry.state()["metrics"]:
+            return False
+        write_late_metrics(final, {metric: value})
+        before = self._best_before(final)
+        if before is not None and value >= before:
+            return False
+        self.transaction.publisher.point("best", final.name)
+        return True
 
     def save_model(self, node: str) -> None:
         """Save the weights alone, for publishing. Raises StorageFailed if that fails."""

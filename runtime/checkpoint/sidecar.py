@@ -11,6 +11,7 @@ from . import durable
 from .checksums import file_checksums, text_checksum
 
 STATE = "state.json"
+LATE_METRICS = "metrics.json"
 # The file without which there is nothing to read: of many files the one that says what lies where, or the only one.
 METADATA = ".metadata"
 TENSORS = "state.pt"
@@ -30,6 +31,20 @@ def read_sidecar(folder: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError("not an object")
     return content
+
+
+def write_late_metrics(folder: Path, metrics: dict[str, float]) -> None:
+    """Keep what was measured of a state when it was saved already, beside what is sealed. Raises OSError."""
+    durable.write(folder / LATE_METRICS, json.dumps(metrics, indent=1))
+
+
+def read_late_metrics(folder: Path) -> dict[str, float]:
+    """Metric → value; empty where nothing was measured behind the save, or that cannot be read."""
+    try:
+        found = json.loads((folder / LATE_METRICS).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)) -> list[str]:

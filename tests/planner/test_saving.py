@@ -90,12 +90,48 @@ def test_what_is_said(compiled, every, block, code, words):
         "every 9 steps eval code\nevery 5 min checkpoint",
         "every 10% eval code",
         "every 9 steps eval code then checkpoint",
+        "every 25 steps eval code\nevery 30 steps checkpoint",  # at the end of the run
+        "every 9 steps eval code\nevery 30 steps checkpoint\non finish eval code",
     ],
 )
 def test_nothing_is_said_where_they_meet(compiled, every):
     found = compiled(every=every, checkpoint="checkpoint { best = eval.code.loss }")
     assert not list(found.diagnostics), found.diagnostics.render()
     assert found.plan.node("setup.checkpoint").args["best"] == "eval/code/loss"
+
+
+def done_in(plan, step: int) -> list[str]:
+    """The nodes of the ticks that are due behind a step, in the order in which they run."""
+    due = [tick for tick in plan.timeline.ticks if tick.steps and step % tick.steps == 0]
+    return [node.removeprefix("tick.") for tick in due for node in tick.nodes]
+
+
+@pytest.mark.parametrize(
+    ("every", "order"),
+    [
+        ("every 2 steps checkpoint then eval code", "log eval.code checkpoint"),
+        ("every 2 steps checkpoint then log then eval code", "log eval.code checkpoint"),
+        ('every 2 steps checkpoint then notify("x") then eval code', "log eval.code checkpoint notify"),
+        ("every 4 steps checkpoint\nevery 2 steps eval code", "eval.code log checkpoint"),
+        # Of several that save in one step the first save is the one that counts.
+        (
+            "every 2 steps log then checkpoint\nevery 4 steps eval code then checkpoint",
+            "eval.code log checkpoint checkpoint",
+        ),
+        (
+            "every 2 steps checkpoint\nevery 4 steps stop then checkpoint then eval code",
+            "eval.code log checkpoint checkpoint.2",
+        ),
+        (
+            'every 2 steps checkpoint\nevery 4 steps notify("x") then checkpoint then notify("x")',
+            "notify log checkpoint checkpoint notify",
+        ),
+    ],
+)
+def test_in_a_step_a_state_is_measured_before_it_is_saved(plan, every, order):
+    made = plan(every=every)
+    assert done_in(made, 4) == order.split()
+    assert any(tick.stop for tick in made.timeline.ticks) == ("stop" in every)
 
 
 @pytest.mark.parametrize(

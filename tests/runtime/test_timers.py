@@ -22,6 +22,13 @@ def test_a_clock_runs_out_once_a_period(now):
         assert clocks.due(fast) == due and not clocks.due(slow) and clocks.value(question) == 7
 
 
+def test_what_recurs_with_one_period_falls_into_the_same_steps(now):
+    """Else a state that is measured as often as it is saved would be measured in another step than it is saved in."""
+    clocks = Clocks()
+    assert clocks.add(10) == clocks.add(10) != clocks.add(20)
+    assert clocks.ask_for(lambda: 1) != clocks.ask_for(lambda: 2)
+
+
 def test_what_was_due_and_has_not_been_done_is_due_again(now):
     """As in a step that a run goes back from, behind which no tick is looked at."""
     clocks = Clocks()

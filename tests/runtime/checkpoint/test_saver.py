@@ -156,6 +156,47 @@ def test_the_best_is_the_least_that_was_measured_of_a_saved_state(make):
     assert [event.get("best") for event in events(again)][-1] == {METRIC: 1.5}
 
 
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_what_is_measured_behind_its_save_can_be_the_best_too(make, mode):
+    """As on an event, or by hand: in a step in which both are due a plan measures first."""
+    own = make(mode, best=METRIC, keep=1)
+
+    def step(loss: float, *, first: float | None = None) -> None:
+        make.advance(own, first)
+        own.save("tick", must=False)
+        own.progress.measured[METRIC] = own.progress.step, loss
+        own.measured(METRIC)
+
+    for loss in (3.0, 2.0, 2.5, math.nan):
+        step(loss)
+    assert own.folder.named("best") == "ckpt-s000000000002"
+    step(1.0, first=2.1)  # measured twice: what it was saved with counts
+    assert own.folder.named("best") == "ckpt-s000000000002" and own.folder.pointed("latest").step == 5
+    step(1.5)
+    assert own.folder.named("best") == "ckpt-s000000000006"
+    told = [(event["step"], event["best"]) for event in events(own) if event["event"] == "best"]
+    assert told == [(1, {METRIC: 3.0}), (2, {METRIC: 2.0}), (6, {METRIC: 1.5})]
+    again = make(mode, best=METRIC, keep=1)  # after a restart
+    again.progress.take(own.folder.pointed("best").state())
+    assert again.progress.measured[METRIC] == (6, 1.5)
+    assert all(entry.flaws(content=True) == [] for entry in own.folder.published())
+
+
+def test_what_is_measured_of_a_state_that_is_not_saved_is_no_best(make):
+    own = make(best=METRIC)
+    make.advance(own, 1.0)
+    own.measured(METRIC)
+    own.save("tick", must=False)
+    make.advance(own, 0.5)
+    own.measured(METRIC)
+    make.advance(own)
+    own.save("tick", must=False)
+    own.progress.measured["eval/code/loss"] = own.progress.step, 0.1
+    own.measured("eval/code/loss")  # which `best` does not follow
+    assert own.folder.named("best") == "ckpt-s000000000001"
+    assert [event["event"] for event in events(own)] == ["checkpoint", "checkpoint"]
+
+
 @pytest.mark.parametrize(("loss", "best"), [(2.5, 2), (3.5, 1), (None, 1)])
 def test_where_the_best_is_saved_anew_the_next_best_takes_its_place(make, loss, best):
     """As after a rollback, which keeps what `best` names though its steps are undone."""
