@@ -167,6 +167,9 @@ def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: "C
         elif not each.data:
             good = False
             around.diagnostics.error("X304", "a path cannot be empty", each.span, notes=each.notes)
+        elif problem := attribute.metadata["check"](each.data):
+            good = False
+            around.diagnostics.error("X304", f"what `{call.name}` reads {problem}", each.span, notes=each.notes)
     if not good:
         return FAILED
     found = tuple(each.data for each in call.positional)

@@ -27,6 +27,7 @@ from .mismatch import (
 )
 from .parts import Parts
 from .quantity import Quantity
+from .schema.names import TextCheck
 from .schema.setting import AUTO, Auto, Setting
 from .values import FAILED, Bounds, Failed, Items, Links, Mapping, Value, Word, describe, is_number
 
@@ -77,11 +78,15 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
         return report(wrong, around)
     if found is FAILED:
         return FAILED
-    # Of a range, the ends have been; and a word has none.
-    checked = found is None or found is AUTO or isinstance(found, Interval | str)
-    problem = context.meta.check(found) if context.meta.check and not checked else None
+    check = context.meta.check
+    # Of a range, the ends have been; and a word among numbers has none.
+    checked = found is None or found is AUTO or isinstance(found, Interval)
+    if isinstance(found, str):
+        checked = not isinstance(check, TextCheck)
+    problem = check(found) if check and not checked else None
     if problem is not None:
-        around.diagnostics.error("X304", f"{context.subject} {problem}", value.span, notes=value.notes)
+        hint = check.hint if isinstance(check, TextCheck) else None
+        around.diagnostics.error("X304", f"{context.subject} {problem}", value.span, hint=hint, notes=value.notes)
         return FAILED
     return found
 

@@ -16,6 +16,7 @@ from .numerals import MULTIPLIERS
 from .quantity import UNITS, Quantity
 from .reference import described, label_setting
 from .schema import actions
+from .schema.names import TextCheck
 from .schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
 from .spec import Spec
 from .spec_json import value_json
@@ -162,7 +163,7 @@ def _part(part: Any, meta: Setting) -> Schema:
         if blocks.is_block(item) or any(blocks.is_block(each) for each in get_args(item)):
             return {"type": "array", "items": {"$ref": "#/$defs/action"}}
         schema = {"type": "array", "items": _part(item, meta)}
-        if check is not None and check.count is not None:
+        if isinstance(check, Range) and check.count is not None:
             schema |= {"minItems": check.count, "maxItems": check.count}
         return schema
     if part is Interval:
@@ -170,6 +171,8 @@ def _part(part: Any, meta: Setting) -> Schema:
     if part is Metric:
         return {"type": "string", "pattern": r"^eval\..+\.loss$"}
     plain = {int: "integer", float: "number", bool: "boolean", str: "string"}[part]
+    if isinstance(check, TextCheck):
+        return {"type": plain, **({"pattern": check.pattern} if check.pattern and part is str else {})}
     return {"type": plain, **(_range(check) if check is not None and part in (int, float) else {})}
 
 

@@ -19,7 +19,8 @@ PAGES: Final = (
         quantity.
         """, 'experiment try { budget = 10 steps + 20 tokens }', 'experiment try { budget = 10 steps + 20 steps }'),
     Code("X304", "a value out of range", """
-        The value has the right type and lies outside what the setting allows.
+        The value has the right type and lies outside what the setting allows. A name that becomes a folder, as that of
+        an experiment, a dataset or a run, is one name: not empty, without `/`, not `.` or `..`.
         """, 'optimizer adamw { lr = -3e-4 }', 'optimizer adamw { lr = 3e-4 }'),
     Code("X305", "a word that the setting does not know", """
         The setting takes one of some fixed words. They are written as names, or as strings if they begin with a digit.

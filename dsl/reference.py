@@ -15,7 +15,7 @@ from .metric import Metric
 from .quantity import Quantity
 from .resolved import value_text
 from .schema import actions
-from .schema.setting import AUTO, Auto, Role, Setting, at_least, open_setting, settings_of, spelled
+from .schema.setting import AUTO, Auto, Range, Role, Setting, at_least, open_setting, settings_of, spelled
 
 ROLES: Final[dict[Role, str]] = {
     Role.EXPERIMENT: "what is learned: another value is another experiment",
@@ -184,7 +184,8 @@ def label_setting(attribute: attrs.Attribute) -> Setting:
     """A label as if it were a setting: what it says, and its range."""
     number = int in _parts(attribute.type)
     doc = _LABELS.get(attribute.name, f"which {attribute.name}; it stands behind the word")
-    return Setting(doc=doc, check=at_least(1) if number else None, example="2" if number else "")
+    check = at_least(1) if number else attribute.metadata.get("check")
+    return Setting(doc=doc, check=check, example="2" if number else "")
 
 
 def described(block: type) -> tuple[str, str, tuple[str, ...]]:
@@ -230,9 +231,9 @@ def _default(attribute: attrs.Attribute, choices: tuple[str, ...]) -> str:
 
 
 def _values(meta: Setting) -> str:
-    if meta.check is None:
-        return ""
-    return "not negative, at most 100%" if meta.check.percent and meta.units != ("%",) else meta.check.words
+    if isinstance(meta.check, Range) and meta.check.percent and meta.units != ("%",):
+        return "not negative, at most 100%"
+    return "" if meta.check is None else meta.check.words
 
 
 def _example(attribute: attrs.Attribute, choices: tuple[str, ...]) -> str:

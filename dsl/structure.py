@@ -217,7 +217,8 @@ class Structurer:
             return FAILED
         value = self._label_value(attribute, section.labels[0])
         self.origins[f"{path}.{attribute.name}"] = origin(value)
-        context = Context(attribute.name, section.kind, block, Setting(doc="label"), is_label=True)
+        meta = Setting(doc="label", check=attribute.metadata.get("check"))
+        context = Context(attribute.name, section.kind, block, meta, is_label=True)
         found = convert(attribute.type, value, context, self)
         if found is not FAILED and isinstance(found, int) and found < 1:
             self.errors.out_of_range(context, value, "must be at least 1")

@@ -5,7 +5,8 @@ from typing import Any, Literal
 from attrs import field, frozen
 
 from ..quantity import Quantity
-from .setting import AUTO, Auto, Role, at_least, not_negative, positive, setting, share
+from .names import file_name, file_path
+from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting, share
 
 
 @frozen
@@ -17,35 +18,35 @@ class PythonStdlib:
 class Text:
     """`text("data/*.txt", …)`: files of plain UTF-8 text, a document each (also .gz and .zst)."""
 
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = label(check=file_path)
 
 
 @frozen
 class JsonLines:
     """`jsonl("data/*.jsonl", …)`: files with a JSON object a line (also .gz and .zst), a record each."""
 
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = label(check=file_path)
 
 
 @frozen
 class Parquet:
     """`parquet("data/*.parquet", …)`: files of columns, a record a row."""
 
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = label(check=file_path)
 
 
 @frozen
 class Arrow:
     """`arrow("data/*.arrow", …)`: files of columns in Arrow's own format, stream or file, a record a row."""
 
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = label(check=file_path)
 
 
 @frozen
 class HuggingFace:
     """`huggingface("org/name or folder", …)`: a dataset of the Hugging Face library, from the hub or a local folder."""
 
-    name: str
+    name: str = label(check=file_path)
     config: str | None = setting(
         "configuration of the dataset; none: the only one it has", default=None, example='"en"'
     )
@@ -60,7 +61,7 @@ class Tokens:
     folder of a token store that xtrain has made.
     """
 
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = label(check=file_path)
     dtype: Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"] = setting(
         "format of the numbers; auto: what a .npy file says, uint16 for any other", default="auto"
     )
@@ -118,7 +119,7 @@ class Dataset:
     `response`; of the last two only what is to be answered is trained on, unless `train_on` says otherwise.
     """
 
-    name: str
+    name: str = label(check=file_name)
     source: Source = setting("where the documents come from", example="python_stdlib()")
     text: str = setting("name of the field that holds the text of a record", default="text")
     messages: str | None = setting(
@@ -142,6 +143,7 @@ class Dataset:
         "how a conversation is written out: `chatml`, `llama3`, `plain`, or the path of a Jinja template; auto: that "
         "of the tokenizer",
         default=AUTO,
+        check=file_path,
         example='"chatml"',
     )
     holdout: Quantity = setting(
@@ -180,7 +182,7 @@ class Mixture:
 class Phase:
     """`phase NAME { … }`: from a step on, another mixture or another learning rate, until the next phase begins."""
 
-    name: str
+    name: str = label(check=file_name)
     from_: Quantity = setting(
         "where it begins: a number of steps or tokens, or a share of the budget",
         units=("steps", "tokens", "%"),

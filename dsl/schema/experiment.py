@@ -5,14 +5,15 @@ from typing import Literal
 from attrs import frozen
 
 from ..quantity import Quantity
-from .setting import AUTO, Auto, Role, at_least, positive, setting
+from .names import file_name, file_path
+from .setting import AUTO, Auto, Role, at_least, label, positive, setting
 
 
 @frozen
 class Experiment:
     """`experiment NAME { … }`: the name, the seed and the length of the training."""
 
-    name: str
+    name: str = label(check=file_name)
     seed: int = setting("seed of initialisation, data order and sampling", default=0, check=at_least(0))
     budget: Quantity = setting(
         "how long to train",
@@ -27,12 +28,20 @@ class Experiment:
 class Workspace:
     """`workspace { … }`: where runs are written."""
 
-    root: str = setting("folder that holds all runs, relative to the working folder", default="runs", role=Role.PATH)
+    root: str = setting(
+        "folder that holds all runs, relative to the working folder", default="runs", check=file_path, role=Role.PATH
+    )
     lineage: str | None = setting(
-        "folder of related runs below the root; the experiment's name unless given", default=None, role=Role.PATH
+        "folder of related runs below the root; the experiment's name unless given",
+        default=None,
+        check=file_name,
+        role=Role.PATH,
     )
     run: str | None = setting(
-        "name of the run's folder; made of the code and the configuration unless given", default=None, role=Role.PATH
+        "name of the run's folder; made of the code and the configuration unless given",
+        default=None,
+        check=file_name,
+        role=Role.PATH,
     )
 
 
@@ -98,6 +107,7 @@ class Launch:
     stop_file: str | None = setting(
         "a file that stops the run as soon as it is there, relative to the working folder",
         default=None,
+        check=file_path,
         role=Role.EXECUTION,
         example='"STOP"',
     )

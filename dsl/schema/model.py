@@ -4,7 +4,8 @@ from typing import Literal
 
 from attrs import frozen
 
-from .setting import AUTO, Auto, Role, at_least, not_negative, positive, setting
+from .names import file_path
+from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting
 
 DENSE = ("llama", "qwen3")
 MOE = ("qwen3_moe", "mixtral")
@@ -70,7 +71,7 @@ class Model:
 class Tokenizer:
     """`tokenizer bytes` or `tokenizer "folder"`: text into token ids."""
 
-    source: str
+    source: str = label(check=file_path)
 
 
 @frozen

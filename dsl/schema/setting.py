@@ -5,6 +5,8 @@ from typing import Any, Final
 
 import attrs
 
+from .names import TextCheck
+
 
 class Auto:
     """The value `auto`: the planner derives it, and the plan shows what it derived and why."""
@@ -41,7 +43,8 @@ class Required:
 class Setting:
     """Metadata of one field, stored under `attrs` metadata key `setting`.
 
-    doc: one line for people. units: the units a `Quantity` may have here. check: the range of the value.
+    doc: one line for people. units: the units a `Quantity` may have here. check: the range of the value, or the rule
+    that a text follows.
     role: see `Role`. example: a value as it is written in a spec.
     only: the block labels (a model family, a scheduler kind) that have this setting; empty means all of them.
     required_by: the labels that must give it although it has a default, which is what all other labels have.
@@ -51,7 +54,7 @@ class Setting:
 
     doc: str
     units: tuple[str, ...] = ()
-    check: "Range | None" = None
+    check: "Range | TextCheck | None" = None
     role: Role = Role.EXPERIMENT
     only: tuple[str, ...] = ()
     required_by: tuple[str, ...] = ()
@@ -64,7 +67,7 @@ def setting(
     *,
     default: Any = attrs.NOTHING,
     units: tuple[str, ...] = (),
-    check: "Range | None" = None,
+    check: "Range | TextCheck | None" = None,
     role: Role = Role.EXPERIMENT,
     only: tuple[str, ...] = (),
     required_by: tuple[str, ...] = (),
@@ -79,6 +82,11 @@ def setting(
         doc=doc, units=units, check=check, role=role, only=only, required_by=required_by, example=example, names=names
     )
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
+
+
+def label(*, check: TextCheck) -> Any:
+    """Declare the text that a label fills, with the rule it follows; other labels need no declaration."""
+    return attrs.field(metadata={"check": check})
 
 
 def settings_of(block: type) -> dict[str, tuple[attrs.Attribute, Setting]]:

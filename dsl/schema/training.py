@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ..metric import Metric
 from ..quantity import Quantity
+from .names import file_path
 from .setting import Role, at_least, momentum_pair, not_negative, positive, setting, share
 
 
@@ -62,12 +63,14 @@ class Checkpoint:
     """`checkpoint { … }`: where a run begins, how its state is saved, and what is kept."""
 
     from_: str | None = setting(
-        "begin with the full state of this checkpoint, or of the latest of this run", default=None, example='"runs/a/b"'
-    )
+        "begin with the full state of this checkpoint, or of the latest of this run", default=None, check=file_path,
+        example='"runs/a/b"',
+    )  # fmt: skip
     resume: bool = setting("go on from the latest checkpoint of this run", default=True, role=Role.EXECUTION)
     pretrained: str | None = setting(
-        "begin with the weights of this checkpoint or run, and nothing else of it", default=None, example='"runs/a/b"'
-    )
+        "begin with the weights of this checkpoint or run, and nothing else of it", default=None, check=file_path,
+        example='"runs/a/b"',
+    )  # fmt: skip
     verify: Literal["content", "sizes"] = setting(
         "what is compared before a checkpoint is loaded: checksums of all files, or their sizes",
         default="content",

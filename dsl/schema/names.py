@@ -1,0 +1,47 @@
+"""Texts that name files: a name is one folder or file, a path may lead through several."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import field, frozen
+
+# Bytes of UTF-8. File systems take 255; what is put behind a name, as the time at which a run is set aside, needs some.
+LONGEST: Final = 200
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
+@frozen
+class TextCheck:
+    """Which texts are allowed. words: the rule for the docs. hint: what to write instead. pattern: a part of the rule
+    for editors, empty for none."""
+
+    words: str
+    hint: str | None
+    pattern: str
+    _problem: Callable[[str], str | None] = field(repr=False)
+
+    def __call__(self, value: Any) -> str | None:
+        """What is wrong with a text, as the end of a sentence; None if nothing is."""
+        return self._problem(value) if isinstance(value, str) else None
+
+
+def _problem_of_name(text: str) -> str | None:
+    if not text.strip():
+        return "must not be empty"
+    if text in (".", ".."):
+        return f"must be a name, and `{text}` stands for a folder that is there already"
+    if sign := re.search(r"[/\\]", text):
+        return f"must be one name, without `{sign[0]}`"
+    if sign := _CONTROL.search(text):
+        return f"must be a name without control characters, and has U+{ord(sign[0]):04X}"
+    size = len(text.encode())
+    return f"must have at most {LONGEST} bytes, not {size:,}" if size > LONGEST else None
+
+
+def _problem_of_path(text: str) -> str | None:
+    return "must be a path, and no path has U+0000 in it" if "\0" in text else None
+
+
+file_name: Final = TextCheck("one name, no path", "write one name, such as `mine`", r"^[^/\\]+$", _problem_of_name)
+file_path: Final = TextCheck("", None, "", _problem_of_path)
