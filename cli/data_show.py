@@ -61,19 +61,22 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
 
     nodes, loader, tokenizer = data_nodes(plan), plan.node("setup.loader").args, tokenizer_of(plan)
     wanted = [arguments.dataset] if arguments.dataset else loader["datasets"]
-    found: dict[str, PreparedDataset] = {}
-    for name in wanted:
-        with shown(name) as report:
-            found[name] = prepared_from(plan, nodes[name], tokenizer, progress=report)
     # What is only evaluated has no rows to train on.
     held_out = arguments.heldout or wanted[0] not in loader["datasets"]
     if held_out and arguments.step is not None:
         print("xtrain data: rows that are held out belong to no step; leave --step out", file=sys.stderr)
         return 2
+    # An epoch has rows of all datasets.
+    counted = loader["datasets"] if loader["steps"] is None and not held_out else []
+    prepared: dict[str, PreparedDataset] = {}
+    for name in dict.fromkeys((*wanted, *counted)):
+        with shown(name) as report:
+            prepared[name] = prepared_from(plan, nodes[name], tokenizer, progress=report)
+    found = {name: prepared[name] for name in wanted}
     if held_out:
         chosen = _held_out(found, arguments.n)
     else:
-        curriculum = curriculum_of(plan, {name: data.train_rows.num_rows for name, data in found.items()})
+        curriculum = curriculum_of(plan, {name: data.train_rows.num_rows for name, data in prepared.items()})
         step = 1 if arguments.step is None else arguments.step
         if not 1 <= step <= curriculum.steps:
             message = f"the run has {plural(curriculum.steps, 'step')}, --step 1 to {curriculum.steps:,}"

@@ -154,13 +154,6 @@ PAGES: Final = (
         "phase late { from = 90%, lr_scale = 0.1 }",
         "experiment try { budget = 3 epochs }\nphase early { from = 10%, lr_scale = 0.5 }\n"
         "phase late { from = 90%, lr_scale = 0.1 }"),
-    Code("X609", "a budget in epochs of several datasets", """
-        An epoch is one pass over a dataset. In a mixture each dataset ends at another time, and those with a small
-        share may not end at all.
-        """, "experiment try { budget = 3 epochs }\ndataset web { source = python_stdlib() }\n"
-        "dataset noise { source = synthetic() }\nmixture { web = 1, noise = 1 }",
-        "experiment try { budget = 1k steps }\ndataset web { source = python_stdlib() }\n"
-        "dataset noise { source = synthetic() }\nmixture { web = 1, noise = 1 }"),
     Code("X610", "a reaction to something that cannot occur", """
         `time_limit`, `stop_at` and `stop_file` are settings of `launch`, and the events of these names occur only where
         they are set. Without one the reaction would never run.

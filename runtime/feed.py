@@ -7,6 +7,7 @@ from typing import Any, get_args
 import torch.distributed as dist
 from attrs import define, evolve
 
+from ..planner.passes import rows_of_epoch, steps_of_epochs
 from ..planner.phases import phase_at
 from ..planner.plan import Plan
 from ..planner.plan_timeline import Phase
@@ -15,7 +16,6 @@ from .data.collate.batch import Microbatch
 from .data.collate.collators import Chain
 from .data.documents.tokenizers import Tokenizer, load_tokenizer
 from .data.errors import DataError
-from .data.loading.curriculum import steps_of_epochs
 from .data.loading.loader import EvalLoader, RowLoader
 from .data.loading.loader_state import Remarks
 from .data.loading.prepared import PreparedDataset, opened_from, prepared_from
@@ -73,9 +73,9 @@ class Feed:
         return remarks
 
     def _steps_left(self, epochs: float, step: int) -> int:
-        (dataset,) = self.loader.datasets
-        taken = self.loader.rows_taken(step)[dataset.name]
-        return steps_of_epochs(epochs, dataset.order.num_rows, self.loader.rows_per_step, taken)
+        taken = sum(self.loader.rows_taken(step).values())
+        rows = {dataset.name: dataset.order.num_rows for dataset in self.loader.datasets}
+        return steps_of_epochs(epochs, rows_of_epoch(self.phases, rows), self.loader.rows_per_step, taken)
 
     def evaluation(self, dataset: str, max_rows: int | None, rank: Rank) -> EvalLoader:
         prepared = self.datasets[dataset]

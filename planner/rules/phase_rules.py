@@ -4,7 +4,7 @@ from itertools import pairwise
 
 from ...dsl.spec import Spec
 from ..arithmetic import Arithmetic
-from ..mixing import lay_phases, start_of, trainable, weights
+from ..mixing import lay_phases, start_of, trainable
 from ..plan_timeline import Phase
 from ..units import plural
 from .findings import Findings
@@ -15,7 +15,6 @@ def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[Phase,
     for name in spec.phases:
         _check_start(spec, name, batch, found)
     _check_order(spec, batch, found)
-    _check_epochs(spec, found)
     phases = lay_phases(spec, batch)
     _check_idle(spec, phases, found)
     return phases
@@ -60,19 +59,6 @@ def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
                 message += ": which comes first is not known while the budget is in epochs"
                 hint = "give all starts as shares, or all in steps or tokens, or the budget in steps"
                 found.fail(rule, "X608", path, message, hint)
-
-
-def _check_epochs(spec: Spec, found: Findings) -> None:
-    """An epoch is a pass over one dataset."""
-    budget, rule = spec.experiment.budget, "schedule.epochs"
-    if budget.unit != "epochs":
-        return
-    mixed = [
-        name for name in spec.datasets if any(weights(spec, phase)[name] > 0 for phase in (None, *spec.phases.values()))
-    ]
-    if len(mixed) > 1:
-        message = f"a budget of {budget} says nothing for a mixture: {', '.join(mixed)} end at different times"
-        found.fail(rule, "X609", "experiment.budget", message, "give the budget in steps or tokens, as `1B tokens`")
 
 
 def _check_idle(spec: Spec, phases: tuple[Phase, ...], found: Findings) -> None:

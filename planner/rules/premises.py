@@ -76,7 +76,6 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
     "schedule.phase.*.start": ("phase.{}.from", "{steps}", "batch.sequence", "{rows}"),
     "schedule.phase.*.order": ("phase", "phase.*.from", "{steps}", "batch.sequence", "{rows}"),
-    "schedule.epochs": ("experiment.budget", "{datasets}", "mixture.*", "phase.*.mix"),
     "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
     "schedule.*.nan": ("{}.actions",),
     "schedule.nan": ("on.*.event", "on.*.actions", "on.*.count"),

@@ -65,6 +65,15 @@ def test_rows_of_all_datasets_come_in_the_order_of_training(spec: str, capsys):
     assert (nothing.out, nothing.err) == ("", "xtrain data: no row of talks is trained on from step 7 on\n")
 
 
+def test_the_steps_of_epochs_are_counted_over_all_datasets_also_to_show_one(spec: str, capsys):
+    Path(spec).write_text(SPEC.replace("12 steps", "1 epoch"))
+    every = rows(capsys, "-n", "1000")
+    counts = [main(["data", "show", spec, "--step", step, "-n", "1"]) for step in (str(len(every) // 4), "1000")]
+    assert counts == [0, 2] and f"the run has {len(every) // 4} steps" in capsys.readouterr().err
+    talks = [row for row in every if row["dataset"] == "talks"]
+    assert rows(capsys, "-n", "1000", "--dataset", "talks") == talks
+
+
 def test_what_is_trained_of_a_conversation_is_the_answer(spec: str, capsys):
     segments = list(chain.from_iterable(row["segments"] for row in rows(capsys, "-n", "20", "--dataset", "talks")))
     whole = [one for one in segments if one["start"] == 0 and one["ends"]]

@@ -9,9 +9,10 @@ import torch
 from ranks import on_ranks
 
 from xtrain.planner.layouts.mesh import AXES
+from xtrain.planner.passes import steps_of_epochs
 from xtrain.planner.plan_timeline import Phase
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
-from xtrain.runtime.data.loading.curriculum import Curriculum, steps_of_epochs
+from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
 from xtrain.runtime.data.loading.row_reader import RowReader
 from xtrain.runtime.data.loading.training_rows import TrainingRows
@@ -66,17 +67,26 @@ def test_what_the_work_raises_is_raised_here(monkeypatch):
         first_of_machine(rank_of(0, 2, 0), fail, Beat())
 
 
-def feed(store: TokenStore, rows_per_step: int, epochs: float, steps: int | None = None) -> Feed:
-    documents = torch.arange(store.num_documents).numpy()
-    reader = RowReader(store=store, documents=documents, rows=pack_sequential(store.lengths(), 8, "split"))
-    whole = Phase(name="train", first=0, fraction=None, shares={"one": 1.0})
-    half = Phase(name="half", first=None, fraction=0.5, shares={"one": 1.0}, lr_scale=0.5)
-    steps = steps or steps_of_epochs(epochs, reader.rows.num_rows, rows_per_step)
+ROWS = {"one": 30, "two": 12}
+ONE = {"one": 1.0}
+
+
+def rows_of(store: TokenStore, name: str) -> TrainingRows:
+    """Some of the documents, a row each."""
+    documents = torch.arange(ROWS[name]).numpy()
+    rows = pack_sequential(store.lengths()[: ROWS[name]], 8, "split")
+    return TrainingRows.of(name, RowReader(store=store, documents=documents, rows=rows), 0)
+
+
+def feed(store: TokenStore, rows_per_step: int, epochs: float, shares: dict[str, float] = ONE) -> Feed:
+    whole = Phase(name="train", first=0, fraction=None, shares=shares)
+    half = Phase(name="half", first=None, fraction=0.5, shares=shares, lr_scale=0.5)
+    steps = steps_of_epochs(epochs, sum(ROWS[name] for name in shares), rows_per_step)
     chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=8)])
     loader = RowLoader(
-        datasets=(TrainingRows.of("one", reader, 0),),
+        datasets=tuple(rows_of(store, name) for name in shares),
         curriculum=Curriculum(
-            datasets=("one",), phases=(whole, half), steps=steps, rows_per_step=rows_per_step, seed=0
+            datasets=tuple(shares), phases=(whole, half), steps=steps, rows_per_step=rows_per_step, seed=0
         ),
         collate=chain,
         micro=rows_per_step,
@@ -109,6 +119,16 @@ def test_a_budget_in_epochs_is_kept_by_a_run_whose_steps_become_larger(store):
     assert [second.phase(step).name for step in (7, 10)] == ["half", "half"]
 
 
+def test_a_budget_in_epochs_of_a_mixture_counts_the_rows_of_all_its_datasets(store):
+    mixed = {"one": 0.5, "two": 0.5}
+    first = feed(store, 4, 2.0, mixed)
+    assert first.steps == 21
+    second = feed(store, 6, 2.0, mixed)
+    second.resume(first.loader.state(6))
+    assert second.steps == second.loader.curriculum.steps == 6 + 10
+    assert sum(second.rows_taken(16).values()) == 2 * (30 + 12)
+
+
 @pytest.mark.parametrize("stop", [0, 1, 7, 14, 15])
 def test_a_run_that_goes_on_as_it_was_ends_where_it_would_have_ended(store, stop):
     again = feed(store, 4, 2.0)
@@ -129,7 +149,5 @@ def test_how_much_data_there_is_is_told(store):
         def event(self, event: str, **fields: object) -> None:
             told.append((event, fields))
 
-    documents = torch.arange(store.num_documents).numpy()
-    reader = RowReader(store=store, documents=documents, rows=pack_sequential(store.lengths(), 8, "split"))
-    tell_rows(Heard(), (TrainingRows.of("one", reader, 5),), 12)
-    assert told == [("data", {"step": 0, "steps": 12, "rows": {"one": reader.rows.num_rows}})]
+    tell_rows(Heard(), (rows_of(store, "one"),), 12)
+    assert told == [("data", {"step": 0, "steps": 12, "rows": {"one": 30}})]

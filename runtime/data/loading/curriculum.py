@@ -5,9 +5,7 @@ cursor counts them.
 """
 
 from bisect import bisect_right
-from fractions import Fraction
 from functools import cached_property
-from math import ceil
 
 import numpy as np
 from attrs import define, field, frozen
@@ -142,10 +140,3 @@ class Curriculum:
     def _cursors(stretch: _Stretch, drawn: int) -> list[int]:
         counts = stretch.draw.counts(stretch.drawn, drawn - stretch.drawn)
         return [cursor + count for cursor, count in zip(stretch.cursors, counts, strict=True)]
-
-
-def steps_of_epochs(epochs: float, rows: int, rows_per_step: int, taken: int = 0) -> int:
-    """Steps in which `epochs` times `rows` rows are taken, of which `taken` were before."""
-    # As it was written, not as the nearest binary number: 0.1 of 10 rows is one row.
-    left = Fraction(str(epochs)) * rows - taken
-    return max(0, ceil(left / rows_per_step))

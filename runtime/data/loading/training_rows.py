@@ -2,8 +2,9 @@
 
 from attrs import frozen
 
+from ....planner.passes import rows_of_epoch, steps_of_epochs
 from ....planner.plan import Plan
-from .curriculum import Curriculum, steps_of_epochs
+from .curriculum import Curriculum
 from .order import RowOrder
 from .row_reader import RowReader
 
@@ -30,8 +31,7 @@ def curriculum_of(plan: Plan, rows: dict[str, int]) -> Curriculum:
     args = plan.node("setup.loader").args
     steps = args["steps"]
     if steps is None:
-        (alone,) = args["datasets"]
-        steps = steps_of_epochs(args["epochs"], rows[alone], args["rows"])
+        steps = steps_of_epochs(args["epochs"], rows_of_epoch(plan.timeline.phases, rows), args["rows"])
     return Curriculum(
         datasets=tuple(args["datasets"]),
         phases=plan.timeline.phases,

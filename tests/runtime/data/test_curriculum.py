@@ -10,9 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.planner.draw import STRIDE, TURN, Draw, floor_sum
+from xtrain.planner.passes import rows_of_epoch, steps_of_epochs
 from xtrain.planner.phases import first_step, in_order, phase_at
 from xtrain.planner.plan_timeline import Phase
-from xtrain.runtime.data.loading.curriculum import Curriculum, Position, drawn_datasets, steps_of_epochs
+from xtrain.runtime.data.loading.curriculum import Curriculum, Position, drawn_datasets
 
 NAMES = ("a", "b", "c")
 # Of any stretch of draws, each dataset has its share up to so many.
@@ -176,3 +177,9 @@ def test_of_phases_that_begin_together_the_last_one_has_the_steps():
 )
 def test_steps_that_are_left_of_epochs(epochs: float, rows: int, each: int, taken: int, steps: int):
     assert steps_of_epochs(epochs, rows, each, taken) == steps
+
+
+def test_an_epoch_has_the_rows_of_all_that_is_trained_on():
+    phases = (phase("one", a=0.9, b=0.1, c=0.0), phase("two", 10, a=0.0, b=1.0, c=0.0))
+    assert rows_of_epoch(phases, {"a": 30, "b": 12, "c": 1000}) == 42
+    assert rows_of_epoch((phase("train", a=1.0),), {"a": 30}) == 30
