@@ -95,9 +95,9 @@ def _stoppable() -> Iterator[None]:
 
 def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", arguments: argparse.Namespace) -> None:
     from ..runtime.data.documents.encoder import DocumentEncoder
-    from ..runtime.data.loading.prepared import opened_from, source_of
+    from ..runtime.data.loading.prepared import packed_from, source_of
     from ..runtime.data.stores.cache_folder import move_aside
-    from ..runtime.data.stores.store import build_store, damage, identify, open_store
+    from ..runtime.data.stores.store import build_store, damage, identify, open_named
     from ..runtime.data.stores.tokenise_progress import Progress
     from .data_progress import shown
 
@@ -108,16 +108,15 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", argume
         identity = identify(source, encoder, cache, show)
     if not arguments.json:
         _print_identity(name, source, identity)
-    folder = cache / identity.key
-    there = open_store(folder) is not None
-    if there and arguments.verify:
+    while (there := open_named(cache, identity.names)) is not None and arguments.verify:
+        folder = cache / there.folder
         with shown(name) as show:
             damaged = damage(folder, show)
-        if damaged:
-            what = f"{folder}: {', '.join(damaged)}: not what was written; it is built anew"
-            print(f"warning: {what}", file=sys.stderr)
-            move_aside(folder)
-            there = False
+        if not damaged:
+            break
+        what = f"{folder}: {', '.join(damaged)}: not what was written; it is built anew"
+        print(f"warning: {what}", file=sys.stderr)
+        move_aside(folder)
     with shown(name) as show:
 
         def report(now: Progress) -> None:
@@ -126,8 +125,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", argume
             show(now)
 
         store = build_store(source, encoder, cache, jobs=arguments.jobs, progress=report, identity=identity)
-    data = opened_from(plan, node, store.key)
-    assert data is not None, "what has just been built is there"
+    data, folder = packed_from(plan, node, store), cache / store.folder
     found = {
         "dataset": name,
         "key": identity.key,

@@ -4,9 +4,6 @@ Comments, formatting, the names of `let` constants, defaults written out and the
 therefore change neither.
 """
 
-import json
-from collections.abc import Mapping
-from hashlib import blake2b
 from typing import Any, get_args
 
 import attrs
@@ -14,6 +11,7 @@ import attrs
 from ..dsl.quantity import Quantity
 from ..dsl.schema.data import Dataset, JsonLines, Link, Pack, PythonStdlib, Shard, Source, Text, UserCall
 from ..dsl.schema.setting import Role, settings_of
+from .canonical import PLAN, digest, whole_numbers
 from .mixing import shares, weights
 from .nodes.source_args import reads
 from .paths import portable
@@ -25,19 +23,8 @@ DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probabi
 
 
 def fingerprint(content: Any) -> str:
-    """16 hex digits of BLAKE2b over canonical JSON: sorted keys, no blanks, 2.0 as 2."""
-    text = json.dumps(_canonical(content), sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    return blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
-
-
-def _canonical(value: Any) -> Any:
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value
-    if isinstance(value, Mapping):
-        return {str(key): _canonical(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_canonical(item) for item in value]
-    return value
+    """16 hex digits over the canonical form of JSON values, with 2.0 as 2."""
+    return digest(whole_numbers(content), PLAN, size=DIGEST_BYTES)
 
 
 def config_of(run: Resolved) -> dict[str, Any]:
@@ -71,7 +58,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         **_mixture(run),
     }
     beginning = {k: portable(v) for k, v in (("from", spec.checkpoint.from_), ("pretrained", pretrained(spec))) if v}
-    return _canonical({**content, **({"checkpoint": beginning} if beginning else {})})
+    return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {})})
 
 
 def _dataset(dataset: Dataset) -> dict[str, Any]:

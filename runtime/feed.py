@@ -138,10 +138,11 @@ def prepare_dataset(
     report = every(TOLD_EVERY_SECONDS, tell)
     ready = first_of_machine(rank, lambda: prepared_from(plan, node, tokenizer, progress=report), beat)
     if rank.world_size > 1:
-        key = [None if ready is None else ready.store.key]
-        dist.broadcast_object_list(key, src=0)
-        ready = ready or opened_from(plan, node, str(key[0])) or prepared_from(plan, node, tokenizer)
-        if ready.store.key != key[0]:
+        said: list[Any] = [None if ready is None else ready.store.names]
+        dist.broadcast_object_list(said, src=0)
+        (names,) = said
+        ready = ready or opened_from(plan, node, names) or prepared_from(plan, node, tokenizer)
+        if ready.store.key != names[0]:
             raise DataError(
                 f"dataset {dataset}: rank {rank.rank} reads other data than the first rank does",
                 remedy="Give every machine the same files.",
@@ -157,7 +158,7 @@ def _tell_losses(records: Records, prepared: PreparedDataset, oversized: str) ->
     for bad in bad_records.first:
         records.event("warning", step=0, message=f"dataset {name}: {bad.origin}: {bad.reason}")
     if more := bad_records.count - len(bad_records.first):
-        listed = f"cache/tokens/{prepared.store.key}/{BAD}"
+        listed = f"cache/tokens/{prepared.store.folder}/{BAD}"
         message = f"dataset {name}: {more:,} more bad records, all of them in {listed} below workspace.root"
         records.event("warning", step=0, message=message)
     for part, rows in (("training", prepared.train_rows), ("hold-out", prepared.heldout_rows)):

@@ -20,6 +20,7 @@ from typing import Any
 from attrs import frozen
 
 from ..dsl.part_files import ModuleMissing, PartModule, find_module, is_file, module_digest, module_files
+from ..planner.canonical import canonical
 from ..planner.nodes.chain import own_modules
 from ..planner.plan import Plan
 from .data.errors import DataError
@@ -80,9 +81,10 @@ class Part:
 
 
 def part_of(kind: str, options: Mapping[str, Any], base: Path) -> Part:
-    """The part that the arguments of a plan's node name."""
+    """The part that the arguments of a plan's node name; maps among its arguments have their keys in order, which a
+    plan that was read back may have lost."""
     module, function, digest = (options[name] for name in ("module", "function", "digest"))
-    return Part(kind, module, function, digest, dict(options["arguments"]), base.absolute())
+    return Part(kind, module, function, digest, canonical(options["arguments"]), base.absolute())
 
 
 def spec_folder(spec: str) -> Path:

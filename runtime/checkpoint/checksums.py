@@ -28,10 +28,6 @@ def file_checksums(paths: Iterable[Path], threads: int | None = None) -> dict[st
         return {path.name: _join(piece.result() for piece in each) for path, each in pieces.items()}
 
 
-def text_checksum(text: str) -> str:
-    return blake2b(text.encode(), digest_size=DIGEST_BYTES).hexdigest()
-
-
 def share_of_cores() -> int:
     """Threads for this process, of which there is one for each rank of the machine."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

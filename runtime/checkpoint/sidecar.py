@@ -7,8 +7,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ...planner.canonical import SEAL, digest
 from . import durable
-from .checksums import file_checksums, text_checksum
+from .checksums import DIGEST_BYTES, file_checksums
 
 STATE = "state.json"
 LATE_METRICS = "metrics.json"
@@ -96,4 +97,4 @@ def _size_flaw(file: Path, size: int) -> str:
 
 
 def _seal(content: dict[str, Any]) -> str:
-    return text_checksum(json.dumps(content, sort_keys=True, separators=(",", ":")))
+    return digest(content, SEAL, size=DIGEST_BYTES)

@@ -132,7 +132,7 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
             parts[part]["steps_an_epoch"] = round(rows.num_rows / loader["rows"], 2)
     return {
         "dataset": data.name,
-        "store": data.store.key,
+        "store": data.store.folder,
         "files": data.store.num_files,
         "documents": data.store.num_documents,
         "tokens": data.store.num_tokens,

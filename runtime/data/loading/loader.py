@@ -165,7 +165,7 @@ class RowLoader:
         Raises DataError naming every difference that would make the steps from `state["step"]` on see other rows than
         those that are due.
         """
-        return position_of(state, self.state(self.curriculum.start.step))[1]
+        return position_of(self._by_key(state), self.state(self.curriculum.start.step))[1]
 
     def restore(self, state: dict[str, Any], steps: int) -> Remarks:
         """Go on from where `state` was written, in a run of `steps` steps; what there is to say of it.
@@ -173,10 +173,23 @@ class RowLoader:
         Its phases and its rows per step may have been others: what was taken is taken, what comes is by the curriculum.
         Raises DataError as `check_state` does.
         """
-        position, remarks = position_of(state, self.state(self.curriculum.start.step))
+        position, remarks = position_of(self._by_key(state), self.state(self.curriculum.start.step))
         self._left = remarks.left
         self.curriculum = evolve(self.curriculum, start=position, steps=steps)
         return remarks
+
+    def _by_key(self, state: dict[str, Any]) -> dict[str, Any]:
+        """`state` with today's fingerprint of rows that had another one when it was written."""
+        readers = [dataset.reader for dataset in self.datasets]
+        known = {reader.fingerprint for reader in readers}
+
+        def renewed(its: dict[str, Any]) -> dict[str, Any]:
+            content = its.get("content", "")
+            same = () if content in known else (each for each in readers if each.was_called(content))
+            found = next(iter(same), None)
+            return its if found is None else {**its, "content": found.fingerprint}
+
+        return {**state, "datasets": {name: renewed(its) for name, its in state.get("datasets", {}).items()}}
 
 
 @define(kw_only=True, frozen=True, eq=False)

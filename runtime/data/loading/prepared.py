@@ -1,5 +1,6 @@
 """A dataset ready to be read: tokenised, split into training and hold-out, both packed into rows. Without torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..packing.rows import Oversized, Rows
 from ..packing.rows_cache import cached_rows, rows_key
 from ..packing.split_cache import cached_split
 from ..sources.source import Source, open_source
-from ..stores.store import TokenStore, build_store, open_store
+from ..stores.store import TokenStore, build_store, open_named
 from ..stores.tokenise_progress import Report
 from .row_reader import RowReader
 
@@ -70,7 +71,8 @@ def prepare(
             lengths = store.lengths_of(documents[part])
             return pack_rows(lengths, sequence, oversized, align, method=method, group=group)
 
-        return cached_rows(cache / rows_key(store=store.key, holdout=holdout, seed=seed, part=part, **settings), pack)
+        key = rows_key(store=store.folder, holdout=holdout, seed=seed, part=part, **settings)
+        return cached_rows(cache / key, pack)
 
     return PreparedDataset(
         name=dataset,
@@ -111,20 +113,22 @@ def prepared_from(
     source = source_of(plan, node, tokenizer)
     encoder = DocumentEncoder(tokenizer, node.args["reads"])
     store = build_store(source, encoder, _cache(plan) / "tokens", jobs=jobs, progress=progress)
-    return _packed(plan, node, store)
+    return packed_from(plan, node, store)
 
 
-def opened_from(plan: Plan, node: Node, key: str) -> PreparedDataset | None:
-    """The same from the store that is called `key`, if it is in the cache; the source is not looked at."""
-    store = open_store(_cache(plan) / "tokens" / key)
-    return None if store is None else _packed(plan, node, store)
+def opened_from(plan: Plan, node: Node, names: Sequence[str]) -> PreparedDataset | None:
+    """The same from the store that is called by one of the `names` of the same data, its key first, if it is in the
+    cache; the source is not looked at."""
+    store = open_named(_cache(plan) / "tokens", names)
+    return None if store is None else packed_from(plan, node, store)
 
 
 def _cache(plan: Plan) -> Path:
     return Path(plan.workspace["root"]) / "cache"
 
 
-def _packed(plan: Plan, node: Node, store: TokenStore) -> PreparedDataset:
+def packed_from(plan: Plan, node: Node, store: TokenStore) -> PreparedDataset:
+    """The dataset of a `setup.data` node whose tokens are in `store`, packed now if that is not in the cache."""
     wanted = ("dataset", "holdout", "oversized", "seed", "sequence", "align", "method", "group")
     args: dict[str, Any] = {name: node.args[name] for name in wanted if name in node.args}
     return prepare(store, cache=_cache(plan) / "rows", **args)

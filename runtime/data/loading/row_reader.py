@@ -61,6 +61,13 @@ class RowReader:
     @cached_property
     def fingerprint(self) -> str:
         """Hex digest of every row's content: the store's, the choice of documents, and their packing."""
-        digest = blake2b(f"{self.store.key} {self.rows.fingerprint()}".encode(), digest_size=16)
+        return self._digest(self.store.key)
+
+    def was_called(self, fingerprint: str) -> bool:
+        """Whether these rows had that fingerprint under another name of the same data."""
+        return any(self._digest(name) == fingerprint for name in self.store.aliases)
+
+    def _digest(self, store: str) -> str:
+        digest = blake2b(f"{store} {self.rows.fingerprint()}".encode(), digest_size=16)
         digest.update(np.ascontiguousarray(self.documents, dtype=np.int64).data)
         return digest.hexdigest()

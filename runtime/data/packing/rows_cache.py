@@ -3,12 +3,12 @@
 import json
 import os
 from collections.abc import Callable
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
+from ....planner.canonical import DATA, digest
 from ..errors import DataError
 from ..stores.cache_folder import ATTEMPTS, make_folder
 from .rows import Rows
@@ -23,7 +23,7 @@ NUMBERS: Final = (
 
 def rows_key(**depends_on: Any) -> str:
     """Hex name of the rows that these JSON values determine: the store, the choice of documents, the packing."""
-    return blake2b(json.dumps([FORMAT, depends_on], sort_keys=True).encode(), digest_size=16).hexdigest()
+    return digest([FORMAT, depends_on], DATA, size=16)
 
 
 def cached_rows(folder: Path, pack: Callable[[], Rows]) -> Rows:

@@ -20,7 +20,7 @@ def cached_split(store: TokenStore, cache: Path, holdout: float, seed: int) -> S
 
     Raises DataError as `split_holdout` does, and if the cache cannot be written.
     """
-    folder = cache / f"split-{rows_key(store=store.key, documents=store.num_documents, holdout=holdout, seed=seed)}"
+    folder = cache / f"split-{rows_key(store=store.folder, documents=store.num_documents, holdout=holdout, seed=seed)}"
     for _ in range(ATTEMPTS):
         if (found := _open(folder, store.num_documents)) is not None:
             return found

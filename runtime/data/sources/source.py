@@ -1,6 +1,7 @@
 """Where documents come from: files of several formats, the standard library's modules, or what is made on the spot."""
 
 import json
+import os
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from glob import glob
@@ -10,10 +11,12 @@ from typing import Any
 
 from attrs import field, frozen
 
+from ....planner.canonical import DATA, text
 from ..documents.tokenizers import Tokenizer
 from ..errors import DataError
 from ..stores.digests import file_digest
 from .bad_records import BadRecord
+from .former import options_before
 from .readers import JsonLines, Reader, TextFiles
 from .readers_columns import TableFiles
 from .readers_hub import HubDataset
@@ -33,6 +36,9 @@ class Source:
     kind: str
     base: Path
     files: tuple[Path, ...]
+    names: tuple[str, ...]
+    """What each file is called in the fingerprint: by its path from `base`, or, where all patterns are absolute, by
+    that, so that it does not matter which folder a command is given in."""
     reads: Reads
     bad_record_limit: int | None
     """None: any number, for nobody repairs their interpreter's files."""
@@ -57,22 +63,41 @@ class Source:
         """Bytes of input that `Unit.size` of all units adds up to, if that is known beforehand."""
         return self.reader.num_bytes()
 
-    def fingerprint(self) -> str:
-        """Hex digest of every file's name (relative to `base`) and content and of every option.
+    def fingerprints(self) -> tuple[str, ...]:
+        """Hex digests of every file's name and content and of every option: the first is the same however a plan has
+        travelled, the others are what the same records may be known by besides.
 
-        A data set that was moved keeps it. Raises DataError if a file cannot be read.
+        Earlier versions took options in the order they came in, and called files below the working folder by their
+        path from there; and a pattern may have been relative where it is absolute now, or the other way round. A data
+        set that was moved together with the folder that its patterns start at keeps its name. Raises DataError if a
+        file cannot be read.
         """
+        contents = [bytes.fromhex(file_digest(path)) for path in self.files]
+        fetched = self.reader.content() if isinstance(self.reader, HubDataset) else []
+
+        def over(decisive: str, names: tuple[str, ...]) -> str:
+            whole = blake2b(decisive.encode(), digest_size=16)
+            for name, content in zip(names, contents, strict=True):
+                whole.update(len(name.encode()).to_bytes(8, "little") + name.encode() + content)
+            for content in fetched:
+                whole.update(bytes.fromhex(content))
+            return whole.hexdigest()
+
+        own = text(self._decisive(self.options), DATA)
+        before = [json.dumps(self._decisive(options)) for options in options_before(self.kind, self.options)]
+        found = [over(each, self.names) for each in (own, *before)]
+        if self.kind in WITH_PATTERNS:
+            found.append(over(own, tuple(map(self._named_otherwise, self.files, self.names))))
+        return tuple(dict.fromkeys(found))
+
+    def _decisive(self, options: Mapping[str, Any]) -> list[Any]:
+        """What decides which records there are, but the files."""
         # Where a folder is does not matter, as its files do not know either.
-        options = {name: value for name, value in self.options.items() if not (name == "name" and self.files)}
-        digest = blake2b(json.dumps([self.kind, self.reads.form, self.reads.fields, options]).encode(), digest_size=16)
-        for path in self.files:
-            name = _name(path, self.base).encode()
-            digest.update(len(name).to_bytes(8, "little") + name)
-            digest.update(bytes.fromhex(file_digest(path)))
-        if isinstance(self.reader, HubDataset):
-            for content in self.reader.content():
-                digest.update(bytes.fromhex(content))
-        return digest.hexdigest()
+        rest = {name: value for name, value in options.items() if not (name == "name" and self.files)}
+        return [self.kind, self.reads.form, self.reads.fields, rest]
+
+    def _named_otherwise(self, path: Path, name: str) -> str:
+        return _name(path, self.base) if Path(name).is_absolute() else Path(os.path.normpath(path)).as_posix()
 
 
 def open_source(
@@ -138,7 +163,17 @@ def open_source(
             reader = SyntheticDocuments(**options)
         case _:
             reader = UserRecords(options=options, base=base, reads=what)
-    return Source(kind=kind, base=base, files=files, reads=what, bad_record_limit=limit, options=options, reader=reader)
+    absolute = bool(patterns) and all(Path(pattern).is_absolute() for pattern in patterns)
+    return Source(
+        kind=kind,
+        base=base,
+        files=files,
+        names=tuple(path.as_posix() if absolute else _name(path, base) for path in files),
+        reads=what,
+        bad_record_limit=limit,
+        options=options,
+        reader=reader,
+    )
 
 
 def matched(patterns: tuple[str, ...], base: Path, folder: Callable[[Path], bool] | None = None) -> tuple[Path, ...]:

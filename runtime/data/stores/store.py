@@ -1,14 +1,14 @@
 """The tokenised data set: one flat array of tokens, cached on disk under the hash of everything it depends on."""
 
 import json
-from collections.abc import Iterator
-from hashlib import blake2b
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
+from ....planner.canonical import DATA, digest
 from ..errors import DataError
 from ..sources.bad_records import BadRecord, BadRecordReport
 from .digests import FileDigests, file_digest, remembering
@@ -30,6 +30,7 @@ class TokenStore:
     """Documents as tokens, each laid out `bos, text…, eos`, one after the other in `tokens`."""
 
     key: str
+    """Hex name of what it holds; the same for the same data, whatever its folder is called."""
     tokens: np.ndarray
     """uint16 or uint32 [tokens], mapped from disk and read-only."""
     offsets: np.ndarray
@@ -40,6 +41,15 @@ class TokenStore:
     """What the source could not turn into documents when the store was built."""
     trained: np.ndarray | None = None
     """uint8 [tokens], mapped and read-only: 1 where a token is to be predicted. None: all of them are."""
+    aliases: tuple[str, ...] = ()
+    """Other names that the same data may be known by, to a checkpoint and in the cache."""
+    folder: str = field(default=Factory(lambda self: self.key, takes_self=True))
+    """What its folder in the cache is called: `key`, or one of `aliases`."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """`key` and `aliases`."""
+        return (self.key, *self.aliases)
 
     @property
     def num_documents(self) -> int:
@@ -72,11 +82,22 @@ class StoreIdentity:
 
     covers: dict[str, Any] = field()
     """JSON values: where one of them is another, so is the key."""
+    contents: tuple[str, ...] = ()
+    """What else `content` in `covers` may have been for the same data."""
 
     @property
     def key(self) -> str:
         """Hex name of the store."""
-        return blake2b(json.dumps(self.covers, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return _key(self.covers)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The key, and other names that a store of the same data may have."""
+        return (self.key, *(_key({**self.covers, "content": content}) for content in self.contents))
+
+
+def _key(covers: dict[str, Any]) -> str:
+    return digest(covers, DATA, size=16)
 
 
 def identify(
@@ -95,7 +116,7 @@ def identify(
     digests = FileDigests(cache / INDEX)
     with remembering(digests):
         digests.learn(source.files, tell)
-        content = source.fingerprint()
+        content, *others = source.fingerprints()
     return StoreIdentity(
         covers={
             "code": f"format {FORMAT}",
@@ -104,7 +125,8 @@ def identify(
             # Of the files, and of the options of the source as far as they decide what is read.
             "content": content,
             **encoder.covers,
-        }
+        },
+        contents=tuple(others),
     )
 
 
@@ -117,7 +139,8 @@ def build_store(
     progress: Report | None = None,
     identity: StoreIdentity | None = None,
 ) -> TokenStore:
-    """Open the store under `cache/<key>/`; if it is missing or damaged, it is built first.
+    """Open the store under `cache/<key>/`, or under another name of the same data; if there is none, or it is damaged,
+    it is built first.
 
     `jobs` processes tokenise (None: as many as there are cores, unless there is little to do; 1: this one alone). Any
     number of processes may call this at once: one builds, the others wait, and go on with the work if it ends before.
@@ -128,7 +151,7 @@ def build_store(
     """
     identity = identity or identify(source, encoder, cache, progress)
     final = cache / identity.key
-    store = open_store(final)
+    store = open_named(cache, identity.names)
     if store is None:
 
         def check_unchanged() -> None:
@@ -151,11 +174,20 @@ def build_store(
                 report=progress,
             )
         )
-        store = open_store(final)
+        store = open_named(cache, identity.names)
     if store is None:
         raise DataError("the token store is damaged as soon as written", path=final, remedy="Check this file system.")
     store.bad_records.check(source.bad_record_limit)
     return store
+
+
+def open_named(cache: Path, names: Sequence[str]) -> TokenStore | None:
+    """The first sound store in `cache` that is called by one of the `names` of the same data; the first is its key."""
+    key, *aliases = names
+    for name in names:
+        if (store := open_store(cache / name)) is not None:
+            return evolve(store, key=key, aliases=tuple(aliases))
+    return None
 
 
 def open_store(directory: Path) -> TokenStore | None:
@@ -200,9 +232,9 @@ def damage(directory: Path, progress: Report | None = None) -> list[str]:
     found = []
     total = sum(path.stat().st_size for path in directory.iterdir())
     done = 0
-    for name, digest in digests.items():
+    for name, written in digests.items():
         try:
-            if file_digest(directory / name) != digest:
+            if file_digest(directory / name) != written:
                 found.append(name)
             done += (directory / name).stat().st_size
         except (DataError, OSError):

@@ -263,6 +263,16 @@ def test_the_same_numbers_from_another_store_are_refused(store: TokenStore):
     assert "number of packed rows" not in str(caught.value)
 
 
+def test_a_state_under_another_name_of_the_same_data_is_gone_on_from(store: TokenStore):
+    """Earlier versions had two names for one data set, and a checkpoint says the one that its data then had."""
+    old = loader(evolve(store, key="old"), name="before").state(3)
+    now = loader(evolve(store, aliases=("older", "old")))
+    assert now.restore(old, 1000).renamed == {"before": "one"}
+    assert now.rows_taken(3) == {"one": 12} and now.state(3)["datasets"] == loader(store).state(3)["datasets"]
+    with pytest.raises(DataError, match="content of the rows"):
+        loader(evolve(store, aliases=("older",))).check_state(loader(evolve(store, key="old")).state(3))
+
+
 def test_other_documents_that_pack_alike_are_refused(make_store):
     alike = make_store([6] * len(LENGTHS))
     with pytest.raises(DataError, match="content of the rows"):

@@ -1,0 +1,47 @@
+"""The canonical form of JSON values, and the digests of it: the same however a value was written and has travelled.
+
+A plan keeps the order of its keys in memory and has them sorted where it was read back from a run directory; tuples
+have become lists there. Whatever is named by a digest of such values takes it here, and what is called with them takes
+their canonical form.
+"""
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Final
+
+# How the text of a canonical form is written. Digests that lie on disk were taken of these, so that none can change.
+PLAN: Final = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": False}
+DATA: Final = {"separators": (", ", ": ")}
+SEAL: Final = {"separators": (",", ":")}
+
+
+def canonical(value: Any) -> Any:
+    """`value` with the keys of every mapping as texts and in their order, and every tuple as a list."""
+    if isinstance(value, Mapping):
+        named = {str(key): canonical(item) for key, item in value.items()}
+        return {key: named[key] for key in sorted(named)}
+    if isinstance(value, list | tuple):
+        return [canonical(item) for item in value]
+    return value
+
+
+def whole_numbers(value: Any) -> Any:
+    """`value` with 2.0 as 2, for what makes no difference between them."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        return {str(key): whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [whole_numbers(item) for item in value]
+    return value
+
+
+def text(content: Any, writing: dict[str, Any]) -> str:
+    """The canonical form of JSON values, written as PLAN, DATA or SEAL says. Raises TypeError for what is no JSON."""
+    return json.dumps(canonical(content), **writing)
+
+
+def digest(content: Any, writing: dict[str, Any], *, size: int) -> str:
+    """BLAKE2b over `text`, as 2 · `size` hex digits. Raises TypeError for what is no JSON."""
+    return blake2b(text(content, writing).encode(), digest_size=size).hexdigest()

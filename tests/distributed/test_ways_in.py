@@ -1,0 +1,39 @@
+"""One run, started in every way there is, one after the other: what is tokenized once is there for all of them."""
+
+import pytest
+from projects import Project, events
+
+from xtrain.cli.main import main
+
+pytestmark = pytest.mark.distributed
+
+SPEC = """
+experiment tiny { seed = 3, budget = 3 steps }
+model qwen3 { dim = 32, layers = 1, heads = 2, ffn = 48 }
+tokenizer bytes
+dataset words { source = synthetic(documents = 400, length = 40, spread = 1.0), holdout = 10% }
+batch { sequence = 64, rows = 4 }
+optimizer adamw { lr = 3e-3 }
+every 1 step log
+"""
+
+
+def test_a_run_goes_on_however_it_is_started(project: Project, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(project.folder)
+    (project.folder / "words.xtrain").write_text(SPEC)
+    assert main(["data", "build", "words.xtrain", "--jobs", "1"]) == 0
+    assert main(["plan", "words.xtrain", "--out", "saved.json"]) == 0
+    starts = (
+        ("words.xtrain", 1, ("--set", "launch.stop_at=1 steps")),
+        ("words.xtrain", 0, ("--set", "launch.stop_at=2 steps")),
+        ("saved.json", 1, ()),
+    )
+    for name, ranks, settings in starts:
+        process = project.start(name, *settings, "--ui", "none", torchrun=ranks)
+        _, err = process.communicate(timeout=240)
+        assert process.returncode in ((0, 1) if ranks else (75,)), err
+    directory = project.directory()
+    assert [event["step"] for event in events(directory, "resumed")] == [1, 2]
+    assert [event["status"] for event in events(directory, "run_end")] == ["stopped", "stopped", "done"]
+    assert not events(directory, "tokenise") and not events(directory, "warning")
+    assert len([*(project.folder / "runs/cache/tokens").iterdir()]) == 1
