@@ -132,13 +132,7 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     _tell_changes(workspace)
     if ui in ("console", "plain"):
         print(render_summary(plan), flush=True)
-    if workspace.elsewhere:
-        run_id = workspace.elsewhere[-1].name
-        print(
-            f"note: the code has changed since this experiment was last run, so it begins anew; to go on from there "
-            f"under the changed code: --set workspace.run={run_id}",
-            file=sys.stderr,
-        )
+    _tell_elsewhere(workspace)
     with Dashboard(workspace) if opens else Following(workspace, ui):
         return Gangs(plan=plan, workspace=workspace).run()
 
@@ -149,6 +143,16 @@ def _tell_changes(workspace: "Workspace") -> None:
         print("note: since the last start of this run has changed:", file=sys.stderr)
         for text in workspace.changes:
             print(f"  {text}", file=sys.stderr)
+
+
+def _tell_elsewhere(workspace: "Workspace") -> None:
+    """Say where this experiment was run last, if that was under other code."""
+    if workspace.elsewhere is not None:
+        print(
+            f"note: the code has changed since this experiment was last run, so it begins anew; to go on from there "
+            f"under the changed code: --set workspace.run={workspace.elsewhere.name}",
+            file=sys.stderr,
+        )
 
 
 def _remark(remarks: list[str]) -> None:
@@ -192,6 +196,7 @@ def _run_worker(compiled: "Compiled", ui: str | None) -> int:
         leave(EXIT_CODES[run_rank(plan, directory)])
     workspace = open_workspace(plan, compiled.resolved_text)
     _tell_changes(workspace)
+    _tell_elsewhere(workspace)
     events = workspace.directory / "events.jsonl"
     begin = size_of(events)
     following = Following(workspace, choose_ui(ui, sys.stdout))

@@ -26,14 +26,15 @@ from .user_parts import kept_parts
 class Workspace:
     """A run's directory, opened for one attempt at running it. `lock` is held until the object is gone.
 
-    elsewhere: directories of the same experiment under another state of the code, if this one has no checkpoint.
+    elsewhere: of the runs of the same experiment under other states of the code the one that has saved last, if this
+    one has no checkpoint to go on from, and None if there is none or the run is to begin anew.
     changes: what is not as it was when the run was last started, in words.
     """
 
     directory: Path
     attempt: str
     lock: IO[str]
-    elsewhere: tuple[Path, ...] = ()
+    elsewhere: Path | None = None
     changes: tuple[str, ...] = ()
 
 
@@ -92,7 +93,7 @@ def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lo
     except OSError as error:
         raise EnvironmentFault("X706", f"the run directory {directory} cannot be written: {error.strerror}") from error
     named = plan.workspace["run"] is not None
-    elsewhere = () if start.entry or named else _elsewhere(directory, plan.config_id)
+    elsewhere = None if start.entry or start.anew or named else _elsewhere(directory, plan.config_id)
     return Workspace(directory, attempt, lock, elsewhere, changes.texts if changes else ())
 
 
@@ -114,8 +115,10 @@ def _tell(directory: Path, changes: Changes, step: int, attempt: str) -> None:
     events.close()
 
 
-def _elsewhere(directory: Path, config_id: str) -> tuple[Path, ...]:
+def _elsewhere(directory: Path, config_id: str) -> Path | None:
     others = [other for other in directory.parent.glob(f"*{config_id}") if other != directory]
     # Only runs whose name says that the code was another one; a run that the user has named says nothing of that.
     others = [other for other in others if other.name.count("-") in (1, 2) and "~" not in other.name]
-    return tuple(sorted(other for other in others if CheckpointFolder(other / "checkpoints").latest()))
+    latest = {other: CheckpointFolder(other / "checkpoints").latest() for other in others}
+    saved = {other: entry.state().get("time", 0.0) for other, entry in latest.items() if entry is not None}
+    return max(saved, key=lambda other: saved[other], default=None)

@@ -180,3 +180,27 @@ def test_a_checkpoint_of_a_run_is_found_by_pointer_by_name_and_by_path(tmp_path,
     (checkpoints.path(10) / "__0_0.distcp").unlink()
     with pytest.raises(EnvironmentFault, match=r"damaged: __0_0\.distcp is missing"):
         find_named(directory, "best")
+
+
+def test_under_other_code_the_run_that_saved_last_is_named(tmp_path):
+    """Commits are named by hashes, which say nothing of the order in which they were run."""
+    made = plan(tmp_path)
+    new = locate(made, None)
+
+    def opened(made: Plan) -> str | None:
+        workspace = open_workspace(made, "")
+        workspace.lock.close()
+        return workspace.elsewhere and workspace.elsewhere.name
+
+    assert opened(made) is None
+    for code, time in (("bbbbbbbb", 2.0), ("aaaaaaaa-d0123456789", 3.0), ("cccccccc", 1.0)):
+        folder = CheckpointFolder(new.with_name(f"{code}-{made.config_id}") / "checkpoints")
+        save(folder, 10, time=time, **kept(made))
+    newest = f"aaaaaaaa-d0123456789-{made.config_id}"
+    new.with_name(f"dddddddd-{made.config_id}").mkdir()  # has never saved
+    save(CheckpointFolder(new.with_name(f"{newest}~20260101-000000-1") / "checkpoints"), 10, time=9.0)  # moved aside
+    assert opened(made) == newest
+    assert opened(plan(tmp_path, "checkpoint.resume=false")) is None  # which is to begin anew
+    assert opened(plan(tmp_path, "workspace.run=mine")) is None
+    save(CheckpointFolder(new / "checkpoints"), 20, time=0.0, **kept(made))
+    assert opened(made) is None
