@@ -42,7 +42,7 @@ class TrainedRun:
         rank = _alone(chosen)
         check_weights(plan, entry)
         model = _whole_model(plan, rank)
-        read_tensors(model_tensors(model, prefix(evaluated(entry))), entry.path)
+        read_tensors(model_tensors(model, prefix(entry, evaluated(entry))), entry.path)
         # A tokenizer's folder is relative to where the run was started, not to where it is sampled.
         folder = json.loads((directory / "metadata" / "environment.json").read_text())["folder"]
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path(folder))

@@ -4,22 +4,25 @@ from ..ema import Which
 from .layout import Entry
 
 
-def prefix(which: Which) -> str:
-    """What stands before the name of a weight in a full checkpoint; one of weights alone has but `model.`."""
-    return "ema." if which == "averaged" else "model."
+def prefix(entry: Entry, which: Which) -> str:
+    """What stands before the name of such a weight in a checkpoint; one of weights alone has only one kind of them."""
+    return "ema." if which == "averaged" and entry.is_full else "model."
 
 
 def published(entry: Entry) -> Which:
-    """The weights that a run would publish of a full state."""
-    return "averaged" if _averages(entry).get("publish") else "trained"
+    """The weights that a run would publish of a full state, or has published."""
+    return "averaged" if _is_of_averages(entry, "publish") else "trained"
 
 
 def evaluated(entry: Entry) -> Which:
-    """The weights of a full state that its run looked at."""
-    return "averaged" if _averages(entry).get("eval") else "trained"
+    """The weights of a full state that its run looked at; of weights alone those that they are."""
+    return "averaged" if _is_of_averages(entry, "eval") else "trained"
 
 
-def _averages(entry: Entry) -> dict:
-    """What a full checkpoint says of averages in it, if they hold any weights yet."""
-    said = entry.state().get("ema") if entry.is_full else None
-    return said if said and said["updates"] else {}
+def _is_of_averages(entry: Entry, use: str) -> bool:
+    """Whether averages are taken for some use: of a full state where they hold any weights yet."""
+    state = entry.state()
+    if not entry.is_full:
+        return state.get("weights") == "averaged"
+    said = state.get("ema")
+    return bool(said and said["updates"] and said.get(use))

@@ -63,7 +63,7 @@ def read_pretrained(plan: Plan, model: Parts, rank: Rank, records: Records, path
     if flaw := flaw_of(entry, together, content=True):
         raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
     which = published(entry)
-    read_tensors(model_tensors(model, prefix(which)), entry.path, together)
+    read_tensors(model_tensors(model, prefix(entry, which)), entry.path, together)
     records.event("pretrained", step=0, path=str(entry.path), of_step=entry.step, weights=which)
 
 

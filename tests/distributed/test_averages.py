@@ -95,9 +95,9 @@ def weights_of(outcome: Outcome) -> list[str]:
 
 
 def test_looking_with_averages_changes_nothing_that_is_trained(lab: Laboratory):
-    """Also while a state is being saved, the copy of which is made in another thread."""
+    """Also of what is saved beside training; tests/runtime/test_ema.py shows that a copy under way is waited for."""
     trial = averaging(TWO, "fp32", every=1)
-    order = f"{trial.more}\nevery 1 step checkpoint then eval lines {{ batches = 1 }}"
+    order = f"{trial.more}\nevery 1 step eval lines {{ batches = 1 }} then checkpoint"
     beside = (*TWO.layout, "checkpoint.mode=async")
     looked = lab.run(evolve(trial, more=order), (*beside, "ema.eval=true"))
     not_looked = lab.run(evolve(trial, more=order), (*beside, "ema.eval=false"))
@@ -119,7 +119,7 @@ def test_what_is_evaluated_is_what_is_published_and_taken_over(lab: Laboratory):
     for source in (own.pointed("model").path, own.path(STEPS)):
         heir = lab.run(still, (f'checkpoint.pretrained="{source}"', "optimizer.lr=1e-30"))
         (taken,) = events(heir.directory, "pretrained")
-        assert taken["weights"] == ("averaged" if source == own.path(STEPS) else "trained")
+        assert taken["weights"] == "averaged"  # of weights alone too, which have no others
         for name, value in expected.items():
             np.testing.assert_array_equal(heir.tensors[name], value)
         assert abs(heir.evals[-1]["loss"] - outcome.evals[-1]["loss"]) < 1e-12

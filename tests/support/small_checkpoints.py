@@ -17,9 +17,9 @@ def save(
     return _publish(folder, folder.path(step), {"step": step, **state}, content, ("latest", *pointers), backend)
 
 
-def save_model(folder: CheckpointFolder, step: int, backend: Backend = "dcp") -> Path:
+def save_model(folder: CheckpointFolder, step: int, backend: Backend = "dcp", **state) -> Path:
     """Weights alone, that `model` names."""
-    return _publish(folder, folder.model_path(step), {"step": step}, b"weights", ("model",), backend)
+    return _publish(folder, folder.model_path(step), {"step": step, **state}, b"weights", ("model",), backend)
 
 
 def _publish(
