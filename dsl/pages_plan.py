@@ -282,7 +282,8 @@ PAGES: Final = (
         """, "cluster h100 { devices = 8 }\nparallel { tp 2, fsdp auto }",
         "cluster h100 { devices = 8 }\nparallel { fsdp auto }"),
     Code("W601", "a tick that never fires", """
-        The period is longer than the whole run.
+        The period is longer than the whole run; or what comes due is a profile, and the run has no step left that it
+        could record.
         """, "experiment try { budget = 100 steps }\nevery 200 steps log",
         "experiment try { budget = 100 steps }\nevery 20 steps log"),
     Code("W602", "a best checkpoint that is never found", """

@@ -12,7 +12,9 @@ class Tick:
     steps: int | None = None
     tokens: int | None = None
     seconds: float | None = None
-    count: int | None = None  # how often it fires; None where it depends on the clock or on unknown data
+    count: int | None = None
+    """How often it does something in the whole run, as `planner/counts.py` counts; None where that depends on the clock
+    or on unknown data. A node that several ticks name runs once in a step: `count_node` counts these together."""
     stop: bool = False
 
 

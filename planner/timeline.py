@@ -11,6 +11,7 @@ from ..dsl.schema.actions import (
     EventName,
     LogAction,
     NotifyAction,
+    ProfileAction,
     SkipAction,
     StopAction,
 )
@@ -19,6 +20,7 @@ from ..dsl.schema.experiment import Launch
 from ..dsl.spec import Spec
 from .alerts import ALERTS
 from .arithmetic import Arithmetic
+from .counts import count_profiles, last_step, next_due, times_due
 from .nodes.actions import ActionNodes
 from .order import in_order
 from .plan_timeline import Phase, Reaction, Tick, Timeline
@@ -117,18 +119,36 @@ def _without_saving(
     )  # fmt: skip
 
 
-def check_ticks(schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
-    """A tick needs a unit that can be counted, and should fire at least once."""
+def check_ticks(schedule: Schedule, batch: Arithmetic, launch: Launch, found: Findings) -> None:
+    """A tick needs a unit that can be counted, and should do something at least once."""
     for tick, path in zip(schedule.ticks, schedule.paths, strict=True):
         rule = f"schedule.{path or 'default'}"
         if (every := counted(tick.every, batch)) is None:
             message = f"every {tick.every}: the budget does not say how many steps that is"
             found.fail(rule, "X603", path, message, "use steps, tokens or a time, such as `every 100 steps`")
-        elif (count := _count(every, batch)) == 0:
-            message = f"every {tick.every} never fires: the run has {batch.steps:,} steps, {batch.tokens:,} tokens"
-            found.warn(rule, "W601", path, message, f"use {batch.steps} steps or fewer, or `on finish`")
-        elif path:
-            found.passed(rule, f"every {tick.every} fires {'by the clock' if count is None else f'{count:,} times'}")
+        elif every.unit == "seconds" or batch.steps is None:
+            if path:
+                found.passed(rule, f"every {tick.every} fires by the clock")
+        else:
+            _check_fires(tick, _recurring(tick, every, ()), batch, launch, rule, path, found)
+
+
+def _check_fires(
+    tick: TickSpec, recurring: Tick, batch: Arithmetic, launch: Launch, rule: str, path: str, found: Findings
+) -> None:
+    """A tick in steps or tokens should come before the budget is used up, a profile with steps left to record."""
+    steps, each = batch.steps or 0, batch.tokens_per_step
+    first, before = next_due(recurring, 0, each), _unrecorded(tick)
+    if first > steps:
+        message = f"every {tick.every} never fires: the run has {steps:,} steps, {batch.tokens:,} tokens"
+        found.warn(rule, "W601", path, message, f"use {steps} steps or fewer, or `on finish`")
+    elif before is not None and first + before >= steps:
+        message = f"every {tick.every} profile records nothing: the run has {steps:,} steps, and the first one that "
+        message += f"could be recorded is step {first + before + 1:,}"
+        found.warn(rule, "W601", path, message, "let it begin earlier, or with less `wait` and `warmup`")
+    elif path:
+        count = times_due(recurring, min(steps, steps_of(launch.stop_at, batch) or steps), each)
+        found.passed(rule, f"every {tick.every} fires {count:,} times")
 
 
 def lay_timeline(
@@ -146,23 +166,13 @@ def lay_timeline(
 
     bad_steps: so many in a row are what happens on nan. publishes: the run saves its weights alone when it has ended.
     """
-    ticks = []
-    for tick in in_order(schedule.ticks):
+    ticks, in_turn = [], list(in_order(schedule.ticks))
+    for tick in in_turn:
         every = counted(tick.every, batch)
         assert every is not None
         stop = any(isinstance(action, StopAction) for action in tick.actions)
         ids = tuple(nodes.add(action, last=stop) for action in tick.actions if not isinstance(action, StopAction))
-        value, unit = every.value, every.unit
-        ticks.append(
-            Tick(
-                nodes=ids,
-                steps=int(value) if unit == "steps" else None,
-                tokens=int(value) if unit == "tokens" else None,
-                seconds=float(value) if unit == "seconds" else None,
-                count=_count(every, batch),
-                stop=stop,
-            )
-        )
+        ticks.append(_recurring(tick, every, ids))
     reactions = tuple(
         Reaction(
             event=name,
@@ -182,7 +192,7 @@ def lay_timeline(
     )
     for count in sorted({count or bad_steps for count in schedule.bad_steps} - {bad_steps}):
         reactions += (Reaction(event="nan", nodes=_told(schedule, nodes, count, bad_steps), stop=False, count=count),)
-    return Timeline(
+    timeline = Timeline(
         steps=batch.steps,
         tokens=batch.tokens,
         epochs=batch.epochs,
@@ -192,6 +202,7 @@ def lay_timeline(
         stop_at=steps_of(launch.stop_at, batch),
         stop_after=steps_of(launch.stop_after, batch),
     )
+    return _with_counts(timeline, [_unrecorded(tick) for tick in in_turn], batch.tokens_per_step)
 
 
 def _told(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) -> tuple[str, ...]:
@@ -200,10 +211,36 @@ def _told(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) ->
     return tuple(nodes.add(each, "nan") for each in told)
 
 
-def _count(every: Quantity, batch: Arithmetic) -> int | None:
-    """How often a tick fires: after every n-th step, or after a step in which the tokens pass a multiple of n."""
-    if batch.steps is None or every.unit == "seconds":
+def _recurring(tick: TickSpec, every: Quantity, nodes: tuple[str, ...]) -> Tick:
+    """A tick that is not counted yet. every: its period, as `counted` gives it."""
+    value, unit = every.value, every.unit
+    return Tick(
+        nodes=nodes,
+        steps=int(value) if unit == "steps" else None,
+        tokens=int(value) if unit == "tokens" else None,
+        seconds=float(value) if unit == "seconds" else None,
+        stop=any(isinstance(action, StopAction) for action in tick.actions),
+    )
+
+
+def _unrecorded(tick: TickSpec) -> int | None:
+    """Of a tick that does nothing but profile: the steps that pass before one is recorded."""
+    profiles = [action for action in tick.actions if isinstance(action, ProfileAction)]
+    if not profiles or len(tick.actions) > len(profiles):
         return None
-    if every.unit == "steps":
-        return batch.steps // int(every.value)
-    return min(batch.steps, batch.steps * batch.tokens_per_step // int(every.value))
+    return min(action.wait + action.warmup for action in profiles)
+
+
+def _with_counts(timeline: Timeline, unrecorded: list[int | None], tokens_per_step: int) -> Timeline:
+    """How often each tick does something. unrecorded: of each tick, see `_unrecorded`."""
+
+    def count(tick: Tick, before: int | None) -> int | None:
+        last = last_step(timeline)
+        if last is None or tick.seconds is not None:
+            return None
+        if before is not None:
+            return count_profiles(tick, timeline, tokens_per_step, before)
+        return times_due(tick, last, tokens_per_step)
+
+    pairs = zip(timeline.ticks, unrecorded, strict=True)
+    return evolve(timeline, ticks=tuple(evolve(tick, count=count(tick, before)) for tick, before in pairs))

@@ -64,3 +64,8 @@ def plural(count: int, noun: str) -> str:
     """`1 step`, `1,000 steps`, `2 matrices`."""
     many = {"matrix": "matrices"}.get(noun, f"{noun}es" if noun.endswith(("tch", "ss")) else f"{noun}s")
     return f"{count:,} {noun if count == 1 else many}"
+
+
+def times_text(count: int) -> str:
+    """`never`, `once`, `1,000 times`."""
+    return "never" if count == 0 else "once" if count == 1 else f"{count:,} times"

@@ -41,7 +41,7 @@ from .profiling.under_way import UnderWay
 from .shutdown import take_leave
 from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
 from .timers import Clocks
-from .walking import DueTick, StepCall, op_of, topological
+from .walking import DueTick, StepCall, nodes_due, op_of, topological
 from .worker import leave as leave_process
 
 STATUS_OF_EVENT = {
@@ -230,11 +230,10 @@ class Executor:
             self.progress.tokens += tokens_per_step
             if under_way:
                 under_way.after_step()
-            for tick in ticks:
-                if tick.due(self.progress.step, tokens_per_step, self.clocks):
-                    for call in tick.calls:
-                        call(step)
-                    stopping = stopping or tick.tick.stop
+            due = [tick for tick in ticks if tick.due(self.progress.step, tokens_per_step, self.clocks)]
+            for call in nodes_due(due).values():
+                call(step)
+            stopping = stopping or any(tick.tick.stop for tick in due)
             if occasions.due:
                 stopping = self._on_alerts(step) or stopping
             if control.busy:
@@ -304,7 +303,7 @@ class Executor:
 
     def _due_tick(self, tick: Tick) -> DueTick:
         clock = self.clocks.add(tick.seconds) if tick.seconds is not None else None
-        return DueTick(tick, tuple(map(self._call, tick.nodes)), clock)
+        return DueTick(tick, {node: self._call(node) for node in tick.nodes}, clock)
 
     def _call(self, node_id: str) -> StepCall:
         """The callable of a step, tick or event node, made once."""

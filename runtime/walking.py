@@ -1,10 +1,11 @@
 """In which order nodes are walked, which op a node means, and when a tick is due."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import networkx as nx
 from attrs import frozen
 
+from ..planner.counts import is_due
 from ..planner.plan import Node, Plan
 from ..planner.plan_timeline import Tick
 from .ops import OPS, Op, PlanMismatch
@@ -16,20 +17,21 @@ StepCall = Callable[[Step], None]
 
 @frozen
 class DueTick:
-    """A tick with its nodes bound; `due` is asked once after every step."""
+    """A tick with its nodes bound, by their ids; `due` is asked once after every step."""
 
     tick: Tick
-    calls: tuple[StepCall, ...]
+    calls: dict[str, StepCall]
     clock: int | None
 
     def due(self, step: int, tokens_per_step: int, clocks: Clocks) -> bool:
-        if self.tick.steps is not None:
-            return step % self.tick.steps == 0
-        if self.tick.tokens is not None:
-            # It fires in the step in which another multiple of its period is reached.
-            return step * tokens_per_step // self.tick.tokens > (step - 1) * tokens_per_step // self.tick.tokens
-        assert self.clock is not None
-        return clocks.due(self.clock)
+        if self.clock is not None:
+            return clocks.due(self.clock)
+        return is_due(self.tick, step, tokens_per_step)
+
+
+def nodes_due(ticks: Sequence[DueTick]) -> dict[str, StepCall]:
+    """What ticks that are due in the same step run, in their order: a node that several of them name runs once."""
+    return {node: call for tick in ticks for node, call in tick.calls.items()}
 
 
 def op_of(node: Node) -> Op:

@@ -4,10 +4,11 @@ from typing import Any
 
 from ..averaging import average_args
 from ..costs.headroom import no_times
+from ..counts import count_node, count_saves
 from ..log_writers import TENSORBOARD, WANDB
 from ..plan import Node, Plan
 from ..plan_timeline import Tick
-from ..units import amount_text, bytes_text, count_text, plural, seconds_text
+from ..units import amount_text, bytes_text, count_text, plural, seconds_text, times_text
 from .text import Detail, Page
 
 
@@ -97,19 +98,14 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
         return [("checkpoint", bytes_text(size), "none is written")]
     keep = saving.args["keep"]
     ticks = [tick for tick in plan.timeline.ticks if any(plan.node(n).op == "tick.checkpoint" for n in tick.nodes)]
-    counts = [tick.count for tick in ticks]
-    ends = [r for r in plan.timeline.reactions if r.event == "finish"]
-    if any(plan.node(n).op == "tick.checkpoint" for each in ends for n in each.nodes):
-        last = plan.timeline.steps is not None and any(t.steps and plan.timeline.steps % t.steps == 0 for t in ticks)
-        counts.append(0 if last else 1)
-    known = [count for count in counts if count is not None]
+    written = count_saves(plan)
     clocks = any(tick.seconds is not None for tick in ticks)
     times = "written by the clock" if clocks else "as many as the steps give"
-    if len(known) == len(counts):
-        times = f"{sum(known):,} written"
+    if written is not None:
+        times = f"{written:,} written"
     kept = "all are kept" if keep is None else f"the newest {keep} kept" if keep > 1 else "one kept"
-    if keep is not None or len(known) == len(counts):
-        number = min(keep or sum(known), sum(known)) if len(known) == len(counts) else keep or 0
+    if keep is not None or written is not None:
+        number = min(keep or written, written) if written is not None else keep or 0
         kept += f": {bytes_text(number * size)} on disk"
     found = f"{times}, {kept}"
     every = next((t.steps for t in ticks if t.steps), None)
@@ -147,7 +143,8 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
     for tick in plan.timeline.ticks:
         names = [_name(plan.node(node)) for node in tick.nodes] + (["stop"] if tick.stop else [])
         by_default = names in (["log"], ["checkpoint"]) and f"every.{names[0]}" in defaults
-        rows.append((f"every {_every(tick)}", " then ".join(names), _count(tick), "default" if by_default else ""))
+        note = "default" if by_default else _in_all(plan, tick)
+        rows.append((f"every {_every(tick)}", " then ".join(names), _count(tick), note))
     reactions: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
     for reaction in plan.timeline.reactions:
         names = [_name(plan.node(node)) for node in reaction.nodes] + (["stop"] if reaction.stop else [])
@@ -202,4 +199,20 @@ def _every(tick: Tick) -> str:
 def _count(tick: Tick) -> str:
     if tick.count is None:
         return "by the clock" if tick.seconds is not None else ""
-    return "never" if tick.count == 0 else "once" if tick.count == 1 else f"{tick.count:,} times"
+    return times_text(tick.count)
+
+
+def _in_all(plan: Plan, tick: Tick) -> str:
+    """How often what a tick does happens in all, where that is not as often as the tick does something."""
+    if tick.count is None:
+        return ""
+    found = []
+    for id in tick.nodes:
+        node = plan.node(id)
+        saves = node.op == "tick.checkpoint"
+        count = count_saves(plan) if saves else count_node(plan, id)
+        names = [{plan.node(n).op if saves else n for n in other.nodes} for other in plan.timeline.ticks]
+        shared = sum((node.op if saves else id) in each for each in names) > 1
+        if count is not None and count != tick.count and (shared or node.op == "tick.profile"):
+            found.append(f"{_name(node)} {count:,}")
+    return f"in all {', '.join(found)}" if found else ""

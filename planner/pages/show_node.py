@@ -8,7 +8,7 @@ from typing import Any, Final
 from ...dsl.suggest import closest
 from ..costs.headroom import headroom, ranks_text
 from ..plan import Node, Plan
-from ..units import bytes_text, plural, seconds_text
+from ..units import bytes_text, plural, seconds_text, times_text
 from .render_mesh import crosses_nodes, link_text
 from .render_order import matches
 from .render_traffic import busiest, gather
@@ -136,7 +136,7 @@ def _runs(plan: Plan, node: Node) -> list[tuple[str, str]]:
     found = []
     for tick in ticks:
         every = plural(tick.steps, "step") if tick.steps else plural(tick.tokens, "token") if tick.tokens else ""
-        count = "" if tick.count is None else f", {tick.count:,} times"
+        count = "" if tick.count is None else f", {times_text(tick.count)}"
         found.append(("every", (every or seconds_text(tick.seconds or 0.0)) + count))
     found += [("on", each.name) for each in plan.timeline.reactions if node.id in each.nodes]
     return found + [("on request", each.name) for each in plan.timeline.commands if node.id in each.nodes]

@@ -70,7 +70,7 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     check_modules(spec, arch, layout, found)
     check_schedule(spec, batch.steps, found)
     schedule = fill_schedule(spec, batch.steps)
-    check_ticks(schedule, batch, found)
+    check_ticks(schedule, batch, spec.launch, found)
     check_events(spec, found)
     check_profiles(spec, batch, found)
     check_alerts(spec, found)
