@@ -167,3 +167,9 @@ class Estimates:
     times: Times | None
     sources: dict[str, str]
     remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of a checkpoint what one rank holds, and copies where it is written beside training; of the fullest rank."""
+        held = (each.memory for each in self.classes)
+        return max(memory.parameters + memory.optimizer + memory.averages for memory in held)

@@ -11,6 +11,7 @@ from .layouts.mesh import AXES
 from .nodes.builder import Builder
 from .nonfinite import on_nan
 from .paths import portable
+from .plan_figures import Estimates
 from .resolved import Resolved
 from .rules.findings import Findings
 from .stops import counted
@@ -75,7 +76,7 @@ def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.pretrained", does, args={"path": portable(path)}, after=((last, "model"),))
 
 
-def add_resume(graph: Builder, run: Resolved, after: tuple[str | tuple[str, str], ...]) -> str:
+def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple[str | tuple[str, str], ...]) -> str:
     """The nodes that read and prepare to write a full state; the last node of the setup."""
     chosen = run.spec.checkpoint
     own = "go on from the latest checkpoint of this run"
@@ -90,10 +91,10 @@ def add_resume(graph: Builder, run: Resolved, after: tuple[str | tuple[str, str]
     }
     does = f"{start}; its {'checksums are' if chosen.verify == 'content' else 'sizes are'} compared"
     last = graph.add("setup", "setup.resume", does, args=args, axes=run.wide(*AXES), after=after)
-    return _saving(graph, run, last) if chosen.enabled else last
+    return _saving(graph, run, estimates, last) if chosen.enabled else last
 
 
-def _saving(graph: Builder, run: Resolved, last: str) -> str:
+def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> str:
     chosen = run.spec.checkpoint
     keep = chosen.keep
     parts = [
@@ -104,7 +105,7 @@ def _saving(graph: Builder, run: Resolved, last: str) -> str:
     if chosen.backend == "file":
         parts.append("each of one file, which latest.pt, best.pt and model.pt name as well")
     if chosen.mode != "sync":
-        share = run.checkpoint_bytes // run.layout.mesh.world_size
+        share = estimates.copy_bytes
         locked = "page-locked" if chosen.mode == "async_pinned" else "host"
         number = copies(run.spec)
         beside = f"a copy in {locked} memory, about {bytes_text(share)} a rank"

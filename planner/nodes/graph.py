@@ -49,7 +49,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     averages = add_average(graph, run, model)
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
-    resume = _resume(graph, run, loader, optimizer, scheduler, averages, _alerts(graph, run, estimates))
+    resume = _resume(graph, run, estimates, loader, optimizer, scheduler, averages, _alerts(graph, run, estimates))
     last = add_step(graph, run, add_writers(graph, run.spec, resume), estimates, schedule)
     first_tick = len(graph.nodes)
     publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
@@ -141,6 +141,7 @@ def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> st
 def _resume(
     graph: Builder,
     run: Resolved,
+    estimates: Estimates,
     loader: str,
     optimizer: str,
     scheduler: str,
@@ -167,7 +168,7 @@ def _resume(
         before.append(
             graph.add("setup", "setup.schedule_cache", does, args={"counts": counts}, axes=("pp",), after=after)
         )
-    return add_resume(graph, run, tuple(before))
+    return add_resume(graph, run, estimates, tuple(before))
 
 
 def _length_text(length: dict[str, Any]) -> str:

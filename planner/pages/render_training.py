@@ -3,6 +3,7 @@
 from typing import Any
 
 from ..averaging import average_args
+from ..costs.disk import disk_of
 from ..costs.headroom import no_times
 from ..counts import count_node, count_saves
 from ..log_writers import TENSORBOARD, WANDB
@@ -103,16 +104,17 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
     times = "written by the clock" if clocks else "as many as the steps give"
     if written is not None:
         times = f"{written:,} written"
-    kept = "all are kept" if keep is None else f"the newest {keep} kept" if keep > 1 else "one kept"
-    if keep is not None or written is not None:
-        number = min(keep or written, written) if written is not None else keep or 0
-        kept += f": {bytes_text(number * size)} on disk"
+    best = " + best" if saving.args["best"] is not None else ""
+    kept = "all are kept" if keep is None else f"{keep}{best} kept"
+    if disk := disk_of(plan, written):
+        kept += f": {bytes_text(disk.rest)} on disk"
+        kept += f", at most {bytes_text(disk.most)}" if disk.most > disk.rest else ""
     found = f"{times}, {kept}"
     every = next((t.steps for t in ticks if t.steps), None)
     if plan.estimates.times is not None and every:
         found += f"; one every {seconds_text(every * plan.estimates.times.step)}"
     if copies := saving.args["copies"]:
-        share = bytes_text(copies * size // plan.mesh.world_size)
+        share = bytes_text(copies * plan.estimates.copy_bytes)
         found += f"; {copies} {'copy' if copies == 1 else 'copies'} in host memory at most: {share} a rank"
     return [("checkpoint", bytes_text(size), found)]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
+from xtrain.planner.costs.disk import disk_of
 from xtrain.planner.costs.headroom import headroom
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.pages.render import PARTS, render, render_summary
@@ -298,9 +299,10 @@ def test_the_arithmetic_of_a_run(plan):
     shown = part(made, "training")
     assert "tokens a step 2,048 8 rows of 256; 256 a microbatch · 4 · 2 data ranks" in shown
     assert "steps 489 1.00M tokens / 2,048 a step, rounded up" in shown
-    size = made.estimates.checkpoint_bytes
-    assert f"checkpoint {bytes_text(size)} 5 written, the newest 2 kept: {bytes_text(2 * size)} on disk" in shown
-    assert "one every 4.17 d" in shown
+    size, disk = made.estimates.checkpoint_bytes, disk_of(made, 5)
+    assert disk is not None and disk.rest > 2 * size and disk.most == disk.rest + disk.full
+    said = f"5 written, 2 kept: {bytes_text(disk.rest)} on disk, at most {bytes_text(disk.most)}; one every 4.17 d"
+    assert f"checkpoint {bytes_text(size)} {said}" in shown
     assert "wall time 20.4 d 10.2 d to 40.8 d; without" in shown
     assert "device-hours 978 cost 1,956 at 2 an hour" in shown
     assert (
@@ -342,7 +344,10 @@ def test_a_checkpoint_of_the_last_step_is_written_once(plan):
     assert "4 written" in part(plan(every="every 30 steps checkpoint"), "training")  # three, and the last
     assert "written by the clock" in part(plan(every="every 10 min checkpoint"), "training")
     kept = plan(every="every 25 steps checkpoint", checkpoint="checkpoint { keep = none }")
-    assert f"all are kept: {bytes_text(4 * kept.estimates.checkpoint_bytes)} on disk" in part(kept, "training")
+    disk = disk_of(kept, 4)
+    assert disk is not None and f"4 written, all are kept: {bytes_text(disk.rest)} on disk" in part(kept, "training")
+    best = plan(every="every 5 steps eval code then checkpoint", checkpoint="checkpoint { best = eval.code.loss }")
+    assert "20 written, 3 + best kept: " in part(best, "training")
 
 
 def test_data_and_what_each_link_hands_on(plan):

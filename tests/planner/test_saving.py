@@ -2,7 +2,9 @@
 
 import pytest
 
+from xtrain.planner.costs.disk import disk_of
 from xtrain.planner.rules.examine import check_spec
+from xtrain.planner.units import bytes_text
 
 SAVING = ("setup.checkpoint", "tick.checkpoint", "tick.model", "step.await_copy", "step.put_off_save")
 EVERY = "every 10 steps eval code\nevery 20 steps checkpoint"
@@ -166,3 +168,48 @@ def test_a_best_of_a_dataset_whose_name_is_in_doubt_is_not_judged(load):
     spec = load(every=EVERY, checkpoint="checkpoint { best = eval.coed.loss }")
     assert [d.code for d in check_spec(spec)] == ["X620"]
     assert not list(check_spec(spec, doubts=frozenset({"dataset.code.name"})))
+
+
+@pytest.mark.parametrize(
+    ("settings", "saves", "rest", "most"),
+    [
+        ("keep = 3", None, 3, 4),
+        ("keep = 1", 20, 1, 2),
+        ("keep = 1, best = eval.code.loss", 20, 2, 3),
+        ("keep = 3, best = eval.code.loss", 2, 2, 2),
+        ("keep = none", 20, 20, 20),
+    ],
+)
+def test_how_many_checkpoints_lie_on_the_disk_at_once(plan, settings, saves, rest, most):
+    """The newest, the best and the one that is being written, beside the weights alone."""
+    made = plan(every=EVERY, checkpoint=f"checkpoint {{ {settings} }}")
+    found, bare = (
+        disk_of(made, saves),
+        disk_of(plan(checkpoint=f"checkpoint {{ {settings}, model = false }}", every=EVERY), saves),
+    )
+    assert found is not None and bare is not None and bare.weights == 0 and found.full == bare.full
+    assert (bare.rest, bare.most) == (rest * bare.full, most * bare.full)
+    assert (found.rest - bare.rest, found.most - bare.most) == (found.weights, found.weights)
+    assert 1 < found.full / made.estimates.checkpoint_bytes < 1.25  # a small model: 2 KB for each of its tensors
+
+
+def test_averages_are_on_the_disk_twice_where_they_are_published(plan):
+    bf16 = {"precision": "precision { params = bf16 }", "ema": "ema { publish = true }"}
+    kept, published = (disk_of(plan(**{**bf16, "ema": f"ema {{ publish = {word} }}"}), 1) for word in ("false", "true"))
+    assert kept is not None and published is not None and kept.full == published.full
+    assert 1.5 < published.weights / kept.weights < 2  # in fp32
+
+
+def test_where_nothing_is_saved_or_nobody_knows_how_often_nothing_is_said_of_the_disk(plan):
+    assert disk_of(plan(checkpoint="checkpoint { keep = none }"), None) is None
+    assert disk_of(plan(checkpoint="checkpoint { enabled = false }"), 0) is None
+
+
+def test_a_rank_copies_what_it_holds(plan):
+    """A replica has all of the state, which is written once."""
+    size = plan().estimates.copy_bytes
+    assert size == plan().estimates.checkpoint_bytes
+    assert plan(parallel="parallel { fsdp 2 }").estimates.copy_bytes == pytest.approx(size / 2, rel=0.01)
+    copies = plan(parallel="parallel { fsdp 1 { replicate = 2 } }", checkpoint="checkpoint { mode = async }")
+    assert copies.estimates.copy_bytes == size
+    assert f"about {bytes_text(size)} a rank" in copies.node("setup.checkpoint").does

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from faulty_disk import CHANGES
@@ -70,3 +71,29 @@ def death(change: int) -> None:
             return found
 
     vars(durable)["os"] = Disk()
+
+
+@mutation
+def weighed_folder(report: str) -> None:
+    """The first rank writes into a file the most bytes that its folder of checkpoints has held at any moment.
+
+    It looks behind each change that it makes itself; of the others' there are none but in a folder that is written.
+    """
+    most = 0
+
+    def weigh(folder: Path) -> None:
+        nonlocal most
+        files = (path for path in folder.parent.rglob("*") if path.is_file() and folder.parent.name == "checkpoints")
+        held = {path.stat().st_ino: path.stat().st_size for path in files}  # a hard link takes no room
+        most = max(most, sum(held.values()))
+        Path(report).write_text(str(most))
+
+    original = durable.rename
+
+    def rename(path: Path, to: Path) -> None:
+        weigh(path)
+        original(path, to)
+        weigh(to)
+
+    if os.environ.get("RANK", "0") == "0":
+        vars(durable)["rename"] = rename

@@ -1,0 +1,90 @@
+"""How much of a disk the checkpoints of a run take: those that are kept, the best, weights alone, one being written."""
+
+import json
+from math import prod
+from typing import Final
+
+from attrs import frozen
+
+from ..averaging import average_args
+from ..changes.kept import kept
+from ..inventory import weight_bytes
+from ..plan import Plan
+from ..units import BYTES
+
+# Bytes beside the numbers themselves, measured with torch 2.13 and rounded up. `dcp` writes every piece of a tensor as
+# an archive of its own (1.6 KB) and names it in `.metadata`; `file` has one archive of all tensors.
+OF_A_PIECE: Final = {"dcp": 1856, "file": 384}
+# A rank's streams of random numbers: three of 5 KB, and on a GPU one more.
+OF_STREAMS: Final = 16 * 1024
+STREAMS: Final = 4
+# Counters, versions and the place in the data in `state.json`, and what it says of each file.
+OF_COUNTERS: Final = 4096
+OF_A_FILE: Final = 128
+
+
+@frozen(kw_only=True)
+class Disk:
+    """Bytes in `checkpoints/` of a run that is not stopped in between.
+
+    full, weights: of one full checkpoint, and of the weights alone, 0 where none are saved. rest: when nothing is being
+    written, at the end; most: at any moment, also of a run that goes on behind its end.
+    """
+
+    full: int
+    weights: int
+    rest: int
+    most: int
+
+
+def disk_of(plan: Plan, saves: int | None) -> Disk | None:
+    """saves: how many full checkpoints are written in all, None where nobody knows. None where nothing is saved, or
+    nobody knows how much."""
+    saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
+    if saving is None or (saves is None and saving["keep"] is None):
+        return None
+    full, weights = _full(plan, saving["backend"]), _weights(plan, saving["backend"])
+    stays = saves if saving["keep"] is None else saving["keep"] + (saving["best"] is not None)
+    assert stays is not None
+    most = stays + (saving["keep"] is not None)
+    if saves is not None:
+        stays, most = min(stays, saves), min(most, saves)
+    return Disk(full=full, weights=weights, rest=stays * full + weights, most=most * full + weights)
+
+
+def _full(plan: Plan, backend: str) -> int:
+    averages = average_args(plan)
+    copies, tensors = 3 + (averages is not None), len(plan.parameters.tensors)
+    pieces = copies * _pieces(plan) + tensors  # the optimizer counts its updates of each
+    streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
+    buffers = (1 + (averages is not None)) * _buffer_bytes(plan)
+    numbers = plan.estimates.checkpoint_bytes + buffers + BYTES["fp32"] * tensors
+    return numbers + pieces * OF_A_PIECE[backend] + streams + _sidecar(plan)
+
+
+def _weights(plan: Plan, backend: str) -> int:
+    if not any(plan.node(node).op == "tick.model" for reaction in plan.timeline.reactions for node in reaction.nodes):
+        return 0
+    averages = average_args(plan)
+    form = averages["format"] if averages and averages["publish"] else plan.node("setup.build_model").args["params"]
+    numbers = weight_bytes(plan.parameters, form) + _buffer_bytes(plan)
+    return numbers + _pieces(plan) * OF_A_PIECE[backend] + _sidecar(plan)
+
+
+def _pieces(plan: Plan) -> int:
+    """Into how many pieces the ranks cut all weights: one that is whole on several of them is written once."""
+    axes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
+    shards = prod(axes[axis] for axis in plan.node("setup.mesh").args["shard_axes"])
+    experts = axes["ep"] * axes["ep_fsdp"]
+    found = len(kept(plan)["buffers"])
+    for tensor in plan.parameters.tensors:
+        found += experts if tensor.expert else shards * (axes["tp"] if len(tensor.shape) > 1 else 1)
+    return found
+
+
+def _buffer_bytes(plan: Plan) -> int:
+    return sum(BYTES["fp32"] * prod(shape) for shape in kept(plan)["buffers"].values())
+
+
+def _sidecar(plan: Plan) -> int:
+    return len(json.dumps(kept(plan), indent=1)) + OF_COUNTERS + plan.mesh.world_size * OF_A_FILE
