@@ -138,7 +138,15 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
 
 
 def _tell_changes(workspace: "Workspace") -> None:
-    """Say what is not as it was when the run was last started."""
+    """Say what is not as it was when the run was last started, and what had to make way."""
+    if workspace.aside:
+        print(f"note: {workspace.aside.text()}", file=sys.stderr)
+    if workspace.same:
+        print(
+            f"note: {workspace.same} is a run of the same experiment, whose paths are written in other words; this one "
+            f"begins anew; to go on with that: --set workspace.run={workspace.same.name}",
+            file=sys.stderr,
+        )
     if workspace.changes:
         print("note: since the last start of this run has changed:", file=sys.stderr)
         for text in workspace.changes:

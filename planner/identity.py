@@ -9,11 +9,25 @@ from typing import Any, get_args
 import attrs
 
 from ..dsl.quantity import Quantity
-from ..dsl.schema.data import Dataset, JsonLines, Link, Pack, PythonStdlib, Shard, Source, Text, UserCall
+from ..dsl.schema.data import (
+    Arrow,
+    Dataset,
+    HuggingFace,
+    JsonLines,
+    Link,
+    Pack,
+    Parquet,
+    PythonStdlib,
+    Shard,
+    Source,
+    Text,
+    Tokens,
+    UserCall,
+)
 from ..dsl.schema.setting import Role, settings_of
 from .canonical import PLAN, digest, whole_numbers
 from .mixing import shares, weights
-from .nodes.source_args import reads
+from .nodes.source_args import folder_or_name, reads
 from .paths import portable
 from .resolved import Resolved
 from .rules.data_rules import packed_together
@@ -111,6 +125,13 @@ def _json(value: Any) -> Any:
             return [value.value, value.unit]
         case Text() | JsonLines():
             return [type(value).__name__, [portable(pattern) for pattern in value.patterns]]
+        case Parquet() | Arrow():
+            return [type(value).__name__, [[portable(pattern) for pattern in value.patterns]]]
+        case Tokens():
+            rest = [_json(value.dtype), _json(value.separator)]
+            return ["Tokens", [[portable(pattern) for pattern in value.patterns], *rest]]
+        case HuggingFace():
+            return ["HuggingFace", [folder_or_name(value.name), value.config, value.split]]
         case UserCall():
             return [value.digest, value.function, _json(value.arguments)]
         case _ if isinstance(value, get_args(Source)) and not isinstance(value, PythonStdlib):

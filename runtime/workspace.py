@@ -3,7 +3,7 @@
 import os
 import time
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from attrs import frozen
 
@@ -17,8 +17,10 @@ from .errors import EnvironmentFault
 from .locks import LAUNCHER_LOCK, WORKER_LOCK, hold
 from .observation.lines import JsonLines, trim_after
 from .provenance import metadata
-from .provenance.changed import Changes, find_changes
+from .provenance.changed import find_changes
 from .provenance.code import Code, read_code
+from .provenance.same_paths import same_run
+from .set_aside import SetAside, set_aside
 from .user_parts import kept_parts
 
 
@@ -28,7 +30,9 @@ class Workspace:
 
     elsewhere: of the runs of the same experiment under other states of the code the one that has saved last, if this
     one has no checkpoint to go on from, and None if there is none or the run is to begin anew.
-    changes: what is not as it was when the run was last started, in words.
+    changes: what is not as it was when the run was last started, in words. aside: the run that lay here before, if it
+    had to make way. same: another run of the same experiment, whose paths are written in other words, if this one has
+    no checkpoint.
     """
 
     directory: Path
@@ -36,6 +40,8 @@ class Workspace:
     lock: IO[str]
     elsewhere: Path | None = None
     changes: tuple[str, ...] = ()
+    aside: SetAside | None = None
+    same: Path | None = None
 
 
 def locate(plan: Plan, code: Code | None) -> Path:
@@ -78,9 +84,8 @@ def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lo
         changes = find_changes(before, plan, code, start.step) if before is not None else None
         if start.own and changes is not None:
             changes.refuse_if_unfit(directory)
-        if start.anew and (directory / "metrics.jsonl").exists():
-            directory.rename(directory.with_name(f"{directory.name}~{attempt}"))
-            directory.mkdir()
+        aside = set_aside(directory, attempt, plan) if start.anew else None
+        if aside is not None:
             lock = hold(directory, LAUNCHER_LOCK)
         contents = {**kept_parts(plan, directory), **metadata.describe(plan, resolved_spec, code, attempt, before)}
         for name in ("metadata", "ranks", "logs", "checkpoints"):
@@ -88,13 +93,17 @@ def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lo
         superseded = directory / "logs" / f"metrics-superseded-{attempt}.jsonl"
         trim_after(directory / "metrics.jsonl", start.step, superseded)
         metadata.write(directory, contents, before)
+        if aside is not None:
+            _tell(directory, "set_aside", start.step, {"attempt": attempt, **aside.fields()})
         if changes:
-            _tell(directory, changes, start.step, attempt)
+            said = {"attempt": attempt, "verdict": changes.verdict, "changes": list(changes.texts)}
+            _tell(directory, "changed", start.step, said)
     except OSError as error:
         raise EnvironmentFault("X706", f"the run directory {directory} cannot be written: {error.strerror}") from error
     named = plan.workspace["run"] is not None
     elsewhere = None if start.entry or start.anew or named else _elsewhere(directory, plan.config_id)
-    return Workspace(directory, attempt, lock, elsewhere, changes.texts if changes else ())
+    other = same_run(directory, plan) if not (start.own or start.anew or named or elsewhere) else None
+    return Workspace(directory, attempt, lock, elsewhere, changes.texts if changes else (), aside, other)
 
 
 def _check_start(plan: Plan, start: Start) -> None:
@@ -107,11 +116,10 @@ def _check_start(plan: Plan, start: Start) -> None:
             check_weights(plan, find(Path(node.args["path"]), weights=True))
 
 
-def _tell(directory: Path, changes: Changes, step: int, attempt: str) -> None:
-    """Write the event `changed`; no rank is there yet that could."""
+def _tell(directory: Path, event: str, step: int, said: dict[str, Any]) -> None:
+    """Write an event of the start; no rank is there yet that could."""
     events = JsonLines(directory / "events.jsonl")
-    said = {"attempt": attempt, "verdict": changes.verdict, "changes": list(changes.texts)}
-    events.write({"time": time.time(), "step": step, "event": "changed", **said})
+    events.write({"time": time.time(), "step": step, "event": event, **said})
     events.close()
 
 

@@ -28,7 +28,7 @@ def source_args(dataset: Dataset, seed: int) -> dict[str, Any]:
     }
 
 
-def _folder_or_name(name: str) -> str:
+def folder_or_name(name: str) -> str:
     """One spelling for one path; what says that it is a folder goes on saying so, or another name would be fetched."""
     path = portable(name)
     return f"./{path}" if name.startswith("./") and not path.startswith(("..", "/")) else path
@@ -37,7 +37,7 @@ def _folder_or_name(name: str) -> str:
 def _options(source: Source, seed: int) -> dict[str, Any]:
     match source:
         case HuggingFace():
-            return {"name": _folder_or_name(source.name), "config": source.config, "split": source.split}
+            return {"name": folder_or_name(source.name), "config": source.config, "split": source.split}
         case Tokens():
             dtype = None if source.dtype == "auto" else source.dtype
             return {"dtype": dtype, "separator": None if isinstance(source.separator, Auto) else source.separator}

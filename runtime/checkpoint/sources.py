@@ -45,7 +45,7 @@ def starting_point(plan: Plan, directory: Path) -> Start:
     resume = args["resume"] or is_restart()
     own = folder.latest() if resume else None
     named = args["origin"]
-    if own is not None and named in (None, _origin(own)):
+    if own is not None and (named is None or _began_there(own, named)):
         return Start(entry=own, own=True, anew=False)
     if resume and own is None and (broken := folder.published()):
         flaws = "; ".join(f"{entry.name}: {entry.flaws()[0]}" for entry in reversed(broken))
@@ -65,9 +65,21 @@ def starting_point(plan: Plan, directory: Path) -> Start:
     return Start(entry=entry, own=False, anew=anew)
 
 
-def _origin(entry: Entry) -> str | None:
+def origin_of(entry: Entry) -> str | None:
     """What `checkpoint.from` was when a checkpoint's run began."""
     return (entry.state().get("begun_from") or {}).get("from")
+
+
+def _began_there(own: Entry, named: str) -> bool:
+    """Whether a run began where `checkpoint.from` says, in whatever words: an absolute path, or one through a link.
+
+    The same words are enough: a folder may have moved with all that lies in it.
+    """
+    begun = own.state().get("begun_from") or {}
+    if not begun:
+        return False
+    place = str(Path(named).resolve())
+    return named == begun["from"] or place in (begun.get("place", str(Path(begun["from"]).resolve())), begun["path"])
 
 
 def begun_from(plan: Plan, start: Start) -> dict[str, Any] | None:
@@ -77,7 +89,8 @@ def begun_from(plan: Plan, start: Start) -> dict[str, Any] | None:
     if start.own:
         return start.entry.state().get("begun_from")
     named = plan.node("setup.resume").args["origin"]
-    return {"from": named, "path": str(start.entry.path.resolve()), "step": start.entry.step}
+    place = str(Path(named).resolve())
+    return {"from": named, "place": place, "path": str(start.entry.path.resolve()), "step": start.entry.step}
 
 
 def find(path: Path, *, weights: bool = False) -> Entry:

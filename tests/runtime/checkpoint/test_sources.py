@@ -1,12 +1,16 @@
 """Where a run begins: what is named, its own checkpoints, weights of another run; and what of it is refused."""
 
+import json
+import shlex
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 from small_checkpoints import save, save_model
 
+from xtrain.cli.run import _tell_changes
 from xtrain.planner.changes.kept import kept
+from xtrain.planner.changes.made import signed
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
@@ -48,7 +52,8 @@ def test_a_new_run_begins_at_nothing_or_where_it_is_told(tmp_path, other):
     made = plan(tmp_path, f'checkpoint.from="{other}"')
     start = starting_point(made, tmp_path / "new")
     assert start.step == 200 and not start.own and not start.anew
-    assert begun_from(made, start) == {"from": str(other), "path": str(start.entry.path), "step": 200}
+    begun = {"from": str(other), "place": str(other.resolve()), "path": str(start.entry.path), "step": 200}
+    assert begun_from(made, start) == begun
     exact = plan(tmp_path, f'checkpoint.from="{other}/checkpoints/ckpt-s000000000100"')
     assert starting_point(exact, tmp_path / "new").step == 100
 
@@ -66,6 +71,34 @@ def test_what_is_named_comes_before_resume_and_a_run_begun_there_goes_on(tmp_pat
     assert starting_point(plan(tmp_path, "workspace.run=mine"), directory).step == 210  # `from` left out again
     again = starting_point(plan(tmp_path, named, "checkpoint.resume=false"), directory)
     assert again.step == 200 and again.anew
+
+
+def test_a_beginning_is_the_same_in_whatever_words_it_is_written(tmp_path, other, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(other)
+    (tmp_path / "below").mkdir()
+    words = ("other", str(other), "below/../other", "link", str(tmp_path / "link"))
+    for first in words:
+        made = plan(tmp_path, f'checkpoint.from="{first}"', f'workspace.run="from {words.index(first)}"')
+        begun = begun_from(made, starting_point(made, locate(made, None)))
+        directory = run_of(made, 210, begun_from=begun)
+        del begun["place"]  # as earlier versions wrote it
+        earlier = tmp_path / f"earlier {first.replace('/', ' ')}"
+        save(CheckpointFolder(earlier / "checkpoints"), 210, begun_from=begun)
+        for again in words:
+            for run in (directory, earlier):
+                start = starting_point(plan(tmp_path, f'checkpoint.from="{again}"'), run)
+                assert start.own and start.step == 210, (first, again)
+        another = plan(tmp_path, 'checkpoint.from="other/checkpoints/ckpt-s000000000100"')
+        assert starting_point(another, directory).anew
+    # The folder of the whole project has moved: the same words mean the same.
+    monkeypatch.chdir(tmp_path / "below")
+    (tmp_path / "below/other").symlink_to(other)
+    other.rename(tmp_path / "elsewhere")
+    (tmp_path / "below/other").unlink()
+    (tmp_path / "below/other").symlink_to(tmp_path / "elsewhere")
+    first = locate(plan(tmp_path, 'workspace.run="from 0"'), None)
+    assert starting_point(plan(tmp_path, 'checkpoint.from="other"'), first).own
 
 
 def test_from_is_another_experiment_and_pretrained_too(tmp_path, other):
@@ -89,6 +122,68 @@ def test_metrics_make_way_for_what_is_computed_again(tmp_path, other):
     assert not (directory / "metrics.jsonl").exists()
     (aside,) = (d for d in directory.parent.iterdir() if d.name.startswith("mine~"))
     assert CheckpointFolder(aside / "checkpoints").latest().step == 10
+
+
+def events(directory: Path) -> list[dict]:
+    return list(map(json.loads, (directory / "events.jsonl").read_text().splitlines()))
+
+
+@pytest.mark.parametrize("began", [None, "other"])
+@pytest.mark.parametrize("how", ["checkpoint.resume=false", 'checkpoint.from="other/checkpoints/ckpt-s000000000100"'])
+def test_a_run_that_makes_way_is_told_of_with_the_command_that_goes_back(
+    tmp_path, other, monkeypatch, capsys, how, began
+):
+    monkeypatch.chdir(tmp_path)
+    spec = (ROOT / "specs/quickstart.xtrain").read_text()
+    (tmp_path / "my spec.xtrain").write_text(spec)
+    sets = (
+        "workspace.run=mine",
+        "optimizer.lr=2e-3",
+        "workspace.root=runs",
+        *([f'checkpoint.from="{began}"'] if began else []),
+    )
+    first = plan_from_spec("my spec.xtrain", sets).plan
+    begun = begun_from(first, starting_point(first, locate(first, None)))
+    directory = run_of(first, 210, **({"begun_from": begun} if begun else {}))
+    (directory / "metrics.jsonl").unlink()  # nothing was logged: what was saved is progress all the same
+    workspace = open_workspace(signed(plan_from_spec("my spec.xtrain", (*sets, how)).plan, (*sets, how), None), "")
+    workspace.lock.close()
+    (told,) = events(directory)
+    assert told["event"] == "set_aside" and told["step"] == 210 and Path(told["directory"]).name.startswith("mine~")
+    _tell_changes(workspace)
+    said = capsys.readouterr().err
+    assert told["directory"] in said and told["command"] in said and told["reason"] in said
+    xtrain, run, path, *more = shlex.split(told["command"])
+    assert (xtrain, run, path) == ("xtrain", "run", "my spec.xtrain") and set(more[::2]) == {"--set"}
+    back = plan_from_spec(path, more[1::2]).plan
+    start = starting_point(back, locate(back, None))
+    assert start.own and start.step == 210 and back.config["optimizer"]["lr"] == 2e-3
+
+
+def test_the_same_experiment_in_other_words_is_told_of(tmp_path, other, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to(other)
+
+    def opened(path: str):
+        made = plan(tmp_path, f'dataset.stdlib.source=text("{path}/data/*.txt")', f'checkpoint.from="{path}"')
+        workspace = open_workspace(made, "")
+        workspace.lock.close()
+        return workspace, made
+
+    first, made = opened("other")
+    assert first.same is None and opened("./other")[0].directory == first.directory
+    again, _ = opened(str(other))
+    assert again.directory != first.directory and again.same is None, "there is no checkpoint"
+    save(
+        CheckpointFolder(first.directory / "checkpoints"),
+        210,
+        **kept(made),
+        begun_from=begun_from(made, starting_point(made, first.directory)),
+    )
+    assert opened(str(other))[0].same == first.directory
+    assert opened(str(tmp_path / "link"))[0].same == first.directory
+    assert opened(str(other / "checkpoints/latest"))[0].same is None
+    assert opened("other")[0].same is None and opened("other")[0].aside is None
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew_in_silence(tmp_path):
