@@ -85,6 +85,9 @@ def evaluate(
             batches=len(loader),
             seconds=seconds,
         )
+        if not tokens:
+            message = f"eval {dataset}: no token of the rows that were held out counts, so that there is no loss"
+            records.event("warning", step=progress.step, message=message)
         metric = f"eval/{dataset}/loss"
         progress.measured[metric] = progress.step, loss
         records.add_to_metric({metric: loss})

@@ -14,11 +14,12 @@ from ..planner.alerts import ALERTS
 from ..planner.plan import Node, Plan
 from ..planner.plan_timeline import Tick
 from ..planner.stops import SIGNALS
+from ..planner.units import plural
 from .alerts.notify import Notifier
 from .alerts.occasions import NOTIFY, Occasions
 from .bootstrap import choose_device
 from .checkpoint import durable
-from .checkpoint.sources import starting_point
+from .checkpoint.sources import begun_from, starting_point
 from .control.agreement import Agreement
 from .control.commands import Control
 from .control.inbox import Inbox
@@ -39,7 +40,7 @@ from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
 from .profiling.under_way import UnderWay
 from .shutdown import take_leave
-from .state import Halt, NonFinite, Progress, Resources, SkipStep, Step
+from .state import Halt, NonFinite, NothingLearned, Progress, Resources, SkipStep, Step
 from .timers import Clocks
 from .walking import DueTick, StepCall, nodes_due, op_of, topological
 from .worker import leave as leave_process
@@ -101,7 +102,7 @@ class Executor:
         except (EnvironmentFault, DataError) as error:
             status = "environment"
             self._report(error, exit_code=EXIT_CODES[status], trace=False)
-        except (NonFinite, PlanMismatch) as error:
+        except (NonFinite, NothingLearned, PlanMismatch) as error:
             self._report(error, trace=False)
         except BaseException as error:  # also CheckpointException, which is no Exception
             self._report(error, trace=not lost_a_peer(error))
@@ -246,6 +247,7 @@ class Executor:
                 return "stopped"
         if self.progress.step < total:
             return self._stop("stop_at", f"the run is to stop after step {last:,} of {total:,}", reactions)
+        self._check_learned()
         self._react("finish", reactions)
         self.records.settle(self.progress.step)
         if self.records.rank == 0:
@@ -255,6 +257,18 @@ class Executor:
                 # Nothing of the training is lost: another start does once more what was to happen at the end.
                 self._warn(f"that the run has finished could not be noted: {error}")
         return "done"
+
+    def _check_learned(self) -> None:
+        """Raises NothingLearned, on all ranks alike, if the run is at its end and all of its steps were left out: there
+        is nothing to publish, and nothing to call done."""
+        begun = begun_from(self.plan, self.resources["begun"].start)
+        first, bad = begun["step"] if begun else 0, self.progress.bad
+        if bad.last_good > first or self.progress.step == first:
+            return
+        steps = f"all {plural(self.progress.step - first, 'step')} of the run were left out"
+        why = ["had no token to learn from"] if bad.empty else []
+        why += ["gave no finite loss and gradient norm"] if bad.in_a_row else []
+        raise NothingLearned(f"{steps}, as they {' or '.join(why)}: nothing was learned, and no model is published")
 
     def _total(self, feed: Feed) -> int:
         """The steps of the whole run: as planned, else as many as the data is good for."""

@@ -32,7 +32,7 @@ def check_finite(model: Parts, progress: Progress, limit: int, alerts: Alerts | 
     def run(step: Step) -> None:
         number, bad = step.index + 1, progress.bad
         if isfinite(step.loss) and isfinite(step.grad_norm):
-            bad.in_a_row, bad.last_good = 0, number
+            bad.in_a_row, bad.empty, bad.last_good = 0, 0, number
             bad.latest.clear()
             if counts is not None:
                 counts.keep()

@@ -41,22 +41,25 @@ class Rank:
 
 @define(kw_only=True)
 class BadSteps:
-    """Steps whose loss or gradient norm was not a number, and what became of them. Steps count from 1; 0: none yet.
+    """Steps that nothing was learned from, as their loss or gradient norm was not a number, or as no rank had a token
+    to learn from. Steps count from 1; 0: none yet.
 
-    in_a_row: the latest steps, without a good one behind them. total: of the run. last_good: the last step that was
-    good. went_back: each time, from which step to which. latest: the last of those in a row, as (step, loss, gradient
-    norm), to be told of when it comes to that; they are not saved.
+    in_a_row: those whose numbers were none, without a good step behind them. total: the same of the run. empty: those
+    without a token, without a good step behind them. last_good: the last step that was good. went_back: each time, from
+    which step to which. latest: the last of those in a row, as (step, loss, gradient norm), to be told of when it comes
+    to that; they are not saved.
     """
 
     in_a_row: int = 0
     total: int = 0
+    empty: int = 0
     last_good: int = 0
     went_back: list[tuple[int, int]] = field(factory=list)
     latest: deque[tuple[int, float, float]] = field(factory=lambda: deque(maxlen=10))
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON."""
-        counts = {"in_a_row": self.in_a_row, "total": self.total, "last_good": self.last_good}
+        counts = {"in_a_row": self.in_a_row, "total": self.total, "empty": self.empty, "last_good": self.last_good}
         return {**counts, "went_back": [list(each) for each in self.went_back]}
 
     @classmethod
@@ -65,6 +68,7 @@ class BadSteps:
         return cls(
             in_a_row=kept.get("in_a_row", 0),
             total=kept.get("total", 0),
+            empty=kept.get("empty", 0),
             last_good=kept.get("last_good", 0),
             went_back=[(before, after) for before, after in kept.get("went_back", ())],
         )
@@ -89,7 +93,7 @@ class Progress:
     def take(self, state: dict[str, Any]) -> None:
         """Go on from what a checkpoint has kept; what was measured later is of steps that are yet to come."""
         self.step, self.tokens = state["step"], state["tokens"]
-        self.bad = BadSteps.of(state.get("nonfinite", {}))
+        self.bad = BadSteps.of(state.get("nonfinite", {"last_good": self.step}))
         self.measured = {name: found for name, found in self.measured.items() if found[0] <= self.step}
         self.measured |= {name: (self.step, value) for name, value in state.get("metrics", {}).items()}
 
@@ -149,6 +153,12 @@ class NonFinite(Exception):
     def __init__(self, step: int, loss: float, grad_norm: float, report: str = "") -> None:
         super().__init__(report or f"step {step}: loss {loss}, gradient norm {grad_norm}")
         self.step, self.loss, self.grad_norm = step, loss, grad_norm
+
+
+class NothingLearned(Exception):
+    """So many steps in a row, or all that a run has made, had nothing to learn from, on all ranks alike."""
+
+    agreed = True
 
 
 Resources = dict[str, Any]

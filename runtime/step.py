@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..planner.plan import Plan
+from ..planner.units import plural
 from .alerts.alerts import Alerts
 from .control.agreement import Agreement, Limits
 from .control.lookout import Lookout
@@ -30,7 +31,7 @@ from .parallel.mesh import Meshes
 from .parallel.outline import Outlines
 from .parallel.pipeline import Pipeline
 from .scheduler import Schedule
-from .state import Rank, SkipStep, Step
+from .state import NothingLearned, Progress, Rank, SkipStep, Step
 
 StepCall = Callable[[Step], None]
 
@@ -76,13 +77,16 @@ def agree(
     rank: Rank,
     agreement: Agreement,
     lookout: Lookout,
+    progress: Progress,
     time_limit_seconds: float | None = None,
     stop_file: str | None = None,
+    empty_steps: int | None = None,
 ) -> StepCall:
     """One sum over all ranks: the valid tokens of the step, how long its documents are, who was asked to stop, what
     clocks and commands say.
 
-    Raises Halt on all ranks alike if the run is to stop, SkipStep if no rank has a valid token.
+    empty_steps: so many in a row without a valid token end the run. Raises, on all ranks alike, Halt if the run is to
+    stop, SkipStep if no rank has a valid token, and NothingLearned in the last of `empty_steps` such steps.
     """
     limited = time_limit_seconds is not None or stop_file is not None
     limits = Limits(time_limit_seconds, stop_file) if limited else None
@@ -100,9 +104,25 @@ def agree(
         step.valid_tokens, *sums = map(int, heard)
         step.documents = DocumentSums(*sums)
         if step.valid_tokens == 0:
-            raise SkipStep("no rank has a token to learn from")
+            raise _empty(progress, empty_steps)
 
     return run
+
+
+def _empty(progress: Progress, limit: int | None) -> Exception:
+    """What becomes of a step without a valid token. limit: of how many in a row; None in plans that had none."""
+    bad = progress.bad
+    bad.empty += 1
+    if limit is None:
+        return SkipStep("no rank has a token to learn from")
+    if bad.empty < limit:
+        return SkipStep(f"no rank has a token to learn from; {bad.empty} in a row of {limit}")
+    since = f"step {bad.last_good:,} was the last to learn" if bad.last_good else "no step has learned anything"
+    return NothingLearned(
+        f"{plural(limit, 'step')} in a row without a token to learn from ({since}): the labels of all rows are masked, "
+        "by a collator or by `train_on`, or the rows are padding; if that is as it should be, raise "
+        f"`fault_tolerance {{ empty_steps = {limit} }}`"
+    )
 
 
 @op("step.zero_gradients")

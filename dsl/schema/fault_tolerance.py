@@ -1,4 +1,4 @@
-"""What a run does about ranks that fail: `fault_tolerance`."""
+"""What a run does about ranks that fail and steps that teach nothing: `fault_tolerance`."""
 
 from attrs import frozen
 
@@ -9,7 +9,7 @@ from .setting import Role, at_least, not_negative, positive, setting
 
 @frozen
 class FaultTolerance:
-    """`fault_tolerance { … }`: when a rank counts as lost, and what happens then."""
+    """`fault_tolerance { … }`: when a rank counts as lost, or a run as learning nothing, and what happens then."""
 
     stuck: Quantity | None = setting(
         "time without progress after which ranks are named and the run is ended; none: ranks wait for each other",
@@ -18,6 +18,12 @@ class FaultTolerance:
         check=positive,
         role=Role.EXECUTION,
         example="10 min",
+    )
+    empty_steps: int = setting(
+        "steps in a row without a token to learn from, after which the run ends as failed",
+        default=10,
+        check=at_least(1),
+        role=Role.EXECUTION,
     )
     restarts: int = setting(
         "how often `xtrain run` starts all ranks again, from the last checkpoint, after one of them has failed",

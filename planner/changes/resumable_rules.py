@@ -190,6 +190,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "step.agree": {
         "time_limit_seconds": Rule("launch.time_limit", "none", _STAYS),
         "stop_file": Rule("launch.stop_file", "none", _STAYS),
+        "empty_steps": Rule("fault_tolerance.empty_steps", "none", f"it is about steps without a label, {_STAYS}"),
     },
     "step.zero_gradients": {},
     "step.forward_backward": {

@@ -35,10 +35,12 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         does = f"the lengths of documents go from pp {readers[0]} to the stages that read no rows"
         then("step.share_outline", does, {"source": readers[0]}, ("pp",))
     agree = "one all-reduce" if everyone else "count"
-    args = agree_args(spec)
+    empty = spec.fault_tolerance.empty_steps
+    args = {**agree_args(spec), "empty_steps": empty}
     asks = [f"a limit of {seconds_text(args['time_limit_seconds'])}"] if "time_limit_seconds" in args else []
     asks += [f"the file {args['stop_file']}"] if "stop_file" in args else []
     does = ", ".join((f"{agree}: valid tokens and documents of the step", "stop requests", *asks, "clock"))
+    does += f"; {plural(empty, 'step')} in a row without a token to learn from {'end' if empty > 1 else 'ends'} the run"
     then("step.agree", does, args, everyone)
     if put_off := put_off_text(spec, schedule):
         then("step.put_off_save", put_off)

@@ -160,6 +160,9 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
     if (stuck := plan.node("setup.watch").args["stuck_seconds"]) is not None:
         by_default = "default" if "fault_tolerance.stuck" in defaults else ""
         rows.append((f"no progress for {seconds_text(stuck)}", "name the ranks, then end", "", by_default))
+    if (empty := plan.node("step.agree").args.get("empty_steps")) is not None:
+        by_default = "default" if "fault_tolerance.empty_steps" in defaults else ""
+        rows.append((f"{plural(empty, 'empty step')} in a row", "end as failed", "", by_default))
     return rows
 
 

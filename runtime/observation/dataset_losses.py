@@ -4,6 +4,7 @@ Shapes: D datasets that are trained on, B rows of a microbatch.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,9 @@ from torch import Tensor
 
 from ..models.batch import RowLosses
 from ..state import Rank
+
+# Rows of a dataset without a single valid token, after which that is worth a warning.
+UNLABELLED_ROWS: Final = 50
 
 
 class DatasetLosses:
@@ -22,6 +26,8 @@ class DatasetLosses:
 
     def __init__(self, names: Sequence[str], rank: Rank) -> None:
         self._names, self._rank = tuple(names), rank
+        # Those of which no token was learned from since the run was started, nor a word said about it.
+        self._unlabelled = dict.fromkeys(names) if len(names) > 1 else {}
         self._sums_2D: Tensor | None = None
         if len(names) > 1:
             self._sums_2D = torch.zeros(2, len(names), dtype=torch.float64, device=rank.device)
@@ -52,7 +58,18 @@ class DatasetLosses:
             dist.all_reduce(self._sums_2D)
         sums, tokens = self._sums_2D.tolist()
         self.clear()
+        for name, count in zip(self._names, tokens, strict=True):
+            if count:
+                self._unlabelled.pop(name, None)
         seen = [(name, total, count) for name, total, count in zip(self._names, sums, tokens, strict=True) if count]
         found: dict[str, float] = {f"loss/{name}": total / count for name, total, count in seen}
         found |= {f"valid_tokens/{name}": int(count) for name, _, count in seen}
+        return found
+
+    def unlabelled(self, rows: dict[str, int]) -> list[str]:
+        """The datasets that have given many rows and not one valid token, each once. rows: of each dataset, since the
+        run was started."""
+        found = [name for name in self._unlabelled if rows.get(name, 0) >= UNLABELLED_ROWS]
+        for name in found:
+            del self._unlabelled[name]
         return found

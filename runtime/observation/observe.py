@@ -10,6 +10,7 @@ from attrs import define, field
 
 from ...planner.peaks import product_format
 from ...planner.plan import Plan
+from ...planner.units import plural
 from ..alerts.alerts import Alerts
 from ..build import compute_format
 from ..feed import Feed
@@ -96,6 +97,7 @@ def log(
     routers = RouterMetrics.of(plan, model, rank)
     memory_now = MemoryNow(rank.device)
     planned_bytes = alerts.planned_bytes if alerts is not None else None
+    rows_before = feed.rows_taken(progress.step)
 
     def run(step: Step) -> None:
         steps = max(1, window.steps)
@@ -130,9 +132,15 @@ def log(
             record |= window.rates.of(window.counted, seconds * window.steps)
             if WAITS.measured:
                 record["comm_seconds"] = comm_seconds
-        rows = {f"rows/{name}": count for name, count in feed.rows_taken(progress.step).items()}
+        taken = feed.rows_taken(progress.step)
+        rows = {f"rows/{name}": count for name, count in taken.items()}
         routed = routers.take(steps) if window.steps else {}
         records.metric(record | window.losses.take() | rows | routed)
+        since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}
+        for name in window.losses.unlabelled(since):
+            message = f"dataset {name} has given {plural(since[name], 'row')} since this start, and not one token to "
+            message += "learn from: are all of its labels masked?"
+            records.event("warning", step=progress.step, message=message)
         own: dict[str, Any] = {"step": progress.step, "time": now}
         if window.steps:
             names = (

@@ -23,7 +23,7 @@ from ..fake import FakeDevice
 from ..feed import Feed
 from ..models.parts import Parts
 from ..models.transformer import Transformer
-from ..state import Rank, Step
+from ..state import Progress, Rank, Step
 from ..timers import Clocks
 from ..walking import op_of, topological
 from .batch import FullRows
@@ -87,6 +87,7 @@ class Program:
             "clocks": clocks,
             "agreement": Agreement(requests, clocks, control, Occasions.of(plan, ALERTS)),
             "lookout": Lookout(report=print),
+            "progress": Progress(),
         }
 
     @property

@@ -182,7 +182,7 @@ def test_a_killed_run_that_had_gone_back_goes_on_in_the_same_way(lab):
     equal(ended, whole)
     states = [folder(each.directory).path(7) for each in (ended, whole)]
     counts = [json.loads((path / "state.json").read_text())["nonfinite"] for path in states]
-    assert counts == [{"in_a_row": 0, "total": 2, "last_good": 7, "went_back": [[5, 2]]}] * 2
+    assert counts == [{"in_a_row": 0, "total": 2, "empty": 0, "last_good": 7, "went_back": [[5, 2]]}] * 2
 
 
 def test_weights_that_are_no_numbers_heal_by_going_back_and_not_by_skipping(lab):

@@ -32,7 +32,7 @@ def logged(tmp_path, monkeypatch):
     """Writes the records of a window on a single rank; gives them, of the run and of the rank."""
     monkeypatch.setattr(WAITS, "measured", True)
     window = Window(
-        losses=SimpleNamespace(add=lambda rows: None, take=dict, clear=lambda: None),  # type: ignore[arg-type]
+        losses=SimpleNamespace(add=lambda rows: None, take=dict, clear=lambda: None, unlabelled=lambda rows: []),  # type: ignore[arg-type]
         rates=Rates(work=Work(position=2, pair=1), devices=1, peak=1e12),
         tokens_per_step=64,
         node_seconds={"step.fetch": 0.0},
