@@ -1,6 +1,6 @@
 """Runs of the same experiment that have another id, because their paths are written in other words.
 
-Ids are made of text, so that they do not depend on the machine: `data/a.txt` and `/work/data/a.txt` are two of them.
+Ids are made of text, so that they do not depend on the machine: `data/a.txt` and `/home/me/data/a.txt` are two of them.
 """
 
 import json

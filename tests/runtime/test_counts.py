@@ -22,6 +22,7 @@ from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.profiling import ops as profiling_ops
 from xtrain.runtime.profiling.profile import Profile
+from xtrain.runtime.state import Step
 
 SPEC = """
 experiment counted {{ budget = {steps} steps }}
@@ -89,7 +90,8 @@ class Untrained(Executor):
     def prepare(self, happened: list[tuple[str, int]], saved: int | None) -> None:
         self.happened = happened
         feed = SimpleNamespace(steps=self.plan.timeline.steps, phase=None)
-        self.resources |= {"feed": feed, "window": SimpleNamespace()}
+        begun = SimpleNamespace(start=SimpleNamespace(entry=None))
+        self.resources |= {"feed": feed, "window": SimpleNamespace(), "begun": begun}
         state = SimpleNamespace(progress=self.progress, tensors=dict, described=dict)
         self.saver = Saved(
             state=state, records=self.records, transaction=None, overlap="wait", best=None, failures=None,
@@ -104,8 +106,11 @@ class Untrained(Executor):
             given = {"rank": None, "records": self.records, "progress": self.progress, "under_way": self.under_way}
             return profiling_ops.profile(node_id, feed=self.resources["feed"], **given, **node.args)
         if node.kind == "step":
-            return lambda step: None
+            return self._learn
         return lambda step: self.happened.append((node_id, self.progress.step))
+
+    def _learn(self, step: Step) -> None:
+        self.progress.bad.last_good = step.index + 1
 
 
 def run_untrained(plan: Plan, folder: Path) -> tuple[Counter[str], list[int]]:
