@@ -18,6 +18,7 @@ from ..control.agreement import Agreement
 from ..control.commands import Control
 from ..control.lookout import Lookout
 from ..control.signals import StopRequests
+from ..data.collate.collators import Chain
 from ..data.collate.outline import encode_outline
 from ..fake import FakeDevice
 from ..feed import Feed
@@ -96,7 +97,9 @@ class Program:
 
     def set_up(self) -> None:
         """Everything before the first step; weights and what follows them without memory."""
-        setup = [n for n in topological(self.plan) if n.kind in ("setup", "collate") and n.op not in LEFT_OUT]
+        # Of the links of `collate` the one that cuts rows: they are made up, whatever the others would make of them.
+        setup = [n for n in topological(self.plan) if n.kind == "setup" or n.op == "collate.shard"]
+        setup = [n for n in setup if n.op not in LEFT_OUT]
         first = next(place for place, node in enumerate(setup) if node.op == "setup.weights")
         for node in setup[:first]:
             self._execute(node)
@@ -111,9 +114,10 @@ class Program:
         if "pipeline" in self._resources:
             skip_vote(self._resources["pipeline"])
         self._look_on()
-        self.rows = FullRows.of(self.plan, self._resources["collate"])
+        collate = Chain(stages=tuple(self._resources["stages"]))
+        self.rows = FullRows.of(self.plan, collate)
         loader: Any = self.rows
-        collate, micro = self._resources["collate"], self.rows.whole.positions_BS.shape[0]
+        micro = self.rows.whole.positions_BS.shape[0]
         self._resources["feed"] = Feed(loader=loader, collate=collate, micro=micro, steps=1, datasets={})
 
     def step(self) -> None:

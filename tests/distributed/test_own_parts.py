@@ -32,6 +32,26 @@ def drop(samples, least, share, *, generator):
         if len(sample.tokens) >= least and generator.random() > share:
             yield sample
 
+@collator(takes="rows of token arrays")
+def cut(row, longest):
+    """Segments no longer than that."""
+    return evolve(row, segments=[each[:longest] for each in row.segments])
+
+@collator(takes="rows of token tensors")
+def swap(row, one, other):
+    """Another token wherever a certain one stands."""
+    return evolve(row, segments=[torch.where(each == one, other, each) for each in row.segments])
+
+@collator(takes="token samples")
+def turn(samples):
+    return reversed(samples)
+
+@collator(takes="part of a microbatch")
+def hide(batch, every):
+    """No loss at some positions, by what stands there: the same whichever rank holds them."""
+    labels = torch.where(batch.input_ids_BS % every == 0, IGNORE_INDEX, batch.labels_BS)
+    return evolve(batch, labels_BS=labels)
+
 @collator(takes="microbatch")
 def forget(batch, share, generator):
     hidden = torch.from_numpy(generator.random(tuple(batch.labels_BS.shape)) < share)
@@ -40,7 +60,7 @@ def forget(batch, share, generator):
 SPEC = """
 use "parts.py"
 experiment own { seed = 3, budget = 4 steps }
-model llama { dim = 32, layers = 2, heads = 4, kv_heads = 4, ffn = 48, init_std = 0.2 }
+model llama { dim = 32, layers = 4, heads = 4, kv_heads = 4, ffn = 48, init_std = 0.2 }
 tokenizer bytes
 dataset made { source = lines(), holdout = 10% }
 batch { sequence = 64, micro = 1, rows = 8 }
@@ -50,10 +70,16 @@ precision { params = fp64 }
 every 1 step log
 on finish eval made { batches = none }
 """
+# One of every kind, before and behind each built-in link.
+EVERY_KIND = (
+    "collate=cut(40) -> to_tensor -> swap(97, 98) -> flatten -> turn -> shift_tokens -> drop(8, share = 0.2) -> pack "
+    "-> forget(share = 0.3) -> shard -> hide(5)"
+)
 LAYOUTS = {
     "fsdp 2": ("parallel.fsdp=2",),
     "cp 2": ("parallel.cp=2",),
     "pp 2": ("parallel.pp=2",),
+    "pp 4": ("parallel.pp=4",),
     "micro 4": ("batch.micro=4", "batch.prefetch=0"),
     "workers 1": ("batch.workers=1",),
 }
@@ -87,6 +113,14 @@ def test_every_layout_learns_the_same(train, alone, layout):
     (ours,), (theirs,) = found.evals, alone.evals
     assert ours["tokens"] == theirs["tokens"]
     assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-10)
+
+
+def test_stages_between_the_ends_of_a_pipeline_take_every_kind_of_collator(train):
+    """They read no tokens, and learn from another stage where documents lie in rows that are collated there."""
+    alone, found = train("kinds", EVERY_KIND), train("kinds-pp3", EVERY_KIND, "parallel.pp=3")
+    assert max(worst(found.curve, alone.curve)) < 1e-10
+    assert found.evals[0]["tokens"] == alone.evals[0]["tokens"]
+    assert found.evals[0]["loss"] == pytest.approx(alone.evals[0]["loss"], rel=1e-10)
 
 
 def test_a_run_that_goes_on_with_fewer_ranks_draws_the_same_numbers(train, alone):

@@ -8,6 +8,7 @@ from topologies import BY_NAME, SCHEDULES, TOPOLOGIES, Topology
 from traces import calls, plan_of
 
 from xtrain.planner.layouts.placement import held_bytes
+from xtrain.planner.load import plan_from_path
 from xtrain.runtime.models.batch import ModelBatch
 from xtrain.runtime.ops import load_ops
 from xtrain.runtime.parallel import outline
@@ -48,6 +49,33 @@ def check(plan):
 @pytest.mark.parametrize("name", QUICK)
 def test_a_rank_of_every_coordinate_holds_what_was_planned(tmp_path, name):
     check(plan_of(tmp_path, BY_NAME[name]))
+
+
+def test_collators_of_the_users_own_are_not_called(plan_with_collator):
+    """Rows of a trace are made up, and stages between the ends of a pipeline have no tokens of them."""
+    check(plan_with_collator)
+
+
+@pytest.fixture
+def plan_with_collator(tmp_path):
+    (tmp_path / "parts.py").write_text(
+        'from xtrain import collator\n\n\n@collator(takes="microbatch")\ndef refuse(batch):\n    raise RuntimeError\n'
+    )
+    text = """
+        use "parts.py"
+        experiment traced { budget = 4 steps }
+        model llama { dim = 32, layers = 3, heads = 4 }
+        tokenizer bytes
+        dataset code { source = python_stdlib() }
+        batch { sequence = 64, rows = 4 }
+        collate = to_tensor -> flatten -> shift_tokens -> pack -> refuse
+        optimizer adamw { lr = 1e-3 }
+        parallel { pp 3 }
+    """
+    (tmp_path / "traced.xtrain").write_text(text)
+    compiled = plan_from_path(tmp_path / "traced.xtrain")
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    return compiled.plan
 
 
 @pytest.mark.matrix

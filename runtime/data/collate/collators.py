@@ -240,10 +240,21 @@ class Chain:
         last = self.stages[3] if len(self.stages) > 3 else None
         return last if isinstance(last, PackStage) else None
 
-    def local_part(self, whole: Microbatch) -> Microbatch:
-        """What this rank holds of a microbatch of whole rows that was made elsewhere: the stages behind `pack`."""
+    def behind_pack(self, packed: Microbatch) -> Microbatch:
+        """What the stages behind `pack` make of rows that were laid out elsewhere."""
         for stage in self.stages:
             if stage.takes in (MICROBATCH, LOCAL_MICROBATCH):
+                packed = stage(packed)
+        return packed
+
+    def local_part(self, whole: Microbatch) -> Microbatch:
+        """What this rank holds of whole rows that are no rows of a dataset, or lack their tokens: `shard` alone.
+
+        Collators of the user's own are for rows that are read: of a prompt, or of where documents lie in rows that
+        another pipeline stage has read and collated, they are shown nothing.
+        """
+        for stage in self.stages:
+            if (stage.takes, stage.gives) == (MICROBATCH, LOCAL_MICROBATCH):
                 whole = stage(whole)
         return whole
 

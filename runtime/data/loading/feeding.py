@@ -70,7 +70,7 @@ class _Collation:
     ) -> Microbatch:
         """`runs`: rows of one dataset each, one behind the other."""
         if self._pack is not None:
-            return self._collate.local_part(_laid_out(runs, self._pack, datasets, places))
+            return self._collate.behind_pack(_laid_out(runs, self._pack, datasets, places))
         readers = [(reader, index) for reader, indices in runs for index in indices.tolist()]
         told = [[UNTOLD] * len(readers) if numbers is None else numbers.tolist() for numbers in (datasets, places)]
         rows = [

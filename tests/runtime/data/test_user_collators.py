@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from attrs import fields
+from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -365,3 +365,24 @@ def test_rows_of_a_microbatch_are_cut_apart_and_joined(make_store, lengths, alig
         assert_same(row, fed.microbatch(indices[number : number + 1], np.array([number])))
     assert_same(join_rows(rows), whole)
     assert isinstance(rows[0], Microbatch)
+
+
+@pytest.mark.parametrize("takes", [links.MICROBATCH, links.LOCAL_MICROBATCH])
+def test_only_rows_that_are_read_are_shown_to_a_collator(tmp_path: Path, takes: str):
+    """A prompt, and the rows of a pipeline stage that reads no tokens, are cut over context ranks and nothing else."""
+    collate = chain(made(tmp_path, refuses(takes), takes), cut=True)
+    whole = chain()([RawRow(segments=[np.arange(9, dtype=np.uint16)])])
+    expected = chain(cut=True).local_part(whole)
+    assert_same(collate.local_part(whole), expected)
+    found = collate.local_part(evolve(whole, input_ids_BS=None, labels_BS=None, num_valid=0))
+    assert_same(found, evolve(expected, input_ids_BS=None, labels_BS=None, num_valid=0))
+    with pytest.raises(PartFailed, match="it was called"):
+        collate.behind_pack(whole)
+
+
+def refuses(takes: str) -> str:
+    return f'''
+@collator(takes="{takes}")
+def f(batch):
+    raise RuntimeError("it was called")
+'''
