@@ -210,6 +210,7 @@ PAGES: Final = (
         """),
     Code("X706", "the run directory cannot be written", """
         The folder below `workspace.root` cannot be made or written: permissions, a full disk, or a file in its place.
+        On a disk without room for a few small files `xtrain checkpoint prune RUN --keep 1 --yes` makes some.
         """),
     Code("X707", "another process runs in the run directory", """
         The same experiment is running. Wait for it, or give this run another name with `workspace.run`.
@@ -251,7 +252,8 @@ PAGES: Final = (
         The disk is full, cannot be written to, or failed. What was saved before is untouched and the half-written
         folder is removed. Training goes on and the next save tries again, until as many have failed in a row as
         `checkpoint.failures` says; at the end of a run and on a signal a save has to succeed. Make room, and give the
-        same command again: the run goes on from its last checkpoint.
+        same command again: the run goes on from its last checkpoint. With a smaller `checkpoint.keep` it first removes
+        what is too old; `xtrain checkpoint prune RUN --keep 1 --yes` does so without a start.
         """),
     Code("W401", "a setting that changes nothing here", """
         A setting speaks of an axis that has one rank here, of sums of gradients where nothing is sharded, or of saving

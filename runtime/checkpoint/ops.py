@@ -148,7 +148,7 @@ def prepare_saving(
     best: str | None,
     failures: int | None,
 ) -> Saver:
-    """How this run saves, from here on."""
+    """How this run saves, from here on; what it does not keep any more is removed."""
     start = begun.start
     publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"), best)
     transaction = Transaction(publisher=publisher, together=Together.of(rank), keep=keep, backend=backend)
@@ -163,12 +163,19 @@ def prepare_saving(
         "begun_from": begun_from(plan, start),
         "made_by": made_by(records.directory),
     }
+    saver = _saver(common, mode, copies, rank)
+    if start.own and start.entry is not None:
+        saver.prune(start.entry)
+    return saver
+
+
+def _saver(common: dict[str, Any], mode: Mode, copies: int, rank: Rank) -> Saver:
     pinned = mode == "async_pinned"
     if mode == "sync":
         return Saver(**common, staging=None)
-    if backend == "dcp":
+    if common["transaction"].backend == "dcp":
         staging = Staging(pinned=pinned, device=rank.device)
-        staging.prepare(begun.state.tensors())
+        staging.prepare(common["state"].tensors())
         return Saver(**common, staging=staging)
     snapshots = Snapshots(most=copies, pinned=pinned and rank.device.type == "cuda")
     return FileSaver(**common, snapshots=snapshots)

@@ -85,12 +85,12 @@ class Publisher:
         file = self.folder.root / self.folder.named(pointer) / TENSORS
         return file if file.is_file() else None
 
-    def retain(self, keep: int | None) -> list[Path]:
+    def retain(self, keep: int | None, *, used: str = "") -> list[Path]:
         """Remove what `CheckpointFolder.old` says (None: nothing of it), and weights that `model` has left behind.
 
-        Returns what was removed.
+        used: the name of a checkpoint that is left alone. Returns what was removed.
         """
-        old = self.folder.old(keep) if keep is not None else []
+        old = [entry for entry in self.folder.old(keep) if entry.name != used] if keep is not None else []
         if model := self.folder.named("model"):
             old += [entry for entry in self.folder.models() if entry.name != model]
         for entry in old:

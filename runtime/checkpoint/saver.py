@@ -21,7 +21,7 @@ from ..errors import StorageFailed
 from ..observation.records import Records
 from ..state import Progress
 from .full_state import FullState
-from .layout import CheckpointFolder, Pointer, entry_of
+from .layout import CheckpointFolder, Entry, Pointer, entry_of
 from .sidecar import read_sidecar, total_bytes, write_late_metrics
 from .staging import Staging
 from .transaction import Transaction
@@ -136,6 +136,12 @@ class Saver:
         if self._under_way is not None:
             wait([self._under_way], seconds)
 
+    def prune(self, begun: Entry) -> None:
+        """Before the first save: remove what earlier starts have kept and this one does not, so that a smaller `keep`
+        makes room on a full disk. What the run goes on from stays: another one that looks whole may be damaged."""
+        if removed := self._retain(used=begun.name):
+            self.records.event("pruned", step=self.progress.step, checkpoints=removed)
+
     def measured(self, metric: str) -> None:
         """A metric of the state as it is has been measured: where that is saved already, it can be the best from now
         on. One that was saved with a value of the metric stays with that.
@@ -208,12 +214,13 @@ class Saver:
         except BaseException as error:  # told to whoever waits for the outcome
             outcome.set_exception(error)
 
-    def _retain(self) -> None:
+    def _retain(self, *, used: str = "") -> list[str]:
         try:
-            self.transaction.retain()
+            return self.transaction.retain(used=used)
         except StorageFailed as failure:
             message = f"old checkpoints could not be removed: {failure}"
             self.records.event("warning", step=self.progress.step, message=message)
+            return []
 
     def _take(self, failure: StorageFailed | None, *, raises: bool) -> None:
         """Count failures in a row; all ranks have the same outcome at the same step."""

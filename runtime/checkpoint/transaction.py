@@ -41,6 +41,9 @@ class Transaction:
                     publisher.abandon(final)
             raise
 
-    def retain(self) -> None:
-        """Remove what is too old. Collective. Raises StorageFailed on all ranks alike."""
-        self.together.first(lambda: self.publisher.retain(self.keep))
+    def retain(self, *, used: str = "") -> list[str]:
+        """Remove what is too old but for the checkpoint `used`; the names of what was removed. Collective.
+
+        Raises StorageFailed on all ranks alike.
+        """
+        return self.together.first(lambda: [path.name for path in self.publisher.retain(self.keep, used=used)])

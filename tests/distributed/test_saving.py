@@ -86,6 +86,29 @@ def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(lab, mode):
     assert folder(directory).latest().flaws(content=True) == []
 
 
+def test_a_smaller_keep_makes_room_before_the_first_save(lab):
+    """On a disk that is full: no save succeeds, and what is too old is gone all the same."""
+    best = "every 1 step eval lines {{ batches = 1 }}\nevery 1 step checkpoint\ncheckpoint {{ {} }}"
+
+    def start(settings: str, count: int, mutation: Mutation | None = None) -> None:
+        made = evolve(TWO.trial("fp32"), steps=count, more=best.format(settings))
+        lab.gang.run(lab.plan(made, TWO.layout), lab.folder, name="less-kept", mutation=mutation)
+
+    start("keep = none, best = eval.lines.loss", 4)
+    directory = lab.folder / "jobs" / "less-kept"
+    folder(directory).root.joinpath("best").write_text("ckpt-s000000000001\n")
+    shard = folder(directory).path(4) / "__1_0.distcp"
+    shard.write_bytes(bytes(len(shard.read_bytes())))  # as large as before: only its content tells
+    with pytest.raises(GangFailed):
+        full = Mutation("full_disk", rank=1, saves=list(range(9)))
+        start("keep = 1, best = eval.lines.loss, failures = 1", 6, full)
+    assert events(directory, "resumed")[-1]["step"] == 3
+    assert steps(directory) == [1, 3, 4]  # the best, what it goes on from, and what `latest` names
+    (pruned,) = events(directory, "pruned")
+    assert (pruned["step"], pruned["checkpoints"]) == (3, ["ckpt-s000000000002"])
+    assert folder(directory).pointed("model") is not None
+
+
 @SLOW
 def test_the_last_save_has_to_succeed(lab):
     with pytest.raises(GangFailed):
