@@ -75,9 +75,10 @@ PAGES: Final = (
         and how it learns (`optimizer`). An included file may say it.
         """, '# an empty spec'),
     Code("X206", "something is given twice", """
-        In one body of a block, and in one map, each name stands once. To override a value of an included spec, write
-        the block again: later blocks win, field by field.
-        """, 'batch { sequence = 512, sequence = 1024 }', 'batch { sequence = 512 }\nbatch { sequence = 1024 }'),
+        In one body of a block, and in one map, each name stands once; and in one file two blocks of the same name,
+        `phase late` twice or `dataset web` twice, do not give the same setting: one of them would vanish. To override a
+        value of an included spec, write the block again: later blocks win, field by field.
+        """, 'batch { sequence = 512, sequence = 1024 }', 'batch { sequence = 1024 }'),
     Code("X207", "a label is missing or one too many", """
         Most blocks take one label: the name of the experiment or dataset, the family of the model, the kind of the
         optimizer, the size of an axis. `batch`, `parallel` and the like take none.

@@ -51,4 +51,8 @@ PAGES: Final = (
     Code("W203", "a file is included twice", """
         The second include has no effect: everything in the file has been said already.
         """),
+    Code("W205", "a setting that one file gives twice", """
+        Two blocks of one file give the same setting, and the later one counts. That is how a spec overrides what it
+        includes; in one file the first is left over, and changing it changes nothing.
+        """, 'optimizer adamw { lr = 3e-4 }\noptimizer adamw { lr = 1e-3 }', 'optimizer adamw { lr = 1e-3 }'),
 )  # fmt: skip

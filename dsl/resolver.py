@@ -28,7 +28,8 @@ def resolve(reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) ->
 class _Resolver:
     def __init__(self, tree: Tree, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
         self.tree, self.evaluator, self.diagnostics = tree, evaluator, diagnostics
-        self.top: dict[int, dict[str, Span]] = {}  # for each file: the settings written at its top level
+        # Of each file and section: the settings that the file gives it, and their places.
+        self.written: dict[tuple[int, int], dict[str, Span]] = {}
 
     def take(self, item: s.Item, names: Names) -> None:
         """Apply a statement of the top level."""
@@ -38,8 +39,7 @@ class _Resolver:
             case s.Block(kind=kind):
                 self._merge(self.tree.root.block(kind.text), item, names)
             case s.Assign():
-                written = self.top.setdefault(id(item.span.source), {})
-                self._assign(self.tree.root, item, names, written, "file")
+                self._assign(self.tree.root, item, names, item.span)
             case s.Every(period=period, actions=actions):
                 self._react(Reaction(item.span, names, self._actions(actions, names), period=period))
             case s.On(event=event, arguments=arguments, actions=actions):
@@ -63,12 +63,17 @@ class _Resolver:
             found.append((action.kind, section))
         return found
 
-    def _merge(self, section: Section, block: s.Block, names: Names, depth: int = 0) -> None:
-        """Put a block over what its section says already. depth: the blocks around it."""
+    def _merge(
+        self, section: Section, block: s.Block, names: Names, depth: int = 0, *, around: Span | None = None
+    ) -> None:
+        """Put a block over what its section says already. depth: the blocks around it; around: the innermost."""
         end = block.labels[-1].span if block.labels else block.kind.span
-        section.heads.append(block.kind.span.to(end))
+        head = block.kind.span.to(end)
         if block.labels:
-            section.labels = [self._label(label, names) for label in block.labels]
+            labels = [self._label(label, names) for label in block.labels]
+            self._check_label(section, labels, head, around)
+            section.labels = labels
+        section.heads.append(head)
         if block.body is None:
             section.bare += [] if block.labels else [block.kind.span]
             return
@@ -78,17 +83,18 @@ class _Resolver:
             self.diagnostics.error("X130", "blocks are nested too deeply", block.span, hint=hint)
             section.broken = True
             return
-        written: dict[str, Span] = {}
+        written = self._written(section, block.span)
         for item in block.body.items:
             match item:
                 case s.Assign():
-                    self._assign(section, item, names, written)
+                    self._assign(section, item, names, block.span)
                 case s.Block(kind=kind):
-                    if kind.text in written and item.labels:
-                        self._twice(kind.text, kind.span, written[kind.text])
+                    first = written.get(kind.text)
+                    if first is not None and item.labels and _inside(first, block.span):
+                        self._twice(kind.text, kind.span, first)
                         section.lost.add(kind.text)
-                    written.setdefault(kind.text, kind.span)
-                    self._merge(section.block(kind.text), item, names, depth + 1)
+                    written[kind.text] = kind.span
+                    self._merge(section.block(kind.text), item, names, depth + 1, around=block.span)
                 case s.Broken():
                     self._broken(section, item)
                 case _:
@@ -100,32 +106,54 @@ class _Resolver:
                         notes=[(f"the block `{section.kind}` begins here", block.kind.span)],
                     )  # fmt: skip
 
-    def _assign(
-        self, section: Section, item: s.Assign, names: Names, written: dict[str, Span], where: str = "block"
-    ) -> None:
+    def _written(self, section: Section, around: Span) -> dict[str, Span]:
+        return self.written.setdefault((id(around.source), id(section)), {})
+
+    def _check_label(self, section: Section, labels: list[Label], head: Span, around: Span | None) -> None:
+        """Tell of a block that its file has given another label before. Twice in the block around it is X206."""
+        before = [each for each in section.heads if each.source is head.source]
+        old, new = ([label.value.data for label in each] for each in (section.labels, labels))
+        if before and old and old != new and not (around is not None and _inside(before[-1], around)):
+            self._again(f"the label of `{section.kind}`", head, before[-1])
+
+    def _assign(self, section: Section, item: s.Assign, names: Names, around: Span) -> None:
+        """Give a section a setting. around: the block that it is written in."""
         name = item.name.text
         value = self.evaluator.value(item.value, names)
         if isinstance(item.value, s.Unread) and "\n" in item.value.span.text:
             section.broken = True  # a bracket that is not closed has swallowed lines
-        if name in written:
-            same = value.span.text == section.entries[name].value.span.text if name in section.entries else False
-            fix = without(item.span) if same else None
-            self._twice(name, item.name.span, written[name], where, fix)
+        written = self._written(section, around)
+        if name in written and self._refused(section, name, item, value, around):
             section.lost.add(name)
             return
         written[name] = item.name.span
         section.lost.discard(name)
         section.entries[name] = Entry(item.name.span, value)
 
-    def _twice(self, name: str, span: Span, first: Span, where: str = "block", fix: Fix | None = None) -> None:
-        self.diagnostics.error(
-            "X206",
-            f"`{name}` is given twice in one {where}",
-            span,
-            hint="keep one",
-            notes=[("the first is here", first)],
-            fix=fix,
-        )
+    def _refused(self, section: Section, name: str, item: s.Assign, value: Value, around: Span) -> bool:
+        """Tell of a setting that its file has given the section before; whether that is a mistake."""
+        first, span, top = self._written(section, around)[name], item.name.span, section is self.tree.root
+        if top or _inside(first, around):
+            same = value.span.text == section.entries[name].value.span.text if name in section.entries else False
+            self._twice(name, span, first, "file" if top else "block", fix=without(item.span) if same else None)
+            return True
+        if section.kind not in NAMED or not section.labels:
+            self._again(f"`{name}` of `{section.kind}`", span, first)
+            return False
+        what = f"{section.kind} {section.labels[0].value.span.text}"
+        hint = f"keep one, or give one {section.kind} another name"
+        self._twice(f"{name}` of `{what}", span, first, "file", hint)
+        return True
+
+    def _again(self, what: str, span: Span, first: Span) -> None:
+        message = f"{what} is given twice in one file, and the later one counts"
+        self.diagnostics.warning("W205", message, span, hint="keep one", notes=[("the first is here", first)])
+
+    def _twice(
+        self, name: str, span: Span, first: Span, where: str = "block", hint: str = "keep one", fix: Fix | None = None
+    ) -> None:
+        message = f"`{name}` is given twice in one {where}"
+        self.diagnostics.error("X206", message, span, hint=hint, notes=[("the first is here", first)], fix=fix)
 
     def _broken(self, section: Section, item: s.Broken) -> None:
         if section is self.tree.root:
@@ -144,6 +172,10 @@ class _Resolver:
                 return Label(Value(Word(text), span), names)
             case _:
                 return Label(self.evaluator.value(label, names))
+
+
+def _inside(span: Span, around: Span) -> bool:
+    return span.source is around.source and around.start <= span.start < around.end
 
 
 def _label_text(label: s.Label) -> str:

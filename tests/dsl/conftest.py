@@ -12,11 +12,12 @@ BASE = (DATA / "quickstart.xtrain").read_text(encoding="utf-8")
 
 @pytest.fixture
 def load(tmp_path, monkeypatch):
-    """Load texts: the first is the spec, keywords are further files. `base`: a good spec stands before it."""
+    """Load texts: the first is the spec, keywords are further files. `base`: it overrides a good spec."""
     monkeypatch.chdir(tmp_path)
 
     def run(text, *sets, base=True, **files):
-        Path("spec.xtrain").write_text((BASE if base else "") + text, encoding="utf-8")
+        Path("good.xtrain").write_text(BASE, encoding="utf-8")
+        Path("spec.xtrain").write_text(('include "good.xtrain"\n' if base else "") + text, encoding="utf-8")
         for stem, content in files.items():
             Path(f"{stem}.xtrain").write_text(content, encoding="utf-8")
         return load_spec("spec.xtrain", sets)

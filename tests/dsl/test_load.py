@@ -71,10 +71,44 @@ def test_every_setting_has_an_origin():
 
 
 def test_later_blocks_win_field_by_field(good):
-    spec = good("batch { micro = 4 }\noptimizer { lr = 1e-4 }\nbatch { micro = 2, accumulate = 3 }\nmodel llama")
+    before = 'include "good.xtrain"\nbatch { micro = 4 }\noptimizer { lr = 1e-4 }\n'
+    spec = good('include "before.xtrain"\nbatch { micro = 2, accumulate = 3 }\nmodel llama', base=False, before=before)
     assert (spec.batch.sequence, spec.batch.micro, spec.batch.accumulate, spec.batch.rows) == (512, 2, 3, 32)
     assert spec.optimizer.kind == "adamw" and spec.optimizer.lr == 1e-4 and spec.optimizer.clip == 1.0
     assert spec.model.family == "llama" and spec.model.dim == 192
+
+
+ONE_FILE_TWICE = [
+    ("phase p { from = 30% }\nphase p { from = 60%, lr_scale = 2 }", "X206", "from", "`from` of `phase p`"),
+    ("phase p { from = 30% }\nphase p { from = 30% }", "X206", "from", "`from` of `phase p`"),
+    ('dataset web { source = text("a") }\ndataset web { source = text("b") }', "X206", "source", "`dataset web`"),
+    ("optimizer adamw { lr = 1 }\noptimizer adamw { lr = 2 }", "W205", "lr", "`lr` of `optimizer`"),
+    ("scheduler cosine\nscheduler wsd { warmup = 2 steps }", "W205", "scheduler wsd", "the label of `scheduler`"),
+    ("parallel { tp 2 }\nparallel { tp 4 }", "W205", "tp 4", "the label of `tp`"),
+    ("parallel { tp 2 { loss = true } }\nparallel { tp { loss = false } }", "W205", "loss", "`loss` of `tp`"),
+    ("mixture { stdlib = 1 }\nmixture { stdlib = 2 }", "W205", "stdlib", "`stdlib` of `mixture`"),
+    ("collate = pack\ncollate = pack(sequential)", "X206", "collate", "`collate`"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "code", "place", "what"), ONE_FILE_TWICE, ids=[case[0] for case in ONE_FILE_TWICE])
+def test_what_one_file_gives_twice_is_told_with_both_places(load, text, code, place, what):
+    (told,) = load(text).diagnostics
+    assert told.code == code and told.span is not None and told.span.text == place and what in told.message
+    ((_, first),) = told.notes
+    assert first is not None and first.start < told.span.start and first.source is told.span.source
+
+
+@pytest.mark.parametrize("text", [text for text, *_ in ONE_FILE_TWICE])
+def test_an_including_file_may_give_it_again(load, text):
+    first, second = text.split("\n")
+    assert not load(f'include "first.xtrain"\n{second}', first=first).diagnostics
+
+
+def test_blocks_of_one_file_share_the_settings(good):
+    spec = good("phase p { from = 30% }\noptimizer { lr = 1 }\nphase p { lr_scale = 2 }\noptimizer { clip = 2 }")
+    assert (spec.phases["p"].from_, spec.phases["p"].lr_scale) == (Quantity(30, "%"), 2.0)
+    assert (spec.optimizer.lr, spec.optimizer.clip) == (1.0, 2.0)
 
 
 def test_nested_blocks_merge_too(good):
@@ -85,7 +119,7 @@ def test_nested_blocks_merge_too(good):
 
 def test_none_is_a_label_too(good):
     assert good("activation none").activation.mode == "none"
-    spec = good("activation full { every = 2 }\nactivation none\ncompile")
+    spec = good('include "before.xtrain"\nactivation none\ncompile', before="activation full { every = 2 }")
     assert (spec.activation.mode, spec.activation.every, spec.compile.mode) == ("none", 2, "default")
 
 
@@ -112,7 +146,8 @@ def test_an_include_starts_at_the_folder_of_its_file(load, tmp_path):
     (tmp_path / "sub" / "b.xtrain").write_text("batch { micro = 3 }")
     loaded = load('include "sub/a.xtrain"')
     assert loaded.require().batch.micro == 3
-    assert [source.path for source in loaded.sources] == ["spec.xtrain", "sub/a.xtrain", "sub/b.xtrain"]
+    paths = ["spec.xtrain", "good.xtrain", "sub/a.xtrain", "sub/b.xtrain"]
+    assert [source.path for source in loaded.sources] == paths
 
 
 def test_constants_in_any_order(good):

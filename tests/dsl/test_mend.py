@@ -33,9 +33,9 @@ def mended(text, **files):
 
 
 def line(text):
-    """What becomes of one line behind a good spec."""
-    base = re.sub("(?m)^collate.*\n", "", BASE)  # which may stand once
-    return mended(base + text)[0]["spec.xtrain"].removeprefix(base)
+    """What becomes of one line that overrides a good spec."""
+    base = 'include "good.xtrain"\n'
+    return mended(base + text, good=BASE)[0]["spec.xtrain"].removeprefix(base)
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,8 @@ def test_a_name_that_is_taken_is_not_given_twice():
 
 
 def test_included_files_get_their_own_fixes():
-    texts, found = mended(BASE + 'include "part.xtrain"\nbatch { micr = 4 }', part="optimizer { rl = 1e-3 }\n")
+    text = 'include "good.xtrain"\ninclude "part.xtrain"\nbatch { micr = 4 }'
+    texts, found = mended(text, good=BASE, part="optimizer { rl = 1e-3 }\n")
     assert texts["part.xtrain"] == "optimizer { lr = 1e-3 }\n"
     assert texts["spec.xtrain"].endswith("batch { micro = 4 }")
     assert sorted(found.texts) == ["part.xtrain", "spec.xtrain"] and not found.diagnostics

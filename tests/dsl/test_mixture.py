@@ -38,7 +38,8 @@ def test_a_later_mixture_wins_name_by_name(load):
 
 def test_a_later_phase_wins_setting_by_setting(load):
     text = "phase late { from = 10%, mix = { web: 1, code: 2 } }\nphase early { from = 5 steps }\n"
-    spec = spec_of(load, f"{TWO}{text}phase late {{ mix = {{ code: 3 }}, lr_scale = 0.5 }}")
+    later = 'include "first.xtrain"\nphase late { mix = { code: 3 }, lr_scale = 0.5 }'
+    spec = load(later, first=TWO + text).require()
     assert list(spec.phases) == ["late", "early"]
     assert spec.phases["late"] == Phase(name="late", from_=Quantity(10, "%"), mix={"code": 3.0}, lr_scale=0.5)
     place = spec.origins["phase.late.mix.code.name"].span
@@ -116,7 +117,7 @@ def test_fmt_writes_maps_and_mixtures_in_the_one_style():
         ("phase late { from = 10%, mix = { web: 20% } }", "X302", "0.2"),
         ("phase late { form = 10% }", "X203", "from"),
         ("batch { prefech = 2 }", "X203", "prefetch"),
-        ('dataset web { source = "a.parquet" }', "X301", 'parquet("a.parquet")'),
+        ('dataset other { source = "a.parquet" }', "X301", 'parquet("a.parquet")'),
         ('dataset web { source = jsonl("a"), mesages = "m" }', "X203", "messages"),
     ],
 )

@@ -26,9 +26,9 @@ PLAIN = ReferenceText(width=80)
 
 
 def wrong(text, *sets):
-    """The codes of syntax, names and types in a text behind a good spec."""
-    base = re.sub(r"(?m)^(collate|dataset).*\n", "", BASE) if "collate" in text else BASE
-    return [d.code for d in load_spec("s", sets, {"s": base + text}).diagnostics.errors if d.code[1] in "123"]
+    """The codes of syntax, names and types in a text that includes a good spec."""
+    found = load_spec("s", sets, {"s": f'include "base"\n{text}', "base": BASE}).diagnostics
+    return [d.code for d in found.errors if d.code[1] in "123"]
 
 
 def filled(text):

@@ -276,8 +276,8 @@ CASCADES = [
 @pytest.mark.parametrize(("first", "more", "code"), CASCADES, ids=range(len(CASCADES)))
 def test_a_mistake_of_the_language_has_no_consequences(first, more, code, tmp_path):
     batch = "" if first.startswith("batch") else "batch { sequence = 512 }\n"
-    text = f"{HEAD}{MODEL}{CODE}{batch}{first}\n{more}\n"
-    found = said(tmp_path / "spec.xtrain", text)
+    (tmp_path / "base.xtrain").write_text(f"{HEAD}{MODEL}{CODE}{batch}")
+    found = said(tmp_path / "spec.xtrain", f'include "base.xtrain"\n{first}\n{more}\n')
     assert [d.code for d in found.errors] == [code], found.render()
 
 
