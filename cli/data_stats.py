@@ -19,7 +19,7 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
     from ..planner.pages.text import Page, shows_color
     from ..planner.units import plural
     from ..runtime.data.loading.prepared import prepared_from
-    from ..runtime.data.look import data_nodes, drawn, statistics, tokenizer_of
+    from ..runtime.data.look import data_nodes, drawn, epoch, statistics, tokenizer_of
     from .data_progress import shown
 
     tokenizer = tokenizer_of(plan)
@@ -43,12 +43,13 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
                 page.table(_table(part, own), styles=("bold", "dim"))
     # What is drawn of one depends on the rows of all.
     if len(trained) > 1 and len(rows) == len(trained):
-        taken = drawn(plan, rows)
+        taken, whole = drawn(plan, rows), epoch(plan, rows)
         if arguments.json:
-            print(json.dumps({"mixture": taken}))
+            print(json.dumps({"mixture": taken, "epoch": whole}))
         else:
             page.heading("mixture", "shares of rows in each phase, and what the whole run takes")
-            page.table(_mixture(taken), styles=("bold", "dim"))
+            told = ("an epoch", "rows", f"{whole['rows']:,g}, {whole['steps']:,} steps")
+            page.table([*_mixture(taken), told], styles=("bold", "dim"))
     if not arguments.json:
         sys.stdout.write(str(page).lstrip("\n"))
     return 0

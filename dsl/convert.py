@@ -114,7 +114,9 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     words = next((part for part in parts if get_origin(part) is Literal), None)
     if words is not None and (len(parts) == 1 or isinstance(data, Word | str)):
         return _word(words, value, context)
-    (kind,) = (part for part in parts if part is not words)
+    kind, *others = (part for part in parts if part is not words)
+    if Quantity in others and isinstance(data, Quantity) and data.unit in context.meta.units:
+        kind = Quantity  # a plain number, or an amount
     if get_origin(kind) is dict:
         return _entries(kind, annotation, value, context, around)
     if get_origin(kind) is tuple:

@@ -106,7 +106,7 @@ def _block(block: type, without: str = "") -> Schema:
         "additionalProperties": False,
     }
     if (free := open_setting(block)) is not None:
-        schema["additionalProperties"] = {**_part(get_args(free[0].type)[1], free[1]), "description": free[1].doc}
+        schema["additionalProperties"] = {**_typed(get_args(free[0].type)[1], free[1]), "description": free[1].doc}
     rules = _rules_of_labels(known, label)
     return {**schema, "allOf": rules} if rules else schema
 
@@ -157,7 +157,7 @@ def _part(part: Any, meta: Setting) -> Schema:
     if get_origin(part) is Literal:
         return {"type": "string", "enum": list(get_args(part))}
     if get_origin(part) is dict:
-        return {"type": "object", "additionalProperties": _part(get_args(part)[1], meta)}
+        return {"type": "object", "additionalProperties": _typed(get_args(part)[1], meta)}
     if get_origin(part) is tuple:
         item = get_args(part)[0]
         if blocks.is_block(item) or any(blocks.is_block(each) for each in get_args(item)):

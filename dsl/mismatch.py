@@ -141,7 +141,10 @@ def _unknown_name(
 
 
 def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, context: "Context") -> Mismatch:
-    message = f"{context.subject} is a plain number, and this is {describe(data)}"
+    plain = "is a plain number"
+    if Quantity in get_args(annotation):
+        plain += f" or {_units_wanted(context.meta.units)}"
+    message = f"{context.subject} {plain}, and this is {describe(data)}"
     amount: str | None = show_number(data.value)
     if data.unit == "%":
         whole = annotation is int or int in get_args(annotation)

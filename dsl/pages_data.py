@@ -69,6 +69,20 @@ PAGES: Final = (
         as a whole, and so is a module of the standard library or one that is made; token ids are tokens already.
         """, 'dataset web { source = text("web/*.txt"), text = "content" }',
         'dataset web { source = jsonl("web/*.jsonl"), text = "content" }'),
+    Code("X518", "weights in epochs beside plain ones", """
+        A plain weight is a share of the rows. In epochs, a weight says how often each epoch of the mixture takes all
+        rows of a dataset, and its share follows from how many these are. The two cannot be added up: a mixture has the
+        one or the other, and so has a phase together with what it keeps of `mixture`.
+        """, "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
+        "mixture { web = 2 epochs, noise = 0.5 }",
+        "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
+        "mixture { web = 2 epochs, noise = 0.5 epochs }"),
+    Code("X519", "a temperature with weights in epochs", """
+        The temperature brings shares closer together or further apart. Weights in epochs are kept as they are.
+        """, "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
+        "mixture { web = 2 epochs, noise = 1 epoch, temperature = 2 }",
+        "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
+        "mixture { web = 2 epochs, noise = 1 epoch }"),
     Code("W501", "no file matches yet", """
         Nothing on this machine matches the pattern of a dataset, or a folder or template it names is not there. The
         plan can be made; the run will look again.

@@ -278,7 +278,9 @@ def _part_words(part: Any, meta: Setting) -> str:
     if get_origin(part) is Literal:
         return " ".join(f"`{word}`" for word in get_args(part))
     if get_origin(part) is dict:
-        return f"map of names to {_SCALARS[get_args(part)[1]]}s"
+        kinds = _parts(get_args(part)[1])
+        words = [f"{_SCALARS[kind]}s" if kind in _SCALARS else _part_words(kind, meta) for kind in kinds]
+        return f"map of names to {' or '.join(words)}"
     if get_origin(part) is tuple:
         item = get_args(part)[0]
         if get_origin(item) is Literal:

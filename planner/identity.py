@@ -17,6 +17,7 @@ from ..dsl.schema.data import (
     Link,
     Pack,
     Parquet,
+    Phase,
     PythonStdlib,
     Shard,
     Source,
@@ -25,8 +26,9 @@ from ..dsl.schema.data import (
     UserCall,
 )
 from ..dsl.schema.setting import Role, settings_of
+from ..dsl.spec import Spec
 from .canonical import PLAN, digest, whole_numbers
-from .mixing import shares, weights
+from .mixing import amounts, in_epochs, weights
 from .nodes.source_args import folder_or_name, reads
 from .paths import portable
 from .resolved import Resolved
@@ -91,12 +93,13 @@ def _mixture(run: Resolved) -> dict[str, Any]:
     spec = run.spec
     if len(run.training) == 1 and not spec.phases:
         return {}
-    temperature = spec.mixture.temperature
-    phases = {
-        name: [_json(phase.from_), shares(weights(spec, phase), temperature), phase.lr_scale]
-        for name, phase in spec.phases.items()
-    }
-    return {"mixture": shares(weights(spec), temperature), "phases": phases, "drawn": list(run.training)}
+    phases = {name: [_json(phase.from_), _mix(spec, phase), phase.lr_scale] for name, phase in spec.phases.items()}
+    return {"mixture": _mix(spec, None), "phases": phases, "drawn": list(run.training)}
+
+
+def _mix(spec: Spec, phase: Phase | None) -> dict[str, Any]:
+    found = amounts(spec, phase)
+    return {name: [each, "epochs"] for name, each in found.items()} if in_epochs(weights(spec, phase)) else found
 
 
 def _link(link: Link, align: int) -> dict[str, Any]:

@@ -1,14 +1,17 @@
-"""Weights of `mixture` and of phases → shares of rows, and which datasets a run is trained on."""
+"""Weights of `mixture` and of phases → shares of rows or epochs, and which datasets a run is trained on."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil
 
+from attrs import evolve
+
 from ..dsl.quantity import Quantity
-from ..dsl.schema.data import Dataset
+from ..dsl.schema.data import Dataset, Weight
 from ..dsl.schema.data import Phase as PhaseSpec
 from ..dsl.spec import Spec
 from .arithmetic import Arithmetic, steps_of
 from .plan_timeline import Phase
+from .units import amount_in_epochs
 
 FIRST = "train"  # what the stretch before the first declared phase is called
 
@@ -23,7 +26,7 @@ def trainable(spec: Spec) -> list[Dataset]:
     return [dataset for dataset in spec.datasets.values() if trains(dataset)]
 
 
-def weights(spec: Spec, phase: PhaseSpec | None = None) -> dict[str, float]:
+def weights(spec: Spec, phase: PhaseSpec | None = None) -> dict[str, Weight]:
     """Dataset → weight, 0 where nothing gives it one; those of a phase, or of what comes before all phases.
 
     Without a mixture the only dataset that can be trained on has all the weight.
@@ -34,6 +37,28 @@ def weights(spec: Spec, phase: PhaseSpec | None = None) -> dict[str, float]:
         given = {sole[0].name: 1.0} if len(sole) == 1 else {}
     given = {**given, **(phase.mix if phase is not None else {})}
     return {name: given.get(name, 0.0) for name in spec.datasets}
+
+
+def amount(weight: Weight) -> float:
+    """The number of a weight, whatever it counts."""
+    return float(weight.value) if isinstance(weight, Quantity) else weight
+
+
+def weight_text(weight: Weight) -> str:
+    """`0.8`, `3 epochs`."""
+    return amount_in_epochs(weight.value) if isinstance(weight, Quantity) else f"{weight:g}"
+
+
+def in_epochs(weights: Mapping[str, Weight]) -> bool:
+    """Whether weights are epochs; 0 is neither."""
+    return any(isinstance(weight, Quantity) and weight.value for weight in weights.values())
+
+
+def amounts(spec: Spec, phase: PhaseSpec | None = None) -> dict[str, float]:
+    """Dataset → epochs or share of the rows, of a phase or of what comes before all phases."""
+    given = weights(spec, phase)
+    numbers = {name: amount(weight) for name, weight in given.items()}
+    return numbers if in_epochs(given) else shares(numbers, spec.mixture.temperature)
 
 
 def shares(weights: Mapping[str, float], temperature: float) -> dict[str, float]:
@@ -55,24 +80,28 @@ def lay_phases(spec: Spec, batch: Arithmetic) -> tuple[Phase, ...]:
         found.insert(0, _phase(spec, None, 0))
     names = trained_on(found)
     return tuple(
-        Phase(
-            name=phase.name,
-            first=phase.first,
-            fraction=phase.fraction,
-            shares={name: phase.shares[name] for name in names},
-            lr_scale=phase.lr_scale,
+        evolve(
+            phase,
+            shares=_only(phase.shares, names),
+            passes=None if phase.passes is None else _only(phase.passes, names),
         )
         for phase in found
     )
 
 
+def _only(found: dict[str, float], names: Sequence[str]) -> dict[str, float]:
+    return {name: found[name] for name in names if name in found}
+
+
 def _phase(spec: Spec, phase: PhaseSpec | None, first: int | None) -> Phase:
+    epochs, found = in_epochs(weights(spec, phase)), amounts(spec, phase)
     return Phase(
         name=phase.name if phase is not None else _free_name(spec),
         first=first,
         fraction=phase.from_.fraction if phase is not None and first is None else None,
-        shares=shares(weights(spec, phase), spec.mixture.temperature),
+        shares={} if epochs else found,
         lr_scale=phase.lr_scale if phase is not None else 1.0,
+        passes=found if epochs else None,
     )
 
 
@@ -95,5 +124,5 @@ def start_of(start: Quantity, batch: Arithmetic) -> int | None:
 
 
 def trained_on(phases: Sequence[Phase]) -> tuple[str, ...]:
-    """The datasets with a share in any phase, in the order of the spec."""
-    return tuple(name for name in phases[0].shares if any(phase.shares[name] > 0 for phase in phases))
+    """The datasets that any phase takes rows of, in the order of the spec."""
+    return tuple(name for name in phases[0].amounts if any(phase.amounts[name] > 0 for phase in phases))

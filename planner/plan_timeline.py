@@ -53,6 +53,8 @@ class Phase:
 
     first: index of its first optimizer step, from 0; None where it is a `fraction` of steps that are not counted yet.
     shares: of every dataset that is trained on, of the rows; they add up to 1. lr_scale: factor of the learning rate.
+    passes: where weights are in epochs, how often an epoch of this mixture takes all rows of each dataset; `shares`
+    then are empty until rows are counted (`passes.counted`).
     """
 
     name: str
@@ -60,6 +62,12 @@ class Phase:
     fraction: float | None
     shares: dict[str, float]
     lr_scale: float = 1.0
+    passes: dict[str, float] | None = None
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """How much of each dataset that is trained on there is in it: in epochs, or as a share; some of them 0."""
+        return self.shares if self.passes is None else self.passes
 
 
 @frozen(kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from cattrs import Converter
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
+from cattrs.gen import make_dict_unstructure_fn, override
 
 from .architecture import Architecture
 from .identity import fingerprint
@@ -16,11 +17,16 @@ from .layouts.mesh import AXES, EXPERT_AXES, build_mesh
 from .plan import FORMAT, Check, Edge, ElasticWorld, Made, Node, Plan, Provenance, RefusedWorlds, Traced
 from .plan_figures import Cluster, Estimates, Parameters
 from .plan_mesh import Mesh
-from .plan_timeline import Timeline
+from .plan_timeline import Phase, Timeline
 
 # Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
 OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced", "made")
 
+
+# Fields that are written only where they say something: plans that were made before there were any keep their ids.
+LATER: dict[type, tuple[str, ...]] = {
+    Phase: ("passes",),
+}
 
 # What follows from the content and is written for others to read.
 VIEWS = ("world_size", "steps", "tokens_per_step", "memory", "ranks")
@@ -38,7 +44,11 @@ class PlanError(Exception):
 
 @cache
 def _converter() -> Converter:
-    return Converter(forbid_extra_keys=True, detailed_validation=False)
+    converter = Converter(forbid_extra_keys=True, detailed_validation=False)
+    for kind, names in LATER.items():
+        omitted: dict[str, Any] = {name: override(omit_if_default=True) for name in names}
+        converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **omitted))
+    return converter
 
 
 def plan_id(plan: Plan) -> str:

@@ -60,6 +60,11 @@ def _three(value: float) -> str:
     return f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
 
 
+def amount_in_epochs(count: float) -> str:
+    """`1 epoch`, `0.5 epochs`, `3 epochs`."""
+    return f"{count:,g} epoch{'' if count == 1 else 's'}"
+
+
 def plural(count: int, noun: str) -> str:
     """`1 step`, `1,000 steps`, `2 matrices`."""
     many = {"matrix": "matrices"}.get(noun, f"{noun}es" if noun.endswith(("tch", "ss")) else f"{noun}s")

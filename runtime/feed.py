@@ -249,14 +249,14 @@ def build_loader(
     assert loader.rows_per_step == rows and {each.reader.rows.capacity for each in trained} == {sequence}
     loader.make_ready()
     tell_rows(records, trained, curriculum.steps)
-    _tell_repeats(records, plan.timeline.phases, trained, rows)
+    _tell_repeats(records, curriculum.phases, trained, rows)
     feed = Feed(
         loader=loader,
         collate=collate,
         micro=micro,
         steps=curriculum.steps,
         datasets=prepared,
-        phases=plan.timeline.phases,
+        phases=curriculum.phases,
         epochs=epochs,
     )
     feed.ahead = ahead_of(feed, plan, rank, records, prefetch, workers)

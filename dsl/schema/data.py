@@ -160,19 +160,30 @@ class Dataset:
     )
 
 
+# A share of the rows, or how often an epoch of the mixture takes all rows of a dataset.
+Weight = float | Quantity
+
+
 @frozen
 class Mixture:
     """`mixture { … }`: how much each dataset is learned from, a weight a name: `web = 0.8, code = 0.2`.
 
     A weight is a share of the rows that are trained on; rows are packed nearly full, so it is one of the tokens too.
-    Weights need not add up to 1. Without this block exactly one dataset is trained on.
+    Weights need not add up to 1. In epochs, `web = 1 epoch, code = 3 epochs`, they say how often each epoch of the
+    mixture takes every row of a dataset. Without this block exactly one dataset is trained on.
     """
 
-    weights: dict[str, float] = setting(
-        "weight of the dataset of this name", default={}, check=not_negative, names="dataset", example="0.8"
+    weights: dict[str, Weight] = setting(
+        "weight of the dataset of this name: a share of the rows, or epochs",
+        default={},
+        units=("epochs",),
+        check=not_negative,
+        names="dataset",
+        example="0.8",
     )
     temperature: float = setting(
-        "shares are weights to the power of 1 / temperature: above 1 they come closer, below 1 they part; 0 stays 0",
+        "shares are weights to the power of 1 / temperature: above 1 they come closer, below 1 they part; 0 stays 0; "
+        "not with weights in epochs",
         default=1.0,
         check=positive,
     )
@@ -189,9 +200,10 @@ class Phase:
         check=share,
         example="90%",
     )
-    mix: dict[str, float] = setting(
+    mix: dict[str, Weight] = setting(
         "weights that differ from those of `mixture`; a dataset that is not named keeps its own",
         default={},
+        units=("epochs",),
         check=not_negative,
         example="{ web: 0.3, code: 0.7 }",
     )

@@ -127,7 +127,7 @@ class Range:
     def __call__(self, value: Any) -> str | None:
         """What is wrong with a value, as the end of a sentence ("must be above 0"); None if nothing is."""
         value = tuple(value.values()) if isinstance(value, dict) else value
-        amounts = value if isinstance(value, tuple) else (getattr(value, "value", value),)
+        amounts = [getattr(each, "value", each) for each in (value if isinstance(value, tuple) else (value,))]
         bounded = not self.percent or getattr(value, "unit", None) == "%"
         if self.count in (None, len(amounts)) and all(self._holds(amount, bounded) for amount in amounts):
             return None

@@ -8,6 +8,7 @@ from attrs import evolve
 from ..phases import first_step, in_order
 from ..plan import Plan
 from ..plan_timeline import Phase
+from ..units import amount_in_epochs
 from .resumable_data import renamed
 from .resumable_rules import Effect, Reason
 
@@ -45,10 +46,14 @@ def _under_new_names(a: Plan, b: Plan) -> Plan:
     if not more and not others:
         names = {one: other}
     phases = tuple(
-        evolve(phase, shares={names.get(name, name): share for name, share in phase.shares.items()})
+        evolve(phase, shares=_renamed(phase.shares, names), passes=phase.passes and _renamed(phase.passes, names))
         for phase in a.timeline.phases
     )
     return evolve(a, timeline=evolve(a.timeline, phases=phases))
+
+
+def _renamed(found: dict[str, float], names: dict[str, str]) -> dict[str, float]:
+    return {names.get(name, name): each for name, each in found.items()}
 
 
 def first_difference(a: Plan, b: Plan) -> int | None:
@@ -67,11 +72,23 @@ def first_difference(a: Plan, b: Plan) -> int | None:
 
 
 def _holds(phases: list[tuple[int, Phase]], step: int) -> tuple[Any, ...]:
-    """What decides about a step: shares, factor, and where rows are drawn for several datasets, whence and under which
-    name."""
-    first, phase = [pair for pair in phases if pair[0] <= step][-1]
-    mixed = {name: share for name, share in phase.shares.items() if share > 0}
-    return (list(mixed.items()), phase.lr_scale, *((first, phase.name) if len(mixed) > 1 else ()))
+    """What decides about a step: its datasets, the factor, and where there are several, how much of each and since
+    when; shares are drawn by the name of the phase too."""
+    *before, (first, phase) = [pair for pair in phases if pair[0] <= step]
+    mixed = _mixed(phase)
+    if len(mixed) == 1:
+        return [*mixed], phase.lr_scale
+    if phase.passes is None:
+        return list(mixed.items()), phase.lr_scale, first, phase.name
+    for earlier, each in reversed(before):
+        if each.passes is None or list(_mixed(each).items()) != list(mixed.items()):
+            break
+        first = earlier
+    return list(mixed.items()), phase.lr_scale, first, "epochs"
+
+
+def _mixed(phase: Phase) -> dict[str, float]:
+    return {name: amount for name, amount in phase.amounts.items() if amount > 0}
 
 
 def _from_there(parts: int | None, step: int | None) -> str:
@@ -95,16 +112,15 @@ def _path(phase: Phase, plan: Plan) -> str:
 def phase_text(phase: Phase, plan: Plan) -> str:
     """`web 80%, code 20%, learning rate × 0.5 from step 181`."""
     scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
-    return f"{shares_text(phase.shares)}{scale} {_start(phase, plan)}"
+    return f"{mix_text(phase)}{scale} {_start(phase, plan)}"
 
 
 def _changes(old: Phase, new: Phase, a: Plan, b: Plan) -> list[str]:
     changes = []
     if _start(old, a) != _start(new, b):
         changes.append(f"{_start(old, a)} → {_start(new, b)}")
-    mixed = [{name: share for name, share in phase.shares.items() if share > 0} for phase in (old, new)]
-    if mixed[0] != mixed[1]:
-        changes.append(f"{shares_text(mixed[0])} → {shares_text(mixed[1])}")
+    if mix_text(old) != mix_text(new) or _mixed(old) != _mixed(new):
+        changes.append(f"{mix_text(old)} → {mix_text(new)}")
     if old.lr_scale != new.lr_scale:
         changes.append(f"learning rate × {old.lr_scale:g} → × {new.lr_scale:g}")
     return changes
@@ -117,6 +133,8 @@ def _start(phase: Phase, plan: Plan) -> str:
     return f"from step {first_step(phase, total or 0) + 1:,}"
 
 
-def shares_text(shares: dict[str, float]) -> str:
-    """`web 80%, code 20%`; datasets without a share are left out."""
-    return ", ".join(f"{name} {100 * share:.3g}%" for name, share in shares.items() if share > 0)
+def mix_text(phase: Phase) -> str:
+    """`web 80%, code 20%` or `web 1 epoch, code 3 epochs`; datasets that it does not take are left out."""
+    if phase.passes is not None:
+        return ", ".join(f"{name} {amount_in_epochs(epochs)}" for name, epochs in _mixed(phase).items())
+    return ", ".join(f"{name} {100 * share:.3g}%" for name, share in _mixed(phase).items())

@@ -49,7 +49,8 @@ def add_data(graph: Builder, run: Resolved) -> str:
     tokens = f"{batch.tokens_per_step:,} tokens"
     drawn = "shuffle rows by seed"
     if len(run.training) > 1:
-        drawn = f"draw rows of {plural(len(run.training), 'dataset')} by their shares, each shuffled by seed"
+        by = "shares" if run.phases[0].passes is None else "epochs"
+        drawn = f"draw rows of {plural(len(run.training), 'dataset')} by their {by}, each shuffled by seed"
     does = f"{drawn}; {plural(batch.rows, 'row')} a step = {tokens}, {each} a data rank{dealt}"
     axes = run.wide("replicate", "fsdp")
     return graph.add("setup", "setup.loader", does, args=args, axes=axes, after=((last, "microbatches"),))

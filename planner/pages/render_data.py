@@ -28,12 +28,29 @@ def show_data(page: Page, plan: Plan, detail: Detail) -> None:
     rows.append(("chain", chain_text(plan)))
     place = "its place in the data" if len(loader["datasets"]) == 1 else "its place in each dataset"
     rows.append(("order", f"that of the seed, on any number of ranks; a run resumes at {place}"))
+    if told := mix_of_epoch(plan):
+        rows.append(("epoch", told))
     if detail.full or loader["workers"] or not loader["prefetch"]:
         rows.append(("reading", reading_text(loader)))
     rows.append(("unknown", "documents, rows, how full they are, epochs: until the data has been tokenized"))
     page.described(rows, wraps=True)
     if detail.full:
         page.described([(node.id, node.does) for node in plan.nodes if node in sources or node.kind == "collate"])
+
+
+def mix_of_epoch(plan: Plan) -> str:
+    """What an epoch of several datasets is, if the plan speaks of any; empty if not."""
+    phases, datasets = plan.timeline.phases, plan.node("setup.loader").args["datasets"]
+    if (weights := phases[0].passes) is not None:
+        each = ", ".join(f"{name} {_times(epochs)}" for name, epochs in weights.items() if epochs > 0)
+        return f"all rows of {each}"
+    if len(datasets) > 1 and plan.timeline.epochs is not None:
+        return f"as many rows as {', '.join(datasets)} have together, drawn by their shares"
+    return ""
+
+
+def _times(epochs: float) -> str:
+    return {1.0: "once", 2.0: "twice"}.get(epochs, f"{epochs:g} times")
 
 
 def source_text(args: dict[str, Any]) -> str:

@@ -1,12 +1,12 @@
 """The part of the page about what is trained on when: phases, the share of each dataset, the learning rate in them."""
 
-from ..changes.resumable_phases import shares_text
+from ..changes.resumable_phases import mix_text
 from ..draw import Draw
 from ..learning_curve import learning_rate
 from ..phases import in_order
 from ..plan import Plan
 from ..plan_timeline import Phase
-from ..units import count_text, plural
+from ..units import amount_in_epochs, count_text, plural
 from .text import Detail, Page
 
 HEAD = ("phase", "steps", "learning rate", "dataset", "share", "rows", "tokens")
@@ -17,7 +17,8 @@ def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
     phases, datasets = plan.timeline.phases, plan.node("setup.loader").args["datasets"]
     if len(phases) == 1 and len(datasets) == 1 and not detail.full:
         return
-    page.heading("PHASES", f"{plural(len(phases), 'phase')}, {plural(len(datasets), 'dataset')}, shares of rows")
+    weights = "shares of rows" if not any(phase.passes for phase in phases) else "how often an epoch takes each"
+    page.heading("PHASES", f"{plural(len(phases), 'phase')}, {plural(len(datasets), 'dataset')}, {weights}")
     if plan.timeline.steps is None:
         page.described([(phase.name, _uncounted(phase)) for phase in phases])
         return
@@ -30,7 +31,7 @@ def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
 def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
     """Phase, its steps from 1, the rate of the first and the last, then dataset, share, rows and tokens in it.
 
-    Rows are those that the run draws, from its first step to its last.
+    Rows are those that the run draws, from its first step to its last; with weights in epochs they depend on the data.
     """
     steps, loader = plan.timeline.steps, plan.node("setup.loader").args
     assert steps is not None
@@ -43,6 +44,12 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
         scale = f" (× {phase.lr_scale:g})" if phase.lr_scale != 1 else ""
         span = f"{first + 1:,} to {end:,}" if end > first + 1 else f"{end:,}"
         head = (phase.name, span, f"{rate(first):.3g} → {rate(end - 1):.3g}{scale}")
+        if phase.passes is not None:
+            for name, epochs in phase.passes.items():
+                if epochs > 0:
+                    table.append((*head, name, amount_in_epochs(epochs), "", ""))
+                    head = ("", "", "")
+            continue
         draw = Draw.of(tuple(phase.shares.values()), loader["seed"], phase.name)
         drawn = draw.counts(0, (end - first) * loader["rows"])
         for (name, share), rows in zip(phase.shares.items(), drawn, strict=True):
@@ -50,7 +57,7 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
             if share > 0:
                 table.append((*head, *_amounts(name, share, rows, loader["sequence"])))
                 head = ("", "", "")
-    if len(begins) > 1:
+    if len(begins) > 1 and not any(phase.passes for _, phase in begins):
         head = ("all", f"{steps:,}", "")
         for name, rows in taken.items():
             table.append((*head, *_amounts(name, rows / (steps * loader["rows"]), rows, loader["sequence"])))
@@ -67,4 +74,4 @@ def _uncounted(phase: Phase) -> str:
         f"from step {phase.first + 1:,}" if phase.first is not None else f"from {phase.fraction or 0:.4g} of the budget"
     )
     scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
-    return f"{start}: {shares_text(phase.shares)}{scale}"
+    return f"{start}: {mix_text(phase)}{scale}"

@@ -89,7 +89,7 @@ def _figures(before: Plan, after: Plan) -> list[tuple[str, tuple[str, str]]]:
 
 def _phases(before: Plan, after: Plan) -> list[tuple[str, tuple[str, str]]]:
     """What each phase trains on, where there is more than one dataset for all of the run."""
-    if all(len(plan.timeline.phases) == len(plan.timeline.phases[0].shares) == 1 for plan in (before, after)):
+    if all(len(plan.timeline.phases) == len(plan.timeline.phases[0].amounts) == 1 for plan in (before, after)):
         return []
     old, new = ({phase.name: phase_text(phase, plan) for phase in plan.timeline.phases} for plan in (before, after))
     return [(f"phase {name}", (old.get(name, "none"), new.get(name, "none"))) for name in {**old, **new}]

@@ -141,7 +141,8 @@ def _others(slot: Slot, value: Any) -> Iterator[Any]:
             yield from (word for word in words if word != "auto")
         case dict() if value:
             name, weight = next(iter(value.items()))
-            yield {**value, name: weight * 2 or 1.0}
+            more = evolve(weight, value=weight.value * 2 or 1) if isinstance(weight, Quantity) else weight * 2 or 1.0
+            yield {**value, name: more}
         case tuple() if value and all(isinstance(item, float) for item in value):
             yield tuple(item / 2 for item in value)
         case None if not words:

@@ -11,7 +11,7 @@ from ...dsl.schema.data import TEMPLATES, WITH_PATTERNS, Dataset, HuggingFace, P
 from ...dsl.schema.setting import AUTO, Auto
 from ...dsl.spec import Spec
 from ...dsl.suggest import did_you_mean
-from ..mixing import shares, weights
+from ..mixing import amount, amounts
 from ..nodes.chain import check_chain
 from ..paths import portable
 from .findings import Findings
@@ -64,10 +64,10 @@ def packed_together(link: Pack) -> int | None:
 def _check_used(spec: Spec, found: Findings) -> None:
     """Every dataset is trained on or evaluated."""
     phases = (None, *spec.phases.values())
-    mixes = [shares(weights(spec, phase), spec.mixture.temperature) for phase in phases]
-    training = {name for mixed in mixes for name, share in mixed.items() if share > 0}
+    mixes = [amounts(spec, phase) for phase in phases]
+    training = {name for mixed in mixes for name, taken in mixed.items() if taken > 0}
     for name in spec.datasets:
-        switched_off = spec.mixture.weights.get(name) == 0
+        switched_off = name in spec.mixture.weights and not amount(spec.mixture.weights[name])
         if name not in training and name not in evaluated(spec) and not switched_off and not found.failed:
             hint = "give it a weight in `mixture`, evaluate it, or leave it out"
             if spec.mixture.weights.get(name):

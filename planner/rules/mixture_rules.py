@@ -3,12 +3,14 @@
 from functools import partial
 
 from ...dsl.fixes import renamed
+from ...dsl.quantity import Quantity
 from ...dsl.resolved import is_plain
-from ...dsl.schema.data import Phase
+from ...dsl.schema.data import Phase, Weight
 from ...dsl.schema.setting import settings_of
 from ...dsl.spec import Spec
 from ...dsl.suggest import did_you_mean
-from ..mixing import shares, trainable, trains, weights
+from ..mixing import amount, amounts, in_epochs, trainable, trains, weight_text, weights
+from ..units import amount_in_epochs
 from .findings import Findings
 
 
@@ -24,10 +26,12 @@ def check_training(spec: Spec, found: Findings) -> None:
         found.fail("data.mixture", "X513", "dataset.temperature", message, "call the dataset otherwise")
     if spec.mixture.weights or spec.phases:
         _check_weights(spec, found)
+        _check_epochs(spec, found)
     if len(spec.mixture.weights) == 1 and not spec.phases:
-        name = next(iter(spec.mixture.weights))
+        name, weight = next(iter(spec.mixture.weights.items()))
         message = f"mixture changes nothing, as {name} is the only dataset in it"
-        if [each.name for each in trainable(spec)] == [name]:
+        longer = isinstance(weight, Quantity) and weight.value != 1  # an epoch of the run is another one
+        if [each.name for each in trainable(spec)] == [name] and not longer:
             found.warn("idle.mixture", "W401", "mixture", message, "leave it out, or give another dataset a weight")
 
 
@@ -56,7 +60,7 @@ def _check_training(spec: Spec, written: bool, found: Findings) -> None:
         found.passed("data.training", f"`{names[0]}` is trained on")
 
 
-def _check_names(spec: Spec, rule: str, path: str, given: dict[str, float], found: Findings) -> None:
+def _check_names(spec: Spec, rule: str, path: str, given: dict[str, Weight], found: Findings) -> None:
     """Every weight is that of a dataset which is not held out whole."""
     settings = tuple(settings_of(type(spec.mixture))) if path == "mixture" else ()
     good = True
@@ -68,26 +72,77 @@ def _check_names(spec: Spec, rule: str, path: str, given: dict[str, float], foun
             hint = did_you_mean(name, known) or f"datasets of this spec: {', '.join(spec.datasets) or 'none'}"
             mend = partial(renamed, word=name, candidates=known, taken=given)
             found.fail(rule, "X513", place, f"a weight of unknown dataset `{name}`", hint, mend)
-        elif weight > 0 and not trains(dataset):
-            message = f"`{name}` has a weight of {weight:g}, and is held out whole"
+        elif amount(weight) > 0 and not trains(dataset):
+            message = f"`{name}` has a weight of {weight_text(weight)}, and is held out whole"
             hint = f"lower the holdout of `dataset {name}`, or set its weight to 0"
             found.fail(rule, "X515", place, message, hint)
-        good = good and dataset is not None and (weight == 0 or trains(dataset))
+        good = good and dataset is not None and (not amount(weight) or trains(dataset))
     if given and good:
-        found.passed(rule, ", ".join(f"{name} {weight:g}" for name, weight in given.items()))
+        found.passed(rule, ", ".join(f"{name} {weight_text(weight)}" for name, weight in given.items()))
 
 
 def _check_weights(spec: Spec, found: Findings) -> None:
-    """In every phase some dataset has a share."""
+    """In every phase some dataset has a share, and the weights can be compared."""
     begins = any(not phase.from_.value for phase in spec.phases.values())
     stretches: list[Phase | None] = [*([] if begins else [None]), *spec.phases.values()]
     for phase in stretches:
         rule = f"data.weights.{phase.name}" if phase is not None else "data.weights"
         path = f"phase.{phase.name}.mix" if phase is not None else "mixture"
-        mixed = shares(weights(spec, phase), spec.mixture.temperature)
+        given, mixed = weights(spec, phase), amounts(spec, phase)
         if any(mixed.values()):
-            found.passed(rule, ", ".join(f"{name} {share:.1%}" for name, share in mixed.items() if share))
+            shown = given if in_epochs(given) else {name: f"{share:.1%}" for name, share in mixed.items()}
+            told = {name: each if isinstance(each, str) else weight_text(each) for name, each in shown.items()}
+            found.passed(rule, ", ".join(f"{name} {told[name]}" for name, share in mixed.items() if share))
         elif phase is not None or spec.mixture.weights:
             where = f"in phase {phase.name} every weight is 0" if phase is not None else "every weight is 0"
             hint = "give one of them a weight above 0"
             found.fail(rule, "X514", path, f"nothing to train on: {where}", hint)
+
+
+def _check_epochs(spec: Spec, found: Findings) -> None:
+    """Weights of one mixture are all epochs, or all shares."""
+    given, rule, temperature = spec.mixture.weights, "data.epochs", spec.mixture.temperature
+    if not any(in_epochs(each) for each in (given, *(phase.mix for phase in spec.phases.values()))):
+        return
+    if (pair := _unlike(given, given)) is not None:
+        name, other = pair
+        message = f"weights of two kinds: {_told(name, given)}, {_told(other, given)}"
+        hint = f"give all of them in epochs, as `{name} = {amount_in_epochs(amount(given[name]))}`, or none"
+        if isinstance(given[name], Quantity):
+            hint = f"give all of them as shares, as `{name} = {amount(given[name]):g}`, or in epochs"
+        found.fail(rule, "X518", f"mixture.{name}", message, hint)
+        return
+    if given and in_epochs(given) and temperature != 1:
+        message = f"a temperature of {temperature:g} makes shares of weights, and these are epochs"
+        found.fail(rule, "X519", "mixture.temperature", message, "leave it out, or give weights without `epochs`")
+    elif given:
+        found.passed(rule, "all weights are epochs" if in_epochs(given) else "all weights are shares of rows")
+    for phase in spec.phases.values():
+        rule, whole = f"data.epochs.{phase.name}", weights(spec, phase)
+        if (pair := _unlike(phase.mix, whole)) is not None:
+            name, other = pair
+            kept = "" if other in phase.mix else " of `mixture`"
+            message = f"weights of two kinds in phase {phase.name}: {_told(name, whole)}, {_told(other, whole)}{kept}"
+            kind = "in epochs" if isinstance(whole[name], Quantity) else "as a share of rows"
+            every = ", ".join(f"{each}: …" for each, weight in whole.items() if amount(weight))
+            hint = f"give every dataset a weight {kind}, `mix = {{ {every} }}`, or all as in `mixture`"
+            found.fail(rule, "X518", f"phase.{phase.name}.mix.{name}", message, hint)
+        elif phase.mix:
+            found.passed(rule, "its weights are of one kind")
+
+
+def _unlike(named: dict[str, Weight], whole: dict[str, Weight]) -> tuple[str, str] | None:
+    """One of the named datasets whose weight is of another kind than that of another one, and that one."""
+    kinds = {name: isinstance(weight, Quantity) for name, weight in whole.items() if amount(weight)}
+    if len({*kinds.values()}) < 2:
+        return None
+    all_kinds = list(kinds.values())
+    # The rarer kind is the odd one; of two that are as rare that which comes later.
+    odd = [name for name in named if name in kinds]
+    name = min(odd, key=lambda name: (all_kinds.count(kinds[name]), kinds[name] == all_kinds[0]), default=None)
+    return None if name is None else (name, next(other for other in kinds if kinds[other] != kinds[name]))
+
+
+def _told(name: str, given: dict[str, Weight]) -> str:
+    kind = "" if isinstance(given[name], Quantity) else ", a share of rows"
+    return f"`{name}` is {weight_text(given[name])}{kind}"

@@ -66,7 +66,7 @@ def _check_idle(spec: Spec, phases: tuple[Phase, ...], found: Findings) -> None:
     if found.failed or not trainable(spec):
         return
     for before, phase in pairwise(phases):
-        if before.shares == phase.shares and before.lr_scale == phase.lr_scale:
+        if (before.shares, before.passes) == (phase.shares, phase.passes) and before.lr_scale == phase.lr_scale:
             message = f"phase {phase.name} changes nothing, as shares and learning rate are those of {before.name}"
             hint = "give it a `mix` or an `lr_scale`, or leave it out"
             found.warn(f"idle.phase.{phase.name}", "W401", f"phase.{phase.name}", message, hint)

@@ -27,6 +27,8 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "data.mix.*": ("{datasets}", "phase.{}.mix"),
     "data.weights": ("{datasets}", "mixture.*", "phase", "phase.*.from"),
     "data.weights.*": ("{datasets}", "mixture.*", "phase.{}.mix"),
+    "data.epochs": ("{datasets}", "mixture.*"),
+    "data.epochs.*": ("{datasets}", "mixture.*", "phase.{}.mix"),
     "data.form.*": tuple(
         f"dataset.{{}}.{name}" for name in ("source", "text", "messages", "prompt", "response", "train_on", "template")
     ),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
+from ...planner.passes import rows_of_epoch
 from ...planner.plan import Node, Plan
 from .documents.tokenizers import Tokenizer, load_tokenizer
 from .documents.written import pieces, written
@@ -129,7 +130,7 @@ def statistics(plan: Plan, data: PreparedDataset) -> dict[str, Any]:
         if data.store.trained is not None:
             parts[part]["trained_tokens"] = _trained(data.store, reader.documents)
         if alone and part == "training":
-            parts[part]["steps_an_epoch"] = round(rows.num_rows / loader["rows"], 2)
+            parts[part]["steps_an_epoch"] = epoch(plan, {data.name: rows.num_rows})["steps"]
     return {
         "dataset": data.name,
         "store": data.store.folder,
@@ -158,12 +159,19 @@ def drawn(plan: Plan, rows: dict[str, int]) -> dict[str, dict[str, Any]]:
     taken = curriculum.position(curriculum.steps).cursors
     return {
         name: {
-            "shares": {phase.name: round(phase.shares.get(name, 0.0), 6) for phase in plan.timeline.phases},
+            "shares": {phase.name: round(phase.shares.get(name, 0.0), 6) for phase in curriculum.phases},
             "rows": taken.get(name, 0),
             "epochs": round(taken.get(name, 0) / rows[name], 4) if rows[name] else None,
         }
         for name in curriculum.datasets
     }
+
+
+def epoch(plan: Plan, rows: dict[str, int]) -> dict[str, float]:
+    """What an epoch of a run comes to, as JSON values: its `rows`, and the `steps` that take them."""
+    found = rows_of_epoch(plan.timeline.phases, rows)
+    steps = found / plan.node("setup.loader").args["rows"]
+    return {"rows": round(float(found), 2), "steps": round(float(steps), 2)}
 
 
 def rows_from(curriculum: Curriculum, rows: Mapping[str, int], step: int) -> Iterator[tuple[str, int, int]]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections import Counter
 
 import pytest
 from attrs import evolve
@@ -12,6 +13,8 @@ from trials import TOLERANCE, Laboratory, gaps
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.data.loading.curriculum import Curriculum
+from xtrain.runtime.data.loading.training_rows import curriculum_of
+from xtrain.runtime.data.look import rows_from
 
 pytestmark = pytest.mark.distributed
 
@@ -24,6 +27,14 @@ phase drill { from = 2 steps, mix = { sums: 2 } }
 phase clean { from = 50%, mix = { noise: 0 }, lr_scale = 0.5 }
 phase last { from = 6 steps, mix = { lines: 0, noise: 0 }, lr_scale = 0.25 }
 every 3 steps checkpoint
+checkpoint { keep = none }
+"""
+EPOCHS = """
+dataset sums { source = jsonl("sums.jsonl") }
+dataset noise { source = synthetic(documents = 10, length = 40, seed = 5) }
+mixture { lines = 0.5 epochs, sums = 1 epoch, noise = 3 epochs }
+phase calm { from = 75%, lr_scale = 0.5 }
+every 4 steps checkpoint
 checkpoint { keep = none }
 """
 ONE, TWO, FOUR = Topology(accumulate=1), Topology(fsdp=2), Topology(fsdp=2, pp=2)
@@ -49,6 +60,40 @@ def curriculum(plan: Plan) -> Curriculum:
         rows_per_step=args["rows"],
         seed=args["seed"],
     )
+
+
+def test_each_dataset_is_taken_as_often_as_its_epochs_say(lab: Laboratory, trial):
+    """On one rank, and on two that stop in the middle of an epoch and go on as one."""
+    trial = evolve(trial, more=EPOCHS, settings=("experiment.budget=2 epochs",))
+    alone, plan = lab.alone(trial), plan_of(lab, trial, ONE)
+    (data,) = events(alone.directory, "data")
+    often = {"lines": 1, "sums": 2, "noise": 6}  # in both epochs together
+    rows, each = data["rows"], plan.node("setup.loader").args["rows"]
+    total = sum(times * rows[name] for name, times in often.items())
+    assert data["steps"] == -(-total // each) == len(alone.curve)
+
+    # Every row of a dataset so often and no other way; what is left of the last step is of the third epoch.
+    drawn = [row[:2] for row in rows_from(curriculum_of(plan, rows), rows, 0)]
+    assert len(drawn) == data["steps"] * each
+    assert Counter(drawn[:total]) == {(name, row): often[name] for name in rows for row in range(rows[name])}
+
+    name = "epochs"
+    first = lab.gang.run(plan_of(lab, trial, TWO), lab.folder, name=name)
+    assert gaps(first, alone).worst < TOLERANCE["fp64"]
+    for entry in CheckpointFolder(first.directory / "checkpoints").entries():
+        if entry.step > 8:
+            shutil.rmtree(entry.path)
+    (first.directory / "finished").unlink()
+    (first.directory / "metrics.jsonl").unlink()
+    moved = lab.gang.run(plan_of(lab, trial, ONE), lab.folder, name=name)
+    assert events(moved.directory, "resumed")[-1]["step"] == 8
+    later = evolve(alone, curve=alone.curve[8:], routing=alone.routing[8:])
+    assert gaps(evolve(moved, evals=moved.evals[-1:]), later).worst < TOLERANCE["fp64"]
+    for outcome in (alone, first, moved):
+        saved = CheckpointFolder(outcome.directory / "checkpoints").latest()
+        assert saved is not None and saved.step == data["steps"]
+        taken = Counter({name: its["cursor"] for name, its in saved.state()["loader"]["datasets"].items()})
+        assert taken - Counter(name for name, _ in drawn[total:]) == {name: often[name] * rows[name] for name in rows}
 
 
 def test_a_curriculum_is_followed_to_the_step_and_kept_over_stops_and_other_ranks(lab: Laboratory, trial):

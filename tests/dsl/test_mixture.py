@@ -26,6 +26,19 @@ def test_a_mixture_is_a_map_of_what_is_written(load):
     assert name is not None and name.text == "code"
 
 
+def test_weights_are_numbers_or_epochs(load):
+    text = f"{TWO}let n = 2\nmixture {{ web = n * 1.5 epochs, code = 1 epoch }}\n"
+    spec = spec_of(load, f"{text}phase late {{ from = 50%, mix = {{ web: 0.5 epochs, code: 2 }} }}", "mixture.code=0")
+    assert spec.mixture.weights == {"web": Quantity(3, "epochs"), "code": 0.0}
+    assert spec.phases["late"].mix == {"web": Quantity(0.5, "epochs"), "code": 2.0}
+
+
+@pytest.mark.parametrize("mix", ["{ web: -1 }", "{ web: -1 epochs, code: 1 }"])
+def test_no_weight_of_a_phase_is_negative(load, mix):
+    found = load(f"{TWO}phase late {{ from = 50%, mix = {mix} }}").diagnostics
+    assert [error.code for error in found] == ["X304"]
+
+
 def test_without_a_mixture_there_is_none(load):
     spec = spec_of(load, "")
     assert spec.mixture == Mixture() and spec.phases == {} and spec.origins["mixture"].kind == "default"
@@ -90,6 +103,7 @@ ROUND = f"""{TWO}dataset chat {{ source = tokens("a", separator = 0) }}
 mixture {{ web = 0.5, chat = 1e-7, code = 0, temperature = 3 }}
 phase one {{ from = 1.5M tokens, mix = {{ web: 0, "code": 2, }} }}
 phase "two words" {{ from = 12.5%, mix = {{}}, lr_scale = 1e-3 }}
+phase often {{ from = 50%, mix = {{ web: 0.5 epochs, "code": 2 epochs }} }}
 """
 
 
@@ -112,6 +126,7 @@ def test_fmt_writes_maps_and_mixtures_in_the_one_style():
     [
         ("mixture { web 0.8 }", "X210", "web = 0.8"),
         ("mixture { web = 80% }", "X302", "0.8"),
+        ("mixture { web = 2 steps }", "X302", "2"),
         ('mixture { web = "0.8" }', "X301", "0.8"),
         ("mixture = { web: 0.8 }", "X210", " { web = 0.8 }"),
         ("phase late { from = 10%, mix = { web: 20% } }", "X302", "0.2"),

@@ -1,6 +1,7 @@
 """The schema is complete: every setting is documented, every unit and choice is known, every class has a place."""
 
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
 import pytest
@@ -27,7 +28,8 @@ def test_every_setting_is_whole(block, name, attribute, meta):
     assert meta.doc[0].islower() or meta.doc[0].isdigit() or meta.doc.startswith(("CPU", "RMSNorm"))
     assert not meta.doc.endswith(".")
     assert set(meta.units) <= {unit for unit, _ in UNITS.values()}
-    assert bool(meta.units) == (Quantity in parts), "units are for quantities"
+    values = {kind for part in parts if get_origin(part) in (Union, UnionType) for kind in get_args(part)}
+    assert bool(meta.units) == (Quantity in {*parts, *values}), "units are for quantities"
     if attribute.default is attrs.NOTHING or meta.required_by:
         assert meta.example, "a diagnostic shows it when the setting is missing"
     elif isinstance(attribute.default, Quantity):

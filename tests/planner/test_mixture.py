@@ -1,5 +1,6 @@
 """What is trained on and when: weights into shares, phases into steps, and all that can be wrong with either."""
 
+import json
 from fractions import Fraction
 
 import pytest
@@ -12,10 +13,12 @@ from xtrain.planner.changes.resumable import resumable
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.learning_curve import learning_rate
 from xtrain.planner.mixing import shares
+from xtrain.planner.pages.render import render
 from xtrain.planner.pages.render_phases import phase_rows
 from xtrain.planner.phases import first_step, in_order, phase_at
 from xtrain.planner.plan_timeline import Phase
 from xtrain.planner.rules.examine import check_spec
+from xtrain.planner.serialise import dumps, from_json
 from xtrain.runtime.data.documents import chat_builtin
 from xtrain.runtime.data.loading.curriculum import Curriculum
 
@@ -72,6 +75,39 @@ def test_temperature_is_the_root_of_weights(temperature, expected):
 def test_weights_of_any_size_are_the_same_shares():
     assert shares({"a": 0.8, "b": 0.2}, 1.0) == pytest.approx(shares({"a": 8e200, "b": 2e200}, 1.0))
     assert shares({"a": 1e-300, "b": 1e-300}, 0.1) == {"a": 0.5, "b": 0.5}
+
+
+# Epochs ---------------------------------------------------------------------------------------------------------------
+
+
+def test_weights_in_epochs_stand_in_the_plan_as_they_are_written(plan, tmp_path):
+    """Shares follow from rows, which are counted where the data is: a plan is the same on every machine."""
+    blocks = mixture_of(f"{BOTH}\nphase late {{ from = 50%, mix = {{ web: 0 }} }}\nphase end {{ from = 90%, mix = "
+                        "{ web: 0.3, code: 0.7 } }")  # fmt: skip
+    made = plan(**blocks)
+    train, late, end = made.timeline.phases
+    assert (train.passes, train.shares) == ({"web": 1.0, "code": 3.0}, {})
+    assert (late.passes, late.shares) == ({"web": 0.0, "code": 3.0}, {})
+    assert (end.passes, end.shares) == (None, {"web": 0.3, "code": 0.7})
+    assert made.node("setup.loader").args["datasets"] == ["web", "code"]
+    again = from_json(json.loads(dumps(made)))
+    assert again == made
+    page = render(made, full=True)
+    assert (
+        "how often an epoch takes each" in page and "3 epochs" in page and "all rows of web once, code 3 times" in page
+    )
+
+
+def test_a_plan_without_epochs_is_written_as_it_always_was(plan):
+    assert all("passes" not in phase for phase in json.loads(dumps(plan(**mixture_of(MIXED))))["timeline"]["phases"])
+
+
+def test_an_experiment_with_other_epochs_is_another_one(plan):
+    found = [
+        plan(**mixture_of(text))
+        for text in (BOTH, BOTH.replace("3 epochs", "2 epochs"), "mixture { web = 1, code = 3 }")
+    ]
+    assert len({made.config_id for made in found}) == len({made.id for made in found}) == 3
 
 
 # Phases ---------------------------------------------------------------------------------------------------------------
@@ -267,8 +303,57 @@ def test_what_is_wrong_is_named_with_a_value_that_works(case, tmp_path):
         assert again.plan is not None, again.diagnostics.render()
 
 
+BOTH = "mixture { web = 1 epoch, code = 3 epochs }"
+WRONG |= {
+    "epochs beside a share": (
+        mixture_of("mixture { web = 1 epoch, code = 3 }"),
+        "X518", "3", "`code` is 3, a share of rows, `web` is 1 epoch", "as `code = 3 epochs`", "mixture.code=3 epochs",
+    ),
+    "a share beside epochs": (
+        {"dataset": THREE, "mixture": "mixture { web = 1, code = 3, chat = 2 epochs }"},
+        "X518", "2 epochs", "`chat` is 2 epochs, `web` is 1, a share", "as `chat = 2`, or in epochs", "mixture.chat=2",
+    ),
+    "a share in a phase of epochs": (
+        mixture_of(f"{BOTH}\nphase a {{ from = 50%, mix = {{ web: 0.5 }} }}"),
+        "X518", "0.5", "in phase a: `web` is 0.5, a share of rows, `code` is 3 epochs of `mixture`",
+        "`mix = { web: …, code: … }`", "phase.a.mix={ web: 0.5, code: 0.5 }",
+    ),
+    "epochs in a phase of shares": (
+        mixture_of(f"{MIXED}\nphase a {{ from = 50%, mix = {{ web: 2 epochs }} }}"),
+        "X518", "2 epochs", "in phase a: `web` is 2 epochs, `code` is 1, a share of rows of `mixture`",
+        "every dataset a weight in epochs", "phase.a.mix={ web: 2 }",
+    ),
+    "two kinds in a phase": (
+        mixture_of(f"{BOTH}\nphase a {{ from = 50%, mix = {{ web: 2 epochs, code: 1 }} }}"),
+        "X518", "1", "`code` is 1, a share of rows, `web` is 2 epochs", "as in `mixture`", "phase.a.mix={ web: 0 }",
+    ),
+    "a temperature of epochs": (
+        mixture_of("mixture { web = 1 epoch, code = 3 epochs, temperature = 2 }"),
+        "X519", "2", "a temperature of 2", "leave it out", "mixture.temperature=1",
+    ),
+    "no epochs": (
+        mixture_of("mixture { web = 0 epochs, code = 0 }"),
+        "X514", "mixture", "every weight is 0", "above 0", "mixture.web=1 epoch",
+    ),
+    "epochs of what is held out": (
+        {
+            "dataset": f"{TWO}\ndataset test {{ source = synthetic(), holdout = 100% }}",
+            "mixture": "mixture { web = 1 epoch, test = 2 epochs }",
+        },
+        "X515", "test", "a weight of 2 epochs, and is held out whole", "lower the holdout", "mixture.test=0",
+    ),
+}  # fmt: skip
+
+
 WARNED = {
     "a mixture of one": ({"mixture": "mixture { code = 1 }"}, "W401", "code is the only dataset in it"),
+    "an epoch of one": ({"mixture": "mixture { code = 1 epoch }"}, "W401", "code is the only dataset in it"),
+    "a phase of the same epochs": (
+        mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 1 epoch }} }}"), "W401", "those of train",
+    ),
+    "no epoch of one": (
+        mixture_of("mixture { web = 1 epoch }"), "W506", "nothing uses the dataset `code`",
+    ),
     "a phase without effect": (
         mixture_of(f"{MIXED}\nphase a {{ from = 5%, mix = {{ web: 3 }} }}"), "W401", "those of train",
     ),
@@ -320,6 +405,12 @@ def test_what_is_odd_is_said(blocks, code, says, compiled):
         {"dataset": 'dataset hub { source = huggingface("org/name", config = "en") }'},
         {"phase": "phase late { from = 90%, lr_scale = 0.1 }"},
         {"experiment": EPOCHS, **mixture_of(MIXED)},
+        {"experiment": EPOCHS, **mixture_of(BOTH)},
+        {"mixture": "mixture { code = 2 epochs }"},  # an epoch of the run has both passes
+        mixture_of("mixture { web = 1 epoch, code = 0 }"),
+        mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 0 }} }}"),
+        mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 0.5, code: 0.5 }} }}"),
+        mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 4 epochs }} }}"),
         {"experiment": EPOCHS, **mixture_of("mixture { web = 1 }\nphase a { from = 5%, mix = { code: 1 } }")},
     ],
 )
@@ -383,6 +474,33 @@ def test_rows_are_drawn_by_the_name_of_a_phase(plan, step, effect):
     verdict = resumable(a, b, step)
     assert (verdict.kind, verdict.effect) == ("safe", effect)
     assert [reason.path for reason in verdict.reasons] == ["phase.b", "phase.a"]
+
+
+LATE = "phase late { from = 50%, lr_scale = 2 }"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "step", "effect"),
+    [
+        # A phase with the same weights goes on with the epoch under way, whatever it is called.
+        (f"{BOTH}\n{LATE}", f"{BOTH}\n{LATE.replace('late', 'end')}", 70, "none"),
+        (BOTH, f"{BOTH}\nphase late {{ from = 50% }}", 70, "none"),
+        (BOTH, f"{BOTH}\n{LATE}", 50, "none"),
+        (BOTH, f"{BOTH}\n{LATE}", 51, "learning"),
+        (BOTH, BOTH.replace("3 epochs", "4 epochs"), 10, "learning"),
+        (BOTH, "mixture { web = 1, code = 3 }", 10, "learning"),
+        (f"{BOTH}\n{LATE.replace('lr_scale = 2', 'mix = { web: 0 }')}", f"{BOTH}\n{LATE}", 50, "none"),
+        (f"{BOTH}\n{LATE.replace('lr_scale = 2', 'mix = { web: 0 }')}", f"{BOTH}\n{LATE}", 51, "learning"),
+    ],
+)
+def test_what_other_epochs_mean_for_a_run_that_goes_on(plan, before, after, step, effect):
+    verdict = resumable(plan(**mixture_of(before)), plan(**mixture_of(after)), step)
+    assert (verdict.kind, verdict.effect) == ("safe", effect), verdict
+
+
+def test_what_has_changed_of_epochs_is_said(plan):
+    (reason,) = resumable(plan(**mixture_of(BOTH)), plan(**mixture_of("mixture { web = 1, code = 3 }")), 10).reasons
+    assert reason.path == "mixture" and "web 1 epoch, code 3 epochs → web 25%, code 75%" in reason.text
 
 
 @pytest.mark.parametrize("step", [50, 90, None])

@@ -196,15 +196,19 @@ def _edge(found: Json) -> PlannedEdge:
 
 
 def _phase(found: Json) -> PlannedPhase:
-    shares = _object(found.get("shares"))
     scale = number(found.get("lr_scale"))
     return PlannedPhase(
         name=text(found.get("name")),
         first=whole(found.get("first")),
         fraction=number(found.get("fraction")),
-        shares={name: share for name, value in shares.items() if (share := number(value)) is not None},
+        shares=_numbers(found.get("shares")),
         lr_scale=1.0 if scale is None else scale,
+        passes=_numbers(found.get("passes")),
     )
+
+
+def _numbers(found: object) -> dict[str, float]:
+    return {name: known for name, value in _object(found).items() if (known := number(value)) is not None}
 
 
 def _tick(found: Json) -> PlannedTick:

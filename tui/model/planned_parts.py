@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 
 Json = Mapping[str, Any]
 
@@ -120,13 +120,16 @@ class PlannedCommand:
 
 @frozen(kw_only=True)
 class PlannedPhase:
-    """A stretch of the run. first: index of its first step, from 0, None where it is a `fraction` of unknown steps."""
+    """A stretch of the run. first: index of its first step, from 0, None where it is a `fraction` of unknown steps.
+
+    shares: of rows, empty where the weights are in epochs: `passes` says how often an epoch takes each dataset."""
 
     name: str
     first: int | None
     fraction: float | None
     shares: Mapping[str, float]
     lr_scale: float
+    passes: Mapping[str, float] = field(factory=dict)
 
 
 @frozen(kw_only=True)

@@ -1,7 +1,7 @@
 """What a run has taken of each of its datasets, against what was planned, and what it learns from each."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,7 +57,7 @@ class Mixture:
 def several(board: "Board") -> bool:
     """Whether a run has more than one dataset to tell of."""
     planned = board.planned
-    names = {name for phase in planned.phases for name in phase.shares} if planned else set()
+    names = set(_planned_names(planned.phases)) if planned else set()
     keys = board.series.keys
     return len(names) > 1 or sum(key.startswith(_ROWS) for key in keys) > 1
 
@@ -76,6 +76,7 @@ def mixture(board: "Board") -> Mixture:
     before = {name: _rows_at(series, name, first) for name in trained}
     in_phase = {name: rows[name] - before[name] for name in trained if rows[name] is not None}  # type: ignore[operator]
     per_row = _tokens_per_row(series, rows.values())
+    targets = _targets(phase, run.rows)
     facts = [
         DatasetFacts(
             name=name,
@@ -86,7 +87,7 @@ def mixture(board: "Board") -> Mixture:
             of=run.rows.get(name),
             share=_share(in_phase, name),
             run_share=_share({each: found for each, found in rows.items() if found is not None}, name),
-            target=phase.shares.get(name) if phase is not None else None,
+            target=targets.get(name),
         )
         for name in trained
     ]
@@ -107,9 +108,25 @@ def mixture(board: "Board") -> Mixture:
 
 def _names(phases: Iterable[PlannedPhase], series: Series) -> tuple[str, ...]:
     """The datasets that are trained on, as the plan orders them."""
-    names = {name: None for phase in phases for name in phase.shares}
+    names = dict.fromkeys(_planned_names(phases))
     names |= {key.removeprefix(_ROWS): None for key in series.keys if key.startswith(_ROWS)}
     return tuple(names)
+
+
+def _planned_names(phases: Iterable[PlannedPhase]) -> Iterator[str]:
+    for phase in phases:
+        yield from phase.passes or phase.shares
+
+
+def _targets(phase: PlannedPhase | None, of: Mapping[str, int]) -> Mapping[str, float]:
+    """The share of the rows that a phase plans for each dataset; nothing while rows are not counted that decide it."""
+    if phase is None or not phase.passes:
+        return phase.shares if phase is not None else {}
+    if not phase.passes.keys() <= of.keys():
+        return {}
+    taken = {name: epochs * of[name] for name, epochs in phase.passes.items()}
+    total = math.fsum(taken.values())
+    return {name: rows / total for name, rows in taken.items()} if total > 0 else {}
 
 
 def _place_of(phases: tuple[PlannedPhase, ...], step: int, named: str) -> int | None:

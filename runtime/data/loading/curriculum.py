@@ -5,22 +5,41 @@ cursor counts them.
 """
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from functools import cached_property
 
 import numpy as np
 from attrs import define, field, frozen
 
-from ....planner.draw import STRIDE, TURN, Draw
+from ....planner.draw import TURN, Draw
+from ....planner.passes import draw_of
 from ....planner.phases import in_order
 from ....planner.plan_timeline import Phase
 
 
 def drawn_datasets(draw: Draw, first: int, count: int) -> np.ndarray:
     """Dataset numbers of the draws first … first + count - 1, int64 [count]."""
-    points = np.uint64(draw.first_point(first)) + np.arange(count, dtype=np.uint64) * np.uint64(STRIDE)
     # A bound at the end of the circle has no point behind it.
-    inner = np.array([bound for bound in draw.bounds[1:-1] if bound < TURN], dtype=np.uint64)
-    return np.searchsorted(inner, points, side="right").astype(np.int64)
+    inner = np.array([bound for bound in draw.bounds[1:-1] if bound < draw.turn], dtype=np.uint64)
+    return np.searchsorted(inner, _points(draw, first, count), side="right").astype(np.int64)
+
+
+def _points(draw: Draw, first: int, count: int) -> np.ndarray:
+    """The points of some draws, uint64 [count]."""
+    if draw.turn == TURN:  # uint64 goes round by itself
+        return np.uint64(draw.first_point(first)) + np.arange(count, dtype=np.uint64) * np.uint64(draw.stride)
+    points = np.full(count, draw.first_point(first), dtype=np.uint64)
+    known, turn = 1, np.uint64(draw.turn)
+    while known < count:  # from so many to twice as many: no product to overflow
+        more = points[known : 2 * known]
+        more[:] = points[: len(more)] + np.uint64(known * draw.stride % draw.turn)
+        more[more >= turn] -= turn
+        known *= 2
+    return points
+
+
+# Each dataset that is drawn from with how often an epoch takes it, in the order of drawing.
+Passes = tuple[tuple[str, float], ...] | None
 
 
 @frozen(kw_only=True)
@@ -35,7 +54,9 @@ class Position:
     phase: str = ""
     """The phase of the last row that was taken, empty where there is none yet."""
     drawn: int = 0
-    """Rows that were taken in that phase."""
+    """Rows that were taken in that phase; of weights in epochs, since these were the weights."""
+    passes: Passes = None
+    """By which weights in epochs that row was drawn; None if by shares."""
 
 
 @frozen
@@ -44,6 +65,7 @@ class _Stretch:
 
     first: int
     phase: str
+    passes: Passes
     draw: Draw
     drawn: int
     cursors: tuple[int, ...]
@@ -54,7 +76,8 @@ class Curriculum:
     """The rows of every step from `start` on. Nothing here moves: the step is the whole position.
 
     What came before `start` is taken as it was, whatever phases and rows per step it had. A phase in which the run
-    stopped goes on with the draw that is due; later ones begin with their first.
+    stopped goes on with the draw that is due; later ones begin with their first. Weights in epochs are drawn on from
+    phase to phase, as long as they stay the same: their epochs come out even.
     """
 
     datasets: tuple[str, ...]
@@ -64,6 +87,8 @@ class Curriculum:
     """Of the whole run, for phases that begin at a share of it."""
     rows_per_step: int
     seed: int
+    num_rows: Mapping[str, int] = field(factory=dict)
+    """Rows that each dataset has, for phases whose weights are in epochs."""
     start: Position = field(factory=Position)
     _next: list[tuple[int, list[int]]] = field(factory=lambda: [(-1, [])], init=False, eq=False, repr=False)
     """A step, and the cursors before it: those of the step that was asked for last, at its end."""
@@ -108,26 +133,36 @@ class Curriculum:
             cursors={**self.start.cursors, **cursors},
             phase=stretch.phase,
             drawn=drawn,
+            passes=stretch.passes,
         )
 
     @cached_property
     def _stretches(self) -> list[_Stretch]:
         start = self.start
-        cursors = [start.cursors.get(name, 0) for name in self.datasets]
+        cursors, passes, drawn = [start.cursors.get(name, 0) for name in self.datasets], start.passes, start.drawn
         plan = in_order(self.phases, self.steps)
         begins = [first for first, _ in plan]
         found: list[_Stretch] = []
         for (first, phase), end in zip(plan, [*begins[1:], None], strict=True):
             if end is not None and end <= start.step:
                 continue
-            shares = [phase.shares.get(name, 0.0) for name in self.datasets]
-            draw = Draw.of(shares, self.seed, phase.name)
-            drawn = start.drawn if not found and phase.name == start.phase else 0
-            found.append(_Stretch(max(first, start.step), phase.name, draw, drawn, tuple(cursors)))
+            before, passes = passes, self._passes(phase)
+            goes_on = passes == before if passes is not None else not found and phase.name == start.phase
+            drawn = drawn if goes_on else 0
+            draw = draw_of(phase, self.datasets, self.num_rows, self.seed)
+            found.append(_Stretch(max(first, start.step), phase.name, passes, draw, drawn, tuple(cursors)))
             if end is not None:
-                counts = draw.counts(drawn, (end - found[-1].first) * self.rows_per_step)
-                cursors = [cursor + count for cursor, count in zip(cursors, counts, strict=True)]
+                count = (end - found[-1].first) * self.rows_per_step
+                counts = draw.counts(drawn, count)
+                cursors = [cursor + own for cursor, own in zip(cursors, counts, strict=True)]
+                drawn += count
         return found
+
+    def _passes(self, phase: Phase) -> Passes:
+        if phase.passes is None:
+            return None
+        found = ((name, phase.passes.get(name, 0.0)) for name in self.datasets)
+        return tuple((name, epochs) for name, epochs in found if epochs > 0)
 
     def _at(self, step: int) -> tuple[_Stretch, int]:
         """The stretch of a step, and the draws of its phase before it."""

@@ -146,6 +146,7 @@ class RowLoader:
             "rows": position.rows,
             "phase": position.phase,
             "rows_in_phase": position.drawn,
+            **({} if position.passes is None else {"passes": [list(each) for each in position.passes]}),
             "datasets": {
                 **self._left,
                 **{

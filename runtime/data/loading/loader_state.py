@@ -5,7 +5,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from ..errors import DataError
-from .curriculum import Position
+from .curriculum import Passes, Position
 
 FORMAT: Final = 2
 # What may not change between the run that wrote a state and the one that resumes it, in words.
@@ -64,8 +64,13 @@ def position_of(state: dict[str, Any], mine: dict[str, Any]) -> tuple[Position, 
         cursors={name: saved[name]["cursor"] for name in own if name in saved},
         phase=state["phase"],
         drawn=state["rows_in_phase"],
+        passes=_passes(state.get("passes"), renamed),
     )
     return position, Remarks(new=new, renamed=renamed, left=left)
+
+
+def _passes(found: list[tuple[str, float]] | None, renamed: dict[str, str]) -> Passes:
+    return None if found is None else tuple((renamed.get(name, name), epochs) for name, epochs in found)
 
 
 def _content(state: dict[str, Any]) -> tuple[Any, ...]:

@@ -2,8 +2,9 @@
 
 from attrs import frozen
 
-from ....planner.passes import rows_of_epoch, steps_of_epochs
+from ....planner.passes import counted, rows_of_epoch, steps_of_epochs
 from ....planner.plan import Plan
+from ..errors import DataError
 from .curriculum import Curriculum
 from .order import RowOrder
 from .row_reader import RowReader
@@ -26,16 +27,20 @@ class TrainingRows:
 def curriculum_of(plan: Plan, rows: dict[str, int]) -> Curriculum:
     """Which rows every step of a plan takes, from its beginning; `rows` are those that each of its datasets has.
 
-    A budget in epochs becomes steps here.
+    Weights in epochs become shares here, and a budget in epochs steps. Raises DataError if an epoch has no rows.
     """
-    args = plan.node("setup.loader").args
+    args, phases = plan.node("setup.loader").args, plan.timeline.phases
+    for phase in phases:
+        if phase.passes is not None and not any(rows[name] for name, epochs in phase.passes.items() if epochs):
+            raise DataError("there are no rows to train on", remedy="Check the sources, the hold-out and the packing.")
     steps = args["steps"]
     if steps is None:
-        steps = steps_of_epochs(args["epochs"], rows_of_epoch(plan.timeline.phases, rows), args["rows"])
+        steps = steps_of_epochs(args["epochs"], rows_of_epoch(phases, rows), args["rows"])
     return Curriculum(
         datasets=tuple(args["datasets"]),
-        phases=plan.timeline.phases,
+        phases=counted(phases, rows),
         steps=steps,
         rows_per_step=args["rows"],
         seed=args["seed"],
+        num_rows=rows,
     )

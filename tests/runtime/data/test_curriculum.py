@@ -9,8 +9,8 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.draw import STRIDE, TURN, Draw, floor_sum
-from xtrain.planner.passes import rows_of_epoch, steps_of_epochs
+from xtrain.planner.draw import LONGEST, STRIDE, TURN, Draw, even_stride, floor_sum
+from xtrain.planner.passes import counted, exact, rows_of_epoch, steps_of_epochs
 from xtrain.planner.phases import first_step, in_order, phase_at
 from xtrain.planner.plan_timeline import Phase
 from xtrain.runtime.data.loading.curriculum import Curriculum, Position, drawn_datasets
@@ -183,3 +183,116 @@ def test_an_epoch_has_the_rows_of_all_that_is_trained_on():
     phases = (phase("one", a=0.9, b=0.1, c=0.0), phase("two", 10, a=0.0, b=1.0, c=0.0))
     assert rows_of_epoch(phases, {"a": 30, "b": 12, "c": 1000}) == 42
     assert rows_of_epoch((phase("train", a=1.0),), {"a": 30}) == 30
+
+
+# Weights in epochs ----------------------------------------------------------------------------------------------------
+
+NUM_ROWS = st.fixed_dictionaries({name: st.integers(1, 70) for name in NAMES})
+EPOCHS = st.fixed_dictionaries({name: st.sampled_from((0.0, 0.1, 0.5, 1.0, 2.0, 3.0, 1 / 3)) for name in NAMES})
+EPOCHS = EPOCHS.filter(lambda epochs: any(epochs.values()))
+WHOLE = st.fixed_dictionaries({name: st.integers(0, 3).map(float) for name in NAMES})
+WHOLE = WHOLE.filter(lambda epochs: any(epochs.values()))
+
+
+def by_epochs(name: str, epochs: dict[str, float], first: int = 0, lr_scale: float = 1.0) -> Phase:
+    return Phase(name=name, first=first, fraction=None, shares={}, lr_scale=lr_scale, passes=epochs)
+
+
+def draw_in(epochs: dict[str, float], num_rows: dict[str, int], seed: int) -> Draw:
+    return Draw.of_epochs([exact(epochs[name]) * num_rows[name] for name in NAMES], seed)
+
+
+@given(EPOCHS, NUM_ROWS, st.integers(0, 2**32), st.integers(0, 10**15), st.integers(0, 300))
+@settings(deadline=None)
+def test_any_stretch_of_an_epoch_has_its_mix_up_to_a_few_rows(epochs, num_rows, seed, first, count):
+    draw = draw_in(epochs, num_rows, seed)
+    drawn, counts = drawn_datasets(draw, first, count), draw.counts(first, count)
+    assert counts == np.bincount(drawn, minlength=3).tolist()
+    rows = [exact(epochs[name]) * num_rows[name] for name in NAMES]
+    for own, number in zip(rows, counts, strict=True):
+        assert abs(number - count * own / sum(rows)) < ERROR
+        assert own or not number
+
+
+@given(WHOLE, NUM_ROWS, st.integers(0, 99), st.integers(0, 500), st.integers(1, 3))
+@settings(deadline=None)
+def test_an_epoch_takes_every_row_as_often_as_is_said(epochs, num_rows, seed, first, times):
+    """Also between two epochs: any so many rows in a row."""
+    rows = [int(epochs[name] * num_rows[name]) for name in NAMES]
+    drawn = drawn_datasets(draw_in(epochs, num_rows, seed), first, times * sum(rows))
+    assert np.bincount(drawn, minlength=3).tolist() == [times * own for own in rows]
+
+
+@given(EPOCHS.filter(lambda epochs: 1 / 3 not in epochs.values()), NUM_ROWS, st.integers(0, 99))
+@settings(deadline=None)
+def test_fractions_of_epochs_come_out_even(epochs, num_rows, seed):
+    """0.1 and 0.5 epochs of any number of rows are whole after ten or twenty epochs."""
+    draw = draw_in(epochs, num_rows, seed)
+    rows = [exact(epochs[name]) * num_rows[name] for name in NAMES]
+    assert (20 * sum(rows)) % draw.turn == 0
+    assert draw.counts(7, int(20 * sum(rows))) == [20 * own for own in rows]
+
+
+def test_a_fraction_that_never_comes_out_even_is_kept_for_longer_than_any_run():
+    draw = draw_in({"a": 1 / 3, "b": 1.0, "c": 0.0}, {"a": 10**9 + 7, "b": 10**9, "c": 5}, 0)
+    assert LONGEST / 2 < draw.turn <= LONGEST
+    rows = exact(1 / 3) * (10**9 + 7), Fraction(10**9)
+    counts = draw.counts(0, 10**15)
+    assert all(abs(number - 10**15 * own / sum(rows)) < 30 for number, own in zip(counts, rows, strict=False))
+    assert draw.counts(10**12, 500) == np.bincount(drawn_datasets(draw, 10**12, 500), minlength=3).tolist()
+
+
+@given(st.integers(1, 2**62))
+def test_a_stride_meets_every_point_and_crowds_none(turn: int):
+    stride, quotients, a, b = even_stride(turn), [], turn, even_stride(turn)
+    while b:
+        quotients.append(a // b)
+        a, b = b, a % b
+    assert a == 1 and 0 <= stride < max(turn, 2) and max(quotients, default=0) < 30
+
+
+@given(WHOLE, NUM_ROWS, st.lists(st.tuples(st.integers(0, 9), st.integers(1, 7)), max_size=6), st.integers(0, 99))
+@settings(deadline=None)
+def test_epochs_come_out_even_whatever_happens_on_the_way(epochs, num_rows, legs, seed):
+    """Stops at any step, other rows per step, and phases that come, go and change only the rate."""
+    position = Position()
+    for number, (steps, rows) in enumerate(legs):
+        phases = [by_epochs("train", epochs), by_epochs("late", epochs, 11, 0.5), by_epochs("last", epochs, 23, 0.1)]
+        leg = curriculum(tuple(phases[: 1 + number % 3]), rows, seed, num_rows=num_rows, start=position)
+        taken = {**dict.fromkeys(NAMES, 0), **position.cursors}
+        for step in range(position.step, position.step + steps):
+            for dataset, cursor in zip(*(values.tolist() for values in leg.rows(step)), strict=True):
+                assert cursor == taken[NAMES[dataset]]
+                taken[NAMES[dataset]] += 1
+        position = leg.position(position.step + steps)
+        assert {**dict.fromkeys(NAMES, 0), **position.cursors} == taken
+    # On to the end of the epoch under way, row by row.
+    epoch = int(rows_of_epoch((by_epochs("train", epochs),), num_rows))
+    begun = -(-position.rows // epoch)
+    rest = curriculum((by_epochs("late", epochs),), 1, seed, num_rows=num_rows, start=position)
+    end = rest.position(position.step + begun * epoch - position.rows)
+    assert {name: end.cursors.get(name, 0) for name in NAMES} == (
+        {name: begun * epochs[name] * num_rows[name] for name in NAMES}
+    )
+
+
+def test_weights_that_change_begin_an_epoch_anew():
+    num_rows, one, two = {"a": 8, "b": 4, "c": 1}, {"a": 1.0, "b": 1.0, "c": 0.0}, {"a": 1.0, "b": 2.0, "c": 0.0}
+    made = curriculum((by_epochs("one", one), by_epochs("two", two, 3)), 1, num_rows=num_rows)
+    apart = made.position(3).cursors
+    assert made.position(3).drawn == 3 and made.position(4).drawn == 1
+    assert made.position(3 + 16).cursors == {"a": apart["a"] + 8, "b": apart["b"] + 8, "c": 0}
+    # So they do between two starts, and from shares to epochs.
+    for phases in ((by_epochs("two", two),), (by_epochs("one", two),)):
+        moved = curriculum(phases, 1, num_rows=num_rows, start=made.position(3))
+        assert moved.position(4).drawn == 1 and moved.rows(3)[0] == made.rows(3)[0]
+    shares = curriculum((phase("one", a=0.5, b=0.5),), 1).position(3)
+    assert curriculum((by_epochs("one", two),), 1, num_rows=num_rows, start=shares).position(4).drawn == 1
+
+
+def test_shares_of_epochs_follow_from_the_rows():
+    phases = (by_epochs("one", {"a": 1.0, "b": 3.0, "c": 0.0}), phase("two", 5, a=0.5, b=0.0, c=0.5))
+    first, second = counted(phases, {"a": 60, "b": 20, "c": 9})
+    assert first.shares == {"a": 0.5, "b": 0.5, "c": 0.0} and second == phases[1]
+    assert rows_of_epoch(phases, {"a": 60, "b": 20, "c": 9}) == 120
+    assert rows_of_epoch((by_epochs("one", {"a": 0.1, "b": 0.5}),), {"a": 11, "b": 3}) == Fraction(26, 10)

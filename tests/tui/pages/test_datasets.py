@@ -65,6 +65,19 @@ def test_shares_are_those_of_the_phase_under_way() -> None:
     assert found.wait_share == pytest.approx(0.25)
 
 
+def test_shares_of_epochs_follow_from_the_rows_of_the_run() -> None:
+    class Often(Plan):
+        phases = (evolve(PHASES[0], shares={}, passes={"code": 3.0, "web": 0.5}),)
+
+    assert several(evolve(board(), planned=Often()))
+    before = mixture(evolve(board(), planned=Often()))
+    assert [(one.name, one.target) for one in before.datasets] == [("code", None), ("web", None)]
+    data = {"event": "data", "time": 0.0, "step": 0, "steps": 200, "rows": {"code": 100, "web": 200}}
+    found = mixture(evolve(board(data, logged(50, 300, 100)), planned=Often()))
+    code, web = named(found, "code"), named(found, "web")
+    assert (code.target, web.target) == (0.75, 0.25) and (code.epochs, web.epochs) == (3.0, 0.5)
+
+
 def test_a_phase_between_two_records_begins_where_its_rows_would_have_been() -> None:
     found = mixture(board(logged(90, 720, 720), logged(110, 940, 820)))
     # At step 100 half of the rows between the two records had been taken.
