@@ -173,6 +173,7 @@ class Executor:
     def _train(self) -> str:
         feed: Feed = self.resources["feed"]
         window: Window = self.resources["window"]
+        begun = begun_from(self.plan, self.resources["begun"].start)
         total = self._total(feed)
         calls = [(node.id, self._call(node.id), node.op in LASTING) for node in self._order if node.kind == "step"]
         ticks = [self._due_tick(tick) for tick in self.plan.timeline.ticks]
@@ -247,7 +248,7 @@ class Executor:
                 return "stopped"
         if self.progress.step < total:
             return self._stop("stop_at", f"the run is to stop after step {last:,} of {total:,}", reactions)
-        self._check_learned()
+        self._check_learned(begun["step"] if begun else 0)
         self._react("finish", reactions)
         self.records.settle(self.progress.step)
         if self.records.rank == 0:
@@ -258,11 +259,10 @@ class Executor:
                 self._warn(f"that the run has finished could not be noted: {error}")
         return "done"
 
-    def _check_learned(self) -> None:
+    def _check_learned(self, first: int) -> None:
         """Raises NothingLearned, on all ranks alike, if the run is at its end and all of its steps were left out: there
-        is nothing to publish, and nothing to call done."""
-        begun = begun_from(self.plan, self.resources["begun"].start)
-        first, bad = begun["step"] if begun else 0, self.progress.bad
+        is nothing to publish, and nothing to call done. first: the step that the run has begun with."""
+        bad = self.progress.bad
         if bad.last_good > first or self.progress.step == first:
             return
         steps = f"all {plural(self.progress.step - first, 'step')} of the run were left out"

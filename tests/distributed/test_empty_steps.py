@@ -36,7 +36,7 @@ dataset lines {{ source = jsonl("lines.jsonl"), holdout = 10% }}
 batch {{ sequence = 32, micro = 1, rows = 4 }}
 collate = to_tensor -> flatten -> shift_tokens -> pack{links}
 optimizer adamw {{ lr = 1e-2 }}
-checkpoint {{ keep = none }}
+checkpoint {{ keep = 1 }}
 {more}
 """
 DENSE = "llama { dim = 16, layers = 2, heads = 2, kv_heads = 2, ffn = 32 }"
