@@ -91,6 +91,7 @@ def over(
             steps=steps,
             rows_per_step=micro * accumulate * data_ranks,
             seed=seed,
+            num_rows={name: reader.rows.num_rows for name, reader in readers.items()},
         ),
         collate=chain(align=align),
         micro=micro,
@@ -395,6 +396,37 @@ def test_a_dataset_that_comes_and_goes_keeps_its_place(readers):
     assert third.rows_taken(9)["code"] == taken["code"]
     assert remarks.new == () and list(remarks.left) == ["chat"]
     assert third.curriculum.rows_before(9) == 36
+
+
+def by_passes(**passes: float) -> tuple[Phase, ...]:
+    return (Phase(name="train", first=0, fraction=None, shares={}, passes=passes),)
+
+
+def taken_in(made: RowLoader, first: int, end: int) -> Counter[tuple[int, int]]:
+    """(dataset, row) of all rows of some steps, with how often they were taken."""
+    steps = [made.step_rows(step) for step in range(first, end)]
+    return Counter(
+        pair for each in steps for pair in zip(each.datasets.ravel().tolist(), each.rows.ravel().tolist(), strict=True)
+    )
+
+
+def test_an_epoch_of_weights_in_epochs_comes_out_even_over_a_stop_and_new_names(readers):
+    often = {"web": 1, "code": 3, "chat": 2}
+    first = over(readers, phases=by_passes(**often), micro=1, accumulate=1)
+    state = json.loads(json.dumps(first.state(7)))
+    assert state["passes"] == [["web", 1], ["code", 3], ["chat", 2]]
+    renamed = {"pages": readers["web"], "code": readers["code"], "talk": readers["chat"]}
+    second = over(renamed, phases=by_passes(pages=1, code=3, talk=2), micro=1, accumulate=1)
+    assert second.restore(state, 1000).renamed == {"web": "pages", "chat": "talk"}
+    counts = [dataset.order.num_rows for dataset in first.datasets]
+    end = sum(times * rows for times, rows in zip(often.values(), counts, strict=True))
+    assert taken_in(first, 0, 7) + taken_in(second, 7, end) == {
+        (number, row): times for number, times in enumerate(often.values()) for row in range(counts[number])
+    }
+
+
+def test_a_state_of_shares_says_nothing_of_epochs(readers):
+    assert "passes" not in over(readers).state(6)
 
 
 def test_a_dataset_of_the_same_name_with_other_rows_is_refused(readers):
