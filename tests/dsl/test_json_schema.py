@@ -90,6 +90,12 @@ def changed(spec, path, value):
     return spec
 
 
+@pytest.mark.parametrize(("weight", "fits"), [(0.5, True), ("1 epoch", True), ("0.5 epochs", True), ("2 steps", False)])
+@pytest.mark.parametrize("path", ["mixture/web", "phase/early/mix/web"])
+def test_a_weight_is_a_number_or_epochs(path, weight, fits):
+    assert VALIDATOR.is_valid(changed(GOOD, path, weight)) == fits
+
+
 @pytest.mark.parametrize(
     ("path", "value"),
     [
