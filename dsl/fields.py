@@ -177,8 +177,8 @@ class FieldErrors:
     def of_another_label(self, block: type, section: Section, name: str, meta: Setting, label: Any) -> None:
         span = section.entries[name].name_span if name in section.entries else section.blocks[name].heads[0]
         label_name = label_word(block)
-        label_span = section.labels[0].value.span
-        elsewhere = (label_span.source, label_span.line) != (span.source, span.line)
+        label_span = section.labels[0].value.span if section.labels else None
+        elsewhere = label_span is not None and (label_span.source, label_span.line) != (span.source, span.line)
         where: list[Note] = [(f"this is `{section.kind} {label}`", label_span)] if elsewhere else []
         self.diagnostics.error(
             "X208", f"`{section.kind} {label}` has no `{name}`", _word(span, name),

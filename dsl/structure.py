@@ -203,6 +203,10 @@ class Structurer:
             if section.labels:
                 self.errors.label_on_unlabelled(section)
             return None
+        if not section.labels and (usual := _usual_label(section, path, attribute.name)) is not None:
+            self.origins[f"{path}.{attribute.name}"] = Origin("default")
+            arguments[attribute.name] = usual
+            return usual
         if not section.labels:
             says_nothing = not (section.entries or section.blocks or section.lost or section.broken)
             if attribute.default is not attrs.NOTHING and not says_nothing:
@@ -238,6 +242,18 @@ class Structurer:
         if isinstance(value.data, int | float | Quantity) and not wants_number:
             return Value(value.span.text, value.span, value.via)
         return value
+
+
+def _usual_label(section: Section, path: str, name: str) -> Any:
+    """The label of a block that is not written and of which `--set` gives a setting: that of a spec without it.
+
+    None where such a spec has no such block, or says nothing that a setting of it could speak of, as of machines.
+    """
+    default = attrs.fields_dict(Spec)[path].default if path in blocks.KINDS and path not in blocks.NAMED else None
+    written = any(_kind_of_head(head) != "set" for head in section.heads)
+    if written or path == "cluster" or not blocks.is_block(type(default)):
+        return None
+    return getattr(default, name)
 
 
 def origin(value: Value) -> Origin:

@@ -10,6 +10,8 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.setting import AUTO
 
+BASE = (Path(__file__).parent / "data" / "quickstart.xtrain").read_text(encoding="utf-8")
+
 DATA = Path(__file__).parent / "data"
 
 
@@ -307,3 +309,29 @@ def test_a_broken_item_does_not_make_its_field_missing(codes):
 def test_broken_files_say_nothing_of_missing_blocks(codes):
     assert codes("experiment a {\n", base=False) == ["X103"]
     assert codes('tokenizer """\n', base=False) == ["X102"]
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [("loss.chunk=8KiB", "cross_entropy"), ("scheduler.warmup=5 steps", "constant"), ("activation.every=2", "none")],
+)
+def test_set_needs_no_block_with_a_label(load, text, label):
+    """The blocks are those of a spec that does not write them."""
+    block, _, setting = text.partition(".")
+    name = setting.partition("=")[0]
+    base = "".join(line for line in BASE.splitlines(keepends=True) if not line.startswith(block))
+    spec = load(base, text, base=False).require()
+    found = getattr(spec, block)
+    assert label in (getattr(found, "kind", ""), getattr(found, "mode", ""))
+    assert (
+        getattr(found, name) != attrs.fields_dict(type(found))[name].default
+        and spec.origins[f"{block}.{name}"].kind == "set"
+    )
+    origin = spec.origins.get(f"{block}.kind") or spec.origins[f"{block}.mode"]
+    assert origin.kind == "default"
+
+
+def test_a_set_that_another_kind_has_says_so_without_a_block(codes):
+    assert codes("", "cluster.price=2") == ["X207"]
+    base = "".join(line for line in BASE.splitlines(keepends=True) if not line.startswith("scheduler"))
+    assert codes(base, "scheduler.floor=10%", base=False) == ["X208"]

@@ -52,8 +52,6 @@ def test_every_set_is_one(field):
     family = f"model {field.only[0]} {{ experts = 8 }}" if field.only and field.path.startswith("model") else ""
     family = f"scheduler {field.only[0]}" if field.path.startswith("scheduler") and field.only else family
     family = "model mixtral { experts = 8 }" if field.path.startswith("model.router") else family
-    family = "loss cross_entropy" if field.path.startswith("loss.") else family
-    family = "activation full" if field.path.startswith("activation") else family
     family = "phase stdlib { from = 50% }" if field.path.startswith("phase.") else family
     family = "cluster h100" if field.path.startswith("cluster.") and not field.is_label else family
     assert wrong(family, filled(found[1].strip("'"))) == []
