@@ -91,10 +91,18 @@ def _list(seen: "list[Seen]", *, verified: bool) -> None:
         rows = []
         for each in (each for each in seen if each.run == folder):
             verdict = "; ".join(each.flaws) or ("sound" if verified else "")
-            remark = " · ".join(filter(None, (", ".join(each.pointers), _measured(each), verdict)))
+            remark = " · ".join(filter(None, (", ".join(each.pointers), _epoch(each), _measured(each), verdict)))
             rows.append((each.entry.name, bytes_text(each.bytes), _age(each), remark))
         page.table(rows, align="<>><")
     sys.stdout.write(str(page).lstrip("\n"))
+
+
+def _epoch(each: "Seen") -> str:
+    """`epoch-2` where an epoch ends with it, which can be called that; else how far the run was in its data."""
+    if each.state.get("epoch_ended") is not None:
+        return f"epoch-{each.state['epoch_ended']}"
+    epoch = each.state.get("epoch")
+    return "" if epoch is None else f"{epoch:.3g} epochs"
 
 
 def _measured(each: "Seen") -> str:
@@ -131,7 +139,7 @@ def _show(seen: "list[Seen]") -> None:
         written = f"{bytes_text(each.bytes)} in {plural(len(state.get('files', ())), 'file')}, by {ranks}"
         rows = [
             ("holds", _contents(each)),
-            ("state", f"after {each.entry.step:,} steps, {state.get('tokens', 0):,} tokens"),
+            ("state", _behind(each)),
             ("written", f"{written}, {_age(each) or 'who knows when'}"),
             ("model", ", ".join(f"{name} {value}" for name, value in model.items() if value not in (0, None))),
             ("tensors", f"{len(state.get('tensors', ())):,} parameters in {state.get('params')}"),
@@ -144,6 +152,14 @@ def _show(seen: "list[Seen]") -> None:
         rows += [("damaged", "; ".join(each.flaws))] if each.flaws else []
         page.described(rows)
     sys.stdout.write(str(page).lstrip("\n"))
+
+
+def _behind(each: "Seen") -> str:
+    """What the run had behind it."""
+    text = f"after {each.entry.step:,} steps, {each.state.get('tokens', 0):,} tokens"
+    epoch, ended = each.state.get("epoch"), each.state.get("epoch_ended")
+    text += f", {epoch:.4g} epochs" if epoch is not None else ""
+    return text + (f"; epoch {ended} ends with it" if ended else "")
 
 
 def _made_by(made: "dict[str, str]") -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import add_sets, ranks
+from .counting import counted
 
 if TYPE_CHECKING:
     from ..planner.changes.diff_sides import Side
@@ -58,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps({"diagnostics": [error.to_json() for error in errors]}))
         return 2
-    a, b = _with_step(a), _with_step(b)
+    a, b = _with_rows(_with_step(a)), _with_rows(_with_step(b))
     found = compare_plans(a.plan, b.plan, a.step)
     lines = going_on(a, b, found.verdict)
     if arguments.json:
@@ -81,6 +82,17 @@ def _with_step(side: "Side") -> "Side":
 
     latest = CheckpointFolder(Path(side.path) / "checkpoints").latest()
     return evolve(side, step=latest.step if latest else None)
+
+
+def _with_rows(side: "Side") -> "Side":
+    """A side whose data has been counted, if it waits for that, with the steps that gives."""
+    from attrs import evolve
+
+    from ..planner.horizon import waits
+
+    if side.plan.counted is not None or not waits(side.plan):
+        return side
+    return evolve(side, plan=evolve(side.plan, counted=counted(side.plan)))
 
 
 def _side_json(side: "Side") -> dict:

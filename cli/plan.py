@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import add_sets, ranks
+from .counting import counted
 from .plan_alternatives import add_alternatives, show_alternatives, wants_alternatives
 from .plan_views import FORMATS, NotThere, json_text, view
 
@@ -68,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
         return show_alternatives(arguments)
     from ..planner.load import plan_from_path
 
-    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world)
+    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
     if compiled.plan is None:
         compiled.report_to(sys.stderr)
         if arguments.format == "json":

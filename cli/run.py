@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import add_sets, ranks
+from .counting import counted
 from .following import Following
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         if os.environ.get("RANK", "0") == "0":
             print(f"xtrain run: no dashboard can be opened here: {reason}", file=sys.stderr)
         return 2
-    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world)
+    # Of ranks that someone else has started one looks: what it finds wrong ends all of them.
+    looks = os.environ.get("RANK", "0") == "0"
+    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted if looks else None)
     if not compiled.report_to(sys.stderr):
         return 2
     compiled = _settled(compiled, arguments)

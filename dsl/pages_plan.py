@@ -123,18 +123,11 @@ PAGES: Final = (
         """, "batch { sequence = 512, micro = 8, accumulate = 1, rows = 30 }",
         "batch { sequence = 512, micro = 8, rows = 32 }"),
     Code("X602", "warm-up and decay are longer than the training", """
-        The rise and the final fall of the learning rate have to fit into the budget.
+        The rise and the final fall of the learning rate have to fit into the budget. With anything in epochs that is
+        checked when the spec is planned if the data is in the cache, else by the run once it has counted it, before the
+        first step: it then ends with exit status 3.
         """, "experiment try { budget = 100 steps }\nscheduler cosine { warmup = 200 steps }",
         "experiment try { budget = 1k steps }\nscheduler cosine { warmup = 200 steps }"),
-    Code("X603", "a tick that cannot be counted", """
-        How many steps an epoch, or a share of a budget in epochs, takes is known only when the data is read. A tick
-        needs steps, tokens or a time.
-        """, "experiment try { budget = 3 epochs }\nevery 10% log",
-        "experiment try { budget = 3 epochs }\nevery 10 steps log"),
-    Code("X604", "a budget in epochs where the steps must be known", """
-        The length of an epoch is known only when the data is read, and something in this spec needs the number of steps
-        before that.
-        """, "experiment try { budget = 3 epochs }", "experiment try { budget = 1k steps }"),
     Code("X605", "a stop event that does not stop the run", """
         Signals come from a scheduler, a launcher or a person who will end the processes soon in any case, and limits
         are there to be kept. What is declared for them has to end with `stop`, so that nothing is lost.
@@ -144,16 +137,10 @@ PAGES: Final = (
         """, "phase warm { from = 10%, lr_scale = 0.5 }\nphase cool { from = 10%, lr_scale = 0.1 }",
         "phase warm { from = 10%, lr_scale = 0.5 }\nphase cool { from = 80%, lr_scale = 0.1 }"),
     Code("X607", "a phase begins when the run has ended", """
-        The start of a phase lies at or behind the end of the budget, so that no step of the run belongs to it.
+        The start of a phase lies at or behind the end of the budget, so that no step of the run belongs to it. Of what
+        is in epochs this may be found by the run, once its data is counted (see X602).
         """, "experiment try { budget = 100 steps }\nphase anneal { from = 200 steps, lr_scale = 0.5 }",
         "experiment try { budget = 100 steps }\nphase anneal { from = 90%, lr_scale = 0.5 }"),
-    Code("X608", "which phase comes first is not known", """
-        With a budget in epochs the number of steps is known only when the data is read. Until then a start in steps or
-        tokens and one that is a share of the budget cannot be put in order.
-        """, "experiment try { budget = 3 epochs }\nphase early { from = 100 steps, lr_scale = 0.5 }\n"
-        "phase late { from = 90%, lr_scale = 0.1 }",
-        "experiment try { budget = 3 epochs }\nphase early { from = 10%, lr_scale = 0.5 }\n"
-        "phase late { from = 90%, lr_scale = 0.1 }"),
     Code("X610", "a reaction to something that cannot occur", """
         `time_limit`, `stop_at` and `stop_file` are settings of `launch`, and the events of these names occur only where
         they are set. Without one the reaction would never run.

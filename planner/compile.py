@@ -1,5 +1,6 @@
 """`compile_plan`: a typed spec and a number of ranks into a `Plan`, or all the reasons why there is none."""
 
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from attrs import evolve, frozen
@@ -7,8 +8,10 @@ from attrs import evolve, frozen
 from ..dsl.diagnostics import Diagnostics
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
+from .arithmetic import Counts
 from .cluster import device_kind, resolve_cluster
 from .costs.estimates import estimate
+from .horizon import waits
 from .identity import config_of, fingerprint
 from .inventory import count_parameters
 from .layouts.layout import Layout
@@ -16,8 +19,9 @@ from .layouts.sharding import cuts_of
 from .mixing import trained_on
 from .nodes.graph import build_graph
 from .pages.text import shows_color
+from .passes import rows_of_epoch
 from .paths import portable
-from .plan import ElasticWorld, Plan
+from .plan import Counted, ElasticWorld, Plan
 from .plan_figures import Cluster, Estimates
 from .provenance import derived_provenance, merge, settings_provenance
 from .resolved import Resolved, resolve_formats
@@ -46,18 +50,34 @@ class Compiled:
         return self.plan is not None
 
 
-def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "") -> Compiled:
+# Looks for the data of a plan that waits for it: None where it is not counted.
+Count = Callable[[Plan], Counted | None]
+
+
+def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", count: Count | None = None) -> Compiled:
     """Compile `spec` for `world` ranks (None: what the spec itself asks for).
 
     `spec_text` is the resolved text that is kept with the plan. Every rule is checked before the verdict, so that a
     spec hears of all its mistakes at once. Nothing is read but tokenizer.json and the names of data files.
+
+    With `count` rules that wait for the data are checked too, where it has been counted. The plan is the same.
     """
     found = Verdicts(spec)
     sound = examine(spec, world, found)
-    plan = _assemble(spec, sound, spec_text, found) if sound is not None else None
-    if plan is not None and sound is not None and sound.elastic.worlds:
+    if sound is None:
+        return Compiled(None, found.diagnostics)
+    of_costs = Verdicts(spec)
+    plan = _assemble(spec, sound, spec_text, of_costs)
+    if sound.elastic.worlds:
         plan = _with_worlds(plan, sound)
-    return Compiled(plan, found.diagnostics)
+    counted = count(plan) if count is not None and waits(plan) else None
+    if counted is not None:  # then the rules say of the spec what holds of it with this data
+        found = Verdicts(spec)
+        rows = rows_of_epoch(plan.timeline.phases, counted.rows)
+        if examine(spec, world, found, Counts(epoch_rows=rows)) is None:
+            return Compiled(None, found.diagnostics)
+    found.diagnostics.extend(of_costs.diagnostics)
+    return Compiled(evolve(plan, checks=(*found.checks, *of_costs.checks), counted=counted), found.diagnostics)
 
 
 @frozen
@@ -148,7 +168,7 @@ def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan
         parameters=run.inventory,
         estimates=estimates,
         provenance=merge(settings_provenance(spec), derived),
-        checks=tuple(found.checks),
+        checks=(),
         workspace=_workspace(spec),
         launch=_launch(spec, layout),
         cluster=cluster,

@@ -5,9 +5,10 @@ before has stopped and no step is trained twice.
 """
 
 from collections.abc import Iterator, Sequence
-from math import gcd, lcm
+from fractions import Fraction
+from math import lcm
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from .plan import Plan
 from .plan_timeline import Tick, Timeline
@@ -21,7 +22,12 @@ def is_due(tick: Tick, step: int, tokens_per_step: int) -> bool:
     if tick.steps is not None:
         return step % tick.steps == 0
     assert tick.tokens is not None
-    return step * tokens_per_step // tick.tokens > (step - 1) * tokens_per_step // tick.tokens
+    return passes(step * tokens_per_step, tokens_per_step, tick.tokens)
+
+
+def passes(tokens: int, tokens_per_step: int, period: int | Fraction) -> bool:
+    """Whether the last step of those that took so many tokens has reached another multiple of a period."""
+    return tokens // period > (tokens - tokens_per_step) // period
 
 
 def times_due(tick: Tick, step: int, tokens_per_step: int) -> int:
@@ -45,7 +51,7 @@ def next_due(tick: Tick, step: int, tokens_per_step: int) -> int:
 
 def steps_due(ticks: Sequence[Tick], steps: int, tokens_per_step: int) -> int | None:
     """The number of steps up to `steps` in which any of some ticks is due; None where it is too long to count."""
-    whole = lcm(*(tick.steps or (tick.tokens or 1) // gcd(tick.tokens or 1, tokens_per_step) for tick in ticks))
+    whole = lcm(*(tick.steps or (Fraction(tick.tokens or 1) / tokens_per_step).numerator for tick in ticks))
     if whole >= steps:
         return _steps_due(ticks, steps, tokens_per_step)
     # From there on it is all the same again.
@@ -72,6 +78,24 @@ def _all_due(tick: Tick, steps: int, tokens_per_step: int) -> Iterator[int]:
         step = next_due(tick, step, tokens_per_step)
 
 
+def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], tokens_per_step: int) -> Timeline:
+    """How often each tick does something.
+
+    unrecorded: of each tick that does nothing but profile, the steps that pass before one is recorded.
+    """
+
+    def count(tick: Tick, before: int | None) -> int | None:
+        last = last_step(timeline)
+        if last is None or tick.seconds is not None or _is_uncounted(tick):
+            return None
+        if before is not None:
+            return count_profiles(tick, timeline, tokens_per_step, before)
+        return times_due(tick, last, tokens_per_step)
+
+    pairs = zip(timeline.ticks, unrecorded, strict=True)
+    return evolve(timeline, ticks=tuple(evolve(tick, count=count(tick, before)) for tick, before in pairs))
+
+
 @frozen
 class Start:
     """A start of the run, from behind the step `begin` to the step `end`. by_limit: `stop_at` or `stop_after` ends it,
@@ -84,9 +108,9 @@ class Start:
 
 def starts(timeline: Timeline, tokens_per_step: int) -> Iterator[Start]:
     """All starts of the run; none where its steps are not known. A clock that stops it is not among the causes."""
-    if timeline.steps is None:
+    last = last_step(timeline)
+    if timeline.steps is None or last is None:
         return
-    last = last_step(timeline) or 0
     stopping = [tick for tick in timeline.ticks if tick.stop and tick.seconds is None]
     begin = 0
     while begin < last:
@@ -98,10 +122,15 @@ def starts(timeline: Timeline, tokens_per_step: int) -> Iterator[Start]:
 
 
 def last_step(timeline: Timeline) -> int | None:
-    """The step that no start of the run gets beyond; None where that is not known."""
-    if timeline.steps is None:
+    """The step that no start of the run gets beyond; None where that, or where its starts end, is not known."""
+    waits = timeline.stop_at_amount or timeline.stop_after_amount
+    if timeline.steps is None or waits or any(tick.stop and _is_uncounted(tick) for tick in timeline.ticks):
         return None
     return timeline.steps if timeline.stop_at is None else min(timeline.steps, timeline.stop_at)
+
+
+def _is_uncounted(tick: Tick) -> bool:
+    return tick.steps is None and tick.tokens is None and tick.seconds is None
 
 
 def count_profiles(tick: Tick, timeline: Timeline, tokens_per_step: int, before: int) -> int | None:
@@ -123,7 +152,7 @@ def count_node(plan: Plan, node: str) -> int | None:
     timeline, tokens_per_step = plan.timeline, plan.estimates.tokens_per_step
     ticks = [tick for tick in timeline.ticks if node in tick.nodes]
     last = last_step(timeline)
-    if last is None or any(tick.seconds is not None for tick in ticks):
+    if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
         return None
     if plan.node(node).op == "tick.profile":
         args = plan.node(node).args
@@ -143,7 +172,7 @@ def count_saves(plan: Plan) -> int | None:
     ticks = [tick for tick in timeline.ticks if saves(tick.nodes)]
     on = {reaction.event for reaction in timeline.reactions if saves(reaction.nodes)}
     last = last_step(timeline)
-    if last is None or any(tick.seconds is not None for tick in ticks):
+    if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
         return None
     found = steps_due(ticks, last, tokens_per_step) if ticks else 0
     if found is None:

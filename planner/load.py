@@ -13,15 +13,20 @@ from ..dsl.load import Loaded, load_spec
 from .rules.examine import check_spec
 
 if TYPE_CHECKING:
-    from .compile import Compiled
+    from .compile import Compiled, Count
     from .plan import Plan
 
 
-def plan_from_path(path: str | Path, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
-    """Compile a spec, or read a saved plan (`*.json`), which takes neither `sets` nor another `world`."""
+def plan_from_path(
+    path: str | Path, sets: Sequence[str] = (), world: int | None = None, count: "Count | None" = None
+) -> "Compiled":
+    """Compile a spec, or read a saved plan (`*.json`), which takes neither `sets` nor another `world`.
+
+    count: as `compile_plan` takes it.
+    """
     if is_saved(path):
         return _saved(Path(path), sets, world)
-    return plan_from_spec(path, sets, world)
+    return plan_from_spec(path, sets, world, count)
 
 
 def is_saved(path: str | Path) -> bool:
@@ -29,12 +34,14 @@ def is_saved(path: str | Path) -> bool:
     return str(path).endswith(".json")
 
 
-def plan_from_spec(path: str | Path, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
+def plan_from_spec(
+    path: str | Path, sets: Sequence[str] = (), world: int | None = None, count: "Count | None" = None
+) -> "Compiled":
     """Load the spec at `path` with `--set` texts (`path.to.field=value`) and compile it for `world` ranks.
 
     Never raises for what a user wrote: it stands in the diagnostics, in source order.
     """
-    return _compiled(load_spec(path, sets), world)
+    return _compiled(load_spec(path, sets), world, count)
 
 
 def plan_from_text(text: str, name: str, sets: Sequence[str] = (), world: int | None = None) -> "Compiled":
@@ -42,12 +49,12 @@ def plan_from_text(text: str, name: str, sets: Sequence[str] = (), world: int | 
     return _compiled(load_spec(name, sets, {name: text}), world)
 
 
-def _compiled(loaded: Loaded, world: int | None) -> "Compiled":
+def _compiled(loaded: Loaded, world: int | None, count: "Count | None" = None) -> "Compiled":
     from .compile import Compiled, compile_plan
 
     if loaded.spec is None:
         return Compiled(None, _said(loaded, world))
-    compiled = compile_plan(loaded.spec, world=world, spec_text=loaded.resolved_text())
+    compiled = compile_plan(loaded.spec, world=world, spec_text=loaded.resolved_text(), count=count)
     merged = Diagnostics()
     merged.extend(loaded.diagnostics)
     merged.extend(compiled.diagnostics)

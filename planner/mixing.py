@@ -9,7 +9,7 @@ from ..dsl.quantity import Quantity
 from ..dsl.schema.data import Dataset, Weight
 from ..dsl.schema.data import Phase as PhaseSpec
 from ..dsl.spec import Spec
-from .arithmetic import Arithmetic, steps_of
+from .arithmetic import Arithmetic
 from .plan_timeline import Phase
 from .units import amount_in_epochs
 
@@ -75,8 +75,8 @@ def shares(weights: Mapping[str, float], temperature: float) -> dict[str, float]
 def lay_phases(spec: Spec, batch: Arithmetic) -> tuple[Phase, ...]:
     """The phases of a run in order. Shares are those of the datasets that any of them trains on."""
     declared = [_phase(spec, phase, start_of(phase.from_, batch)) for phase in spec.phases.values()]
-    found = sorted(declared, key=lambda phase: (phase.first or 0, phase.fraction or 0.0))
-    if not found or (found[0].first or found[0].fraction):
+    found = sorted(declared, key=lambda phase: (phase.first or 0, phase.fraction or 0.0, phase.epochs or 0.0))
+    if not found or found[0].first or found[0].fraction or found[0].epochs:
         found.insert(0, _phase(spec, None, 0))
     names = trained_on(found)
     return tuple(
@@ -94,14 +94,16 @@ def _only(found: dict[str, float], names: Sequence[str]) -> dict[str, float]:
 
 
 def _phase(spec: Spec, phase: PhaseSpec | None, first: int | None) -> Phase:
-    epochs, found = in_epochs(weights(spec, phase)), amounts(spec, phase)
+    start = phase.from_ if phase is not None and first is None else None
+    in_passes, found = in_epochs(weights(spec, phase)), amounts(spec, phase)
     return Phase(
         name=phase.name if phase is not None else _free_name(spec),
         first=first,
-        fraction=phase.from_.fraction if phase is not None and first is None else None,
-        shares={} if epochs else found,
+        fraction=start.fraction if start is not None and start.unit == "%" else None,
+        shares={} if in_passes else found,
         lr_scale=phase.lr_scale if phase is not None else 1.0,
-        passes=found if epochs else None,
+        passes=found if in_passes else None,
+        epochs=float(start.value) if start is not None and start.unit == "epochs" else None,
     )
 
 
@@ -114,13 +116,18 @@ def _free_name(spec: Spec) -> str:
 
 
 def start_of(start: Quantity, batch: Arithmetic) -> int | None:
-    """The index of the first step of a phase: with tokens, the first before which so many are trained on.
+    """The index of the first step of a phase: with tokens and epochs, the first before which so many are trained on.
 
-    None for a share of a budget whose steps are not known.
+    None for what is not known until the data is counted.
     """
-    if start.unit == "tokens":
-        return ceil(start.value / batch.tokens_per_step)
-    return steps_of(start, batch.steps)
+    match start.unit:
+        case "steps":
+            return ceil(start.value)
+        case "tokens":
+            return ceil(start.value / batch.tokens_per_step)
+        case "epochs":
+            return batch.step_behind(float(start.value))
+    return None if batch.steps is None else round(batch.steps * start.fraction)
 
 
 def trained_on(phases: Sequence[Phase]) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ def first_step(phase: Phase, total: int) -> int:
     """The index of the first step of a phase in a run of `total` steps."""
     if phase.first is not None:
         return phase.first
-    assert phase.fraction is not None
+    assert phase.fraction is not None, "a start in epochs is known once the data is counted"
     return round(phase.fraction * total)
 
 

@@ -112,6 +112,15 @@ class Made:
 
 
 @frozen(kw_only=True)
+class Counted:
+    """The data as it was where a plan was made, if it had been counted there. rows: of each dataset that is trained on;
+    stores: the keys of the token stores they were counted in."""
+
+    rows: dict[str, int]
+    stores: dict[str, str]
+
+
+@frozen(kw_only=True)
 class Plan:
     """Everything a run does. `id` hashes the whole content, `config_id` what makes it this experiment and no other,
     which is `config`.
@@ -119,8 +128,8 @@ class Plan:
     elastic: the worlds in which the run may go on after a failure, this one among them, and those `refused`. The id
     knows of them but not of their ids, each of which knows of all worlds alike.
 
-    traced: one rank of every pipeline coordinate, where it was asked for; made: where the plan was saved. Both are no
-    part of what is done, nor of the id.
+    traced: one rank of every pipeline coordinate, where it was asked for; made: where the plan was saved; counted:
+    where something waits for the data and it was there. They are no part of what is done, nor of the id.
     """
 
     name: str
@@ -146,6 +155,7 @@ class Plan:
     refused: tuple[RefusedWorlds, ...] = ()
     traced: tuple[Traced, ...] = ()
     made: Made | None = None
+    counted: Counted | None = None
 
     def node(self, node_id: str) -> Node:
         return next(n for n in self.nodes if n.id == node_id)

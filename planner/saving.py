@@ -1,12 +1,13 @@
 """Where a run begins and how its state is saved: the nodes of `checkpoint { … }`, and the rules for it."""
 
-from math import lcm
 from typing import Any, Final
 
 from ..dsl.schema.actions import CheckpointAction, EvalAction, StopAction
+from ..dsl.schema.actions import Tick as TickSpec
 from ..dsl.spec import Spec
 from ..dsl.suggest import did_you_mean
 from .arithmetic import Arithmetic
+from .counts import is_due, steps_due, times_due
 from .layouts.mesh import AXES
 from .nodes.builder import Builder
 from .nonfinite import on_nan
@@ -14,8 +15,7 @@ from .paths import portable
 from .plan_figures import Estimates
 from .resolved import Resolved
 from .rules.findings import Findings
-from .stops import counted
-from .timeline import Schedule
+from .timeline import Schedule, recurring
 from .units import bytes_text
 
 # What a run that saves nothing does without.
@@ -163,7 +163,7 @@ def _evaluates(action: Any, dataset: str) -> bool:
     return isinstance(action, EvalAction) and action.dataset == dataset
 
 
-def _meet(schedule: Schedule, measures: list[Any], dataset: str, batch: Arithmetic) -> bool:
+def _meet(schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Arithmetic) -> bool:
     """Whether anything that measures ever falls into a step with a save; the end of the run is one. Yes where that
     hangs on the clock."""
     assert batch.steps is not None
@@ -171,15 +171,15 @@ def _meet(schedule: Schedule, measures: list[Any], dataset: str, batch: Arithmet
     if any(_share_a_step(one, other, batch) for one in measures for other in saves):
         return True
     ends = any(_evaluates(action, dataset) for action in schedule.events["finish"])
-    return ends or any(batch.steps % period == 0 for tick in measures if (period := _period(tick, batch)))
+    known = [tick for each in measures if (tick := recurring(each, batch)).steps or tick.tokens]
+    return ends or any(is_due(tick, batch.steps, batch.tokens_per_step) for tick in known)
 
 
-def _share_a_step(one: Any, other: Any, batch: Arithmetic) -> bool:
-    periods = [period for tick in (one, other) if (period := _period(tick, batch))]
-    return len(periods) < 2 or lcm(*periods) <= (batch.steps or 0)
-
-
-def _period(tick: Any, batch: Arithmetic) -> int:
-    """In steps; 0 where it is not counted in them."""
-    every = counted(tick.every, batch)
-    return int(every.value) if every is not None and every.unit == "steps" else 0
+def _share_a_step(one: TickSpec, other: TickSpec, batch: Arithmetic) -> bool:
+    """Whether two ticks ever fire in the same step; yes where that hangs on the clock."""
+    steps, each = batch.steps or 0, batch.tokens_per_step
+    known = [tick for tick in (recurring(one, batch), recurring(other, batch)) if tick.steps or tick.tokens]
+    if len(known) < 2:
+        return True
+    together = steps_due(known, steps, each)
+    return together is None or together < sum(times_due(tick, steps, each) for tick in known)

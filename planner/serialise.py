@@ -4,6 +4,7 @@ Only what the plan is gets read back; views are made of it again.
 """
 
 import json
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -14,18 +15,20 @@ from cattrs.gen import make_dict_unstructure_fn, override
 from .architecture import Architecture
 from .identity import fingerprint
 from .layouts.mesh import AXES, EXPERT_AXES, build_mesh
-from .plan import FORMAT, Check, Edge, ElasticWorld, Made, Node, Plan, Provenance, RefusedWorlds, Traced
+from .plan import FORMAT, Check, Counted, Edge, ElasticWorld, Made, Node, Plan, Provenance, RefusedWorlds, Traced
 from .plan_figures import Cluster, Estimates, Parameters
 from .plan_mesh import Mesh
-from .plan_timeline import Phase, Timeline
+from .plan_timeline import Phase, Tick, Timeline
 
 # Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
-OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced", "made")
+OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced", "made", "counted")
 
 
 # Fields that are written only where they say something: plans that were made before there were any keep their ids.
 LATER: dict[type, tuple[str, ...]] = {
-    Phase: ("passes",),
+    Tick: ("epochs", "fraction"),
+    Phase: ("passes", "epochs"),
+    Timeline: ("stop_at_amount", "stop_after_amount"),
 }
 
 # What follows from the content and is written for others to read.
@@ -48,6 +51,8 @@ def _converter() -> Converter:
     for kind, names in LATER.items():
         omitted: dict[str, Any] = {name: override(omit_if_default=True) for name in names}
         converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **omitted))
+    # A plan has whole numbers of tokens; parts of one come up only once its data is counted.
+    converter.register_structure_hook(int | Fraction | None, lambda value, _: None if value is None else int(value))
     return converter
 
 
@@ -83,6 +88,7 @@ def _content(plan: Plan) -> dict[str, Any]:
         "refused": plain(plan.refused),
         "traced": plain(plan.traced),
         "made": plain(plan.made),
+        **({"counted": plain(plan.counted)} if plan.counted is not None else {}),
         "checks": plain(plan.checks),
         "provenance": plain(plan.provenance),
         "spec_text": plan.spec_text,
@@ -240,6 +246,7 @@ def _read(content: dict[str, Any]) -> Plan:
         refused=convert(content["refused"], tuple[RefusedWorlds, ...]),
         traced=convert(content["traced"], tuple[Traced, ...]),
         made=convert(content["made"], Made) if content["made"] else None,
+        counted=convert(content["counted"], Counted) if content.get("counted") else None,
         config=content["config"],
         config_id=content["config_id"],
         id=content["id"],

@@ -1,8 +1,11 @@
 """What stops a run before its end: signals, limits of time and of steps; the rules for what is declared for them."""
 
+from fractions import Fraction
 from math import ceil
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, Literal
+
+from attrs import frozen
 
 from ..dsl.quantity import Quantity
 from ..dsl.schema.actions import (
@@ -18,7 +21,9 @@ from ..dsl.schema.actions import (
 from ..dsl.schema.experiment import Launch
 from ..dsl.spec import Spec
 from .arithmetic import Arithmetic
+from .passes import exact
 from .paths import portable
+from .plan_timeline import Uncounted
 from .rules.findings import Findings
 from .units import plural
 
@@ -108,10 +113,9 @@ def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
         if amount is None:
             continue
         rule, path = f"schedule.{name}", f"launch.{name}"
-        steps = steps_of(amount, batch)
+        steps = _limit_of(name, amount, batch)
         if steps is None:
-            message = f"{name} {amount}: the budget does not say how many steps that is"
-            found.fail(rule, "X603", path, message, f"use steps or tokens, such as `{LIMITS['stop_at'][name]}`")
+            found.unknown(rule, f"{name} {amount}: the number of steps is known once the data is counted")
         elif batch.steps is not None and steps >= batch.steps:
             message = f"{name} {amount} comes no sooner than the end of the run, which has {batch.steps:,} steps"
             found.warn(rule, "W603", path, message, f"use fewer than {batch.steps:,} steps, or leave it out")
@@ -120,20 +124,68 @@ def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
             found.passed(rule, f"the run stops {when}")
 
 
-def steps_of(amount: Quantity | None, batch: Arithmetic) -> int | None:
-    """An amount of training in steps, rounded up; None where the budget does not say how many that is."""
-    known = None if amount is None else counted(amount, batch)
+def _limit_of(name: str, amount: Quantity, batch: Arithmetic) -> int | None:
+    """`stop_at`: the step; `stop_after`: a number of steps. None where that is known only once the data is counted."""
+    if amount.unit == "epochs":
+        epochs = float(amount.value)
+        return batch.step_behind(epochs) if name == "stop_at" else batch.steps_in(epochs)
+    known = counted(amount, batch)
     if known is None:
         return None
-    return int(known.value) if known.unit == "steps" else ceil(known.value / batch.tokens_per_step)
+    return int(known.value) if known.unit == "steps" else -(-int(known.value) // batch.tokens_per_step)
 
 
-def counted(amount: Quantity, batch: Arithmetic) -> Quantity | None:
-    """In steps, tokens or seconds; None for a share of a budget or an epoch whose steps nobody knows."""
-    if amount.unit in ("steps", "tokens"):
-        return Quantity(max(ceil(amount.value), 1), amount.unit)
-    if amount.unit == "seconds":
-        return amount
-    if amount.unit == "%" and batch.steps is not None:
-        return Quantity(max(ceil(batch.steps * amount.fraction), 1), "steps")
+def limit_args(launch: Launch, batch: Arithmetic) -> dict[str, Any]:
+    """`stop_at` and `stop_after` as a timeline has them: in steps, or in what is not counted yet."""
+    found: dict[str, Any] = {}
+    for name, amount in (("stop_at", launch.stop_at), ("stop_after", launch.stop_after)):
+        if amount is not None and (steps := _limit_of(name, amount, batch)) is not None:
+            found[name] = steps
+        elif amount is not None:
+            found[f"{name}_amount"] = uncounted(amount)
+    return found
+
+
+@frozen
+class Period:
+    """How often something recurs: so many `steps`, `tokens` or `seconds`. Tokens of a part of an epoch need not be a
+    whole number."""
+
+    value: int | Fraction
+    unit: Literal["steps", "tokens", "seconds"]
+
+
+def counted(amount: Quantity, batch: Arithmetic) -> Period | None:
+    """The period of an amount; None for epochs, or a share of a budget in them, of data that is not counted.
+
+    An epoch has as many tokens as there are positions in its rows.
+    """
+    match amount.unit:
+        case "steps" | "tokens":
+            return Period(max(ceil(amount.value), 1), amount.unit)
+        case "seconds":
+            return Period(Fraction(amount.value), "seconds")
+        case "%" if batch.steps is not None:
+            return Period(share_of(amount.fraction, batch.steps), "steps")
+        case "epochs" if batch.epoch_rows is not None:
+            return Period(tokens_of(float(amount.value), batch.epoch_rows, batch.sequence), "tokens")
     return None
+
+
+def share_of(fraction: float, steps: int) -> int:
+    """A share of so many steps, rounded up; at least 1."""
+    return max(ceil(exact(fraction) * steps), 1)
+
+
+def tokens_of(epochs: float, epoch_rows: Fraction, sequence: int) -> int | Fraction:
+    """The positions in the rows of so many epochs."""
+    tokens = exact(epochs) * epoch_rows * sequence
+    return int(tokens) if tokens.denominator == 1 else tokens
+
+
+def uncounted(amount: Quantity) -> Uncounted:
+    """The same as a plan has it until the data is counted."""
+    if amount.unit == "%":
+        return Uncounted(fraction=amount.fraction)
+    assert amount.unit == "epochs"
+    return Uncounted(epochs=float(amount.value))

@@ -20,12 +20,12 @@ from ..dsl.schema.experiment import Launch
 from ..dsl.spec import Spec
 from .alerts import ALERTS
 from .arithmetic import Arithmetic
-from .counts import count_profiles, last_step, next_due, times_due
+from .counts import next_due, times_due, with_counts
 from .nodes.actions import ActionNodes
 from .order import in_order
 from .plan_timeline import Phase, Reaction, Tick, Timeline
 from .rules.findings import Findings
-from .stops import LIMITS, SIGNALS, actions_on, counted, occurs, only_tells, steps_of
+from .stops import LIMITS, SIGNALS, actions_on, counted, limit_args, occurs, only_tells, uncounted
 
 
 @frozen(kw_only=True)
@@ -44,24 +44,25 @@ class Schedule:
 
 
 def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
-    """A run logs and saves, even if nobody says so: every hundredth and every twentieth of its steps.
+    """A run logs and saves, even if nobody says so: every hundredth and every twentieth of its steps, of `steps` where
+    the budget says how many these are.
 
     A run also saves when it ends, and when it is to stop saves and stops.
     """
     ticks, paths = list(spec.ticks), [f"every.{i}.every" for i in range(len(spec.ticks))]
     reasons: dict[str, tuple[str, str]] = {}
 
-    def default(name: str, action: Action, parts: int, unknown: Quantity) -> None:
+    def default(name: str, action: Action, parts: int) -> None:
         if any(isinstance(a, type(action)) for tick in spec.ticks for a in tick.actions):
             return
-        every = unknown if steps is None else Quantity(max(ceil(steps / parts), 1), "steps")
-        why = "the number of steps is not known" if steps is None else f"{steps:,} steps / {parts}, rounded up"
+        every = Quantity(100 // parts, "%") if steps is None else Quantity(max(ceil(steps / parts), 1), "steps")
+        why = f"the steps / {parts}, rounded up" if steps is None else f"{steps:,} steps / {parts}, rounded up"
         ticks.append(TickSpec(every=every, actions=(action,)))
         paths.append("")
         reasons[f"every.{name}"] = (str(every), why)
 
-    default("log", LogAction(), 100, Quantity(10, "steps"))
-    default("checkpoint", CheckpointAction(), 20, Quantity(600, "seconds"))
+    default("log", LogAction(), 100)
+    default("checkpoint", CheckpointAction(), 20)
     names: tuple[EventName, ...] = ("finish", *SIGNALS, *(name for name in LIMITS if occurs(name, spec.launch)))
     events: dict[EventName, tuple[Action, ...]] = {name: actions_on(spec.events, name) for name in names}
     if not any(isinstance(action, CheckpointAction) for action in events["finish"]):
@@ -120,25 +121,25 @@ def _without_saving(
 
 
 def check_ticks(schedule: Schedule, batch: Arithmetic, launch: Launch, found: Findings) -> None:
-    """A tick needs a unit that can be counted, and should do something at least once."""
+    """A tick should do something at least once."""
     for tick, path in zip(schedule.ticks, schedule.paths, strict=True):
-        rule = f"schedule.{path or 'default'}"
-        if (every := counted(tick.every, batch)) is None:
-            message = f"every {tick.every}: the budget does not say how many steps that is"
-            found.fail(rule, "X603", path, message, "use steps, tokens or a time, such as `every 100 steps`")
-        elif every.unit == "seconds" or batch.steps is None:
+        rule, known = f"schedule.{path or 'default'}", recurring(tick, batch)
+        if known.seconds is not None:
             if path:
                 found.passed(rule, f"every {tick.every} fires by the clock")
+        elif batch.steps is None or not (known.steps or known.tokens):
+            if path:
+                found.unknown(rule, f"every {tick.every}: how often it fires is known once the data is counted")
         else:
-            _check_fires(tick, _recurring(tick, every, ()), batch, launch, rule, path, found)
+            _check_fires(tick, known, batch, launch, rule, path, found)
 
 
 def _check_fires(
-    tick: TickSpec, recurring: Tick, batch: Arithmetic, launch: Launch, rule: str, path: str, found: Findings
+    tick: TickSpec, known: Tick, batch: Arithmetic, launch: Launch, rule: str, path: str, found: Findings
 ) -> None:
     """A tick in steps or tokens should come before the budget is used up, a profile with steps left to record."""
     steps, each = batch.steps or 0, batch.tokens_per_step
-    first, before = next_due(recurring, 0, each), _unrecorded(tick)
+    first, before = next_due(known, 0, each), _unrecorded(tick)
     if first > steps:
         message = f"every {tick.every} never fires: the run has {steps:,} steps, {batch.tokens:,} tokens"
         found.warn(rule, "W601", path, message, f"use {steps} steps or fewer, or `on finish`")
@@ -147,7 +148,7 @@ def _check_fires(
         message += f"could be recorded is step {first + before + 1:,}"
         found.warn(rule, "W601", path, message, "let it begin earlier, or with less `wait` and `warmup`")
     elif path:
-        count = times_due(recurring, min(steps, steps_of(launch.stop_at, batch) or steps), each)
+        count = times_due(known, min(steps, limit_args(launch, batch).get("stop_at", steps)), each)
         found.passed(rule, f"every {tick.every} fires {count:,} times")
 
 
@@ -161,18 +162,16 @@ def lay_timeline(
     bad_steps: int,
     publishes: bool = False,
 ) -> Timeline:
-    """Ticks in the order in which they run in a step that several are due in. Every tick must have passed
-    `check_ticks`.
+    """Ticks in the order in which they run in a step that several are due in. `batch` is that of a spec whose data is
+    not counted.
 
     bad_steps: so many in a row are what happens on nan. publishes: the run saves its weights alone when it has ended.
     """
     ticks, in_turn = [], list(in_order(schedule.ticks))
     for tick in in_turn:
-        every = counted(tick.every, batch)
-        assert every is not None
         stop = any(isinstance(action, StopAction) for action in tick.actions)
         ids = tuple(nodes.add(action, last=stop) for action in tick.actions if not isinstance(action, StopAction))
-        ticks.append(_recurring(tick, every, ids))
+        ticks.append(recurring(tick, batch, ids))
     reactions = tuple(
         Reaction(
             event=name,
@@ -199,10 +198,9 @@ def lay_timeline(
         phases=phases,
         ticks=tuple(ticks),
         reactions=reactions,
-        stop_at=steps_of(launch.stop_at, batch),
-        stop_after=steps_of(launch.stop_after, batch),
+        **limit_args(launch, batch),
     )
-    return _with_counts(timeline, [_unrecorded(tick) for tick in in_turn], batch.tokens_per_step)
+    return with_counts(timeline, [_unrecorded(tick) for tick in in_turn], batch.tokens_per_step)
 
 
 def _told(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) -> tuple[str, ...]:
@@ -211,15 +209,19 @@ def _told(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) ->
     return tuple(nodes.add(each, "nan") for each in told)
 
 
-def _recurring(tick: TickSpec, every: Quantity, nodes: tuple[str, ...]) -> Tick:
-    """A tick that is not counted yet. every: its period, as `counted` gives it."""
-    value, unit = every.value, every.unit
+def recurring(tick: TickSpec, batch: Arithmetic, nodes: tuple[str, ...] = ()) -> Tick:
+    """A tick as a plan has it, without how often it fires: its period, or what that is to be worked out of."""
+    stop = any(isinstance(action, StopAction) for action in tick.actions)
+    every = counted(tick.every, batch)
+    if every is None:
+        amount = uncounted(tick.every)
+        return Tick(nodes=nodes, stop=stop, epochs=amount.epochs, fraction=amount.fraction)
     return Tick(
         nodes=nodes,
-        steps=int(value) if unit == "steps" else None,
-        tokens=int(value) if unit == "tokens" else None,
-        seconds=float(value) if unit == "seconds" else None,
-        stop=any(isinstance(action, StopAction) for action in tick.actions),
+        steps=int(every.value) if every.unit == "steps" else None,
+        tokens=every.value if every.unit == "tokens" else None,
+        seconds=float(every.value) if every.unit == "seconds" else None,
+        stop=stop,
     )
 
 
@@ -229,18 +231,3 @@ def _unrecorded(tick: TickSpec) -> int | None:
     if not profiles or len(tick.actions) > len(profiles):
         return None
     return min(action.wait + action.warmup for action in profiles)
-
-
-def _with_counts(timeline: Timeline, unrecorded: list[int | None], tokens_per_step: int) -> Timeline:
-    """How often each tick does something. unrecorded: of each tick, see `_unrecorded`."""
-
-    def count(tick: Tick, before: int | None) -> int | None:
-        last = last_step(timeline)
-        if last is None or tick.seconds is not None:
-            return None
-        if before is not None:
-            return count_profiles(tick, timeline, tokens_per_step, before)
-        return times_due(tick, last, tokens_per_step)
-
-    pairs = zip(timeline.ticks, unrecorded, strict=True)
-    return evolve(timeline, ticks=tuple(evolve(tick, count=count(tick, before)) for tick, before in pairs))

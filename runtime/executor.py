@@ -10,9 +10,11 @@ from contextlib import suppress
 from math import isfinite
 from pathlib import Path
 
+from attrs import evolve
+
 from ..planner.alerts import ALERTS
 from ..planner.plan import Node, Plan
-from ..planner.plan_timeline import Tick
+from ..planner.plan_timeline import Tick, Timeline
 from ..planner.stops import SIGNALS
 from ..planner.units import plural
 from .alerts.notify import Notifier
@@ -176,7 +178,8 @@ class Executor:
         begun = begun_from(self.plan, self.resources["begun"].start)
         total = self._total(feed)
         calls = [(node.id, self._call(node.id), node.op in LASTING) for node in self._order if node.kind == "step"]
-        ticks = [self._due_tick(tick) for tick in self.plan.timeline.ticks]
+        timeline = feed.timeline
+        ticks = [self._due_tick(tick) for tick in timeline.ticks]
         reactions = {r.event: tuple(map(self._call, r.nodes)) for r in self.plan.timeline.reactions if r.event != "nan"}
         on_nan = [r for r in self.plan.timeline.reactions if r.event == "nan"]
         bad_steps = {r.count or 1: tuple(map(self._call, r.nodes)) for r in on_nan}
@@ -192,7 +195,7 @@ class Executor:
         if self.records.rank == 0:
             self.lookout.begin()
         first = self.progress.step  # compiles, and may take long
-        stops = self._stops_at()
+        stops = self._stops_at(timeline)
         last = min(total, stops)
         while self.progress.step < last:
             step = Step(index=self.progress.step, began=clock(), waited=WAITS.seconds)
@@ -223,6 +226,8 @@ class Executor:
                 self._last_step = None
                 self.clocks.put_back()
                 total = self._total(feed)  # of a budget in epochs there may be less left
+                timeline = feed.timeline
+                ticks = [evolve(each, tick=tick) for each, tick in zip(ticks, timeline.ticks, strict=True)]
                 last = min(total, stops)
                 continue
             except Halt as halt:
@@ -232,7 +237,9 @@ class Executor:
             self.progress.tokens += tokens_per_step
             if under_way:
                 under_way.after_step()
-            due = [tick for tick in ticks if tick.due(self.progress.step, tokens_per_step, self.clocks)]
+            now, tokens = self.progress.step, self.progress.tokens
+            of_epochs = feed.tokens_taken(now)
+            due = [tick for tick in ticks if tick.due(now, tokens, of_epochs, tokens_per_step, self.clocks)]
             for call in nodes_due(due).values():
                 call(step)
             stopping = stopping or any(tick.tick.stop for tick in due)
@@ -278,9 +285,9 @@ class Executor:
         """The step at which this run has ended with all that was to happen at its end; None if it has not."""
         return int(self._finished.read_text()) if self._finished.exists() else None
 
-    def _stops_at(self) -> float:
+    def _stops_at(self, timeline: Timeline) -> float:
         """The step after which this start stops, whatever the budget: infinite where nothing is said."""
-        at, after = self.plan.timeline.stop_at, self.plan.timeline.stop_after
+        at, after = timeline.stop_at, timeline.stop_after
         return min(
             float("inf") if at is None else max(at, self.progress.step),
             float("inf") if after is None else first_step(self.progress.step) + after,

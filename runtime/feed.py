@@ -7,10 +7,11 @@ from typing import Any, get_args
 import torch.distributed as dist
 from attrs import define, evolve
 
-from ..planner.passes import rows_of_epoch, steps_of_epochs
+from ..planner.arithmetic import Arithmetic
+from ..planner.horizon import counted_arithmetic, counted_timeline
 from ..planner.phases import phase_at
 from ..planner.plan import Plan
-from ..planner.plan_timeline import Phase
+from ..planner.plan_timeline import Phase, Timeline
 from .data.collate import collators
 from .data.collate.batch import Microbatch
 from .data.collate.collators import Chain
@@ -40,7 +41,8 @@ ALONE = Phase(name="train", first=0, fraction=None, shares={})
 class Feed:
     """What the loop reads: the training loader, how many steps it is good for, and what evaluation needs.
 
-    epochs: the budget, if it is given in them. ahead: reads the next steps while one computes, if that is wanted.
+    planned: the timeline of the plan, with what is not counted in it; batch: what is counted. None of both where there
+    is no run, but a trace of its program. ahead: reads the next steps while one computes, if that is wanted.
     """
 
     loader: RowLoader
@@ -49,7 +51,8 @@ class Feed:
     steps: int
     datasets: dict[str, PreparedDataset]
     phases: tuple[Phase, ...] = (ALONE,)
-    epochs: float | None = None
+    planned: Timeline | None = None
+    batch: Arithmetic | None = None
     ahead: ReadingAhead | None = None
 
     def microbatches(self, step: int) -> list[Microbatch]:
@@ -67,15 +70,31 @@ class Feed:
     def resume(self, state: dict[str, Any]) -> Remarks:
         """Go on from what a checkpoint says of the loader. Raises DataError if its rows are not those of this data."""
         remarks = self.loader.restore(state, self.steps)
-        if self.epochs is not None:
-            self.steps = state["step"] + self._steps_left(self.epochs, state["step"])
-            self.loader.curriculum = evolve(self.loader.curriculum, steps=self.steps)
+        if self.batch is not None and self.batch.epoch_rows is not None:
+            taken = sum(self.loader.rows_taken(state["step"]).values())
+            self.batch = self.batch.counted(self.batch.epoch_rows, done_steps=state["step"], done_rows=taken)
+            timeline = self.timeline
+            assert timeline.steps is not None
+            self.steps, self.phases = timeline.steps, timeline.phases
+            self.loader.curriculum = evolve(self.loader.curriculum, steps=self.steps, phases=self.phases)
         return remarks
 
-    def _steps_left(self, epochs: float, step: int) -> int:
-        taken = sum(self.loader.rows_taken(step).values())
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline of the run with nothing in it left to be counted."""
+        assert self.planned is not None and self.batch is not None
         rows = {dataset.name: dataset.order.num_rows for dataset in self.loader.datasets}
-        return steps_of_epochs(epochs, rows_of_epoch(self.phases, rows), self.loader.rows_per_step, taken)
+        return counted_timeline(self.planned, self.batch, rows)
+
+    def tokens_taken(self, step: int) -> int:
+        """Positions in the rows of its data that the run has taken before `step`."""
+        assert self.batch is not None
+        return self.batch.rows_before(step) * self.batch.sequence
+
+    def epoch(self, step: int) -> float | None:
+        """How many epochs of its data the run has taken before `step`."""
+        epoch = None if self.batch is None else self.batch.epochs_before(step)
+        return None if epoch is None else round(epoch, 6)
 
     def evaluation(self, dataset: str, max_rows: int | None, rank: Rank) -> EvalLoader:
         prepared = self.datasets[dataset]
@@ -234,7 +253,8 @@ def build_loader(
     thread, or by `workers` processes.
     """
     trained = tuple(TrainingRows.of(name, prepared[name].parts["training"], seed) for name in datasets)
-    curriculum = curriculum_of(plan, {each.name: each.order.num_rows for each in trained})
+    counts = {each.name: each.order.num_rows for each in trained}
+    curriculum = curriculum_of(plan, counts)
     assert steps in (None, curriculum.steps) and seed == curriculum.seed
     loader = RowLoader(
         datasets=trained,
@@ -248,7 +268,9 @@ def build_loader(
     )
     assert loader.rows_per_step == rows and {each.reader.rows.capacity for each in trained} == {sequence}
     loader.make_ready()
-    tell_rows(records, trained, curriculum.steps)
+    batch = counted_arithmetic(plan, counts)
+    assert epochs == batch.epochs
+    tell_rows(records, trained, curriculum.steps, batch)
     _tell_repeats(records, curriculum.phases, trained, rows)
     feed = Feed(
         loader=loader,
@@ -257,7 +279,8 @@ def build_loader(
         steps=curriculum.steps,
         datasets=prepared,
         phases=curriculum.phases,
-        epochs=epochs,
+        planned=plan.timeline,
+        batch=batch,
     )
     feed.ahead = ahead_of(feed, plan, rank, records, prefetch, workers)
     return feed
@@ -283,9 +306,12 @@ def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int
     return ReadingAhead(elsewhere if workers else here, ahead=waiting, end=lambda: feed.steps, device=rank.device)
 
 
-def tell_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int) -> None:
-    """Say how many rows each dataset has, which is what an epoch of it is, and how many steps the run takes of them."""
-    records.event("data", step=0, steps=steps, rows={each.name: each.order.num_rows for each in trained})
+def tell_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, batch: Arithmetic) -> None:
+    """Say how many rows each dataset has, how many steps the run takes, and how many rows and tokens an epoch has."""
+    rows = {each.name: each.order.num_rows for each in trained}
+    epoch = float(batch.epoch_rows or 0)
+    fields = {"epoch_rows": epoch, "epoch_tokens": epoch * batch.sequence, "epochs": batch.epochs}
+    records.event("data", step=0, steps=steps, rows=rows, **fields)
 
 
 def _tell_repeats(records: Records, phases: tuple[Phase, ...], trained: tuple[TrainingRows, ...], rows: int) -> None:

@@ -44,6 +44,7 @@ MODULES = (
     "alerts.notify",
     "checkpoint.ops",
     "checkpoint.rollback",
+    "horizon",
     "step",
     "nonfinite",
     "router_step",

@@ -1,5 +1,6 @@
 """`setup.scheduler`: the learning rate of a step; its closed form stands in the planner, which also shows it."""
 
+from ..planner.horizon import counted_rate, waits_with
 from ..planner.learning_curve import Rate, learning_rate
 from .feed import Feed
 from .ops import op
@@ -20,9 +21,14 @@ def build_schedule(
 ) -> Schedule:
     """Step index (from 0) → learning rate, with the factor of the phase that the step lies in.
 
-    `steps` None: the number that the counted data gives, which is settled once a resumed run knows how far it has come.
+    Lengths in epochs are those of the counted data, and settled once a resumed run knows how far it has come.
     """
     args = {"kind": kind, "lr": lr, "warmup": warmup, "floor": floor, "decay": decay, "shape": shape}
-    if steps is not None:
+    if steps is not None and (feed.planned is None or not waits_with(feed.planned, args)):
         return learning_rate(args, steps, feed.phases)
-    return lambda index: learning_rate(args, feed.steps, feed.phases)(index)
+
+    def rate(index: int) -> float:
+        known = args if feed.batch is None else counted_rate(args, feed.batch)
+        return learning_rate(known, feed.steps, feed.phases)(index)
+
+    return rate

@@ -51,7 +51,8 @@ def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = 
         step.phase = phase.name
         if several and phase.name != told and records is not None:
             shares = {name: share for name, share in phase.shares.items() if share}
-            records.event("phase", step=step.index, name=phase.name, shares=shares, lr_scale=phase.lr_scale)
+            fields = {"shares": shares, "lr_scale": phase.lr_scale, "epoch": feed.epoch(step.index)}
+            records.event("phase", step=step.index, name=phase.name, **fields)
             told = phase.name
         begin = time.perf_counter()
         step.microbatches = feed.microbatches(step.index) if reads else []

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import networkx as nx
 from attrs import frozen
 
-from ..planner.counts import is_due
+from ..planner.counts import is_due, passes
 from ..planner.plan import Node, Plan
 from ..planner.plan_timeline import Tick
 from .ops import OPS, Op, PlanMismatch
@@ -17,15 +17,18 @@ StepCall = Callable[[Step], None]
 
 @frozen
 class DueTick:
-    """A tick with its nodes bound, by their ids; `due` is asked once after every step."""
+    """A tick, counted, with its nodes bound, by their ids; `due` is asked once after every step."""
 
     tick: Tick
     calls: dict[str, StepCall]
     clock: int | None
 
-    def due(self, step: int, tokens_per_step: int, clocks: Clocks) -> bool:
+    def due(self, step: int, tokens: int, of_epochs: int, tokens_per_step: int, clocks: Clocks) -> bool:
+        """After `step` steps of the run. tokens: that it has taken; of_epochs: those of the data its epochs are of."""
         if self.clock is not None:
             return clocks.due(self.clock)
+        if self.tick.tokens is not None:
+            return passes(of_epochs if self.tick.epochs is not None else tokens, tokens_per_step, self.tick.tokens)
         return is_due(self.tick, step, tokens_per_step)
 
 

@@ -169,7 +169,7 @@ class Tick:
     actions: tuple[Action, ...]
     every: Quantity = setting(
         "how often; a share is one of the budget",
-        units=("steps", "tokens", "seconds", "%"),
+        units=("steps", "tokens", "epochs", "seconds", "%"),
         check=positive,
         role=Role.CADENCE,
         example="10 steps",

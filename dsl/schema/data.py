@@ -195,8 +195,8 @@ class Phase:
 
     name: str = label(check=file_name)
     from_: Quantity = setting(
-        "where it begins: a number of steps or tokens, or a share of the budget",
-        units=("steps", "tokens", "%"),
+        "where it begins: a number of steps, tokens or epochs, or a share of the budget",
+        units=("steps", "tokens", "epochs", "%"),
         check=share,
         example="90%",
     )

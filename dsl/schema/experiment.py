@@ -89,9 +89,9 @@ class Launch:
         example="4 h",
     )
     stop_at: Quantity | None = setting(
-        "step, tokens or share of the budget at which the run stops, to be gone on with later",
+        "steps, tokens, epochs or share of the budget at which the run stops, to be gone on with later",
         default=None,
-        units=("steps", "tokens", "%"),
+        units=("steps", "tokens", "epochs", "%"),
         check=positive,
         role=Role.EXECUTION,
         example="1000 steps",
@@ -99,7 +99,7 @@ class Launch:
     stop_after: Quantity | None = setting(
         "how much each start of the run trains before it stops",
         default=None,
-        units=("steps", "tokens"),
+        units=("steps", "tokens", "epochs", "%"),
         check=positive,
         role=Role.EXECUTION,
         example="200 steps",

@@ -43,7 +43,7 @@ class Scheduler:
 
     kind: Literal["cosine", "linear", "constant", "wsd"]
     warmup: Quantity = setting(
-        "linear rise to the peak", default=Quantity(0, "steps"), units=("steps", "%"), check=share
+        "linear rise to the peak", default=Quantity(0, "steps"), units=("steps", "epochs", "%"), check=share
     )
     floor: Quantity = setting(
         "learning rate at the end, as a share of the peak",
@@ -53,7 +53,11 @@ class Scheduler:
         only=("cosine", "linear", "wsd"),
     )
     decay: Quantity = setting(
-        "length of the final fall", default=Quantity(10, "%"), units=("steps", "%"), check=share, only=("wsd",)
+        "length of the final fall",
+        default=Quantity(10, "%"),
+        units=("steps", "epochs", "%"),
+        check=share,
+        only=("wsd",),
     )
     shape: Literal["linear", "cosine", "sqrt"] = setting("form of the final fall", default="linear", only=("wsd",))
 

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from attrs import asdict, fields, frozen
 
+from ..horizon import known_timeline
 from ..plan import Plan
 from ..plan_figures import Memory, RankClass
 from .diff_values import ValueChange, changed_values
@@ -177,7 +178,7 @@ def _amounts(a: Plan, b: Plan) -> tuple[Amount, ...]:
 
 
 def _amount_rows(plan: Plan) -> list[tuple[str, str, float | None]]:
-    estimates, timeline, times = plan.estimates, plan.timeline, plan.estimates.times
+    estimates, timeline, times = plan.estimates, known_timeline(plan), plan.estimates.times
     world, price = plan.mesh.world_size, plan.cluster.price
     seconds = times.step * timeline.steps if times is not None and timeline.steps is not None else None
     hours = None if seconds is None else seconds * world / 3600

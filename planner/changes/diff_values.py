@@ -10,8 +10,6 @@ from attrs import frozen
 from ...dsl import blocks
 from ...dsl.schema.setting import Role, settings_of
 from ..plan import Plan, Provenance
-from ..plan_timeline import Tick
-from ..units import plural, seconds_text
 
 Group = Literal["experiment", "budget", "cadence", "mesh", "execution", "paths", "cluster"]
 GROUPS: Final[tuple[Group, ...]] = get_args(Group)
@@ -98,7 +96,7 @@ def recurring(plan: Plan) -> dict[str, str]:
     found: dict[str, str] = {}
     for tick in plan.timeline.ticks:
         path = f"every {actions_text(tick.nodes, tick.stop)}"
-        found[path] = ", ".join(filter(None, (found.get(path), _period(tick))))
+        found[path] = ", ".join(filter(None, (found.get(path), tick.period)))
     for reaction in plan.timeline.reactions:
         if reaction.nodes or reaction.stop:
             found[f"on {reaction.name}"] = actions_text(reaction.nodes, reaction.stop)
@@ -112,11 +110,3 @@ def actions_text(nodes: tuple[str, ...], stop: bool) -> str:
         kind, _, rest = node.partition(".")
         names.append((rest if kind == "tick" else rest.partition(".")[2]).replace(".", " "))
     return " then ".join((*names, *(("stop",) if stop else ())))
-
-
-def _period(tick: Tick) -> str:
-    if tick.steps is not None:
-        return plural(tick.steps, "step")
-    if tick.tokens is not None:
-        return plural(tick.tokens, "token")
-    return seconds_text(tick.seconds or 0)

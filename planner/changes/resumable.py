@@ -10,6 +10,7 @@ from typing import Any, Final, get_args
 from attrs import frozen
 
 from ..averaging import average_args
+from ..horizon import as_known
 from ..plan import Node, Plan
 from .diff_values import actions_text, recurring
 from .kept import PRECISION, kept, misfits
@@ -60,8 +61,8 @@ def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
     yield from data_reasons(a, b)
     yield from _layout(a, b)
     yield from _formats(a, b)
-    yield from phase_reasons(a, b, step)
-    yield from curve_reasons(a, b, step)
+    yield from phase_reasons(as_known(a), as_known(b), step)
+    yield from curve_reasons(as_known(a), as_known(b), step)
     yield from _average(a, b)
     yield from _arguments(a, b)
     yield from _objective(a, b)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ..learning_curve import learning_rate
 from ..plan import Plan
-from ..units import plural
+from ..units import amount_in_epochs, plural
 from .resumable_rules import Reason
 
 SAMPLES: Final = 1_000  # steps at which two curves are compared
@@ -53,6 +53,8 @@ def _length(value: Any, total: int | None) -> Any:
 
 
 def _spell(value: Any) -> str:
+    if isinstance(value, dict) and "epochs" in value:
+        return amount_in_epochs(value["epochs"])
     if isinstance(value, dict):
         return plural(value["steps"], "step") if "steps" in value else f"{value['fraction']:.4g} of the budget"
     return "none" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
@@ -62,7 +64,7 @@ def _at(a: Plan, b: Plan, step: int | None) -> str:
     """The rate with which a checkpoint goes on, and the one it would have gone on with."""
     before, after = a.node("setup.scheduler").args, b.node("setup.scheduler").args
     total_a, total_b = a.timeline.steps, b.timeline.steps
-    if total_a is None or total_b is None:
+    if total_a is None or total_b is None or not _counted(a, b):
         return "the learning rate takes it from here on"
     done = step if step is not None else total_a if total_b > total_a else total_a // 2
     done = min(done, max(total_b - 1, 0))
@@ -80,7 +82,7 @@ def _budget(a: Plan, b: Plan, step: int | None, at: str) -> Iterator[Reason]:
     if (total_a, before.epochs) == (total_b, after.epochs):
         return
     path = "experiment.budget"
-    if total_a is None or total_b is None:
+    if total_a is None or total_b is None or not _counted(a, b):
         text = f"{_amount(a)} → {_amount(b)}: the learning rate is laid over the steps that the data gives"
         yield Reason(kind="safe", path=path, text=text, effect="learning")
         return
@@ -104,7 +106,14 @@ def _budget(a: Plan, b: Plan, step: int | None, at: str) -> Iterator[Reason]:
 
 def _amount(plan: Plan) -> str:
     steps, epochs = plan.timeline.steps, plan.timeline.epochs
-    return plural(steps, "step") if steps is not None else f"{epochs:g} epochs"
+    return plural(steps, "step") if steps is not None else amount_in_epochs(epochs or 0.0)
+
+
+def _counted(a: Plan, b: Plan) -> bool:
+    """Whether all that the learning rates of two plans hang on is known in steps."""
+    lengths = [plan.node("setup.scheduler").args.get(name) or {} for plan in (a, b) for name in ("warmup", "decay")]
+    phases = (*a.timeline.phases, *b.timeline.phases)
+    return not any("epochs" in each for each in lengths) and not any(p.first is None and p.epochs for p in phases)
 
 
 def _alike(before: dict[str, Any], after: dict[str, Any], total_a: int, total_b: int, done: int) -> bool:

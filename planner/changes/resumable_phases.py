@@ -17,7 +17,7 @@ def phase_reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
     """A reason for every phase that is not in both plans alike. step: that of the checkpoint, None if not known."""
     a = _under_new_names(a, b)
     before, after = a.timeline.phases, b.timeline.phases
-    counted = a.timeline.steps is not None and b.timeline.steps is not None
+    counted = _counted(a) and _counted(b)
     parts = first_difference(a, b)
     alike = counted and (parts is None or (step is not None and parts >= step))
     effect: Effect = "none" if alike else "learning"
@@ -62,13 +62,19 @@ def first_difference(a: Plan, b: Plan) -> int | None:
     None where none does, and where one of the runs has steps that are not counted yet.
     """
     totals = a.timeline.steps, b.timeline.steps
-    if totals[0] is None or totals[1] is None:
+    if totals[0] is None or totals[1] is None or not (_counted(a) and _counted(b)):
         return None
     one, other = in_order(a.timeline.phases, totals[0]), in_order(b.timeline.phases, totals[1])
     for step in sorted({first for first, _ in (*one, *other)}):
         if _holds(one, step) != _holds(other, step):
             return step
     return None
+
+
+def _counted(plan: Plan) -> bool:
+    """Whether it is known with which step every phase begins."""
+    timeline = plan.timeline
+    return timeline.steps is not None and not any(phase.first is None and phase.epochs for phase in timeline.phases)
 
 
 def _holds(phases: list[tuple[int, Phase]], step: int) -> tuple[Any, ...]:
@@ -128,9 +134,14 @@ def _changes(old: Phase, new: Phase, a: Plan, b: Plan) -> list[str]:
 
 def _start(phase: Phase, plan: Plan) -> str:
     total = plan.timeline.steps
-    if phase.first is None and total is None:
-        return f"from {phase.fraction or 0:.4g} of the budget"
+    if phase.first is None and (total is None or phase.epochs is not None):
+        return f"from {start_text(phase)}"
     return f"from step {first_step(phase, total or 0) + 1:,}"
+
+
+def start_text(phase: Phase) -> str:
+    """Where a phase begins that waits for its data to be counted: `0.9 of the budget`, `2 epochs`."""
+    return amount_in_epochs(phase.epochs) if phase.epochs is not None else f"{phase.fraction or 0:.4g} of the budget"
 
 
 def mix_text(phase: Phase) -> str:

@@ -179,6 +179,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "origin": Rule("checkpoint.from", "none", "only where a run begins depends on it"),
         "verify": Rule("checkpoint.verify", "none", _STAYS),
     },
+    "setup.horizon": {},
     "setup.checkpoint": {
         **{name: Rule(f"checkpoint.{name}", "none", _STAYS) for name in _SAVING},
         "copies": Rule("checkpoint.mode", "none", _STAYS),

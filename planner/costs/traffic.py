@@ -126,7 +126,7 @@ def _around(wires: Wires, run: Resolved, pp: int) -> None:
     if len(run.pipeline.readers) < run.size("pp"):
         size = 4 * batch.accumulate * batch.micro * batch.sequence
         wires.add(Call("pp", "broadcast", "step.share_outline", size))
-    schedule = fill_schedule(spec, batch.steps)
+    schedule = fill_schedule(spec, batch.declared_steps)
     clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
     # Valid tokens and three sums over documents, signals, limits, commands, the clocks and whether a save is done;
     # square of the norm, and the loss.

@@ -5,10 +5,12 @@ from typing import Any
 from attrs import evolve, frozen
 
 from ...dsl.schema.setting import Auto
+from ...dsl.spec import Spec
 from ..alerts import alert_args, alert_text
 from ..averaging import add_average
 from ..cluster import device_kind
 from ..commands import lay_commands
+from ..horizon import waits_for_data
 from ..layouts.mesh import AXES
 from ..learning_rate import scheduler_args
 from ..log_writers import add_writers
@@ -19,7 +21,7 @@ from ..plan_timeline import Timeline
 from ..resolved import Resolved
 from ..saving import add_resume
 from ..timeline import Schedule, lay_timeline
-from ..units import plural, seconds_text
+from ..units import amount_in_epochs, plural, seconds_text
 from .actions import ActionNodes
 from .builder import Builder, check_graph
 from .data_nodes import add_data
@@ -50,7 +52,8 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
     resume = _resume(graph, run, estimates, loader, optimizer, scheduler, averages, _alerts(graph, run, estimates))
-    last = add_step(graph, run, add_writers(graph, run.spec, resume), estimates, schedule)
+    last = add_writers(graph, run.spec, _horizon(graph, run.spec, resume))
+    last = add_step(graph, run, last, estimates, schedule)
     first_tick = len(graph.nodes)
     publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
     actions = ActionNodes(graph, run, last)
@@ -130,7 +133,7 @@ def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
 
 def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> str:
     """It follows the loader, which knows how many steps the data gives where the budget does not."""
-    args = scheduler_args(run.spec, run.batch.steps)
+    args = scheduler_args(run.spec, run.batch)
     does = f"{args['kind']}, peak {args['lr']:g}, warm-up {_length_text(args['warmup'])}"
     if "floor" in args:
         does += f", down to {args['floor']:.0%} of the peak"
@@ -171,5 +174,14 @@ def _resume(
     return add_resume(graph, run, estimates, tuple(before))
 
 
+def _horizon(graph: Builder, spec: Spec, last: str) -> str:
+    if not waits_for_data(spec):
+        return last
+    does = "with the data counted, work out what was given in epochs or shares of them, and check what waited for that"
+    return graph.add("setup", "setup.horizon", does, after=(last,))
+
+
 def _length_text(length: dict[str, Any]) -> str:
+    if "epochs" in length:
+        return amount_in_epochs(length["epochs"])
     return plural(length["steps"], "step") if "steps" in length else f"{length['fraction']:.0%} of the budget"

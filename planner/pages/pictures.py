@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Final
 
 from ..plan import Node, NodeKind, Plan
-from ..plan_timeline import Reaction, Tick
-from ..units import plural, seconds_text
+from ..plan_timeline import Reaction
 
 GROUPS: Final[dict[NodeKind, str]] = {
     "setup": "setup",
@@ -82,7 +81,7 @@ def _label(plan: Plan, node: Node) -> str:
     """The name of a node without its kind; below it its axes, or when it runs."""
     second = ""
     if node.kind == "tick":
-        second = ", ".join(f"every {_every(tick)}" for tick in plan.timeline.ticks if node.id in tick.nodes)
+        second = ", ".join(f"every {tick.period}" for tick in plan.timeline.ticks if node.id in tick.nodes)
     elif node.kind == "event":
         when = [_event(each) for each in plan.timeline.reactions if node.id in each.nodes]
         when += ["request"] if any(node.id in command.nodes for command in plan.timeline.commands) else []
@@ -92,12 +91,6 @@ def _label(plan: Plan, node: Node) -> str:
         second = " · ".join(f"{axis} {sizes[axis]}" for axis in node.axes)
     name = node.id.partition(".")[2]
     return f"{name}\n{second}" if second else name
-
-
-def _every(tick: Tick) -> str:
-    if tick.steps is not None:
-        return plural(tick.steps, "step")
-    return plural(tick.tokens, "token") if tick.tokens is not None else seconds_text(tick.seconds or 0.0)
 
 
 def _event(reaction: Reaction) -> str:

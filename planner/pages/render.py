@@ -7,6 +7,7 @@ in which one explains the next.
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from ..horizon import as_known
 from ..plan import Plan
 from ..units import bytes_text, count_text
 from .render_checks import show_checks, show_footer, show_warnings
@@ -48,6 +49,7 @@ def render(plan: Plan, *, color: bool = False, full: bool = False, parts: Sequen
 
     full: everything there is to say, however long. parts: keys of PARTS to show, in full, instead of the page.
     """
+    plan = as_known(plan)
     if parts:
         page = Page(color=color)
         show_header(page, plan)
@@ -75,6 +77,7 @@ def _page(plan: Plan, detail: Detail, color: bool) -> Page:
 
 def render_summary(plan: Plan, *, color: bool = False) -> str:
     """A few lines for the start of a run: what is trained, on what, how long, and whatever there is to warn of."""
+    plan = as_known(plan)
     page = Page(color=color)
     show_header(page, plan, short=True)
     estimates = plan.estimates

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..horizon import known_arithmetic, waits
 from ..nodes.source_args import form_text
 from ..plan import Plan
 from ..units import plural
@@ -32,7 +33,10 @@ def show_data(page: Page, plan: Plan, detail: Detail) -> None:
         rows.append(("epoch", told))
     if detail.full or loader["workers"] or not loader["prefetch"]:
         rows.append(("reading", reading_text(loader)))
-    rows.append(("unknown", "documents, rows, how full they are, epochs: until the data has been tokenized"))
+    if plan.counted is None:
+        rows.append(("unknown", "documents, rows, how full they are, epochs: until the data has been tokenized"))
+    else:
+        rows.append(("counted", epoch_text(plan)))
     page.described(rows, wraps=True)
     if detail.full:
         page.described([(node.id, node.does) for node in plan.nodes if node in sources or node.kind == "collate"])
@@ -44,13 +48,26 @@ def mix_of_epoch(plan: Plan) -> str:
     if (weights := phases[0].passes) is not None:
         each = ", ".join(f"{name} {_times(epochs)}" for name, epochs in weights.items() if epochs > 0)
         return f"all rows of {each}"
-    if len(datasets) > 1 and plan.timeline.epochs is not None:
+    if len(datasets) > 1 and (plan.timeline.epochs is not None or waits(plan)):
         return f"as many rows as {', '.join(datasets)} have together, drawn by their shares"
     return ""
 
 
 def _times(epochs: float) -> str:
     return {1.0: "once", 2.0: "twice"}.get(epochs, f"{epochs:g} times")
+
+
+def epoch_text(plan: Plan) -> str:
+    """`85 rows, 11 steps an epoch, counted in the token store 1a2b…`, of a plan whose data has been counted."""
+    assert plan.counted is not None
+    batch, counted = known_arithmetic(plan), plan.counted
+    several = len(counted.rows) > 1
+    rows = " + ".join(
+        f"{count:,} rows of {name}" if several else plural(count, "row") for name, count in counted.rows.items()
+    )
+    stores = plural(len(set(counted.stores.values())), "token store")
+    where = stores if several else f"the token store {next(iter(counted.stores.values()))}"
+    return f"{rows}, {plural(batch.steps_in(1.0) or 0, 'step')} an epoch, counted in {where}"
 
 
 def source_text(args: dict[str, Any]) -> str:

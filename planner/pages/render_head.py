@@ -7,7 +7,7 @@ from ..costs.headroom import Verdict, headroom, no_times
 from ..identity import fingerprint
 from ..plan import Plan
 from ..plan_figures import Cluster
-from ..units import amount_text, bytes_text, count_text, plural, rate_text, seconds_text
+from ..units import amount_in_epochs, amount_text, bytes_text, count_text, plural, rate_text, seconds_text
 from .text import WIDTH, Detail, Page, clip
 
 # Derived values that repeat what another line says, or that nobody asks for.
@@ -82,7 +82,7 @@ def _step_text(plan: Plan) -> str:
 def _run_text(plan: Plan) -> str:
     times, timeline = plan.estimates.times, plan.timeline
     if timeline.steps is None or timeline.tokens is None:
-        return f"{plural(int(timeline.epochs or 0), 'epoch')}; steps are unknown until the data is counted"
+        return f"{amount_in_epochs(timeline.epochs or 0.0)}; steps are unknown until the data is counted"
     amount = f"{plural(timeline.steps, 'step')}, {count_text(timeline.tokens)} tokens"
     if times is None:
         return f"{amount}; how long is unknown"

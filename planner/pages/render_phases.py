@@ -1,6 +1,6 @@
 """The part of the page about what is trained on when: phases, the share of each dataset, the learning rate in them."""
 
-from ..changes.resumable_phases import mix_text
+from ..changes.resumable_phases import mix_text, start_text
 from ..draw import Draw
 from ..learning_curve import learning_rate
 from ..phases import in_order
@@ -19,7 +19,10 @@ def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
         return
     weights = "shares of rows" if not any(phase.passes for phase in phases) else "how often an epoch takes each"
     page.heading("PHASES", f"{plural(len(phases), 'phase')}, {plural(len(datasets), 'dataset')}, {weights}")
-    if plan.timeline.steps is None:
+    rate = plan.node("setup.scheduler").args
+    lengths = (rate["warmup"], rate.get("decay") or {})
+    waits = any(phase.first is None and phase.epochs for phase in phases) or any("epochs" in each for each in lengths)
+    if plan.timeline.steps is None or waits:
         page.described([(phase.name, _uncounted(phase)) for phase in phases])
         return
     rows = phase_rows(plan)
@@ -70,8 +73,6 @@ def _amounts(name: str, share: float, rows: int, sequence: int) -> tuple[str, ..
 
 
 def _uncounted(phase: Phase) -> str:
-    start = (
-        f"from step {phase.first + 1:,}" if phase.first is not None else f"from {phase.fraction or 0:.4g} of the budget"
-    )
+    start = f"from step {phase.first + 1:,}" if phase.first is not None else f"from {start_text(phase)}"
     scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
     return f"{start}: {mix_text(phase)}{scale}"

@@ -6,10 +6,12 @@ from ..averaging import average_args
 from ..costs.disk import disk_of
 from ..costs.headroom import no_times
 from ..counts import count_node, count_saves
+from ..learning_curve import length_in_steps
 from ..log_writers import TENSORBOARD, WANDB
 from ..plan import Node, Plan
 from ..plan_timeline import Tick
-from ..units import amount_text, bytes_text, count_text, plural, seconds_text, times_text
+from ..units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
+from .render_data import epoch_text
 from .text import Detail, Page
 
 
@@ -40,10 +42,12 @@ def _amounts(plan: Plan) -> list[tuple[str, str, str]]:
     )
     table = [("tokens a step", f"{rows * sequence:,}", f"{plural(rows, 'row')} of {sequence:,}; {product}")]
     if timeline.steps is None or timeline.tokens is None:
-        epochs = plural(int(timeline.epochs or 0), "epoch")
+        epochs = amount_in_epochs(timeline.epochs or 0.0)
         return [*table, ("steps", "unknown", f"{epochs} of data that is not counted yet")]
     ratio = timeline.tokens / plan.parameters.total
     how = next((entry.how for entry in plan.provenance if entry.path == "steps"), "") or "the budget"
+    if timeline.epochs is not None:
+        how = f"{amount_in_epochs(timeline.epochs)} of {epoch_text(plan)}"
     active = ""
     if plan.architecture.is_moe:
         active = f", {timeline.tokens / plan.parameters.active:.3g} an active one"
@@ -74,7 +78,7 @@ def breakpoints(args: dict[str, Any]) -> list[str]:
     """Where the learning rate turns, from the arguments of `setup.scheduler`; shares of a budget nobody has counted."""
     steps, rise = args["steps"], args["warmup"]
     parts = []
-    if rise.get("steps", 1) and rise.get("fraction", 1):
+    if any(rise.values()):
         parts.append(f"warm-up over {_length(rise)}")
     if args["kind"] == "constant":
         return [*parts, "then constant" if parts else "constant"]
@@ -82,12 +86,21 @@ def breakpoints(args: dict[str, Any]) -> list[str]:
     end = f"{args['floor'] * args['lr']:.3g} at {'the end' if steps is None else f'step {steps:,}'}"
     if args["kind"] == "wsd":
         fall = args["decay"]
-        start = f"the last {_length(fall)}" if steps is None else f"step {max(steps - fall['steps'], rise['steps']):,}"
+        known = steps is not None and "epochs" not in {**fall, **rise}
+        start = f"step {_turn(args):,}" if known else f"the last {_length(fall)}"
         parts.append(f"constant to {start}")
     return [*parts, f"{shape} to {end}"]
 
 
+def _turn(args: dict[str, Any]) -> int:
+    """The step at which the final fall begins, where all lengths are known."""
+    rise, fall = (length_in_steps(args[name], args["steps"]) for name in ("warmup", "decay"))
+    return max(args["steps"] - fall, rise)
+
+
 def _length(length: dict[str, Any]) -> str:
+    if "epochs" in length:
+        return amount_in_epochs(length["epochs"])
     return plural(length["steps"], "step") if "steps" in length else f"{100 * length['fraction']:.3g}%"
 
 
@@ -146,7 +159,7 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
         names = [_name(plan.node(node)) for node in tick.nodes] + (["stop"] if tick.stop else [])
         by_default = names in (["log"], ["checkpoint"]) and f"every.{names[0]}" in defaults
         note = "default" if by_default else _in_all(plan, tick)
-        rows.append((f"every {_every(tick)}", " then ".join(names), _count(tick), note))
+        rows.append((f"every {tick.period}", " then ".join(names), _count(tick), note))
     reactions: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
     for reaction in plan.timeline.reactions:
         names = [_name(plan.node(node)) for node in reaction.nodes] + (["stop"] if reaction.stop else [])
@@ -191,14 +204,6 @@ def _name(node: Node) -> str:
     """`eval web`, `log`."""
     action = node.op.partition(".")[2]
     return f"{action} {node.args['dataset']}" if action == "eval" else action
-
-
-def _every(tick: Tick) -> str:
-    if tick.steps is not None:
-        return plural(tick.steps, "step")
-    if tick.tokens is not None:
-        return plural(tick.tokens, "token")
-    return seconds_text(tick.seconds or 0.0)
 
 
 def _count(tick: Tick) -> str:

@@ -6,6 +6,7 @@ from attrs import frozen
 
 from ..changes.resumable_phases import phase_text
 from ..costs.headroom import headroom
+from ..horizon import known_timeline
 from ..plan import Node, Plan
 from ..units import bytes_text, count_text, flops_text, plural, rate_text, seconds_text
 
@@ -96,7 +97,7 @@ def _phases(before: Plan, after: Plan) -> list[tuple[str, tuple[str, str]]]:
 
 
 def _texts(plan: Plan) -> list[tuple[str, str]]:
-    estimates, times, timeline, cluster = plan.estimates, plan.estimates.times, plan.timeline, plan.cluster
+    estimates, times, timeline, cluster = plan.estimates, plan.estimates.times, known_timeline(plan), plan.cluster
     axes = " · ".join(f"{axis.name} {axis.size}" for axis in plan.mesh.axes if axis.size > 1) or "one rank"
     sent = max(sum(each.bytes for each in one.traffic) for one in estimates.classes)
     return [

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from ...dsl.suggest import closest
 from ..costs.headroom import headroom, ranks_text
+from ..horizon import known_timeline
 from ..plan import Node, Plan
 from ..units import bytes_text, plural, seconds_text, times_text
 from .render_mesh import crosses_nodes, link_text
@@ -132,12 +133,11 @@ def _edge(node: str, data: str) -> str:
 
 def _runs(plan: Plan, node: Node) -> list[tuple[str, str]]:
     """When a tick or reaction runs it."""
-    ticks = [tick for tick in plan.timeline.ticks if node.id in tick.nodes]
+    ticks = [tick for tick in known_timeline(plan).ticks if node.id in tick.nodes]
     found = []
     for tick in ticks:
-        every = plural(tick.steps, "step") if tick.steps else plural(tick.tokens, "token") if tick.tokens else ""
         count = "" if tick.count is None else f", {times_text(tick.count)}"
-        found.append(("every", (every or seconds_text(tick.seconds or 0.0)) + count))
+        found.append(("every", tick.period + count))
     found += [("on", each.name) for each in plan.timeline.reactions if node.id in each.nodes]
     return found + [("on request", each.name) for each in plan.timeline.commands if node.id in each.nodes]
 

@@ -1,11 +1,13 @@
 """Every rule of the planner on a spec, without making a plan of it."""
 
+from functools import partial
+
 from attrs import evolve, frozen
 
 from ...dsl.diagnostics import Diagnostics
 from ...dsl.spec import Spec
 from ..alerts import check_alerts
-from ..arithmetic import Arithmetic, derive_arithmetic
+from ..arithmetic import Arithmetic, Counts, derive_arithmetic
 from ..averaging import check_average
 from ..derive import Shape, derive_architecture
 from ..elastic import Elastic, settle_worlds
@@ -52,9 +54,12 @@ class Sound:
     elastic: Elastic
 
 
-def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
-    """Derive and check everything; None if any rule fails."""
-    elastic = settle_worlds(spec, world, found, examine)
+def examine(spec: Spec, world: int | None, found: Verdicts, counted: Counts | None = None) -> Sound | None:
+    """Derive and check everything; None if any rule fails.
+
+    counted: what is known of the data. What comes of it is no part of a plan, which does not know its data.
+    """
+    elastic = settle_worlds(spec, world, found, partial(examine, counted=counted))
     spec, world = elastic.spec, elastic.world
     shape = derive_architecture(spec, found)
     check_data(spec, found)
@@ -62,14 +67,14 @@ def examine(spec: Spec, world: int | None, found: Verdicts) -> Sound | None:
     layout = lay_out(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
     if layout.doubtful:
         found.doubt("parallel.fsdp.size")  # and with it the number of data ranks
-    batch = derive_arithmetic(spec, layout.mesh, found)
+    batch = derive_arithmetic(spec, layout.mesh, found, counted)
     staging = lay_stages(spec, arch, layout, found)
     check_microbatches(spec, layout, batch, found)
     check_topology(spec, arch, layout, batch, found)
     check_stack(spec, found)
     check_modules(spec, arch, layout, found)
-    check_schedule(spec, batch.steps, found)
-    schedule = fill_schedule(spec, batch.steps)
+    check_schedule(spec, batch, found)
+    schedule = fill_schedule(spec, batch.declared_steps)
     check_ticks(schedule, batch, spec.launch, found)
     check_events(spec, found)
     check_profiles(spec, batch, found)

@@ -26,7 +26,7 @@ class Findings:
     """Verdicts in the order in which rules were checked. A rule reports exactly one of passed, warn, fail."""
 
     def __init__(self, spec: Spec) -> None:
-        self._spec = spec
+        self.spec = spec
         self.checks: list[Check] = []
         self.diagnostics = Diagnostics()
 
@@ -65,7 +65,7 @@ class Findings:
         hint: str,
         mend: Callable[[Span], Fix | None] | None = None,
     ) -> None:
-        origin = origin_of(self._spec, path)
+        origin = origin_of(self.spec, path)
         span = origin.span if origin else None
         notes = origin.notes if origin else ()
         fix = mend(span) if mend is not None and span is not None else None

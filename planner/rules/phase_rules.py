@@ -6,7 +6,7 @@ from ...dsl.spec import Spec
 from ..arithmetic import Arithmetic
 from ..mixing import lay_phases, start_of, trainable
 from ..plan_timeline import Phase
-from ..units import plural
+from ..units import amount_in_epochs, plural
 from .findings import Findings
 
 
@@ -27,6 +27,9 @@ def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> N
     hint = "use `from = 90%`, or leave the phase out"
     if start.unit == "%" and start.fraction >= 1:
         found.fail(rule, "X607", path, f"phase {name} begins at {start} of the budget, when the run has ended", hint)
+    elif start.unit == "epochs" and batch.epochs is not None and start.value >= batch.epochs:
+        message = f"phase {name} begins at {start}, and the run has {amount_in_epochs(batch.epochs)}"
+        found.fail(rule, "X607", path, message, hint)
     elif first is None or batch.steps is None:
         found.unknown(rule, f"{name} begins at {start}: the number of steps is known once the data is counted")
     elif first >= batch.steps:
@@ -38,27 +41,24 @@ def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> N
 
 
 def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """No two phases begin with the same step, and it is known which comes first."""
+    """No two phases begin with the same step; of starts in what is not counted, those alike are known to."""
     seen: dict[tuple[str, float], str] = {}
-    units: dict[str, str] = {}
+    units: set[str] = set()
     for name, phase in spec.phases.items():
         rule, path = f"schedule.phase.{name}.order", f"phase.{name}.from"
         first = start_of(phase.from_, batch)
-        at = ("step", float(first)) if first is not None else ("share", phase.from_.fraction)
+        at = ("step", float(first)) if first is not None else (phase.from_.unit, float(phase.from_.value))
         earlier = seen.setdefault(at, name)
         if earlier != name:
-            step = f"step {first + 1:,}" if first is not None else f"{phase.from_} of the budget"
+            step = f"step {first + 1:,}" if first is not None else f"{phase.from_}"
             message = f"phases {earlier} and {name} both begin with {step}"
             found.fail(rule, "X606", path, message, "let one of them begin later, or make them one")
             continue
         if at[1]:  # the beginning of the run is the same however it is written
-            other = units.setdefault(at[0], name)
-            if len(units) > 1:
-                other = next(each for unit, each in units.items() if unit != at[0])
-                message = f"phase {name} begins at {phase.from_}, phase {other} at {spec.phases[other].from_}"
-                message += ": which comes first is not known while the budget is in epochs"
-                hint = "give all starts as shares, or all in steps or tokens, or the budget in steps"
-                found.fail(rule, "X608", path, message, hint)
+            units.add(at[0])
+    if len(units) > 1:
+        rule = "schedule.phases"
+        found.unknown(rule, "which phase comes first is known once the data is counted")
 
 
 def _check_idle(spec: Spec, phases: tuple[Phase, ...], found: Findings) -> None:

@@ -150,7 +150,7 @@ class Verdicts(Findings):
         hint: str,
         mend: Callable[[Span], Fix | None] | None = None,
     ) -> None:
-        if self.doubts and any(in_doubt(premise, self.doubts) for premise in premises(rule, self._spec)):
+        if self.doubts and any(in_doubt(premise, self.doubts) for premise in premises(rule, self.spec)):
             self.unknown(rule, "it rests on a setting that is wrong")
         else:
             super()._report(rule, severity, code, path, message, hint, mend)

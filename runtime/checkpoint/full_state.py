@@ -82,11 +82,19 @@ class FullState:
             "config_id": self.plan.config_id,
             "world_size": self.plan.mesh.world_size,
             "steps": self.feed.steps,
+            **self._epochs(step),
             **({"ema": self.ema.kept()} if self.ema is not None else {}),
             "rng": self._told_streams(streams.streams(self.rank.device)),
             **kept(self.plan),
             "loader": self.feed.loader.state(step),
         }
+
+    def _epochs(self, step: int) -> dict[str, Any]:
+        """How many epochs of its data the run has taken, and which one its last step has ended, if it has."""
+        epoch, batch = self.feed.epoch(step), self.feed.batch
+        if epoch is None or batch is None:
+            return {}
+        return {"epoch": epoch, "epoch_ended": batch.epoch_ended(step)}
 
     # Putting back -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@
       latest.pt best.pt …   the one file of what that names, where it is one file (`checkpoint.backend = file`)
       *.partial  *.removing what a save or a removal that was cut off has left
 
-Names count steps, whatever the budget is counted in: a state belongs to a step, and names sort.
+Names count steps, whatever the budget is counted in: a state belongs to a step, and names sort. That with which an
+epoch has ended can be asked for as `epoch-2`, which is no file: its sidecar says so.
 """
 
 import re
@@ -25,6 +26,7 @@ POINTERS: Final[tuple[Pointer, ...]] = ("latest", "best", "model")
 ALIAS: Final = ".pt"
 _FULL = re.compile(r"ckpt-s(\d{12})")
 _WEIGHTS = re.compile(r"model-s(\d{12})")
+_EPOCH = re.compile(r"epoch-(\d{1,9})")
 
 
 @frozen
@@ -98,6 +100,10 @@ class CheckpointFolder:
         found = entry_of(self.root / self.named(pointer))
         return found if found is not None and not found.flaws() else None
 
+    def at_epoch(self, number: int) -> Entry | None:
+        """The newest full checkpoint that this epoch, counted from 1, has ended with."""
+        return next((entry for entry in reversed(self.entries()) if entry.state().get("epoch_ended") == number), None)
+
     def protected(self) -> dict[str, tuple[Pointer, ...]]:
         """Name → the pointers to it."""
         names = {pointer: self.named(pointer) for pointer in POINTERS}
@@ -134,6 +140,12 @@ class CheckpointFolder:
 
     def _paths(self) -> list[Path]:
         return list(self.root.iterdir()) if self.root.is_dir() else []
+
+
+def epoch_named(name: str) -> int | None:
+    """2 of `epoch-2`; None of what is no such name."""
+    match = _EPOCH.fullmatch(name)
+    return int(match[1]) if match else None
 
 
 def entry_of(path: Path) -> Entry | None:

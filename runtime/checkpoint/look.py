@@ -22,7 +22,19 @@ class Seen:
 
     def json(self) -> dict[str, Any]:
         """For programs; what the checkpoint says of itself without the long lists of tensors."""
-        said = ("step", "tokens", "metrics", "time", "plan_id", "config_id", "world_size", "begun_from", "made_by")
+        said = (
+            "step",
+            "tokens",
+            "epoch",
+            "epoch_ended",
+            "metrics",
+            "time",
+            "plan_id",
+            "config_id",
+            "world_size",
+            "begun_from",
+            "made_by",
+        )
         return {
             "name": self.entry.name,
             "path": str(self.entry.path),

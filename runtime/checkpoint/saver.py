@@ -199,6 +199,8 @@ class Saver:
             return failure
         seconds = time.perf_counter() - job.began
         fields = {"path": str(job.final), "bytes": self._bytes(job.final), "seconds": seconds}
+        if "epoch" in job.state:
+            fields["epoch"] = job.state["epoch"]
         if job.blocked is not None:
             fields["blocked_seconds"] = job.blocked
         if "best" in pointers:

@@ -13,7 +13,7 @@ from attrs import frozen
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault, ResumeRefused
 from ..gangs.launch import is_restart
-from .layout import ALIAS, POINTERS, CheckpointFolder, Entry, Pointer, entry_of
+from .layout import ALIAS, POINTERS, CheckpointFolder, Entry, Pointer, entry_of, epoch_named
 
 POINTER_NAMED: Final[dict[str, Pointer]] = {pointer: pointer for pointer in POINTERS}
 
@@ -94,7 +94,8 @@ def begun_from(plan: Plan, start: Start) -> dict[str, Any] | None:
 
 
 def find(path: Path, *, weights: bool = False) -> Entry:
-    """The checkpoint that a path means: itself, a pointer to it, the latest of a folder of checkpoints or of a run.
+    """The checkpoint that a path means: itself, a pointer to it, `epoch-2` in a folder of checkpoints or in a run, the
+    latest of either.
 
     weights: weights alone will do, and those of a finished run are the first choice. Raises EnvironmentFault.
     """
@@ -110,14 +111,22 @@ def find(path: Path, *, weights: bool = False) -> Entry:
 
 
 def find_named(directory: Path, name: str) -> Entry:
-    """The checkpoint of a run that a pointer (`latest`, `best`, `model`) or a name of its own (`ckpt-s…`) means, or
-    what any other path means, as in `find`. Raises EnvironmentFault, which says what there is."""
+    """The checkpoint of a run that a pointer (`latest`, `best`, `model`), a name of its own (`ckpt-s…`) or the epoch it
+    ends (`epoch-2`) means, or what any other path means, as in `find`.
+
+    Raises EnvironmentFault, which says what there is.
+    """
     folder = CheckpointFolder(directory / "checkpoints")
     if name in POINTERS or (Path(name).name == name and not Path(name).exists()):
-        own = entry_of(folder.root / (folder.named(POINTER_NAMED[name]) if name in POINTER_NAMED else name))
+        number = epoch_named(name)
+        own = None if number is None else folder.at_epoch(number)
+        if number is None:
+            own = entry_of(folder.root / (folder.named(POINTER_NAMED[name]) if name in POINTER_NAMED else name))
         if own is None:
             named = [pointer for pointer in POINTERS if folder.named(pointer)]
-            known = [*named, *(entry.name for entry in (*folder.published(), *folder.models()))]
+            ended = [entry.state().get("epoch_ended") for entry in folder.entries()]
+            known = [*named, *(f"epoch-{each}" for each in ended if each is not None)]
+            known += [entry.name for entry in (*folder.published(), *folder.models())]
             there = f"there are {', '.join(known)}" if known else "it has none yet"
             raise EnvironmentFault("X720", f"{directory} has no checkpoint {name}; {there}")
         return find(own.path, weights=True)
@@ -132,6 +141,9 @@ def _found(path: Path, weights: bool) -> Entry | None:
         return CheckpointFolder(path.parent).pointed(POINTER_NAMED[path.name])
     if entry := entry_of(path):
         return entry
+    if (number := epoch_named(path.name)) is not None and not path.exists():
+        folders = (CheckpointFolder(path.parent / "checkpoints"), CheckpointFolder(path.parent))
+        return next((entry for folder in folders if (entry := folder.at_epoch(number)) is not None), None)
     for folder in (CheckpointFolder(path / "checkpoints"), CheckpointFolder(path)):
         latest, model = folder.latest(), folder.pointed("model") if weights else None
         if model is not None and (latest is None or model.step >= latest.step):

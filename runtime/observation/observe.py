@@ -123,6 +123,7 @@ def log(
             }
         record |= {
             "tokens": progress.tokens,
+            **({"epoch": epoch} if (epoch := feed.epoch(progress.step)) is not None else {}),
             **times,
             "memory_bytes": int(memory),
             "phase": feed.phase(step.index).name,

@@ -135,7 +135,7 @@ def test_a_weight_is_a_number_or_epochs(path, weight, fits):
         ("phase", {"anneal": {"from": "90%", "mix": {"web": -1}}}),
         ("dataset/web/source", {"text": {"patterns": ["a"]}, "jsonl": {"patterns": ["a"]}}),
         ("collate", ["flatten"]),
-        ("every/0/every", "3 epochs"),
+        ("every/0/every", "3 samples"),
         ("every/0/actions", []),
         ("every/0/actions", [{"export": {}}]),
         ("every/1/actions", [{"eval": {}}]),

@@ -109,7 +109,7 @@ GALLERY = {
         batch { sequence = 512, rows = «X601|6» }
         optimizer adamw { lr = «X301|"fast"» }
         parallel { fsdp 4 }
-        every «X603|10%» log
+        every «X304|0%» log
     """,
     "two datasets, a missing value, the length of a row, warm-up in a share": """
         experiment e { budget = 2 epochs }

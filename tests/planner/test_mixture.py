@@ -276,9 +276,13 @@ WRONG = {
         {"experiment": EPOCHS, "phase": "phase a { from = 100%, lr_scale = 2 }"},
         "X607", "100%", "when the run has ended", "from = 90%", "phase.a.from=90%",
     ),
-    "no order": (
-        {"experiment": EPOCHS, "phase": "phase a { from = 9 steps, lr_scale = 2 }\nphase b { from = 5% }"},
-        "X608", "5%", "which comes first", "budget in steps", "experiment.budget=100 steps",
+    "behind the epochs": (
+        {"experiment": EPOCHS, "phase": "phase a { from = 2 epochs, lr_scale = 2 }"},
+        "X607", "2 epochs", "the run has 2 epochs", "from = 90%", "experiment.budget=3 epochs",
+    ),
+    "the same epoch": (
+        {"experiment": EPOCHS, "phase": "phase a { from = 1 epoch, lr_scale = 2 }\nphase b { from = 1 epoch }"},
+        "X606", "1 epoch", "both begin with 1 epoch", "let one of them begin later", "phase.b.from=1.5 epochs",
     ),
 }  # fmt: skip
 
@@ -423,7 +427,7 @@ def test_a_mistake_in_a_weight_brings_no_others_with_it(tmp_path):
     """The dataset whose weight is wrong may have any: nothing is said of weights that are all 0, or of one unused."""
     path = tmp_path / "spec.xtrain"
     path.write_text(
-        spec_text(**mixture_of('mixture { web = 0, code = "1" }\nphase a { from = 3 epochs, mix = { web: x } }'))
+        spec_text(**mixture_of('mixture { web = 0, code = "1" }\nphase a { from = 3 s, mix = { web: x } }'))
     )
     loaded = load_spec(path)
     assert [error.code for error in loaded.diagnostics.errors] == ["X301", "X302", "X202"]

@@ -54,10 +54,12 @@ def test_epochs_leave_the_steps_open(plan):
     assert made.node("tick.eval.code").args["rows"] is None
     assert [(t.steps, t.seconds, t.count) for t in made.timeline.ticks] == [
         (10, None, None),
-        (10, None, None),
-        (None, 600, None),
+        (None, None, None),
+        (None, None, None),
     ]
-    assert {check.id for check in made.checks if check.status == "unknown"} == {"schedule.budget"}
+    assert [tick.fraction for tick in made.timeline.ticks] == [None, 0.01, 0.05]
+    unknown = {check.id for check in made.checks if check.status == "unknown"}
+    assert unknown == {"schedule.budget", "schedule.every.0.every"}
 
 
 def test_lengths_of_the_learning_rate(plan):
@@ -175,13 +177,13 @@ def test_ticks_in_other_units(load, quantity, expected):
     assert {name: getattr(tick, name) for name in expected} == expected
 
 
-def test_units_that_cannot_be_counted(load):
-    from attrs import evolve
+@pytest.mark.parametrize(("every", "name", "value"), [("10%", "fraction", 0.1), ("1 epoch", "epochs", 1.0)])
+def test_what_waits_for_the_data_stays_as_it_was_declared(plan, every, name, value):
+    made = plan(every=f"every {every} log", experiment="experiment tiny { budget = 2 epochs }")
+    tick = made.timeline.ticks[0]
+    assert (tick.steps, tick.tokens, tick.count, getattr(tick, name)) == (None, None, None, value)
 
-    from xtrain.dsl.quantity import Quantity
-    from xtrain.planner.compile import compile_plan
 
-    spec = load(every="every 10 steps log", experiment="experiment tiny { budget = 2 epochs }")
-    for quantity in (Quantity(10, "%"), Quantity(1, "epochs")):
-        changed = evolve(spec, ticks=(evolve(spec.ticks[0], every=quantity),))
-        assert [d.code for d in compile_plan(changed).diagnostics.errors] == ["X603"]
+@pytest.mark.parametrize(("share", "steps"), [("7%", 7), ("14%", 14), ("0.5%", 1), ("33.4%", 34)])
+def test_a_share_is_that_of_its_digits_and_not_of_the_nearest_binary_number(plan, share, steps):
+    assert plan(every=f"every {share} log").timeline.ticks[0].steps == steps

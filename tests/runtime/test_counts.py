@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.counts import MOST_LOOKED_AT, count_node, count_saves, steps_due
+from xtrain.planner.horizon import as_known, known_arithmetic
 from xtrain.planner.pages.render import render
-from xtrain.planner.plan import Plan
+from xtrain.planner.plan import Counted, Plan
 from xtrain.planner.plan_timeline import Tick
 from xtrain.runtime.checkpoint import ops as checkpoint_ops
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
@@ -45,7 +46,8 @@ def plan_of(folder: Path, text: str) -> Plan | None:
     path.write_text(text)
     loaded = load_spec(path)
     assert loaded.spec is not None, loaded.diagnostics.render()
-    return compile_plan(loaded.spec, world=1).plan
+    plan = compile_plan(loaded.spec, world=1, count=lambda plan: Counted(rows={"code": ROWS}, stores={})).plan
+    return None if plan is None else as_known(plan)
 
 
 class Recorded(Profile):
@@ -89,7 +91,9 @@ class Untrained(Executor):
 
     def prepare(self, happened: list[tuple[str, int]], saved: int | None) -> None:
         self.happened = happened
-        feed = SimpleNamespace(steps=self.plan.timeline.steps, phase=None)
+        batch = known_arithmetic(self.plan)
+        taken = {"tokens_taken": lambda step: batch.rows_before(step) * batch.sequence}
+        feed = SimpleNamespace(steps=self.plan.timeline.steps, phase=None, timeline=self.plan.timeline, **taken)
         begun = SimpleNamespace(start=SimpleNamespace(entry=None))
         self.resources |= {"feed": feed, "window": SimpleNamespace(), "begun": begun}
         state = SimpleNamespace(progress=self.progress, tensors=dict, described=dict)
@@ -126,7 +130,7 @@ def _run_untrained(plan: Plan, folder: Path) -> tuple[Counter[str], list[int]]:
     step = 0
     for number in range(100):
         executor = Untrained(plan, folder / f"start-{number}", rank=0)
-        executor.progress.step = step
+        executor.progress.step, executor.progress.tokens = step, step * plan.estimates.tokens_per_step
         executor.prepare(happened, saved=step or None)
         status = executor._train()
         executor.under_way.cut_short("the run ends")
@@ -138,10 +142,11 @@ def _run_untrained(plan: Plan, folder: Path) -> tuple[Counter[str], list[int]]:
     raise AssertionError("the run does not end")
 
 
+ROWS = 7  # of the data, in an epoch
 PERIODS = st.one_of(
     st.integers(1, 12).map(lambda n: f"{n} steps"),
     st.integers(5, 200).map(lambda n: f"{n} tokens"),
-    st.sampled_from(("10%", "25%", "33%", "50%")),
+    st.sampled_from(("10%", "25%", "33%", "50%", "1 epoch", "0.5 epochs", "0.07 epochs", "1.3 epochs")),
 )
 ACTIONS = st.sampled_from(
     ("log", "eval code { batches = 1 }", "eval code { batches = 2 }", "checkpoint", "memory_snapshot", "health",

@@ -2,15 +2,17 @@
 
 import threading
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 from ranks import on_ranks
 
+from xtrain.planner.arithmetic import Arithmetic
+from xtrain.planner.horizon import counted_timeline
 from xtrain.planner.layouts.mesh import AXES
-from xtrain.planner.passes import steps_of_epochs
-from xtrain.planner.plan_timeline import Phase
+from xtrain.planner.plan_timeline import Phase, Timeline
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
@@ -81,12 +83,16 @@ def rows_of(store: TokenStore, name: str) -> TrainingRows:
 def feed(store: TokenStore, rows_per_step: int, epochs: float, shares: dict[str, float] = ONE) -> Feed:
     whole = Phase(name="train", first=0, fraction=None, shares=shares)
     half = Phase(name="half", first=None, fraction=0.5, shares=shares, lr_scale=0.5)
-    steps = steps_of_epochs(epochs, sum(ROWS[name] for name in shares), rows_per_step)
+    late = Phase(name="late", first=None, fraction=None, epochs=1.75, shares=shares)
+    planned = Timeline(steps=None, tokens=None, epochs=epochs, phases=(whole, half, late), ticks=(), reactions=())
+    batch = Arithmetic(micro=rows_per_step, accumulate=1, rows=rows_per_step, sequence=8, epochs=epochs)
+    batch = batch.counted(Fraction(sum(ROWS[name] for name in shares)))
+    timeline = counted_timeline(planned, batch, {name: ROWS[name] for name in shares})
     chain = compose([to_tensor(), flatten(), shift_tokens(), pack(capacity=8)])
     loader = RowLoader(
         datasets=tuple(rows_of(store, name) for name in shares),
         curriculum=Curriculum(
-            datasets=tuple(shares), phases=(whole, half), steps=steps, rows_per_step=rows_per_step, seed=0
+            datasets=tuple(shares), phases=timeline.phases, steps=batch.steps, rows_per_step=rows_per_step, seed=0
         ),
         collate=chain,
         micro=rows_per_step,
@@ -95,8 +101,9 @@ def feed(store: TokenStore, rows_per_step: int, epochs: float, shares: dict[str,
         data_ranks=1,
     )
     return Feed(
-        loader=loader, collate=chain, micro=rows_per_step, steps=steps, datasets={}, phases=(whole, half), epochs=epochs
-    )
+        loader=loader, collate=chain, micro=rows_per_step, steps=batch.steps, datasets={}, phases=timeline.phases,
+        planned=planned, batch=batch,
+    )  # fmt: skip
 
 
 @pytest.fixture
@@ -116,7 +123,9 @@ def test_a_budget_in_epochs_is_kept_by_a_run_whose_steps_become_larger(store):
     second.resume(state)
     assert second.steps == 7 + 4 and second.loader.curriculum.steps == 11
     assert second.rows_taken(11) == {} and second.loader.rows_taken(11) == {"one": 28 + 32}
-    assert [second.phase(step).name for step in (7, 10)] == ["half", "half"]
+    # Of 60 rows 28 were taken by then: 1.75 epochs, 52.5 rows, are behind the third of the steps that are left.
+    assert [second.phase(step).name for step in (7, 9, 10)] == ["half", "half", "half"]
+    assert second.timeline.phases[2].first == 7 + 4 and second.epoch(11) == 2.0
 
 
 def test_a_budget_in_epochs_of_a_mixture_counts_the_rows_of_all_its_datasets(store):
@@ -139,7 +148,7 @@ def test_a_run_that_goes_on_as_it_was_ends_where_it_would_have_ended(store, stop
 
 def test_a_phase_is_that_of_the_step(store):
     made = feed(store, 4, 2.0)
-    assert [made.phase(step).name for step in (0, 7, 8, 14)] == ["train", "train", "half", "half"]
+    assert [made.phase(step).name for step in (0, 7, 8, 13, 14)] == ["train", "train", "half", "half", "late"]
 
 
 def test_how_much_data_there_is_is_told(store):
@@ -149,5 +158,7 @@ def test_how_much_data_there_is_is_told(store):
         def event(self, event: str, **fields: object) -> None:
             told.append((event, fields))
 
-    tell_rows(Heard(), (rows_of(store, "one"),), 12)
-    assert told == [("data", {"step": 0, "steps": 12, "rows": {"one": 30}})]
+    batch = Arithmetic(micro=4, accumulate=1, rows=4, sequence=8, steps=12).counted(Fraction(30))
+    tell_rows(Heard(), (rows_of(store, "one"),), 12, batch)
+    epoch = {"epoch_rows": 30.0, "epoch_tokens": 240.0, "epochs": None}
+    assert told == [("data", {"step": 0, "steps": 12, "rows": {"one": 30}, **epoch})]

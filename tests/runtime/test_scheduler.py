@@ -14,6 +14,7 @@ class Counted:
 
     steps = 20
     phases: tuple[Phase, ...] = ()
+    planned = batch = None
 
 
 def phase(name: str, first: int | None, lr_scale: float, fraction: float | None = None) -> Phase:

@@ -1,6 +1,6 @@
 """A dataset ready to be read: tokenised, split into training and hold-out, both packed into rows. Without torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from ..documents.encoder import DocumentEncoder
 from ..documents.tokenizers import Tokenizer
 from ..packing.pack import Method, pack_rows
 from ..packing.rows import Oversized, Rows
-from ..packing.rows_cache import cached_rows, rows_key
+from ..packing.rows_cache import cached_rows, num_rows, rows_key
 from ..packing.split_cache import cached_split
 from ..sources.source import Source, open_source
 from ..stores.store import TokenStore, build_store, open_named
@@ -62,17 +62,15 @@ def prepare(
     Raises DataError as `cached_split`, `pack_rows` and `cached_rows` do.
     """
     documents = dict(zip(PARTS, cached_split(store, cache, holdout, seed), strict=True))
-    settings = {"capacity": sequence, "align": align, "oversized": oversized}
-    # The rows of best_fit are those of multipack: it differs in how they are dealt.
-    settings |= {} if method == "sequential" else {"group": group}
+    settings = {"holdout": holdout, "seed": seed, "sequence": sequence, "oversized": oversized}
+    settings |= {"align": align, "method": method, "group": group}
 
     def packed(part: str) -> Rows:
         def pack() -> Rows:
             lengths = store.lengths_of(documents[part])
             return pack_rows(lengths, sequence, oversized, align, method=method, group=group)
 
-        key = rows_key(store=store.folder, holdout=holdout, seed=seed, part=part, **settings)
-        return cached_rows(cache / key, pack)
+        return cached_rows(cache / _rows_name(store.folder, part, settings), pack)
 
     return PreparedDataset(
         name=dataset,
@@ -82,6 +80,24 @@ def prepare(
         train_rows=packed("training"),
         heldout_rows=packed("hold-out"),
     )
+
+
+def _rows_name(store: str, part: str, args: Mapping[str, Any]) -> str:
+    """What the folder of packed rows is called, from the folder of their store and the arguments of `setup.data`."""
+    settings = {"capacity": args["sequence"], "align": args.get("align", 1), "oversized": args["oversized"]}
+    # The rows of best_fit are those of multipack: it differs in how they are dealt.
+    settings |= {} if args.get("method", "sequential") == "sequential" else {"group": args["group"]}
+    return rows_key(store=store, holdout=args["holdout"], seed=args["seed"], part=part, **settings)
+
+
+def rows_there(plan: Plan, node: Node, names: Sequence[str]) -> int | None:
+    """How many training rows of the dataset of a `setup.data` node are packed in the cache, from a store that is called
+    by one of the `names`; None if none are. Nothing but that is read."""
+    for name in names:
+        folder = _cache(plan) / "rows" / _rows_name(name, "training", node.args)
+        if (count := num_rows(folder)) is not None:
+            return count
+    return None
 
 
 def source_of(plan: Plan, node: Node, tokenizer: Tokenizer) -> Source:

@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from ....planner.passes import counted, rows_of_epoch, steps_of_epochs
+from ....planner.horizon import arithmetic_of, counted_arithmetic, counted_timeline, waits
 from ....planner.plan import Plan
 from ..errors import DataError
 from .curriculum import Curriculum
@@ -27,19 +27,19 @@ class TrainingRows:
 def curriculum_of(plan: Plan, rows: dict[str, int]) -> Curriculum:
     """Which rows every step of a plan takes, from its beginning; `rows` are those that each of its datasets has.
 
-    Weights in epochs become shares here, and a budget in epochs steps. Raises DataError if an epoch has no rows.
+    What is given in epochs becomes shares and steps here. Raises DataError if an epoch has no rows.
     """
     args, phases = plan.node("setup.loader").args, plan.timeline.phases
     for phase in phases:
         if phase.passes is not None and not any(rows[name] for name, epochs in phase.passes.items() if epochs):
             raise DataError("there are no rows to train on", remedy="Check the sources, the hold-out and the packing.")
-    steps = args["steps"]
-    if steps is None:
-        steps = steps_of_epochs(args["epochs"], rows_of_epoch(phases, rows), args["rows"])
+    batch = counted_arithmetic(plan, rows) if waits(plan) else arithmetic_of(plan)
+    timeline = counted_timeline(plan.timeline, batch, rows)
+    assert timeline.steps is not None
     return Curriculum(
         datasets=tuple(args["datasets"]),
-        phases=counted(phases, rows),
-        steps=steps,
+        phases=timeline.phases,
+        steps=timeline.steps,
         rows_per_step=args["rows"],
         seed=args["seed"],
         num_rows=rows,

@@ -55,6 +55,16 @@ def open_rows(folder: Path) -> Rows | None:
         return None
 
 
+def num_rows(folder: Path) -> int | None:
+    """How many rows there are in `folder`, without reading them; None if there are none, or of another format."""
+    try:
+        if json.loads((folder / "meta.json").read_bytes())["format"] != FORMAT:
+            return None
+        return len(_mapped(folder / "row_offsets.npy")) - 1
+    except (OSError, ValueError, KeyError, TypeError, EOFError):
+        return None
+
+
 def _store(rows: Rows, folder: Path) -> None:
     try:
         make_folder(folder, lambda partial: _write(rows, partial), lambda there: open_rows(there) is not None)

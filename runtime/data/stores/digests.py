@@ -91,6 +91,10 @@ class FileDigests:
                 pool.shutdown(cancel_futures=True)
                 raise
 
+    def unread_bytes(self, paths: Iterable[Path]) -> int:
+        """Bytes of the files whose digests are not remembered. Raises DataError if one is not there."""
+        return sum(_size(path) for path in paths if self._known(path) is None)
+
     def save(self) -> None:
         """Add what was read to the index, with what other processes have added meanwhile; no index is no fault."""
         if self.index is None or not self._fresh:

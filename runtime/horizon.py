@@ -1,0 +1,77 @@
+"""`setup.horizon`: the data is counted, so that epochs are steps, and rules that had to wait for that are checked."""
+
+from typing import Any
+
+from ..dsl.diagnostics import Diagnostic
+from ..planner.arithmetic import Counts
+from ..planner.plan import Plan
+from ..planner.plan_timeline import Timeline
+from ..planner.rules.counted_rules import Unreadable, check_counted
+from .checkpoint.together import Together
+from .errors import EnvironmentFault
+from .feed import Feed
+from .observation.records import Records
+from .ops import op
+from .state import Progress, Rank
+
+
+class SpecRefused(EnvironmentFault):
+    """With the data that there is the spec cannot be run; says why, mistake by mistake."""
+
+    agreed = True
+
+    def __init__(self, errors: list[Diagnostic]) -> None:
+        first, *others = errors
+        lines = [_said(first), *(f"{each.code}: {_said(each)}" for each in others)]
+        super().__init__(first.code, "\n".join(lines))
+
+
+@op("setup.horizon")
+def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: Progress) -> None:
+    """Say how many steps the run has and when what lies in it happens; then check what waited for that.
+
+    Raises SpecRefused on all ranks alike.
+    """
+    batch = feed.batch
+    assert batch is not None and batch.epoch_rows is not None
+    records.event("horizon", step=progress.step, epoch_rows=float(batch.epoch_rows), **_told(feed.timeline))
+    counts = Counts(epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows)
+    found = Together.of(rank).first(lambda: _found(plan, counts))
+    for each in found:
+        if each.severity == "warning":
+            records.event("warning", step=progress.step, message=_said(each), code=each.code)
+    if errors := [each for each in found if each.severity == "error"]:
+        raise SpecRefused(errors)
+
+
+def _found(plan: Plan, counts: Counts) -> list[Diagnostic]:
+    try:
+        return [*check_counted(plan, counts)]
+    except Unreadable as problem:
+        message = f"what waited for the data could not be checked, as the spec cannot be read here: {problem}"
+        return [Diagnostic(severity="warning", code="W705", message=message, span=None)]
+
+
+def _said(found: Diagnostic) -> str:
+    """`tiny.xtrain:7:20: warmup 50 steps is longer …; use …`."""
+    place, hint = f"{found.span}: " if found.span else "", f"; {found.hint}" if found.hint else ""
+    return f"{place}{found.message}{hint}"
+
+
+def _told(timeline: Timeline) -> dict[str, Any]:
+    """What is known now, as JSON: of ticks and phases those that were counted in epochs or shares of them."""
+    ticks = [tick for tick in timeline.ticks if tick.epochs is not None or tick.fraction is not None]
+    return {
+        "steps": timeline.steps,
+        "stop_at": timeline.stop_at,
+        "stop_after": timeline.stop_after,
+        "phases": {phase.name: phase.first for phase in timeline.phases},
+        "ticks": [
+            {
+                "nodes": list(tick.nodes),
+                "steps": tick.steps,
+                "tokens": None if tick.tokens is None else float(tick.tokens),
+            }
+            for tick in ticks
+        ],
+    }
