@@ -242,6 +242,12 @@ PAGES: Final = (
         same command again: the run goes on from its last checkpoint. With a smaller `checkpoint.keep` it first removes
         what is too old; `xtrain checkpoint prune RUN --keep 1 --yes` does so without a start.
         """),
+    Code("X722", "nothing is left to train", """
+        The state that the run begins with has as many steps behind it as the budget, or more. The budget counts from
+        step 0, also where a run goes on from another one: give it more. For the weights alone there is
+        `checkpoint.pretrained`; to end a run where it stands, make its budget the step of its checkpoint. A run that
+        has ended is not refused when it is started again: it says so and ends.
+        """),
     Code("W401", "a setting that changes nothing here", """
         A setting speaks of an axis that has one rank here, of sums of gradients where nothing is sharded, or of saving
         where another setting says otherwise; a mixture has one dataset, or a phase the shares and the learning rate of
@@ -287,6 +293,11 @@ PAGES: Final = (
         first.
         """, "experiment try { budget = 100 steps }\nlaunch { stop_at = 200 steps }",
         "experiment try { budget = 100 steps }\nlaunch { stop_at = 50 steps }"),
+    Code("W608", "a run that begins where it is to end", """
+        `checkpoint.from` names a state of a later step than the budget, or `launch.stop_at`, has: steps are counted on
+        from those of the state. A run that begins there is refused (X722).
+        """, 'experiment try { budget = 5 steps }\ncheckpoint { from = "runs/a/b/checkpoints/ckpt-s000000000034" }',
+        'experiment try { budget = 39 steps }\ncheckpoint { from = "runs/a/b/checkpoints/ckpt-s000000000034" }'),
     Code("W604", "a rollback with little to go back to", """
         `on nan rollback` goes back to a checkpoint that was saved along the way. Either none is, or one alone is kept:
         should the fault be in it already, there is no older one.

@@ -59,6 +59,6 @@ def _rows_in_epoch(phase: Phase, datasets: Sequence[str], rows: Mapping[str, int
 
 def steps_of_epochs(epochs: float, rows: Fraction | int, rows_per_step: int, taken: int = 0) -> int:
     """Steps that take `epochs` epochs of `rows` rows each, of which `taken` rows were taken before; rounded up, as
-    every step takes all its rows."""
+    every step takes all its rows. Below 0 where more were taken."""
     left = exact(epochs) * rows - taken
-    return max(0, ceil(left / rows_per_step))
+    return ceil(left / rows_per_step)

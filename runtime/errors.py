@@ -30,3 +30,12 @@ class StorageFailed(EnvironmentFault):
 
     def __init__(self, message: str, code: str = "X721") -> None:
         super().__init__(code, message)
+
+
+class NothingLeft(EnvironmentFault):
+    """The state that a run begins with is not before the end of its budget."""
+
+    agreed = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__("X722", message)

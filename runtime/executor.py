@@ -21,7 +21,7 @@ from .alerts.notify import Notifier
 from .alerts.occasions import NOTIFY, Occasions
 from .bootstrap import choose_device
 from .checkpoint import durable
-from .checkpoint.sources import begun_from, starting_point
+from .checkpoint.sources import FINISHED, begun_from, check_left, finished_step, starting_point
 from .control.agreement import Agreement
 from .control.commands import Control
 from .control.inbox import Inbox
@@ -88,7 +88,7 @@ class Executor:
         }
         self._begun = time.time()
         self._order = topological(plan)
-        self._finished = directory / "finished"
+        self._finished = directory / FINISHED
         self._under_way = ""
         self._bound: dict[str, StepCall] = {}
         self._last_step: Step | None = None
@@ -185,7 +185,8 @@ class Executor:
         bad_steps = {r.count or 1: tuple(map(self._call, r.nodes)) for r in on_nan}
         too_many = max(bad_steps)
         fails = any(r.stop for r in on_nan)
-        if self.progress.step >= total and self._finished_step() == self.progress.step:
+        check_left(self.plan, self.resources["begun"].start, self.records.directory, total)
+        if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
             return "complete"
         tokens_per_step = self.plan.estimates.tokens_per_step
         seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
@@ -280,10 +281,6 @@ class Executor:
     def _total(self, feed: Feed) -> int:
         """The steps of the whole run: as planned, else as many as the data is good for."""
         return self.plan.timeline.steps if self.plan.timeline.steps is not None else feed.steps
-
-    def _finished_step(self) -> int | None:
-        """The step at which this run has ended with all that was to happen at its end; None if it has not."""
-        return int(self._finished.read_text()) if self._finished.exists() else None
 
     def _stops_at(self, timeline: Timeline) -> float:
         """The step after which this start stops, whatever the budget: infinite where nothing is said."""

@@ -11,7 +11,7 @@ from ..planner.plan import Plan
 from .checkpoint.layout import CheckpointFolder
 from .checkpoint.model_check import check_model, check_weights
 from .checkpoint.publish import Publisher
-from .checkpoint.sources import Start, find, starting_point
+from .checkpoint.sources import Start, check_left, find, left_to_train, starting_point
 from .checkpoint.undone import finish_rollback
 from .errors import EnvironmentFault
 from .locks import LAUNCHER_LOCK, WORKER_LOCK, hold
@@ -79,9 +79,11 @@ def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lo
         Publisher(CheckpointFolder(directory / "checkpoints")).sweep()
         finish_rollback(directory)
         start = starting_point(plan, directory)
-        _check_start(plan, start)  # before anything of the run is overwritten
+        _check_start(plan, start, directory)  # before anything of the run is overwritten
         before = None if start.anew else metadata.read_before(directory)
-        changes = find_changes(before, plan, code, start.step) if before is not None else None
+        # A run that has ended, and is not to train more, says so by itself: its steps are held against no budget.
+        step = start.step if left_to_train(plan, start) else None
+        changes = find_changes(before, plan, code, step) if before is not None else None
         if start.own and changes is not None:
             changes.refuse_if_unfit(directory)
         aside = set_aside(directory, attempt, plan) if start.anew else None
@@ -106,10 +108,11 @@ def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lo
     return Workspace(directory, attempt, lock, elsewhere, changes.texts if changes else (), aside, other)
 
 
-def _check_start(plan: Plan, start: Start) -> None:
+def _check_start(plan: Plan, start: Start, directory: Path) -> None:
     """Raise EnvironmentFault if the run cannot begin with what it is to begin with."""
     if start.entry is not None:
         check_model(plan, start.entry)
+        check_left(plan, start, directory)
         return
     for node in plan.nodes:
         if node.op == "setup.pretrained":

@@ -16,6 +16,7 @@ from ..nodes.chain import own_modules
 from ..pages.text import WIDTH
 from ..plan import Plan
 from .resumable import Verdict
+from .resumable_curve import BUDGET
 
 PLAN_FILE: Final = "plan.json"
 
@@ -135,7 +136,10 @@ def run_command(b: Side, more: Sequence[str] = ()) -> list[str]:
 def going_on(a: Side, b: Side, verdict: Verdict) -> tuple[str, ...]:
     """Lines that say what to type to go on from a checkpoint of A under B, or what else there is."""
     if verdict.kind == "incompatible":
-        return ("B begins a run of its own:", *_lines(run_command(b)))
+        if b.plan.node("setup.resume").args["origin"] is not None and any(r.path == BUDGET for r in verdict.refusals):
+            return ("B begins where it is to end, and is refused as well: give it a larger experiment.budget.",)
+        finds_a = a.plan.config_id == b.plan.config_id and b.plan.workspace["run"] is None
+        return ("B begins a run of its own:", *_lines(run_command(b, ["workspace.run=NEW"] if finds_a else [])))
     if a.kind == "run" and a.step is None:
         return ("A has no checkpoint yet.",)
     more = [] if b.plan.node("setup.resume").args["resume"] else ["checkpoint.resume=true"]

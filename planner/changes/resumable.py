@@ -42,8 +42,13 @@ class Verdict:
     reasons: tuple[Reason, ...]
 
     @property
+    def refusals(self) -> tuple[Reason, ...]:
+        """The reasons for which a checkpoint is refused."""
+        return tuple(reason for reason in self.reasons if reason.kind == "incompatible")
+
+    @property
     def certain(self) -> bool:
-        return self.kind != "incompatible" or any(r.certain for r in self.reasons if r.kind == "incompatible")
+        return self.kind != "incompatible" or any(reason.certain for reason in self.refusals)
 
 
 def resumable(a: Plan, b: Plan, step: int | None = None) -> Verdict:

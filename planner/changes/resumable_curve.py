@@ -8,6 +8,7 @@ from ..plan import Plan
 from ..units import amount_in_epochs, plural
 from .resumable_rules import Reason
 
+BUDGET: Final = "experiment.budget"
 SAMPLES: Final = 1_000  # steps at which two curves are compared
 _SETTINGS: Final = (
     ("lr", "optimizer.lr"),
@@ -79,21 +80,27 @@ def _at(a: Plan, b: Plan, step: int | None) -> str:
 def _budget(a: Plan, b: Plan, step: int | None, at: str) -> Iterator[Reason]:
     total_a, total_b = a.timeline.steps, b.timeline.steps
     before, after = a.timeline, b.timeline
+    begins_there = b.node("setup.resume").args["origin"] is not None  # and does not go on behind its own end
+    if step is not None and total_b is not None and (step > total_b or (step == total_b and begins_there)):
+        text = f"{_amount(b)}, and the checkpoint is of step {step:,}: nothing is left to train (X722)"
+        yield Reason(kind="incompatible", path=BUDGET, text=text)
+        return
     if (total_a, before.epochs) == (total_b, after.epochs):
         return
-    path = "experiment.budget"
+    path = BUDGET
     if total_a is None or total_b is None or not _counted(a, b):
         text = f"{_amount(a)} → {_amount(b)}: the learning rate is laid over the steps that the data gives"
         yield Reason(kind="safe", path=path, text=text, effect="learning")
         return
     text = f"{total_a:,} → {plural(total_b, 'step')}: "
-    if step is not None and step >= total_b:
-        text += f"the checkpoint is of step {step:,}, so that nothing is left to train"
-        yield Reason(kind="safe", path=path, text=text)
-        return
     args_a, args_b = a.node("setup.scheduler").args, b.node("setup.scheduler").args
     done = step if step is not None else min(total_a, total_b)
-    if _alike(args_a, args_b, total_a, total_b, done):
+    alike = _alike(args_a, args_b, total_a, total_b, done)
+    if step == total_b:
+        text += "the checkpoint is of the last step, so that nothing is left but the end of the run"
+        yield Reason(kind="safe", path=path, text=text, effect="none" if alike else "learning")
+        return
+    if alike:
         text += f"the learning rate up to step {done:,} is that of a run of {plural(total_b, 'step')} from its start"
         yield Reason(kind="safe", path=path, text=text)
         return

@@ -9,6 +9,7 @@ from ...dsl.spec import Spec
 from ..alerts import check_alerts
 from ..arithmetic import Arithmetic, Counts, derive_arithmetic
 from ..averaging import check_average
+from ..beginning import check_beginning
 from ..derive import Shape, derive_architecture
 from ..elastic import Elastic, settle_worlds
 from ..layouts.layout import Layout, lay_out
@@ -82,6 +83,7 @@ def examine(spec: Spec, world: int | None, found: Verdicts, counted: Counts | No
     check_log(spec, found)
     check_stops(spec.launch, batch, found)
     check_saving(spec, schedule, batch, found)
+    check_beginning(spec, batch, found)
     check_average(spec, batch, found)
     check_backend(spec, layout.mesh.world_size, found)
     check_nan(spec, schedule, batch, found)

@@ -115,6 +115,8 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "schedule.stop_at": ("launch.stop_at", "{steps}", "{tokens}"),
     "schedule.stop_after": ("launch.stop_after", "{steps}", "{tokens}"),
     "checkpoint.backend": ("checkpoint.backend", "checkpoint.enabled", "{world}"),
+    "checkpoint.from": ("checkpoint.from", "{steps}"),
+    "checkpoint.from.stop_at": ("checkpoint.from", "launch.stop_at", "{steps}", "{tokens}"),
     "checkpoint.best": (
         "checkpoint.best",
         "checkpoint.enabled",
@@ -122,6 +124,8 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
         "dataset.*.name",
         "every.*.actions",
         "every.*.every",
+        "on.*.event",
+        "on.*.actions",
         "{steps}",
     ),
     "ema.every": ("ema.every", "{steps}"),

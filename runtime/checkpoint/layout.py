@@ -18,13 +18,14 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
+from ...planner.beginning import CHECKPOINT
 from .durable import PARTIAL, REMOVING, means
 from .sidecar import TENSORS, flaws, read_late_metrics, read_sidecar
 
 Pointer = Literal["latest", "best", "model"]
 POINTERS: Final[tuple[Pointer, ...]] = ("latest", "best", "model")
 ALIAS: Final = ".pt"
-_FULL = re.compile(r"ckpt-s(\d{12})")
+_FULL = CHECKPOINT
 _WEIGHTS = re.compile(r"model-s(\d{12})")
 _EPOCH = re.compile(r"epoch-(\d{1,9})")
 

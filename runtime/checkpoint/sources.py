@@ -11,10 +11,11 @@ from typing import Any, Final
 from attrs import frozen
 
 from ...planner.plan import Plan
-from ..errors import EnvironmentFault, ResumeRefused
+from ..errors import EnvironmentFault, NothingLeft, ResumeRefused
 from ..gangs.launch import is_restart
 from .layout import ALIAS, POINTERS, CheckpointFolder, Entry, Pointer, entry_of, epoch_named
 
+FINISHED: Final = "finished"
 POINTER_NAMED: Final[dict[str, Pointer]] = {pointer: pointer for pointer in POINTERS}
 
 
@@ -80,6 +81,44 @@ def _began_there(own: Entry, named: str) -> bool:
         return False
     place = str(Path(named).resolve())
     return named == begun["from"] or place in (begun.get("place", str(Path(begun["from"]).resolve())), begun["path"])
+
+
+def left_to_train(plan: Plan, start: Start, steps: int | None = None) -> bool:
+    """Whether the budget goes on behind the state that a run begins with. steps: of the budget, where the plan does not
+    know them; True where nobody does yet."""
+    total = plan.timeline.steps if steps is None else steps
+    return start.entry is None or total is None or start.step < total
+
+
+def check_left(plan: Plan, start: Start, directory: Path, steps: int | None = None) -> None:
+    """Raise NothingLeft if a run begins with a state that has all steps of the budget (see `left_to_train`).
+
+    A run that was cut off behind its last step has its end left to do; one that has ended says so by itself.
+    """
+    if left_to_train(plan, start, steps):
+        return
+    step, total = start.step, plan.timeline.steps if steps is None else steps
+    if start.own and (step == total or finished_step(directory) == step):
+        return
+    ends = f"the budget ends with step {total:,}: nothing is left to train"
+    if start.own:
+        raise NothingLeft(
+            f"the run stands at step {step:,}, and {ends}; use more in experiment.budget, or '{step} steps' to end it "
+            "where it stands"
+        )
+    named = plan.node("setup.resume").args["origin"]
+    raise NothingLeft(
+        f"checkpoint.from is {named}, a state of step {step:,}, and {ends}; its steps count: use more than {step} in "
+        "experiment.budget, or checkpoint.pretrained for its weights alone"
+    )
+
+
+def finished_step(directory: Path) -> int | None:
+    """The step at which the run in a directory has ended with all that was to happen at its end; None if it has not."""
+    try:
+        return int((directory / FINISHED).read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def begun_from(plan: Plan, start: Start) -> dict[str, Any] | None:

@@ -37,14 +37,14 @@ class Changes:
         """Raise ResumeRefused if it is certain that no checkpoint of the plan before can be gone on with."""
         if self.found is None or self.found.kind != "incompatible" or not self.found.certain:
             return
-        reasons = [r for r in self.found.reasons if r.kind == "incompatible" and r.certain]
+        reasons = [reason for reason in self.found.refusals if reason.certain]
         more = f"; and {len(reasons) - MOST_REASONS} more differences" if len(reasons) > MOST_REASONS else ""
         said = "; ".join(f"{reason.path} {reason.text}" for reason in reasons[:MOST_REASONS])
         raise ResumeRefused(f"the run in {directory} cannot go on under this plan: {said}{more}")
 
 
-def find_changes(before: Before, plan: Plan, code: Code | None, step: int) -> Changes:
-    """Against the start before. step: that of the checkpoint that the run goes on from."""
+def find_changes(before: Before, plan: Plan, code: Code | None, step: int | None) -> Changes:
+    """Against the start before. step: that of the checkpoint that the run goes on from, None if it does not."""
     texts = [*_of_code(before, code)]
     if before.plan is None:
         return Changes(texts=tuple(texts), found=None)

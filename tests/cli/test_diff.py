@@ -200,3 +200,13 @@ def test_the_verb_is_light_and_quick_and_has_an_example(folder):
 def test_a_name_no_file_can_have_is_no_traceback(folder, diff):
     status, _, said = diff("x" * 5000, "x" * 5000)
     assert status == 2 and "X120" in said
+
+
+def test_a_budget_that_ends_before_the_checkpoint_is_no_move_that_changes_nothing(folder, diff):
+    run = a_run(folder, 100)
+    _, out, _ = diff(str(run), "--set", "experiment.budget=50 steps")
+    assert "incompatible" in out and "bit for bit" not in out
+    assert "50 steps, and the checkpoint is of step 100: nothing is left to train (X722)" in out
+    assert "workspace.run=NEW" in out  # else B would find A's run, and be refused
+    _, out, _ = diff(str(run), SPEC, "--set", "experiment.budget=100 steps", "--set", f'checkpoint.from="{run}"')
+    assert "nothing is left to train (X722)" in out and "give it a larger experiment.budget" in out

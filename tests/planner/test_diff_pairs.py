@@ -225,8 +225,32 @@ PAIRS = (
         name="a shorter run than was done",
         after=("experiment.budget=40 steps",),
         step=50,
+        kind="incompatible",
+        words=("experiment.budget 40 steps, and the checkpoint is of step 50: nothing is left to train (X722)",),
+    ),
+    Pair(
+        name="a run that begins where it is to end",
+        after=("experiment.budget=50 steps", 'checkpoint.from="runs/a/b"'),
+        step=50,
+        kind="incompatible",
+        words=("nothing is left to train (X722)",),
+    ),
+    Pair(
+        name="a run that is to end where it stands",
+        after=("experiment.budget=50 steps",),
+        step=50,
         kind="safe",
-        words=("the checkpoint is of step 50, so that nothing is left to train",),
+        effect="learning",  # the rate was never as low as it would have been
+        words=("the checkpoint is of the last step, so that nothing is left but the end of the run",),
+    ),
+    Pair(
+        name="a run at a constant rate that is to end where it stands",
+        a="moe",
+        after=("experiment.budget=50 steps",),
+        step=50,
+        kind="safe",
+        effect="none",
+        words=("nothing is left but the end of the run",),
     ),
     Pair(
         name="clip", after=("optimizer.clip=none",), kind="safe", effect="learning", words=("optimizer.clip 1 → none",)
@@ -595,7 +619,8 @@ def test_the_other_way_round_is_refused_for_the_same_kinds_of_reasons(plans, pai
     there = compare(plans, pair).verdict.kind
     back = compare_plans(plans(pair.b or pair.a, pair.after), plans(pair.a, pair.before)).verdict.kind
     formats = {"kept in a wider format", "kept in a narrower format"}
-    one_way = {"a run that is not to be resumed"} | formats
+    ends = {"a shorter run than was done", "a run that begins where it is to end"}
+    one_way = {"a run that is not to be resumed"} | formats | ends
     assert (there == back) != (pair.name in one_way)
 
 

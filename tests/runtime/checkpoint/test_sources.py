@@ -14,8 +14,8 @@ from xtrain.planner.changes.made import signed
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.sources import begun_from, find, find_named, starting_point
-from xtrain.runtime.errors import EnvironmentFault, ResumeRefused
+from xtrain.runtime.checkpoint.sources import begun_from, check_left, find, find_named, starting_point
+from xtrain.runtime.errors import EnvironmentFault, NothingLeft, ResumeRefused
 from xtrain.runtime.workspace import locate, open_workspace
 
 ROOT = Path(__file__).parents[3]
@@ -299,3 +299,53 @@ def test_under_other_code_the_run_that_saved_last_is_named(tmp_path):
     assert opened(plan(tmp_path, "workspace.run=mine")) is None
     save(CheckpointFolder(new / "checkpoints"), 20, time=0.0, **kept(made))
     assert opened(made) is None
+
+
+FROM = 'checkpoint.from="{}"'
+
+
+@pytest.mark.parametrize(
+    ("own", "named", "finished", "left"),
+    [
+        (0, 200, None, "a state of step 200, and the budget ends with step 150: nothing is left to train"),
+        (0, 100, None, ""),
+        (150, 0, None, ""),  # cut off behind its last step: its end is left
+        (160, 0, None, "the run stands at step 160, and the budget ends with step 150: nothing is left to train"),
+        (160, 0, 160, ""),  # it has ended there, and says so when it is started again
+        (160, 0, 100, "or '160 steps' to end it where it stands"),
+        (120, 0, None, ""),
+    ],
+)
+def test_a_run_that_would_train_nothing_is_refused(tmp_path, other, own, named, finished, left):
+    sets = ["experiment.budget=150 steps", "workspace.run=mine"]
+    if named:
+        sets.append(FROM.format(other if named == 200 else f"{other}/checkpoints/ckpt-s{named:012d}"))
+    made = plan(tmp_path, *sets)
+    directory = run_of(made, *([own] if own else []))
+    if finished is not None:
+        (directory / "finished").write_text(f"{finished}\n")
+    if not left:
+        open_workspace(made, "").lock.close()
+        return
+    with pytest.raises(NothingLeft, match=left) as refused:
+        open_workspace(made, "")
+    assert refused.value.code == "X722" and not (directory / "plan.json").exists()
+
+
+def test_steps_of_a_budget_in_epochs_are_held_against_as_well(tmp_path, other):
+    """They are known when the data has been counted, behind the set-up."""
+    made = plan(tmp_path, FROM.format(other), "experiment.budget=2 epochs", "scheduler.warmup=5 steps")
+    start = starting_point(made, tmp_path / "new")
+    check_left(made, start, tmp_path / "new")
+    check_left(made, start, tmp_path / "new", 201)
+    with pytest.raises(NothingLeft, match="ends with step 200"):
+        check_left(made, start, tmp_path / "new", 200)
+
+
+def test_a_run_that_has_ended_is_not_held_against_a_smaller_budget(tmp_path):
+    """Under the settings of its last start and under others: it has nothing to do, and says so."""
+    made = plan(tmp_path, "workspace.run=mine")
+    directory = run_of(made, 300)
+    (directory / "finished").write_text("300\n")
+    open_workspace(made, "").lock.close()
+    open_workspace(plan(tmp_path, "workspace.run=mine", "experiment.budget=150 steps"), "").lock.close()
