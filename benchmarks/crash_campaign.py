@@ -173,7 +173,7 @@ def result(directory: Path) -> dict[str, Any]:
         entry = folder.pointed(pointer)
         found[pointer] = entry and entry.name
         if entry is not None:
-            state = {k: v for k, v in entry.state().items() if k not in ("time", "files", "seal", "plan_id")}
+            state = {k: v for k, v in entry.state().items() if k not in ("time", "files", "seal", "plan_id", "record")}
             found[f"{pointer}/state"] = state
             found |= {f"{pointer}/{name}": value for name, value in tensors(entry.path).items()}
     found["kept"] = [entry.name for entry in folder.published()]

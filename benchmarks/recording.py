@@ -69,7 +69,8 @@ def queued(folder: Path, steps: int, *writers: Writer) -> dict[str, float]:
         branch._outlet.deliver(None, 60)
 
     def report(record: dict[str, Any], of_rank: dict[str, Any]) -> None:
-        records.metric(record)
+        records.add_to_metric(record)
+        records.flush(record["step"])
         records.own.write(of_rank)
 
     found = timed(report, steps)

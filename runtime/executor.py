@@ -110,6 +110,8 @@ class Executor:
             self._report(error, trace=not lost_a_peer(error))
         self.under_way.drop()
         self.lookout.close()
+        with suppress(EnvironmentFault):
+            self.records.flush(self.progress.step)  # of a failure between two steps
         with suppress(EnvironmentFault):  # a disk that takes no record takes none of what was left to be refused
             self.control.close()
         self.beat.at("shutdown.drain", lasting=True)
@@ -186,6 +188,7 @@ class Executor:
         too_many = max(bad_steps)
         fails = any(r.stop for r in on_nan)
         check_left(self.plan, self.resources["begun"].start, self.records.directory, total)
+        self.records.flush(self.progress.step)  # what a checkpoint has kept of its step's record
         if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
             return "complete"
         tokens_per_step = self.plan.estimates.tokens_per_step

@@ -125,7 +125,7 @@ def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
     for record in records:
         if "event" not in record:
             if "loss" not in record and "tokens" not in record:
-                continue  # numbers that came after the step's own record, as evaluations do
+                continue  # losses of evaluations: in a step that is not logged, or beside its record in old runs
             recorder = recorder or Recorder(state.history)
             recorder.add(record)
             continue

@@ -96,6 +96,8 @@ def resume(
         return Begun(start, state)
     check_model(plan, start.entry)
     restored = state.restore(start.entry, together)
+    if start.own and (record := start.entry.state().get("record")):
+        records.go_on_with(record, start.step)
     _report(restored, state, start, records)
     return Begun(start, state)
 
@@ -191,8 +193,6 @@ def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
     def run(step: Step) -> None:
         if saver.progress.step == 0:
             return
-        # A run that is killed right behind the save goes on behind the step: it will not measure that again.
-        saver.records.flush(saver.progress.step)
         # Behind a bad step the weights may be what is wrong: they wait for one that is good.
         in_order = not saver.progress.bad.in_a_row and (saver.overlap == "wait" or saver.may_begin())
         if must or in_order:

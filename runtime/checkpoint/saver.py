@@ -18,6 +18,7 @@ from attrs import define
 
 from ...planner.units import bytes_text
 from ..errors import StorageFailed
+from ..observation.lines import in_json
 from ..observation.records import Records
 from ..state import Progress
 from .full_state import FullState
@@ -29,7 +30,7 @@ from .transaction import Transaction
 Mode = Literal["sync", "async", "async_pinned"]
 Overlap = Literal["wait", "latest"]
 # What is said of a full state and not of weights alone.
-OF_FULL_STATES: Final = ("loader", "optimizer", "rng", "ema")
+OF_FULL_STATES: Final = ("loader", "optimizer", "rng", "ema", "record")
 
 
 @define(kw_only=True, eq=False)
@@ -265,7 +266,10 @@ class Saver:
 
     def _described(self) -> dict[str, Any]:
         begun = {"begun_from": self.begun_from} if self.begun_from else {}
-        return {**self.state.described(), "made_by": self.made_by, **begun}
+        # A run that is killed right behind the save goes on behind the step, and will not measure it again: what is to
+        # be recorded of it is kept as well.
+        record = {"record": in_json(self.records.pending)} if self.records.pending else {}
+        return {**self.state.described(), "made_by": self.made_by, **begun, **record}
 
 
 @define(eq=False)

@@ -30,6 +30,7 @@ def pause(
     def run(step: Step) -> None:
         assert control.order is not None
         under_way.cut_short("the run waits")
+        records.flush(progress.step)  # who looks at a run that waits is to see its last step
         control.paused, began = True, time.monotonic()
         control.tell(control.order, "done", f"the run waits after step {progress.step:,}")
         while control.paused and not control.stopping:

@@ -5,7 +5,7 @@ import math
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from attrs import define, field
 
@@ -14,13 +14,21 @@ from .outlet import ROOM, Outlet
 
 # Seconds that an event is waited for, to be in its file: a disk that takes longer does not answer.
 EVENT_SECONDS: Final = 2.0
+_BLOCK: Final = 1 << 20
+
+
+def in_json(record: dict[str, Any]) -> dict[str, Any]:
+    """A record with texts for numbers that JSON has no word for: a reader that is not Python would refuse the line."""
+    return {key: _plain(value) for key, value in record.items()}
 
 
 def _plain(value: Any) -> Any:
-    # JSON has no word for these; a reader that is not Python would refuse the whole line.
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _line_of(record: dict[str, Any]) -> bytes:
+    line = json.dumps(in_json(record), separators=(",", ":"), ensure_ascii=False)
+    return (line + "\n").encode(errors="backslashreplace")  # names of files may be no text
 
 
 @define(eq=False)
@@ -35,11 +43,10 @@ class JsonLines:
 
     def write(self, record: dict[str, Any]) -> None:
         """Raises EnvironmentFault where the disk does not take it."""
-        line = json.dumps({k: _plain(v) for k, v in record.items()}, separators=(",", ":"), ensure_ascii=False)
         try:
             if self._fd is None:
                 self._fd = self._opened()
-            content = (line + "\n").encode(errors="backslashreplace")  # names of files may be no text
+            content = _line_of(record)
             while content:
                 content = content[os.write(self._fd, content) :]
         except OSError as error:
@@ -177,6 +184,53 @@ def records_since(path: Path, offset: int) -> list[dict[str, Any]]:
         with suppress(ValueError):
             found.append(json.loads(line))
     return [record for record in found if isinstance(record, dict)]
+
+
+def last_record(path: Path) -> dict[str, Any] | None:
+    """The last record of a file; None where there is none that is whole."""
+    with suppress(OSError, ValueError), path.open("rb") as file:
+        record = json.loads(_last_line(file)[1])
+        return record if isinstance(record, dict) else None
+    return None
+
+
+def add_to_last(path: Path, step: int, fields: dict[str, Any]) -> bool:
+    """Add fields to the last record of a file if it is that of a step. The file is replaced by another one, as a reader
+    must not see half of it.
+
+    `step` and `time` of the record stay. Whether there was such a record. Raises OSError.
+    """
+    rest = path.with_suffix(".tmp")
+    with path.open("rb") as file:
+        begin, line = _last_line(file)
+        try:
+            record = json.loads(line)
+            if record["step"] != step:
+                return False
+            kept = {"step": step, "time": record["time"]}
+        except (ValueError, KeyError, TypeError):
+            return False
+        file.seek(0)
+        with rest.open("wb") as new:
+            left = begin
+            while left and (block := file.read(min(left, _BLOCK))):
+                new.write(block)
+                left -= len(block)
+            new.write(_line_of({**record, **fields, **kept}))
+    rest.replace(path)
+    return True
+
+
+def _last_line(file: BinaryIO) -> tuple[int, bytes]:
+    """Where it begins, and what it is, without its end."""
+    end = file.seek(0, os.SEEK_END)
+    begin, tail = end, b""
+    while begin and b"\n" not in tail[:-1]:
+        begin = max(0, begin - _BLOCK)
+        file.seek(begin)
+        tail = file.read(end - begin)
+    line = tail.rstrip(b"\n").rpartition(b"\n")[2]
+    return begin + len(tail.rstrip(b"\n")) - len(line), line
 
 
 def size_of(path: Path) -> int:

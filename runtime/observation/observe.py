@@ -39,6 +39,8 @@ class Window:
     comm_seconds: float = 0.0
     counted: Counted = field(factory=Counted)
     node_seconds: dict[str, float] = field(factory=dict)
+    logged: int | None = None
+    """The step that was logged last; None where none was since the run began, or went back."""
 
     def add(self, step: Step, now: float) -> None:
         self.steps += 1
@@ -54,6 +56,7 @@ class Window:
         for node in self.node_seconds:
             self.node_seconds[node] = 0.0
         self.losses.clear()
+        self.logged = None
 
 
 @op("setup.observe", gives="window")
@@ -91,15 +94,17 @@ def log(
     window: Window,
     alerts: Alerts | None = None,
 ):
-    """Write one record: loss, gradient norm and learning rate of the step; times are those of the slowest rank,
-    averaged over the steps since the last record, and so are the losses of the datasets of a mixture. Of steps that
-    were left out there are no times, and no rates where there was no other."""
+    """Make the record of the step, once: its loss, gradient norm and learning rate; times are those of the slowest
+    rank, averaged over the steps since the last record, and so are the losses of the datasets of a mixture. Of steps
+    that were left out there are no times, and no rates where there was no other."""
     routers = RouterMetrics.of(plan, model, rank)
     memory_now = MemoryNow(rank.device)
     planned_bytes = alerts.planned_bytes if alerts is not None else None
     rows_before = feed.rows_taken(progress.step)
 
     def run(step: Step) -> None:
+        if progress.step in (step.index, window.logged):  # no step has ended, or another tick has logged it
+            return
         steps = max(1, window.steps)
         averages = [total / steps for total in (window.seconds, window.data_seconds, window.comm_seconds)]
         peak = peak_bytes(rank.device)
@@ -136,7 +141,7 @@ def log(
         taken = feed.rows_taken(progress.step)
         rows = {f"rows/{name}": count for name, count in taken.items()}
         routed = routers.take(steps) if window.steps else {}
-        records.metric(record | window.losses.take() | rows | routed)
+        records.add_to_metric(record | window.losses.take() | rows | routed)
         since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}
         for name in window.losses.unlabelled(since):
             message = f"dataset {name} has given {plural(since[name], 'row')} since this start, and not one token to "
@@ -153,5 +158,6 @@ def log(
             own["node_seconds"] = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
         records.own.write(own)
         window.clear()
+        window.logged = progress.step
 
     return run

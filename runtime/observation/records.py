@@ -1,13 +1,14 @@
 """What a rank reports: numbers of steps and events, each into its file, and to whoever else takes them."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from attrs import define, field
 
 from .branch import Branch
-from .lines import EVENT_SECONDS, JsonLines, Pen, QueuedLines, trim_after
+from .lines import EVENT_SECONDS, JsonLines, Pen, QueuedLines, add_to_last, last_record, trim_after
 
 # Seconds that whoever needs all records in their files waits for a disk.
 SETTLE_SECONDS: Final = 60.0
@@ -19,9 +20,10 @@ CLOSE_SECONDS: Final = 10.0
 class Records:
     """Where a rank reports. `metrics` and `events` are written by the first rank alone, `own` by every rank.
 
-    Records of steps are written by a thread: a step does not wait for a disk. Events are written in order with them,
-    and waited for: what an event speaks of lies in the files before it. Faults of a disk are raised by whatever is
-    reported next.
+    A step has one record: what is logged and what evaluations measure behind it is gathered in `pending`, and written
+    once nothing more is to come. It is written by a thread: a step does not wait for a disk. Events are written in
+    order with records, and waited for: what an event speaks of lies in the files before it, but for the record of the
+    step under way. Faults of a disk are raised by whatever is reported next.
     """
 
     directory: Path
@@ -32,6 +34,8 @@ class Records:
     events: JsonLines
     pending: dict[str, Any] = field(factory=dict)
     branches: list[Branch] = field(factory=list)
+    _last_step: int | None = None
+    """Of the last record in `metrics`; None where the file has to be asked."""
     _told_of_lost: bool = False
     _closed: bool = False
 
@@ -63,29 +67,48 @@ class Records:
         else:
             self.pen.write_now(self.events, record, seconds)
 
-    def metric(self, record: dict[str, Any]) -> None:
-        """Write the record of a step, with what was added to it meanwhile. Never waits.
-
-        Raises EnvironmentFault where the disk did not take an earlier one.
-        """
-        if self.rank == 0:
-            if self.pending:
-                record = {**record, **self.pending}
-            for branch in self.branches:
-                branch.metric(record)
-            if self.metrics.write(record) and not self._told_of_lost:
-                self._tell_of_lost(record["step"])
-        self.pending.clear()
-
     def add_to_metric(self, fields: dict[str, Any]) -> None:
-        """Numbers that belong into the record of the step that has just ended."""
+        """Numbers that belong into the record of the step that has just ended. Never waits."""
         self.pending.update(fields)
 
     def flush(self, step: int) -> None:
-        """Write what was added and has found no record, as a record of its own. Raises what `metric` raises."""
+        """Write the record of the step that has ended, if anything was added to it; should the file have one of that
+        step already, as where a run stops with an evaluation, the fields are added to that.
+
+        Waits only in that case. Raises EnvironmentFault where the disk did not take an earlier record.
+        """
         self.pen.raise_fault()
-        if self.pending:
-            self.metric({"step": step, "time": time.time()})
+        fields, self.pending = self.pending, {}
+        if not fields or self.rank != 0:
+            return
+        record = {"step": step, "time": time.time(), **fields}
+        for branch in self.branches:
+            branch.metric(record)
+        if self._step_of_last() == step and self._added(step, fields):
+            return
+        self._last_step = step
+        if self.metrics.write(record) and not self._told_of_lost:
+            self._tell_of_lost(step)
+
+    def go_on_with(self, record: dict[str, Any], step: int) -> None:
+        """The run goes on behind a step whose record was gathered when it was saved: it is still to be written, unless
+        that was done."""
+        if self.rank == 0 and self._step_of_last() < step:
+            self.pending = dict(record)
+
+    def _step_of_last(self) -> int:
+        if self._last_step is None:
+            last = last_record(self.metrics.lines.path) or {}
+            self._last_step = int(last.get("step", 0))
+        return self._last_step
+
+    def _added(self, step: int, fields: dict[str, Any]) -> bool:
+        """Whether the last record in the file has them now."""
+        with suppress(OSError):
+            if self.pen.settle(EVENT_SECONDS):
+                self.metrics.lines.close()
+                return add_to_last(self.metrics.lines.path, step, fields)
+        return False
 
     def settle(self, step: int = 0) -> None:
         """Return when all that was reported is in its file; a disk that does not answer is not waited for for ever, and
@@ -106,6 +129,7 @@ class Records:
         """Move the records of later steps out of metrics.jsonl: they will be computed again. Raises OSError."""
         self.pen.settle(None)
         self.metrics.lines.close()
+        self._last_step = None
         superseded = self.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
         trim_after(self.metrics.lines.path, step, superseded)
 

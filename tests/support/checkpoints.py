@@ -38,6 +38,6 @@ def steps(directory: Path) -> list[int]:
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """What a checkpoint says besides its tensors, whenever it was written."""
+    """What a checkpoint says besides its tensors, whenever it was written and however fast the run was."""
     state = read_sidecar(path)
-    return {name: value for name, value in state.items() if name not in ("time", "files", "seal")}
+    return {name: value for name, value in state.items() if name not in ("time", "files", "seal", "record")}

@@ -31,9 +31,9 @@ _EMPTY = np.empty(0)
 class Series:
     """The numbers of `metrics.jsonl`, one column a key, ordered by step.
 
-    A step is there once: records of the same step (an evaluation that came after the step's own record) are merged,
-    and where the run goes back, what it had logged behind that step is forgotten. Its maker changes it in place, from
-    any one thread, while others read it; `version` moves with every change.
+    A step is there once: records of the same step (in runs of earlier versions an evaluation may have its own) are
+    merged, and where the run goes back, what it had logged behind that step is forgotten. Its maker changes it in
+    place, from any one thread, while others read it; `version` moves with every change.
     """
 
     def __init__(self, limit_bytes: int = LIMIT_BYTES) -> None:

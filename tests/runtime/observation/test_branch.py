@@ -10,6 +10,12 @@ from xtrain.runtime.observation.branch import Branch
 from xtrain.runtime.observation.records import Records
 
 
+def log(records: Records, record: dict) -> None:
+    """A step has ended, and this is its record."""
+    records.add_to_metric(record)
+    records.flush(record["step"])
+
+
 class Taker:
     """A writer that notes what it is given, and fails or hangs where it is told to."""
 
@@ -58,10 +64,10 @@ def run(tmp_path):
 def test_it_gets_everything_in_order_in_a_thread_of_its_own(run):
     taker = Taker()
     records, warned = run(taker)
-    records.metric({"step": 1})
+    log(records, {"step": 1})
     records.event("eval", step=1)
     records.settle()
-    records.metric({"step": 2})
+    log(records, {"step": 2})
     records.end_branches(75, 10)
     records.close()
     wanted = [("begin", "the taker"), ("metric", 1), ("event", "eval"), ("rest", None), ("metric", 2), ("end", 75)]
@@ -73,7 +79,7 @@ def test_one_that_fails_is_told_of_once_and_gets_no_more(run, where: str):
     taker = Taker(fails_at=where)
     records, warned = run(taker)
     for step in (1, 2):
-        records.metric({"step": step})
+        log(records, {"step": step})
         records.event("eval", step=step)
     records.settle()
     records.end_branches(0, 10)
@@ -89,7 +95,7 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
     records.branches[0]._outlet.room = 50
     taker.free.clear()
     for step in range(100):
-        records.metric({"step": step})
+        log(records, {"step": step})
         records.event("eval", step=step)
     records.settle()
     records.settle()  # it is not waited for again

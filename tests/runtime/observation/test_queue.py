@@ -14,6 +14,12 @@ from xtrain.runtime.observation.outlet import Outlet
 from xtrain.runtime.observation.records import Records
 
 
+def log(records: Records, record: dict) -> None:
+    """A step has ended, and this is its record."""
+    records.add_to_metric(record)
+    records.flush(record["step"])
+
+
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -49,7 +55,7 @@ def test_what_an_event_speaks_of_lies_in_the_files_before_it(tmp_path, disk):
     records, seen = Records.open(tmp_path, 0), []
     disk.clear()
     for step in range(1, 50):
-        records.metric({"step": step})
+        log(records, {"step": step})
     threading.Timer(0.2, disk.set).start()
     records.event("checkpoint", step=49)
     seen = [record["step"] for record in lines(tmp_path / "metrics.jsonl")]
@@ -62,7 +68,7 @@ def test_a_step_does_not_wait_for_a_disk_that_hangs_and_what_is_lost_is_counted(
     records = opened(tmp_path, room=100)
     disk.clear()
     for step in range(1, 101):
-        records.metric({"step": step, "loss": 1.0})
+        log(records, {"step": step, "loss": 1.0})
         records.own.write({"step": step})
     assert not taken(tmp_path), "all were handed over while the disk took nothing"
     assert records.metrics.lost > 20 and records.own.lost > 20
@@ -70,7 +76,7 @@ def test_a_step_does_not_wait_for_a_disk_that_hangs_and_what_is_lost_is_counted(
     disk.set()
     records.settle()
     for step in (101, 102):
-        records.metric({"step": step, "loss": 1.0})
+        log(records, {"step": step, "loss": 1.0})
     records.own.write({"step": 101})
     records.close()
     found = lines(tmp_path / "metrics.jsonl")
@@ -100,7 +106,7 @@ def test_an_event_waits_once_for_a_disk_that_hangs(tmp_path, disk, monkeypatch):
 def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
     records = Records.open(tmp_path, 0)
     (tmp_path / "metrics.jsonl").mkdir()  # nothing can be appended to a folder
-    records.metric({"step": 1})
+    log(records, {"step": 1})
     until = time.monotonic() + 60
     with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl cannot be written: Is a directory") as told:
         while time.monotonic() < until:
@@ -116,10 +122,10 @@ def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
 def test_a_disk_that_is_waited_for_no_longer_is_told_of(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(module, "SETTLE_SECONDS", 0.2)
     records = Records.open(tmp_path, 0)
-    records.metric({"step": 1})
+    log(records, {"step": 1})
     records.settle(1)
     disk.clear()
-    records.metric({"step": 2})
+    log(records, {"step": 2})
     records.settle(2)
     disk.set()
     records.close()
@@ -140,10 +146,10 @@ def test_steps_are_undone_when_their_records_have_been_written(tmp_path, disk):
     records = Records.open(tmp_path, 0)
     disk.clear()
     for step in range(1, 6):
-        records.metric({"step": step})
+        log(records, {"step": step})
     threading.Timer(0.2, disk.set).start()
     records.undo_after(3)
-    records.metric({"step": 4, "again": True})
+    log(records, {"step": 4, "again": True})
     records.close()
     assert [record["step"] for record in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     (aside,) = (tmp_path / "logs").iterdir()
@@ -166,7 +172,7 @@ def test_no_thread_is_left_and_what_is_reported_later_is_written(tmp_path):
 def test_close_is_bounded(tmp_path, disk):
     records = Records.open(tmp_path, 0)
     disk.clear()
-    records.metric({"step": 1})
+    log(records, {"step": 1})
     records.close(0.2)
     assert not taken(tmp_path), "it came back although the disk has taken nothing"
     disk.set()

@@ -2,16 +2,22 @@
 
 import json
 import resource
+from types import SimpleNamespace
 
 import pytest
 from projects import Project
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.checkpoint.transaction import Transaction
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.observation.lines import JsonLines, records_since, trim_after
 from xtrain.runtime.observation.records import Records
+
+
+def log(records: Records, record: dict) -> None:
+    """A step has ended, and this is its record."""
+    records.add_to_metric(record)
+    records.flush(record["step"])
 
 
 def lines(path):
@@ -21,7 +27,7 @@ def lines(path):
 def test_only_the_first_rank_writes_metrics_and_shared_events(tmp_path):
     for rank in (0, 1):
         records = Records.open(tmp_path, rank)
-        records.metric({"step": 1, "loss": 2.0})
+        log(records, {"step": 1, "loss": 2.0})
         records.event("checkpoint", step=1)
         records.event("failure", step=1, every_rank=True, rank=rank)
         records.own.write({"step": 1})
@@ -31,24 +37,63 @@ def test_only_the_first_rank_writes_metrics_and_shared_events(tmp_path):
     assert (tmp_path / "ranks" / "00001.jsonl").exists()
 
 
-def test_numbers_added_to_a_step_go_into_its_record_or_get_their_own(tmp_path):
+@pytest.mark.parametrize("first", ["log", "eval"])
+def test_a_step_has_one_record_whatever_comes_first(tmp_path, first):
     records = Records.open(tmp_path, 0)
-    records.add_to_metric({"eval/web/loss": 1.5})
-    records.metric({"step": 1, "loss": 2.0})
+    logged, measured = {"step": 1, "time": 5.0, "loss": 2.0}, {"eval/web/loss": 1.5}
+    for fields in (logged, measured) if first == "log" else (measured, logged):
+        records.add_to_metric(fields)
     records.flush(1)
     records.add_to_metric({"eval/web/loss": 1.4})
     records.flush(2)
+    records.flush(3)
+    records.close()
+    one, two = lines(tmp_path / "metrics.jsonl")
+    assert one == {"step": 1, "time": 5.0, "loss": 2.0, "eval/web/loss": 1.5}
+    assert two["step"] == 2 and two["eval/web/loss"] == 1.4
+
+
+@pytest.mark.parametrize("size", [1, 700_000])
+@pytest.mark.parametrize("again", [False, True])
+def test_what_is_measured_behind_a_record_that_is_written_is_added_to_it(tmp_path, again, size):
+    """Also by another start of the run, and where lines are long."""
+    path = tmp_path / "metrics.jsonl"
+    records, taken = Records.open(tmp_path, 0), []
+    for step in (1, 2, 3):
+        log(records, {"step": step, "time": float(step), "loss": 2.0, "more": "x" * size})
+    if again:
+        records.close()
+        records = Records.open(tmp_path, 0)
+    records.branches.append(SimpleNamespace(metric=taken.append))  # type: ignore[arg-type]
+    records.add_to_metric({"eval/web/loss": float("nan"), "time": 99.0})
+    records.flush(3)
+    assert lines(path)[-1] == {"step": 3, "time": 3.0, "loss": 2.0, "more": "x" * size, "eval/web/loss": "nan"}
+    log(records, {"step": 4, "time": 4.0})
+    records.close()
+    assert [line["step"] for line in lines(path)] == [1, 2, 3, 4] and not path.with_suffix(".tmp").exists()
+    assert taken[0] == {"step": 3, "time": 99.0, "eval/web/loss": pytest.approx(float("nan"), nan_ok=True)}
+
+
+def test_nothing_is_added_to_the_record_of_another_step(tmp_path, monkeypatch):
+    """The record of step 2 found no room to wait in: what is measured behind it has a line of its own."""
+    records = Records.open(tmp_path, 0)
+    log(records, {"step": 1, "time": 1.0, "loss": 2.0})
+    with monkeypatch.context() as full:
+        full.setattr(records.pen, "write", lambda *given: False)
+        log(records, {"step": 2, "time": 2.0, "loss": 2.0})
+    records.add_to_metric({"eval/web/loss": 1.5})
+    records.flush(2)
     records.close()
     first, second = lines(tmp_path / "metrics.jsonl")
-    assert first == {"step": 1, "loss": 2.0, "eval/web/loss": 1.5}
-    assert second["step"] == 2 and second["eval/web/loss"] == 1.4
+    assert "eval/web/loss" not in first and (second["step"], second["eval/web/loss"]) == (2, 1.5)
 
 
 def test_numbers_json_has_no_word_for_become_text(tmp_path):
     records = Records.open(tmp_path, 0)
-    records.metric({"step": 1, "loss": float("nan"), "grad_norm": float("inf")})
+    log(records, {"step": 1, "loss": float("nan"), "grad_norm": float("inf")})
     records.close()
-    assert lines(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": "nan", "grad_norm": "inf"}]
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert line.pop("time") and line == {"step": 1, "loss": "nan", "grad_norm": "inf"}
 
 
 def test_steps_that_come_again_are_moved_aside(tmp_path):
@@ -86,21 +131,71 @@ def test_a_disk_that_takes_no_record_is_told_with_the_file(tmp_path):
     assert [record["step"] for record in records_since(lines.path, 0)] == [1]
 
 
-def test_what_was_measured_is_recorded_before_its_step_is_saved(tmp_path, monkeypatch):
-    """A run that is killed right behind the save goes on behind the step, and will not measure it again."""
-    found: list[list[dict]] = []
-    run = Transaction.run
+EVERY_ORDER = """
+every 2 steps eval lines { batches = 1 }
+every 2 steps log
+every 3 steps log then eval lines { batches = 1 }
+every 2 steps checkpoint then eval other
+every 4 steps generate { prompts = ["a"], tokens = 2 } then log
+dataset other { source = jsonl("data.jsonl"), holdout = 100% }
+on finish eval lines then log
+checkpoint { keep = none, model = false }
+"""
 
-    def look_and_run(self, *arguments) -> None:
-        found.append(lines(tmp_path / "run" / "metrics.jsonl"))
-        run(self, *arguments)
 
-    monkeypatch.setattr(Transaction, "run", look_and_run)
-    monkeypatch.chdir(tmp_path)
-    more = "every 2 steps eval lines { batches = 1 }\nevery 2 steps checkpoint\ncheckpoint { mode = sync }"
-    spec = tmp_path / Project(tmp_path).spec(steps=2, more=more)
-    spec.write_text(spec.read_text().replace("every 1 step log", "every 100 steps log"))
-    plan = plan_from_spec(spec).plan
+STOPPED = "on stop_at eval other then log then checkpoint then stop"
+
+
+def run_of(folder, name, steps=6, more=EVERY_ORDER, sets=()) -> str:
+    """How a run in this process ends; its directory is `name`."""
+    spec = folder / Project(folder).spec(steps=steps, more=more)
+    plan = plan_from_spec(spec, sets).plan
     assert plan is not None
-    assert Executor(plan, tmp_path / "run", rank=0).run() == "done"
-    assert "eval/lines/loss" in found[0][-1] and found[0][-1]["step"] == 2
+    return Executor(plan, folder / name, rank=0).run()
+
+
+def without_times(directory) -> list[dict]:
+    """Records with what is the same in every run of a plan."""
+    measured = ("second", "time", "tflops", "memory")
+    return [{k: v for k, v in line.items() if not any(m in k for m in measured)} for line in lines(directory)]
+
+
+def test_every_step_has_one_line_however_a_run_comes_to_it(tmp_path, monkeypatch):
+    """At once, or stopped with an evaluation, or killed right behind a save, and gone on with."""
+    monkeypatch.chdir(tmp_path)
+    assert run_of(tmp_path, "whole") == "done"
+    expected = without_times(tmp_path / "whole" / "metrics.jsonl")
+    assert [line["step"] for line in expected] == [1, 2, 3, 4, 5, 6]
+    assert [("loss" in line, "eval/lines/loss" in line, "eval/other/loss" in line) for line in expected] == [
+        (True, False, False), (True, True, True), (True, True, False), (True, True, True), (True, False, False),
+        (True, True, True),
+    ]  # fmt: skip
+    assert [line["step"] for line in lines(tmp_path / "whole" / "ranks" / "00000.jsonl")] == [1, 2, 3, 4, 5, 6]
+
+    assert run_of(tmp_path, "stopped", more=EVERY_ORDER + STOPPED, sets=("launch.stop_at=5 steps",)) == "stopped"
+    path = tmp_path / "stopped" / "metrics.jsonl"
+    assert "eval/other/loss" in lines(path)[-1] and len(lines(path)) == 5
+    assert run_of(tmp_path, "stopped") == "done"
+    found = without_times(path)
+    assert found[4].pop("eval/other/loss") and found == expected
+
+    # Killed behind a save: what was known of its step when it was saved is recorded, what came later is not.
+    assert run_of(tmp_path, "killed", sets=("launch.stop_at=4 steps",)) == "stopped"
+    path = tmp_path / "killed" / "metrics.jsonl"
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines(path)[:3]))
+    assert run_of(tmp_path, "killed") == "done"
+    found = without_times(path)
+    assert "eval/other/loss" not in found[3] and "eval/other/loss" in expected[3]
+    assert [{**line, "eval/other/loss": None} for line in found] == [{**x, "eval/other/loss": None} for x in expected]
+    assert not (tmp_path / "killed" / "metrics.tmp").exists()
+
+
+def test_a_step_whose_evaluation_fails_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def fail(*given) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr("xtrain.runtime.evaluate.forwarded", fail)
+    assert run_of(tmp_path, "run", more="every 1 step log then eval lines") == "failed"
+    assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl") if "loss" in line] == [1]

@@ -50,7 +50,8 @@ def logged(tmp_path, monkeypatch):
             window.add(step, 100.0 + each)
             window.node_seconds["step.fetch"] += each
         progress.step += 1
-        write(Step(index=progress.step, loss=2.0, grad_norm=1.0))
+        write(Step(index=progress.step - 1, loss=2.0, grad_norm=1.0))
+        records.flush(progress.step)
         records.settle()
         return tuple(
             json.loads((tmp_path / name).read_text().splitlines()[-1])
