@@ -29,6 +29,10 @@ class RunState:
     """How many rows each dataset has for training, once they are prepared."""
     counted_steps: int | None = None
     """The steps of the run, once the data has been counted."""
+    epochs: float | None = None
+    """The budget, if it is in epochs and the data has been counted."""
+    horizon: Record | None = None
+    """What the run has said of what was planned in epochs."""
     history: History = field(factory=History)
     told_step: int = 0
     """The last step that an evaluation, a checkpoint and the like came after: logging may be sparse."""
@@ -83,6 +87,14 @@ class RunState:
         """How many optimizer steps the run takes, if that is known."""
         planned = self.start.steps if self.start else None
         return self.counted_steps if planned is None else planned
+
+    @property
+    def epoch(self) -> str:
+        """How far the run is in its data, as `1.25/3` epochs; empty where the plan does not speak of epochs."""
+        now = number(self.history.last.get("epoch"))
+        if now is None or self.horizon is None:
+            return ""
+        return f"{now:.2f}/{self.epochs:g}" if self.epochs is not None else f"{now:.2f}"
 
     @property
     def step(self) -> int:
@@ -192,7 +204,18 @@ def _data(state: RunState, record: Record) -> RunState:
     found = record.get("rows")
     counts = found.items() if isinstance(found, dict) else ()
     rows = {text(name): count for name, each in counts if (count := whole(each))}
-    return evolve(state, rows=MappingProxyType(rows), counted_steps=whole(record.get("steps")))
+    return evolve(
+        state,
+        rows=MappingProxyType(rows),
+        counted_steps=whole(record.get("steps")),
+        epochs=number(record.get("epochs")),
+    )
+
+
+def _horizon(state: RunState, record: Record) -> RunState:
+    """With what is left to do: steps may be others than those of a run from its beginning."""
+    steps = whole(record.get("steps"))
+    return evolve(state, horizon=record, counted_steps=state.counted_steps if steps is None else steps)
 
 
 def _setup_begin(state: RunState, record: Record) -> RunState:
@@ -297,6 +320,7 @@ _AFTER_STEPS = frozenset({"eval", "generate", "checkpoint", "skipped"})
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "run_start": _run_start,
     "data": _data,
+    "horizon": _horizon,
     "setup_begin": _setup_begin,
     "setup": _setup,
     "setup_done": _setup_done,

@@ -99,6 +99,18 @@ def _data(record: Record) -> Iterator[Told]:
     yield from _headed("data", "", "", "  ".join(parts))
 
 
+def _horizon(record: Record) -> Iterator[Told]:
+    """`17 steps, 33 rows an epoch`."""
+    parts = [f"{name} {amount}" for name, amount in (("stops at step", record.get("stop_at")),) if amount]
+    steps, rows = whole(record.get("steps")), number(record.get("epoch_rows"))
+    parts.insert(0, "  ".join(filter(None, (plural(steps, "step") if steps is not None else "",
+                                            f"{rows:,g} rows an epoch" if rows is not None else ""))))  # fmt: skip
+    firsts = record.get("phases")
+    later = firsts.items() if isinstance(firsts, dict) else ()
+    parts += [f"{name} from step {first + 1:,}" for name, each in later if (first := whole(each))]
+    yield from _headed("counted", "", "", "  ".join(parts))
+
+
 def _setup_done(record: Record) -> Iterator[Told]:
     yield Told("ready", "", took(number(record.get("seconds"))))
 
@@ -277,6 +289,7 @@ _TELLERS: dict[str, Callable[[Record], Iterator[Told]]] = {
     "setup_begin": _setup_begin,
     "setup": _setup,
     "data": _data,
+    "horizon": _horizon,
     "setup_done": _setup_done,
     "device": _device,
     "eval": _eval,

@@ -77,6 +77,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "health.stuck": ("*",),  # of the time that a step takes, which hangs on everything
     "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
     "schedule.phase.*.start": ("phase.{}.from", "{steps}", "batch.sequence", "{rows}"),
+    "schedule.phases": ("phase.*.from", "{steps}"),
     "schedule.phase.*.order": ("phase", "phase.*.from", "{steps}", "batch.sequence", "{rows}"),
     "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
     "schedule.*.nan": ("{}.actions",),

@@ -51,6 +51,7 @@ def step_line(state: RunState, record: Record) -> str:
     """`step 120/600  loss 2.3456  grad_norm 0.812  lr 3.00e-03  12.3k tok/s  0.85 s/step  eta 6m48s`."""
     step = whole(record.get("step"))
     parts = [f"step {'–' if step is None else step}{f'/{state.steps}' if state.steps else ''}"]
+    parts += [f"epoch {state.epoch}"] if state.epoch else []
     parts.append(f"loss {decimal(number(record.get('loss')), 4)}")
     if (norm := number(record.get("grad_norm"))) is not None:
         parts.append(f"grad_norm {decimal(norm, 3)}")

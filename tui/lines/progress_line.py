@@ -98,6 +98,8 @@ def _parts(state: RunState, *, quiet: float) -> list[_Part]:
     ]
     if state.progress is not None:
         parts.insert(1, _Part(Text(f"{state.progress:>4.0%}"), 5))
+    if state.epoch:
+        parts.append(_Part(Text(f"epoch {state.epoch}"), 4))
     if (rate := number(last.get("lr"))) is not None:
         parts.append(_Part(_labelled("lr", f"{rate:.2e}", 8), 4))
     if (norm := number(last.get("grad_norm"))) is not None:

@@ -14,8 +14,8 @@ def next_step(tick: PlannedTick, tokens_per_step: int | None, step: int) -> int 
     if tick.steps:
         return (step // tick.steps + 1) * tick.steps
     if tick.tokens and tokens_per_step:
-        reached = step * tokens_per_step // tick.tokens
-        return -(-(reached + 1) * tick.tokens // tokens_per_step)
+        reached = int(step * tokens_per_step // tick.tokens)
+        return int(-(-(reached + 1) * tick.tokens // tokens_per_step))
     return None
 
 
@@ -26,7 +26,7 @@ def num_times(tick: PlannedTick, tokens_per_step: int | None, step: int, last: i
     if tick.tokens and tokens_per_step:
         # No more than once a step, however many tokens a step has.
         reached = last * tokens_per_step // tick.tokens - step * tokens_per_step // tick.tokens
-        return max(0, min(reached, last - step))
+        return max(0, min(int(reached), last - step))
     return 0
 
 

@@ -219,6 +219,8 @@ def _tick(found: Json) -> PlannedTick:
         seconds=number(found.get("seconds")),
         count=whole(found.get("count")),
         stop=found.get("stop") is True,
+        epochs=number(found.get("epochs")),
+        fraction=number(found.get("fraction")),
     )
 
 

@@ -88,14 +88,17 @@ class PlannedTimes:
 
 @frozen(kw_only=True)
 class PlannedTick:
-    """When an action recurs: one of `steps`, `tokens`, `seconds` is set. count: how often, None where nobody knows."""
+    """When an action recurs: one of `steps`, `tokens`, `seconds` is set, and until the data is counted (`counted.py`)
+    `epochs` or a `fraction` of the budget alone. count: how often, None where nobody knows."""
 
     nodes: tuple[str, ...]
     steps: int | None
-    tokens: int | None
+    tokens: int | float | None
     seconds: float | None
     count: int | None
     stop: bool
+    epochs: float | None = None
+    fraction: float | None = None
 
 
 @frozen(kw_only=True)

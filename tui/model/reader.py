@@ -10,6 +10,7 @@ from ..tail import Record, Tail
 from ..words import number
 from .alerts import Onlooker
 from .board import BUDGET_SECONDS, Board
+from .counted import counted
 from .event_log import EventReader
 from .life import LifeReader
 from .lines import records
@@ -35,6 +36,7 @@ class Reader:
         self._begun_anew = 0
         self._plan_state: tuple[int, int, int] | None = None
         self._planned: Planned | None = None
+        self._counted: tuple[Planned, Record, Planned] | None = None
         self._ranks = RankReader(directory)
         self._log = EventReader(directory)
         self._onlooker = Onlooker()
@@ -64,10 +66,11 @@ class Reader:
         now, ranks = time.time(), self._ranks.ranks()
         life = self._life.look(self._state, ranks, self._newest)
         run = self._begun_again() if life.again else self._state
+        plan = self._counted_plan(run)
         parts = {
             "run": run,
             "ranks": ranks,
-            "planned": self._planned,
+            "planned": plan,
             "events": self._log.log(),
             "alerts": self._onlooker.alerts(run, ranks, life, now),
             "life": life,
@@ -75,12 +78,21 @@ class Reader:
             "damaged": self._metrics.damaged + self._events.damaged,
         }
         # The parts are values, the same ones while nothing is new; the series is not.
-        drawn = (*map(id, (run, ranks, self._planned, self._log.log())), self._series.version)
+        drawn = (*map(id, (run, ranks, plan, self._log.log())), self._series.version)
         drawn += (parts["alerts"], life, parts["loading"], parts["damaged"])
         version = self._board.version + (drawn != self._drawn)
         self._drawn = drawn
         self._board = Board(directory=self.directory, now=now, version=version, series=self._series, **parts)
         return self._board
+
+    def _counted_plan(self, run: RunState) -> Planned | None:
+        """The plan, once the run has said so with what it has counted; the same value while neither is new."""
+        plan, horizon = self._planned, run.horizon
+        if plan is None or horizon is None:
+            return plan
+        if self._counted is None or self._counted[0] is not plan or self._counted[1] is not horizon:
+            self._counted = plan, horizon, counted(plan, horizon)
+        return self._counted[2]
 
     def _begun_again(self) -> RunState:
         if self._again is None or self._again[0] is not self._state:

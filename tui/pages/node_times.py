@@ -119,13 +119,20 @@ class Due:
 
 def due(tick: PlannedTick, plan: Planned, *, step: int, pace: float | None) -> Due:
     """When `tick` is due after `step` steps have ended. pace: seconds a step."""
-    at = next_step(tick, plan.tokens_per_step, step)
+    at, epochs = next_step(tick, plan.tokens_per_step, step), _epochs(tick)
     if at is None:
-        return Due(every=period(tick.seconds))
-    every = _many(tick.steps, "step") if tick.steps else f"{tick.tokens:,} tokens"
+        return Due(every=epochs or period(tick.seconds))
+    every = epochs or (_many(tick.steps, "step") if tick.steps else f"{tick.tokens:,} tokens")
     if plan.steps is not None and at > plan.steps:
         return Due(every=every, over=True)
     return Due(every=every, step=at, seconds=None if pace is None else (at - step) * pace)
+
+
+def _epochs(tick: PlannedTick) -> str:
+    """`0.5 epochs`, `10% of the budget`, of a tick that was planned in them; else empty."""
+    if tick.epochs is not None:
+        return f"{tick.epochs:g} epoch{'' if tick.epochs == 1 else 's'}"
+    return "" if tick.fraction is None else f"{100 * tick.fraction:g}% of the budget"
 
 
 def period(seconds: float | None) -> str:

@@ -1,0 +1,105 @@
+"""Epochs from the spec to the checkpoint, by the real command: counted, checked, named, and gone on with."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xtrain.cli.main import main
+from xtrain.runtime.checkpoint.sources import find, find_named
+from xtrain.runtime.errors import EnvironmentFault
+
+pytestmark = pytest.mark.distributed
+
+SPEC = """
+experiment tiny { budget = 2 epochs }
+model llama { dim = 16, layers = 1, heads = 2 }
+tokenizer bytes
+dataset a { source = text("*.txt"), holdout = 5% }
+batch { sequence = 32, micro = 4 }
+optimizer adamw { lr = 1e-3 }
+launch { device = cpu }
+checkpoint { keep = none }
+"""
+GOOD = """
+scheduler cosine { warmup = 0.5 epochs }
+phase late { from = 1.5 epochs, lr_scale = 0.5 }
+every 1 epoch checkpoint
+every 0.5 epochs log
+every 25% eval a
+"""
+LATE = """
+scheduler cosine { warmup = 50 steps }
+phase late { from = 500 steps, lr_scale = 0.5 }
+every 300 steps eval a
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for number in range(40):
+        Path(f"{number:02}.txt").write_text("abcdefgh" * (number % 7 + 1))
+    Path("good.xtrain").write_text(SPEC + GOOD)
+    Path("late.xtrain").write_text(SPEC + LATE)
+    return tmp_path
+
+
+def started(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "xtrain", "run", *arguments, "--ui", "plain"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+
+
+def records(run: Path, name: str) -> list[dict]:
+    return [json.loads(line) for line in (run / name).read_text().splitlines()]
+
+
+def test_what_does_not_fit_is_told_by_the_run_that_counts_and_by_the_plan_from_then_on(folder, capsys):
+    assert main(["plan", "late.xtrain", "--part", "checks"]) == 0
+    assert "W601" not in (before := capsys.readouterr().out) and "known once the data is counted" in before
+    ended = started("late.xtrain")
+    said = ended.stdout + ended.stderr
+    assert ended.returncode == 3, said
+    (run,) = (folder / "runs" / "tiny").iterdir()
+    (failure,) = (each for each in records(run, "events.jsonl") if each["event"] == "failure")
+    assert failure["code"] == "X602" and "late.xtrain:11:29: warmup 50 steps" in failure["error"]
+    assert "X607: late.xtrain:12:21: phase late begins at 500 steps" in failure["error"]
+    assert "late.xtrain:13:7: every 300 steps never fires" in said and "step 1" not in said
+    assert not (run / "metrics.jsonl").exists()
+    # Now that the rows are in the cache the plan hears all of it, and data build need not be asked.
+    assert main(["plan", "late.xtrain"]) == 2
+    errors = capsys.readouterr().err
+    assert all(f"[{code}]" in errors for code in ("X602", "X607", "W601"))
+
+
+def test_a_run_in_epochs_stops_goes_on_and_names_its_checkpoints(folder, capsys):
+    assert main(["data", "build", "good.xtrain", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]["training"]
+    steps, half = -(-2 * rows // 4), -(-rows // 2 // 4)
+    assert main(["plan", "good.xtrain", "--part", "training"]) == 0
+    page = capsys.readouterr().out
+    assert f"{steps}  2 epochs of {rows} rows" in page and "every 1 epoch" in page
+
+    first = started("good.xtrain", "--set", "launch.stop_at=1 epoch")
+    assert first.returncode == 75, first.stdout + first.stderr
+    ended = started("good.xtrain")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert f"/{steps}  epoch 2.0" in ended.stdout
+    (run,) = (folder / "runs" / "tiny").iterdir()
+    metrics = records(run, "metrics.jsonl")
+    logged = [each for each in metrics if "lr" in each]
+    assert [each["epoch"] for each in logged] == [round(each["step"] * 4 / rows, 6) for each in logged]
+    assert [int(each["epoch"] / 0.5) for each in logged] == [1, 2, 3, 4] and logged[0]["step"] == half
+    phases = [each for each in records(run, "events.jsonl") if each["event"] == "phase" and each["name"] == "late"]
+    assert [each["step"] for each in phases] == [-(-3 * rows // 2 // 4)] and phases[0]["epoch"] >= 1.5
+
+    assert find(run / "epoch-1").step == find_named(run, "epoch-1").step == -(-rows // 4)
+    assert find(run / "checkpoints" / "epoch-2").step == steps
+    with pytest.raises(EnvironmentFault, match=r"no checkpoint epoch-3; there are .*epoch-1, epoch-2, ckpt-s"):
+        find_named(run, "epoch-3")
+    assert main(["checkpoint", "ls", str(run)]) == 0
+    assert "epoch-1" in (listed := capsys.readouterr().out) and "latest · epoch-2" in listed
