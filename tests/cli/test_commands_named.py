@@ -1,0 +1,52 @@
+"""Commands that docs, specs, hints and messages name are there, with the options they are named with."""
+
+import argparse
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from xtrain.cli.main import VERBS
+
+ROOT = Path(__file__).parents[2]
+TEXTS = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("specs/*.xtrain"))]
+CODE = [path for room in ("dsl", "planner", "runtime", "tui", "cli") for path in sorted((ROOT / room).rglob("*.py"))]
+# In backticks, or a line of a block of code.
+NAMED = re.compile(r"`(xtrain [^`\n]+)`|^(?:\$ |# +)?(xtrain [a-z]+ [^\n]*)$", re.MULTILINE)
+
+
+def commands(path: Path) -> Iterator[list[str]]:
+    """The words of each, without comments."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix == ".md":
+        blocks = "\n".join(re.findall(r"^```[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+        text = blocks + "\n" + "\n".join(f"`{each}`" for each in re.findall(r"`(xtrain [^`\n]+)`", text))
+    for ticked, alone in NAMED.findall(text):
+        for part in re.split(r"&&|\||;|  #", ticked or alone):
+            words = part.split()
+            if len(words) > 1 and words[0] == "xtrain" and re.fullmatch(r"[a-z]+", words[1]):
+                yield words
+
+
+def options(verb: str) -> set[str]:
+    parser = argparse.ArgumentParser()
+    import_module(f"xtrain.cli.{verb}").add_parser(parser.add_subparsers())
+    found, todo = set(), [parser]
+    while todo:
+        for action in todo.pop()._actions:
+            found |= set(action.option_strings)
+            if isinstance(action, argparse._SubParsersAction):
+                todo += list(action.choices.values())
+    return found
+
+
+@pytest.mark.parametrize("paths", [TEXTS, CODE], ids=["docs and specs", "code"])
+def test_every_command_that_is_named_exists(paths):
+    named = [(path.relative_to(ROOT), words) for path in paths for words in commands(path)]
+    assert len(named) > 30
+    assert [(path, words) for path, words in named if words[1] not in VERBS] == []
+    known = {verb: options(verb) for verb in VERBS}
+    flags = [(path, words[1], re.match(r"--[a-z-]+", w)) for path, words in named for w in words if w.startswith("--")]
+    assert [(path, verb, flag[0]) for path, verb, flag in flags if flag and flag[0] not in known[verb]] == []
