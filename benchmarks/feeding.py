@@ -193,7 +193,7 @@ def waiting(folder: Path, prefetch: int, steps: int) -> dict[str, object]:
     executor._set_up(0.0)
     executor._train()
     lines = (folder / f"run{prefetch}" / "metrics.jsonl").read_text().splitlines()
-    records = [json.loads(line) for line in lines][steps // 4 :]
+    records = [json.loads(line) for line in lines][max(1, steps // 4) :]  # the first step has no times
     step, data = (sum(record[name] for record in records) / len(records) for name in ("step_seconds", "data_seconds"))
     load = round(os.getloadavg()[0], 1)
     shown = {"step_ms": round(step * 1e3, 2), "data_ms": round(data * 1e3, 4), "share": round(data / step, 5)}

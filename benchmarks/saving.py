@@ -63,7 +63,7 @@ def run(folder: Path, mode: str, megabytes: int, device: str) -> dict:
         "device": device,
         "megabytes": round(saves[0]["bytes"] / 1e6),
         "saves": len(beside),
-        "step_seconds": median(m["step_seconds"] for m in metrics),
+        "step_seconds": median(m["step_seconds"] for m in metrics if "step_seconds" in m),
         "sync_seconds": sync,
         "blocked_first": first["blocked_seconds"],
         "blocked_seconds": median(blocked),

@@ -96,7 +96,8 @@ def step_seconds(folder: Path, model: str, sets: tuple[str, ...], rows: int, ste
     if done.returncode:
         sys.exit(f"{' '.join(command)}\nexit code {done.returncode}\n{done.stdout}\n{done.stderr}")
     (path,) = folder.glob(f"runs/*/{run}/metrics.jsonl")
-    seconds = [record["step_seconds"] for record in map(json.loads, path.read_text().splitlines())]
+    found = map(json.loads, path.read_text().splitlines())
+    seconds = [record["step_seconds"] for record in found if "step_seconds" in record]
     (folder / run).touch()
     return median(seconds[WARM_UP:])
 

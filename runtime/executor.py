@@ -198,23 +198,24 @@ class Executor:
         stopping, control, occasions, under_way = False, self.control, self.occasions, self.under_way
         if self.records.rank == 0:
             self.lookout.begin()
-        first = self.progress.step  # compiles, and may take long
+        warms_up = True  # until a step has been computed: the first one compiles, and may take long
         stops = self._stops_at(timeline)
         last = min(total, stops)
         while self.progress.step < last:
-            step = Step(index=self.progress.step, began=clock(), waited=WAITS.seconds)
+            step = Step(index=self.progress.step, began=clock(), warms_up=warms_up, waited=WAITS.seconds)
             try:
                 mark = step.began
-                compiles = step.index == first
                 self.beat.begin(step.index + 1)
                 for number, (node, call, lasting) in enumerate(calls):
-                    at(node, compiles or lasting)
+                    at(node, warms_up or lasting)
                     call(step)
                     now = clock()
                     spent[number] = now - mark
                     mark = now
-                for node, each in zip(seconds, spent, strict=True):  # a step that is left out is none of the window's
-                    seconds[node] += each
+                if not warms_up:  # nor is a step that is left out one of the window's
+                    for node, each in zip(seconds, spent, strict=True):
+                        seconds[node] += each
+                warms_up = False
             except SkipStep as reason:
                 self.records.event("skipped", step=step.index + 1, reason=str(reason), **reason.fields)
                 step.let_go()

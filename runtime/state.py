@@ -114,6 +114,9 @@ class Step:
     grad_norm: float = float("nan")
     lr: float = 0.0
     began: float = 0.0
+    warms_up: bool = False
+    """The first one that this start of the run has computed: it compiles and fills caches, and no average of times has
+    it in."""
     waited: float = 0.0
     """Seconds this rank had waited for others, in all, when the step began."""
     data_seconds: float = 0.0

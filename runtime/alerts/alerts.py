@@ -94,7 +94,7 @@ class Alerts:
             self.tell(Finding("nonfinite", "cleared", f"loss and norm are numbers again: loss {step.loss:.4g}"), 1)
         if self.loss_spike is not None:
             self.tell(self.loss_spike.take(step.loss, step.phase), 1)
-        if self.slow is not None:
+        if self.slow is not None and not step.warms_up:
             self.tell(self.slow.take(seconds), 1)
 
     def bad_step(self, loss: float, grad_norm: float) -> None:

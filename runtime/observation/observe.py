@@ -28,12 +28,15 @@ from .waits import WAITS
 
 @define
 class Window:
-    """The steps since the last log line. comm_seconds: that this rank waited for others; 0 where nobody measures."""
+    """The steps since the last log line. timed: those of them that times are of, which are all but the first one of a
+    start, and what `counted` is of. comm_seconds: that this rank waited for others; 0 where nobody measures."""
 
     losses: DatasetLosses
     rates: Rates
     tokens_per_step: int
     steps: int = 0
+    valid_tokens: int = 0
+    timed: int = 0
     seconds: float = 0.0
     data_seconds: float = 0.0
     comm_seconds: float = 0.0
@@ -44,14 +47,19 @@ class Window:
 
     def add(self, step: Step, now: float) -> None:
         self.steps += 1
+        self.valid_tokens += step.valid_tokens
+        self.losses.add(step.row_losses)
+        if step.warms_up:
+            return
+        self.timed += 1
         self.seconds += now - step.began
         self.data_seconds += step.data_seconds
         self.comm_seconds += WAITS.seconds - step.waited
         self.counted.add(step.valid_tokens, self.tokens_per_step, step.documents)
-        self.losses.add(step.row_losses)
 
     def clear(self) -> None:
-        self.steps, self.seconds, self.data_seconds, self.comm_seconds = 0, 0.0, 0.0, 0.0
+        self.steps = self.valid_tokens = self.timed = 0
+        self.seconds = self.data_seconds = self.comm_seconds = 0.0
         self.counted = Counted()
         for node in self.node_seconds:
             self.node_seconds[node] = 0.0
@@ -96,7 +104,7 @@ def log(
 ):
     """Make the record of the step, once: its loss, gradient norm and learning rate; times are those of the slowest
     rank, averaged over the steps since the last record, and so are the losses of the datasets of a mixture. Of steps
-    that were left out there are no times, and no rates where there was no other."""
+    that were left out, and of the first one of a start, there are no times, and no rates where there was no other."""
     routers = RouterMetrics.of(plan, model, rank)
     memory_now = MemoryNow(rank.device)
     planned_bytes = alerts.planned_bytes if alerts is not None else None
@@ -105,7 +113,7 @@ def log(
     def run(step: Step) -> None:
         if progress.step in (step.index, window.logged):  # no step has ended, or another tick has logged it
             return
-        steps = max(1, window.steps)
+        steps = max(1, window.timed)
         averages = [total / steps for total in (window.seconds, window.data_seconds, window.comm_seconds)]
         peak = peak_bytes(rank.device)
         of_plan = peak / planned_bytes if planned_bytes else 0.0
@@ -114,13 +122,13 @@ def log(
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
         seconds, data_seconds, comm_seconds, memory, of_plan = slowest.tolist()
         if alerts is not None:
-            alerts.logged(window.steps, seconds * window.steps, data_seconds * window.steps, of_plan)
+            alerts.logged(window.timed, seconds * window.timed, data_seconds * window.timed, of_plan)
         now = time.time()
         record: dict[str, Any] = {"step": progress.step, "time": now}
         if isfinite(step.loss) and isfinite(step.grad_norm):  # a step that nothing was learned from has none of these
             record |= {"loss": step.loss, "grad_norm": step.grad_norm, "lr": step.lr}
         times: dict[str, Any] = {}
-        if window.steps:
+        if window.timed:
             times = {
                 "tokens_per_second": window.tokens_per_step / seconds,
                 "step_seconds": seconds,
@@ -132,15 +140,15 @@ def log(
             **times,
             "memory_bytes": int(memory),
             "phase": feed.phase(step.index).name,
-            "valid_tokens": window.counted.valid_tokens,
+            "valid_tokens": window.valid_tokens,
         }
-        if window.steps:
-            record |= window.rates.of(window.counted, seconds * window.steps)
+        if window.timed:
+            record |= window.rates.of(window.counted, seconds * window.timed)
             if WAITS.measured:
                 record["comm_seconds"] = comm_seconds
         taken = feed.rows_taken(progress.step)
         rows = {f"rows/{name}": count for name, count in taken.items()}
-        routed = routers.take(steps) if window.steps else {}
+        routed = routers.take(window.steps) if window.steps else {}
         records.add_to_metric(record | window.losses.take() | rows | routed)
         since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}
         for name in window.losses.unlabelled(since):
@@ -148,13 +156,13 @@ def log(
             message += "learn from: are all of its labels masked?"
             records.event("warning", step=progress.step, message=message)
         own: dict[str, Any] = {"step": progress.step, "time": now}
-        if window.steps:
+        if window.timed:
             names = (
                 ("step_seconds", "data_seconds", "comm_seconds") if WAITS.measured else ("step_seconds", "data_seconds")
             )
             own |= {name: round(value, 6) for name, value in zip(names, averages, strict=False)}
         own |= {"memory_bytes": peak} | memory_now.take()
-        if window.steps:
+        if window.timed:
             own["node_seconds"] = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
         records.own.write(own)
         window.clear()

@@ -1,7 +1,7 @@
 """What a step is made of, counted position by position on every rank, and held against what the run says of it.
 
 A rank notes its own part of the rows that it reads. A document of s positions is worth s² = Σ (2p + 1) over its
-positions p from 0, however they are dealt to ranks.
+positions p from 0, however they are dealt to ranks. The first step is in no rate.
 """
 
 import json
@@ -55,13 +55,20 @@ def stray_counts(plan: Plan, directory: Path) -> list[str]:
             continue
         steps = range(seen + 1, record["step"] + 1)
         window = {name: sum(noted[step][name] for step in steps) for name in NAMES}
-        seconds, seen = record["step_seconds"] * len(steps), record["step"]
+        seen = record["step"]
+        valid = window["valid_tokens"]
+        if (timed := [step for step in steps if step > 1]) == []:
+            if record["valid_tokens"] != valid or record.keys() & {"step_seconds", "tflops", "mfu"}:
+                stray.append(f"step {seen}: {record}, counted {valid} valid tokens, and no time is to be told")
+            continue
+        window = {name: sum(noted[step][name] for step in timed) for name in NAMES}
+        seconds = record["step_seconds"] * len(timed)
         flops = work.position * window["tokens"] + work.pair * window["pairs"]
         causal = work.position * window["tokens"] + work.pair * (window["pairs"] + window["tokens"]) / 2
         again, pair_again = work.position_again, work.pair_again
         done = (work.position + again) * window["positions"] + (work.pair + pair_again) * window["laid_pairs"]
         expected = {
-            "valid_tokens": window["valid_tokens"],
+            "valid_tokens": valid,
             "valid_tokens_per_second": window["valid_tokens"] / seconds,
             "tflops": flops / seconds / world / 1e12,
         }

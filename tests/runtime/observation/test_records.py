@@ -178,6 +178,8 @@ def test_every_step_has_one_line_however_a_run_comes_to_it(tmp_path, monkeypatch
     assert run_of(tmp_path, "stopped") == "done"
     found = without_times(path)
     assert found[4].pop("eval/other/loss") and found == expected
+    untimed = [line["step"] for line in lines(path) if "step_seconds" not in line]
+    assert untimed == [1, 6], "the first step of each start is in no average"
 
     # Killed right behind a save, before the record of its step was written: the checkpoint has kept it.
     assert run_of(tmp_path, "killed", sets=("launch.stop_at=4 steps",)) == "stopped"

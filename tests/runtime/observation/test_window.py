@@ -1,4 +1,4 @@
-"""What a record says of steps that were left out: nothing of their time is in it."""
+"""What a record says of steps that were left out, and of the first one: nothing of their time is in it."""
 
 import json
 from types import SimpleNamespace
@@ -44,11 +44,14 @@ def logged(tmp_path, monkeypatch):
     parts: Any = (plan, None, feed, rank, records, progress, window)
     write = observe.log(*parts)
 
-    def log(*seconds: float) -> tuple[dict[str, Any], dict[str, Any]]:
-        for each in seconds:
+    def log(*seconds: float, warms_up: float | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        before = [] if warms_up is None else [warms_up]
+        for number, each in enumerate((*before, *seconds)):
             step = Step(index=progress.step, began=100.0, valid_tokens=60, documents=DocumentSums(60, 3600, 3600))
+            step.warms_up = number < len(before)
             window.add(step, 100.0 + each)
-            window.node_seconds["step.fetch"] += each
+            if not step.warms_up:
+                window.node_seconds["step.fetch"] += each
         progress.step += 1
         write(Step(index=progress.step - 1, loss=2.0, grad_norm=1.0))
         records.flush(progress.step)
@@ -73,3 +76,16 @@ def test_times_are_those_of_the_steps_that_were_done(logged):
     run, own = logged(1.0, 3.0)
     assert run.keys() >= TIMES and run["step_seconds"] == 2.0 and run["tokens_per_second"] == 32.0
     assert own["step_seconds"] == 2.0 and own["node_seconds"] == {"step.fetch": 2.0}
+
+
+def test_the_first_step_of_a_start_is_in_no_average_and_its_tokens_are_counted(logged):
+    run, own = logged(1.0, 3.0, warms_up=90.0)
+    assert run["step_seconds"] == 2.0 and run["tokens_per_second"] == 32.0 and run["valid_tokens_per_second"] == 30.0
+    assert run["valid_tokens"] == 180 and own["step_seconds"] == 2.0
+    assert run["mfu"] == pytest.approx(2 * (2 * 60 + 3600) / 4.0 / 1e12)
+
+
+def test_a_window_of_the_first_step_alone_has_no_times(logged):
+    run, own = logged(warms_up=90.0)
+    assert not TIMES & run.keys() and run["valid_tokens"] == 60 and run["loss"] == 2.0
+    assert not (TIMES | {"node_seconds"}) & own.keys()
