@@ -7,7 +7,7 @@ from typing import Final
 from ..dsl.spec import Spec
 from .arithmetic import Arithmetic
 from .rules.findings import Findings
-from .stops import limit_of
+from .stops import limit_args
 
 # The name of a full checkpoint, with its optimizer steps.
 CHECKPOINT: Final = re.compile(r"ckpt-s(\d{12})")
@@ -48,8 +48,7 @@ def check_beginning(spec: Spec, batch: Arithmetic, found: Findings) -> None:
             "for its weights alone, from step 0: checkpoint.pretrained"
         )
         found.warn("checkpoint.from", "W608", "experiment.budget", message, hint)
-    stop_at = spec.launch.stop_at
-    stop = limit_of("stop_at", stop_at, batch) if stop_at is not None else None
+    stop = limit_args(spec.launch, batch).get("stop_at")
     if stop is not None and step >= stop:
         message = f"{begins} and stop_at is step {stop:,}: a run that begins there stops before its first step"
         found.warn("checkpoint.from.stop_at", "W608", "launch.stop_at", message, f"use more than {step} steps")

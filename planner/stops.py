@@ -113,7 +113,7 @@ def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
         if amount is None:
             continue
         rule, path = f"schedule.{name}", f"launch.{name}"
-        steps = limit_of(name, amount, batch)
+        steps = _limit_of(name, amount, batch)
         if steps is None:
             found.unknown(rule, f"{name} {amount}: the number of steps is known once the data is counted")
         elif batch.steps is not None and steps >= batch.steps:
@@ -124,7 +124,7 @@ def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
             found.passed(rule, f"the run stops {when}")
 
 
-def limit_of(name: str, amount: Quantity, batch: Arithmetic) -> int | None:
+def _limit_of(name: str, amount: Quantity, batch: Arithmetic) -> int | None:
     """`stop_at`: the step; `stop_after`: a number of steps. None where that is known only once the data is counted."""
     if amount.unit == "epochs":
         epochs = float(amount.value)
@@ -139,7 +139,7 @@ def limit_args(launch: Launch, batch: Arithmetic) -> dict[str, Any]:
     """`stop_at` and `stop_after` as a timeline has them: in steps, or in what is not counted yet."""
     found: dict[str, Any] = {}
     for name, amount in (("stop_at", launch.stop_at), ("stop_after", launch.stop_after)):
-        if amount is not None and (steps := limit_of(name, amount, batch)) is not None:
+        if amount is not None and (steps := _limit_of(name, amount, batch)) is not None:
             found[name] = steps
         elif amount is not None:
             found[f"{name}_amount"] = uncounted(amount)
