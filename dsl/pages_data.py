@@ -30,10 +30,14 @@ PAGES: Final = (
         Every token id needs a row of the embedding.
         """, "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6, vocab = 100 }",
         "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6 }"),
-    Code("X507", "no file matches", """
-        The run needs the files of a dataset, and nothing on this machine matches its pattern. Patterns start at the
-        folder the command is run in.
-        """, 'dataset web { source = text("no/such/*.txt") }'),
+    Code("X507", "data that cannot be used as given", """
+        The plan finds what lies here and is something else: a pattern that matches folders alone, a file where a
+        folder is named, a separator that is no token, conversations or pairs for which neither the dataset nor the
+        tokenizer has a template. The run finds what is in the files: none that matches a pattern (patterns start at
+        the folder the command is run in), a damaged one, records without the field that is read, and the like.
+        """, 'tokenizer bytes\ndataset qa { source = jsonl("qa.jsonl"), prompt = "question", response = "answer" }',
+        'tokenizer bytes\n'
+        'dataset qa { source = jsonl("qa.jsonl"), prompt = "question", response = "answer", template = "plain" }'),
     Code("X508", "the links of collate do not fit", """
         Each link takes what the one before it gives: rows of token arrays, tensors, samples, labelled samples, rows.
         """, "collate = flatten -> to_tensor -> shift_tokens -> pack(sequential)",
@@ -84,8 +88,9 @@ PAGES: Final = (
         "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
         "mixture { web = 2 epochs, noise = 1 epoch }"),
     Code("W501", "no file matches yet", """
-        Nothing on this machine matches the pattern of a dataset, or a folder or template it names is not there. The
-        plan can be made; the run will look again.
+        Nothing on this machine matches the pattern of a dataset, or a folder, template or checkpoint that the spec
+        names is not there. The plan can be made; the run will look again. What is there and is something else is an
+        error (X507, X720).
         """, 'dataset web { source = text("no/such/*.txt") }'),
     Code("W502", "no rows to balance", """
         `pack(best_fit)` deals the rows of a step to the data ranks by what attention costs in them. With one data rank,

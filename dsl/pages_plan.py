@@ -233,7 +233,8 @@ PAGES: Final = (
         """),
     Code("X720", "there is no such checkpoint", """
         `checkpoint.from`, `checkpoint.pretrained` or a command names a checkpoint, and nothing sound is there: a folder
-        `ckpt-s…` or `model-s…`, one of the pointers beside them, or a run that has one.
+        `ckpt-s…` or `model-s…`, one of the pointers beside them, or a run that has one. The plan says so where
+        something else lies at the path; the run where nothing does, or what is there is damaged.
         """),
     Code("X721", "a checkpoint could not be written", """
         The disk is full, cannot be written to, or failed. What was saved before is untouched and the half-written

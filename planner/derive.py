@@ -9,7 +9,8 @@ from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .architecture import Architecture
 from .rules.findings import Findings
-from .vocabulary import TokenizerUnreadable, tokenizer_size
+from .tokenizer_folder import TokenizerMissing, TokenizerUnreadable
+from .vocabulary import tokenizer_size
 
 FFN_MULTIPLE = 64
 
@@ -130,10 +131,12 @@ def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
     try:
         size = tokenizer_size(source)
     except TokenizerUnreadable as problem:
-        if isinstance(vocab, Auto):
+        missing = isinstance(problem, TokenizerMissing)
+        if isinstance(vocab, Auto) or not missing:
             hint = "correct the path, write `tokenizer bytes`, or give `vocab` in `model` to plan without the tokenizer"
+            hint = hint if missing else problem.remedy or "give the folder of a tokenizer, or write `tokenizer bytes`"
             found.fail("data.tokenizer", "X505", "tokenizer", f"tokenizer cannot be read: {problem}", hint)
-            return 2
+            return 2 if isinstance(vocab, Auto) else vocab
         found.warn(
             "data.tokenizer",
             "W505",

@@ -1,38 +1,46 @@
-"""The size of a tokenizer, read from its files without the library that runs it."""
+"""The ids of a tokenizer, read from its files without the library that runs it."""
 
 import json
 from pathlib import Path
 from typing import Any
 
+from .tokenizer_folder import TokenizerMissing, TokenizerUnreadable, find_special_tokens
+
 BYTES = 258  # 256 byte values, bos, eos
 
 
-class TokenizerUnreadable(Exception):
-    """The folder or file is missing or is no tokenizer; the message says which."""
+def read_vocabulary(source: str) -> dict[str, int]:
+    """Token → id of a folder with a `tokenizer.json`, or of the file itself.
 
-
-def tokenizer_size(source: str) -> int:
-    """One more than the largest id of `bytes`, of a folder with a `tokenizer.json`, or of the file itself.
-
-    Relative paths start at the working folder. Vocabularies have holes, so ids are compared and entries not counted.
-    Raises TokenizerUnreadable.
+    Relative paths start at the working folder. Raises TokenizerUnreadable.
     """
-    if source == "bytes":
-        return BYTES
     path = Path(source)
     try:
         if path.is_dir():
             path = path / "tokenizer.json"
         content: Any = json.loads(path.read_bytes())
     except OSError as error:
-        raise TokenizerUnreadable(f"{path.as_posix()}: {error.strerror}") from error
+        raise TokenizerMissing(f"{path.as_posix()}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise TokenizerUnreadable(f"{path.as_posix()} is not JSON") from error
     try:
-        vocabulary = content["model"]["vocab"]
+        listed = content["model"]["vocab"]
         # A unigram model lists [piece, score] pairs, whose place is the id; the others map pieces to ids.
-        ids = list(vocabulary.values()) if isinstance(vocabulary, dict) else [len(vocabulary) - 1]
-        ids += [token["id"] for token in content.get("added_tokens") or ()]
-        return int(max(ids)) + 1
+        found = dict(listed) if isinstance(listed, dict) else {piece: id for id, (piece, _) in enumerate(listed)}
+        found |= {token["content"]: token["id"] for token in content.get("added_tokens") or ()}
+        found = {piece: int(id) for piece, id in found.items()}
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise TokenizerUnreadable(f"{path.as_posix()} has no vocabulary") from error
+    if not found:
+        raise TokenizerUnreadable(f"{path.as_posix()} has no vocabulary")
+    return found
+
+
+def tokenizer_size(source: str) -> int:
+    """One more than the largest id, as vocabularies have holes. Raises TokenizerUnreadable, also where the run would
+    not find out which tokens begin and end a document."""
+    if source == "bytes":
+        return BYTES
+    vocabulary, path = read_vocabulary(source), Path(source)
+    find_special_tokens(path if path.is_dir() else path.parent, vocabulary)
+    return max(vocabulary.values()) + 1

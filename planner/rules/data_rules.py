@@ -1,19 +1,17 @@
 """Rules about data: which dataset is trained on, whether evaluations can be made, the order of the collate chain."""
 
 from functools import partial
-from glob import iglob
-from pathlib import Path
 
 from ...dsl.fixes import renamed
 from ...dsl.resolved import is_plain
 from ...dsl.schema.actions import EvalAction
-from ...dsl.schema.data import TEMPLATES, WITH_PATTERNS, Dataset, HuggingFace, Pack
+from ...dsl.schema.data import Pack
 from ...dsl.schema.setting import AUTO, Auto
 from ...dsl.spec import Spec
 from ...dsl.suggest import did_you_mean
 from ..mixing import amount, amounts
 from ..nodes.chain import check_chain
-from ..paths import portable
+from .file_rules import check_files
 from .findings import Findings
 from .form_rules import check_forms
 from .mixture_rules import check_training
@@ -26,7 +24,7 @@ def check_data(spec: Spec, found: Findings) -> None:
     """Check everything about data but the phases."""
     check_training(spec, found)
     check_forms(spec, found)
-    _check_files(spec, found)
+    check_files(spec, found)
     _check_evaluations(spec, found)
     _check_used(spec, found)
     check_chain(spec, found)
@@ -77,57 +75,6 @@ def _check_used(spec: Spec, found: Findings) -> None:
             elif not is_plain(name):
                 hint = "call it by a name of letters, digits and `_`, and give it a weight"
             found.warn(f"data.used.{name}", "W506", f"dataset.{name}", f"nothing uses the dataset `{name}`", hint)
-
-
-def _check_files(spec: Spec, found: Findings) -> None:
-    for dataset in spec.datasets.values():
-        rule, path = f"data.files.{dataset.name}", f"dataset.{dataset.name}.source"
-        if isinstance(dataset.source, HuggingFace):
-            _check_folder(dataset.source.name, rule, path, found)
-        _check_template(dataset, found)
-        if not isinstance(dataset.source, WITH_PATTERNS):
-            continue
-        missing = [pattern for pattern in dataset.source.patterns if not _matches(pattern)]
-        if missing:
-            shown = ", ".join(f'"{pattern}"' for pattern in missing)
-            hint = "patterns start at the working folder; the run will look for them again"
-            found.warn(rule, "W501", path, f"dataset {dataset.name}: no file matches {shown}", hint)
-        else:
-            found.passed(rule, f"files match {', '.join(dataset.source.patterns)}")
-
-
-def _check_folder(name: str, rule: str, path: str, found: Findings) -> None:
-    """A dataset of the Hugging Face library lies in a folder, or on the hub, where names have no more than one `/`."""
-    if Path(name).exists():
-        found.passed(rule, f"folder {name}")
-    elif name.startswith((".", "/", "~")) or portable(name).count("/") > 1:
-        hint = "paths start at the working folder; the run will look for it again"
-        found.warn(rule, "W501", path, f"{path.split('.')[1]}: there is no folder {name}", hint)
-    else:
-        found.unknown(rule, f"{name} is looked for when the run starts")
-
-
-def _check_template(dataset: Dataset, found: Findings) -> None:
-    """A template of conversations is one that is built in, or a file."""
-    template = dataset.template
-    if (dataset.messages is None and dataset.prompt is None) or not isinstance(template, str):
-        return
-    rule, path = f"data.template.{dataset.name}", f"dataset.{dataset.name}.template"
-    if template in TEMPLATES or Path(template).is_file():
-        found.passed(rule, f"template {template}")
-        return
-    hint = (
-        did_you_mean(template, TEMPLATES) or f"built in are {', '.join(TEMPLATES)}; paths start at the working folder"
-    )
-    found.warn(rule, "W501", path, f"dataset {dataset.name}: there is no template {template}", hint)
-
-
-def _matches(pattern: str) -> bool:
-    try:
-        # Path.glob refuses absolute patterns.
-        return next(iglob(pattern, recursive=True), None) is not None  # noqa: PTH207
-    except ValueError:  # a zero byte, which no path has
-        return False
 
 
 def _check_evaluations(spec: Spec, found: Findings) -> None:

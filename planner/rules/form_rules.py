@@ -14,7 +14,7 @@ PAIRS = ("prompt", "response")
 def check_forms(spec: Spec, found: Findings) -> None:
     """Every dataset is read in one form, and its source has the fields that are named."""
     for dataset in spec.datasets.values():
-        problem = _fields(dataset) or _form(dataset)
+        problem = _problem(dataset)
         if problem is None:
             found.passed(f"data.form.{dataset.name}", _said(dataset))
             continue
@@ -23,7 +23,16 @@ def check_forms(spec: Spec, found: Findings) -> None:
         found.fail(f"data.form.{dataset.name}", code, path, f"dataset {dataset.name}: {message}", hint)
 
 
+def has_turns(dataset: Dataset) -> bool:
+    """Whether its records are conversations or pairs, and nothing contradicts that."""
+    return (dataset.messages is not None or dataset.prompt is not None) and _problem(dataset) is None
+
+
 Problem = tuple[str, str, str, str]
+
+
+def _problem(dataset: Dataset) -> Problem | None:
+    return _fields(dataset) or _form(dataset)
 
 
 def _fields(dataset: Dataset) -> Problem | None:

@@ -32,7 +32,8 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "data.form.*": tuple(
         f"dataset.{{}}.{name}" for name in ("source", "text", "messages", "prompt", "response", "train_on", "template")
     ),
-    "data.template.*": ("dataset.{}.template", "dataset.{}.messages", "dataset.{}.prompt"),
+    "data.template.*": (*(f"dataset.{{}}.{name}" for name in ("template", "messages", "prompt")), "tokenizer.source"),
+    "data.separator.*": ("dataset.{}.source", "tokenizer.source"),
     "data.files.*": ("dataset.{}.source",),
     "data.eval.*": ("dataset", "dataset.*.name", "dataset.{}.holdout"),
     "data.collate": ("collate",),
@@ -115,6 +116,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "schedule.stop_file": ("launch.stop_file",),
     "schedule.stop_at": ("launch.stop_at", "{steps}", "{tokens}"),
     "schedule.stop_after": ("launch.stop_after", "{steps}", "{tokens}"),
+    "checkpoint.*.place": ("checkpoint.from", "checkpoint.{}", "checkpoint.resume", "workspace.*", "experiment.name"),
     "checkpoint.backend": ("checkpoint.backend", "checkpoint.enabled", "{world}"),
     "checkpoint.from": ("checkpoint.from", "{steps}"),
     "checkpoint.from.stop_at": ("checkpoint.from", "launch.stop_at", "{steps}", "{tokens}"),

@@ -14,20 +14,13 @@ epoch has ended can be asked for as `epoch-2`, which is no file: its sidecar say
 
 import re
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any
 
 from attrs import frozen
 
-from ...planner.beginning import CHECKPOINT
+from ...planner.checkpoint_names import ALIAS, EPOCH, FULL, POINTERS, WEIGHTS, Pointer
 from .durable import PARTIAL, REMOVING, means
 from .sidecar import TENSORS, flaws, read_late_metrics, read_sidecar
-
-Pointer = Literal["latest", "best", "model"]
-POINTERS: Final[tuple[Pointer, ...]] = ("latest", "best", "model")
-ALIAS: Final = ".pt"
-_FULL = CHECKPOINT
-_WEIGHTS = re.compile(r"model-s(\d{12})")
-_EPOCH = re.compile(r"epoch-(\d{1,9})")
 
 
 @frozen
@@ -44,7 +37,7 @@ class Entry:
     @property
     def is_full(self) -> bool:
         """Whether a run can go on from it; else it holds weights alone."""
-        return _FULL.fullmatch(self.name) is not None
+        return FULL.fullmatch(self.name) is not None
 
     def state(self) -> dict[str, Any]:
         """Its sidecar, with what was measured behind the save. Raises OSError or ValueError where that is damaged."""
@@ -70,11 +63,11 @@ class CheckpointFolder:
 
     def published(self) -> list[Entry]:
         """All full checkpoints that have a name, oldest first, sound or not."""
-        return self._named(_FULL)
+        return self._named(FULL)
 
     def models(self) -> list[Entry]:
         """The same of weights alone."""
-        return self._named(_WEIGHTS)
+        return self._named(WEIGHTS)
 
     def entries(self) -> list[Entry]:
         """Full checkpoints of which every file has its size, oldest first."""
@@ -90,7 +83,7 @@ class CheckpointFolder:
             name = (self.root / pointer).read_text().strip()
         except (OSError, UnicodeDecodeError):
             return ""
-        return name if _FULL.fullmatch(name) or _WEIGHTS.fullmatch(name) else ""
+        return name if FULL.fullmatch(name) or WEIGHTS.fullmatch(name) else ""
 
     def alias(self, pointer: Pointer) -> Path:
         """Where the one file of what a pointer names lies as well, under a name that stays."""
@@ -145,13 +138,13 @@ class CheckpointFolder:
 
 def epoch_named(name: str) -> int | None:
     """2 of `epoch-2`; None of what is no such name."""
-    match = _EPOCH.fullmatch(name)
+    match = EPOCH.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def entry_of(path: Path) -> Entry | None:
     """The checkpoint in a folder; None where its name is not that of one or it is not there."""
-    match = _FULL.fullmatch(path.name) or _WEIGHTS.fullmatch(path.name)
+    match = FULL.fullmatch(path.name) or WEIGHTS.fullmatch(path.name)
     return Entry(path, int(match[1])) if match and path.is_dir() else None
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 from attrs import frozen
 
+from ...planner.checkpoint_names import POINTERS, Pointer
 from . import durable
-from .layout import POINTERS, CheckpointFolder, Entry, Pointer
+from .layout import CheckpointFolder, Entry
 from .sidecar import TENSORS, write_sidecar
 
 

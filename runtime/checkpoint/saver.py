@@ -16,13 +16,14 @@ from typing import Any, Final, Literal
 
 from attrs import define
 
+from ...planner.checkpoint_names import Pointer
 from ...planner.units import bytes_text
 from ..errors import StorageFailed
 from ..observation.lines import in_json
 from ..observation.records import Records
 from ..state import Progress
 from .full_state import FullState
-from .layout import CheckpointFolder, Entry, Pointer, entry_of
+from .layout import CheckpointFolder, Entry, entry_of
 from .sidecar import read_sidecar, total_bytes, write_late_metrics
 from .staging import Staging
 from .transaction import Transaction

@@ -10,10 +10,11 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from ...planner.checkpoint_names import ALIAS, POINTERS, Pointer
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault, NothingLeft, ResumeRefused
 from ..gangs.launch import is_restart
-from .layout import ALIAS, POINTERS, CheckpointFolder, Entry, Pointer, entry_of, epoch_named
+from .layout import CheckpointFolder, Entry, entry_of, epoch_named
 
 FINISHED: Final = "finished"
 POINTER_NAMED: Final[dict[str, Pointer]] = {pointer: pointer for pointer in POINTERS}

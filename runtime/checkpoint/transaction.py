@@ -10,8 +10,8 @@ from typing import Any
 
 from attrs import frozen
 
+from ...planner.checkpoint_names import Pointer
 from .backend import Backend, write_tensors
-from .layout import Pointer
 from .publish import Publisher, partial_of
 from .together import Together
 

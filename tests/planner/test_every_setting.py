@@ -28,7 +28,7 @@ ALL_ON = {
         dataset chat {
           source = huggingface("org/name"), messages = "messages", train_on = last, template = "chatml"
         }
-        dataset qa { source = parquet("q/*.parquet"), prompt = "question", response = "answer" }
+        dataset qa { source = parquet("q/*.parquet"), prompt = "question", response = "answer", template = "plain" }
         dataset ready { source = tokens("t/*.npy", dtype = uint16, separator = 0) }
         dataset fake { source = synthetic() }""",
     "mixture": "mixture { code = 0.5, chat = 0.2, qa = 0.1, ready = 0.1, fake = 0.1, temperature = 2 }\n"
@@ -73,7 +73,7 @@ EXEMPT = {
     **{f"datasets.{name}.name": "the name is the key" for name in ("code", "other", "chat", "qa", "ready", "fake")},
 }
 OF_RECORDS = ("text", "messages", "prompt", "response", "train_on", "template")
-OF_FORM = {"code": ("text", "messages"), "chat": ("messages", "train_on", "template"),
+OF_FORM = {"code": ("text",), "chat": ("messages", "train_on", "template"),
            "qa": ("prompt", "response", "train_on", "template")}  # fmt: skip
 EXEMPT |= {
     f"datasets.{name}.{field}": "another form of records has it, or a source with fields"

@@ -25,7 +25,7 @@ from xtrain.runtime.data.loading.curriculum import Curriculum
 from .conftest import spec_text
 
 TWO = "dataset web { source = synthetic(), holdout = 1% }\ndataset code { source = python_stdlib() }"
-THREE = f'{TWO}\ndataset chat {{ source = jsonl("c/*.jsonl"), messages = "messages" }}'
+THREE = f'{TWO}\ndataset chat {{ source = jsonl("c/*.jsonl"), messages = "messages", template = "plain" }}'
 MIXED = "mixture { web = 3, code = 1 }"
 
 
@@ -225,19 +225,22 @@ WRONG = {
         "X515", "test", "a weight of 2, and is held out whole", "lower the holdout", "mixture.test=0",
     ),
     "chat and pairs": (
-        {"dataset": 'dataset c { source = jsonl("a"), messages = "m", prompt = "p", response = "r" }'},
+        {
+            "dataset": 'dataset c { source = jsonl("a"), messages = "m", prompt = "p", response = "r", '
+            'template = "plain" }'
+        },
         "X516", '"p"', "not both", "keep the one", "dataset.c.messages=none",
     ),
     "half a pair": (
-        {"dataset": 'dataset c { source = jsonl("a"), prompt = "p" }'},
+        {"dataset": 'dataset c { source = jsonl("a"), template = "plain", prompt = "p" }'},
         "X516", '"p"', "`prompt` without `response`", "name the field of the response", 'dataset.c.response="r"',
     ),
     "the other half": (
-        {"dataset": 'dataset c { source = jsonl("a"), response = "p" }'},
+        {"dataset": 'dataset c { source = jsonl("a"), template = "plain", response = "p" }'},
         "X516", '"p"', "`response` without `prompt`", "name the field of the prompt", 'dataset.c.prompt="r"',
     ),
     "text of a conversation": (
-        {"dataset": 'dataset c { source = jsonl("a"), messages = "m", text = "t" }'},
+        {"dataset": 'dataset c { source = jsonl("a"), template = "plain", messages = "m", text = "t" }'},
         "X516", '"t"', "`text` is the field of plain text", "leave out `text` or `messages`", 'dataset.c.text="text"',
     ),
     "half of plain text": (

@@ -502,8 +502,8 @@ def test_many_datasets_give_way(plan):
         ("source = synthetic(documents = 20k, length = 64)", "20,000 synthetic documents of about 64 tokens"),
         ('source = tokens("a.npy", dtype = uint16)', "tokens a.npy"),
         (
-            'source = parquet("a"), messages = "m", train_on = last',
-            "parquet a; conversations in `m` by the tokenizer's template, trained on the assistant's last turn",
+            'source = parquet("a"), messages = "m", template = "plain", train_on = last',
+            "parquet a; conversations in `m` by template plain, trained on the assistant's last turn",
         ),
         (
             'source = jsonl("a"), prompt = "q", response = "r", template = "chatml", train_on = all',

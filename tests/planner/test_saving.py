@@ -67,6 +67,12 @@ def test_weights_are_read_where_they_are_drawn_and_a_full_state_takes_their_plac
     assert "setup.pretrained" not in ops(both) and both.node("setup.resume").args["origin"] == "runs/b"
 
 
+def test_of_two_beginnings_one_changes_nothing(compiled):
+    said = compiled(checkpoint='checkpoint { from = "a", pretrained = "b" }').diagnostics
+    assert [d.code for d in said] == ["W501", "W401"]  # there is no `a` yet
+    assert "pretrained changes nothing" in said.render()
+
+
 @pytest.mark.parametrize(
     ("every", "block", "code", "words"),
     [
@@ -75,7 +81,6 @@ def test_weights_are_read_where_they_are_drawn_and_a_full_state_takes_their_plac
         ("every 9 steps eval code\nevery 20 steps checkpoint", "best = eval.code.loss", "W602", ("never measured",)),
         ("", "overlap = latest", "W401", ("overlap changes nothing",)),
         ("", "enabled = false, keep = 1", "W401", ("keep changes nothing",)),
-        ("", 'from = "a", pretrained = "b"', "W401", ("pretrained changes nothing",)),
     ],
 )
 def test_what_is_said(compiled, every, block, code, words):

@@ -11,9 +11,8 @@ from typing import Any, Protocol
 import numpy as np
 from attrs import frozen
 
+from ....planner.tokenizer_folder import TokenizerUnreadable, find_chat_template, find_special_tokens
 from ..errors import DataError
-from .chat_files import find_chat_template
-from .special_tokens import find_special_tokens
 
 
 @frozen(kw_only=True, eq=False)
@@ -170,7 +169,11 @@ class HuggingFaceTokenizer:
         except Exception as error:  # the package raises bare Exception
             raise DataError(f"not a tokenizer: {error}", path=path) from error
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
-        special = find_special_tokens(path.parent, vocabulary)
+        try:
+            special = find_special_tokens(path.parent, vocabulary)
+            self.chat_template = find_chat_template(path.parent)
+        except TokenizerUnreadable as problem:
+            raise DataError(problem.message, path=problem.path, remedy=problem.remedy) from problem
         self.name = str(directory)
         self.bos = special.bos
         self.eos = special.eos
@@ -180,7 +183,6 @@ class HuggingFaceTokenizer:
         named |= {token: self._backend.id_to_token(token) for token in (self.bos, self.eos)}
         self.specials = frozenset(named)
         self.special_names = {name: token for token, name in named.items()}
-        self.chat_template = find_chat_template(path.parent)
         # The largest id, not the number of entries: vocabularies have holes.
         self.vocab_size = max(vocabulary.values()) + 1
         self.fingerprint = blake2b(self._content + f"|{self.bos}|{self.eos}".encode(), digest_size=16).hexdigest()

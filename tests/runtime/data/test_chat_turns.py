@@ -271,8 +271,7 @@ def test_conversations_in_one_form_or_the_reason_why_not(value: object, expected
 def test_templates_beside_a_tokenizer(tmp_path: Path):
     import json
 
-    from xtrain.runtime.data.documents.chat_files import find_chat_template
-    from xtrain.runtime.data.errors import DataError
+    from xtrain.planner.tokenizer_folder import TokenizerUnreadable, find_chat_template
 
     assert find_chat_template(tmp_path) is None
     config = tmp_path / "tokenizer_config.json"
@@ -287,9 +286,9 @@ def test_templates_beside_a_tokenizer(tmp_path: Path):
     (tmp_path / "chat_template.jinja").write_text("é")
     assert find_chat_template(tmp_path) == "é"
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
-    with pytest.raises(DataError, match=r"chat_template\.jinja: cannot be read"):
+    with pytest.raises(TokenizerUnreadable, match=r"chat_template\.jinja: cannot be read"):
         find_chat_template(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     (tmp_path / "chat_template.json").write_text(json.dumps({"chat_template": [{"name": "tools", "template": "t"}]}))
-    with pytest.raises(DataError, match="no `default`"):
+    with pytest.raises(TokenizerUnreadable, match="no `default`"):
         find_chat_template(tmp_path)
