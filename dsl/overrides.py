@@ -1,34 +1,21 @@
 """`--set path.to.field=value` and `--set name=value` for a `param`: applied last, reported like any other text."""
 
 from collections.abc import Sequence
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
-
-from attrs import frozen
+from typing import Any
 
 from . import blocks
 from .diagnostics import Diagnostics
-from .evaluate import Definition, Evaluator, Names
-from .parser import parse_expression
+from .evaluate import Definition, Evaluator
+from .override_paths import PATH, Override, descend, no_such, text_of, value_of
 from .quantity import Quantity
 from .reading import Reading
-from .schema.setting import Auto, open_setting, settings_of
-from .sections import Entry, Label, Section, Tree
+from .schema.setting import settings_of
+from .sections import Entry, Section, Tree
 from .source import Source, Span
-from .suggest import closest
+from .tick_overrides import set_event, set_tick
 from .values import FAILED, Value, describe
 
-PATH = "--set"
 _LAST = 1_000_000  # behind all files
-
-
-@frozen
-class Override:
-    """One `--set`: the parts of the path with their places, and where the value stands."""
-
-    parts: tuple[tuple[str, Span], ...]
-    span: Span
-    value: Span
 
 
 def override_source(sets: Sequence[str]) -> Source:
@@ -89,9 +76,9 @@ def _set_param(
     if default.data is FAILED:
         return
     if isinstance(default.data, str):
-        value = _text_value(override.value, reading, evaluator, diagnostics)
+        value = text_of(override.value, reading, evaluator, diagnostics)
     else:
-        value = _value(override.value, reading, evaluator, diagnostics)
+        value = value_of(override.value, reading, evaluator, diagnostics)
     if value is None or value.data is FAILED:
         return
     given, wanted = value.data, default.data
@@ -135,13 +122,17 @@ def _set_field(
     name, span = override.parts[0]
     rest = override.parts[1:]
     if name == "collate" and not rest:
-        value = _value(override.value, reading, evaluator, diagnostics)
+        value = value_of(override.value, reading, evaluator, diagnostics)
         if value is not None:
             tree.root.entries["collate"] = Entry(span, value, PATH)
         return
+    if name in ("every", "on"):
+        apply = set_tick if name == "every" else set_event
+        apply(override, tree, reading, evaluator, diagnostics)
+        return
     if name not in blocks.KINDS:
-        candidates = (*blocks.KINDS, "collate", *reading.params)
-        _no_such(name, span, candidates, "block" if rest else "param or block", diagnostics)
+        candidates = (*blocks.KINDS, "collate", "every", "on", *reading.params)
+        no_such(name, span, candidates, "block" if rest else "param or block", diagnostics)
         return
     block = blocks.KINDS[name]
     if name in blocks.NAMED:
@@ -155,7 +146,7 @@ def _set_field(
             return
     else:
         section = tree.root.block(name)
-    _descend(block, section, override, rest, reading, evaluator, diagnostics)
+    descend(block, section, override, rest, reading, evaluator, diagnostics)
 
 
 def _named(
@@ -167,83 +158,6 @@ def _named(
         return None
     label, place = rest[0]
     if label not in known:
-        _no_such(label, place, known, kind, diagnostics)
+        no_such(label, place, known, kind, diagnostics)
         return None
     return known[label]
-
-
-def _descend(
-    block: type, section: Section, override: Override, rest: tuple[tuple[str, Span], ...], reading: Reading,
-    evaluator: Evaluator, diagnostics: Diagnostics,
-) -> None:  # fmt: skip
-    """Follow the path through nested blocks to a setting or a label."""
-    if not section.heads:
-        section.heads.append(override.parts[-1][1])
-    label = blocks.label_of(block)
-    if not rest or (len(rest) == 1 and label is not None and rest[0][0] == label.name):
-        if label is None:
-            fields = ", ".join(settings_of(block))
-            diagnostics.error(
-                "X217", f"`{section.kind}` is a block", override.span, hint=f"set one of its fields: {fields}"
-            )
-            return
-        value = (_text_value if label.type is str else _value)(override.value, reading, evaluator, diagnostics)
-        if value is not None:
-            section.labels = [Label(value)]
-        return
-    name, span = rest[0]
-    known = settings_of(block)
-    free = open_setting(block)
-    if name not in known and free is not None and len(rest) == 1:
-        value = _value(override.value, reading, evaluator, diagnostics)
-        if value is not None:
-            section.entries[name] = Entry(span, value, PATH)
-            section.lost.discard(name)
-        return
-    if name not in known:
-        _no_such(name, span, known, f"field of `{section.kind}`", diagnostics)
-        return
-    attribute, _ = known[name]
-    if blocks.is_block(attribute.type):
-        _descend(attribute.type, section.block(name), override, rest[1:], reading, evaluator, diagnostics)
-        return
-    if len(rest) > 1:
-        diagnostics.error("X217", f"`{name}` has no fields", rest[1][1], hint=f"write `--set …{name}=value`")
-        return
-    # A shell eats quotes, and `1f1b` is no name without: a word of the setting is one as it stands.
-    is_word = get_origin(attribute.type) is Literal and override.value.text in get_args(attribute.type)
-    automatic = override.value.text == "auto" and Auto in _parts(attribute.type)
-    takes_text = (str in _parts(attribute.type) or is_word) and not automatic
-    value = (_text_value if takes_text else _value)(override.value, reading, evaluator, diagnostics)
-    if value is not None:
-        section.entries[name] = Entry(span, value, PATH)
-        section.lost.discard(name)
-
-
-def _parts(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-
-
-def _no_such(name: str, span: Span, candidates: Any, what: str, diagnostics: Diagnostics) -> None:
-    meant = closest(name, candidates)
-    known = ", ".join(candidates)
-    notes = [(f"there are {known}" if known else "there are none", None)]
-    diagnostics.error(
-        "X217", f"there is no {what} called `{name}`", span, hint=f"did you mean `{meant}`?" if meant else None,
-        notes=[] if meant else notes,
-    )  # fmt: skip
-
-
-def _value(span: Span, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Value | None:
-    """The expression at a place, which may refer to params; None after reporting that it is none."""
-    node = parse_expression(span.source, span.start, span.end, diagnostics)
-    return None if node is None else evaluator.value(node, Names(reading.params))
-
-
-def _text_value(span: Span, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Value:
-    """The text at a place, which may but need not stand in quotes; `none` is the constant."""
-    quiet = Diagnostics()
-    node = parse_expression(span.source, span.start, span.end, quiet)
-    if node is not None and (span.text.startswith('"') or span.text == "none"):
-        return evaluator.value(node, Names(reading.params))
-    return Value(span.text, span)

@@ -113,7 +113,8 @@ PAGES: Final = (
         """, 'batch {\n  let size = 8\n  sequence = 512\n}', 'let size = 8\nbatch { sequence = 64 * size }'),
     Code("X217", "a --set path that leads nowhere", """
         The path of `--set` names a `param`, or a block and a field of it: `optimizer.lr`, `dataset.web.holdout`,
-        `model.router.aux_loss`. The path of an axis, `parallel.tp`, sets its size.
+        `model.router.aux_loss`. The path of an axis, `parallel.tp`, sets its size. A tick is called by what it does:
+        `every.eval.web`, `every.checkpoint`, and `every.log.1` where there are two of them.
         """),
     Code("X218", "a --set without path or value", """
         `--set` takes `path.to.field=value`. A value with blanks needs quotes for the shell:

@@ -40,16 +40,19 @@ def structure_reactions(reactions: list[Reaction], around: "Structurer") -> tupl
 
 
 def _tick(reaction: Reaction, path: str, around: "Structurer") -> Tick | None:
-    assert reaction.period is not None
     if _misspelt_unit(reaction, around):
         return None
-    period = reaction.period
+    value, period = reaction.override, reaction.period
     if isinstance(period, s.Reference) and period.text == "step":
-        value = Value(Quantity(1, "steps"), period.span)
-    else:
-        value = around.evaluator.value(period, reaction.names)
-    around.origins[path] = Origin("text", attrs.evolve(reaction.span, end=period.span.end))
-    around.origins[f"{path}.every"] = Origin("text", value.span, value.notes)
+        value = value or Value(Quantity(1, "steps"), period.span)
+    elif period is not None:
+        written = around.evaluator.value(period, reaction.names)  # also where `--set` says otherwise, for its mistakes
+        value = value or written
+    if value is None:
+        return None  # what `--set` says could not be read
+    head = reaction.span if period is None else attrs.evolve(reaction.span, end=period.span.end)
+    around.origins[path] = Origin("set" if period is None else "text", head)
+    around.origins[f"{path}.every"] = Origin.of(value)
     attribute, meta = settings_of(Tick)["every"]
     every = convert(attribute.type, value, Context("every", "every", Tick, meta), around)
     actions = _actions(reaction, path, around)
@@ -109,6 +112,8 @@ def _event(reaction: Reaction, path: str, around: "Structurer") -> Event:
 def _count(reaction: Reaction, name: s.Name, path: str, around: "Structurer") -> int | None:
     """The n of `nan(n)`; None where it is not given, or is wrong, which is reported."""
     given = reaction.arguments
+    if reaction.override is not None:
+        return _number(reaction.override, path, around)
     if len(given) == 0:
         return None
     if name.text != "nan" or len(given) > 1 or given[0].name is not None:
@@ -119,8 +124,11 @@ def _count(reaction: Reaction, name: s.Name, path: str, around: "Structurer") ->
             message, hint = f"`{name.text}` takes no number: it is reacted to at once", f"write `on {name.text} …`"
         around.diagnostics.error("X225", message, span, hint=hint)
         return None
-    value = around.evaluator.value(given[0].value, reaction.names)
-    around.origins[f"{path}.count"] = Origin("text", value.span, value.notes)
+    return _number(around.evaluator.value(given[0].value, reaction.names), path, around)
+
+
+def _number(value: Value, path: str, around: "Structurer") -> int | None:
+    around.origins[f"{path}.count"] = Origin.of(value)
     attribute, meta = settings_of(Event)["count"]
     count = convert(int, value, Context("n", "nan", Event, meta), around)
     if count is FAILED:

@@ -145,11 +145,27 @@ _KINDS: Final = {
 def _settable(field: Field) -> str:
     """The setting on a command line; empty where `--set` does not reach."""
     kind = field.path.partition(".")[0]
+    if field.group in ("action", "statement"):
+        return _settable_action(field)
     if field.group != "block" or (kind in blocks.NAMED and field.is_label):
         return ""
     path = field.path.rpartition(".")[0] if field.is_label else field.path
     dotted = path.replace(f"{kind}.", f"{kind}.NAME.") if kind in blocks.NAMED else path
-    text = f"{dotted}={field.example}"
+    return _set_text(f"{dotted}={field.example}")
+
+
+def _settable_action(field: Field) -> str:
+    """The period of a tick, the number behind `nan`, a setting of an action."""
+    statements = {"every.every": "every.log", "on.count": "on.nan"}
+    kind = field.path.partition(".")[0]
+    if field.group == "statement":
+        path = statements.get(field.path, "")
+    else:
+        path = "" if field.is_label else f"{'on.nan' if kind in ('skip', 'rollback') else 'every'}.{field.path}"
+    return _set_text(f"{path}={field.example}") if path else ""
+
+
+def _set_text(text: str) -> str:
     return f"--set '{text}'" if set(text) & set(' "[](){}*') else f"--set {text}"
 
 

@@ -55,7 +55,10 @@ class Section:
 
 @define(eq=False)
 class Reaction:
-    """An `every` or `on` statement: exactly one of period and event is given. arguments: behind the event."""
+    """An `every` or `on` statement: exactly one of period and event is given. arguments: behind the event.
+
+    override: what `--set` says in place of the period, or of the number behind the event.
+    """
 
     span: Span
     names: Names
@@ -63,6 +66,7 @@ class Reaction:
     period: s.Expression | None = None
     event: s.Name | None = None
     arguments: tuple[s.Argument, ...] = ()
+    override: Value | None = None
 
 
 @define(eq=False)

@@ -17,6 +17,7 @@ from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
 from .schema.training import Checkpoint, Loss, Optimizer, Scheduler
 from .source import Span
+from .values import Value
 
 
 @frozen
@@ -29,6 +30,16 @@ class Origin:
     kind: Literal["text", "let", "param", "set", "default"]
     span: Span | None = None
     notes: tuple[Note, ...] = ()
+
+    @classmethod
+    def of(cls, value: Value) -> "Origin":
+        """That of a value, by the nearest name it came through."""
+        if value.span.source.path == "--set":
+            return cls("set", value.span, value.notes)
+        for step in value.via:
+            if step.kind in ("let", "param", "set"):
+                return cls(step.kind, value.span, value.notes)  # type: ignore[arg-type]
+        return cls("text", value.span, value.notes)
 
 
 @frozen(kw_only=True)

@@ -83,7 +83,7 @@ class Structurer:
         if entry is None:
             self.origins["collate"] = Origin("default")
             return
-        self.origins["collate"] = origin(entry.value)
+        self.origins["collate"] = Origin.of(entry.value)
         attribute = attrs.fields_dict(Spec)["collate"]
         context = Context("collate", "the spec", Spec, Setting(doc="links from samples to rows"))
         found = convert(attribute.type, entry.value, context, self)
@@ -128,7 +128,7 @@ class Structurer:
                 arguments[attribute.name] = self._nested(attribute, section, name, where)
             elif name in section.entries:
                 entry = section.entries[name]
-                self.origins[where] = origin(entry.value)
+                self.origins[where] = Origin.of(entry.value)
                 self._entries(entry.value, where)
                 context = Context(name, section.kind, block, meta)
                 arguments[attribute.name] = convert(attribute.type, entry.value, context, self)
@@ -177,7 +177,7 @@ class Structurer:
                 self._entry(name, value.data.keys[name], each, path)
 
     def _entry(self, name: str, place: Span, value: Value, path: str) -> None:
-        self.origins[f"{path}.{name}"] = origin(value)
+        self.origins[f"{path}.{name}"] = Origin.of(value)
         self.origins[f"{path}.{name}.name"] = Origin(_kind_of_head(place), place)
 
     def _nested(self, attribute: attrs.Attribute, section: Section, name: str, path: str) -> Any:
@@ -220,7 +220,7 @@ class Structurer:
             arguments[attribute.name] = FAILED
             return FAILED
         value = self._label_value(attribute, section.labels[0])
-        self.origins[f"{path}.{attribute.name}"] = origin(value)
+        self.origins[f"{path}.{attribute.name}"] = Origin.of(value)
         meta = Setting(doc="label", check=attribute.metadata.get("check"))
         context = Context(attribute.name, section.kind, block, meta, is_label=True)
         found = convert(attribute.type, value, context, self)
@@ -254,16 +254,6 @@ def _usual_label(section: Section, path: str, name: str) -> Any:
     if written or path == "cluster" or not blocks.is_block(type(default)):
         return None
     return getattr(default, name)
-
-
-def origin(value: Value) -> Origin:
-    """Where a value came from, by the nearest name it came through."""
-    if value.span.source.path == "--set":
-        return Origin("set", value.span, value.notes)
-    for step in value.via:
-        if step.kind in ("let", "param", "set"):
-            return Origin(step.kind, value.span, value.notes)  # type: ignore[arg-type]
-    return Origin("text", value.span, value.notes)
 
 
 def _kind_of_head(span: Span) -> Any:

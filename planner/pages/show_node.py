@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
+from ...dsl.addresses import Addresses, Done
 from ...dsl.suggest import closest
 from ..costs.headroom import headroom, ranks_text
 from ..horizon import known_timeline
@@ -138,8 +139,21 @@ def _runs(plan: Plan, node: Node) -> list[tuple[str, str]]:
     for tick in ticks:
         count = "" if tick.count is None else f", {times_text(tick.count)}"
         found.append(("every", tick.period + count))
+    if ticks:
+        found.append(("--set", ", ".join(_addresses(plan, node.id))))
     found += [("on", each.name) for each in plan.timeline.reactions if node.id in each.nodes]
     return found + [("on request", each.name) for each in plan.timeline.commands if node.id in each.nodes]
+
+
+def _addresses(plan: Plan, node: str) -> list[str]:
+    """The paths by which `--set` gives the ticks of a node another period."""
+    places = [(number, tick.nodes.index(node)) for number, tick in enumerate(plan.timeline.ticks) if node in tick.nodes]
+    addresses = Addresses([[_done(plan.node(each)) for each in tick.nodes] for tick in plan.timeline.ticks])
+    return sorted(f"every.{addresses.name(*place)}" for place in places)
+
+
+def _done(node: Node) -> Done:
+    return node.op.partition(".")[2], node.args.get("dataset", "")
 
 
 def _memory(plan: Plan, node: Node) -> list[tuple[str, str]]:

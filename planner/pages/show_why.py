@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from ...dsl.addresses import of_ticks
 from ...dsl.spec import Spec
 from ...dsl.suggest import closest
 from ..compile import compile_plan
@@ -57,6 +58,7 @@ def show_why(plan: Plan, spec: Spec | None, name: str, *, world: int | None = No
     nothing to plan again. Raises NoSuchValue.
     """
     entries = {entry.path: entry for entry in plan.provenance}
+    name = _of_tick(spec, name) or name
     entry = next((entries[p] for p in (name, *(f"{name}.{label}" for label in LABELS)) if p in entries), None)
     below = [each for each in plan.provenance if each.path.startswith(f"{name}.") and each is not entry]
     page = Page(color=color)
@@ -70,6 +72,13 @@ def show_why(plan: Plan, spec: Spec | None, name: str, *, world: int | None = No
             [(each.path, clip(each.value, 40), _from(each)) for each in below[:MOST]], styles=("", "cyan", "dim")
         )
     return str(page).lstrip("\n")
+
+
+def _of_tick(spec: Spec | None, name: str) -> str | None:
+    """The path of the tick that `--set` calls `every.eval.web`."""
+    head, _, address = name.partition(".")
+    places = of_ticks(spec).places(address) if spec is not None and head == "every" else []
+    return f"every.{places[0][0]}.every" if len(places) == 1 else None
 
 
 def _hint(name: str, entries: dict[str, Provenance]) -> str:
