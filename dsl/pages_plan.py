@@ -250,9 +250,11 @@ PAGES: Final = (
         has ended is not refused when it is started again: it says so and ends.
         """),
     Code("W401", "a setting that changes nothing here", """
-        A setting speaks of an axis that has one rank here, of sums of gradients where nothing is sharded, or of saving
-        where another setting says otherwise; a mixture has one dataset, or a phase the shares and the learning rate of
-        the one before it. The plan is what it would be without it.
+        Another setting leaves this one nothing to act on: it speaks of an axis that has one rank here, of sums of
+        gradients where nothing is sharded, of saving where nothing is saved, of the width of a layer that no block has,
+        of the fall of a learning rate that does not fall, of fp32 products where all are of fp64, of what only a GPU
+        has on a CPU; a mixture has one dataset, or a phase the shares and the learning rate of the one before it. The
+        run does what it would do without it, and is the same experiment.
         """, "parallel { tp 1 { loss = false } }", "parallel { tp 2 { loss = false } }"),
     Code("W423", "a device has too little memory for the run", """
         The fullest rank would hold more than a device has, or leave less than 8 % of it free, which fragmentation or an

@@ -38,8 +38,9 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
     ffn = resolved("ffn", model.ffn, default_ffn(model.dim), f"8/3 · dim {model.dim}, rounded up to a multiple of 64")
     experts: dict[str, Any] = {}
     if moe:
-        if not isinstance(model.expert_ffn, Auto):
-            reasons.pop("model.ffn", None)  # no layer has this width
+        if not isinstance(model.expert_ffn, Auto):  # no layer has the width `ffn`, whatever was written
+            reasons.pop("model.ffn", None)
+            ffn = default_ffn(model.dim)
         experts = {
             "experts": model.experts,
             "experts_per_token": model.experts_per_token,
@@ -47,7 +48,8 @@ def derive_architecture(spec: Spec, found: Findings) -> Shape:
             "shared_experts": model.shared_experts,
             "router_score": model.router.score,
             "router_normalise": model.router.normalise,
-            "router_bias_speed": model.router.bias_speed,
+            # Biases decide who is chosen: where all are, they do nothing.
+            "router_bias_speed": model.router.bias_speed if model.experts_per_token < model.experts else 0.0,
             "router_aux_loss": model.router.aux_loss,
             "router_z_loss": model.router.z_loss,
         }

@@ -21,13 +21,15 @@ from ..dsl.schema.data import (
     PythonStdlib,
     Shard,
     Source,
+    Synthetic,
     Text,
     Tokens,
     UserCall,
 )
-from ..dsl.schema.setting import Role, settings_of
+from ..dsl.schema.setting import AUTO, Role, settings_of
 from ..dsl.spec import Spec
 from .canonical import PLAN, digest, whole_numbers
+from .learning_rate import in_effect
 from .mixing import amounts, in_epochs, weights
 from .nodes.source_args import folder_or_name, reads
 from .paths import portable
@@ -51,20 +53,20 @@ def config_of(run: Resolved) -> dict[str, Any]:
     step for micro and accumulate, so that another mesh with the same rows is the same experiment; shares stand in for
     weights. Alignment and the group of packing decide which documents share a row.
     """
-    spec, batch, formats = run.spec, run.batch, run.formats
+    spec, batch, formats, scheduler = run.spec, run.batch, run.formats, in_effect(run.spec.scheduler)
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
         "model": attrs.asdict(run.architecture),
         "tokenizer": spec.tokenizer.source if spec.tokenizer.source == "bytes" else portable(spec.tokenizer.source),
-        "datasets": {name: _dataset(dataset) for name, dataset in spec.datasets.items()},
+        "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},
         "collate": [
             [type(link).__name__, _link(link, run.align)] for link in spec.collate if not isinstance(link, Shard)
         ],
         "batch": {**experiment_settings(spec.batch), "rows": batch.rows},
         "loss": {"kind": spec.loss.kind, **experiment_settings(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **experiment_settings(spec.optimizer)},
-        "scheduler": {"kind": spec.scheduler.kind, **experiment_settings(spec.scheduler, spec.scheduler.kind)},
+        "scheduler": {"kind": scheduler.kind, **experiment_settings(scheduler, scheduler.kind)},
         **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),
         "precision": {
             **experiment_settings(spec.precision),
@@ -77,8 +79,13 @@ def config_of(run: Resolved) -> dict[str, Any]:
     return whole_numbers({**content, **({"checkpoint": beginning} if beginning else {})})
 
 
-def _dataset(dataset: Dataset) -> dict[str, Any]:
-    """What is read and how; how conversations are read takes the place of the field with plain text."""
+def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
+    """What is read and how; how conversations are read takes the place of the field with plain text.
+
+    seed: of the experiment, which drawn documents have by themselves: to write it out is no other experiment.
+    """
+    if isinstance(dataset.source, Synthetic) and dataset.source.seed == seed:
+        dataset = attrs.evolve(dataset, source=attrs.evolve(dataset.source, seed=AUTO))
     settings = experiment_settings(dataset)
     found = {name: settings[name] for name in ("source", "text", "holdout", "oversized", "bad_records")}
     told = reads(dataset)

@@ -2,16 +2,37 @@
 
 from typing import Any
 
+from attrs import evolve, fields_dict
+
 from ..dsl.quantity import Quantity
+from ..dsl.schema.training import Scheduler
 from ..dsl.spec import Spec
 from .arithmetic import Arithmetic, length_of
 from .rules.findings import Findings
 from .units import plural
 
 
+def idle_settings(scheduler: Scheduler) -> dict[str, str]:
+    """The settings that change nothing beside the others, whatever the budget, and why."""
+    flat = scheduler.floor.fraction >= 1
+    if scheduler.kind == "wsd" and not scheduler.decay.value:
+        return dict.fromkeys(("shape", "floor"), "the final fall has no length")
+    if scheduler.kind == "wsd" and flat:
+        return dict.fromkeys(("shape", "decay"), "the rate falls to 100% of the peak")
+    if scheduler.kind in ("cosine", "linear") and scheduler.warmup == Quantity(100, "%"):
+        return {"floor": "the warm-up takes the whole budget"}
+    return {}
+
+
+def in_effect(scheduler: Scheduler) -> Scheduler:
+    """With the defaults in place of settings that change nothing."""
+    defaults = {name: fields_dict(Scheduler)[name].default for name in idle_settings(scheduler)}
+    return evolve(scheduler, **defaults)
+
+
 def scheduler_args(spec: Spec, batch: Arithmetic) -> dict[str, Any]:
     """Only what the kind has: `warmup` for all, `floor` where the rate falls, `decay` and `shape` for wsd."""
-    scheduler = spec.scheduler
+    scheduler = in_effect(spec.scheduler)
     args: dict[str, Any] = {
         "kind": scheduler.kind,
         "lr": spec.optimizer.lr,

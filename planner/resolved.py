@@ -149,9 +149,9 @@ class Resolved:
     def sync(self) -> str:
         """`step` or `microbatch`: when gradients that fsdp shards are summed."""
         asked = self.spec.parallel.fsdp.sync
-        if asked != "auto":
-            return asked
         once = self.batch.accumulate == 1 or self.size("pp") > 1 or not self.dense_fsdp
+        if asked != "auto" and not once:
+            return asked
         return "step" if once or self.whole_gradients <= LARGEST_WHOLE_GRADIENTS else "microbatch"
 
     @property

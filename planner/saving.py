@@ -7,6 +7,7 @@ from ..dsl.schema.actions import Tick as TickSpec
 from ..dsl.spec import Spec
 from ..dsl.suggest import did_you_mean
 from .arithmetic import Arithmetic
+from .cluster import device_kind
 from .counts import is_due, steps_due, times_due
 from .layouts.mesh import AXES
 from .nodes.builder import Builder
@@ -95,7 +96,7 @@ def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple
 
 
 def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> str:
-    chosen = run.spec.checkpoint
+    chosen, on_cpu = run.spec.checkpoint, device_kind(run.spec) == "cpu"
     keep = chosen.keep
     parts = [
         "every checkpoint is kept" if keep is None else f"the newest {keep} are kept" if keep > 1 else "one is kept"
@@ -106,7 +107,7 @@ def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> s
         parts.append("each of one file, which latest.pt, best.pt and model.pt name as well")
     if chosen.mode != "sync":
         share = estimates.copy_bytes
-        locked = "page-locked" if chosen.mode == "async_pinned" else "host"
+        locked = "page-locked" if chosen.mode == "async_pinned" and not on_cpu else "host"
         number = copies(run.spec)
         beside = f"a copy in {locked} memory, about {bytes_text(share)} a rank"
         if chosen.backend == "file":
@@ -115,9 +116,9 @@ def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> s
     args: dict[str, Any] = {
         "backend": chosen.backend,
         "keep": keep,
-        "mode": chosen.mode,
+        "mode": "async" if chosen.mode == "async_pinned" and on_cpu else chosen.mode,
         "copies": copies(run.spec),
-        "overlap": chosen.overlap,
+        "overlap": "wait" if chosen.mode == "sync" else chosen.overlap,  # no save comes during another one
         "best": None if chosen.best is None else chosen.best.key,
         "failures": chosen.failures,
     }

@@ -54,7 +54,9 @@ def lay_out(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: 
         total = _solve_fsdp(spec, sizes, world, reasons, found)
     if total is not None:
         fills = world is not None or isinstance(spec.launch.ranks_per_node, Auto)
-        placed = _machines(spec, total, fills, reasons, found)
+        # Machines that are asked for are all used; those of the cluster as far as they are needed.
+        spread = world is None and fills and not isinstance(spec.launch.nodes, Auto)
+        placed = _machines(spec, total, fills, spread, reasons, found)
     if total is None or placed is None:
         doubtful.add("world")
         sizes.setdefault("fsdp", 1)
@@ -170,9 +172,14 @@ def _wanted_machines(spec: Spec) -> tuple[int, int | None]:
     return (1 if isinstance(nodes, Auto) else nodes), (None if isinstance(per_node, Auto) else per_node)
 
 
-def _machines(spec: Spec, world: int, fills: bool, reasons: dict[str, str], found: Findings) -> tuple[int, int] | None:
-    """(nodes, ranks per node). If the run `fills` machines one by one, ranks per node stay and machines follow."""
+def _machines(
+    spec: Spec, world: int, fills: bool, spread: bool, reasons: dict[str, str], found: Findings
+) -> tuple[int, int] | None:
+    """(nodes, ranks per node). If the run `fills` machines one by one, ranks per node stay and machines follow; if it
+    is `spread` over them, it is the other way round."""
     nodes, per_node = _wanted_machines(spec)
+    if spread and per_node is not None and nodes * per_node != world:
+        per_node = None
     if isinstance(spec.launch.nodes, Auto) and not isinstance(spec.cluster.nodes, Auto):
         reasons["launch.nodes"] = f"cluster.nodes {nodes}"
     if isinstance(spec.launch.ranks_per_node, Auto) and per_node is not None:

@@ -39,7 +39,7 @@ def add_data(graph: Builder, run: Resolved) -> str:
         "steps": batch.steps,
         "epochs": batch.epochs,
         "prefetch": run.spec.batch.prefetch,
-        "workers": run.spec.batch.workers,
+        "workers": run.spec.batch.workers if run.spec.batch.prefetch else 0,
     }
     dealt = ""
     if packing(run.spec).method == "best_fit":

@@ -24,7 +24,7 @@ from ..saving import check_backend, check_saving
 from ..stops import check_events, check_stops
 from ..timeline import Schedule, check_ticks, fill_schedule
 from .data_rules import check_data
-from .idle_rules import check_idle
+from .idle_rules import check_idle, check_idle_accumulation
 from .module_rules import check_modules
 from .phase_rules import check_phases
 from .premises import Verdicts
@@ -90,7 +90,9 @@ def examine(spec: Spec, world: int | None, found: Verdicts, counted: Counts | No
     phases = check_phases(spec, batch, found)
     if found.failed or layout.doubtful:
         return None
-    check_idle(spec, layout, found)
+    check_idle(spec, layout, batch, found)
+    if elastic.worlds and not elastic.why_rows:
+        check_idle_accumulation(spec, found)
     if elastic.why_rows:
         batch = evolve(batch, reasons={**batch.reasons, "batch.rows": elastic.why_rows})
     return Sound(shape, layout, staging, batch, phases, schedule, elastic)

@@ -1,12 +1,17 @@
 """Settings that are written and change nothing here: said, so that nobody waits for what they would do."""
 
-from ...dsl.schema.actions import MemorySnapshotAction
+from collections.abc import Iterator
+
+from ...dsl.schema.actions import Action, EvalAction, GenerateAction, HealthAction, MemorySnapshotAction
+from ...dsl.schema.cluster import Cluster
 from ...dsl.schema.model import MOE
-from ...dsl.schema.setting import AUTO
+from ...dsl.schema.setting import AUTO, Auto, settings_of
 from ...dsl.spec import Spec
+from ..arithmetic import Arithmetic
 from ..cluster import device_kind
 from ..layouts.layout import Layout
 from ..layouts.sharding import shard_axes
+from ..learning_rate import idle_settings
 from ..resolved import resolve_formats
 from ..saving import OF_WRITING
 from .findings import Findings
@@ -21,23 +26,94 @@ OF_AXIS = {
 OF_WANDB = ("entity", "name", "group", "tags", "notes", "mode")
 
 
-def check_idle(spec: Spec, layout: Layout, found: Findings) -> None:
-    """Warn of what is written for an axis of one rank, or of how gradients are summed where nothing is sharded."""
+def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Warn of every setting that another one makes idle."""
     check_idle_saving(spec, found)
-    _check_idle_history(spec, found)
+    _check_idle_model(spec, found)
+    _check_idle_actions(spec, layout, found)
+    _check_idle_watching(spec, found)
+    for name, why in idle_settings(spec.scheduler).items():
+        _warn(spec, f"scheduler.{name}", why, "leave it out", found)
+    _check_idle_axes(spec, layout, batch, found)
+    if spec.batch.workers and not spec.batch.prefetch:
+        _warn(spec, "batch.workers", "nothing is read ahead", "use prefetch 2, or leave it out", found)
+    if spec.activation.mode == "none":
+        for name in ("every", "save"):
+            _warn(spec, f"activation.{name}", "nothing is recomputed", "use mode full or selective", found)
+    if spec.cluster.preset == "none":
+        for name in settings_of(Cluster):
+            if name not in ("nodes", "devices"):  # which say how many ranks there are
+                _warn(spec, f"cluster.{name}", "the cluster is none", "name a preset, or `other`", found)
+
+
+def _check_idle_model(spec: Spec, found: Findings) -> None:
+    """Of the model, its averages and its number formats."""
+    model, ema = spec.model, spec.ema
+    if model.family in MOE and not isinstance(model.expert_ffn, Auto):
+        why = f"every block has experts, and expert_ffn gives their width, {model.expert_ffn:,}"
+        _warn(spec, "model.ffn", why, "leave it out", found)
+    if model.family in MOE and model.router.bias_speed and model.experts_per_token >= model.experts:
+        why = "every token is sent to all experts, and biases decide to which"
+        _warn(spec, "model.router.bias_speed", why, "leave it out, or send tokens to fewer experts", found)
+    if resolve_formats(spec.precision, spec.parallel).compute == "fp64":
+        why = "it speaks of products of fp32 numbers, and all of these are of fp64"
+        _warn(spec, "precision.matmul", why, "leave it out", found)
+    if ema is not None and not spec.checkpoint.enabled:
+        _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "leave it out", found)
+    looks = any(isinstance(action, EvalAction | GenerateAction) for _, action in _actions(spec))
+    if ema is not None and not looks and not any(dataset.holdout.value for dataset in spec.datasets.values()):
+        _warn(spec, "ema.eval", "nothing is evaluated or generated", "leave it out, or hold something out", found)
+
+
+def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:
+    """Of what ticks and events do."""
+    for path, action in _actions(spec):
+        if isinstance(action, MemorySnapshotAction) and device_kind(spec) == "cpu" and action.history not in (0, AUTO):
+            why = "only a GPU's allocator writes down what it does"
+            _warn(spec, f"{path}.history", why, "leave it out", found)
+        elif isinstance(action, GenerateAction) and not action.temperature:
+            why = "at temperature 0 the likeliest token is taken"
+            _warn(spec, f"{path}.top_p", why, "leave it out, or raise the temperature", found)
+        elif isinstance(action, HealthAction) and layout.mesh.world_size == 1 and spec.fault_tolerance.elastic is None:
+            _warn(spec, f"{path}.limit", "one rank waits for no other", "leave it out", found)
+
+
+def _actions(spec: Spec) -> Iterator[tuple[str, Action]]:
+    """(path, action) of all ticks and events."""
+    for kind, occasions in (("every", spec.ticks), ("on", spec.events)):
+        for number, occasion in enumerate(occasions):
+            for place, action in enumerate(occasion.actions):
+                yield f"{kind}.{number}.actions.{place}", action
+
+
+def _check_idle_watching(spec: Spec, found: Findings) -> None:
+    """Of what takes records and raises alerts."""
     if spec.log.wandb.project is None:
         for name in OF_WANDB:
             _warn(spec, f"log.wandb.{name}", "log.wandb.project is none", "name a project, or leave it out", found)
+    if spec.alerts.memory is not None and device_kind(spec) == "cpu":
+        why = "the plan has no figure that is comparable on a CPU"
+        _warn(spec, "alerts.memory", why, "leave it out", found)
+
+
+def _check_idle_axes(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """Of what is written for an axis of one rank, or of how gradients are summed where nothing is sharded."""
     sizes = {"tp": layout.size("tp"), "pp": layout.size("pp"), "cp": layout.size("ring") * layout.size("ulysses")}
     for axis, names in OF_AXIS.items():
         if sizes[axis] == 1:
             for name in names:
                 _warn(spec, f"parallel.{axis}.{name}", f"{axis} is 1", f"leave it out, or use {axis} 2", found)
-    if spec.batch.workers and not spec.batch.prefetch:
-        _warn(spec, "batch.workers", "nothing is read ahead", "use prefetch 2, or leave it out", found)
     if spec.parallel.stack != "ddp" and not _shards(spec, layout):
         for name in ("reduce", "reshard", "sync"):
             _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)
+    elif batch.accumulate == 1 and spec.parallel.fsdp.sync == "microbatch" and spec.fault_tolerance.elastic is None:
+        _warn(spec, "parallel.fsdp.sync", "a step has one microbatch", "leave it out, or accumulate several", found)
+
+
+def check_idle_accumulation(spec: Spec, found: Findings) -> None:
+    """Warn of microbatches that are counted by the rows of a step, in a run that may go on with fewer ranks."""
+    why = "rows are given, and every number of ranks that elastic allows accumulates what they need"
+    _warn(spec, "batch.accumulate", why, "leave it out", found)
 
 
 def check_idle_saving(spec: Spec, found: Findings) -> None:
@@ -53,19 +129,6 @@ def check_idle_saving(spec: Spec, found: Findings) -> None:
         _warn(spec, "checkpoint.overlap", "training waits for every save", "use mode async", found)
     elif chosen.mode == "async_pinned" and device_kind(spec) == "cpu":
         _warn(spec, "checkpoint.mode", "memory is page-locked for GPUs alone", "use mode async", found)
-
-
-def _check_idle_history(spec: Spec, found: Findings) -> None:
-    """Warn of a history of allocations where nobody writes one."""
-    if device_kind(spec) != "cpu":
-        return
-    occasions = [(f"every.{number}", tick.actions) for number, tick in enumerate(spec.ticks)]
-    occasions += [(f"on.{number}", event.actions) for number, event in enumerate(spec.events)]
-    for path, actions in occasions:
-        for number, action in enumerate(actions):
-            if isinstance(action, MemorySnapshotAction) and action.history not in (0, AUTO):
-                place = f"{path}.actions.{number}.history"
-                _warn(spec, place, "only a GPU's allocator writes down what it does", "leave it out", found)
 
 
 def _warn(spec: Spec, path: str, why: str, hint: str, found: Findings) -> None:

@@ -9,7 +9,7 @@ from ...dsl.schema.data import Phase, Weight
 from ...dsl.schema.setting import settings_of
 from ...dsl.spec import Spec
 from ...dsl.suggest import did_you_mean
-from ..mixing import amount, amounts, in_epochs, trainable, trains, weight_text, weights
+from ..mixing import amount, amounts, in_epochs, shares, trainable, trains, weight_text, weights
 from ..units import amount_in_epochs
 from .findings import Findings
 
@@ -33,6 +33,19 @@ def check_training(spec: Spec, found: Findings) -> None:
         longer = isinstance(weight, Quantity) and weight.value != 1  # an epoch of the run is another one
         if [each.name for each in trainable(spec)] == [name] and not longer:
             found.warn("idle.mixture", "W401", "mixture", message, "leave it out, or give another dataset a weight")
+    _check_temperature(spec, found)
+
+
+def _check_temperature(spec: Spec, found: Findings) -> None:
+    """Warn of a temperature that makes no weights more alike than they are."""
+    origin, temperature = spec.origins.get("mixture.temperature"), spec.mixture.temperature
+    stretches = [weights(spec), *(weights(spec, phase) for phase in spec.phases.values())]
+    if temperature == 1 or origin is None or origin.kind == "default" or any(map(in_epochs, stretches)):
+        return
+    numbers = [{name: amount(weight) for name, weight in each.items()} for each in stretches]
+    if all(shares(each, temperature) == shares(each, 1.0) for each in numbers):
+        message = "temperature changes nothing, as no two datasets of a mixture have different weights"
+        found.warn("idle.mixture.temperature", "W401", "mixture.temperature", message, "leave it out")
 
 
 def _check_training(spec: Spec, written: bool, found: Findings) -> None:

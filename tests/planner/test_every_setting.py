@@ -4,17 +4,13 @@ The test walks the schema, so that a new setting which the planner ignores fails
 """
 
 from collections.abc import Iterator
-from types import NoneType
-from typing import Any, get_args, get_origin
+from typing import Any
 
 import attrs
 import pytest
+from every_setting import alternatives, at, places, replaced
 
-from xtrain.dsl.blocks import choices_of
-from xtrain.dsl.interval import Interval
-from xtrain.dsl.metric import Metric
-from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.data import Batch, Dataset, JsonLines, Mixture, Phase, Text
+from xtrain.dsl.schema.data import Batch, Dataset, Mixture, Phase
 from xtrain.dsl.schema.setting import AUTO, Auto, Role
 from xtrain.dsl.spec import Spec
 from xtrain.planner.compile import compile_plan
@@ -92,87 +88,6 @@ EXEMPT |= {
 }
 
 
-def places(value: Any, path: str = "") -> Iterator[tuple[str, attrs.Attribute]]:
-    """(path, attribute) of every value in a tree of schema classes, tuples and dicts."""
-    for attribute in attrs.fields(type(value)):
-        name = f"{path}.{attribute.name}".strip(".")
-        if name not in EXEMPT:
-            yield from _inside(getattr(value, attribute.name), name, attribute)
-
-
-def _inside(value: Any, path: str, attribute: attrs.Attribute) -> Iterator[tuple[str, attrs.Attribute]]:
-    if path in EXEMPT:
-        return
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _inside(item, f"{path}.{key}", attribute)
-    elif isinstance(value, tuple) and value and attrs.has(type(value[0])):
-        for number, item in enumerate(value):
-            yield from places(item, f"{path}.{number}")
-    elif attrs.has(type(value)) and not isinstance(value, Quantity | Auto):
-        if attribute.name == "source":
-            yield path, attribute
-        yield from places(value, path)
-    else:
-        yield path, attribute
-
-
-def at(value: Any, path: str) -> Any:
-    for name in path.split("."):
-        value = value[name] if isinstance(value, dict) else value[int(name)] if name.isdigit() else getattr(value, name)
-    return value
-
-
-def replaced(value: Any, path: str, new: Any) -> Any:
-    name, _, rest = path.partition(".")
-    if isinstance(value, dict):
-        return {**value, name: replaced(value[name], rest, new) if rest else new}
-    if isinstance(value, tuple):
-        changed = list(value)
-        changed[int(name)] = replaced(value[int(name)], rest, new)
-        return tuple(changed)
-    return attrs.evolve(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
-
-
-def alternatives(value: Any, annotation: Any) -> list[Any]:
-    """Other values of the same type, likely ones first; not all of them make sense."""
-    for kind in (annotation, *get_args(annotation)):
-        if get_origin(kind) is tuple and not attrs.has(get_args(kind)[0]):
-            return lists(value, get_args(kind)[0])
-    if choices := choices_of(annotation):
-        return [choice for choice in choices if choice != value]
-    if isinstance(value, Quantity):
-        return [
-            Quantity(n, value.unit) for n in (value.value * 2, value.value + 5, value.value / 2) if n != value.value
-        ]
-    kinds = get_args(annotation) or (annotation,)
-    if isinstance(value, bool) or bool in kinds:
-        return [not value] if isinstance(value, bool) else [True, False]
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return [value * 2, value + 1, value / 2] if isinstance(value, float) else [value * 2, value + 1, value * 3]
-    if Metric in get_args(annotation):
-        return [Metric("eval.code.loss") if value is None else None]
-    if isinstance(value, str):
-        return [f"{value}2", "other", "code"]
-    if Interval in kinds:
-        return [Interval(8, 16)]
-    if value is None and Quantity in kinds:
-        return [Quantity(7, "steps"), Quantity(60, "seconds")]
-    if isinstance(value, Auto) or value is None:
-        found: list[Any] = [2, 4, 6, 16, 1, 128] if int in kinds else [0.5, 3.0] if float in kinds else ["else"]
-        return [*found, *([None] if NoneType in kinds and value is not None else [])]
-    return [Text(("c/*.txt",)), JsonLines(("c/*.jsonl",))]
-
-
-def lists(value: Any, kind: Any) -> list[Any]:
-    """Other lists of a kind of elements: words, layers of four stages that have eight, numbers, texts."""
-    if choices := choices_of(kind):
-        return [(choice,) for choice in choices if (choice,) != value]
-    if kind is int:
-        return [(1, 2, 2, 3)]
-    return [tuple(v / 2 for v in value)] if kind is float else [(*value, "more")]
-
-
 def compiled_variants(spec: Spec, path: str, attribute: attrs.Attribute) -> Iterator[Any]:
     for new in alternatives(at(spec, path), attribute.type):
         variant = replaced(spec, path, new)
@@ -199,7 +114,7 @@ def role_of(attribute: attrs.Attribute) -> Role | None:
 def test_every_setting_changes_the_plan(load):
     silent = []
     bases = [load(**STATED), load(**FREE), load(**COPIES), load(**ALONE)]
-    for path, attribute in places(bases[0]):
+    for path, attribute in places(bases[0], exempt=EXEMPT):
         if not alternatives(at(bases[0], path), attribute.type):
             continue  # a word without another choice
         for spec in bases:
@@ -218,7 +133,7 @@ def test_settings_belong_to_the_experiment_by_their_role(load):
     base = compile_plan(spec).plan
     assert base is not None
     wrong = []
-    for path, attribute in places(spec):
+    for path, attribute in places(spec, exempt=EXEMPT):
         if (role := role_of(attribute)) is None or attribute.name == "accumulate":
             continue
         plans = list(compiled_variants(spec, path, attribute))
@@ -232,7 +147,7 @@ def test_settings_belong_to_the_experiment_by_their_role(load):
 
 def test_the_walk_sees_the_whole_schema(load):
     """Guards the tests above: were the walk to skip a block, they would pass."""
-    seen = {path for path, _ in places(load(**STATED))}
+    seen = {path for path, _ in places(load(**STATED), exempt=EXEMPT)}
     assert len(seen) > 90
     for path in (
         "launch.stop_deadline",

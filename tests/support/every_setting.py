@@ -1,0 +1,99 @@
+"""Every setting of a spec, one after the other, and other values for each."""
+
+from collections.abc import Container, Iterator
+from types import NoneType
+from typing import Any, get_args, get_origin
+
+import attrs
+
+from xtrain.dsl.blocks import choices_of
+from xtrain.dsl.interval import Interval
+from xtrain.dsl.metric import Metric
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.data import JsonLines, Text
+from xtrain.dsl.schema.setting import Auto
+
+
+def places(value: Any, path: str = "", *, exempt: Container[str] = ()) -> Iterator[tuple[str, attrs.Attribute]]:
+    """(path, attribute) of every value in a tree of schema classes, tuples and dicts."""
+    for attribute in attrs.fields(type(value)):
+        name = f"{path}.{attribute.name}".strip(".")
+        if name not in exempt:
+            yield from _inside(getattr(value, attribute.name), name, attribute, exempt)
+
+
+def _inside(
+    value: Any, path: str, attribute: attrs.Attribute, exempt: Container[str]
+) -> Iterator[tuple[str, attrs.Attribute]]:
+    if path in exempt:
+        return
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _inside(item, f"{path}.{key}", attribute, exempt)
+    elif isinstance(value, tuple) and value and attrs.has(type(value[0])):
+        for number, item in enumerate(value):
+            yield from places(item, f"{path}.{number}", exempt=exempt)
+    elif attrs.has(type(value)) and not isinstance(value, Quantity | Auto):
+        if attribute.name == "source":
+            yield path, attribute
+        yield from places(value, path, exempt=exempt)
+    else:
+        yield path, attribute
+
+
+def at(value: Any, path: str) -> Any:
+    for name in path.split("."):
+        value = value[name] if isinstance(value, dict) else value[int(name)] if name.isdigit() else getattr(value, name)
+    return value
+
+
+def replaced(value: Any, path: str, new: Any) -> Any:
+    name, _, rest = path.partition(".")
+    if isinstance(value, dict):
+        return {**value, name: replaced(value[name], rest, new) if rest else new}
+    if isinstance(value, tuple):
+        changed = list(value)
+        changed[int(name)] = replaced(value[int(name)], rest, new)
+        return tuple(changed)
+    return attrs.evolve(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
+
+
+def alternatives(value: Any, annotation: Any) -> list[Any]:
+    """Other values of the same type, likely ones first; not all of them make sense."""
+    for kind in (annotation, *get_args(annotation)):
+        if get_origin(kind) is tuple and not attrs.has(get_args(kind)[0]):
+            return lists(value, get_args(kind)[0])
+    if choices := choices_of(annotation):
+        return [choice for choice in choices if choice != value]
+    if isinstance(value, Quantity):
+        return [
+            Quantity(n, value.unit) for n in (value.value * 2, value.value + 5, value.value / 2) if n != value.value
+        ]
+    kinds = get_args(annotation) or (annotation,)
+    if isinstance(value, bool) or bool in kinds:
+        return [not value] if isinstance(value, bool) else [True, False]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return [value * 2, value + 1, value / 2] if isinstance(value, float) else [value * 2, value + 1, value * 3]
+    if Metric in get_args(annotation):
+        return [Metric("eval.code.loss") if value is None else None]
+    if isinstance(value, str):
+        return [f"{value}2", "other", "code"]
+    if Interval in kinds:
+        return [Interval(8, 16)]
+    if isinstance(value, Auto) and Quantity in kinds:
+        return [Quantity(number, unit) for unit in ("seconds", "%", "bytes") for number in (50, 90)]
+    if value is None and Quantity in kinds:
+        return [Quantity(7, "steps"), Quantity(60, "seconds")]
+    if isinstance(value, Auto) or value is None:
+        found: list[Any] = [2, 4, 6, 16, 1, 128] if int in kinds else [0.5, 3.0] if float in kinds else ["else"]
+        return [*found, *([None] if NoneType in kinds and value is not None else [])]
+    return [Text(("c/*.txt",)), JsonLines(("c/*.jsonl",))]
+
+
+def lists(value: Any, kind: Any) -> list[Any]:
+    """Other lists of a kind of elements: words, layers of four stages that have eight, numbers, texts."""
+    if choices := choices_of(kind):
+        return [(choice,) for choice in choices if (choice,) != value]
+    if kind is int:
+        return [(1, 2, 2, 3)]
+    return [tuple(v / 2 for v in value)] if kind is float else [(*value, "more")]
