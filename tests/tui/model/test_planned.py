@@ -78,9 +78,8 @@ def test_numbers_beyond_what_a_float_holds_stay_exact() -> None:
 def _same(found, written, name: str) -> None:
     read = json.loads(json.dumps([asdict(each) for each in found]))
     # What a plan does not use is not written.
-    assert [{key: value for key, value in each.items() if value or key in own} for each, own in zip(read, written)] == (
-        written
-    ), name
+    pairs = zip(read, written, strict=True)
+    assert [{key: value for key, value in each.items() if value or key in own} for each, own in pairs] == written, name
 
 
 def test_the_plan_of_a_run_keeps_its_keys_sorted() -> None:
