@@ -5,12 +5,14 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING
 
+from ..dsl.diagnostics import Diagnostics
 from .arguments import add_sets, ranks
 from .counting import counted
 from .following import Following
+from .refused import Refused, refusals
 
 if TYPE_CHECKING:
     from ..planner.load import Compiled
@@ -42,36 +44,58 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..planner.load import plan_from_path
-
-    os.environ["XTRAIN_BEGAN"] = str(time.time())  # what launch.time_limit counts from, also for the ranks
-    if arguments.ui == "tui" and (reason := _no_dashboard()):
-        if os.environ.get("RANK", "0") == "0":
-            print(f"xtrain run: no dashboard can be opened here: {reason}", file=sys.stderr)
-        return 2
-    # Of ranks that someone else has started one looks: what it finds wrong ends all of them.
-    looks = os.environ.get("RANK", "0") == "0"
-    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted if looks else None)
-    if not compiled.report_to(sys.stderr):
-        return 2
-    compiled = _settled(compiled, arguments)
-    if compiled is None:
-        return 2
-    # Until the agent takes over, a stop request finds nothing that would have to be saved.
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-        signal.signal(number, lambda *_: os._exit(75))
-    from ..runtime.data.errors import DataError
-    from ..runtime.errors import EnvironmentFault
     from ..runtime.gangs.launch import is_worker
 
+    os.environ["XTRAIN_BEGAN"] = str(time.time())  # what launch.time_limit counts from, also for the ranks
+    if is_worker():
+        from ..runtime.worker import die_with_launcher
+        from .started import is_first, join, lead
+
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            die_with_launcher(os.getppid())
+        return lead(lambda: _compiled(arguments), arguments.ui, _tell) if is_first() else join()
     try:
-        return _run_worker(compiled, arguments.ui) if is_worker() else _run_launcher(compiled, arguments.ui)
-    except EnvironmentFault as fault:
-        print(f"error[{fault.code}]: {fault}", file=sys.stderr)
-        return 3
-    except DataError as error:
-        print(f"error[X507]: {error}", file=sys.stderr)
-        return 3
+        compiled = _compiled(arguments)
+        with refusals():
+            return _run_launcher(compiled, arguments.ui)
+    except Refused as refused:
+        return refused.tell()
+
+
+def _compiled(arguments: argparse.Namespace) -> "Compiled":
+    """What is to be run; the user has seen what there is to say of it. Raises Refused."""
+    from ..planner.load import plan_from_path
+
+    if arguments.ui == "tui" and (reason := _no_dashboard()):
+        raise Refused(2, f"xtrain run: no dashboard can be opened here: {reason}")
+    compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
+    if not compiled.report_to(sys.stderr):
+        raise _told(compiled.diagnostics)
+    compiled = _settled(compiled, arguments)
+    _stop_at_once()
+    return compiled
+
+
+def _told(diagnostics: Diagnostics) -> Refused:
+    """For mistakes that are on the screen."""
+    errors = Diagnostics()
+    for each in diagnostics.errors:
+        errors.add(each)
+    return Refused(2, errors.render(color=False).rstrip(), told=True)
+
+
+def _stop_at_once() -> None:
+    """Until the ranks are there a stop request finds nothing that would have to be saved."""
+    from ..runtime.control.signals import stop_signals
+    from ..runtime.outcome import EXIT_CODES, STATUS_OF_SIGNAL
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        os.write(2, f"xtrain run: stopped by {name} before the ranks were started\n".encode())
+        os._exit(EXIT_CODES[STATUS_OF_SIGNAL[number]])
+
+    for number in stop_signals():
+        signal.signal(number, stop)
 
 
 def _no_dashboard() -> str:
@@ -86,8 +110,8 @@ def _no_dashboard() -> str:
     return reason and f"{reason}; use --ui plain or --ui json, and `xtrain watch` in a terminal"
 
 
-def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled | None":
-    """The plan with a note of how it was made; None if it was saved, and something has changed since."""
+def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
+    """The plan with a note of how it was made. Raises Refused if it was saved, and something has changed since."""
     from attrs import evolve
 
     from ..planner.load import is_saved
@@ -96,8 +120,7 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled |
     assert plan is not None
     if not is_saved(arguments.spec):
         if arguments.accept_drift:
-            print("xtrain run: --accept-drift is for a saved plan, and this is a spec", file=sys.stderr)
-            return None
+            raise Refused(2, "xtrain run: --accept-drift is for a saved plan, and this is a spec")
         from ..planner.changes.made import signed
 
         return evolve(compiled, plan=signed(plan, arguments.sets, arguments.world))
@@ -107,9 +130,10 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled |
     found = find_drift(plan)
     if arguments.accept_drift:
         found = accepted(found)
-    if found.has_errors or os.environ.get("RANK", "0") == "0":  # of warnings one rank is enough
-        sys.stderr.write(found.render(color=shows_color(sys.stderr)))
-    return None if found.has_errors else compiled
+    sys.stderr.write(found.render(color=shows_color(sys.stderr)))
+    if found.has_errors:
+        raise _told(found)
+    return compiled
 
 
 def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
@@ -132,16 +156,15 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
         plan = smaller
     _remark(check_machine(plan, plan.mesh.world_size))
     workspace = open_workspace(plan, compiled.resolved_text)
-    _tell_changes(workspace)
+    _tell(workspace)
     if ui in ("console", "plain"):
         print(render_summary(plan), flush=True)
-    _tell_elsewhere(workspace)
     with Dashboard(workspace) if opens else Following(workspace, ui):
         return Gangs(plan=plan, workspace=workspace).run()
 
 
-def _tell_changes(workspace: "Workspace") -> None:
-    """Say what is not as it was when the run was last started, and what had to make way."""
+def _tell(workspace: "Workspace") -> None:
+    """Say what is not as it was when the run was last started, what had to make way, and where the run was last."""
     if workspace.aside:
         print(f"note: {workspace.aside.text()}", file=sys.stderr)
     if workspace.same:
@@ -154,10 +177,6 @@ def _tell_changes(workspace: "Workspace") -> None:
         print("note: since the last start of this run has changed:", file=sys.stderr)
         for text in workspace.changes:
             print(f"  {text}", file=sys.stderr)
-
-
-def _tell_elsewhere(workspace: "Workspace") -> None:
-    """Say where this experiment was run last, if that was under other code."""
     if workspace.elsewhere is not None:
         print(
             f"note: the code has changed since this experiment was last run, so it begins anew; to go on from there "
@@ -169,61 +188,3 @@ def _tell_elsewhere(workspace: "Workspace") -> None:
 def _remark(remarks: list[str]) -> None:
     for remark in remarks:
         print(f"warning[W707]: {remark}", file=sys.stderr)
-
-
-def _run_worker(compiled: "Compiled", ui: str | None) -> int:
-    """One rank that someone else has started; the first one keeps the directory and shows the run."""
-    from ..runtime.errors import EnvironmentFault
-    from ..runtime.gangs.conclusion import conclude
-    from ..runtime.gangs.fall import fall_of
-    from ..runtime.gangs.launch import Ended
-    from ..runtime.gangs.preflight import check_devices, check_world, find_devices
-    from ..runtime.gangs.worlds import plan_of_started
-    from ..runtime.observation.lines import records_since, size_of
-    from ..runtime.observation.packages import check_packages
-    from ..runtime.outcome import EXIT_CODES
-    from ..runtime.provenance.code import read_code
-    from ..runtime.worker import leave, run_rank
-    from ..runtime.workspace import locate, open_workspace
-    from ..tui.lines.view import choose_ui
-
-    plan = compiled.plan
-    assert plan is not None
-    first, here = os.environ["RANK"] == "0", os.environ.get("LOCAL_WORLD_SIZE")
-    speaks = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"  # one rank of a machine
-    try:
-        plan = plan_of_started(plan, int(os.environ["WORLD_SIZE"]))
-        check_world(plan, int(os.environ["WORLD_SIZE"]), int(here) if here else None)
-    except EnvironmentFault:
-        if speaks:
-            raise
-        return 3
-    if first:
-        check_packages(plan)
-    if here and speaks:
-        _remark(check_devices(plan, find_devices(plan, int(here))))
-    if not first:
-        directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
-        leave(EXIT_CODES[run_rank(plan, directory)])
-    workspace = open_workspace(plan, compiled.resolved_text)
-    _tell_changes(workspace)
-    _tell_elsewhere(workspace)
-    events = workspace.directory / "events.jsonl"
-    begin = size_of(events)
-    following = Following(workspace, choose_ui(ui, sys.stdout))
-
-    def end() -> None:
-        said = records_since(events, begin)
-        if fall := fall_of(said, Ended()):
-            conclude(workspace, said, Ended(), fall)
-
-    def give_up(code: int) -> None:
-        end()
-        following.close()
-        leave(code)
-
-    with following:
-        status = run_rank(plan, workspace.directory, give_up)
-        end()
-    leave(EXIT_CODES[status])
-    return EXIT_CODES[status]

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
 from ..planner.plan import Plan
@@ -33,8 +33,11 @@ def bootstrap(
     matmul: str,
     axes: list,
     stop_deadline_seconds: float,
+    store: Store | None = None,
 ) -> Rank:
     """Join the process group that RANK, WORLD_SIZE and LOCAL_RANK speak of; alone where they are not set.
+
+    store: that of this start; None: the environment says where it is, and nothing was started there before.
 
     Raises EnvironmentFault if the world is not the one that the plan was made for, or the device is not there.
     """
@@ -54,7 +57,7 @@ def bootstrap(
     streams.begin(seed, 0, mesh.data_rank(number))
     if world > 1:
         backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=TIMEOUT, store=_own_store(), rank=number, world_size=world)
+        dist.init_process_group(backend, timeout=TIMEOUT, store=store or _own_store(), rank=number, world_size=world)
     assert [[a.name, a.size] for a in mesh.axes] == [list(a) for a in axes]
     return Rank(
         rank=number,
@@ -84,13 +87,8 @@ def choose_device(kind: str, local_rank: int) -> torch.device:
 
 
 def _own_store() -> Store:
-    """Where the ranks of this start find each other.
-
-    torchrun keeps one store over all its restarts: without a name of its own a start would find the addresses of ranks
-    that are gone.
-    """
     store, _, _ = next(rendezvous("env://", timeout=TIMEOUT))
-    return PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return store
 
 
 def use_threads(threads: int | None, local_world: int) -> None:

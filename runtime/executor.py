@@ -11,6 +11,7 @@ from math import isfinite
 from pathlib import Path
 
 from attrs import evolve
+from torch.distributed.distributed_c10d import Store
 
 from ..planner.alerts import ALERTS
 from ..planner.plan import Node, Plan
@@ -56,8 +57,17 @@ STATUS_OF_EVENT = {
 class Executor:
     """One rank's walk through a plan."""
 
-    def __init__(self, plan: Plan, directory: Path, *, rank: int, leave: Callable[[int], None] = leave_process) -> None:
-        """leave: ends the process from any thread, where the others have been given up."""
+    def __init__(
+        self,
+        plan: Plan,
+        directory: Path,
+        *,
+        rank: int,
+        leave: Callable[[int], None] = leave_process,
+        store: Store | None = None,
+    ) -> None:
+        """leave: ends the process from any thread, where the others have been given up. store: in which the ranks of
+        this start have met, if they have; they then share a screen, which the first one writes on."""
         self.plan = plan
         self.beat = Beat()
         self.records = Records.open(directory, rank)
@@ -85,13 +95,16 @@ class Executor:
             "leave": leave,
             "prepared": {},
             "stages": [],
+            "store": store,
         }
+        self._quiet = store is not None and rank > 0
         self._begun = time.time()
         self._order = topological(plan)
         self._finished = directory / FINISHED
         self._under_way = ""
         self._bound: dict[str, StepCall] = {}
         self._last_step: Step | None = None
+        self._reason = ""
 
     def run(self) -> str:
         """Set up, train, shut down; returns how it ended (a key of EXIT_CODES). Failures are reported, not raised."""
@@ -247,7 +260,10 @@ class Executor:
             due = [tick for tick in ticks if tick.due(now, tokens, of_epochs, tokens_per_step, self.clocks)]
             for call in nodes_due(due).values():
                 call(step)
-            stopping = stopping or any(tick.tick.stop for tick in due)
+            for tick in due:
+                if tick.tick.stop:
+                    self._note_stop("tick", f"every {tick.tick.period} … stop")
+                    stopping = True
             if occasions.due:
                 stopping = self._on_alerts(step) or stopping
             if control.busy:
@@ -296,12 +312,17 @@ class Executor:
 
     def _stop(self, event: str, reason: str, reactions: dict[str, tuple[StepCall, ...]]) -> str:
         """Do what is declared for something that stops the run; how the run then ends."""
-        kind = "signal" if event in SIGNALS else "stop"
-        self.records.event(kind, step=self.progress.step, name=event, reason=reason)
+        self._note_stop(event, reason)
         self.requests.hurry(event)
         self._react(event, reactions)
         self.requests.answered = True
         return STATUS_OF_EVENT[event]
+
+    def _note_stop(self, event: str, reason: str) -> None:
+        """Write why the run is to stop; its end says the first reason again."""
+        kind = "signal" if event in SIGNALS else "stop"
+        self.records.event(kind, step=self.progress.step, name=event, reason=reason)
+        self._reason = self._reason or f"{event}: {reason}"
 
     def _on_alerts(self, step: Step) -> bool:
         """Do what is declared for alerts that all ranks have heard of; whether the run is to stop."""
@@ -311,8 +332,7 @@ class Executor:
                 if self.plan.node(node).op != NOTIFY:  # that was run when the alert was raised
                     self._call(node)(step)
             if reaction.stop:
-                reason = f"an alert was raised: on {reaction.event}"
-                self.records.event("stop", step=self.progress.step, name=reaction.event, reason=reason)
+                self._note_stop(reaction.event, f"an alert was raised: on {reaction.event}")
                 stopping = True
         return stopping
 
@@ -358,6 +378,8 @@ class Executor:
             loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
             seconds = time.perf_counter() - begin
             fields = {"status": status, "exit_code": code, "seconds": seconds, "loss": loss}
+            if status in ("stopped", "interrupted"):
+                fields["reason"] = self._reason or "a command: stop"
             self.records.event("run_end", step=self.progress.step, **fields)
 
     def _report(self, error: BaseException, *, exit_code: int = 1, trace: bool) -> None:
@@ -365,7 +387,15 @@ class Executor:
         if watch is not None and lost_a_peer(error):
             watch.leave_if_condemned()
         place = self._under_way or f"step {self.progress.step + 1}"
-        report_failure(self.records, error, step=self.progress.step, place=place, exit_code=exit_code, trace=trace)
+        report_failure(
+            self.records,
+            error,
+            step=self.progress.step,
+            place=place,
+            exit_code=exit_code,
+            trace=trace,
+            quiet=self._quiet,
+        )
 
     def _report_deadline(self, message: str) -> None:
         report_deadline(self.records, message, step=self.progress.step)

@@ -16,16 +16,19 @@ from .ops import PlanMismatch
 
 
 def report_failure(
-    records: Records, error: BaseException, *, step: int, place: str, exit_code: int, trace: bool
+    records: Records, error: BaseException, *, step: int, place: str, exit_code: int, trace: bool, quiet: bool = False
 ) -> None:
-    """Report an error. place: what was under way; trace: whether its traceback tells anything.
+    """Report an error. place: what was under way; trace: whether its traceback tells anything; quiet: the first rank
+    says what this one has reported.
 
     `agreed` in the record: every rank finds the same, and so would another start. `lost`: the reason is another rank's.
     """
     lost = lost_a_peer(error)
     text = "".join(traceback.format_exception(error))
     message = str(error) or repr(error)
-    say(text if trace or lost else message)  # of what is no surprise the message is enough
+    said = text if trace or lost else message  # of what is no surprise the message is enough
+    if not quiet:
+        say(said)
     if lost:
         message = f"lost contact with another rank in {place}"
     fields: dict[str, Any] = {"rank": records.rank, "error": message, "exit_code": exit_code}
@@ -36,8 +39,11 @@ def report_failure(
         fields["agreed"] = True
     if lost:
         fields["lost"] = True
-    with suppress(EnvironmentFault):
+    try:
         records.event("failure", step=step, every_rank=not agreed, traceback=text if trace else "", **fields)
+    except EnvironmentFault:
+        if quiet:  # nobody else knows
+            say(said)
 
 
 def report_deadline(records: Records, message: str, *, step: int) -> None:

@@ -4,16 +4,26 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 from ..planner.plan import Plan
-from ..planner.serialise import from_json
+from ..planner.serialise import PlanError, from_json
 from .control.signals import end_at_once
+from .errors import EnvironmentFault
 from .locks import WORKER_LOCK, hold
 from .outcome import EXIT_CODES
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+
+PATIENCE: Final = 60.0  # seconds: file systems of several machines may show a new file late
 
 
 def leave(code: int) -> None:
@@ -24,18 +34,34 @@ def leave(code: int) -> None:
     os._exit(code)
 
 
-def run_rank(plan: Plan, directory: Path, leave: Callable[[int], None] = leave) -> str:
+def run_rank(
+    plan: Plan,
+    directory: Path,
+    leave: Callable[[int], None] = leave,
+    *,
+    store: "Store | None" = None,
+    answered: bool = False,
+) -> str:
     """Execute the plan as the rank that the environment names; returns how it ended.
 
-    leave: ends the process, from any thread, where the run is given up while this rank hangs.
+    leave: ends the process, from any thread, where the run is given up while this rank hangs. store: in which the ranks
+    have met. answered: signals that come before training are seen to; else they end the process.
     """
     from .executor import Executor
+    from .failing import report_failure
+    from .observation.records import Records
 
-    end_at_once()
+    if not answered:
+        end_at_once()
     rank = int(os.environ.get("RANK", "0"))
-    lock = hold(directory, WORKER_LOCK) if rank == 0 else None
     try:
-        return Executor(plan, directory, rank=rank, leave=leave).run()
+        lock = hold(directory, WORKER_LOCK) if rank == 0 else None
+    except EnvironmentFault as fault:
+        exit_code = EXIT_CODES["environment"]
+        report_failure(Records.open(directory, rank), fault, step=0, place="", exit_code=exit_code, trace=False)
+        return "environment"
+    try:
+        return Executor(plan, directory, rank=rank, leave=leave, store=store).run()
     finally:
         if lock is not None:
             lock.close()
@@ -50,10 +76,31 @@ def die_with_launcher(launcher: int) -> None:
             leave(1)  # it died before the kernel was asked
 
 
+def plan_in(directory: Path) -> Plan:
+    """The plan that the launcher has left in a run directory. Raises OSError, ValueError, PlanError."""
+    return from_json(json.loads((directory / "plan.json").read_text()))
+
+
+def planned(directory: Path, plan_id: str) -> Plan:
+    """The same on any machine, as soon as its file system shows what the first rank has written there. Raises
+    EnvironmentFault."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        with suppress(OSError, ValueError, PlanError):
+            if (plan := plan_in(directory)).id == plan_id:
+                return plan
+        if time.monotonic() > deadline:
+            where = f"{directory}, seen from {Path.cwd()} on {socket.gethostname()},"
+            raise EnvironmentFault(
+                "X706", f"{where} does not hold the plan of this start: all machines need one folder"
+            )
+        time.sleep(0.2)
+
+
 def main() -> None:
     directory, launcher = Path(sys.argv[1]), int(sys.argv[2])
     die_with_launcher(launcher)
-    plan = from_json(json.loads((directory / "plan.json").read_text()))
+    plan = plan_in(directory)
     status = run_rank(plan, directory)
     # The launcher reads how a run ended from its events: for the elastic agent, stopping on request is no failure.
     # Of a rank whose disk took no event it has the exit code alone.

@@ -141,7 +141,8 @@ def _checkpoint(record: Record) -> Iterator[Told]:
 
 
 def _signal(record: Record) -> Iterator[Told]:
-    yield Told("signal", _at(record), text(record.get("name")))
+    reason = f": {said}" if (said := text(record.get("reason"))) else ""
+    yield Told("signal", _at(record), f"{text(record.get('name'))}{reason}")
 
 
 def _stop(record: Record) -> Iterator[Told]:

@@ -20,11 +20,32 @@ EVENTS = {
 }
 
 
+def stop_signals() -> tuple[signal.Signals, ...]:
+    """Those that ask this process to stop: under `nohup`, a terminal that is closed does not."""
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return tuple(number for number in EVENTS if not (ignored and number is signal.SIGHUP))
+
+
 def end_at_once() -> None:
     """Let signals end this process: before training there is nothing to save, and a rank that waits for one that will
     never come runs no Python that could handle them."""
-    for number in EVENTS:
+    for number in stop_signals():
         signal.signal(number, signal.SIG_DFL)
+
+
+def answer_at_once(answer: Callable[[int], None]) -> None:
+    """Have a thread call `answer` with the first signal that comes before training. It does so too where the main
+    thread waits for a rank that will never come, and runs no Python. Main thread only."""
+    hears, told = os.pipe()
+    os.set_blocking(told, False)
+    for number in stop_signals():
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+
+    def wait() -> None:
+        answer(os.read(hears, 1)[0])
+
+    threading.Thread(target=wait, name="signals before training", daemon=True).start()
 
 
 @define
@@ -42,8 +63,9 @@ class StopRequests:
     _until: float | None = None
 
     def listen(self) -> None:
-        for number in EVENTS:
+        for number in stop_signals():
             signal.signal(number, self._on_signal)
+        signal.set_wakeup_fd(-1)  # those that came before were answered at once
 
     def hurry(self, event: str) -> None:
         """From now on the deadline runs: the run is to stop because of `event`. Only the first call counts."""

@@ -1,8 +1,11 @@
 """The last record of a run, written by the launcher where no rank could: after a failure, or when all were killed."""
 
 import time
+from signal import SIGINT, Signals
 from typing import Any
 
+from ...planner.stops import SIGNALS
+from ..control.signals import EVENTS
 from ..errors import EnvironmentFault
 from ..observation.lines import JsonLines, records_since
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
@@ -25,16 +28,21 @@ def conclude(
     begun = any(e["event"] == "setup_done" for e in said)
     early = "interrupted" if ended.at_once else stopped_early(said, ended)
     if early is not None:
-        return _end(lines, step, early, EXIT_CODES[early])
+        reason = "Ctrl-C was pressed a second time" if ended.at_once else f"{fall.reason} before the first step"
+        numbers = {int(SIGINT)} if ended.at_once else {-code for code in ended.failures.values() if code < 0}
+        return _stopped(lines, step, early, numbers, reason)
     asked = STATUS_OF_SIGNAL.get(ended.signal)
     untold = untold_causes(said, ended)
     status = asked if asked and not (failures or untold or begun) else "failed"
+    if ended.signal is not None and status != "failed":
+        reason = f"{ended.who} received {Signals(ended.signal).name} {ended.when}"
+        return _stopped(lines, step, status, {ended.signal}, reason)
     log = workspace.directory / "logs" / workspace.attempt
     told: list[tuple[int | None, str]] = [
         (rank, f"{reason}{_unsaid(ended.failures[rank])}; what it printed is under {log}")
         for rank, reason in untold.items()
     ]
-    if status == "failed" and not failures and not told:
+    if not failures and not told:
         told = [(None, "the ranks were ended before they had saved" if ended.signal else fall.reason)]
     if report:
         told.append((None, report))
@@ -43,7 +51,8 @@ def conclude(
         fields = {"exit_code": 3, "code": "X706"} if found else {"exit_code": 1}
         failures.append(event("failure", step, rank=rank, error=error, traceback="", **fields))
         lines.write(failures[-1])
-    return _end(lines, step, status, 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status])
+    code = 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status]
+    return _end(lines, step, status, code, fall.reason)
 
 
 def _unsaid(exit_code: int) -> str:
@@ -51,8 +60,15 @@ def _unsaid(exit_code: int) -> str:
     return ", and could not say why: is the disk full?" if exit_code == EXIT_CODES["environment"] else ""
 
 
-def _end(lines: JsonLines, step: int, status: str, exit_code: int) -> dict[str, Any]:
-    end = event("run_end", step, status=status, exit_code=exit_code, seconds=None, loss=None)
+def _stopped(lines: JsonLines, step: int, status: str, numbers: set[int], reason: str) -> dict[str, Any]:
+    """Of several signals the one is named that a rank would have answered first."""
+    name = min((EVENTS[Signals(number)] for number in numbers), key=SIGNALS.index)
+    lines.write(event("signal", step, name=name, reason=reason))
+    return _end(lines, step, status, EXIT_CODES[status], reason)
+
+
+def _end(lines: JsonLines, step: int, status: str, exit_code: int, reason: str) -> dict[str, Any]:
+    end = event("run_end", step, status=status, exit_code=exit_code, seconds=None, loss=None, reason=reason)
     lines.write(end)
     lines.close()
     return end

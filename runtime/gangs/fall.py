@@ -52,7 +52,10 @@ def stopped_early(said: list[Event], ended: Ended) -> str | None:
     """How the run ends if ranks were asked to stop by signals of their own before there was anything to save."""
     signals = {-code for code in ended.failures.values() if code < 0}
     own = [event for event in said if event["event"] == "failure" and not event.get("lost")]
-    if own or not signals or not signals <= STATUS_OF_SIGNAL.keys():
+    told = {event["rank"] for event in said if event["event"] == "failure"}
+    left = [rank for rank, code in ended.failures.items() if code > 0 and rank not in told]
+    # Who left by itself is the reason why the agent has sent SIGTERM to the others.
+    if own or left or not signals or not signals <= STATUS_OF_SIGNAL.keys():
         return None
     if any(event["event"] in ("setup_done", "stuck") for event in said):
         return None

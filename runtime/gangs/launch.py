@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import sys
 from contextlib import suppress
 from inspect import signature
@@ -11,13 +12,14 @@ from types import FrameType
 
 from attrs import field, frozen
 
-from .stop_notes import STOPS, StopNotes
+from ..control.signals import stop_signals
+from .stop_notes import StopNotes
 
-# Tells the ranks how often their gang has been started again, as torch's agent does with the other name.
+# Tells the ranks how often their gang has been started again. What torch's agent says of that, another machine's may
+# contradict.
 RESTART = "XTRAIN_RESTART"
 # Tells them with which step this start began, before any restart: `launch.stop_after` counts from there.
 FIRST_STEP = "XTRAIN_FIRST_STEP"
-_RESTARTS = (RESTART, "TORCHELASTIC_RESTART_COUNT")
 
 
 @frozen
@@ -29,6 +31,9 @@ class Ended:
     signal: int | None = None
     at_once: bool = False
     """Whether a second Ctrl-C has ended the ranks without saving."""
+    who: str = "xtrain run"
+    when: str = "before the first step"
+    """Which process received the signal, and when, if the run had not begun."""
 
     def causes(self) -> dict[int, str]:
         """Rank → how it ended, those that were killed first: they had no chance to say anything themselves."""
@@ -89,7 +94,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
         raise SignalException("a stop was asked for", sigval=signal.Signals(number))
 
     try:
-        for number in STOPS:
+        for number in stop_signals():
             signal.signal(number, stop)
         if notes.signal is not None:
             over.append(True)
@@ -113,13 +118,23 @@ def _reason(exit_code: int) -> str:
 
 def is_restart() -> bool:
     """Whether this start follows one that failed, by whoever starts the ranks."""
-    return any(int(os.environ.get(name) or 0) > 0 for name in _RESTARTS)
+    return int(os.environ.get(RESTART) or 0) > 0
 
 
 def first_step(step: int) -> int:
     """The step with which this start began, of a gang that begins with `step`."""
     told = os.environ.get(FIRST_STEP)
     return min(int(told), step) if told is not None and is_restart() else step
+
+
+def launcher_id() -> str | None:
+    """The process that has started this rank, as no other one is called; None for a rank of `xtrain run`."""
+    if not is_worker():
+        return None
+    began = ""
+    with suppress(OSError, IndexError):
+        began = Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19]
+    return f"{socket.gethostname()}:{os.getppid()}:{began}"
 
 
 def is_worker() -> bool:

@@ -72,7 +72,8 @@ class Gangs:
                 said = report_fault(self.workspace, self._saved_step(), fault)
                 return conclude(self.workspace, said, Ended(), fall)["exit_code"]
             if not ready:
-                return conclude(self.workspace, [], Ended(signal=self._notes.signal), fall)["exit_code"]
+                stopped = Ended(signal=self._notes.signal, when="before the ranks were started again")
+                return conclude(self.workspace, [], stopped, fall)["exit_code"]
 
     def _launch(self) -> Ended:
         return launch(

@@ -6,7 +6,7 @@ from types import FrameType
 
 from attrs import define, field
 
-STOPS = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGINT)
+from ..control.signals import stop_signals
 
 
 @define
@@ -18,7 +18,7 @@ class StopNotes:
 
     def listen(self) -> None:
         """Take over the signals; the elastic agent has its own handlers while it runs. Main thread only."""
-        for number in STOPS:
+        for number in stop_signals():
             signal.signal(number, self._on_signal)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -29,6 +29,7 @@ from ...planner.changes.made import source_fingerprint
 from ...planner.plan import Plan
 from ...planner.serialise import PlanError, from_json, to_json
 from ..checkpoint import durable
+from ..gangs.launch import launcher_id
 from .code import Code
 from .yaml_text import to_yaml
 
@@ -83,6 +84,11 @@ def made_by(directory: Path) -> dict[str, Any]:
     return {**versions(), **({"code_id": code_id} if code_id else {})}
 
 
+def launcher_before(directory: Path) -> str:
+    """Which process has started the ranks of the last start, as `launcher_id` calls it; empty for `xtrain run`."""
+    return str(_environment(directory).get("launcher", ""))
+
+
 def describe(
     plan: Plan, resolved_spec: str, code: Code | None, attempt: str, before: Before | None
 ) -> dict[str, bytes]:
@@ -97,6 +103,7 @@ def describe(
         "config_id": plan.config_id,
         "code_id": code.code_id if code else None,
         "attempt": attempt,
+        **({"launcher": launcher} if (launcher := launcher_id()) else {}),
     }
     texts = {
         "spec.xtrain": resolved_spec,

@@ -152,13 +152,10 @@ class Lasting:
             return path
 
     def _signal(self, state: RunState, record: Record) -> Iterator[RenderableType]:
-        yield self._tick(state, record, "signal", Text(printable(text(record.get("name"))), "bold"), "yellow")
+        yield self._tick(state, record, "signal", _named_reason(record), "yellow")
 
     def _stop(self, state: RunState, record: Record) -> Iterator[RenderableType]:
-        body = Text.assemble(
-            (printable(text(record.get("name"))), "bold"), f"  {printable(text(record.get('reason')))}"
-        )
-        yield self._tick(state, record, "stop", body, "yellow")
+        yield self._tick(state, record, "stop", _named_reason(record), "yellow")
 
     def _control(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         what, said = (printable(text(record.get(key))) for key in ("command", "state"))
@@ -238,6 +235,12 @@ class Lasting:
         row.add_column(overflow="fold")
         row.add_row(Text.assemble((" step ", "dim"), f"{_step(record):>{len(steps)}}"), Text(label, style), body)
         return row
+
+
+def _named_reason(record: Record) -> Text:
+    """What stops the run, and why."""
+    reason = printable(text(record.get("reason")))
+    return Text.assemble((printable(text(record.get("name"))), "bold"), f"  {reason}" if reason else "")
 
 
 def _step(record: Record) -> str:

@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from small_checkpoints import save, save_model
 
-from xtrain.cli.run import _tell_changes
+from xtrain.cli.run import _tell
 from xtrain.planner.changes.kept import kept
 from xtrain.planner.changes.made import signed
 from xtrain.planner.load import plan_from_spec
@@ -150,7 +150,7 @@ def test_a_run_that_makes_way_is_told_of_with_the_command_that_goes_back(
     workspace.lock.close()
     (told,) = events(directory)
     assert told["event"] == "set_aside" and told["step"] == 210 and Path(told["directory"]).name.startswith("mine~")
-    _tell_changes(workspace)
+    _tell(workspace)
     said = capsys.readouterr().err
     assert told["directory"] in said and told["command"] in said and told["reason"] in said
     xtrain, run, path, *more = shlex.split(told["command"])

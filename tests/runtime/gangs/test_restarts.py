@@ -146,6 +146,36 @@ def test_what_would_happen_again_and_what_was_asked_for_is_not_started_again(run
     assert found == code and not of(events, "restart") and len(of(events, "run_end")) == 1
 
 
+LOST = {"event": "failure", "step": 0, "rank": 0, "error": "lost contact", "exit_code": 1, "lost": True}
+
+
+@pytest.mark.parametrize(
+    ("said", "ended", "name", "reason"),
+    [
+        ([], Ended(signal=signal.SIGHUP), "sigterm", "xtrain run received SIGHUP before the first step"),
+        ([], Ended(signal=signal.SIGUSR1), "sigusr1", "xtrain run received SIGUSR1 before the first step"),
+        ([], Ended(signal=signal.SIGTERM, who="the first rank"), "sigterm", "the first rank received SIGTERM before"),
+        ([], Ended(failures={1: -signal.SIGTERM}), "sigterm", "rank 1 was ended by SIGTERM before the first step"),
+        ([LOST], Ended(failures={0: 1, 1: -signal.SIGINT}), "sigint", "rank 1 was ended by SIGINT before the first"),
+        (BEGUN, Ended(signal=signal.SIGINT, at_once=True), "sigint", "Ctrl-C was pressed a second time"),
+    ],
+)
+def test_a_stop_that_no_rank_could_answer_names_its_cause(run, said, ended, name, reason):
+    _, events = run("restarts = 5", [(said, ended)])
+    (stop,), (end,) = of(events, "signal"), of(events, "run_end")
+    assert end["status"] == ("interrupted" if name == "sigint" else "stopped")
+    assert end["reason"].startswith(reason) and stop["reason"] == end["reason"] and stop["name"] == name
+
+
+def test_a_rank_that_leaves_without_a_word_has_not_been_stopped(run):
+    """The agent sends SIGTERM to all others then, which is nobody's wish that the run be stopped."""
+    left = ([], Ended(failures={0: 1, 1: -signal.SIGTERM}))
+    code, events = run("restarts = 0", [left])
+    (end,) = of(events, "run_end")
+    assert code == 1 and end["status"] == "failed" and end["reason"] == "rank 0 left with exit code 1"
+    assert run("restarts = 1", [left, (DONE, Ended())])[0] == 0, "it may be started again"
+
+
 def test_a_failure_that_all_have_agreed_on_is_told_once(run):
     _, events = run("restarts = 1", [([failure(0, "loss nan", agreed=True)], Ended(failures={0: 1, 1: 1}))])
     assert [(e["rank"], e["error"]) for e in of(events, "failure")] == [(0, "loss nan")]
@@ -184,6 +214,7 @@ def test_a_stop_request_between_two_gangs_stops_the_run(run, monkeypatch):
     assert code == 75
     (end,) = of(events, "run_end")
     assert end["status"] == "stopped" and not of(events, "failure")
+    assert end["reason"] == "xtrain run received SIGTERM before the ranks were started again"
 
 
 def test_a_stop_request_before_the_first_ranks_are_started_is_heard(run, tmp_path):

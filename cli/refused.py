@@ -1,0 +1,32 @@
+"""Why a command is not carried out, on its way to the screen."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class Refused(Exception):
+    """code: the exit code. The message is for people; `told`: they have seen it."""
+
+    def __init__(self, code: int, message: str, *, told: bool = False) -> None:
+        super().__init__(message)
+        self.code, self.told = code, told
+
+    def tell(self) -> int:
+        """Say it, if nobody has; the exit code."""
+        if not self.told:
+            print(self, file=sys.stderr, flush=True)
+            self.told = True
+        return self.code
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Turn what is wrong with the machine, the data or an earlier run into Refused."""
+    from ..runtime.data.errors import DataError
+    from ..runtime.errors import EnvironmentFault
+
+    try:
+        yield
+    except (EnvironmentFault, DataError) as error:
+        raise Refused(3, f"error[{error.code}]: {error}") from None

@@ -1,0 +1,210 @@
+"""`xtrain run` as a rank that another launcher (torchrun, srun) has started.
+
+The first rank compiles the plan, opens the run directory, shows the run and says how it ended; the others wait until
+they are let in, and take the plan from the directory.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from .following import Following
+from .refused import Refused, refusals
+
+if TYPE_CHECKING:
+    from ..planner.load import Compiled
+    from ..planner.plan import Plan
+    from ..runtime.gangs.launch import Ended
+    from ..runtime.gangs.meeting import Door
+    from ..runtime.workspace import Workspace
+
+
+def is_first() -> bool:
+    return os.environ["RANK"] == "0"
+
+
+def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[Workspace], None]") -> int:
+    """The first rank. compiled: gives the plan, or raises Refused. notes: tells of what an opened directory is like."""
+    from ..runtime.gangs.cause import write_cause
+    from ..runtime.gangs.meeting import FAREWELL, Door
+    from ..runtime.worker import leave
+
+    world = int(os.environ["WORLD_SIZE"])
+    door: Door | None = None
+    try:
+        found = compiled()
+        with refusals():
+            plan = _checked(found)
+            door = Door.open() if world > 1 else None
+            workspace = _opened(plan, found.resolved_text)
+    except Refused as refused:
+        code = refused.tell()
+        write_cause(str(refused))
+        if world > 1:
+            with suppress(RuntimeError):  # the others have not come, or are gone
+                (door or Door.open(FAREWELL)).dismiss(code)
+        leave(code)
+        return code
+    notes(workspace)
+    return First(workspace, plan, door).run(ui)
+
+
+def join() -> int:
+    """Any other rank: it says nothing, as the first one does, but writes records of its own."""
+    from ..runtime.control.signals import end_at_once
+    from ..runtime.errors import EnvironmentFault
+    from ..runtime.gangs.cause import write_cause
+    from ..runtime.gangs.meeting import Dismissed, Guest
+    from ..runtime.outcome import EXIT_CODES
+    from ..runtime.worker import leave, planned, run_rank
+
+    end_at_once()
+    try:
+        guest = Guest.arrive()
+        try:
+            directory = Path(guest.told["directory"])
+            plan = planned(directory, guest.told["plan"])
+            _check_place(plan)
+        except EnvironmentFault as fault:
+            guest.cannot(fault.code, str(fault))
+            raise Dismissed(3) from None
+        os.environ.update(guest.told["environment"])
+        store = guest.ready()
+    except Dismissed as away:
+        write_cause("", of_first=True)
+        leave(away.code)
+        return away.code
+    status = run_rank(plan, directory, store=store)
+    if EXIT_CODES[status]:
+        write_cause("", of_first=True)
+    leave(EXIT_CODES[status])
+    return EXIT_CODES[status]
+
+
+def _checked(found: "Compiled") -> "Plan":
+    """The plan for the ranks that were started. Raises EnvironmentFault."""
+    from ..runtime.gangs.worlds import plan_of_started
+    from ..runtime.observation.packages import check_packages
+
+    assert found.plan is not None
+    plan = plan_of_started(found.plan, int(os.environ["WORLD_SIZE"]))
+    _check_place(plan)
+    check_packages(plan)
+    return plan
+
+
+def _check_place(plan: "Plan") -> None:
+    """Hold the ranks and devices of this machine against the plan; one rank of a machine does. Raises
+    EnvironmentFault."""
+    from ..runtime.gangs.preflight import check_devices, check_world, find_devices
+
+    here = os.environ.get("LOCAL_WORLD_SIZE")
+    speaks = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
+    if speaks:
+        check_world(plan, int(os.environ["WORLD_SIZE"]), int(here) if here else None)
+    if here and speaks:
+        for remark in check_devices(plan, find_devices(plan, int(here))):
+            print(f"warning[W707]: {remark}", file=sys.stderr)
+
+
+def _opened(plan: "Plan", text: str) -> "Workspace":
+    """The run directory. Whether this start goes on from an earlier one of the same launcher is decided here, for all
+    ranks: agents count the starts of their own ranks, each for itself."""
+    from ..runtime.gangs.launch import RESTART, launcher_id
+    from ..runtime.provenance.code import read_code
+    from ..runtime.provenance.metadata import launcher_before
+    from ..runtime.workspace import locate, open_workspace
+
+    directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
+    again = launcher_before(directory) == launcher_id() or int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+    os.environ[RESTART] = str(int(again))
+    return open_workspace(plan, text)
+
+
+class First:
+    """The first rank behind the door: runs, and has the last word."""
+
+    def __init__(self, workspace: "Workspace", plan: "Plan", door: "Door | None") -> None:
+        from ..runtime.observation.lines import size_of
+
+        self._workspace, self._plan, self._door = workspace, plan, door
+        self._events = workspace.directory / "events.jsonl"
+        self._begin = size_of(self._events)
+        self._following: Following | None = None
+        self._ending = Lock()
+
+    def run(self, ui: str | None) -> int:
+        from ..runtime.control.signals import answer_at_once
+        from ..runtime.gangs.launch import RESTART, Ended
+        from ..runtime.gangs.meeting import CannotTakePart
+        from ..runtime.outcome import EXIT_CODES
+        from ..runtime.worker import leave, run_rank
+        from ..tui.lines.view import choose_ui
+
+        directory = self._workspace.directory
+        answer_at_once(self._stop)
+        self._following = Following(self._workspace, choose_ui(ui, sys.stdout))
+        with self._following:
+            try:
+                environment = {RESTART: os.environ[RESTART]}
+                told = {"directory": str(directory), "plan": self._plan.id, "environment": environment}
+                store = self._door.invite(**told) if self._door else None
+            except CannotTakePart as fault:
+                from ..runtime.gangs.conclusion import report_fault
+
+                report_fault(self._workspace, 0, fault)
+                status = "environment"
+            else:
+                status = run_rank(self._plan, directory, self._give_up, store=store, answered=True)
+            self._end(Ended())
+        leave(EXIT_CODES[status])
+        return EXIT_CODES[status]
+
+    def _stop(self, number: int) -> None:
+        """A signal came before training, perhaps while this rank waits for others that never come. Any thread."""
+        from ..runtime.gangs.launch import Ended
+
+        code = self._end(Ended(signal=number, who="the first rank"))
+        self._leave(code)
+
+    def _give_up(self, code: int) -> None:
+        from ..runtime.gangs.launch import Ended
+
+        self._end(Ended())
+        self._leave(code)
+
+    def _leave(self, code: int) -> None:
+        from ..runtime.worker import leave
+
+        if self._following is not None:
+            self._following.close()
+        leave(code)
+
+    def _end(self, ended: "Ended") -> int:
+        """Say how the run has ended, if no rank has; the exit code. Of several threads the first does, the others
+        wait for ever: it also ends the process."""
+        from ..runtime.gangs.cause import write_cause
+        from ..runtime.gangs.conclusion import conclude
+        from ..runtime.gangs.fall import fall_of
+        from ..runtime.observation.lines import records_since
+
+        self._ending.acquire()
+        said = records_since(self._events, self._begin)
+        fall = fall_of(said, ended)
+        if fall is None:
+            return next(e for e in reversed(said) if e["event"] == "run_end")["exit_code"]
+        end = conclude(self._workspace, said, ended, fall)
+        if end["status"] == "failed":
+            failures = [e for e in records_since(self._events, self._begin) if e["event"] == "failure"]
+            write_cause("\n".join(_cause(e) for e in failures if not e.get("lost")) or fall.reason)
+        return end["exit_code"]
+
+
+def _cause(failure: dict) -> str:
+    code = f"error[{failure['code']}]: " if failure.get("code") else "error: "
+    who = "" if failure["rank"] in (None, 0) or failure.get("agreed") else f"rank {failure['rank']}: "
+    return f"{code}{who}{failure['error']}"

@@ -1,0 +1,138 @@
+"""How ranks that another launcher has started find each other, before they have a process group.
+
+The store they meet in may outlive a start: the agents of torchrun keep one over all restarts, and count restarts each
+for itself. So the first rank names the start, and lets in who asks:
+
+    another rank                          the first rank
+    takes the next number, waits     →    answers each number: the name of the start, the run's directory and plan
+    reads the plan, says that it can  →   has heard of all; if one cannot, all leave
+    waits for the word                ←   gives the word
+
+Names and numbers are never used twice, so nobody meets what an earlier start has left.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Final
+
+from attrs import define
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from ..errors import EnvironmentFault
+
+# Seconds that ranks wait for the first one, which compiles the plan meanwhile and may wait for the disk.
+PATIENCE: Final = 7200.0
+# Seconds that the first rank, which leaves, waits for the others to hear of it.
+FAREWELL: Final = 10.0
+_PAUSE: Final = 0.02
+_ROOM: Final = "xtrain"
+
+
+class Dismissed(Exception):
+    """The first rank has sent this one away. code: to leave with."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"leave with exit code {code}")
+        self.code = code
+
+
+class CannotTakePart(EnvironmentFault):
+    """Other ranks cannot take part, each for the reason that the message gives."""
+
+
+@define
+class Door:
+    """The first rank's side. number: of this start among those that have met in this store, from 1."""
+
+    _store: Store
+    _world: int
+    number: int
+
+    @classmethod
+    def open(cls, seconds: float = PATIENCE) -> "Door":
+        """seconds: to wait for the store, and for the other ranks where this one has it. Raises RuntimeError."""
+        store = _store(seconds)
+        return cls(store, int(os.environ["WORLD_SIZE"]), store.add("starts", 1))
+
+    @property
+    def name(self) -> str:
+        return f"start-{self.number}"
+
+    def invite(self, **told: Any) -> Store:
+        """Let all others in, and give the word once they are ready; the store of this start.
+
+        Raises CannotTakePart where one of them cannot: then none does.
+        """
+        self._admit({"name": self.name, **told}, lambda: False)
+        number = self._count("faults")
+        faults = [json.loads(self._store.get(f"{self.name}/fault/{n}")) for n in range(1, number + 1)]
+        self._store.set(f"{self.name}/word", str(3 if faults else 0))
+        if faults:
+            said = "; ".join(f"rank {rank}: {why}" for rank, _, why in sorted(faults))
+            raise CannotTakePart(faults[0][1], said)
+        return PrefixStore(self.name, self._store)
+
+    def dismiss(self, code: int) -> None:
+        """Send all others away, those that come within a while."""
+        deadline = time.monotonic() + FAREWELL
+        self._admit({"name": self.name, "leave": code}, lambda: time.monotonic() > deadline)
+
+    def _admit(self, told: dict[str, Any], over: Callable[[], bool]) -> None:
+        text = json.dumps(told)
+        while self._count("came") < self._world - 1 and not over():
+            answered, last = self._store.add("answered", 0), self._store.add("arrivals", 0)
+            for number in range(answered + 1, last + 1):
+                self._store.set(f"answer/{number}", text)
+                self._store.add("answered", 1)
+            time.sleep(_PAUSE)
+
+    def _count(self, what: str) -> int:
+        return self._store.add(f"{self.name}/{what}", 0)
+
+
+@define
+class Guest:
+    """The side of all other ranks. told: what the first one has said of this start."""
+
+    _store: Store
+    told: dict[str, Any]
+
+    @classmethod
+    def arrive(cls) -> "Guest":
+        """Wait for the first rank. Raises Dismissed if it sends this one away."""
+        store = _store(PATIENCE)
+        key = f"answer/{store.add('arrivals', 1)}"
+        told = json.loads(store.get(key))
+        store.delete_key(key)
+        guest = cls(store, told)
+        if "leave" in told:
+            guest._came()
+            raise Dismissed(told["leave"])
+        return guest
+
+    def ready(self) -> Store:
+        """Say that this rank can take part, and wait for the word. Raises Dismissed if others cannot."""
+        self._came()
+        code = int(self._store.get(f"{self.told['name']}/word"))
+        if code:
+            raise Dismissed(code)
+        return PrefixStore(self.told["name"], self._store)
+
+    def cannot(self, code: str, why: str) -> None:
+        """Say why this rank cannot take part: no rank will. code: of the diagnostic."""
+        name = self.told["name"]
+        number = self._store.add(f"{name}/faults", 1)
+        self._store.set(f"{name}/fault/{number}", json.dumps([int(os.environ["RANK"]), code, why]))
+        self._came()
+
+    def _came(self) -> None:
+        self._store.add(f"{self.told['name']}/came", 1)
+
+
+def _store(seconds: float) -> Store:
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    return PrefixStore(_ROOM, store)
