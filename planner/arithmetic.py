@@ -57,10 +57,11 @@ class Arithmetic:
         return None if self.epochs is not None else self.steps
 
     def counted(self, epoch_rows: Fraction, *, done_steps: int = 0, done_rows: int = 0) -> "Arithmetic":
-        """The same with the data counted, for a run that begins or goes on there."""
+        """The same with the data counted, for a run that begins or goes on there. It has fewer steps than are behind it
+        where more rows were taken than a budget in epochs has."""
         steps = self.steps
         if self.epochs is not None:
-            steps = done_steps + steps_of_epochs(self.epochs, epoch_rows, self.rows, done_rows)
+            steps = max(0, done_steps + steps_of_epochs(self.epochs, epoch_rows, self.rows, done_rows))
         return evolve(self, steps=steps, epoch_rows=epoch_rows, done_steps=done_steps, done_rows=done_rows)
 
     def rows_before(self, step: int) -> int:

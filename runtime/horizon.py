@@ -35,6 +35,8 @@ def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: 
     batch = feed.batch
     assert batch is not None and batch.epoch_rows is not None
     records.event("horizon", step=progress.step, epoch_rows=float(batch.epoch_rows), **_told(feed.timeline))
+    if feed.steps < batch.done_steps:
+        return  # there is nothing left to check: that nothing can be trained is said when training begins
     counts = Counts(epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows)
     found = Together.of(rank).first(lambda: _found(plan, counts))
     for each in found:

@@ -62,7 +62,9 @@ class Makes:
     def __call__(self, mode: str = "sync", **given: Any) -> Saver:
         plan = plan_from_spec(QUICKSTART).plan
         assert plan is not None
-        feed: Any = SimpleNamespace(steps=10, loader=SimpleNamespace(state=lambda step: {"step": step}))
+        feed: Any = SimpleNamespace(
+            steps=10, batch=None, epoch=lambda step: None, loader=SimpleNamespace(state=lambda step: {"step": step})
+        )
         folder = CheckpointFolder(self.directory / "checkpoints")
         options: dict[str, Any] = {"overlap": "wait", "best": None, "failures": 3, "saved_step": None, **given}
         keep, copies = options.pop("keep", None), options.pop("copies", 3)

@@ -55,7 +55,9 @@ def state_with(calls: list[str], **given: Any) -> FullState:
         "model": None,
         "ema": SimpleNamespace(tensors=lambda: {"ema.w": torch.zeros(1)}, updates=0, kept=lambda: {"updates": 7}),
         "optimizer": None,
-        "feed": SimpleNamespace(steps=9, loader=loader, resume=lambda state: calls.append("loader")),
+        "feed": SimpleNamespace(
+            steps=9, batch=None, epoch=lambda step: None, loader=loader, resume=lambda state: calls.append("loader")
+        ),
         "progress": Noted(calls),
     }
     return FullState(plan=plan, **options | given)

@@ -38,7 +38,8 @@ def logged(tmp_path, monkeypatch):
         node_seconds={"step.fetch": 0.0},
     )
     records, progress = Records.open(tmp_path, 0), Progress()
-    feed = SimpleNamespace(phase=lambda index: SimpleNamespace(name="train"), rows_taken=lambda step: {})
+    taken = {"rows_taken": lambda step: {}, "epoch": lambda step: None}
+    feed = SimpleNamespace(phase=lambda index: SimpleNamespace(name="train"), **taken)
     rank = SimpleNamespace(device=torch.device("cpu"), world_size=1)
     plan = SimpleNamespace(architecture=SimpleNamespace(is_moe=False), node=lambda id: SimpleNamespace(args={}))
     parts: Any = (plan, None, feed, rank, records, progress, window)
