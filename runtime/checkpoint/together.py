@@ -29,7 +29,7 @@ class Together:
         """Collective."""
         if rank.world_size == 1:
             return cls(rank.rank, 1, None)
-        group = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        group = dist.new_group(backend="gloo", timeout=TIMEOUT, group_desc="saving")
         assert isinstance(group, dist.ProcessGroup)
         return cls(rank.rank, rank.world_size, group)
 

@@ -1,15 +1,17 @@
 """What a process is doing: its Python stacks, and what is known of one that cannot tell any more."""
 
 import faulthandler
+import json
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -67,8 +69,11 @@ def _debugged(frame: FrameType | None) -> bool:
 
 
 def save_own(folder: Path, rank: int, beat: Beat) -> None:
-    """Write the stacks of all threads and the last marks to `<rank>.txt`, and the last collectives, where torch keeps
-    them, to `<rank>.collectives.json`."""
+    """Write the last collectives, where torch keeps them, to `<rank>.collectives.json`, then the stacks of all threads
+    and the last marks to `<rank>.txt`: where that is, the rank has written all."""
+    with suppress(Exception):
+        if (found := collectives()) is not None:
+            (folder / f"{rank:05d}.collectives.json").write_text(json.dumps(found))
     partial = folder / f"{rank:05d}.partial"
     with suppress(OSError), partial.open("w") as file:
         step = f"step {beat.step}" if beat.step else "set-up"
@@ -77,10 +82,27 @@ def save_own(folder: Path, rank: int, beat: Beat) -> None:
         file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
         partial.rename(folder / f"{rank:05d}.txt")
-    flight_record = getattr(_distributed_c10d, "_dump_fr_trace_json", None)
-    if dist.is_initialized() and flight_record is not None:
-        with suppress(OSError, RuntimeError):
-            (folder / f"{rank:05d}.collectives.json").write_bytes(flight_record())
+
+
+def collectives() -> dict[str, Any] | None:
+    """The last collectives that this rank has entered, as torch's flight recorders of all backends tell them, and under
+    `groups` the ranks of every group that it is in; None where nothing is recorded."""
+    if not dist.is_initialized():
+        return None
+    found: dict[str, Any] = {"entries": []}
+    for recorder in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        if (dump := getattr(_distributed_c10d, recorder, None)) is not None:
+            told = json.loads(dump())
+            entries = found["entries"] + [entry for entry in told.get("entries", ()) if entry not in found["entries"]]
+            found |= {**told, "entries": entries}
+    found["groups"] = {name: list(ranks) for name, ranks in _groups()}
+    return found
+
+
+def _groups() -> Iterator[tuple[str, Iterable[int]]]:
+    world = dist.distributed_c10d._world
+    for group, name in world.pg_names.items():
+        yield name, world.pg_group_ranks[group]
 
 
 def save_of(folder: Path, reading: Reading) -> None:

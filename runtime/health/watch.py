@@ -20,10 +20,12 @@ from ..failing import say
 from ..observation.records import Records
 from ..ops import op
 from ..state import Rank
+from . import flight
 from .beat import Beat, BeatFile, beat_path, process_state, read_beat
 from .judge import PAUSE, Seen, State, Verdict, judge
 from .pace import Pace
 from .stacks import ASK, answer_when_asked, end, here, save_of, save_own, whereabouts
+from .verdict_text import explained, whereabouts_of
 
 # Seconds between two lines. A longer gap is one of the whole machine, which was asleep, and nobody's fault.
 INTERVAL: Final = 1.0
@@ -35,6 +37,7 @@ TELL: Final = 2.0
 # Seconds that ranks wait for each other's stacks before they leave.
 FAREWELL: Final = 5.0
 VERDICT: Final = "verdict.json"
+SUMMARY: Final = "summary.txt"
 
 
 @op("setup.watch", gives="watch")
@@ -142,7 +145,7 @@ class Watch:
         place, debugger = whereabouts() if idle >= TELL else ("", False)
         self.file.write(self.beat, idle, place, debugger)
         if self.condemned():
-            self._end(self._adopted())
+            self._end(self._adopted(), first=False)
             return
         for observer in tuple(self.observers):
             observer(Pace(self._now, idle, self.beat.lasting))
@@ -153,7 +156,7 @@ class Watch:
         if self._due(idle, limit):
             self._look()
             if idle >= limit and (verdict := self._judge(limit)) is not None:
-                self._end(self._pronounced(verdict, idle))
+                self._end(*self._pronounced(verdict, idle))
 
     def _due(self, idle: float, limit: float) -> bool:
         """Whether to read the lines of all: now and then, so that it is known how long each has stood still, and as
@@ -189,15 +192,15 @@ class Watch:
     def _verdict_path(self) -> Path:
         return self.folder / VERDICT
 
-    def _pronounced(self, verdict: Verdict, idle: float) -> dict[str, Any]:
-        """Report what has been found, unless another rank has done so before; what holds for all."""
+    def _pronounced(self, verdict: Verdict, idle: float) -> tuple[dict[str, Any], bool]:
+        """What has been found, and whether this rank is the first to: else what another one has found holds for all."""
         told = self._told(verdict, idle)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
         try:
             fd = os.open(self._verdict_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
-            return self._adopted()
+            return self._adopted(), False
         except OSError:
             fd = None
         if fd is not None:
@@ -205,7 +208,7 @@ class Watch:
                 os.write(fd, json.dumps(told).encode())
             os.close(fd)
         self._report(told)
-        return told
+        return told, True
 
     def _adopted(self) -> dict[str, Any]:
         """What another rank has found; it may be writing still."""
@@ -244,19 +247,30 @@ class Watch:
         return words.get(process_state(reading.pid), "frozen")
 
     def _report(self, told: dict[str, Any]) -> None:
-        rank = told["ranks"][0] if told["ranks"] else None
-        message = explained(told)
-        if rank == 0:  # that one may be who shows the run
-            say(f"rank 0: {message}")
         fields = {key: value for key, value in told.items() if key not in ("step", "frozen")}
         with suppress(EnvironmentFault):
             self.records.event("stuck", step=told["step"], every_rank=True, **fields)
+
+    def _report_failure(self, told: dict[str, Any]) -> None:
+        """Say what has been found, with what the ranks were exchanging; the others leave when the summary is there."""
+        rank, message = told["ranks"][0] if told["ranks"] else None, explained(told)
+        seen = flight.read(flight.flights(self.folder, self.world), self.world)
+        message += "".join(f"\n{line}" for line in seen)
+        if rank == 0:  # that one may be who shows the run
+            say(f"rank 0: {message}")
+        with suppress(EnvironmentFault):
             self.records.event(
                 "failure", step=told["step"], every_rank=True, rank=rank, error=message, traceback="", exit_code=1
             )
+        lines = {rank: read_beat(beat_path(self.records.directory, rank)) for rank in range(self.world)}
+        with suppress(OSError):
+            (self.folder / SUMMARY).write_text(f"{message}\n\n{whereabouts_of(lines)}", encoding="utf-8")
 
-    def _end(self, told: dict[str, Any]) -> None:
-        """Save what can be seen, end the ranks of this machine that cannot do so themselves, and leave."""
+    def _end(self, told: dict[str, Any], first: bool) -> None:
+        """Save what can be seen, end the ranks of this machine that cannot do so themselves, and leave.
+
+        first: this rank is the one that has found it, and tells when all have saved.
+        """
         frozen = told["ranks"] if told["frozen"] else []
         lines = (read_beat(beat_path(self.records.directory, rank)) for rank in frozen)
         helpless = [reading for reading in lines if reading is not None and here(reading, self._host)]
@@ -264,42 +278,20 @@ class Watch:
             save_of(self.folder, reading)
         save_own(self.folder, self.rank, self.beat)
         helped = [reading.rank for reading in helpless]
-        self._wait_for_stacks([rank for rank in range(self.world) if rank not in frozen or rank in helped])
+        files = [f"{rank:05d}.txt" for rank in range(self.world) if rank not in frozen or rank in helped]
+        self._wait_for(files)
+        if first:
+            self._report_failure(told)
+        else:
+            self._wait_for([SUMMARY])
         for reading in helpless:
             end(reading)
         self.leave(1)
 
-    def _wait_for_stacks(self, ranks: list[int]) -> None:
-        """The first rank to leave takes the others with it: not before they have saved theirs."""
+    def _wait_for(self, files: list[str]) -> None:
+        """The first rank to leave takes the others with it: not before they have saved and told theirs."""
         until = time.monotonic() + FAREWELL
         while time.monotonic() < until and self.folder.is_dir():
-            if all((self.folder / f"{rank:05d}.txt").exists() for rank in ranks):
+            if all((self.folder / file).exists() for file in files):
                 return
             time.sleep(0.1)
-
-
-def explained(told: dict[str, Any]) -> str:
-    """The verdict as a sentence; the first rank is named by the event, others of them here."""
-    where = _where(told["step"], told["node"])
-    waited = f"no progress for {told['seconds']:g} s"
-    if not told["ranks"]:
-        return f"{waited} in {where}, and what ranks tell of their progress cannot be read: is the disk full?"
-    how = {
-        "stopped": "stopped, as by SIGSTOP",
-        "ended": "gone",
-        "frozen": "runs no Python any more",
-        "stuck": "stuck",
-    }[told["state"]]
-    others = ", ".join(map(str, told["ranks"][1:]))
-    also = f" (and so are ranks {others})" if others else ""
-    inside = f" at {told['place']}" if told["place"] else ""
-    if told["frozen"]:
-        last = _where(told["last_step"], told["last_node"])
-        inside = "; not heard of yet" if told["pid"] is None else "" if last == where else f"; last heard of in {last}"
-        where = f"the others wait in {where}"
-    process = f"; process {told['pid']} on {told['host']}" if told["pid"] else ""
-    return f"{how}{also}: {waited}, {where}{inside}{process}; stacks of all ranks: {told['folder']}"
-
-
-def _where(step: int | None, node: str | None) -> str:
-    return f"step {step}, {node}" if step else str(node)

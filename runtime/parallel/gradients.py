@@ -125,7 +125,7 @@ def _ends(mesh: Mesh, rank: Rank) -> dist.ProcessGroup | None:
     found = None
     for pipeline in groups(mesh, "pp"):
         pair = [pipeline[0], pipeline[-1]]
-        group = dist.new_group(pair)
+        group = dist.new_group(pair, group_desc="ends of the pipeline")
         if rank.rank in pair:
             assert isinstance(group, dist.ProcessGroup)
             found = group

@@ -92,7 +92,7 @@ def _group_of(ranks: list[list[int]], dense: DeviceMesh, name: str) -> ProcessGr
     """The mesh's own group of an axis where it has one."""
     if name in (dense.mesh_dim_names or ()):
         return dense.get_group(name)
-    group, _ = dist.new_subgroups_by_enumeration(ranks)
+    group, _ = dist.new_subgroups_by_enumeration(ranks, group_desc=name)
     assert isinstance(group, ProcessGroup)
     return group
 
@@ -100,7 +100,8 @@ def _group_of(ranks: list[list[int]], dense: DeviceMesh, name: str) -> ProcessGr
 def _row_group(mesh: Mesh) -> ProcessGroup:
     size = mesh.size("ring") * mesh.size("ulysses") * mesh.size("tp")
     starts = range(0, mesh.world_size, size)
-    group, _ = dist.new_subgroups_by_enumeration([list(range(start, start + size)) for start in starts])
+    ranks = [list(range(start, start + size)) for start in starts]
+    group, _ = dist.new_subgroups_by_enumeration(ranks, group_desc="row")
     assert isinstance(group, ProcessGroup)
     return group
 

@@ -1,6 +1,7 @@
 """Ranks that get on no more are named and the run ends; ranks that are only slow are left alone."""
 
 import json
+import re
 import time
 
 import pytest
@@ -59,7 +60,16 @@ def test_a_rank_that_sleeps_in_its_own_code_is_named_with_the_place(lab):
     assert "_lie_down" in stuck["place"] and "_lie_down" in stacks(directory, 0)
     assert "_lie_down" in events(directory, "failure")[0]["error"]
     assert "last marks: setup.bootstrap setup.watch" in stacks(directory, 0)
-    assert json.loads((directory / "logs" / "stuck-1" / "00001.collectives.json").read_text())["entries"]
+    folder = directory / "logs" / "stuck-1"
+    told = json.loads((folder / "00001.collectives.json").read_text())
+    assert told["entries"] and [0, 1] in told["groups"].values()
+    (failure,) = events(directory, "failure")
+    where = r"rank 1 waits in all_reduce (\d+) of all ranks; rank 0 did not enter all_reduce \1 of all ranks"
+    assert re.search(where, failure["error"]) and str(folder) in failure["error"]
+    summary = (folder / "summary.txt").read_text()
+    assert re.search(where, summary) and re.search(
+        r"rank 0: step 3, step.fetch \S*gang_health.py:\d+ _lie_down", summary
+    )
 
 
 @SLOW
