@@ -41,6 +41,7 @@ from .observation.records import Records
 from .observation.waits import WAITS
 from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
+from .profiling import out_of_memory
 from .profiling.under_way import UnderWay
 from .shutdown import take_leave
 from .state import Halt, NonFinite, NothingLearned, Progress, Resources, SkipStep, Step
@@ -386,7 +387,10 @@ class Executor:
         watch: Watch | None = self.resources.get("watch")
         if watch is not None and lost_a_peer(error):
             watch.leave_if_condemned()
-        place = self._under_way or f"step {self.progress.step + 1}"
+        place, more = self._under_way or f"step {self.progress.step + 1}", ""
+        if out_of_memory.ran_out(error):
+            records = self.records
+            more = out_of_memory.write(records.directory, records.attempts(), self.resources, error, self.beat.node)
         report_failure(
             self.records,
             error,
@@ -394,6 +398,7 @@ class Executor:
             place=place,
             exit_code=exit_code,
             trace=trace,
+            more=more,
             quiet=self._quiet,
         )
 

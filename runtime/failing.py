@@ -16,16 +16,26 @@ from .ops import PlanMismatch
 
 
 def report_failure(
-    records: Records, error: BaseException, *, step: int, place: str, exit_code: int, trace: bool, quiet: bool = False
+    records: Records,
+    error: BaseException,
+    *,
+    step: int,
+    place: str,
+    exit_code: int,
+    trace: bool,
+    more: str = "",
+    quiet: bool = False,
 ) -> None:
-    """Report an error. place: what was under way; trace: whether its traceback tells anything; quiet: the first rank
-    says what this one has reported.
+    """Report an error. place: what was under way; trace: whether its traceback tells anything; more: a line to be said
+    with its message; quiet: the first rank says what this one has reported.
 
     `agreed` in the record: every rank finds the same, and so would another start. `lost`: the reason is another rank's.
     """
     lost = lost_a_peer(error)
     text = "".join(traceback.format_exception(error))
     message = str(error) or repr(error)
+    if more:
+        message, text = f"{message}\n{more}", f"{text}{more}\n"
     said = text if trace or lost else message  # of what is no surprise the message is enough
     if not quiet:
         say(said)

@@ -32,18 +32,22 @@ class Held:
     largest: list[tuple[int, str, list[int]]] = field(factory=list)
 
 
-def held(model: Parts, optimizer: Optimizer, averages: Iterable[Tensor], device: torch.device) -> Held:
-    """Look at everything that is alive now. averages: of the parameters."""
+def held(model: Parts | None, optimizer: Optimizer | None, averages: Iterable[Tensor], device: torch.device) -> Held:
+    """Look at everything that is alive now. model, optimizer: None where they have not been made. averages: of the
+    parameters."""
     found, seen = Held(), set[int]()
     # Those of the optimizer are the pieces of this rank, whatever FSDP has put into the model.
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    if optimizer is not None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    else:
+        parameters = [] if model is None else [*model.parameters()]
     named: dict[str, Iterable[Tensor | None]] = {
         "parameters": parameters,
         "gradients": [parameter.grad for parameter in parameters],
-        "optimizer": _moments(optimizer),
+        "optimizer": () if optimizer is None else _moments(optimizer),
         "averages": averages,
-        "unsharded": _gathered(model),
-        "buffers": [buffer for _, buffer in model.named_buffers()],
+        "unsharded": () if model is None else _gathered(model),
+        "buffers": [] if model is None else [buffer for _, buffer in model.named_buffers()],
         "other": _alive(),
     }
     others: list[tuple[int, str, list[int]]] = []

@@ -13,6 +13,7 @@ from ..models.parts import Parts
 from ..observation.records import Records
 from ..ops import op
 from ..state import Progress, Rank, Step
+from .found import planned_of
 from .profile import Profile, Subject
 from .snapshot import Snapshot
 from .under_way import UnderWay
@@ -121,7 +122,7 @@ def memory_snapshot(
     beat: Beat | None = None,
 ) -> StepCall:
     """Look at what is held, at once or when so many more steps have ended, where no other look is under way."""
-    planned = next(each.memory for each in plan.estimates.classes if each.pp == rank.coordinates["pp"])
+    planned = planned_of(plan, rank)
 
     def run(step: Step) -> None:
         if under_way.has("memory_snapshot"):

@@ -12,18 +12,16 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from attrs import asdict, define, field
-from torch import Tensor
+from attrs import define, field
 from torch.optim import Optimizer
 
 from ...planner.plan import Memory
 from ..ema import Ema
 from ..health.beat import Beat
 from ..models.parts import Parts
-from ..observation.memory import MemoryNow, peak_bytes
 from ..observation.records import Records
 from ..state import Progress, Rank
-from .held import held
+from .found import found
 from .places import file_of, folder_of, from_first, named, summed, sweep, taken, write_json, write_whole
 from .snapshot_text import snapshot_text
 
@@ -142,51 +140,11 @@ class Snapshot:
         if self.history:
             pickle = file_of(folder, self.rank.rank, "pickle")
             size = write_whole(pickle, lambda beside: torch.cuda.memory._dump_snapshot(str(beside)))
-        own |= self._found()
+        own |= found(self.rank, self.progress.step, self.model, self.optimizer, self.ema, self.planned)
+        own["history_steps"] = self.passed if self.history else 0
         return size + write_json(file_of(folder, self.rank.rank, "json"), own)
 
-    def _found(self) -> dict[str, Any]:
-        device = self.rank.device
-        found = held(self.model, self.optimizer, self._averages(), device)
-        on_gpu = device.type == "cuda"
-        return {
-            "rank": self.rank.rank,
-            "step": self.progress.step,
-            "time": time.time(),
-            "device": device.type,
-            "coordinates": self.rank.coordinates,
-            "held": found.device,
-            "held_in_host": found.host if on_gpu else None,
-            "largest_others": [{"bytes": size, "type": type, "shape": shape} for size, type, shape in found.largest],
-            "allocator": self._allocator(sum(found.device.values())) if on_gpu else None,
-            "process": {**MemoryNow(torch.device("cpu")).take(), "peak_bytes": peak_bytes(torch.device("cpu"))},
-            "planned": {
-                **asdict(self.planned),
-                "allocated": self.planned.allocated_bytes,
-                "total": self.planned.total_bytes,
-            },
-            "history_steps": self.passed if self.history else 0,
-        }
-
-    def _allocator(self, known: int) -> dict[str, int]:
-        """Of a GPU's allocator. unknown_bytes: allocated and held by no tensor that Python knows of."""
-        told = torch.cuda.memory_stats(self.rank.device)
-        allocated = told["allocated_bytes.all.current"]
-        return {
-            "allocated_bytes": allocated,
-            "reserved_bytes": told["reserved_bytes.all.current"],
-            "peak_allocated_bytes": told["allocated_bytes.all.peak"],
-            "peak_reserved_bytes": told["reserved_bytes.all.peak"],
-            "unknown_bytes": allocated - known,
-        }
-
-    def _averages(self) -> list[Tensor]:
-        """Those of parameters, as the plan counts them."""
-        if self.ema is None:
-            return []
-        return [self.ema.averages[name] for name, _ in self.model.named_parameters()]
-
     def _write_page(self, folder: Path, note: str) -> int:
-        found = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
-        text = snapshot_text(found, node=self.node, world=self.rank.world_size, note=note)
+        ranks = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("rank-*.json"))]
+        text = snapshot_text(ranks, node=self.node, world=self.rank.world_size, note=note)
         return write_whole(folder / "summary.md", lambda beside: beside.write_text(text, encoding="utf-8"))

@@ -19,7 +19,7 @@ def snapshot_text(found: Sequence[Mapping[str, Any]], *, node: str, world: int, 
     lines = [f"# Memory after step {head['step']:,}", ""]
     lines += [f"`{node}`, {len(found)} of {world:,} ranks; memory of the {_device(head)}. {note}".rstrip(), ""]
     lines += [f"## Rank {head['rank']}", ""]
-    lines += [*table(("what", "planned", "held"), _rows(head), texts=1), "", NOTES]
+    lines += [*of_rank(head), "", NOTES]
     rows = [
         (
             str(each["rank"]),
@@ -34,6 +34,11 @@ def snapshot_text(found: Sequence[Mapping[str, Any]], *, node: str, world: int, 
     lines += ["## All that were looked at", ""]
     lines += [*table(("rank", *STATES, "other", peak, "planned peak"), rows, texts=0), ""]
     return "\n".join(lines)
+
+
+def of_rank(one: Mapping[str, Any]) -> list[str]:
+    """The table of one rank: what it holds beside what is planned."""
+    return table(("what", "planned", "held"), _rows(one), texts=1)
 
 
 def _rows(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -6,6 +6,7 @@ import signal
 import time
 from typing import Any
 
+import torch
 from gang_mutations import StepCall, mutation, rebind
 
 from xtrain.runtime.state import Step
@@ -39,6 +40,17 @@ def stop_process(rank: int, step: int, op: str = "step.fetch", seconds: float | 
             os.kill(os.getppid(), signal.SIGCONT)
             os._exit(0)
         os.kill(os.getpid(), signal.SIGSTOP)
+
+    _before(op, rank, step, act)
+
+
+@mutation
+def need_memory(rank: int, step: int, op: str = "step.optimizer") -> None:
+    """One rank asks for more memory than there is, with a tensor of 3 × 1,000 in its hands."""
+
+    def act() -> None:
+        held = torch.zeros(3, 1000)
+        torch.empty(1 << 60, dtype=held.dtype)
 
     _before(op, rank, step, act)
 
