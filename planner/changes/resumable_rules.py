@@ -47,6 +47,7 @@ _REDUCE = Rule("parallel.fsdp.reduce", "rounding", "gradients are summed in anot
 _RESHARD = Rule("parallel.fsdp.reshard", "none", f"memory and traffic change, {_STAYS}")
 _OFFLOAD = Rule("parallel.fsdp.offload", "rounding", "states live and are updated on another device")
 _LEARNS = "the optimizer takes it from the plan"
+_FIRST = "only the first weights depend on it, and stay those of A"
 
 _AVERAGE = "the averaged weights move"
 
@@ -112,10 +113,10 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     },
     "setup.weights": {
         "seed": None,
-        "init_std": Rule("model.init_std", "none", "only the first weights depend on it"),
+        "init_std": Rule("model.init_std", "learning", _FIRST),
         "offload": _OFFLOAD,
     },
-    "setup.pretrained": {"path": Rule("checkpoint.pretrained", "none", "only the first weights depend on it")},
+    "setup.pretrained": {"path": Rule("checkpoint.pretrained", "learning", _FIRST)},
     "setup.optimizer": {
         "kind": None,
         "lr": None,

@@ -20,7 +20,7 @@ SAYS: Final = {
 EFFECTS: Final = {
     "none": "The run is then what it would have been under B from its start, bit for bit.",
     "rounding": "The run is then what it would have been under B from its start, up to rounding.",
-    "learning": "From there on it learns otherwise than either run would have alone.",
+    "learning": "The run is then not what it would have been under B from its start.",
 }
 MOST_NODES: Final = 16
 MOST_CLASSES: Final = 8

@@ -77,7 +77,7 @@ PAIRS = (
         name="deviation of the first weights",
         after=("model.init_std=0.1",),
         kind="safe",
-        effect="none",
+        effect="learning",
         words=("only the first weights",),
     ),
     Pair(
@@ -106,10 +106,10 @@ PAIRS = (
     ),
     Pair(
         name="how rows are read",
-        after=("batch.prefetch=0", "batch.workers=2"),
+        after=("batch.prefetch=4", "batch.workers=2"),
         kind="safe",
         effect="none",
-        words=("batch.prefetch 2 → 0: rows are read earlier or later", "batch.workers 0 → 2"),
+        words=("batch.prefetch 2 → 4: rows are read earlier or later", "batch.workers 0 → 2"),
     ),
     Pair(
         name="a phase that is yet to come",
