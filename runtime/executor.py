@@ -38,6 +38,7 @@ from .health.watch import Watch
 from .observation.memory import forget_peak
 from .observation.observe import Window
 from .observation.records import Records
+from .observation.time_left import TimeLeft
 from .observation.waits import WAITS
 from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
@@ -212,6 +213,7 @@ class Executor:
         stopping, control, occasions, under_way = False, self.control, self.occasions, self.under_way
         if self.records.rank == 0:
             self.lookout.begin()
+        time_left = TimeLeft(told=self.records.rank != 0)
         warms_up = True  # until a step has been computed: the first one compiles, and may take long
         stops = self._stops_at(timeline)
         last = min(total, stops)
@@ -230,6 +232,8 @@ class Executor:
                     for node, each in zip(seconds, spent, strict=True):
                         seconds[node] += each
                 warms_up = False
+                if not time_left.told and (estimate := time_left.after(step, mark - step.began, int(last))):
+                    self.records.event("estimate", step=step.index + 1, **estimate)
             except SkipStep as reason:
                 self.records.event("skipped", step=step.index + 1, reason=str(reason), **reason.fields)
                 step.let_go()

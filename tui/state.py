@@ -52,6 +52,8 @@ class RunState:
     num_restarts: int = 0
     restarting: bool = False
     """A gang has fallen, and another one has not yet begun."""
+    estimated_seconds_per_step: float | None = None
+    """What a step takes by the estimate that the run made of its first steps."""
     signal: str | None = None
     paused_since: float | None = None
     """When the run began to wait for `xtrain control resume`, while it does."""
@@ -69,7 +71,7 @@ class RunState:
             return "failed"
         if self.restarting:
             return "starting"
-        if self.history.origin or self.num_rollbacks:
+        if self.history.origin or self.num_rollbacks or self.estimated_seconds_per_step is not None:
             return "training"
         return "waiting" if self.start is None and not self.setup else "starting"
 
@@ -115,9 +117,15 @@ class RunState:
         return ended if ended is not None else number(self.history.last.get("loss"))
 
     @property
+    def seconds_per_step(self) -> float | None:
+        """The pace of the recent steps; before two of them are logged that of the estimate."""
+        pace = self.history.seconds_per_step
+        return self.estimated_seconds_per_step if pace is None else pace
+
+    @property
     def seconds_left(self) -> float | None:
         """Time to the last step at the pace of the recent ones."""
-        pace = self.history.seconds_per_step
+        pace = self.seconds_per_step
         return None if pace is None or not self.steps else max(0, self.steps - self.step) * pace
 
 
@@ -244,6 +252,10 @@ def _setup_done(state: RunState, record: Record) -> RunState:
     )
 
 
+def _estimate(state: RunState, record: Record) -> RunState:
+    return evolve(state, estimated_seconds_per_step=number(record.get("step_seconds")))
+
+
 def _eval(state: RunState, record: Record) -> RunState:
     evaluation = Evaluation.of(record)
     return evolve(state, evaluations=MappingProxyType({**state.evaluations, evaluation.dataset: evaluation}))
@@ -316,7 +328,7 @@ _TICKS = frozenset(
 )  # fmt: skip
 # Events of what happens between steps, and of a step that has ended.
 _HOLD_UP = frozenset({"eval", "generate", "checkpoint", "profile", "memory_snapshot"})
-_AFTER_STEPS = frozenset({"eval", "generate", "checkpoint", "skipped"})
+_AFTER_STEPS = frozenset({"eval", "generate", "checkpoint", "skipped", "estimate"})
 _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "run_start": _run_start,
     "data": _data,
@@ -324,6 +336,7 @@ _CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
     "setup_begin": _setup_begin,
     "setup": _setup,
     "setup_done": _setup_done,
+    "estimate": _estimate,
     "eval": _eval,
     "checkpoint": _checkpoint,
     "signal": _signal,

@@ -115,6 +115,16 @@ def _setup_done(record: Record) -> Iterator[Told]:
     yield Told("ready", "", took(number(record.get("seconds"))))
 
 
+def _estimate(record: Record) -> Iterator[Told]:
+    """`about 4m43s for the 593 steps that are left`, and what that was measured on."""
+    steps, measured = whole(record.get("steps_left")), whole(record.get("measured_steps"))
+    left = f"about {duration(number(record.get('seconds_left')))} for the {plural(steps or 0, 'step')} that are left"
+    pace = f"{took(number(record.get('step_seconds')))} a step on this machine"
+    pace += f", measured over {plural(measured or 0, 'step')}"
+    first = f", after {took(seconds)} for the first" if (seconds := number(record.get("first_step_seconds"))) else ""
+    yield Told("estimate", _at(record), f"{left}: {pace}{first}; evaluations and saves come on top")
+
+
 def _eval(record: Record) -> Iterator[Told]:
     evaluation = Evaluation.of(record)
     parts = [measured(evaluation)]
@@ -292,6 +302,7 @@ _TELLERS: dict[str, Callable[[Record], Iterator[Told]]] = {
     "data": _data,
     "horizon": _horizon,
     "setup_done": _setup_done,
+    "estimate": _estimate,
     "device": _device,
     "eval": _eval,
     "generate": _generate,

@@ -63,15 +63,15 @@ def flights(folder: Path, world: int) -> dict[int, Flight]:
     for rank in range(world):
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             content = json.loads((folder / f"{rank:05d}.collectives.json").read_bytes())
-            calls = sorted((_call(entry) for entry in content["entries"]), key=lambda pair: pair[0])
+            entries = sorted(content["entries"], key=lambda entry: entry.get("time_created_ns", 0))
             groups = {name: tuple(ranks) for name, ranks in content.get("groups", {}).items()}
-            found[rank] = Flight(calls=tuple(call for _, call in calls), groups=groups)
+            found[rank] = Flight(calls=tuple(map(_call, entries)), groups=groups)
     return found
 
 
-def _call(entry: dict[str, Any]) -> tuple[int, Call]:
+def _call(entry: dict[str, Any]) -> Call:
     name, between_two = entry["profiling_name"].partition(":")[2] or entry["profiling_name"], bool(entry["is_p2p"])
-    call = Call(
+    return Call(
         group=(entry["process_group"][0], entry["process_group"][1]),
         number=entry["p2p_seq_id"] if between_two else entry["collective_seq_id"],
         name=name,
@@ -79,7 +79,6 @@ def _call(entry: dict[str, Any]) -> tuple[int, Call]:
         under_way=not entry["retired"] and entry["state"] != "completed",
         between_two=between_two,
     )
-    return entry["record_id"], call
 
 
 def read(found: Mapping[int, Flight], world: int) -> list[str]:

@@ -68,6 +68,16 @@ def test_time_left_uses_the_median_pace(metrics, event) -> None:
     assert state.seconds_left == pytest.approx(60)
 
 
+def test_before_steps_are_logged_the_time_left_is_that_of_the_estimate(metrics, event) -> None:
+    """Logging may be sparse: the run itself has measured its first steps."""
+    start = reduce(RunState(), event("run_start", 0, step=0, steps=300))
+    told = reduce(start, event("estimate", 9, step=10, step_seconds=0.5, steps_left=290, seconds_left=145.0))
+    assert start.seconds_left is None and (told.step, told.seconds_left) == (10, pytest.approx(145.0))
+    assert told.status == "training"
+    logged = reduce_all(told, [metrics(100, 60.0), metrics(200, 160.0)])
+    assert logged.seconds_left == pytest.approx(100.0), "the pace of recent steps is nearer"
+
+
 def test_unknown_number_of_steps(metrics, event) -> None:
     state = reduce_all(RunState(), [event("run_start", 0, steps=None), metrics(5, 1), metrics(6, 2)])
     assert (state.steps, state.progress, state.seconds_left, state.step) == (None, None, None, 6)

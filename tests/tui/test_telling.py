@@ -14,6 +14,12 @@ SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x",
     [
         ({"event": "checkpoint", "step": 5, "path": "c/5", "bytes": 2048, "seconds": 0.5}, "c/5  2.0 KiB  0.50 s"),
         ({"event": "data", "rows": {"code": 12345, "drills": 1}, "steps": 9}, "code 12,345 rows  drills 1 row"),
+        (
+            {"event": "estimate", "step": 8, "step_seconds": 0.47, "measured_steps": 7, "first_step_seconds": 0.71,
+             "steps_left": 292, "seconds_left": 137.6},
+            "about 2m18s for the 292 steps that are left: 0.47 s a step on this machine, measured over 7 steps, after "
+            "0.71 s for the first; evaluations and saves come on top",
+        ),
         ({"event": "setup_begin", "node": "setup.mesh"}, "setup.mesh"),
         ({"event": "device", "device": "cpu", "threads": 2, "torch": "2.12.0"}, "cpu  2 threads  torch 2.12.0"),
         ({"event": "generate", "step": 9, "samples": SAMPLES}, "1/2  prompt 'def '  and 1 more sample"),
@@ -50,7 +56,7 @@ def test_what_does_not_fit_one_line_is_kept() -> None:
 
 def test_no_field_is_needed() -> None:
     kinds = "run_start setup eval generate checkpoint signal stop control restart rollback alert notify phase health"
-    looks = ("profile", "memory_snapshot")
+    looks = ("profile", "memory_snapshot", "estimate")
     for kind in [*kinds.split(), "tokenise", "failure", "run_end", "resumed", "paused", "device", "nonfinite", *looks]:
         assert all(said.word for said in told({"event": kind}))
         in_one_line({"event": kind})

@@ -46,6 +46,7 @@ class Lasting:
             "setup_begin": self._nothing,
             "setup": self._setup,
             "setup_done": self._setup_done,
+            "estimate": self._estimate,
             "eval": self._eval,
             "generate": self._generate,
             "checkpoint": self._checkpoint,
@@ -108,6 +109,10 @@ class Lasting:
 
     def _setup_done(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         yield Text.assemble("\n ready in ", (took(number(record.get("seconds"))), "bold"), "\n")
+
+    def _estimate(self, state: RunState, record: Record) -> Iterator[RenderableType]:
+        for said in told(record):
+            yield self._tick(state, record, said.word, Text(printable(said.body)), "cyan")
 
     def _eval(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         evaluation = Evaluation.of(record)

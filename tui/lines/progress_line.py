@@ -54,6 +54,11 @@ def _waiting(state: RunState, *, now: float, quiet: float, glyphs: Glyphs) -> Te
     node = state.under_way
     if node is not None:
         what, since = short_node(node.node), node.began
+    elif state.seconds_left is not None:
+        what, since = (
+            f"training, about {duration(state.seconds_left)} left at step {state.step:,}",
+            state.setup_done_time,
+        )
     elif state.setup_seconds is not None:
         what, since = "waiting for the first step", state.setup_done_time
     else:

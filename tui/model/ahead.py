@@ -46,7 +46,7 @@ def last_step(board: "Board") -> int | None:
 def seconds_left(board: "Board") -> float | None:
     """Time until this start of the run ends: its steps at the pace of the recent ones, and what the plan does between
     them, each as long as it took last. None while nobody knows."""
-    pace, last = board.run.history.seconds_per_step, last_step(board)
+    pace, last = board.run.seconds_per_step, last_step(board)
     if pace is None or last is None:
         return None
     left = max(0, last - board.step)

@@ -216,12 +216,12 @@ ODD = (
 FIELDS = [
     "step", "time", "loss", "tokens", "node", "seconds", "samples", "steps", "resumed_step", "status", "dataset",
     "path", "rank", "error", "traceback", "message", "lr", "bytes", "name", "shares", "lr_scale",
-    "command", "state", "detail", "reason", "job",
+    "command", "state", "detail", "reason", "job", "step_seconds", "steps_left", "seconds_left", "measured_steps",
 ]  # fmt: skip
 EVENTS = [
     "run_start", "setup_begin", "setup", "setup_done", "eval", "generate", "checkpoint", "signal", "nonfinite",
     "skipped", "warning", "failure", "run_end", "another", "phase", "tokenise", "rollback", "restart",
-    "stop", "control", "paused", "requeue", "profile", "memory_snapshot",
+    "stop", "control", "paused", "requeue", "profile", "memory_snapshot", "estimate",
 ]  # fmt: skip
 RECORDS = st.dictionaries(st.sampled_from(FIELDS), ODD, max_size=6)
 
