@@ -40,6 +40,7 @@ def test_a_directory_that_another_process_holds_is_told_of_as_such(tmp_path, han
 
 
 def test_a_terminal_that_is_closed_stops_nothing_under_nohup(handlers):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert set(stop_signals()) == set(EVENTS)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     assert set(EVENTS) - set(stop_signals()) == {signal.SIGHUP}
