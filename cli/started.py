@@ -45,7 +45,8 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[W
         code = refused.tell()
         write_cause(str(refused))
         if world > 1:
-            with suppress(RuntimeError):  # the others have not come, or are gone
+            # The others have not come or are gone, or nobody has said where to meet.
+            with suppress(RuntimeError, ValueError):
                 (door or Door.open(FAREWELL)).dismiss(code)
         leave(code)
         return code

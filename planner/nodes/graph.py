@@ -154,7 +154,7 @@ def _resume(
     """Where everything that has state meets: the last node of the setup."""
     given = run.spec.cluster.flops
     args = {"peak_flops": None if isinstance(given, Auto) else given}
-    does = "count steps, seconds and tokens from here on; after 3 s of steps say how long the run will take"
+    does = "count steps, seconds and tokens from here on; say how long the run will take once 3 s of steps are measured"
     observe = graph.add("setup", "setup.observe", does, args=args, after=(ROOT,))
     before: list[str | tuple[str, str]] = [
         (loader, "loader"),

@@ -24,6 +24,7 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
     "data.training": ("dataset", "dataset.*.holdout", "mixture.*"),
     "data.mixture": ("{datasets}", "mixture.*"),
     "idle.mixture": ("{datasets}", "mixture.*", "phase"),
+    "idle.mixture.temperature": ("{datasets}", "mixture.*", "phase", "phase.*.mix"),
     "data.mix.*": ("{datasets}", "phase.{}.mix"),
     "data.weights": ("{datasets}", "mixture.*", "phase", "phase.*.from"),
     "data.weights.*": ("{datasets}", "mixture.*", "phase.{}.mix"),

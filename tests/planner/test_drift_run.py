@@ -67,13 +67,6 @@ def test_a_spec_is_run_with_a_note_of_how_it_was_planned(started):
     assert (plan.made.sets, plan.made.world) == (("optimizer.lr=5e-4",), 2)
 
 
-def test_of_several_ranks_one_says_what_is_no_error(started, tmp_path, capsys, monkeypatch):
-    (tmp_path / "spec.xtrain").unlink()
-    monkeypatch.setenv("RANK", "3")
-    assert main(["run", "plan.json"]) == 0
-    assert capsys.readouterr().err == ""
-
-
 # the machine ----------------------------------------------------------------------------------------------------------
 
 
