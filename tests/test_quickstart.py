@@ -15,7 +15,7 @@ from xtrain.runtime.data.stores.store import TokenStore, open_store
 ROOT = Path(__file__).parents[1]
 PSEUDO_COUNT = 5
 
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def finished(tmp_path_factory) -> Path:
     """The folder in which the quickstart ran."""
     folder = tmp_path_factory.mktemp("quickstart")
     command = [sys.executable, "-m", "xtrain", "run", str(ROOT / "specs" / "quickstart.xtrain"), "--ui", "plain"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1500)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
