@@ -67,6 +67,28 @@ def test_a_spec_is_run_with_a_note_of_how_it_was_planned(started):
     assert (plan.made.sets, plan.made.world) == (("optimizer.lr=5e-4",), 2)
 
 
+@pytest.mark.parametrize("more", [(), ("--ui", "tui")], ids=["", "tui"])
+def test_of_several_ranks_one_compiles_and_speaks(started, capsys, monkeypatch, more):
+    """Any other rank that a launcher has started takes the plan from the first one."""
+
+    def compiled(*given, **named):
+        raise AssertionError("only the first rank compiles")
+
+    joined = []
+    monkeypatch.setattr("xtrain.planner.load.plan_from_path", compiled)
+    monkeypatch.setattr("xtrain.cli.started.join", lambda: joined.append(os.environ["RANK"]) or 0)
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    for name, value in {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "localhost"}.items():
+        monkeypatch.setenv(name, value)
+    assert main(["run", "plan.json", *more]) == 0
+    assert joined == ["3"] and started == []
+    assert capsys.readouterr() == ("", "")
+    # The first rank, which does compile, shows that these are the ways of compiling.
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(AssertionError, match="only the first rank"):
+        main(["run", "plan.json"])
+
+
 # the machine ----------------------------------------------------------------------------------------------------------
 
 
