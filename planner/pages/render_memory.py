@@ -1,6 +1,7 @@
 """The part of the page about memory: what the ranks of every pipeline coordinate hold at the peak of a step."""
 
 from itertools import groupby
+from shlex import quote
 from typing import Final
 
 import attrs
@@ -9,7 +10,7 @@ from ..costs.headroom import headroom, ranks_text
 from ..plan import Plan
 from ..plan_figures import Memory, RankClass
 from ..units import bytes_text, seconds_text
-from .text import Detail, Page
+from .text import WIDTH, Detail, Page
 
 CATEGORIES: Final = tuple(each.name for each in attrs.fields(Memory) if each.type is int)
 SHORT: Final = {
@@ -69,8 +70,24 @@ def _remedies(page: Page, plan: Plan) -> None:
         took = "a step takes unknown time"
         if each.seconds is not None and times is not None:
             took = f"a step takes {seconds_text(each.seconds)}, {each.seconds / times.step - 1:+.0%}"
-        rows.append((" ".join(f"--set {text}" for text in each.sets), f"{bytes_text(each.memory_bytes)}{share}", took))
-    page.table([("  " + name, *rest) for name, *rest in rows], align="<>", styles=("cyan",))
+        rows.append(([f"--set {quote(text)}" for text in each.sets], f"{bytes_text(each.memory_bytes)}{share}", took))
+    room = WIDTH - len("  " + "  " + "  " + "  ") - sum(max(len(row[column]) for row in rows) for column in (1, 2))
+    lines = []
+    for sets, *figures in rows:
+        first, *rest = _joined(sets, room)
+        lines += [("  " + first, *figures), *(("  " + more, "", "") for more in rest)]
+    page.table(lines, align="<>", styles=("cyan",))
+
+
+def _joined(words: list[str], room: int) -> list[str]:
+    """Words in lines of at most `room` columns; a word stays whole."""
+    lines = [words[0]]
+    for word in words[1:]:
+        if len(lines[-1]) + 1 + len(word) <= room:
+            lines[-1] += " " + word
+        else:
+            lines.append(word)
+    return lines
 
 
 def _memories(plan: Plan) -> list[Memory]:

@@ -2,19 +2,25 @@
 
 import io
 import re
+from itertools import combinations
 from pathlib import Path
+from shlex import quote
 
 import pytest
 from attrs import evolve
 
+from xtrain.planner.compile import resolve
 from xtrain.planner.costs.disk import disk_of
 from xtrain.planner.costs.headroom import headroom
+from xtrain.planner.layouts.remedies import changes_of
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.pages.render import PARTS, render, render_summary
 from xtrain.planner.pages.render_training import breakpoints
-from xtrain.planner.pages.text import LONGEST, Page, shorten, shows_color
+from xtrain.planner.pages.text import LONGEST, WIDTH, Page, shorten, shows_color
 from xtrain.planner.plan import Check, Traced
 from xtrain.planner.plan_figures import Memory, Remedy, Times, Traffic
+from xtrain.planner.rules.examine import examine
+from xtrain.planner.rules.premises import Verdicts
 from xtrain.planner.units import bytes_text, count_text, flops_text, plural, rate_text, seconds_text
 
 SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.xtrain"))
@@ -229,6 +235,33 @@ def test_what_would_help_stands_below_the_memory(plan):
     full = evolve(made, estimates=evolve(made.estimates, remedies=helps), checks=(lack,))
     assert "warn W423: it does not fit; what helps stands under MEMORY" in words(render(full))
     assert "it does not fit; use activation.mode=full" in words(render_summary(full))
+
+
+def test_no_remedy_is_wider_than_the_page(plan, load):
+    """Two changes together, each of several settings, with the widest of figures beside them."""
+    blocks = {
+        "cluster": H100,
+        "loss": "loss cross_entropy { chunk = 1 GiB }",
+        "batch": "batch { sequence = 256, micro = 4, accumulate = 262144 }",
+        "parallel": "parallel { fsdp 8192 { replicate = 8 } }",
+    }
+    spec = load(**blocks)
+    sound = examine(spec, None, Verdicts(spec))
+    assert sound is not None
+    changes = list(changes_of(resolve(spec, sound)))
+    pairs = [a + b for a, b in combinations(changes, 2)]
+    widest = max(sum(len(f"--set {text} ") for text in change.sets) for change in pairs)
+    assert widest > WIDTH, "else this shows nothing"
+    made = with_times(with_memory(plan(), 90))
+    for change in (*changes, *pairs):
+        helps = (Remedy(sets=change.sets, memory_bytes=1000 * GIB, seconds=9999.0),)
+        estimates = evolve(made.estimates, remedies=helps)
+        page = render(evolve(made, estimates=estimates, cluster=evolve(made.cluster, memory_bytes=2**24)))
+        assert max(map(len, page.splitlines())) <= WIDTH
+        shown = words(page)
+        assert "6400000%" in shown
+        for text in change.sets:
+            assert f"--set {quote(text)} " in shown, "whole, and as a shell takes it"
 
 
 def test_of_many_kinds_of_ranks_the_worst_is_shown(plan):
