@@ -7,9 +7,9 @@ they are let in, and take the plan from the directory.
 import os
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from threading import Lock
+from traceback import print_exc
 from typing import TYPE_CHECKING
 
 from .following import Following
@@ -30,24 +30,23 @@ def is_first() -> bool:
 def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[Workspace], None]") -> int:
     """The first rank. compiled: gives the plan, or raises Refused. notes: tells of what an opened directory is like."""
     from ..runtime.gangs.cause import write_cause
-    from ..runtime.gangs.meeting import FAREWELL, Door
+    from ..runtime.gangs.meeting import Door
     from ..runtime.worker import leave
 
-    world = int(os.environ["WORLD_SIZE"])
     door: Door | None = None
     try:
+        with refusals():
+            # Before anything that takes time: the others wait there, and notice if this rank is gone.
+            door = Door.open() if int(os.environ["WORLD_SIZE"]) > 1 else None
         found = compiled()
         with refusals():
             plan = _checked(found)
-            door = Door.open() if world > 1 else None
             workspace = _opened(plan, found.resolved_text)
     except Refused as refused:
         code = refused.tell()
         write_cause(str(refused))
-        if world > 1:
-            # The others have not come or are gone, or nobody has said where to meet.
-            with suppress(RuntimeError, ValueError):
-                (door or Door.open(FAREWELL)).dismiss(code)
+        if door is not None:
+            door.dismiss(code)
         leave(code)
         return code
     notes(workspace)
@@ -55,11 +54,12 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[W
 
 
 def join() -> int:
-    """Any other rank: it says nothing, as the first one does, but writes records of its own."""
+    """Any other rank: it says nothing, as the first one does, but writes records of its own. Where there is no first
+    one, it says that."""
     from ..runtime.control.signals import end_at_once
     from ..runtime.errors import EnvironmentFault
     from ..runtime.gangs.cause import write_cause
-    from ..runtime.gangs.meeting import Dismissed, Guest
+    from ..runtime.gangs.meeting import CannotTakePart, Dismissed, Guest
     from ..runtime.outcome import EXIT_CODES
     from ..runtime.worker import leave, planned, run_rank
 
@@ -79,6 +79,12 @@ def join() -> int:
         write_cause("", of_first=True)
         leave(away.code)
         return away.code
+    except CannotTakePart as fault:
+        said = f"error[{fault.code}]: {fault}"
+        print(said, file=sys.stderr)
+        write_cause(said)
+        leave(3)
+        return 3
     status = run_rank(plan, directory, store=store)
     if EXIT_CODES[status]:
         write_cause("", of_first=True)
@@ -169,36 +175,49 @@ class First:
         """A signal came before training, perhaps while this rank waits for others that never come. Any thread."""
         from ..runtime.gangs.launch import Ended
 
-        code = self._end(Ended(signal=number, who="the first rank"))
-        self._leave(code)
+        self._end_and_leave(Ended(signal=number, who="the first rank"))
 
     def _give_up(self, code: int) -> None:
         from ..runtime.gangs.launch import Ended
 
-        self._end(Ended())
-        self._leave(code)
+        self._end_and_leave(Ended(), code)
 
-    def _leave(self, code: int) -> None:
+    def _end_and_leave(self, ended: "Ended", code: int | None = None) -> None:
+        """From any thread. Whatever goes wrong here ends the process too: nobody else would."""
         from ..runtime.worker import leave
 
-        if self._following is not None:
-            self._following.close()
-        leave(code)
+        left = 1
+        try:
+            end = self._end(ended)
+            left = end if code is None else code
+            if self._following is not None:
+                self._following.close()
+        except Exception:
+            print_exc()
+        finally:
+            leave(left)
 
     def _end(self, ended: "Ended") -> int:
         """Say how the run has ended, if no rank has; the exit code. Of several threads the first does, the others
         wait for ever: it also ends the process."""
+        from ..runtime.errors import EnvironmentFault
         from ..runtime.gangs.cause import write_cause
         from ..runtime.gangs.conclusion import conclude
         from ..runtime.gangs.fall import fall_of
         from ..runtime.observation.lines import records_since
+        from ..runtime.outcome import EXIT_CODES
 
         self._ending.acquire()
         said = records_since(self._events, self._begin)
         fall = fall_of(said, ended)
         if fall is None:
             return next(e for e in reversed(said) if e["event"] == "run_end")["exit_code"]
-        end = conclude(self._workspace, said, ended, fall)
+        try:
+            end = conclude(self._workspace, said, ended, fall)
+        except EnvironmentFault as fault:  # the disk takes no record
+            print(f"error[{fault.code}]: {fault}", file=sys.stderr)
+            write_cause(f"error[{fault.code}]: {fault}")
+            return EXIT_CODES["environment"]
         if end["status"] == "failed":
             failures = [e for e in records_since(self._events, self._begin) if e["event"] == "failure"]
             write_cause("\n".join(_cause(e) for e in failures if not e.get("lost")) or fall.reason)

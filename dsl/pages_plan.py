@@ -231,6 +231,12 @@ PAGES: Final = (
         `log` names something that needs a package which is not installed here: `pip install 'xtrain[tensorboard]'` for
         event files of TensorBoard, `pip install 'xtrain[wandb]'` for Weights & Biases.
         """),
+    Code("X716", "the ranks do not find each other", """
+        Ranks that another launcher has started meet at MASTER_ADDR and MASTER_PORT before they begin. Nothing answers
+        there, the first rank has ended, or others have not come half an hour after it was ready. What stands above it
+        on the screen, or in the log of the rank that is missing, says why; see also whether every machine reaches that
+        address, and whether another program has the port.
+        """),
     Code("X720", "there is no such checkpoint", """
         `checkpoint.from`, `checkpoint.pretrained` or a command names a checkpoint, and nothing sound is there: a folder
         `ckpt-s…` or `model-s…`, one of the pointers beside them, or a run that has one. The plan says so where

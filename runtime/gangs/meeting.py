@@ -8,17 +8,20 @@ for itself. So the first rank names the start, and lets in who asks:
     reads the plan, says that it can  →   has heard of all; if one cannot, all leave
     waits for the word                ←   gives the word
 
-Names and numbers are never used twice, so nobody meets what an earlier start has left.
+Names and numbers are never used twice, so nobody meets what an earlier start has left. Every wait ends: with what was
+waited for, with X716, or with a signal.
 """
 
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Final
 
 from attrs import define
+from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -26,6 +29,8 @@ from ..errors import EnvironmentFault
 
 # Seconds that ranks wait for the first one, which compiles the plan meanwhile and may wait for the disk.
 PATIENCE: Final = 7200.0
+# Seconds that the first rank, which has its plan, waits for the others: the same launcher has started them.
+ARRIVAL: Final = 1800.0
 # Seconds that the first rank, which leaves, waits for the others to hear of it.
 FAREWELL: Final = 10.0
 _PAUSE: Final = 0.02
@@ -53,10 +58,11 @@ class Door:
     number: int
 
     @classmethod
-    def open(cls, seconds: float = PATIENCE) -> "Door":
-        """seconds: to wait for the store, and for the other ranks where this one has it. Raises RuntimeError."""
-        store = _store(seconds)
-        return cls(store, int(os.environ["WORLD_SIZE"]), store.add("starts", 1))
+    def open(cls) -> "Door":
+        """Raises CannotTakePart where the store is not to be reached."""
+        with _reaching():
+            store = _store(PATIENCE)
+            return cls(store, int(os.environ["WORLD_SIZE"]), store.add("starts", 1))
 
     @property
     def name(self) -> str:
@@ -65,12 +71,16 @@ class Door:
     def invite(self, **told: Any) -> Store:
         """Let all others in, and give the word once they are ready; the store of this start.
 
-        Raises CannotTakePart where one of them cannot: then none does.
+        Raises CannotTakePart where one of them cannot, or does not come: then none does.
         """
-        self._admit({"name": self.name, **told}, lambda: False)
-        number = self._count("faults")
-        faults = [json.loads(self._store.get(f"{self.name}/fault/{n}")) for n in range(1, number + 1)]
-        self._store.set(f"{self.name}/word", str(3 if faults else 0))
+        with _reaching():
+            came = self._admit({"name": self.name, **told}, ARRIVAL)
+            number = self._count("faults")
+            faults = [json.loads(self._store.get(f"{self.name}/fault/{n}")) for n in range(1, number + 1)]
+            if came < self._world - 1:
+                why = f"{came} of the {self._world - 1} other ranks have come within {ARRIVAL:g} s: did they start?"
+                faults.append([0, "X716", why])
+            self._store.set(f"{self.name}/word", str(3 if faults else 0))
         if faults:
             said = "; ".join(f"rank {rank}: {why}" for rank, _, why in sorted(faults))
             raise CannotTakePart(faults[0][1], said)
@@ -78,17 +88,20 @@ class Door:
 
     def dismiss(self, code: int) -> None:
         """Send all others away, those that come within a while."""
-        deadline = time.monotonic() + FAREWELL
-        self._admit({"name": self.name, "leave": code}, lambda: time.monotonic() > deadline)
+        with suppress(CannotTakePart), _reaching():  # they are gone
+            self._store.set_timeout(timedelta(seconds=FAREWELL))
+            self._admit({"name": self.name, "leave": code}, FAREWELL)
 
-    def _admit(self, told: dict[str, Any], over: Callable[[], bool]) -> None:
-        text = json.dumps(told)
-        while self._count("came") < self._world - 1 and not over():
+    def _admit(self, told: dict[str, Any], seconds: float) -> int:
+        """Answer whoever asks; how many have come, all others or those of so many seconds."""
+        text, deadline = json.dumps(told), time.monotonic() + seconds
+        while (came := self._count("came")) < self._world - 1 and time.monotonic() < deadline:
             answered, last = self._store.add("answered", 0), self._store.add("arrivals", 0)
             for number in range(answered + 1, last + 1):
                 self._store.set(f"answer/{number}", text)
                 self._store.add("answered", 1)
             time.sleep(_PAUSE)
+        return came
 
     def _count(self, what: str) -> int:
         return self._store.add(f"{self.name}/{what}", 0)
@@ -103,21 +116,26 @@ class Guest:
 
     @classmethod
     def arrive(cls) -> "Guest":
-        """Wait for the first rank. Raises Dismissed if it sends this one away."""
-        store = _store(PATIENCE)
-        key = f"answer/{store.add('arrivals', 1)}"
-        told = json.loads(store.get(key))
-        store.delete_key(key)
+        """Wait for the first rank. Raises Dismissed if it sends this one away, CannotTakePart where it is not there."""
+        with _reaching():
+            store = _store(PATIENCE)
+            key = f"answer/{store.add('arrivals', 1)}"
+            told = json.loads(store.get(key))
         guest = cls(store, told)
         if "leave" in told:
-            guest._came()
+            with suppress(CannotTakePart):  # the first one leaves too
+                guest._came()
             raise Dismissed(told["leave"])
+        with _reaching():
+            store.delete_key(key)
         return guest
 
     def ready(self) -> Store:
-        """Say that this rank can take part, and wait for the word. Raises Dismissed if others cannot."""
+        """Say that this rank can take part, and wait for the word. Raises Dismissed if others cannot, CannotTakePart
+        where the first one is not there any more."""
         self._came()
-        code = int(self._store.get(f"{self.told['name']}/word"))
+        with _reaching():
+            code = int(self._store.get(f"{self.told['name']}/word"))
         if code:
             raise Dismissed(code)
         return PrefixStore(self.told["name"], self._store)
@@ -125,14 +143,36 @@ class Guest:
     def cannot(self, code: str, why: str) -> None:
         """Say why this rank cannot take part: no rank will. code: of the diagnostic."""
         name = self.told["name"]
-        number = self._store.add(f"{name}/faults", 1)
-        self._store.set(f"{name}/fault/{number}", json.dumps([int(os.environ["RANK"]), code, why]))
+        with _reaching():
+            number = self._store.add(f"{name}/faults", 1)
+            self._store.set(f"{name}/fault/{number}", json.dumps([int(os.environ["RANK"]), code, why]))
         self._came()
 
     def _came(self) -> None:
-        self._store.add(f"{self.told['name']}/came", 1)
+        with _reaching():
+            self._store.add(f"{self.told['name']}/came", 1)
 
 
 def _store(seconds: float) -> Store:
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=seconds)))
+    """Which the launcher has, or else the first rank. That one does not wait in here for the others: it would hear no
+    signal."""
+    timeout = timedelta(seconds=seconds)
+    if os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        place, world = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), int(os.environ["WORLD_SIZE"])
+        own = {"is_master": True, "multi_tenant": True, "wait_for_workers": False}
+        return PrefixStore(_ROOM, TCPStore(*place, world, timeout=timeout, **own))
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
     return PrefixStore(_ROOM, store)
+
+
+@contextmanager
+def _reaching() -> Iterator[None]:
+    """Turn a store that does not answer, or is not where the environment says, into CannotTakePart."""
+    try:
+        yield
+    except (RuntimeError, ValueError, KeyError) as error:
+        place = f"{os.environ['MASTER_ADDR']}:{os.environ.get('MASTER_PORT') or '(no MASTER_PORT)'}"
+        what = "the ranks cannot meet" if os.environ["RANK"] == "0" else "the first rank is not there"
+        why = str(error).partition("\n")[0]
+        message = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}: {what} at {place}: {why}"
+        raise CannotTakePart("X716", message) from None

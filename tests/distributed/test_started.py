@@ -119,6 +119,35 @@ def test_ranks_without_an_agent_leave_together_and_one_of_them_speaks(project):
     assert "end  done" in first[0] and second == ("", "")
 
 
+@SLOW
+def test_a_rank_without_an_agent_leaves_when_the_first_one_is_gone(project):
+    port = free_port()
+    (second, first) = [alone(project, rank, 2, port, project.spec(steps=4)) for rank in (1, 0)]
+    while first.poll() is None and socket.socket().connect_ex(("localhost", port)):
+        time.sleep(0.02)
+    time.sleep(0.5)
+    first.kill()
+    first.communicate()
+    out, err = second.communicate(timeout=60)
+    assert second.returncode == 3 and out == "" and "Traceback" not in err
+    assert err.splitlines()[-1].startswith("error[X716]: rank 1 of 2: the first rank is not there at localhost:"), err
+
+
+@SLOW
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_first_rank_without_an_agent_that_waits_for_others_can_be_stopped(project, number):
+    first = alone(project, 0, 2, free_port(), project.spec(steps=4))
+    deadline = time.monotonic() + 90
+    while not list(project.folder.glob("runs/tiny/*/plan.json")) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(1)
+    first.send_signal(number)
+    out, err = first.communicate(timeout=60)
+    assert first.returncode == (130 if number == signal.SIGINT else 75), out + err
+    (end,) = events(project.directory(), "run_end")
+    assert end["reason"] == f"the first rank received {number.name} before the first step"
+
+
 # Agents of several machines ------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,8 @@
 """Ranks that another launcher starts meet in a store that outlives a start, whatever earlier starts have left in it."""
 
+import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -25,6 +27,8 @@ class Room:
                 self.found[rank] = act(Guest.arrive())
             except Dismissed as away:
                 self.found[rank] = away.code
+            except CannotTakePart as fault:
+                self.found[rank] = fault
 
         for rank in ranks:
             thread = threading.Thread(target=run, args=(rank,), name=f"rank {rank}", daemon=True)
@@ -87,3 +91,77 @@ def test_a_rank_that_cannot_take_part_ends_the_start_for_all(room):
     assert fault.value.code == "X703"
     found = room.end()
     assert (found[1], found[2]) == (3, 3)
+
+
+# Every wait ends -----------------------------------------------------------------------------------------------------
+
+
+def test_a_first_rank_waits_for_others_no_longer_than_it_says(room, monkeypatch):
+    """One comes and is killed before it is ready; the other, which is, hears that it leaves."""
+    monkeypatch.setattr(meeting, "ARRIVAL", 0.5)
+    room.start((1,), lambda guest: "killed")
+    room.start((2,), speaks)
+    with pytest.raises(CannotTakePart, match=r"1 of the 2 other ranks have come within 0\.5 s") as fault:
+        Door.open().invite(plan="plan")
+    assert fault.value.code == "X716"
+    assert room.end() == {1: "killed", 2: 3}
+
+
+@pytest.fixture
+def place(monkeypatch) -> None:
+    """A port that nobody has, and no launcher that has a store."""
+    with socket.socket() as found:
+        found.bind(("localhost", 0))
+        port = found.getsockname()[1]
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    for name, value in {"RANK": "0", "WORLD_SIZE": "3", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.parametrize("when", ["before it has answered", "before it has given the word"])
+def test_ranks_notice_that_the_first_one_has_ended(place, monkeypatch, when):
+    """It has the store, where no launcher has one, and does not wait for them in it: that would hear no signal."""
+    begin = time.monotonic()
+    door = Door.open()
+    assert time.monotonic() - begin < 10
+    monkeypatch.setenv("RANK", "1")
+    room = Room()
+    room.start((1,), lambda guest: guest.ready())
+    while door._store.add("arrivals", 0) == 0:
+        time.sleep(0.01)
+    if when == "before it has given the word":
+        door._admit({"name": door.name}, 0.1)
+    del door
+    (fault,) = room.end().values()
+    assert isinstance(fault, CannotTakePart) and fault.code == "X716"
+    assert "rank 1 of 3: the first rank is not there at localhost:" in str(fault) and "\n" not in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("rank", "name", "value", "says"),
+    [
+        ("0", "MASTER_PORT", None, r"rank 0 of 3: the ranks cannot meet at localhost:\(no MASTER_PORT\)"),
+        ("2", "MASTER_PORT", None, "rank 2 of 3: the first rank is not there"),
+        ("0", "MASTER_PORT", "many", "rank 0 of 3: the ranks cannot meet at localhost:many"),
+        ("2", "MASTER_PORT", "1", "rank 2 of 3: the first rank is not there at localhost:1"),
+    ],
+)
+def test_a_place_where_nobody_can_meet_is_told(place, monkeypatch, rank, name, value, says):
+    monkeypatch.setattr(meeting, "PATIENCE", 0.5)
+    monkeypatch.setenv("RANK", rank)
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    with pytest.raises(CannotTakePart, match=says) as fault:
+        Door.open() if rank == "0" else Guest.arrive()
+    assert fault.value.code == "X716"
+
+
+def test_a_port_that_another_program_has_is_told(place, monkeypatch):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
+        with pytest.raises(CannotTakePart, match=r"the ranks cannot meet at localhost:.*EADDRINUSE"):
+            Door.open()
