@@ -59,6 +59,8 @@ MISTAKES = {
 LATER = {
     "a tokenizer that is missing": (dataset(TALKS, '"nowhere"') | {"model": ""}, "W505"),
     "a template that is missing": (dataset(f'{TALKS}, template = "nowhere"'), "W501"),
+    "a folder that is missing": (dataset('source = huggingface("./nowhere")'), "W501"),
+    "a path that is no name of the hub": (dataset('source = huggingface("a/b/c")'), "W501"),
     "weights that are missing": (begins('pretrained = "nowhere"'), "W501"),
     "a run that has saved nothing yet": (begins('from = "run"'), "W501"),
 }
