@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from live_runs import slow_set_up, wait_for_slow_set_up
 from projects import Project, curve, events, records
 from saboteur import AT_SETUP, environment, sabotage
 
@@ -233,21 +234,9 @@ def test_an_agent_that_is_killed_and_started_again_finds_the_run(project):
 @SLOW
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_stop_in_set_up_is_told_by_the_first_rank_although_it_waits_for_another(project, number):
-    (project.folder / "sitecustomize.py").write_text(
-        "import os, time\n"
-        "if os.environ.get('RANK') == '1':\n"
-        "    import importlib.abc, sys\n"
-        "    class Finder(importlib.abc.MetaPathFinder):\n"
-        "        def find_spec(self, name, path, target=None):\n"
-        "            if name == 'xtrain.runtime.scheduler':\n"
-        "                open('waiting', 'w').close()\n"
-        "                time.sleep(60)\n"
-        "    sys.meta_path.insert(0, Finder())\n"
-    )
+    slow_set_up(project)
     process = start(project, project.spec(), "--world", "2")
-    deadline = time.monotonic() + 90
-    while not (project.folder / "waiting").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for_slow_set_up(project)
     time.sleep(1)  # the first rank waits in the next collective by then
     process.send_signal(number)
     screen = shown(process, 60)

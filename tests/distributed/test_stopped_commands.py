@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from live_runs import gone, wait_for_step, workers
+from live_runs import gone, slow_set_up, wait_for_slow_set_up, wait_for_step, workers
 from projects import Project, curve, events, records
 
 pytestmark = pytest.mark.distributed
@@ -30,32 +30,14 @@ def control(project: Project, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.fixture
-def slow_set_up(project: Project) -> Project:
-    """Rank 1 needs a minute for one of the modules that all ranks import before they train."""
-    (project.folder / "sitecustomize.py").write_text(
-        "import os, time\n"
-        "if os.environ.get('RANK') == '1':\n"
-        "    import importlib.abc, sys\n"
-        "    class Finder(importlib.abc.MetaPathFinder):\n"
-        "        def find_spec(self, name, path, target=None):\n"
-        "            if name == 'xtrain.runtime.scheduler':\n"
-        "                open('waiting', 'w').close()\n"
-        "                time.sleep(60)\n"
-        "    sys.meta_path.insert(0, Finder())\n"
-    )
-    return project
-
-
 def start_slowly(project: Project) -> subprocess.Popen:
+    slow_set_up(project)
     environment = {**project.environment, "PYTHONPATH": str(project.folder)}
     command = project.command("run", project.spec(steps=20), "--world", "2", "--ui", "plain")
     process = subprocess.Popen(
         command, cwd=project.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    deadline = time.monotonic() + 90
-    while not (project.folder / "waiting").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
+    wait_for_slow_set_up(project)
     return process
 
 
@@ -125,8 +107,7 @@ def test_a_signal_to_one_rank_is_no_failure_of_it(project, rank):
     "number, code", [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)], ids=["term", "usr1", "int"]
 )
 @pytest.mark.parametrize("whom", ["launcher", "rank"])
-def test_a_run_that_is_being_set_up_stops_at_once(slow_set_up, number, code, whom):
-    project = slow_set_up
+def test_a_run_that_is_being_set_up_stops_at_once(project, number, code, whom):
     process = start_slowly(project)
     directory = project.directory()
     begin = time.monotonic()

@@ -20,6 +20,28 @@ def wait_for_step(project: Project, process: subprocess.Popen, step: int) -> Non
     raise AssertionError(f"step {step} was not reached")
 
 
+def slow_set_up(project: Project) -> None:
+    """Rank 1 needs a minute for one of the modules that all ranks import before they train."""
+    (project.folder / "sitecustomize.py").write_text(
+        "import os, time\n"
+        "if os.environ.get('RANK') == '1':\n"
+        "    import importlib.abc, sys\n"
+        "    class Finder(importlib.abc.MetaPathFinder):\n"
+        "        def find_spec(self, name, path, target=None):\n"
+        "            if name == 'xtrain.runtime.scheduler':\n"
+        "                open('waiting', 'w').close()\n"
+        "                time.sleep(60)\n"
+        "    sys.meta_path.insert(0, Finder())\n"
+    )
+
+
+def wait_for_slow_set_up(project: Project) -> None:
+    """Return when rank 1 has begun with that."""
+    deadline = time.monotonic() + 90
+    while not (project.folder / "waiting").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
 def workers(directory: Path) -> list[int]:
     """Process ids of the ranks of a run that are alive."""
     found = []
