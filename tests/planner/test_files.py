@@ -107,3 +107,5 @@ def test_a_run_that_has_saved_does_not_need_what_it_began_with(compiled):
     Path(f"runs/tiny/0123/{FULL}").mkdir(parents=True)
     made = compiled(**blocks)
     assert made.plan is not None and [d.code for d in made.diagnostics] == ["W501"]
+    anew = compiled(**begins('from = "texts", resume = false'))
+    assert [error.code for error in anew.diagnostics.errors] == ["X720"], "a run that begins anew needs it"
