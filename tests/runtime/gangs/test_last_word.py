@@ -1,15 +1,24 @@
-"""Ranks of another launcher that cannot begin, or cannot write down how a run has ended: they say so and leave."""
+"""How ranks of another launcher leave that cannot begin, or whose run has failed, and the cause that they leave."""
 
 import json
+import os
+from collections.abc import Callable
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch.distributed import HashStore, PrefixStore
 
+from xtrain.cli import started
+from xtrain.cli.refused import Refused
 from xtrain.cli.started import First, join, lead
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.gangs import conclusion
+from xtrain.runtime.gangs import conclusion, meeting
 from xtrain.runtime.gangs.cause import FILE
+from xtrain.runtime.gangs.launch import Ended
+from xtrain.runtime.gangs.meeting import CannotTakePart, Dismissed, Door, Guest
+from xtrain.runtime.observation.lines import JsonLines
 
 
 @pytest.fixture
@@ -26,6 +35,10 @@ def left(tmp_path, monkeypatch) -> list[int]:
     return codes
 
 
+def cause(tmp_path) -> str:
+    return json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+
+
 @pytest.mark.parametrize("rank", ["0", "2"])
 def test_a_rank_that_finds_no_other_says_so(left, tmp_path, monkeypatch, capsys, rank):
     def compiled() -> Any:
@@ -36,7 +49,7 @@ def test_a_rank_that_finds_no_other_says_so(left, tmp_path, monkeypatch, capsys,
     out, err = capsys.readouterr()
     assert (code, left, out) == (3, [3], "")
     assert err.startswith(f"error[X716]: rank {rank} of 3: ") and len(err.splitlines()) == 1
-    assert err.strip() in json.loads((tmp_path / "error.json").read_text())["message"]["message"]
+    assert err.strip() == cause(tmp_path)
 
 
 @pytest.mark.parametrize("who", ["_stop", "_give_up"])
@@ -60,3 +73,94 @@ def test_a_run_whose_end_cannot_be_written_ends(left, tmp_path, monkeypatch, cap
     getattr(First(workspace, plan, None), who)(15)
     assert left == [15 if who == "_give_up" and code == 3 else code]
     assert says in capsys.readouterr().err
+
+
+@pytest.fixture
+def first(left, monkeypatch) -> Callable[..., Thread]:
+    """Starts what the first rank does, in a thread, in a store that is there; this process is rank 1 of two."""
+    store = HashStore()
+    monkeypatch.setattr(meeting, "_store", lambda seconds: PrefixStore("xtrain", store))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+
+    def start(act: Callable[[], Any]) -> Thread:
+        thread = Thread(target=act, daemon=True)
+        thread.start()
+        return thread
+
+    return start
+
+
+def test_a_rank_that_is_sent_away_leaves_as_the_first_one_does(first, left, tmp_path, capsys):
+    first(lambda: Door.open().dismiss(4)).join(0.2)
+    assert join() == 4 and left == [4]
+    assert cause(tmp_path) == "as the first rank says" and capsys.readouterr() == ("", "")
+
+
+def test_a_first_rank_that_is_refused_sends_the_others_away(first, left, tmp_path, monkeypatch, capsys):
+    def compiled() -> Any:
+        raise Refused(2, "error[X203]: no such setting")
+
+    heard: list[int] = []
+
+    def other() -> None:
+        with pytest.raises(Dismissed) as away:
+            Guest.arrive()
+        heard.append(away.value.code)
+
+    thread = first(other)
+    assert lead(compiled, None, lambda workspace: None) == 2 and left == [2]
+    thread.join(20)
+    assert heard == [2] and cause(tmp_path) == "error[X203]: no such setting"
+    assert capsys.readouterr().err == "error[X203]: no such setting\n"
+
+
+def test_a_rank_whose_machine_is_not_the_planned_one_ends_the_start(first, left, tmp_path, monkeypatch, capsys):
+    heard: list[str] = []
+
+    def invite() -> None:
+        with pytest.raises(CannotTakePart) as fault:
+            Door.open().invite(directory=str(tmp_path), plan="plan", environment={})
+        heard.append(f"{fault.value.code} {fault.value}")
+
+    def check(plan: Any) -> None:
+        raise EnvironmentFault("X703", "3 ranks on this machine")
+
+    monkeypatch.setattr("xtrain.runtime.worker.planned", lambda directory, id: id)
+    monkeypatch.setattr("xtrain.runtime.worker.run_rank", lambda *given, **named: "done")
+    monkeypatch.setattr(started, "_check_place", check)
+    thread = first(invite)
+    assert join() == 3 and left == [3] and capsys.readouterr() == ("", "")
+    thread.join(20)
+    assert heard == ["X703 rank 1: 3 ranks on this machine"] and cause(tmp_path) == "as the first rank says"
+
+
+@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("stopped", 75), ("done", 0)])
+def test_a_rank_that_fails_leaves_the_cause_to_the_first_one(first, left, tmp_path, monkeypatch, status, code):
+    monkeypatch.setenv("XTRAIN_RESTART", "0")
+    monkeypatch.setattr("xtrain.runtime.worker.planned", lambda directory, id: id)
+    monkeypatch.setattr("xtrain.runtime.worker.run_rank", lambda *given, **named: status)
+    monkeypatch.setattr(started, "_check_place", lambda plan: None)
+    first(lambda: Door.open().invite(directory=str(tmp_path), plan="plan", environment={"XTRAIN_RESTART": "1"}))
+    assert join() == code and left == [code] and os.environ["XTRAIN_RESTART"] == "1"
+    assert (cause(tmp_path) if code else "as the first rank says") == "as the first rank says"
+    assert (tmp_path / "error.json").exists() == bool(code)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"rank": 1, "code": "X507"}, "error[X507]: rank 1: it is broken"),
+        ({"rank": 0, "code": "X507"}, "error[X507]: it is broken"),
+        ({"rank": 1, "code": "X705", "agreed": True}, "error[X705]: it is broken"),
+        ({"rank": None}, "error: it is broken"),
+    ],
+)
+def test_what_a_run_failed_of_is_left_where_the_launcher_looks(left, tmp_path, fields, says):
+    plan: Any = SimpleNamespace(id="plan")
+    workspace: Any = SimpleNamespace(directory=tmp_path, attempt="start-1")
+    one = First(workspace, plan, None)
+    lines = JsonLines(tmp_path / "events.jsonl")
+    lines.write(conclusion.event("failure", 0, error="it is broken", traceback="", exit_code=1, **fields))
+    one._end_and_leave(Ended())
+    assert left == [1] and cause(tmp_path) == says
