@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.planner.load import plan_from_spec
+from xtrain.planner.serialise import dumps
 from xtrain.runtime.control.signals import EVENTS, stop_signals
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.gangs.cause import FILE, write_cause
@@ -63,8 +64,14 @@ def test_a_signal_before_training_is_answered_although_the_main_thread_runs_no_p
 
 def test_a_plan_that_is_not_the_one_of_this_start_is_not_run(tmp_path, monkeypatch):
     monkeypatch.setattr("xtrain.runtime.worker.PATIENCE", 0.1)
-    with pytest.raises(EnvironmentFault, match="does not hold the plan of this start"):
-        planned(tmp_path, "1234")
+    plan = plan_from_spec(ROOT / "specs/two_ranks_cpu.xtrain", ()).plan
+    assert plan is not None
+    for text in (None, "{", dumps(plan)):  # nothing yet, half of it, that of an earlier start
+        if text is not None:
+            (tmp_path / "plan.json").write_text(text)
+        with pytest.raises(EnvironmentFault, match="does not hold the plan of this start"):
+            planned(tmp_path, "1234")
+    assert planned(tmp_path, plan.id) == plan
 
 
 def test_the_cause_is_left_where_torchrun_looks_for_it(tmp_path, monkeypatch):
