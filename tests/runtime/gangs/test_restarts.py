@@ -156,6 +156,7 @@ LOST = {"event": "failure", "step": 0, "rank": 0, "error": "lost contact", "exit
         ([], Ended(signal=signal.SIGUSR1), "sigusr1", "xtrain run received SIGUSR1 before the first step"),
         ([], Ended(signal=signal.SIGTERM, who="the first rank"), "sigterm", "the first rank received SIGTERM before"),
         ([], Ended(failures={1: -signal.SIGTERM}), "sigterm", "rank 1 was ended by SIGTERM before the first step"),
+        ([], Ended(failures={0: -signal.SIGTERM, 1: -signal.SIGINT}), "sigint", "rank 1 was ended by SIGINT before"),
         ([LOST], Ended(failures={0: 1, 1: -signal.SIGINT}), "sigint", "rank 1 was ended by SIGINT before the first"),
         (BEGUN, Ended(signal=signal.SIGINT, at_once=True), "sigint", "Ctrl-C was pressed a second time"),
     ],
