@@ -83,8 +83,9 @@ def test_of_several_ranks_one_compiles_and_speaks(started, capsys, monkeypatch, 
     assert main(["run", "plan.json", *more]) == 0
     assert joined == ["3"] and started == []
     assert capsys.readouterr() == ("", "")
-    # The first rank, which does compile, shows that these are the ways of compiling.
-    monkeypatch.setenv("RANK", "0")
+    # The first rank, alone so that it meets nobody, shows that this is the way of compiling.
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1"}.items():
+        monkeypatch.setenv(name, value)
     with pytest.raises(AssertionError, match="only the first rank"):
         main(["run", "plan.json"])
 
