@@ -1,5 +1,6 @@
 """Which tests run beside each other: those that start ranks keep to one process, of the others each file does."""
 
+import gc
 import sys
 
 import pytest
@@ -30,6 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
+    # What is loaded by now stays loaded: garbage is looked for among what comes later.
+    gc.collect()
+    gc.freeze()
     if (ranks := sys.modules.get("ranks")) is not None:
         ranks.begin()
 

@@ -2,11 +2,10 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forking import ForkedCommand
 
 from xtrain.cli.main import main
 from xtrain.runtime.checkpoint.sources import find, find_named
@@ -48,10 +47,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def started(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "xtrain", "run", *arguments, "--ui", "plain"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False, timeout=300)
+def started(*arguments: str) -> tuple[int, str, str]:
+    """The exit code of the command, and what it printed to either stream."""
+    command = ForkedCommand(["run", *arguments, "--ui", "plain"], Path.cwd(), {**os.environ, "OMP_NUM_THREADS": "1"})
+    out, err = command.communicate(timeout=300)
+    return command.wait(), out, err
 
 
 def records(run: Path, name: str) -> list[dict]:
@@ -61,9 +61,9 @@ def records(run: Path, name: str) -> list[dict]:
 def test_what_does_not_fit_is_told_by_the_run_that_counts_and_by_the_plan_from_then_on(folder, capsys):
     assert main(["plan", "late.xtrain", "--part", "checks"]) == 0
     assert "W601" not in (before := capsys.readouterr().out) and "known once the data is counted" in before
-    ended = started("late.xtrain")
-    said = ended.stdout + ended.stderr
-    assert ended.returncode == 3, said
+    code, out, err = started("late.xtrain")
+    said = out + err
+    assert code == 3, said
     (run,) = (folder / "runs" / "tiny").iterdir()
     (failure,) = (each for each in records(run, "events.jsonl") if each["event"] == "failure")
     assert failure["code"] == "X602" and "late.xtrain:11:29: warmup 50 steps" in failure["error"]
@@ -84,11 +84,11 @@ def test_a_run_in_epochs_stops_goes_on_and_names_its_checkpoints(folder, capsys)
     page = capsys.readouterr().out
     assert f"{steps}  2 epochs of {rows} rows" in page and "every 1 epoch" in page
 
-    first = started("good.xtrain", "--set", "launch.stop_at=1 epoch")
-    assert first.returncode == 75, first.stdout + first.stderr
-    ended = started("good.xtrain")
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert f"/{steps}  epoch 2.0" in ended.stdout
+    code, out, err = started("good.xtrain", "--set", "launch.stop_at=1 epoch")
+    assert code == 75, out + err
+    code, out, err = started("good.xtrain")
+    assert code == 0, out + err
+    assert f"/{steps}  epoch 2.0" in out
     (run,) = (folder / "runs" / "tiny").iterdir()
     metrics = records(run, "metrics.jsonl")
     logged = [each for each in metrics if "lr" in each]

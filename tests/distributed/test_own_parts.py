@@ -3,11 +3,10 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from forking import ForkedCommand
 from projects import worst
 
 from xtrain.planner.load import plan_from_path
@@ -141,10 +140,9 @@ def test_the_example_of_the_documentation_runs(tmp_path):
     assert [name for name, _ in blocks] == ["parts.py", "squares.xtrain"]
     for name, block in blocks:
         (tmp_path / name).write_text(block)
-    command = [sys.executable, "-m", "xtrain", "run", "squares.xtrain", "--ui", "json"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    records = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    command = ForkedCommand(["run", "squares.xtrain", "--ui", "json"], tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 0, err
+    records = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     assert [r["step"] for r in records if "loss" in r and "event" not in r] == [1, 2, 3, 4]
     assert any(r.get("event") == "eval" for r in records)

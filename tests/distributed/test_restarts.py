@@ -34,7 +34,7 @@ def run(project: Project, *arguments: str, expect: int = 0, root: str = "runs") 
 
 def unbroken(project: Project, *arguments: str) -> Path:
     (project.folder / "sitecustomize.py").unlink(missing_ok=True)
-    return run(project, *arguments, root="unbroken")[0]
+    return project.run(*arguments, root="unbroken")
 
 
 def assert_same(broken: Path, whole: Path) -> None:

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import xtrain
 from live_runs import gone, slow_set_up, wait_for_slow_set_up, wait_for_step, workers
 from projects import Project, curve, events, records
 
@@ -25,8 +26,7 @@ def of_rank(directory: Path, rank: int) -> int:
 
 
 def control(project: Project, *arguments: str) -> tuple[int, str]:
-    command = project.command("control", "runs", *arguments)
-    done = subprocess.run(command, cwd=project.folder, env=project.environment, capture_output=True, text=True)
+    done = xtrain("control", "runs", *arguments, cwd=project.folder)
     return done.returncode, done.stdout + done.stderr
 
 

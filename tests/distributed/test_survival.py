@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from commands import xtrain
 from live_runs import gone, wait_for_step, workers
 from projects import Project, curve, events
 
@@ -179,7 +180,7 @@ def test_another_world_than_planned_is_told_before_anything_starts(project):
 
 def test_the_plan_that_was_reviewed_is_the_one_that_runs(project):
     spec = project.spec(steps=3)
-    subprocess.run(project.command("plan", spec, "--out", "plan.json"), cwd=project.folder, check=True)
+    assert xtrain("plan", spec, "--out", "plan.json", cwd=project.folder).returncode == 0
     directory = project.run("plan.json")
     reviewed, ran = (json.loads((d / "plan.json").read_text())["id"] for d in (project.folder, directory))
     assert reviewed == ran

@@ -5,21 +5,25 @@ loads. Every rank holds what the plan foresees, and what is said of tokens and o
 positions gives. The table is tests/support/topologies.py.
 """
 
+from itertools import combinations
+
 import pytest
 from attrs import evolve
 from gang_counts import stray_counts
-from topologies import CASES, Topology
+from topologies import CASES, ORDINARY, SCHEDULES, TOPOLOGIES, Topology
 from trials import TOLERANCE, Laboratory, gaps, stray_shapes
+
+from xtrain.dsl.schema.parallel import Pp
 
 pytestmark = pytest.mark.distributed
 
 
-def check(lab: Laboratory, topology: Topology, params: str) -> None:
+def check(lab: Laboratory, topology: Topology, params: str, *, saves: bool) -> None:
     trial = topology.trial(params)
     alone = lab.alone(trial)
     plan = lab.plan(trial, topology.layout)
     assert plan.mesh.world_size == topology.world
-    outcome = lab.run(trial, topology.layout)
+    outcome = lab.run(trial, topology.layout, saves=saves)
     found = gaps(outcome, alone)
     limit = TOLERANCE[params]
     assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
@@ -34,15 +38,33 @@ def cases(chosen: list[tuple[Topology, str]]):
     )
 
 
-@cases([case for case in CASES if case[0].in_ci(case[1])])
+@cases([case for case in CASES if case[0].is_ordinary(case[1])])
 def test_a_layout_computes_what_one_process_computes(lab, topology, params):
-    check(lab, topology, params)
+    check(lab, topology, params, saves=False)
 
 
 @pytest.mark.matrix
 @cases(list(CASES))
 def test_the_whole_table(lab, topology, params):
-    check(lab, topology, params)
+    check(lab, topology, params, saves=True)
+
+
+def pairs(topologies: list[Topology]) -> set[tuple[str, str]]:
+    """Of axes with one another, with models and with how many microbatches a step has; of models with the latter."""
+    found: set[tuple[str, str]] = set()
+    for topology in topologies:
+        many = "several" if topology.microbatches > 1 else "one"
+        found |= {*combinations(topology.axes, 2), (topology.model, many)}
+        found |= {(axis, what) for axis in topology.axes for what in (topology.model, many)}
+    return found
+
+
+def test_the_ordinary_rows_cover_every_pair_of_the_table():
+    missing = pairs(list(TOPOLOGIES)) - pairs([row for row in TOPOLOGIES if row.name in ORDINARY])
+    assert not missing
+    ordinary = {text for row in TOPOLOGIES if row.name in ORDINARY for text in row.sets}
+    default = f"parallel.pp.schedule={Pp().schedule}"  # which no row has to ask for
+    assert {text for texts in SCHEDULES.values() for text in texts} - ordinary <= {default}
 
 
 def test_one_process_clips_where_it_should_and_its_parameters_move(lab):

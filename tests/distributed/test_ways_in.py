@@ -29,7 +29,7 @@ def test_a_run_goes_on_however_it_is_started(project: Project, monkeypatch: pyte
         ("saved.json", 1, ()),
     )
     for name, ranks, settings in starts:
-        process = project.start(name, *settings, "--ui", "none", torchrun=ranks)
+        process = project.start(name, *settings, "--ui", "none", torchrun=ranks, fresh=True)
         _, err = process.communicate(timeout=240)
         assert process.returncode in ((0, 1) if ranks else (75,)), err
     directory = project.directory()

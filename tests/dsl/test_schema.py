@@ -1,31 +1,66 @@
 """The schema is complete: every setting is documented, every unit and choice is known, every class has a place."""
 
+import importlib
+import pkgutil
+from collections.abc import Iterator
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 import attrs
-import pytest
+from each import each
 
-from xtrain.dsl import blocks
+from xtrain.dsl import blocks, schema
 from xtrain.dsl.quantity import UNITS, Quantity
-from xtrain.dsl.schema import actions, data, experiment, later, model, parallel, training
+from xtrain.dsl.schema import later, parallel
 from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.spec import Spec
 
-MODULES = (actions, data, experiment, model, parallel, training)
-CLASSES = [c for m in MODULES for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]
-SETTINGS = [(c, name, attribute, meta) for c in CLASSES for name, (attribute, meta) in settings_of(c).items()]
+
+def classes_of(annotation: Any) -> Iterator[type]:
+    """The classes of the schema in an annotation, and in those of their settings."""
+    if blocks.is_block(annotation):
+        yield annotation
+    inside = attrs.fields(annotation) if blocks.is_block(annotation) else ()
+    for part in (*get_args(annotation), *(attribute.type for attribute in inside)):
+        yield from classes_of(part)
 
 
-@pytest.mark.parametrize("block", CLASSES, ids=lambda c: c.__name__)
-def test_every_class_says_how_it_is_written(block):
-    assert (block.__doc__ or "").startswith("`")
+# All that a spec is made of, and all that it can be made of.
+ROOTS = (
+    *(attribute.type for attribute in attrs.fields(Spec)),
+    *(kind for table in (blocks.KINDS, blocks.ACTIONS, blocks.SOURCES, blocks.LINKS) for kind in table.values()),
+)
+NO_BLOCKS = (Auto,)
+CLASSES = [c for c in dict.fromkeys(c for root in ROOTS for c in classes_of(root)) if c not in NO_BLOCKS]
+SETTINGS = [
+    (f"{c.__name__}.{name}", (c, name, attribute, meta))
+    for c in CLASSES
+    for name, (attribute, meta) in settings_of(c).items()
+]
 
 
-@pytest.mark.parametrize(("block", "name", "attribute", "meta"), SETTINGS, ids=lambda x: getattr(x, "__name__", ""))
-def test_every_setting_is_whole(block, name, attribute, meta):
+def test_every_class_with_settings_is_part_of_a_spec():
+    """Guards the tests below: a class that they do not see would not be tested."""
+    modules = [
+        importlib.import_module(f"{schema.__name__}.{each.name}") for each in pkgutil.iter_modules(schema.__path__)
+    ]
+    there = {c for module in modules for c in vars(module).values() if isinstance(c, type) and attrs.has(c)}
+    assert {c for c in there if settings_of(c)} <= set(CLASSES)
+    assert set(blocks.KINDS.values()) <= set(CLASSES)
+    assert len(SETTINGS) > 160
+
+
+def test_every_class_says_how_it_is_written():
+    assert [block for block in CLASSES if not (block.__doc__ or "").startswith("`")] == []
+
+
+def test_every_setting_is_whole():
+    each(SETTINGS, is_whole)
+
+
+def is_whole(block: type, name: str, attribute: attrs.Attribute, meta: Any) -> None:
     parts = get_args(attribute.type) or (attribute.type,)
-    assert meta.doc[0].islower() or meta.doc[0].isdigit() or meta.doc.startswith(("CPU", "RMSNorm"))
+    assert meta.doc[0].islower() or meta.doc[0].isdigit() or meta.doc.startswith(("CPU", "RMSNorm", "Weights &"))
     assert not meta.doc.endswith(".")
     assert set(meta.units) <= {unit for unit, _ in UNITS.values()}
     values = {kind for part in parts if get_origin(part) in (Union, UnionType) for kind in get_args(part)}
@@ -42,10 +77,12 @@ def test_every_setting_is_whole(block, name, attribute, meta):
 
 
 def test_every_default_passes_its_own_check():
-    for _, name, attribute, meta in SETTINGS:
+    def passes(_block: type, _name: str, attribute: attrs.Attribute, meta: Any) -> None:
         exempt = attribute.default in (attrs.NOTHING, None) or isinstance(attribute.default, Auto) or meta.required_by
         if meta.check and not exempt:
-            assert meta.check(attribute.default) is None, name
+            assert meta.check(attribute.default) is None
+
+    each(SETTINGS, passes)
 
 
 def test_every_block_of_a_spec_has_a_kind():
@@ -86,21 +123,27 @@ def parts_of(attribute: attrs.Attribute) -> tuple[Any, ...]:
     return (attribute.type, *get_args(attribute.type))
 
 
-@pytest.mark.parametrize(("block", "name", "attribute", "meta"), SETTINGS, ids=lambda x: getattr(x, "__name__", ""))
-def test_every_choice_can_be_written(block, name, attribute, meta, load):
+def test_every_choice_can_be_written(load):
     """Each word of each `Literal` loads, and shows in what is said of a wrong word."""
-    words = blocks.choices_of(attribute.type)
-    path = next((k for k, v in blocks.KINDS.items() if v is block), None)
-    path = path or next((f"parallel.{k}" for k, v in blocks.nested(parallel.Parallel).items() if v is block), None)
-    if not words or path is None:
-        return
-    spell = (lambda word: f"[{word}]") if tuple in map(get_origin, parts_of(attribute)) else str
-    path = "dataset.stdlib" if path == "dataset" else path
-    label = f"{path}={meta.only[0]}" if meta.only else f"{path}.{name}=zzz"
-    label = "activation=selective" if path == "activation" else label  # the only one that must have a label
-    for word in words:
-        spelled = f'"{word}"' if word[0].isdigit() else word
-        loaded = load("", label, f"{path}.{name}={spell(spelled)}")
-        assert loaded.spec is not None, loaded.diagnostics.render()
-    (error,) = load("", label, f"{path}.{name}={spell('zzz')}").diagnostics
-    assert error.code == "X305" and all(word in error.hint for word in words)
+    seen = set()
+
+    def can_be_written(block: type, name: str, attribute: attrs.Attribute, meta: Any) -> None:
+        words = blocks.choices_of(attribute.type)
+        path = next((k for k, v in blocks.KINDS.items() if v is block), None)
+        path = path or next((f"parallel.{k}" for k, v in blocks.nested(parallel.Parallel).items() if v is block), None)
+        if not words or path is None:
+            return
+        seen.add(f"{path}.{name}")
+        spell = (lambda word: f"[{word}]") if tuple in map(get_origin, parts_of(attribute)) else str
+        path = "dataset.stdlib" if path == "dataset" else path
+        label = f"{path}={meta.only[0]}" if meta.only else f"{path}.{name}=zzz"
+        label = "activation=selective" if path == "activation" else label  # the only one that must have a label
+        for word in words:
+            spelled = f'"{word}"' if word[0].isdigit() else word
+            loaded = load("", label, f"{path}.{name}={spell(spelled)}")
+            assert loaded.spec is not None, loaded.diagnostics.render()
+        (error,) = load("", label, f"{path}.{name}={spell('zzz')}").diagnostics
+        assert error.code == "X305" and all(word in error.hint for word in words)
+
+    each(SETTINGS, can_be_written)
+    assert len(seen) > 15, seen

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from topologies import BY_NAME, TOPOLOGIES, Topology
+from traces import is_as_planned
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan, Traced
@@ -23,15 +24,12 @@ TOTAL = 0.06
 
 # Of every feature one layout; the others with `-m matrix`.
 FEW = (
-    "one rank, one microbatch (moe)",
     "fsdp 2, no clipping (qwen3)",
     "fsdp 2, three microbatches (dense)",
     "replicate 2, ddp (dense)",
     "tp 2, without loss (dense)",
     "ring 2 · ulysses 2, fold none (dense)",
     "fsdp 2 · ep 2, balance bias (moe)",
-    "pp 2, interleaved_1f1b (dense)",
-    "pp 2, zero_bubble (dense)",
     "pp 2, zbv (dense)",
     "pp 2 · tp 2, tied, uneven vocabulary (dense)",
     "fsdp 2 · ep 2, full recomputation (moe)",
@@ -64,7 +62,14 @@ mixture { lines = 1, others = 2 }
 """
 
 
-@pytest.mark.parametrize("name", ["one rank, one microbatch (moe)", "tp 2, without loss (dense)", "pp 2, zbv (dense)"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "one rank, one microbatch (moe)",
+        "tp 2, without loss (dense)",
+        pytest.param("pp 2, zbv (dense)", marks=pytest.mark.matrix),
+    ],
+)
 def test_losses_of_several_datasets_cost_what_the_plan_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=MIXED))
@@ -77,7 +82,7 @@ def test_every_layout_costs_what_its_plan_says(topology, tmp_path, monkeypatch):
     hold_against_the_trace(plan_of(topology, tmp_path))
 
 
-IN_CI = ("8b, whole gradients", "8b, tp 8", "8b, full", "30b")
+IN_CI = ("8b, whole gradients", "30b")
 ALL = [pytest.param(name, marks=() if name in IN_CI else pytest.mark.matrix) for name in WIDE]
 
 
@@ -101,6 +106,7 @@ def plan_of(topology: Topology, folder: Path, *, more: str = "") -> Plan:
 
 def hold_against_the_trace(plan: Plan) -> None:
     for closed, traced in zip(plan.estimates.classes, trace_plan(plan), strict=True):
+        is_as_planned(plan, traced)
         _compare(closed.memory, traced.memory)
         assert calls(plan, closed) == calls(plan, traced)
 

@@ -3,6 +3,7 @@
 In the specs below each mistake is marked where it is to be reported: `«X408|100»` is the text `100` with that code.
 """
 
+import functools
 import itertools
 import re
 from pathlib import Path
@@ -432,22 +433,29 @@ def variants():
         yield path, RICH.replace(before, after)
 
 
-def verdicts(path, text, doubts=frozenset()):
-    path.write_text(text)
-    return {(d.code, d.message) for d in check_spec(load_spec(path).require(), doubts=doubts)}
+def verdicts(spec, doubts=frozenset()):
+    return {(d.code, d.message) for d in check_spec(spec, doubts=doubts)}
 
 
 def test_what_a_setting_changes_is_not_said_while_it_is_in_doubt(tmp_path):
     """Whatever a rule says of one value of a setting but not of another rests on the setting."""
     path = tmp_path / "spec.xtrain"
-    alone = {text: verdicts(path, text) for text in (RICH, *(text for _, text in variants()))}
-    for (name, one), (other, before) in itertools.product(variants(), alone.items()):
+
+    @functools.cache
+    def loaded(text):
+        path.write_text(text)
+        spec = load_spec(path).require()
+        return spec, verdicts(spec)
+
+    for (name, one), other in itertools.product(variants(), (RICH, *(text for _, text in variants()))):
+        before = loaded(other)[1]
         both = _merged(one, other)
         # A mesh that is wrong silences others.
         if both is None or any(code == "X401" for code, _ in before):
             continue
-        changed = verdicts(path, both) - before
-        assert not changed or not changed & verdicts(path, both, frozenset({name})), (name, changed)
+        spec, said = loaded(both)
+        changed = said - before
+        assert not changed or not changed & verdicts(spec, frozenset({name})), (name, changed)
 
 
 def _merged(one, other):

@@ -1,4 +1,4 @@
-"""`xtrain plan` as a process: fast, without the heavy libraries, with exit codes and streams in order."""
+"""`xtrain plan`: fast as a process, without the heavy libraries, with exit codes and streams in order."""
 
 import json
 import os
@@ -8,13 +8,15 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import xtrain
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))
 COMMAND = "from xtrain.cli.main import main; raise SystemExit(main())"
 
 
-def xtrain(*arguments, code=COMMAND, cwd=ROOT):
+def started(*arguments, code=COMMAND, cwd=ROOT):
+    """The command as a process of its own."""
     environment = {key: value for key, value in os.environ.items() if key != "NO_COLOR"}
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True, cwd=cwd, env=environment
@@ -42,7 +44,7 @@ heavy = {{"torch", "numba", "numpy", "textual", "rich", "tokenizers"}} & loaded
 assert not heavy, heavy
 assert not [name for name in sys.modules if name.startswith(("xtrain.runtime", "xtrain.tui"))]
 """
-    done = xtrain(code=code)
+    done = started(code=code)
     assert done.returncode == 0, done.stderr
 
 
@@ -65,7 +67,7 @@ print(planned / (time.process_time() - planned), file=sys.stderr)
     for extra in ((), ("--json",)):
         tried: list[float] = []
         while not tried or (min(tried) >= 4.2 and len(tried) < 12):
-            run = xtrain("plan", ROOT / "specs/llama_405b_16k.xtrain", *extra, code=code)
+            run = started("plan", ROOT / "specs/llama_405b_16k.xtrain", *extra, code=code)
             tried.append(float(run.stderr.splitlines()[-1]))
         best[extra] = min(tried)
     assert all(loops < 4.2 for loops in best.values()), best
@@ -77,6 +79,7 @@ def test_json_holds_every_rank():
     content = json.loads(done.stdout)
     assert content["world_size"] == 16384 == len(content["ranks"]) == len(content["memory"]["per_rank"])
     assert content["mesh"]["axes"] == {"pp": 16, "replicate": 1, "fsdp": 32, "ring": 1, "ulysses": 4, "tp": 8}
+    assert content["ranks"][16383]["coordinates"].keys() == content["mesh"]["axes"].keys()
     assert content["parameters"]["total"] == 405_853_388_800
     assert time.perf_counter() - began < 5
 
@@ -113,7 +116,7 @@ def test_a_plan_that_cannot_be_saved(tmp_path):
 def test_a_wrong_spec(tmp_path):
     spec = tmp_path / "wrong.xtrain"
     spec.write_text((ROOT / "specs/two_ranks_cpu.xtrain").read_text().replace("rows = 4", "rows = 5"))
-    done = xtrain("plan", spec)
+    done = started("plan", spec)
     assert done.returncode == 2 and done.stdout == ""
     assert f"{spec}:40:10: error[X601]" in done.stderr
     assert "use rows 4 or 6" in done.stderr

@@ -1,6 +1,5 @@
 """Nothing a plan can say is forgotten where checkpoints are judged, and values are sorted by what they are about."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ from xtrain.planner.changes.diff_values import GROUPS, changed_values, group_of,
 from xtrain.planner.changes.kept import kept, misfits, tensor_difference
 from xtrain.planner.changes.resumable import resumable
 from xtrain.planner.changes.resumable_rules import OUTSIDE, RULES
-from xtrain.planner.compile import compile_plan
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.pages.render_diff import render_diff
 from xtrain.planner.plan import Plan
@@ -56,41 +54,6 @@ def test_every_argument_of_the_examples_has_a_row(path):
 @pytest.mark.parametrize("blocks", MORE.values(), ids=MORE.keys())
 def test_every_argument_of_other_layouts_has_a_row(plan, blocks):
     every_argument_has_a_row(plan(**blocks))
-
-
-def every_setting():
-    """The walk over the schema of `test_every_setting.py`, which changes one setting after the other."""
-    path = Path(__file__).with_name("test_every_setting.py")
-    spec = importlib.util.spec_from_file_location("every_setting", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def doings(plan: Plan) -> Plan:
-    """What is done, without what it costs, where it is written and who said so."""
-    aside = {"estimates": None, "cluster": None, "workspace": {}, "launch": {}, "timeline": None, "mesh": None}
-    rest = {"provenance": (), "checks": (), "spec_text": "", "spec": "", "id": "", "config_id": "", "config": {}}
-    return evolve(plan, **aside, **rest, nodes=tuple(evolve(node, does="") for node in plan.nodes))
-
-
-def test_every_setting_that_changes_what_is_done_is_a_reason(load):
-    walk = every_setting()
-    judged = 0
-    for blocks in (walk.STATED, walk.FREE, walk.COPIES):
-        spec = load(**blocks)
-        base = compile_plan(spec).plan
-        assert base is not None
-        for path, attribute in walk.places(spec, exempt=walk.EXEMPT):
-            for plan in walk.compiled_variants(spec, path, attribute):
-                verdict = resumable(base, plan)
-                judged += 1
-                assert not [reason for reason in verdict.reasons if "not known" in reason.text], path
-                assert verdict.reasons or doings(plan) == doings(base), path
-                page = render_diff(compare_plans(base, plan), ("a", "b"))
-                assert max(map(len, page.splitlines())) <= 100, path
-    assert judged > 300
 
 
 def test_an_argument_without_a_row_makes_a_checkpoint_incompatible(plan):

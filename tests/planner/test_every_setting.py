@@ -1,20 +1,28 @@
 """No setting is without effect: each one, changed, gives another plan, and another experiment if it is about learning.
 
-The test walks the schema, so that a new setting which the planner ignores fails here.
+And nothing that it changes is forgotten where checkpoints are judged. The tests walk the schema, so that a new setting
+which the planner ignores fails here.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import attrs
 import pytest
+from attrs import define, field
 from every_setting import alternatives, at, places, replaced
 
+from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data import Batch, Dataset, Mixture, Phase
 from xtrain.dsl.schema.setting import AUTO, Auto, Role
 from xtrain.dsl.spec import Spec
+from xtrain.planner.changes.diff import compare_plans
+from xtrain.planner.changes.resumable import resumable
 from xtrain.planner.compile import compile_plan
+from xtrain.planner.pages.render_diff import render_diff
 from xtrain.planner.plan import Plan
+
+from .conftest import spec_text
 
 # Everything is on, so that every setting has something to act upon.
 ALL_ON = {
@@ -88,13 +96,20 @@ EXEMPT |= {
 }
 
 
-def compiled_variants(spec: Spec, path: str, attribute: attrs.Attribute) -> Iterator[Any]:
+def compiled_variants(spec: Spec, path: str, attribute: attrs.Attribute) -> Iterator[Plan]:
     for new in alternatives(at(spec, path), attribute.type):
         variant = replaced(spec, path, new)
         if variant != spec:
             plan = compile_plan(variant).plan
             if plan is not None:
                 yield plan
+
+
+def compiled_from(load: Callable[..., Spec], blocks: dict[str, str]) -> tuple[Spec, Plan]:
+    spec = load(**blocks)
+    plan = compile_plan(spec).plan
+    assert plan is not None
+    return spec, plan
 
 
 def differs(plan: Plan, base: Plan) -> bool:
@@ -106,43 +121,122 @@ def differs(plan: Plan, base: Plan) -> bool:
     return plan.id != base.id and doings(plan) != doings(base)
 
 
+def done(plan: Plan) -> Plan:
+    """What is done, without what it costs, where it is written and who said so."""
+    aside = {"estimates": None, "cluster": None, "workspace": {}, "launch": {}, "timeline": None, "mesh": None}
+    rest = {"provenance": (), "checks": (), "spec_text": "", "spec": "", "id": "", "config_id": "", "config": {}}
+    return attrs.evolve(plan, **aside, **rest, nodes=tuple(attrs.evolve(node, does="") for node in plan.nodes))
+
+
 def role_of(attribute: attrs.Attribute) -> Role | None:
     setting = attribute.metadata.get("setting")
     return setting.role if setting else None
 
 
-def test_every_setting_changes_the_plan(load):
-    silent = []
-    bases = [load(**STATED), load(**FREE), load(**COPIES), load(**ALONE)]
-    for path, attribute in places(bases[0], exempt=EXEMPT):
-        if not alternatives(at(bases[0], path), attribute.type):
-            continue  # a word without another choice
-        for spec in bases:
-            base = compile_plan(spec).plan
-            assert base is not None
-            if any(differs(plan, base) for plan in compiled_variants(spec, path, attribute)):
-                break
-        else:
-            silent.append(path)
-    assert silent == []
+@define
+class Found:
+    """What a walk over all settings has met: a line for each fault. judged: how many plans were held against theirs."""
+
+    silent: list[str] = field(factory=list)
+    of_other_roles: list[str] = field(factory=list)
+    without_reason: list[str] = field(factory=list)
+    too_wide: list[str] = field(factory=list)
+    judged: int = 0
+
+    def judge(self, path: str, base: Plan, plan: Plan) -> None:
+        """Whether going on from `base` with `plan` says what is done differently, on a page that fits."""
+        self.judged += 1
+        reasons = resumable(base, plan).reasons
+        if any("not known" in reason.text for reason in reasons):
+            self.without_reason.append(f"{path}: {[reason.text for reason in reasons]}")
+        if not reasons and done(plan) != done(base):
+            self.without_reason.append(f"{path}: nothing is said of what changes")
+        page = render_diff(compare_plans(base, plan), ("a", "b"))
+        self.too_wide += [f"{path}: {line}" for line in page.splitlines() if len(line) > 100]
+
+    def sort(self, path: str, role: Role | None, changed: list[bool]) -> None:
+        """Whether a setting changes the experiment if, and only if, it is about learning."""
+        if role is Role.EXPERIMENT and changed and not any(changed):
+            self.of_other_roles.append(f"{path} has no effect on the experiment")
+        if role not in (None, Role.EXPERIMENT) and any(changed):
+            self.of_other_roles.append(f"{path} must not change the experiment")
 
 
-def test_settings_belong_to_the_experiment_by_their_role(load):
-    """With the alignment of documents given, which else follows from the ring."""
-    spec = load(**FREE, collate=f"{CHAIN}(multipack, align = 16) -> shard")
-    base = compile_plan(spec).plan
-    assert base is not None
-    wrong = []
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Found:
+    """One walk for all tests: every setting of FREE with every other value, of the rest with the first that will do.
+
+    A setting about learning needs one value that shows it. With the alignment of documents given, which else follows
+    from the ring.
+    """
+    found, load = Found(), loader(tmp_path_factory.mktemp("spec"))
+    spec, base = compiled_from(load, FREE | {"collate": f"{CHAIN}(multipack, align = 16) -> shard"})
+    effective: set[str] = set()
     for path, attribute in places(spec, exempt=EXEMPT):
-        if (role := role_of(attribute)) is None or attribute.name == "accumulate":
-            continue
-        plans = list(compiled_variants(spec, path, attribute))
-        changed = [plan.config_id != base.config_id for plan in plans]
-        if role is Role.EXPERIMENT and plans and not any(changed):
-            wrong.append(f"{path} has no effect on the experiment")
-        if role is not Role.EXPERIMENT and any(changed):
-            wrong.append(f"{path} must not change the experiment")
-    assert wrong == []
+        role = None if attribute.name == "accumulate" else role_of(attribute)
+        changed: list[bool] = []
+        for plan in compiled_variants(spec, path, attribute):
+            changed.append(plan.config_id != base.config_id)
+            found.judge(path, base, plan)
+            if differs(plan, base):
+                effective.add(path)
+                if role is Role.EXPERIMENT and changed[-1]:
+                    break
+        found.sort(path, role, changed)
+    for blocks in (STATED, COPIES, ALONE):
+        spec, base = compiled_from(load, blocks)
+        walked = list(places(spec, exempt=EXEMPT))
+        for path, attribute in walked:
+            if blocks is ALONE and path in effective:
+                continue
+            for plan in compiled_variants(spec, path, attribute):
+                if blocks is not ALONE:
+                    found.judge(path, base, plan)
+                if path in effective:
+                    break
+                if differs(plan, base):
+                    effective.add(path)
+                    break
+    spec = load(**STATED)
+    found.silent = [
+        path
+        for path, attribute in places(spec, exempt=EXEMPT)
+        if path not in effective and alternatives(at(spec, path), attribute.type)  # else a word without another choice
+    ]
+    return found
+
+
+def loader(folder: Path) -> Callable[..., Spec]:
+    def load(**blocks: str) -> Spec:
+        (folder / "spec.xtrain").write_text(spec_text(**blocks))
+        return load_spec(folder / "spec.xtrain").require()
+
+    return load
+
+
+def test_every_setting_changes_the_plan(found):
+    assert found.silent == []
+
+
+def test_settings_belong_to_the_experiment_by_their_role(found):
+    assert found.of_other_roles == []
+
+
+def test_every_setting_that_changes_what_is_done_is_a_reason(found):
+    assert found.without_reason == [] and found.too_wide == []
+    assert found.judged > 500
+
+
+@pytest.mark.slow
+def test_every_value_of_every_setting_that_changes_what_is_done_is_a_reason(load):
+    found = Found()
+    for blocks in (STATED, FREE, COPIES):
+        spec, base = compiled_from(load, blocks)
+        for path, attribute in places(spec, exempt=EXEMPT):
+            for plan in compiled_variants(spec, path, attribute):
+                found.judge(path, base, plan)
+    assert found.without_reason == [] and found.too_wide == []
+    assert found.judged > 1000
 
 
 def test_the_walk_sees_the_whole_schema(load):
@@ -170,9 +264,9 @@ def test_the_walk_sees_the_whole_schema(load):
         "phases.early.mix.code",
     ):
         assert path in seen
-    for field in attrs.fields(Dataset):
-        of_some = [f"datasets.{name}.{field.name}" for name in ("code", "chat", "qa")]
-        assert field.name == "name" or set(of_some) & seen, field.name
+    for attribute in attrs.fields(Dataset):
+        of_some = [f"datasets.{name}.{attribute.name}" for name in ("code", "chat", "qa")]
+        assert attribute.name == "name" or set(of_some) & seen, attribute.name
     assert {f"batch.{a.name}" for a in attrs.fields(Batch)} <= seen
     assert {f"phases.early.{a.name}" for a in attrs.fields(Phase)} - {"phases.early.mix"} <= seen
     assert {f"mixture.{a.name}" for a in attrs.fields(Mixture)} - {"mixture.weights"} <= seen

@@ -313,9 +313,9 @@ def all_hold(plan, known_ops):
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=QUIET)
+@settings(max_examples=80, deadline=None, suppress_health_check=QUIET)
 @given(blocks=topologies())
-def test_some_hundred_topologies(base, known_ops, blocks):
+def test_some_topologies(base, known_ops, blocks):
     all_hold(planned(base, blocks), known_ops)
 
 

@@ -133,7 +133,7 @@ def layouts(draw):
     )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layouts())
 def test_estimates_are_the_largest_of_what_ranks_own(tmp_path, text):
     path = tmp_path / "spec.xtrain"

@@ -117,10 +117,18 @@ class Gang:
             self._nursery = None
 
     def run(
-        self, plan: Plan, folder: Path, *, name: str, timeout: float = TIMEOUT, mutation: Mutation | None = None
+        self,
+        plan: Plan,
+        folder: Path,
+        *,
+        name: str,
+        timeout: float = TIMEOUT,
+        mutation: Mutation | None = None,
+        saves: bool = True,
     ) -> Outcome:
         """Run `plan` on as many ranks as it asks for, with `folder` as working folder; files go to `folder/jobs/name`.
 
+        saves: whether checkpoints are written, which is a third of what a small job costs.
         Raises GangFailed, with all ranks gone, if one of them fails or `timeout` seconds are over.
         """
         world = plan.mesh.world_size
@@ -132,6 +140,7 @@ class Gang:
             "folder": str(folder),
             "directory": str(directory),
             "timeout": timeout,
+            "saves": saves,
             "mutation": mutation.name if mutation else "",
             "mutation_arguments": mutation.arguments if mutation else {},
         }

@@ -84,6 +84,11 @@ def run(job: dict[str, Any], rank: int) -> int:
     """Execute the plan in the job's directory; the exit code is 0 if it ended as it should."""
     os.chdir(job["folder"])
     torch.set_num_threads(1)
+    if not job["saves"]:
+        from gang_mutations import skip
+
+        skip("tick.checkpoint")
+        skip("tick.model")
     if job["mutation"]:
         import gang_control  # noqa: F401  adds its own
         import gang_health  # noqa: F401

@@ -4,10 +4,11 @@ import subprocess
 import time
 from pathlib import Path
 
+from forking import ForkedCommand
 from projects import Project
 
 
-def wait_for_step(project: Project, process: subprocess.Popen, step: int) -> None:
+def wait_for_step(project: Project, process: subprocess.Popen | ForkedCommand, step: int) -> None:
     """Return as soon as `process` has logged `step`."""
     deadline = time.monotonic() + 90
     while time.monotonic() < deadline:

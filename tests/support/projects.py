@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from forking import ForkedCommand
+
 TINY = """
 experiment tiny {{ seed = 3, budget = {steps} steps }}
 model qwen3 {{ dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48, tie_embeddings = {tied}, init_std = 0.1 }}
@@ -40,8 +42,10 @@ class Project:
         clean = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
         return {**clean, "OMP_NUM_THREADS": "1"}
 
-    def start(self, *arguments: str, torchrun: int = 0) -> subprocess.Popen:
-        """Start `xtrain run`, as a rank of `torchrun` ranks if there are any."""
+    def start(self, *arguments: str, torchrun: int = 0, fresh: bool = False) -> subprocess.Popen | ForkedCommand:
+        """Start `xtrain run`, as a rank of `torchrun` ranks if there are any; forked, unless it is to be `fresh`."""
+        if not torchrun and not fresh:
+            return ForkedCommand(["run", *arguments], self.folder, self.environment)
         command = self.command("run", *arguments)
         if torchrun:
             ranks = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun), "-m", "xtrain")

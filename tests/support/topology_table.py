@@ -1,6 +1,6 @@
 """Run the table of topologies, print every row as it comes, and write docs/topologies.md.
 
-    python tests/support/topology_table.py [--only TEXT …] [--ci] [--write]
+    python tests/support/topology_table.py [--only TEXT …] [--ordinary] [--write]
 
 `--only` takes rows whose name contains the text. Exits with 1 if a row does not hold.
 """
@@ -28,10 +28,10 @@ relative to the value (loss, gradient norm, evaluation) or to the largest elemen
 loads and the balance loss; tensors: parameters and both moments, every one of them, as every rank holds it). The tests
 fail above 1e-10 in fp64 and 1e-5 in fp32. Each rank's shapes and bytes are those that the plan foresees.
 
-`tests/support/topologies.py` is the table as data; `pytest tests/distributed` runs the rows marked `ci`,
+`tests/support/topologies.py` is the table as data; `pytest tests/distributed` runs the ordinary rows,
 `pytest -m matrix` all of them. The seconds are those of two cores, set-up included.
 
-| layout | model | ranks | format | ci | loss | norm | eval | routing | worst tensor | s |
+| layout | model | ranks | format | ordinary | loss | norm | eval | routing | worst tensor | s |
 | --- | --- | --: | --- | --- | --: | --: | --: | --: | --: | --: |
 """
 
@@ -51,8 +51,8 @@ class Row:
 
     def markdown(self) -> str:
         name = self.topology.name.rsplit(" (", 1)[0]
-        ci = "ci" if self.topology.in_ci(self.params) else ""
-        cells = [name, self.topology.model, str(self.topology.world), self.params, ci, *self._figures()]
+        ordinary = "yes" if self.topology.is_ordinary(self.params) else ""
+        cells = [name, self.topology.model, str(self.topology.world), self.params, ordinary, *self._figures()]
         return "| " + " | ".join(cells) + " |"
 
     def line(self) -> str:
@@ -88,13 +88,14 @@ def _brief(problem: str) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[""], metavar="TEXT", help="rows whose name contains one of these")
-    parser.add_argument("--ci", action="store_true", help="only rows that run with the ordinary tests")
+    parser.add_argument("--ordinary", action="store_true", help="only rows that run with the ordinary tests")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.relative_to(PAGE.parents[1])}")
     arguments = parser.parse_args()
     chosen = [
         (topology, params)
         for topology, params in CASES
-        if any(text in topology.name for text in arguments.only) and (topology.in_ci(params) or not arguments.ci)
+        if any(text in topology.name for text in arguments.only)
+        and (topology.is_ordinary(params) or not arguments.ordinary)
     ]
     rows = []
     with tempfile.TemporaryDirectory() as folder, Gang() as gang:

@@ -5,6 +5,7 @@ from pathlib import Path
 from topologies import Topology
 from trials import NoPlan, Trial
 
+from xtrain.planner.layouts.placement import held_bytes
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan, Traced
 
@@ -23,3 +24,18 @@ def plan_of(folder: Path, topology: Topology, *sets: str, params: str = "", more
 def calls(traced: Traced, node: str) -> dict[tuple[str, str], tuple[int, int]]:
     """(axis, op) → (count, bytes) of what a node makes a rank send."""
     return {(t.axis, t.op): (t.count, t.bytes) for t in traced.traffic if t.node == node}
+
+
+def is_as_planned(plan: Plan, traced: Traced) -> None:
+    """A rank holds the states that the plan foresees, and sends along axes of its mesh, for nodes of its graph."""
+    memory = traced.memory
+    assert memory.states == held_bytes(plan, traced.rank)
+    assert memory.parameters == memory.gradients == memory.optimizer // 2
+    assert memory.activations > 0
+    assert traced.pp == plan.mesh.coordinates(traced.rank)["pp"]
+    names = {axis.name for axis in (*plan.mesh.axes, *plan.mesh.expert_axes) if axis.size > 1}
+    nodes = {node.id for node in plan.nodes}
+    for sent in traced.traffic:
+        assert set(sent.axis.split(" · ")) <= names
+        assert sent.node in nodes
+        assert sent.count > 0 and sent.bytes > 0

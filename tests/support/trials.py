@@ -144,12 +144,13 @@ class Laboratory:
         alone: bool = False,
         timeout: float = TIMEOUT,
         mutation: Mutation | None = None,
+        saves: bool = True,
     ) -> Outcome:
         self._count[0] += 1
         slug = re.sub(r"[^a-z0-9]+", "-", " ".join((trial.model, trial.params, *sets)).replace("parallel.", ""))[:60]
         name = f"{self._count[0]:03d}-{slug.strip('-')}"
         plan = self.plan(trial, sets, world, alone=alone)
-        return self.gang.run(plan, self.folder, name=name, timeout=timeout, mutation=mutation)
+        return self.gang.run(plan, self.folder, name=name, timeout=timeout, mutation=mutation, saves=saves)
 
     def alone(self, trial: Trial) -> Outcome:
         """The trial in one process; computed once."""

@@ -1,0 +1,235 @@
+"""`xtrain run` as a process of its own that need not import anything: forked from one that has torch loaded.
+
+    command = ForkedCommand(["run", "tiny.xtrain"], folder, environment)
+    out, err = command.communicate(timeout=60)
+
+The launcher and its ranks are real processes, parents and children of one another, with the streams, the environment
+and the command line (as /proc shows it) that they would have; the ranks are forked from the launcher. What they do not
+show is whether they can import what they need: some tests start fresh ones for that.
+
+Importing costs a launcher three seconds of a core and a rank six, a fork some milliseconds.
+"""
+
+import ctypes
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gang_nursery import die_with, preload
+
+# Bytes that the command line and the environment of a forked process may have.
+COMMAND_BYTES, ENVIRONMENT_BYTES = 4096, 65536
+LAUNCHERS = (
+    "xtrain.cli.run",
+    "xtrain.runtime.gangs.launch",
+    "xtrain.runtime.gangs.leftovers",
+    "torch.distributed.elastic.multiprocessing",
+    "torch.distributed.launcher.api",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
+)
+
+
+class ForkedCommand:
+    """`xtrain ARGUMENTS` under way; a part of `subprocess.Popen`. Its output goes to files, read at the end."""
+
+    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
+        self.args = [sys.executable, "-m", "xtrain", *arguments]
+        self.returncode: int | None = None
+        self._output = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  open until it has ended
+        with Path(os.devnull).open() as nothing:
+            streams = [nothing.fileno(), *(file.fileno() for file in self._output)]
+            self.pid: int = _server().ask({"start": self.args, "folder": str(folder), "env": environment}, streams)
+        self._handle = os.pidfd_open(self.pid)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code (negative: a signal). Raises TimeoutExpired."""
+        if self.returncode is None:
+            if not select.select([self._handle], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+            os.close(self._handle)
+            self.returncode = _server().ask({"wait": self.pid})
+        return self.returncode
+
+    def poll(self) -> int | None:
+        try:
+            return self.wait(0.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """What it has written by its end. Raises TimeoutExpired."""
+        self.wait(timeout)
+        texts = []
+        for file in self._output:
+            file.seek(0)
+            texts.append(file.read().decode())
+        return texts[0], texts[1]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Server:
+    """The process that commands are forked from; it ends with this one."""
+
+    def __init__(self) -> None:
+        self._asked, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        room = {"XTRAIN_TEST_ROOM": "x" * ENVIRONMENT_BYTES}
+        command = [sys.executable, __file__, str(os.getpid()), str(there.fileno()), "x" * COMMAND_BYTES]
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+        environment = {**os.environ, **threads, "OMP_WAIT_POLICY": "passive", **room}
+        self.process = subprocess.Popen(command, pass_fds=[there.fileno()], env=environment)
+        there.close()
+
+    def ask(self, what: dict[str, Any], streams: list[int] | None = None) -> int:
+        socket.send_fds(self._asked, [json.dumps(what).encode()], streams or [])
+        answer = self._asked.recv(1024)
+        assert answer, "the process that commands are forked from has ended"
+        return int(answer)
+
+
+_servers: list[Server] = []
+
+
+def _server() -> Server:
+    if not _servers:
+        _servers.append(Server())
+    return _servers[0]
+
+
+# In the process that commands are forked from, and in these ---------------------------------------------------------
+
+
+def serve(asked: socket.socket) -> None:
+    while True:
+        message, streams, _, _ = socket.recv_fds(asked, 2 * ENVIRONMENT_BYTES, 3)
+        if not message:
+            return
+        what = json.loads(message)
+        if "wait" in what:
+            answer = os.waitstatus_to_exitcode(os.waitpid(what["wait"], 0)[1])
+        else:
+            parent = os.getpid()
+            answer = os.fork()
+            if not answer:
+                die_with(parent)
+                os.chdir(what["folder"])
+                become(what["start"], what["env"], streams)
+        for stream in streams:
+            os.close(stream)
+        asked.send(str(answer).encode())
+
+
+class ForkedRank(subprocess.Popen):
+    """What torch's agent starts, as a fork of this process."""
+
+    def _execute_child(  # type: ignore[override]
+        self, args, executable, preexec_fn, close_fds, pass_fds, cwd, env, startupinfo, creationflags, shell,
+        p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, restore_signals, gid, gids, uid, umask,
+        start_new_session, process_group,
+    ) -> None:  # fmt: skip
+        self.pid = os.fork()
+        if not self.pid:
+            os.setsid()
+            become(list(args), env, [0, c2pwrite, errwrite])
+        self._child_created = True
+
+
+def become(command: list[str], environment: dict[str, str], streams: list[int]) -> NoReturn:
+    """Turn this process, just forked, into `python -m MODULE ARGUMENTS`; it ends here, whatever happens."""
+    code = 1
+    try:
+        for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+            if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        copies = [os.dup(stream) for stream in streams]
+        for number, stream in enumerate(copies):
+            os.dup2(stream, number)
+        os.closerange(3, 4096)
+        sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
+        sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
+        show_as(command, environment)
+        assert command[1] == "-m", command
+        sys.argv = [command[2], *command[3:]]
+        sys.orig_argv = command
+        sys.path.insert(0, str(Path.cwd()))
+        importlib.invalidate_caches()
+        code = run(command[2])
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0
+        if isinstance(ended.code, str):
+            code = 1
+            print(ended.code, file=sys.stderr)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def run(module: str) -> int:
+    if module == "xtrain":
+        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+
+        from xtrain.cli.main import main
+
+        vars(subprocess_handler)["Popen"] = ForkedRank
+        return main()
+    from xtrain.runtime import worker
+
+    assert module == worker.__name__, module
+    worker.main()
+    return 0
+
+
+def show_as(command: list[str], environment: dict[str, str]) -> None:
+    """Let /proc show this command line and this environment, and let this process have them.
+
+    They are written over those that the first process was started with, which has left room.
+    """
+    libc = ctypes.CDLL(None)
+    libc.clearenv()  # what getenv gives would lie where we write
+    os.environ.clear()
+    os.environ.update(environment)
+    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    arguments, arguments_end, variables, variables_end = map(int, fields[45:49])
+    rest = b"".join(b"\0" + os.fsencode(word) for word in command[1:]) + b"\0"
+    # To its last byte: a path may begin with any number of slashes.
+    first = os.fsencode(command[0]).rjust(arguments_end - arguments - len(rest), b"/")
+    shown = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in environment.items())
+    assert len(first + rest) == arguments_end - arguments and len(shown) <= variables_end - variables
+    ctypes.memmove(arguments, first + rest, len(first + rest))
+    ctypes.memset(variables, 0, variables_end - variables)
+    ctypes.memmove(variables, shown, len(shown))
+
+
+def main() -> None:
+    die_with(int(sys.argv[1]))
+    asked = socket.socket(fileno=int(sys.argv[2]))
+    preload()
+    for module in LAUNCHERS:
+        importlib.import_module(module)
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    assert threads == 1, "a process with threads must not be forked"
+    serve(asked)
+    os._exit(0)  # taking torch down takes a second
+
+
+if __name__ == "__main__":
+    main()
