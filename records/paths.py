@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Final
 
-METRICS: Final = "metrics.jsonl"
-EVENTS: Final = "events.jsonl"
-CONTROL: Final = "control"
+METRICS_FILE: Final = "metrics.jsonl"
+EVENTS_FILE: Final = "events.jsonl"
+CONTROL_FOLDER: Final = "control"
 
 
 def rank_lines_path(directory: Path, rank: int) -> Path:

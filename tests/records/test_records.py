@@ -16,7 +16,7 @@ from xtrain.records.events import EVENT_TYPES, event_of, events_of
 from xtrain.records.heartbeat import WIDTH, Heartbeat, read_heartbeat
 from xtrain.records.lines import as_object, line_of, object_of, objects, objects_since, plain_value, read, read_all
 from xtrain.records.metrics import FREE_NAMES, RankMetrics, StepMetrics
-from xtrain.records.paths import EVENTS, METRICS, heartbeat_path, rank_lines_path
+from xtrain.records.paths import EVENTS_FILE, METRICS_FILE, heartbeat_path, rank_lines_path
 from xtrain.records.record import Record
 from xtrain.records.run_events import FailureEvent, RunEndEvent, WarningEvent
 from xtrain.records.start_events import RunStartEvent
@@ -33,17 +33,17 @@ def _is_documented(key: str) -> bool:
     return any(Path(key).match(pattern) for pattern in patterns)
 
 
-@pytest.mark.parametrize("name", [METRICS, EVENTS, "ranks/00000.jsonl", "ranks/00001.jsonl"])
+@pytest.mark.parametrize("name", [METRICS_FILE, EVENTS_FILE, "ranks/00000.jsonl", "ranks/00001.jsonl"])
 def test_every_key_of_the_files_of_before_is_a_field(name: str) -> None:
     found = objects_since(BEFORE / name)
-    kind = StepMetrics if name == METRICS else RankMetrics
-    records = events_of(found) if name == EVENTS else read_all(kind, found)
+    kind = StepMetrics if name == METRICS_FILE else RankMetrics
+    records = events_of(found) if name == EVENTS_FILE else read_all(kind, found)
     assert len(records) >= 6
     for record, before in zip(records, found, strict=True):
         assert not isinstance(record, UnknownEvent)
-        assert all(map(_is_documented, record.rest)) and (not record.rest or name == METRICS)
+        assert all(map(_is_documented, record.rest)) and (not record.rest or name == METRICS_FILE)
         assert json.loads(line_of(record)) == before
-    if name == EVENTS:
+    if name == EVENTS_FILE:
         (start,) = (each for each in records if isinstance(each, RunStartEvent))
         assert (start.name, start.world_size, start.resumed_step) == ("six_steps", 2, None)
         samples = [each.samples for each in records if isinstance(each, GenerateEvent)]
