@@ -15,10 +15,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
 
 import torch
+from msgspec.structs import replace
 
+from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.runtime.observation.branch import Branch, Writer
 from xtrain.runtime.observation.lines import JsonLines
 from xtrain.runtime.observation.packages import _is_installed
@@ -26,18 +27,18 @@ from xtrain.runtime.observation.records import Records
 from xtrain.runtime.observation.tensorboard_writer import TensorBoardWriter
 from xtrain.runtime.observation.wandb_writer import WandbWriter
 
-Report = Callable[[dict[str, Any], dict[str, Any]], None]
+Report = Callable[[StepMetrics, RankMetrics], None]
 
 
-def record_of(step: int) -> dict[str, Any]:
+def record_of(step: int) -> StepMetrics:
     names = ("loss", "grad_norm", "lr", "tokens_per_second", "step_seconds", "data_seconds", "tflops", "comm_seconds")
     numbers = {name: 0.1234567890123 * step + place for place, name in enumerate(names)}
-    return {"step": step, "time": time.time(), **numbers, "tokens": step << 20, "memory_bytes": 1 << 34, "phase": "x"}
+    return replace(StepMetrics(step=step, tokens=step << 20, memory_bytes=1 << 34, phase="x"), **numbers)
 
 
-def own_of(step: int) -> dict[str, Any]:
+def own_of(step: int) -> RankMetrics:
     nodes = {f"step.node_{number}": 0.012345 for number in range(12)}
-    return {"step": step, "time": time.time(), "memory_bytes": 1 << 34, "node_seconds": nodes}
+    return RankMetrics(step=step, memory_bytes=1 << 34, node_seconds=nodes)
 
 
 def timed(report: Report, steps: int) -> dict[str, float]:
@@ -68,9 +69,9 @@ def queued(folder: Path, steps: int, *writers: Writer) -> dict[str, float]:
         branch.begin()
         branch._outlet.deliver(None, 60)
 
-    def report(record: dict[str, Any], of_rank: dict[str, Any]) -> None:
-        records.add_to_metric(record)
-        records.flush(record["step"])
+    def report(record: StepMetrics, of_rank: RankMetrics) -> None:
+        records.log(record)
+        records.flush(record.step or 0)
         records.own.write(of_rank)
 
     found = timed(report, steps)

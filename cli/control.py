@@ -1,9 +1,12 @@
 """`xtrain control RUN COMMAND [ARGUMENT]`: ask a live run to do something between two of its steps."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..records.run_events import ControlEvent
 
 EPILOG = """\
 RUN is a run's directory, or a lineage or root of runs: then the one that was started last and is live.
@@ -60,6 +63,7 @@ def _seconds(text: str) -> float:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status, as the help says."""
+    from ..records.lines import line_of
     from ..runtime.control.asking import Asked, NotLive, live_run
 
     argument: str | int | None = arguments.argument
@@ -77,22 +81,23 @@ def run(arguments: argparse.Namespace) -> int:
         return _nobody(str(error))
     except OSError as error:
         return _nobody(f"the command could not be written: {error.strerror}")
-    answer: dict[str, object] = {}
+    state = ""
     try:
         for answer in asked.answers(arguments.wait):
-            print(json.dumps(answer) if arguments.json else _line(answer), flush=True)
+            state = answer.state
+            print(line_of(answer).decode().rstrip() if arguments.json else _line(answer), flush=True)
     except NotLive as error:
         return _nobody(str(error))
     except KeyboardInterrupt:
         taken = "it was taken back" if asked.take_back() else "the run has read it and goes on with it"
         print(f"xtrain control: interrupted; {taken}", file=sys.stderr)
         return 130
-    return 0 if answer["state"] == "done" else 1
+    return 0 if state == "done" else 1
 
 
-def _line(answer: dict[str, object]) -> str:
-    detail = f": {answer['detail']}" if answer.get("detail") else ""
-    return f"{answer['state']}  {answer['command']}  step {answer['step']:,}{detail}"
+def _line(answer: "ControlEvent") -> str:
+    detail = f": {answer.detail}" if answer.detail else ""
+    return f"{answer.state}  {answer.command}  step {answer.step or 0:,}{detail}"
 
 
 def _nobody(message: str) -> int:

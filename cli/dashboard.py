@@ -33,11 +33,12 @@ class Dashboard:
     """
 
     def __init__(self, workspace: "Workspace") -> None:
+        from ..records.paths import EVENTS_FILE, METRICS_FILE
         from ..runtime.observation.lines import size_of
 
         self._directory = workspace.directory
         self._said = workspace.directory / "logs" / workspace.attempt / "launcher.log"
-        self._offsets = {name: size_of(self._directory / name) for name in ("metrics.jsonl", "events.jsonl")}
+        self._offsets = {name: size_of(self._directory / name) for name in (METRICS_FILE, EVENTS_FILE)}
         self._finished = threading.Event()
         self._terminal = Terminal(sys.stdin.fileno())
         self._thread = threading.Thread(target=self._attend, name="dashboard", daemon=True)

@@ -11,12 +11,13 @@ class Following:
     """Shows the run in a thread, until the block ends."""
 
     def __init__(self, workspace: "Workspace", ui: str) -> None:
+        from ..records.paths import EVENTS_FILE, METRICS_FILE
         from ..runtime.observation.lines import size_of
         from ..tui.lines.view import follow
 
         directory = workspace.directory
         self._finished = threading.Event()
-        offsets = {name: size_of(directory / name) for name in ("metrics.jsonl", "events.jsonl")}
+        offsets = {name: size_of(directory / name) for name in (METRICS_FILE, EVENTS_FILE)}
         options = {"ui": ui, "offsets": offsets, "finished": self._finished}
         self._thread = threading.Thread(target=follow, args=(directory,), kwargs=options, daemon=True)
 

@@ -18,6 +18,7 @@ from .refused import Refused, refusals
 if TYPE_CHECKING:
     from ..planner.load import Compiled
     from ..planner.plan import Plan
+    from ..records.run_events import FailureEvent
     from ..runtime.gangs.launch import Ended
     from ..runtime.gangs.meeting import Door
     from ..runtime.workspace import Workspace
@@ -136,10 +137,11 @@ class First:
     """The first rank behind the door: runs, and has the last word."""
 
     def __init__(self, workspace: "Workspace", plan: "Plan", door: "Door | None") -> None:
+        from ..records.paths import EVENTS_FILE
         from ..runtime.observation.lines import size_of
 
         self._workspace, self._plan, self._door = workspace, plan, door
-        self._events = workspace.directory / "events.jsonl"
+        self._events = workspace.directory / EVENTS_FILE
         self._begin = size_of(self._events)
         self._following: Following | None = None
         self._ending = Lock()
@@ -200,31 +202,31 @@ class First:
     def _end(self, ended: "Ended") -> int:
         """Say how the run has ended, if no rank has; the exit code. Of several threads the first does, the others
         wait for ever: it also ends the process."""
+        from ..records.events import events_since
         from ..runtime.errors import EnvironmentFault
         from ..runtime.gangs.cause import write_cause
         from ..runtime.gangs.conclusion import conclude
-        from ..runtime.gangs.fall import fall_of
-        from ..runtime.observation.lines import records_since
+        from ..runtime.gangs.fall import exit_code_of, failures_in, fall_of
         from ..runtime.outcome import EXIT_CODES
 
         self._ending.acquire()
-        said = records_since(self._events, self._begin)
+        said = events_since(self._events, self._begin)
         fall = fall_of(said, ended)
         if fall is None:
-            return next(e for e in reversed(said) if e["event"] == "run_end")["exit_code"]
+            return exit_code_of(said)
         try:
-            end = conclude(self._workspace, said, ended, fall)
+            exit_code = conclude(self._workspace, said, ended, fall)
         except EnvironmentFault as fault:  # the disk takes no record
             print(f"error[{fault.code}]: {fault}", file=sys.stderr)
             write_cause(f"error[{fault.code}]: {fault}")
             return EXIT_CODES["environment"]
-        if end["status"] == "failed":
-            failures = [e for e in records_since(self._events, self._begin) if e["event"] == "failure"]
-            write_cause("\n".join(_cause(e) for e in failures if not e.get("lost")) or fall.reason)
-        return end["exit_code"]
+        if exit_code in (EXIT_CODES["failed"], EXIT_CODES["environment"]):
+            failures = failures_in(events_since(self._events, self._begin))
+            write_cause("\n".join(_cause(failure) for failure in failures if not failure.lost) or fall.reason)
+        return exit_code
 
 
-def _cause(failure: dict) -> str:
-    code = f"error[{failure['code']}]: " if failure.get("code") else "error: "
-    who = "" if failure["rank"] in (None, 0) or failure.get("agreed") else f"rank {failure['rank']}: "
-    return f"{code}{who}{failure['error']}"
+def _cause(failure: "FailureEvent") -> str:
+    code = f"error[{failure.code}]: " if failure.code else "error: "
+    who = "" if failure.rank in (None, 0) or failure.agreed else f"rank {failure.rank}: "
+    return f"{code}{who}{failure.error}"

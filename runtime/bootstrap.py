@@ -10,6 +10,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from ..planner.plan import Plan
 from ..planner.plan_mesh import Mesh
+from ..records.start_events import DeviceEvent
 from .checkpoint import streams
 from .control.signals import StopRequests
 from .errors import EnvironmentFault
@@ -50,9 +51,8 @@ def bootstrap(
     check_device(plan, chosen.type)
     use_threads(threads, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
     in_force = set_matmul(matmul, chosen)
-    records.event(
-        "device", step=0, device=str(chosen), threads=torch.get_num_threads(), matmul=in_force, torch=torch.__version__
-    )
+    count, version = torch.get_num_threads(), str(torch.__version__)
+    records.event(DeviceEvent(step=0, device=str(chosen), threads=count, matmul=in_force, torch=version))
     mesh: Mesh = plan.mesh
     streams.begin(seed, 0, mesh.data_rank(number))
     if world > 1:

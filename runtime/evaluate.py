@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..planner.plan import Plan
+from ..records.step_events import EvalEvent
 from .checkpoint.saver import Saver
 from .ema import Ema, Weights
 from .feed import Feed
@@ -75,22 +76,23 @@ def evaluate(
         loss = total / tokens if tokens else math.nan
         seconds = time.perf_counter() - begin
         records.event(
-            "eval",
-            step=progress.step,
-            node=node_id,
-            dataset=dataset,
-            weights=which,
-            loss=loss,
-            tokens=int(tokens),
-            batches=len(loader),
-            seconds=seconds,
+            EvalEvent(
+                step=progress.step,
+                node=node_id,
+                dataset=dataset,
+                weights=which,
+                loss=loss,
+                tokens=int(tokens),
+                batches=len(loader),
+                seconds=seconds,
+            )
         )
         if not tokens:
             message = f"eval {dataset}: no token of the rows that were held out counts, so that there is no loss"
-            records.event("warning", step=progress.step, message=message)
+            records.warn(message, step=progress.step)
         metric = f"eval/{dataset}/loss"
         progress.measured[metric] = progress.step, loss
-        records.add_to_metric({metric: loss})
+        records.measured({metric: loss})
         if saver is not None:
             saver.measured(metric)
 

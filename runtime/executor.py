@@ -18,6 +18,9 @@ from ..planner.plan import Node, Plan
 from ..planner.plan_timeline import Tick, Timeline
 from ..planner.stops import SIGNALS
 from ..planner.units import plural
+from ..records.run_events import RunEndEvent, SignalEvent, StopEvent
+from ..records.start_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
+from ..records.step_events import NonFiniteEvent, SkippedEvent
 from .alerts.notify import Notifier
 from .alerts.occasions import NOTIFY, Occasions
 from .bootstrap import choose_device
@@ -146,17 +149,18 @@ class Executor:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         start = starting_point(self.plan, self.records.directory).entry
         self.records.event(
-            "run_start",
-            step=0,
-            run_id=self.records.directory.name,
-            plan_id=self.plan.id,
-            name=self.plan.name,
-            world_size=self.plan.mesh.world_size,
-            device=choose_device(self.plan.node("setup.bootstrap").args["device"], local_rank).type,
-            steps=self.plan.timeline.steps,
-            attempt=self.records.attempts() + 1,
-            resumed_step=start.step if start else None,
-            directory=str(self.records.directory),
+            RunStartEvent(
+                step=0,
+                run_id=self.records.directory.name,
+                plan_id=self.plan.id,
+                name=self.plan.name,
+                world_size=self.plan.mesh.world_size,
+                device=choose_device(self.plan.node("setup.bootstrap").args["device"], local_rank).type,
+                steps=self.plan.timeline.steps,
+                attempt=self.records.attempts() + 1,
+                resumed_step=start.step if start else None,
+                directory=str(self.records.directory),
+            )
         )
         if self.records.rank == 0:
             folder, commands = self.records.directory / "control", self.plan.timeline.commands
@@ -172,20 +176,20 @@ class Executor:
         self.requests.listen()
         # What set-up took for a moment, as to load a checkpoint, is not held against the plan of a step.
         most, seconds = forget_peak(self.resources["rank"].device), time.perf_counter() - begin
-        self.records.event("setup_done", step=self.progress.step, seconds=seconds, memory_bytes=most)
+        self.records.event(SetupDoneEvent(step=self.progress.step, seconds=seconds, memory_bytes=most))
 
     def _execute(self, node: Node) -> None:
         """Run a node that acts at once, time it, and keep what it gives."""
         operation = op_of(node)
         self._under_way = node.id
         self.beat.at(node.id, lasting=True)
-        self.records.event("setup_begin", step=self.progress.step, node=node.id)
+        self.records.event(SetupBeginEvent(step=self.progress.step, node=node.id))
         began = time.perf_counter()
         result = operation.bind(node, {**self.resources, "node_id": node.id})()
         if operation.gives:
             self.resources[operation.gives] = result
         seconds = time.perf_counter() - began
-        self.records.event("setup", step=self.progress.step, node=node.id, seconds=seconds, detail=node.does)
+        self.records.event(SetupEvent(step=self.progress.step, node=node.id, seconds=seconds, detail=node.does))
 
     # training -------------------------------------------------------------------------------------------------------
 
@@ -233,14 +237,14 @@ class Executor:
                         seconds[node] += each
                 warms_up = False
                 if not time_left.told and (estimate := time_left.after(step, mark - step.began, int(last))):
-                    self.records.event("estimate", step=step.index + 1, **estimate)
+                    self.records.event(estimate)
             except SkipStep as reason:
-                self.records.event("skipped", step=step.index + 1, reason=str(reason), **reason.fields)
+                self.records.event(SkippedEvent(step=step.index + 1, reason=str(reason), **reason.fields))
                 step.let_go()
                 for call in bad_steps.get(reason.fields.get("in_a_row", 0), ()):
                     call(step)
             except NonFinite as error:
-                self.records.event("nonfinite", step=error.step, loss=error.loss, grad_norm=error.grad_norm)
+                self.records.event(NonFiniteEvent(step=error.step, loss=error.loss, grad_norm=error.grad_norm))
                 step.let_go()
                 for call in bad_steps[too_many]:
                     call(step)
@@ -325,8 +329,8 @@ class Executor:
 
     def _note_stop(self, event: str, reason: str) -> None:
         """Write why the run is to stop; its end says the first reason again."""
-        kind = "signal" if event in SIGNALS else "stop"
-        self.records.event(kind, step=self.progress.step, name=event, reason=reason)
+        kind = SignalEvent if event in SIGNALS else StopEvent
+        self.records.event(kind(step=self.progress.step, name=event, reason=reason))
         self._reason = self._reason or f"{event}: {reason}"
 
     def _on_alerts(self, step: Step) -> bool:
@@ -381,11 +385,17 @@ class Executor:
         take_leave(self.records, self.requests, self.notifier, saver, exit_code=code, failed=failed)
         if not failed:  # of a failure only the launcher can say when all has been told
             loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
-            seconds = time.perf_counter() - begin
-            fields = {"status": status, "exit_code": code, "seconds": seconds, "loss": loss}
-            if status in ("stopped", "interrupted"):
-                fields["reason"] = self._reason or "a command: stop"
-            self.records.event("run_end", step=self.progress.step, **fields)
+            reason = (self._reason or "a command: stop") if status in ("stopped", "interrupted") else ""
+            self.records.event(
+                RunEndEvent(
+                    step=self.progress.step,
+                    status=status,
+                    exit_code=code,
+                    seconds=time.perf_counter() - begin,
+                    loss=loss,
+                    reason=reason,
+                )
+            )
 
     def _report(self, error: BaseException, *, exit_code: int = 1, trace: bool) -> None:
         watch: Watch | None = self.resources.get("watch")
@@ -410,7 +420,7 @@ class Executor:
         report_deadline(self.records, message, step=self.progress.step)
 
     def _warn(self, message: str) -> None:
-        self.records.event("warning", step=self.progress.step, message=message)
+        self.records.warn(message, step=self.progress.step)
 
     def _shut_down(self, *, failed: bool) -> None:
         for node in self._order:

@@ -7,8 +7,8 @@ import re
 import sys
 import traceback
 from contextlib import suppress
-from typing import Any
 
+from ..records.run_events import FailureEvent
 from .data.errors import DataError
 from .errors import EnvironmentFault
 from .observation.records import Records
@@ -41,16 +41,19 @@ def report_failure(
         say(said)
     if lost:
         message = f"lost contact with another rank in {place}"
-    fields: dict[str, Any] = {"rank": records.rank, "error": message, "exit_code": exit_code}
-    if isinstance(error, EnvironmentFault | DataError):
-        fields["code"] = error.code
-    agreed = getattr(error, "agreed", False)
-    if agreed or isinstance(error, PlanMismatch):
-        fields["agreed"] = True
-    if lost:
-        fields["lost"] = True
+    agreed = bool(getattr(error, "agreed", False))
+    event = FailureEvent(
+        step=step,
+        rank=records.rank,
+        error=message,
+        exit_code=exit_code,
+        traceback=text if trace else "",
+        code=error.code if isinstance(error, EnvironmentFault | DataError) else "",
+        agreed=agreed or isinstance(error, PlanMismatch),
+        lost=lost,
+    )
     try:
-        records.event("failure", step=step, every_rank=not agreed, traceback=text if trace else "", **fields)
+        records.event(event, every_rank=not agreed)
     except EnvironmentFault:
         if quiet:  # nobody else knows
             say(said)
@@ -58,9 +61,9 @@ def report_failure(
 
 def report_deadline(records: Records, message: str, *, step: int) -> None:
     """Report that this rank is ended because it did not stop in time; `stopping`: that it was asked to is known."""
-    fields: dict[str, Any] = {"rank": records.rank, "error": message, "exit_code": 1, "stopping": True}
+    event = FailureEvent(step=step, rank=records.rank, error=message, exit_code=1, traceback="", stopping=True)
     with suppress(EnvironmentFault):
-        records.event("failure", step=step, every_rank=True, traceback="", **fields)
+        records.event(event, every_rank=True)
 
 
 def say(text: str) -> None:

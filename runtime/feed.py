@@ -12,6 +12,7 @@ from ..planner.horizon import counted_arithmetic, counted_timeline
 from ..planner.phases import phase_at
 from ..planner.plan import Plan
 from ..planner.plan_timeline import Phase, Timeline
+from ..records.start_events import DataEvent, TokeniseEvent
 from .data.collate import collators
 from .data.collate.batch import Microbatch
 from .data.collate.collators import Chain
@@ -152,7 +153,7 @@ def prepare_dataset(
     node = plan.node(node_id)
 
     def tell(line: str, now: Progress) -> None:
-        records.event("tokenise", step=0, dataset=dataset, message=line, **now.as_json())
+        records.event(TokeniseEvent(step=0, dataset=dataset, message=line, **now.as_json()))
 
     report = every(TOLD_EVERY_SECONDS, tell)
     ready = first_of_machine(rank, lambda: prepared_from(plan, node, tokenizer, progress=report), beat)
@@ -175,18 +176,18 @@ def _tell_losses(records: Records, prepared: PreparedDataset, oversized: str) ->
     name = prepared.name
     bad_records = prepared.store.bad_records
     for bad in bad_records.first:
-        records.event("warning", step=0, message=f"dataset {name}: {bad.origin}: {bad.reason}")
+        records.warn(f"dataset {name}: {bad.origin}: {bad.reason}", step=0)
     if more := bad_records.count - len(bad_records.first):
         listed = f"cache/tokens/{prepared.store.folder}/{BAD}"
         message = f"dataset {name}: {more:,} more bad records, all of them in {listed} below workspace.root"
-        records.event("warning", step=0, message=message)
+        records.warn(message, step=0)
     for part, rows in (("training", prepared.train_rows), ("hold-out", prepared.heldout_rows)):
         if rows.num_truncated or rows.num_skipped:
             message = (
                 f"dataset {name}, {part}: {rows.num_truncated:,} documents cut, {rows.num_skipped:,} left out, "
                 f"{rows.num_dropped_positions:,} tokens in all, as oversized = {oversized} says"
             )
-            records.event("warning", step=0, message=message)
+            records.warn(message, step=0)
 
 
 @op("collate.to_tensor", gives="stages")
@@ -295,7 +296,7 @@ def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int
         return (feed.loader.microbatches(step) for step in range(first, until))
 
     def warn(step: int, message: str) -> None:
-        records.event("warning", step=step, every_rank=True, message=message)
+        records.warn(message, step=step, every_rank=True)
 
     def elsewhere(first: int, until: int) -> Generator[list[Microbatch]]:
         others = ReaderProcesses(plan=plan, rank=rank, loader=feed.loader, count=workers, warn=warn)
@@ -310,8 +311,8 @@ def tell_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, b
     """Say how many rows each dataset has, how many steps the run takes, and how many rows and tokens an epoch has."""
     rows = {each.name: each.order.num_rows for each in trained}
     epoch = float(batch.epoch_rows or 0)
-    fields = {"epoch_rows": epoch, "epoch_tokens": epoch * batch.sequence, "epochs": batch.epochs}
-    records.event("data", step=0, steps=steps, rows=rows, **fields)
+    tokens = epoch * batch.sequence
+    records.event(DataEvent(step=0, rows=rows, steps=steps, epoch_rows=epoch, epoch_tokens=tokens, epochs=batch.epochs))
 
 
 def _tell_repeats(records: Records, phases: tuple[Phase, ...], trained: tuple[TrainingRows, ...], rows: int) -> None:
@@ -323,4 +324,4 @@ def _tell_repeats(records: Records, phases: tuple[Phase, ...], trained: tuple[Tr
             message = (
                 f"dataset {dataset.name} has {dataset.order.num_rows:,} rows, and a step takes {some}: it repeats some"
             )
-            records.event("warning", step=0, message=message)
+            records.warn(message, step=0)

@@ -1,12 +1,11 @@
 """`setup.horizon`: the data is counted, so that epochs are steps, and rules that had to wait for that are checked."""
 
-from typing import Any
-
 from ..dsl.diagnostics import Diagnostic
 from ..planner.arithmetic import Counts
 from ..planner.plan import Plan
 from ..planner.plan_timeline import Timeline
 from ..planner.rules.counted_rules import Unreadable, check_counted
+from ..records.start_events import HorizonEvent, HorizonTick
 from .checkpoint.together import Together
 from .errors import EnvironmentFault
 from .feed import Feed
@@ -34,14 +33,14 @@ def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: 
     """
     batch = feed.batch
     assert batch is not None and batch.epoch_rows is not None
-    records.event("horizon", step=progress.step, epoch_rows=float(batch.epoch_rows), **_told(feed.timeline))
+    records.event(_told(feed.timeline, progress.step, float(batch.epoch_rows)))
     if feed.steps < batch.done_steps:
         return  # there is nothing left to check: that nothing can be trained is said when training begins
     counts = Counts(epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows)
     found = Together.of(rank).first(lambda: _found(plan, counts))
     for each in found:
         if each.severity == "warning":
-            records.event("warning", step=progress.step, message=_said(each), code=each.code)
+            records.warn(_said(each), step=progress.step, code=each.code)
     if errors := [each for each in found if each.severity == "error"]:
         raise SpecRefused(errors)
 
@@ -60,20 +59,18 @@ def _said(found: Diagnostic) -> str:
     return f"{place}{found.message}{hint}"
 
 
-def _told(timeline: Timeline) -> dict[str, Any]:
-    """What is known now, as JSON: of ticks and phases those that were counted in epochs or shares of them."""
+def _told(timeline: Timeline, step: int, epoch_rows: float) -> HorizonEvent:
+    """What is known now: of ticks and phases those that were counted in epochs or shares of them."""
     ticks = [tick for tick in timeline.ticks if tick.epochs is not None or tick.fraction is not None]
-    return {
-        "steps": timeline.steps,
-        "stop_at": timeline.stop_at,
-        "stop_after": timeline.stop_after,
-        "phases": {phase.name: phase.first for phase in timeline.phases},
-        "ticks": [
-            {
-                "nodes": list(tick.nodes),
-                "steps": tick.steps,
-                "tokens": None if tick.tokens is None else float(tick.tokens),
-            }
+    return HorizonEvent(
+        step=step,
+        epoch_rows=epoch_rows,
+        steps=timeline.steps,
+        stop_at=timeline.stop_at,
+        stop_after=timeline.stop_after,
+        phases={phase.name: phase.first for phase in timeline.phases},
+        ticks=[
+            HorizonTick([*tick.nodes], tick.steps, None if tick.tokens is None else float(tick.tokens))
             for tick in ticks
         ],
-    }
+    )

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
+from ..records.step_events import GenerateEvent, Sample
 from .checkpoint.saver import Saver
 from .data.collate.batch import IGNORE_INDEX, Microbatch
 from .data.documents.tokenizers import Tokenizer
@@ -132,13 +133,12 @@ def generate(
         # A text is longer with every token: compiled for one length, a block is of no use for the next.
         with weights.in_place() as which, torch.compiler.set_stance("force_eager"):
             samples = [
-                {"prompt": p, "text": continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)}
-                for p in prompts
+                Sample(p, continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)) for p in prompts
             ]
             reshard(model)
         model.train()
-        fields = {"weights": which, "samples": samples, "seconds": time.perf_counter() - begin}
-        records.event("generate", step=progress.step, node=node_id, **fields)
+        seconds = time.perf_counter() - begin
+        records.event(GenerateEvent(step=progress.step, node=node_id, weights=which, samples=samples, seconds=seconds))
 
     return run
 

@@ -3,11 +3,12 @@
 import json
 from pathlib import Path
 from shlex import join, quote
-from typing import Any
 
 from attrs import frozen
 
 from ..planner.plan import Plan
+from ..records.paths import METRICS_FILE
+from ..records.start_events import SetAsideEvent
 from .checkpoint.layout import CheckpointFolder, Entry
 from .checkpoint.sources import origin_of
 
@@ -31,9 +32,12 @@ class SetAside:
         lines = [f"the run that was here, {where}, is set aside in {self.directory}: {self.reason}"]
         return "\n".join([*lines, *([f"  to go on with it: {self.command}"] if self.command else [])])
 
-    def fields(self) -> dict[str, Any]:
-        """Of the event `set_aside`."""
-        return {"directory": str(self.directory), "step": self.step, "reason": self.reason, "command": self.command}
+    def event(self, attempt: str) -> SetAsideEvent:
+        """For the file of the start that has moved it."""
+        directory = str(self.directory)
+        return SetAsideEvent(
+            step=self.step, attempt=attempt, directory=directory, reason=self.reason, command=self.command
+        )
 
 
 def set_aside(directory: Path, attempt: str, plan: Plan) -> SetAside | None:
@@ -42,7 +46,7 @@ def set_aside(directory: Path, attempt: str, plan: Plan) -> SetAside | None:
     The directory is empty then.
     """
     latest = CheckpointFolder(directory / "checkpoints").latest()
-    if latest is None and not (directory / "metrics.jsonl").exists():
+    if latest is None and not (directory / METRICS_FILE).exists():
         return None
     beside = directory.with_name(f"{directory.name}~{attempt}")
     directory.rename(beside)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from ..planner.plan import Plan
 from ..planner.units import plural
+from ..records.step_events import PhaseEvent
 from .alerts.alerts import Alerts
 from .control.agreement import Agreement, Limits
 from .control.lookout import Lookout
@@ -51,8 +52,14 @@ def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = 
         step.phase = phase.name
         if several and phase.name != told and records is not None:
             shares = {name: share for name, share in phase.shares.items() if share}
-            fields = {"shares": shares, "lr_scale": phase.lr_scale, "epoch": feed.epoch(step.index)}
-            records.event("phase", step=step.index, name=phase.name, **fields)
+            event = PhaseEvent(
+                step=step.index,
+                name=phase.name,
+                shares=shares,
+                lr_scale=phase.lr_scale,
+                epoch=feed.epoch(step.index),
+            )
+            records.event(event)
             told = phase.name
         begin = time.perf_counter()
         step.microbatches = feed.microbatches(step.index) if reads else []

@@ -3,11 +3,14 @@
 import os
 import time
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from attrs import frozen
 
 from ..planner.plan import Plan
+from ..records.event import Event
+from ..records.paths import EVENTS_FILE, METRICS_FILE
+from ..records.start_events import ChangedEvent
 from .checkpoint.layout import CheckpointFolder
 from .checkpoint.model_check import check_model, check_weights
 from .checkpoint.publish import Publisher
@@ -93,13 +96,13 @@ def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lo
         for name in ("metadata", "ranks", "logs", "checkpoints"):
             (directory / name).mkdir(exist_ok=True)
         superseded = directory / "logs" / f"metrics-superseded-{attempt}.jsonl"
-        trim_after(directory / "metrics.jsonl", start.step, superseded)
+        trim_after(directory / METRICS_FILE, start.step, superseded)
         metadata.write(directory, contents, before)
         if aside is not None:
-            _tell(directory, "set_aside", start.step, {"attempt": attempt, **aside.fields()})
+            _tell(directory, aside.event(attempt))
         if changes:
-            said = {"attempt": attempt, "verdict": changes.verdict, "changes": list(changes.texts)}
-            _tell(directory, "changed", start.step, said)
+            texts = [*changes.texts]
+            _tell(directory, ChangedEvent(step=start.step, attempt=attempt, verdict=changes.verdict, changes=texts))
     except OSError as error:
         raise EnvironmentFault("X706", f"the run directory {directory} cannot be written: {error.strerror}") from error
     named = plan.workspace["run"] is not None
@@ -119,10 +122,10 @@ def _check_start(plan: Plan, start: Start, directory: Path) -> None:
             check_weights(plan, find(Path(node.args["path"]), weights=True))
 
 
-def _tell(directory: Path, event: str, step: int, said: dict[str, Any]) -> None:
+def _tell(directory: Path, event: Event) -> None:
     """Write an event of the start; no rank is there yet that could."""
-    events = JsonLines(directory / "events.jsonl")
-    events.write({"time": time.time(), "step": step, "event": event, **said})
+    events = JsonLines(directory / EVENTS_FILE)
+    events.write(event)
     events.close()
 
 

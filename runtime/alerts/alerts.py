@@ -9,6 +9,7 @@ from typing import Final
 from attrs import define, field
 
 from ...planner.plan import Plan
+from ...records.run_events import AlertEvent
 from ..control.lookout import Lookout
 from ..errors import EnvironmentFault
 from ..health.watch import Watch
@@ -128,18 +129,19 @@ class Alerts:
         """
         if finding is None or not (every_rank or self.records.rank == 0):
             return
-        fields = {
-            "kind": finding.kind,
-            "state": finding.state,
-            "message": finding.message,
-            "value": finding.value,
-            "limit": finding.limit,
-            "ranks": list(finding.ranks),
-        }
         step = self.progress.step + ahead
+        event = AlertEvent(
+            step=step,
+            kind=finding.kind,
+            state=finding.state,
+            message=finding.message,
+            value=finding.value,
+            limit=finding.limit,
+            ranks=[*finding.ranks],
+        )
         with self._telling:
             with suppress(EnvironmentFault, OSError):  # a disk that is full takes no record of it
-                self.records.event("alert", step=step, every_rank=every_rank, **fields)
+                self.records.event(event, every_rank=every_rank)
             if finding.state == "raised":
                 self.occasions.raised(finding.kind)
                 self.notifier.alert(self._commands(finding.kind), finding, step)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
+from ...records.run_events import NotifyEvent
 from ..observation.records import Records
 from ..ops import op
 from ..state import Progress, Rank, Step
@@ -144,12 +145,14 @@ class Notifier:
         took = time.monotonic() - begun
         if left_out:
             detail += f"; {left_out} before it came too soon and were left out"
-        fields: dict[str, Any] = {"kind": message.kind, "command": command, "exit_code": code, "seconds": took}
+        event = NotifyEvent(
+            step=message.step, kind=message.kind, command=command, exit_code=code, seconds=took, detail=detail
+        )
         with suppress(Exception):  # a disk that takes no record is told of elsewhere
-            self.records.event("notify", step=message.step, every_rank=True, detail=detail, **fields)
+            self.records.event(event, every_rank=True)
             if code != 0:
                 told = f"notify on {message.kind}: `{command}` {detail}; what it said is in logs/notify.log"
-                self.records.event("warning", step=message.step, every_rank=True, message=told)
+                self.records.warn(told, step=message.step, every_rank=True)
         with self._lock:
             self._running.pop(key, None)
             self._processes.pop(key, None)

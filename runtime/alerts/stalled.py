@@ -5,7 +5,8 @@ from typing import Final
 
 from attrs import define, field
 
-from ..health.beat import Reading, beat_path, read_beat
+from ...records.heartbeat import Heartbeat, read_heartbeat
+from ...records.paths import heartbeat_path
 from ..health.judge import PAUSE, Seen, Verdict, judge
 from ..health.pace import Pace
 from .signs import Finding
@@ -60,7 +61,7 @@ class Stalled:
         return True
 
     def _take(self, rank: int, now: float) -> None:
-        reading = read_beat(beat_path(self.directory, rank))
+        reading = read_heartbeat(heartbeat_path(self.directory, rank))
         if rank in self._seen:
             self._seen[rank].take(reading, now)
         else:
@@ -83,7 +84,7 @@ class Stalled:
         return Finding("stalled", "raised", message, round(idle, 1), self.limit, verdict.ranks)
 
 
-def _where(reading: Reading | None) -> str:
+def _where(reading: Heartbeat | None) -> str:
     """`step 12, step.fetch at data/feed.py:80 next`."""
     if reading is None:
         return "nobody knows what"

@@ -8,6 +8,7 @@ from attrs import frozen
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
+from ...records.start_events import PretrainedEvent, ResumedEvent
 from ..ema import Ema
 from ..errors import ResumeRefused
 from ..feed import Feed
@@ -64,7 +65,7 @@ def read_pretrained(plan: Plan, model: Parts, rank: Rank, records: Records, path
         raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
     which = published(entry)
     read_tensors(model_tensors(model, prefix(entry, which)), entry.path, together)
-    records.event("pretrained", step=0, path=str(entry.path), of_step=entry.step, weights=which)
+    records.event(PretrainedEvent(step=0, path=str(entry.path), of_step=entry.step, weights=which))
 
 
 @op("setup.resume", gives="begun")
@@ -111,9 +112,10 @@ def _report(restored: Restored, state: FullState, start: Start, records: Records
         messages.append(f"the learning rate was laid out over {before:,} steps, now over {now:,}: it jumps here")
     messages += [WORDS[pair] for pair in restored.groups.items() if pair in WORDS]
     for message in messages:
-        records.event("warning", step=start.step, message=message)
+        records.warn(message, step=start.step)
     source = "run" if start.own else "from"
-    records.event("resumed", step=start.step, path=str(start.entry.path), source=source, groups=dict(restored.groups))
+    path, groups = str(start.entry.path), {**restored.groups}
+    records.event(ResumedEvent(step=start.step, path=path, source=source, groups=groups))
 
 
 def _soundest(start: Start, together: Together, records: Records, *, content: bool) -> Start:
@@ -122,14 +124,14 @@ def _soundest(start: Start, together: Together, records: Records, *, content: bo
 
     def report(entry: Entry, flaw: str) -> None:
         message = f"checkpoint {entry.name} is damaged and passed over: {flaw}"
-        records.event("warning", step=entry.step, message=message)
+        records.warn(message, step=entry.step)
 
     named = together.first(folder.named)
     entry = choose(folder, together, content=content, report=report)
     assert entry is not None
     if entry.name != named:
         message = f"checkpoint {named or 'latest'} is damaged or gone; going on from {entry.name}"
-        records.event("warning", step=entry.step, message=message)
+        records.warn(message, step=entry.step)
     if entry.step < start.step:
         # The launcher judged by sizes: what was recorded after this checkpoint will be computed again.
         together.first(lambda: records.undo_after(entry.step))

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from ...planner.plan import Plan
+from ...records.step_events import RollbackEvent
 from ..feed import Feed
 from ..models.parts import Parts
 from ..models.router import Router
@@ -50,7 +51,7 @@ def roll_back(
         saver.settle(raises=False)
         entry, passed = _target(saver, progress, content=content)
         for flaw in passed:
-            records.event("warning", step=progress.step, message=f"not gone back to {flaw}")
+            records.warn(f"not gone back to {flaw}", step=progress.step)
         if entry is None:
             raise _failure(step, bad, _nothing_left(passed, bad))
         under_way.cut_short("the run goes back")
@@ -67,20 +68,22 @@ def roll_back(
             if isinstance(module, Router):
                 module.begin_anew()
         window.clear()
-        records.pending.clear()
+        records.pending = None
         together.first(lambda: records.undo_after(entry.step))
-        fields = {
-            "from_step": step.index + 1,
-            "checkpoint": entry.name,
-            "number": number,
-            "of": times,
-            "rows_left_out": (step.index + 1 - entry.step) * feed.loader.rows_per_step,
-            "seconds": time.perf_counter() - begin,
-        }
-        records.event("rollback", step=entry.step, **fields)
+        records.event(
+            RollbackEvent(
+                step=entry.step,
+                from_step=step.index + 1,
+                checkpoint=entry.name,
+                number=number,
+                of=times,
+                rows_left_out=(step.index + 1 - entry.step) * feed.loader.rows_per_step,
+                seconds=time.perf_counter() - begin,
+            )
+        )
         if steps != feed.steps:
             message = f"of the budget there are rows for {feed.steps:,} steps left, not {steps:,}: some were left out"
-            records.event("warning", step=entry.step, message=message)
+            records.warn(message, step=entry.step)
 
     return run
 

@@ -18,8 +18,9 @@ from attrs import define
 
 from ...planner.checkpoint_names import Pointer
 from ...planner.units import bytes_text
+from ...records.lines import as_object, plain_value
+from ...records.step_events import BestEvent, CheckpointEvent, ModelEvent, PrunedEvent
 from ..errors import StorageFailed
-from ..observation.lines import in_json
 from ..observation.records import Records
 from ..state import Progress
 from .full_state import FullState
@@ -142,7 +143,7 @@ class Saver:
         """Before the first save: remove what earlier starts have kept and this one does not, so that a smaller `keep`
         makes room on a full disk. What the run goes on from stays: another one that looks whole may be damaged."""
         if removed := self._retain(used=begun.name):
-            self.records.event("pruned", step=self.progress.step, checkpoints=removed)
+            self.records.event(PrunedEvent(step=self.progress.step, checkpoints=removed))
 
     def measured(self, metric: str) -> None:
         """A metric of the state as it is has been measured: where that is saved already, it can be the best from now
@@ -161,10 +162,10 @@ class Saver:
             best = self.transaction.together.first(lambda: self._measured_late(final, metric, value))
         except StorageFailed as failure:
             message = f"what {final.name} measured could not be kept, so it cannot be the best: {failure}"
-            self.records.event("warning", step=step, message=message)
+            self.records.warn(message, step=step)
             return
         if best:
-            self.records.event("best", step=step, path=str(final), best={metric: value})
+            self.records.event(BestEvent(step=step, path=str(final), best={metric: value}))
 
     def _measured_late(self, final: Path, metric: str, value: float) -> bool:
         """On the first rank: whether the checkpoint is the best so far."""
@@ -187,8 +188,16 @@ class Saver:
         state = {name: value for name, value in self._described().items() if name not in OF_FULL_STATES}
         self.transaction.run(final, tensors, {**state, **said}, ("model",))
         self._retain()
-        fields = {"path": str(final), "bytes": self._bytes(final), "seconds": time.perf_counter() - begin, **said}
-        self.records.event("model", step=self.progress.step, node=node, **fields)
+        self.records.event(
+            ModelEvent(
+                step=self.progress.step,
+                node=node,
+                path=str(final),
+                bytes=self._bytes(final),
+                seconds=time.perf_counter() - begin,
+                **said,
+            )
+        )
 
     def _write(self, job: "Job", tensors: dict[str, Any]) -> StorageFailed | None:
         # A run that is killed behind the save goes on behind its step: what is missing then stays missing.
@@ -199,15 +208,18 @@ class Saver:
         except StorageFailed as failure:
             self._report(job, failure)
             return failure
-        seconds = time.perf_counter() - job.began
-        fields = {"path": str(job.final), "bytes": self._bytes(job.final), "seconds": seconds}
-        if "epoch" in job.state:
-            fields["epoch"] = job.state["epoch"]
-        if job.blocked is not None:
-            fields["blocked_seconds"] = job.blocked
-        if "best" in pointers:
-            fields["best"] = {self.best: job.state["metrics"][self.best]}
-        self.records.event("checkpoint", step=job.step, node=job.node, **fields)
+        self.records.event(
+            CheckpointEvent(
+                step=job.step,
+                node=job.node,
+                path=str(job.final),
+                bytes=self._bytes(job.final),
+                seconds=time.perf_counter() - job.began,
+                epoch=job.state.get("epoch"),
+                blocked_seconds=job.blocked,
+                best={self.best: job.state["metrics"][self.best]} if self.best and "best" in pointers else None,
+            )
+        )
         self._retain()
         return None
 
@@ -223,7 +235,7 @@ class Saver:
             return self.transaction.retain(used=used)
         except StorageFailed as failure:
             message = f"old checkpoints could not be removed: {failure}"
-            self.records.event("warning", step=self.progress.step, message=message)
+            self.records.warn(message, step=self.progress.step)
             return []
 
     def _take(self, failure: StorageFailed | None, *, raises: bool) -> None:
@@ -246,7 +258,7 @@ class Saver:
             root, size = self.folder.root, self.state.plan.estimates.checkpoint_bytes
             if (free := shutil.disk_usage(root).free) < size:
                 message += f"; one takes {bytes_text(size)}, and there are {bytes_text(free)} left in {root}"
-        self.records.event("warning", step=job.step, message=message, code=failure.code)
+        self.records.warn(message, step=job.step, code=failure.code)
 
     def _bytes(self, final: Path) -> int:
         return total_bytes(read_sidecar(final)) if self.records.rank == 0 else 0
@@ -269,7 +281,8 @@ class Saver:
         begun = {"begun_from": self.begun_from} if self.begun_from else {}
         # A run that is killed right behind the save goes on behind the step, and will not measure it again: what is to
         # be recorded of it is kept as well.
-        record = {"record": in_json(self.records.pending)} if self.records.pending else {}
+        pending = self.records.pending
+        record = {} if pending is None else {"record": plain_value(as_object(pending))}
         return {**self.state.described(), "made_by": self.made_by, **begun, **record}
 
 

@@ -1,18 +1,21 @@
 """Asking a live run from another process: a file in its `control/`, and its answers in `events.jsonl`."""
 
 import fcntl
-import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
+import msgspec
 from attrs import field, frozen
 
+from ...records.control import ControlRequest
+from ...records.events import event_of
+from ...records.lines import object_of
+from ...records.paths import CONTROL_FOLDER, EVENTS_FILE
+from ...records.run_events import ControlEvent
 from ..locks import LAUNCHER_LOCK, WORKER_LOCK
 
-Answer = dict[str, Any]
 # Between two looks for an answer.
 LOOK_SECONDS = 0.1
 
@@ -70,14 +73,14 @@ class Asked:
     @classmethod
     def put(cls, run: Path, command: str, argument: str | int | None) -> "Asked":
         """Write the file, whole or not at all. Raises OSError."""
-        folder, id = run / "control", f"{time.time_ns()}-{os.getpid()}"
+        folder, id = run / CONTROL_FOLDER, f"{time.time_ns()}-{os.getpid()}"
         folder.mkdir(exist_ok=True)
-        events = run / "events.jsonl"
+        events = run / EVENTS_FILE
         events.touch()
         offset = events.stat().st_size
-        content = {"command": command, "time": time.time()} | ({} if argument is None else {"arg": argument})
+        request = ControlRequest(command=command, time=time.time(), arg=argument)
         beside, path = folder / f".{id}.tmp", folder / f"{id}.json"
-        beside.write_text(json.dumps(content) + "\n")
+        beside.write_bytes(msgspec.json.encode(request) + b"\n")
         beside.replace(path)
         return cls(run, id, offset, path)
 
@@ -89,22 +92,22 @@ class Asked:
             return False
         return True
 
-    def answers(self, patience: float) -> Iterator[Answer]:
+    def answers(self, patience: float) -> Iterator[ControlEvent]:
         """What the run says of the command, as it says it, up to `done` or `refused`.
 
         Raises NotLive if the run ends without a word, or has not read the command after `patience` seconds: then the
         command is taken back.
         """
         heard, rest, deadline = False, b"", time.monotonic() + patience
-        with (self.run / "events.jsonl").open("rb") as events:
+        with (self.run / EVENTS_FILE).open("rb") as events:
             events.seek(self.offset)
             while True:
                 live = is_live(self.run)  # before the last look, so that nothing said meanwhile is missed
                 *lines, rest = (rest + events.read()).split(b"\n")
-                for answer in filter(self._is_answer, map(_record, lines)):
+                for answer in self._answers_in(lines):
                     heard = True
                     yield answer
-                    if answer["state"] != "accepted":
+                    if answer.state != "accepted":
                         return
                 if not live:
                     self.take_back()
@@ -113,13 +116,8 @@ class Asked:
                     raise NotLive(f"the run in {self.run} has not read it in {patience:g} s; it was taken back")
                 time.sleep(LOOK_SECONDS)
 
-    def _is_answer(self, record: Answer) -> bool:
-        return record.get("event") == "control" and record.get("id") == self.id
-
-
-def _record(line: bytes) -> Answer:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return {}
-    return record if isinstance(record, dict) else {}
+    def _answers_in(self, lines: list[bytes]) -> Iterator[ControlEvent]:
+        for line in lines:
+            event = event_of(object_of(line) or {})
+            if isinstance(event, ControlEvent) and event.id == self.id:
+                yield event

@@ -4,16 +4,18 @@ A command that is understood is accepted, one that is not or cannot be carried o
 `control` events, and the file is gone. What lies there when the run is started was meant for an earlier start.
 """
 
-import json
 import threading
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 from attrs import define, field, frozen
 
 from ...planner.plan_timeline import Command
+from ...records.control import ControlRequest
+from ...records.run_events import ControlEvent
 from ..observation.records import Records
 from ..state import Progress
 
@@ -88,7 +90,8 @@ class Inbox:
 
     def tell(self, id: str, command: str, state: str, detail: str = "") -> None:
         """Write what has become of a command: accepted, done or refused."""
-        self.records.event("control", step=self.progress.step, id=id, command=command, state=state, detail=detail)
+        step = self.progress.step
+        self.records.event(ControlEvent(step=step, id=id, command=command, state=state, detail=detail))
 
     def _files(self) -> list[Path]:
         """Oldest first; files of commands that could not be removed are not seen twice."""
@@ -107,16 +110,16 @@ class Inbox:
         except OSError as error:
             raise Refused(f"the file cannot be read: {error.strerror}") from error
         try:
-            content = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            request = msgspec.json.decode(text, type=ControlRequest)
+        except msgspec.ValidationError as error:
+            raise Refused('the file holds no object with a "command"') from error
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             mark = (status.st_size, status.st_mtime_ns)
             if self._torn.get(path.name) != mark:
                 self._torn[path.name] = mark
                 return None
             raise Refused("the file holds no whole JSON object") from error
-        if not isinstance(content, dict) or not isinstance(content.get("command"), str):
-            raise Refused('the file holds no object with a "command"')
-        return self._understood(path.stem, content["command"], content.get("arg"))
+        return self._understood(path.stem, request.command, request.arg)
 
     def _understood(self, id: str, word: str, arg: Any) -> Order:
         names = [command.name for command in self.commands]
@@ -157,11 +160,8 @@ class Inbox:
 
     def _refuse(self, path: Path, reason: str) -> None:
         word = ""
-        try:
-            content = json.loads(path.read_bytes())
-            word = str(content["command"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
-            pass
+        with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            word = msgspec.json.decode(path.read_bytes(), type=ControlRequest).command
         self.tell(path.stem, word, "refused", reason)
         self._remove(path)
 

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from ...records.run_events import PausedEvent
 from ..health.beat import Beat
 from ..observation.records import Records
 from ..ops import op
@@ -39,6 +40,6 @@ def pause(
                 beat.mark()
             agreement.meet_waiting()
             control.carry_out(step)
-        records.event("paused", step=progress.step, seconds=time.monotonic() - began)
+        records.event(PausedEvent(step=progress.step, seconds=time.monotonic() - began))
 
     return run

@@ -4,6 +4,7 @@ import os
 import subprocess
 from collections.abc import Callable
 
+from ...records.run_events import RequeueEvent
 from ..observation.records import Records
 from ..ops import op
 from ..state import Progress, Rank, Step
@@ -20,10 +21,10 @@ def requeue(rank: Rank, records: Records, progress: Progress) -> Callable[[Step]
             return
         job = os.environ.get("SLURM_JOB_ID")
         failure = "this is no job of Slurm, as SLURM_JOB_ID is not set" if job is None else ask_slurm(job)
-        if failure is None:
-            records.event("requeue", step=progress.step, job=job)
+        if failure is None and job is not None:
+            records.event(RequeueEvent(step=progress.step, job=job))
         else:
-            records.event("warning", step=progress.step, message=f"requeue: {failure}")
+            records.warn(f"requeue: {failure}", step=progress.step)
 
     return run
 

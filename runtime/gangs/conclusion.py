@@ -1,31 +1,34 @@
 """The last record of a run, written by the launcher where no rank could: after a failure, or when all were killed."""
 
-import time
 from signal import SIGINT, Signals
-from typing import Any
 
 from ...planner.stops import SIGNALS
+from ...records.event import Event
+from ...records.lines import objects_since, read_all
+from ...records.metrics import StepMetrics
+from ...records.paths import EVENTS_FILE, METRICS_FILE
+from ...records.run_events import FailureEvent, RunEndEvent, SignalEvent, StuckEvent
+from ...records.start_events import SetupDoneEvent
 from ..control.signals import EVENTS
 from ..errors import EnvironmentFault
-from ..observation.lines import JsonLines, records_since
+from ..observation.lines import JsonLines
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from ..workspace import Workspace
-from .fall import Fall, stopped_early
+from .fall import Fall, failures_in, stopped_early
 from .launch import Ended
 
 
-def conclude(
-    workspace: Workspace, said: list[dict[str, Any]], ended: Ended, fall: Fall, *, report: str = ""
-) -> dict[str, Any]:
-    """Write the causes that nobody has told, then how the run has ended; returns that last record.
+def conclude(workspace: Workspace, said: list[Event], ended: Ended, fall: Fall, *, report: str = "") -> int:
+    """Write the causes that nobody has told, then how the run has ended; returns the exit code.
 
     said: the events of the last gang. report: what is to be said of the gangs before it.
     """
-    lines = JsonLines(workspace.directory / "events.jsonl")
-    failures = [e for e in said if e["event"] == "failure"]
-    step = max((m["step"] for m in records_since(workspace.directory / "metrics.jsonl", 0)), default=0)
+    lines = JsonLines(workspace.directory / EVENTS_FILE)
+    failures = failures_in(said)
+    logged = read_all(StepMetrics, objects_since(workspace.directory / METRICS_FILE))
+    step = max((metrics.step or 0 for metrics in logged), default=0)
     # A stop request that comes before the loop has begun finds nothing to save; one that no rank answered is a failure.
-    begun = any(e["event"] == "setup_done" for e in said)
+    begun = any(isinstance(event, SetupDoneEvent) for event in said)
     early = "interrupted" if ended.at_once else stopped_early(said, ended)
     if early is not None:
         reason = "Ctrl-C was pressed a second time" if ended.at_once else f"{fall.reason} before the first step"
@@ -48,10 +51,11 @@ def conclude(
         told.append((None, report))
     for rank, error in told:
         found = rank is not None and ended.failures.get(rank) == EXIT_CODES["environment"]
-        fields = {"exit_code": 3, "code": "X706"} if found else {"exit_code": 1}
-        failures.append(event("failure", step, rank=rank, error=error, traceback="", **fields))
-        lines.write(failures[-1])
-    code = 3 if any(e["exit_code"] == 3 for e in failures) else EXIT_CODES[status]
+        exit_code, code = (3, "X706") if found else (1, "")
+        failure = FailureEvent(step=step, rank=rank, error=error, exit_code=exit_code, traceback="", code=code)
+        failures.append(failure)
+        lines.write(failure)
+    code = 3 if any(failure.exit_code == 3 for failure in failures) else EXIT_CODES[status]
     return _end(lines, step, status, code, fall.reason)
 
 
@@ -60,44 +64,38 @@ def _unsaid(exit_code: int) -> str:
     return ", and could not say why: is the disk full?" if exit_code == EXIT_CODES["environment"] else ""
 
 
-def _stopped(lines: JsonLines, step: int, status: str, numbers: set[int], reason: str) -> dict[str, Any]:
+def _stopped(lines: JsonLines, step: int, status: str, numbers: set[int], reason: str) -> int:
     """Of several signals the one is named that a rank would have answered first."""
     name = min((EVENTS[Signals(number)] for number in numbers), key=SIGNALS.index)
-    lines.write(event("signal", step, name=name, reason=reason))
+    lines.write(SignalEvent(step=step, name=name, reason=reason))
     return _end(lines, step, status, EXIT_CODES[status], reason)
 
 
-def _end(lines: JsonLines, step: int, status: str, exit_code: int, reason: str) -> dict[str, Any]:
-    end = event("run_end", step, status=status, exit_code=exit_code, seconds=None, loss=None, reason=reason)
-    lines.write(end)
+def _end(lines: JsonLines, step: int, status: str, exit_code: int, reason: str) -> int:
+    lines.write(RunEndEvent(step=step, status=status, exit_code=exit_code, seconds=None, loss=None, reason=reason))
     lines.close()
-    return end
+    return exit_code
 
 
-def untold_causes(said: list[dict[str, Any]], ended: Ended) -> dict[int, str]:
+def untold_causes(said: list[Event], ended: Ended) -> dict[int, str]:
     """Rank → how it ended, of those that had no chance to tell, or have left without a word.
 
     Where all ranks have agreed on a failure a single rank speaks for all: that others left as well is no news. Where
     ranks were found to stand still one failure names all of them, and the rest was ended because of them.
     """
-    if any(e["event"] == "stuck" for e in said):
+    if any(isinstance(event, StuckEvent) for event in said):
         return {}
-    failures = [e for e in said if e["event"] == "failure"]
-    spoken = {e["rank"] for e in failures}
-    agreed = any(e.get("agreed") for e in failures)
+    failures = failures_in(said)
+    spoken = {failure.rank for failure in failures}
+    agreed = any(failure.agreed for failure in failures)
     causes = {rank: reason for rank, reason in ended.causes().items() if rank not in spoken}
     return {rank: reason for rank, reason in causes.items() if not agreed or ended.failures[rank] < 0}
 
 
-def report_fault(workspace: Workspace, step: int, fault: EnvironmentFault) -> list[dict[str, Any]]:
+def report_fault(workspace: Workspace, step: int, fault: EnvironmentFault) -> list[Event]:
     """Write what is wrong with the environment where the launcher itself has found it; the records that say so."""
-    lines = JsonLines(workspace.directory / "events.jsonl")
-    said = event("failure", step, rank=None, error=str(fault), traceback="", exit_code=3, code=fault.code)
+    lines = JsonLines(workspace.directory / EVENTS_FILE)
+    said = FailureEvent(step=step, rank=None, error=str(fault), exit_code=3, traceback="", code=fault.code)
     lines.write(said)
     lines.close()
     return [said]
-
-
-def event(kind: str, step: int, **fields: object) -> dict[str, Any]:
-    """A record of `events.jsonl`."""
-    return {"time": time.time(), "step": step, "event": kind, **fields}

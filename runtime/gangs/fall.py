@@ -1,15 +1,15 @@
 """Why a gang of ranks has ended before its time, put together from its records and from what the launcher saw."""
 
 import signal
-from typing import Any
 
 from attrs import frozen
 
 from ...planner.units import seconds_text
+from ...records.event import Event
+from ...records.run_events import ControlEvent, FailureEvent, RunEndEvent, SignalEvent, StopEvent, StuckEvent
+from ...records.start_events import SetupDoneEvent
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
 from .launch import Ended
-
-Event = dict[str, Any]
 
 
 @frozen(kw_only=True)
@@ -28,66 +28,77 @@ class Fall:
 
 def fall_of(said: list[Event], ended: Ended) -> Fall | None:
     """What to make of the events of one gang and of how its processes ended; None if ranks have ended the run."""
-    if any(event["event"] == "run_end" for event in said):
+    if any(isinstance(event, RunEndEvent) for event in said):
         return None
-    failures = [event for event in said if event["event"] == "failure"]
-    final = ended.signal is not None or any(event["exit_code"] == 3 or event.get("agreed") for event in failures)
+    failures = failures_in(said)
+    final = ended.signal is not None or any(failure.exit_code == 3 or failure.agreed for failure in failures)
     final = final or EXIT_CODES["environment"] in ended.failures.values()
     final = final or stopped_early(said, ended) is not None or _was_to_stop(said)
     reason, ranks = _first_cause(said, failures, ended)
-    begun = any(event["event"] == "setup_done" for event in said)
+    begun = any(isinstance(event, SetupDoneEvent) for event in said)
     return Fall(reason=reason, ranks=ranks, again=not final, begun=begun)
 
 
 def _was_to_stop(said: list[Event]) -> bool:
     """Whether all ranks had agreed to stop: whoever asked for that does not want another gang."""
-    asked = any(event["event"] in ("signal", "stop") or event.get("stopping") for event in said)
-    return asked or any(
-        event["event"] == "control" and event.get("command") == "stop" and event.get("state") != "refused"
+    return any(
+        isinstance(event, SignalEvent | StopEvent)
+        or (isinstance(event, FailureEvent) and event.stopping)
+        or (isinstance(event, ControlEvent) and event.command == "stop" and event.state != "refused")
         for event in said
     )
+
+
+def failures_in(said: list[Event]) -> list[FailureEvent]:
+    return [event for event in said if isinstance(event, FailureEvent)]
+
+
+def exit_code_of(said: list[Event]) -> int:
+    """That of the end that ranks have written."""
+    return next(event.exit_code or 0 for event in reversed(said) if isinstance(event, RunEndEvent))
 
 
 def stopped_early(said: list[Event], ended: Ended) -> str | None:
     """How the run ends if ranks were asked to stop by signals of their own before there was anything to save."""
     signals = {-code for code in ended.failures.values() if code < 0}
-    own = [event for event in said if event["event"] == "failure" and not event.get("lost")]
-    told = {event["rank"] for event in said if event["event"] == "failure"}
+    failures = failures_in(said)
+    own = [failure for failure in failures if not failure.lost]
+    told = {failure.rank for failure in failures}
     left = [rank for rank, code in ended.failures.items() if code > 0 and rank not in told]
     # Who left by itself is the reason why the agent has sent SIGTERM to the others.
     if own or left or not signals or not signals <= STATUS_OF_SIGNAL.keys():
         return None
-    if any(event["event"] in ("setup_done", "stuck") for event in said):
+    if any(isinstance(event, SetupDoneEvent | StuckEvent) for event in said):
         return None
     return "interrupted" if signal.SIGINT in signals else "stopped"
 
 
-def _first_cause(said: list[Event], failures: list[Event], ended: Ended) -> tuple[str, tuple[int, ...]]:
+def _first_cause(said: list[Event], failures: list[FailureEvent], ended: Ended) -> tuple[str, tuple[int, ...]]:
     """What came first: ranks that stood still, those that were killed, those that raised, those that merely left.
 
     SIGTERM is what the agent sends to all others once a rank has ended.
     """
-    stuck = next((event for event in said if event["event"] == "stuck"), None)
-    if stuck is not None and stuck.get("ranks"):
-        ranks = tuple(stuck["ranks"])
-        where = f" in {stuck['node']}" if stuck.get("node") else ""
-        return f"{_names(ranks)} stood still{where} for {seconds_text(stuck['seconds'])}", ranks
+    stuck = next((event for event in said if isinstance(event, StuckEvent)), None)
+    if stuck is not None and stuck.ranks:
+        ranks = tuple(stuck.ranks)
+        where = f" in {stuck.node}" if stuck.node else ""
+        return f"{_names(ranks)} stood still{where} for {seconds_text(stuck.seconds or 0.0)}", ranks
     ends = ended.causes()
     ended_by = {rank: -code for rank, code in ended.failures.items() if code < 0}
     killed = {rank: ends[rank] for rank, number in ended_by.items() if number != signal.SIGTERM}
     if killed:
         return _each(killed), tuple(sorted(killed))
-    raised = [event for event in failures if event["rank"] is not None and not event.get("lost")]
-    own = {event["rank"]: f"failed: {_first_line(event['error'])}" for event in raised}
+    raised = [(failure.rank, failure.error) for failure in failures if not failure.lost]
+    own = {rank: f"failed: {_first_line(error)}" for rank, error in raised if rank is not None}
     if own:
         return _each(own), tuple(sorted(own))
-    left = {rank: ends[rank] for rank in ends if rank not in ended_by and rank not in {e["rank"] for e in failures}}
+    left = {rank: ends[rank] for rank in ends if rank not in ended_by and rank not in {e.rank for e in failures}}
     if not left:
         left = {rank: ends[rank] for rank in ended_by}
     if left:
         return _each(left), tuple(sorted(left))
     if failures:
-        return _first_line(failures[0]["error"]), ()
+        return _first_line(failures[0].error), ()
     return "the ranks left without a word", ()
 
 

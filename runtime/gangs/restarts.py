@@ -5,19 +5,22 @@ spec or an environment that is wrong, numbers that are not finite, a stop that w
 """
 
 import os
-from typing import Any, Final
+from typing import Final
 
 from attrs import define, field, frozen
 
 from ...planner.plan import Plan
 from ...planner.units import plural
+from ...records.events import events_since
+from ...records.paths import EVENTS_FILE
+from ...records.run_events import RestartEvent
 from ..checkpoint.layout import CheckpointFolder
 from ..checkpoint.sources import starting_point
 from ..errors import EnvironmentFault
-from ..observation.lines import JsonLines, records_since, size_of
+from ..observation.lines import JsonLines, size_of
 from ..workspace import Workspace, reopen
-from .conclusion import conclude, event, report_fault
-from .fall import Fall, fall_of
+from .conclusion import conclude, report_fault
+from .fall import Fall, exit_code_of, fall_of
 from .launch import FIRST_STEP, RESTART, Ended, launch
 from .leftovers import end_leftovers
 from .stop_notes import StopNotes
@@ -50,7 +53,7 @@ class Gangs:
 
     def run(self) -> int:
         """The exit code of the run. Main thread only."""
-        events = self.workspace.directory / "events.jsonl"
+        events = self.workspace.directory / EVENTS_FILE
         self._notes.listen()
         while True:
             begin, step = size_of(events), self._saved_step()
@@ -59,21 +62,21 @@ class Gangs:
             os.environ[RESTART] = str(len(self.tries))
             ended = self._launch()
             self._notes.listen()
-            said = records_since(events, begin)
+            said = events_since(events, begin)
             fall = fall_of(said, ended)
             if fall is None:
-                return next(e for e in reversed(said) if e["event"] == "run_end")["exit_code"]
+                return exit_code_of(said)
             self.tries.append(Try(fall=fall, world=self.plan.mesh.world_size, step=step))
             if not self._may_go_on():
-                return conclude(self.workspace, said, ended, fall, report=self._report())["exit_code"]
+                return conclude(self.workspace, said, ended, fall, report=self._report())
             try:
                 ready = self._begin_again(fall)
             except EnvironmentFault as fault:
                 said = report_fault(self.workspace, self._saved_step(), fault)
-                return conclude(self.workspace, said, Ended(), fall)["exit_code"]
+                return conclude(self.workspace, said, Ended(), fall)
             if not ready:
                 stopped = Ended(signal=self._notes.signal, when="before the ranks were started again")
-                return conclude(self.workspace, [], stopped, fall)["exit_code"]
+                return conclude(self.workspace, [], stopped, fall)
 
     def _launch(self) -> Ended:
         return launch(
@@ -95,14 +98,16 @@ class Gangs:
         os.environ[RESTART] = str(number)
         end_leftovers(directory)
         self.plan = fewer_ranks(self.plan, again=self._same_rank_again()) or self.plan
-        fields: dict[str, Any] = {
-            "number": number,
-            "of": self.plan.launch["restarts"],
-            "reason": fall.reason,
-            "world": self.plan.mesh.world_size,
-        }
-        lines = JsonLines(directory / "events.jsonl")
-        lines.write(event("restart", starting_point(self.plan, directory).step, **fields))
+        lines = JsonLines(directory / EVENTS_FILE)
+        lines.write(
+            RestartEvent(
+                step=starting_point(self.plan, directory).step,
+                number=number,
+                of=self.plan.launch["restarts"],
+                reason=fall.reason,
+                world=self.plan.mesh.world_size,
+            )
+        )
         lines.close()
         if self._notes.wait(min(SHORTEST * 2 ** (number - 1), LONGEST)):
             return False

@@ -4,7 +4,6 @@ A mark is an addition and costs the step nothing. A thread writes the line about
 meanwhile (`watch.py`).
 """
 
-import json
 import os
 import socket
 import time
@@ -12,12 +11,12 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from attrs import define, field, frozen
+from attrs import define, field
 
-# Bytes of the line. One size for ever: it is written over itself, and a reader never finds the rest of a longer one.
-WIDTH: Final = 640
+from ...records.heartbeat import Heartbeat
+
 # Marks that are remembered, for whoever looks at a rank that came to nothing.
 TRAIL: Final = 64
 # Ops that may take any time without a mark, as disks are slow.
@@ -65,35 +64,6 @@ class Beat:
         return self.marks - self._before
 
 
-@frozen(kw_only=True)
-class Reading:
-    """What the line of a rank says. `alive` counts the lines the rank has written: it moves while any of its Python
-    runs, and `marks` while its main thread gets on. idle: seconds without a mark. place: what the main thread is in,
-    where that has been some seconds. debugger: somebody looks at it. born: when the process began, in the clock ticks
-    of its machine, as its number may be given again."""
-
-    rank: int
-    host: str
-    pid: int
-    born: int
-    attempt: int
-    alive: int
-    time: float
-    step: int
-    node: str
-    marks: int
-    within: int
-    lasting: bool
-    idle: float
-    place: str
-    debugger: bool
-
-    @property
-    def far(self) -> tuple[int, int]:
-        """How far the rank has come, against others."""
-        return self.step, self.within
-
-
 @define
 class BeatFile:
     """The line of this rank. What goes wrong with it is no matter of the training."""
@@ -108,43 +78,30 @@ class BeatFile:
     def write(self, beat: Beat, idle: float, place: str, debugger: bool) -> None:
         """Write the line anew. The file is opened each time: other machines then see what was written."""
         self.alive += 1
-        line = {
-            "rank": self.rank,
-            "host": self._host[:64],
-            "pid": os.getpid(),
-            "born": self._born,
-            "attempt": self.attempt,
-            "alive": self.alive,
-            "time": round(time.time(), 3),
-            "step": beat.step,
-            "node": beat.node[:120],
-            "marks": beat.marks,
-            "within": beat.within,
-            "lasting": beat.lasting,
-            "idle": round(idle, 1),
-            "place": place[-120:],
-            "debugger": debugger,
-        }
-        text = json.dumps(line, separators=(",", ":")).ljust(WIDTH - 1) + "\n"
+        heartbeat = Heartbeat(
+            rank=self.rank,
+            host=self._host[:64],
+            pid=os.getpid(),
+            born=self._born,
+            attempt=self.attempt,
+            alive=self.alive,
+            time=round(time.time(), 3),
+            step=beat.step,
+            node=beat.node[:120],
+            marks=beat.marks,
+            within=beat.within,
+            lasting=beat.lasting,
+            idle=round(idle, 1),
+            place=place[-120:],
+            debugger=debugger,
+        )
+        line = heartbeat.line()
         with suppress(OSError):
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
-                os.pwrite(fd, text.encode(), 0)
+                os.pwrite(fd, line, 0)
             finally:
                 os.close(fd)
-
-
-def beat_path(directory: Path, rank: int) -> Path:
-    return directory / "ranks" / f"{rank:05d}.beat"
-
-
-def read_beat(path: Path) -> Reading | None:
-    """What the line says; None where there is none, or not a whole one."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_bytes()[:WIDTH])
-        return Reading(**content)
-    except (OSError, ValueError, TypeError):
-        return None
 
 
 def born(pid: int) -> int:

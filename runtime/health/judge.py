@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from attrs import define, frozen
 
-from .beat import Reading
+from ...records.heartbeat import Heartbeat
 
 State = Literal["stopped", "ended", "frozen", "stuck", "unknown"]
 
@@ -25,13 +25,13 @@ PAUSE: Final = 3.0
 class Seen:
     """What is known of a rank. moved, lived: when its marks and its line were seen to move last, by the own clock."""
 
-    reading: Reading | None
+    reading: Heartbeat | None
     moved: float
     lived: float
     fresh: bool = True
     """Whether the line has moved between the last two readings."""
 
-    def take(self, reading: Reading | None, now: float) -> None:
+    def take(self, reading: Heartbeat | None, now: float) -> None:
         """Another reading; a line that cannot be read has not moved."""
         old = self.reading
         self.fresh = reading is not None and (old is None or reading.alive != old.alive or reading.born != old.born)
@@ -72,8 +72,8 @@ def judge(own: int, seen: Mapping[int, Seen], now: float, limit: float, *, lasti
         return Verdict(frozen, True)
     if lasting or not all(each.fresh for each in others.values()):
         return None
-    last = min(each.reading.far for each in seen.values() if each.reading)
-    behind = {rank: each.reading for rank, each in seen.items() if each.reading and each.reading.far == last}
+    last = min(each.reading.progress for each in seen.values() if each.reading)
+    behind = {rank: each.reading for rank, each in seen.items() if each.reading and each.reading.progress == last}
     if any(reading.lasting for reading in behind.values()):
         return None
     # Of ranks that are equally far, those that wait inside of torch may wait for one that does something of its own.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from ...records.step_events import HealthEvent
 from ..observation.records import Records
 from ..ops import op
 from ..state import Progress, Rank, Step
@@ -35,9 +36,8 @@ def probe(
         firsts, seconds = torch.stack(everyone).T.tolist()
         slowest = min(range(rank.world_size), key=firsts.__getitem__)
         late = max(firsts) - firsts[slowest]
-        records.event(
-            "health", step=progress.step, node=node_id, seconds=max(seconds), slowest=slowest, late_seconds=late
-        )
+        most = max(seconds)
+        records.event(HealthEvent(step=progress.step, node=node_id, seconds=most, slowest=slowest, late_seconds=late))
 
     return run
 

@@ -17,8 +17,9 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
+from ...records.heartbeat import Heartbeat
 from ..observation import waits
-from .beat import Beat, Reading, born, process_state
+from .beat import Beat, born, process_state
 
 # Asks a rank for its stacks even where its Python does not run: the answer is written by the handler itself.
 ASK: Final = signal.SIGUSR2
@@ -105,7 +106,7 @@ def _groups() -> Iterator[tuple[str, Iterable[int]]]:
         yield name, world.pg_group_ranks[group]
 
 
-def save_of(folder: Path, reading: Reading) -> None:
+def save_of(folder: Path, reading: Heartbeat) -> None:
     """Write what can be known of another process of this machine to `<rank>.txt`: its state, what the kernel has it
     wait for, and its Python stacks, if it still writes them when asked. The first rank to call does it for all."""
     partial = folder / f"{reading.rank:05d}.partial"
@@ -152,12 +153,12 @@ def _settled(file: Path) -> str:
     return found
 
 
-def here(reading: Reading, host: str) -> bool:
+def here(reading: Heartbeat, host: str) -> bool:
     """Whether what wrote the line is a process of this machine that still has its number."""
     return reading.host == host and reading.born != 0 and born(reading.pid) in (0, reading.born)
 
 
-def end(reading: Reading) -> None:
+def end(reading: Heartbeat) -> None:
     """End a process of this machine that cannot end itself."""
     if born(reading.pid) == reading.born != 0:
         with suppress(OSError):

@@ -1,7 +1,6 @@
 """`setup.watch`: a thread that tells of this rank's progress, and ends the run where ranks make none any more."""
 
 import faulthandler
-import json
 import os
 import socket
 import threading
@@ -9,19 +8,23 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import torch
 import torch.distributed as dist
 from attrs import define, field
 
+from ...records.heartbeat import read_heartbeat
+from ...records.lines import line_of, object_of, read
+from ...records.paths import heartbeat_path
+from ...records.run_events import FailureEvent, StuckEvent
 from ..errors import EnvironmentFault
 from ..failing import say
 from ..observation.records import Records
 from ..ops import op
 from ..state import Rank
 from . import flight
-from .beat import Beat, BeatFile, beat_path, process_state, read_beat
+from .beat import Beat, BeatFile, process_state
 from .judge import PAUSE, Seen, State, Verdict, judge
 from .pace import Pace
 from .stacks import ASK, answer_when_asked, end, here, save_of, save_own, whereabouts
@@ -54,7 +57,7 @@ def watch(
         dist.broadcast(attempt, src=0)  # the first rank has reported the start; others may see that late
     found = Watch(
         beat=beat,
-        file=BeatFile(beat_path(records.directory, rank.rank), rank.rank, int(attempt.item())),
+        file=BeatFile(heartbeat_path(records.directory, rank.rank), rank.rank, int(attempt.item())),
         records=records,
         rank=rank.rank,
         world=rank.world_size,
@@ -169,7 +172,7 @@ class Watch:
     def _look(self) -> None:
         self._looked = self._now
         for rank in range(self.world):
-            reading = read_beat(beat_path(self.records.directory, rank))
+            reading = read_heartbeat(heartbeat_path(self.records.directory, rank))
             if rank not in self._seen:
                 self._seen[rank] = Seen(reading, self._now, self._now)
             else:
@@ -192,7 +195,7 @@ class Watch:
     def _verdict_path(self) -> Path:
         return self.folder / VERDICT
 
-    def _pronounced(self, verdict: Verdict, idle: float) -> tuple[dict[str, Any], bool]:
+    def _pronounced(self, verdict: Verdict, idle: float) -> tuple[StuckEvent, bool]:
         """What has been found, and whether this rank is the first to: else what another one has found holds for all."""
         told = self._told(verdict, idle)
         with suppress(OSError):
@@ -205,37 +208,38 @@ class Watch:
             fd = None
         if fd is not None:
             with suppress(OSError):
-                os.write(fd, json.dumps(told).encode())
+                os.write(fd, line_of(told))
             os.close(fd)
-        self._report(told)
+        with suppress(EnvironmentFault):
+            self.records.event(told, every_rank=True)
         return told, True
 
-    def _adopted(self) -> dict[str, Any]:
+    def _adopted(self) -> StuckEvent:
         """What another rank has found; it may be writing still."""
         for _ in range(20):
-            with suppress(OSError, ValueError):
-                return json.loads(self._verdict_path.read_bytes())
+            with suppress(OSError):
+                if found := object_of(self._verdict_path.read_bytes()):
+                    return read(StuckEvent, found)
             time.sleep(0.05)
-        return {"ranks": [], "frozen": False}
+        return read(StuckEvent, {})
 
-    def _told(self, verdict: Verdict, idle: float) -> dict[str, Any]:
+    def _told(self, verdict: Verdict, idle: float) -> StuckEvent:
         first = self._seen[verdict.ranks[0]].reading if verdict.ranks else None
         # What a frozen rank wrote last is up to a second old: where the others wait for it is certain.
         there = None if verdict.frozen else first
-        return {
-            "ranks": list(verdict.ranks),
-            "frozen": verdict.frozen,
-            "state": self._word(verdict),
-            "step": there.step if there else self.beat.step,
-            "node": there.node if there else self.beat.node,
-            "place": there.place if there else "",
-            "last_step": first.step if first else None,
-            "last_node": first.node if first else None,
-            "host": first.host if first else "",
-            "pid": first.pid if first else None,
-            "seconds": round(idle, 1),
-            "folder": str(self.folder),
-        }
+        return StuckEvent(
+            step=there.step if there else self.beat.step,
+            ranks=[*verdict.ranks],
+            state=self._word(verdict),
+            node=there.node if there else self.beat.node,
+            place=there.place if there else "",
+            last_step=first.step if first else None,
+            last_node=first.node if first else None,
+            host=first.host if first else "",
+            pid=first.pid if first else None,
+            seconds=round(idle, 1),
+            folder=str(self.folder),
+        )
 
     def _word(self, verdict: Verdict) -> State:
         if not verdict.frozen:
@@ -246,33 +250,27 @@ class Watch:
         words: dict[str, State] = {"T": "stopped", "": "ended", "Z": "ended"}
         return words.get(process_state(reading.pid), "frozen")
 
-    def _report(self, told: dict[str, Any]) -> None:
-        fields = {key: value for key, value in told.items() if key not in ("step", "frozen")}
-        with suppress(EnvironmentFault):
-            self.records.event("stuck", step=told["step"], every_rank=True, **fields)
-
-    def _report_failure(self, told: dict[str, Any]) -> None:
+    def _report_failure(self, told: StuckEvent) -> None:
         """Say what has been found, with what the ranks were exchanging; the others leave when the summary is there."""
-        rank, message = told["ranks"][0] if told["ranks"] else None, explained(told)
+        rank, message = told.ranks[0] if told.ranks else None, explained(told)
         seen = flight.read(flight.flights(self.folder, self.world), self.world)
         message += "".join(f"\n{line}" for line in seen)
         if rank == 0:  # that one may be who shows the run
             say(f"rank 0: {message}")
         with suppress(EnvironmentFault):
-            self.records.event(
-                "failure", step=told["step"], every_rank=True, rank=rank, error=message, traceback="", exit_code=1
-            )
-        lines = {rank: read_beat(beat_path(self.records.directory, rank)) for rank in range(self.world)}
+            failure = FailureEvent(step=told.step, rank=rank, error=message, exit_code=1, traceback="")
+            self.records.event(failure, every_rank=True)
+        lines = {rank: read_heartbeat(heartbeat_path(self.records.directory, rank)) for rank in range(self.world)}
         with suppress(OSError):
             (self.folder / SUMMARY).write_text(f"{message}\n\n{whereabouts_of(lines)}", encoding="utf-8")
 
-    def _end(self, told: dict[str, Any], first: bool) -> None:
+    def _end(self, told: StuckEvent, first: bool) -> None:
         """Save what can be seen, end the ranks of this machine that cannot do so themselves, and leave.
 
         first: this rank is the one that has found it, and tells when all have saved.
         """
-        frozen = told["ranks"] if told["frozen"] else []
-        lines = (read_beat(beat_path(self.records.directory, rank)) for rank in frozen)
+        frozen = told.ranks if told.frozen else []
+        lines = (read_heartbeat(heartbeat_path(self.records.directory, rank)) for rank in frozen)
         helpless = [reading for reading in lines if reading is not None and here(reading, self._host)]
         for reading in helpless:  # first of all: they are ended as soon as any rank has waited long enough
             save_of(self.folder, reading)

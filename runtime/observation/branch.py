@@ -4,8 +4,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from math import inf
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from ...records.event import Event
+from ...records.metrics import StepMetrics
 from ..errors import EnvironmentFault
 from .lines import Sizes
 from .outlet import Outlet
@@ -29,9 +31,9 @@ class Writer(Protocol):
         """Load the library and open what is written to."""
         ...
 
-    def metric(self, record: dict[str, Any]) -> None: ...
+    def metric(self, record: StepMetrics) -> None: ...
 
-    def event(self, record: dict[str, Any]) -> None: ...
+    def event(self, record: Event) -> None: ...
 
     def rest(self, *, must: bool) -> None:
         """Nothing waits: make lasting what is held back. must: whatever that costs."""
@@ -57,12 +59,12 @@ class Branch:
         """Load the library now, beside the set-up, and not with the first record."""
         self._outlet.send(_nothing)
 
-    def metric(self, record: dict[str, Any]) -> None:
+    def metric(self, record: StepMetrics) -> None:
         """Never waits; a record that finds no room is lost to this writer."""
         if not self._failed and not self._outlet.put(partial(self.writer.metric, record), self._sizes.of(record)):
             self.lost += 1
 
-    def event(self, record: dict[str, Any]) -> None:
+    def event(self, record: Event) -> None:
         """Never waits. Any thread."""
         if not self._failed:
             self._outlet.send(partial(self.writer.event, record))

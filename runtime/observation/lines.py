@@ -1,34 +1,22 @@
-"""Files of one JSON object a line: `JsonLines` writes them, `Pen` does so in a thread, `records_since` reads them."""
+"""Files of records: `JsonLines` appends to one, `Pen` does so in a thread; how a line reads is said in `records`."""
 
-import json
-import math
 import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
+import msgspec
 from attrs import define, field
 
+from ...records.lines import as_object, json_line, line_of, object_of
+from ...records.metrics import RankMetrics, StepMetrics
+from ...records.record import Record
 from ..errors import EnvironmentFault
 from .outlet import ROOM, Outlet
 
 # Seconds that an event is waited for, to be in its file: a disk that takes longer does not answer.
 EVENT_SECONDS: Final = 2.0
 _BLOCK: Final = 1 << 20
-
-
-def in_json(record: dict[str, Any]) -> dict[str, Any]:
-    """A record with texts for numbers that JSON has no word for: a reader that is not Python would refuse the line."""
-    return {key: _plain(value) for key, value in record.items()}
-
-
-def _plain(value: Any) -> Any:
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _line_of(record: dict[str, Any]) -> bytes:
-    line = json.dumps(in_json(record), separators=(",", ":"), ensure_ascii=False)
-    return (line + "\n").encode(errors="backslashreplace")  # names of files may be no text
 
 
 @define(eq=False)
@@ -41,12 +29,12 @@ class JsonLines:
     path: Path
     _fd: int | None = field(default=None, init=False)
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: Record) -> None:
         """Raises EnvironmentFault where the disk does not take it."""
         try:
             if self._fd is None:
                 self._fd = self._opened()
-            content = _line_of(record)
+            content = line_of(record)
             while content:
                 content = content[os.write(self._fd, content) :]
         except OSError as error:
@@ -73,7 +61,7 @@ class _Line:
     """A record on its way to a file. awaited: somebody wants to know what became of it."""
 
     lines: JsonLines
-    record: dict[str, Any]
+    record: Record
     awaited: bool
     error: Exception | None = None
 
@@ -90,12 +78,12 @@ class Pen:
         self._outlet = Outlet("writing records", self._carry, room=room)
         self._fault: Exception | None = None
 
-    def write(self, lines: JsonLines, record: dict[str, Any], size: int) -> bool:
+    def write(self, lines: JsonLines, record: Record, size: int) -> bool:
         """Whether there was room to wait in. size: how many values it has. Raises what `raise_fault` does."""
         self.raise_fault()
         return self._outlet.put(_Line(lines, record, awaited=False), size)
 
-    def write_now(self, lines: JsonLines, record: dict[str, Any], seconds: float = EVENT_SECONDS) -> None:
+    def write_now(self, lines: JsonLines, record: Record, seconds: float = EVENT_SECONDS) -> None:
         """Write behind all that came before, and return when that is done or so many seconds have passed.
 
         Raises EnvironmentFault where the disk does not take it. There is always room for it.
@@ -140,11 +128,12 @@ class Sizes:
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
 
-    def of(self, record: dict[str, Any]) -> int:
-        size = self._known.get(len(record))
+    def of(self, record: StepMetrics | RankMetrics) -> int:
+        size = self._known.get(len(record.rest))
         if size is None:
-            size = self._known[len(record)] = size_of_record(record)
-        return size
+            size = self._known[len(record.rest)] = _size_of_rest(record.rest)
+        nodes = record.node_seconds if isinstance(record, RankMetrics) else None
+        return size + len(nodes or ()) + len(record.__struct_fields__)
 
 
 @define(eq=False)
@@ -156,59 +145,41 @@ class QueuedLines:
     lost: int = 0
     _sizes: Sizes = field(factory=Sizes)
 
-    def write(self, record: dict[str, Any]) -> bool:
+    def write(self, record: StepMetrics | RankMetrics) -> bool:
         """Whether it is on its way to the file; a record says how many before it are not (`dropped`), if any.
 
         Raises EnvironmentFault where the disk did not take an earlier one.
         """
         size = self._sizes.of(record)
-        written = self.pen.write(self.lines, {**record, "dropped": self.lost} if self.lost else record, size)
+        found = msgspec.structs.replace(record, dropped=self.lost) if self.lost else record
+        written = self.pen.write(self.lines, found, size)
         self.lost += not written
         return written
 
 
-def size_of_record(record: dict[str, Any]) -> int:
-    """How many values are in a record."""
-    return len(record) + sum(len(value) for value in record.values() if isinstance(value, list | dict))
+def _size_of_rest(rest: dict[str, Any]) -> int:
+    return len(rest) + sum(len(value) for value in rest.values() if isinstance(value, list | dict))
 
 
-def records_since(path: Path, offset: int) -> list[dict[str, Any]]:
-    """The records of a file from a byte on; lines that are torn, as on a disk that was full, are left out."""
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        file.seek(offset)
-        lines = file.read().splitlines()
-    found = []
-    for line in lines:
-        with suppress(ValueError):
-            found.append(json.loads(line))
-    return [record for record in found if isinstance(record, dict)]
+def last_step(path: Path) -> int:
+    """The step of the last record of a file; 0 where there is none that is whole."""
+    with suppress(OSError), path.open("rb") as file:
+        step = (object_of(_last_line(file)[1]) or {}).get("step")
+        return step if isinstance(step, int) else 0
+    return 0
 
 
-def last_record(path: Path) -> dict[str, Any] | None:
-    """The last record of a file; None where there is none that is whole."""
-    with suppress(OSError, ValueError), path.open("rb") as file:
-        record = json.loads(_last_line(file)[1])
-        return record if isinstance(record, dict) else None
-    return None
+def add_to_last(path: Path, metrics: StepMetrics) -> bool:
+    """Add what was measured to the last record of a file if it is that of the same step. The file is replaced by
+    another one, as a reader must not see half of it.
 
-
-def add_to_last(path: Path, step: int, fields: dict[str, Any]) -> bool:
-    """Add fields to the last record of a file if it is that of a step. The file is replaced by another one, as a reader
-    must not see half of it.
-
-    `step` and `time` of the record stay. Whether there was such a record. Raises OSError.
+    `time` of the record stays. Whether there was such a record. Raises OSError.
     """
     rest = path.with_suffix(".tmp")
     with path.open("rb") as file:
         begin, line = _last_line(file)
-        try:
-            record = json.loads(line)
-            if record["step"] != step:
-                return False
-            kept = {"step": step, "time": record["time"]}
-        except (ValueError, KeyError, TypeError):
+        record = object_of(line) or {}
+        if record.get("step") != metrics.step or "time" not in record:
             return False
         file.seek(0)
         with rest.open("wb") as new:
@@ -216,7 +187,7 @@ def add_to_last(path: Path, step: int, fields: dict[str, Any]) -> bool:
             while left and (block := file.read(min(left, _BLOCK))):
                 new.write(block)
                 left -= len(block)
-            new.write(_line_of({**record, **fields, **kept}))
+            new.write(json_line({**record, **as_object(metrics), "time": record["time"]}))
     rest.replace(path)
     return True
 
@@ -248,10 +219,8 @@ def trim_after(path: Path, step: int, superseded: Path) -> int:
     keep: list[bytes] = []
     drop: list[bytes] = []
     for line in path.read_bytes().splitlines(keepends=True):
-        try:
-            late = json.loads(line)["step"] > step
-        except (ValueError, KeyError, TypeError):
-            late = True  # the torn last line of a killed run
+        found = (object_of(line) or {}).get("step")
+        late = not isinstance(found, int) or found > step  # or the torn last line of a killed run
         (drop if late else keep).append(line)
     if drop:
         superseded.parent.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ def log_to_wandb(
             chosen=chosen,
             config=config_of_plan(plan),
             undone=sum(before - after for before, after in progress.bad.went_back),
-            warn=lambda message: records.event("warning", step=progress.step, message=message),
+            warn=lambda message: records.warn(message, step=progress.step),
         )
         _begin(writer, records, progress)
 
@@ -67,7 +67,7 @@ def config_of_plan(plan: Plan) -> dict[str, Any]:
 
 
 def _begin(writer: Writer, records: Records, progress: Progress) -> None:
-    branch = Branch(writer, lambda message: records.event("warning", step=progress.step, message=message))
+    branch = Branch(writer, lambda message: records.warn(message, step=progress.step))
     records.branches.append(branch)
     branch.begin()
 

@@ -2,15 +2,16 @@
 
 import time
 from math import isfinite
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from attrs import define, field
+from msgspec.structs import replace
 
 from ...planner.peaks import product_format
 from ...planner.plan import Plan
 from ...planner.units import plural
+from ...records.metrics import RankMetrics, StepMetrics
 from ..alerts.alerts import Alerts
 from ..build import compute_format
 from ..feed import Feed
@@ -123,48 +124,47 @@ def log(
         seconds, data_seconds, comm_seconds, memory, of_plan = slowest.tolist()
         if alerts is not None:
             alerts.logged(window.timed, seconds * window.timed, data_seconds * window.timed, of_plan)
-        now = time.time()
-        record: dict[str, Any] = {"step": progress.step, "time": now}
-        if isfinite(step.loss) and isfinite(step.grad_norm):  # a step that nothing was learned from has none of these
-            record |= {"loss": step.loss, "grad_norm": step.grad_norm, "lr": step.lr}
-        times: dict[str, Any] = {}
-        if window.timed:
-            times = {
-                "tokens_per_second": window.tokens_per_step / seconds,
-                "step_seconds": seconds,
-                "data_seconds": data_seconds,
-            }
-        record |= {
-            "tokens": progress.tokens,
-            **({"epoch": epoch} if (epoch := feed.epoch(progress.step)) is not None else {}),
-            **times,
-            "memory_bytes": int(memory),
-            "phase": feed.phase(step.index).name,
-            "valid_tokens": window.valid_tokens,
-        }
-        if window.timed:
-            record |= window.rates.of(window.counted, seconds * window.timed)
-            if WAITS.measured:
-                record["comm_seconds"] = comm_seconds
+        now, timed = time.time(), window.timed > 0
+        learned = isfinite(step.loss) and isfinite(step.grad_norm)
+        rates = window.rates.of(window.counted, seconds * window.timed) if timed else {}
         taken = feed.rows_taken(progress.step)
         rows = {f"rows/{name}": count for name, count in taken.items()}
         routed = routers.take(window.steps) if window.steps else {}
-        records.add_to_metric(record | window.losses.take() | rows | routed)
+        metrics = StepMetrics(
+            step=progress.step,
+            time=now,
+            loss=step.loss if learned else None,
+            grad_norm=step.grad_norm if learned else None,
+            lr=step.lr if learned else None,
+            tokens=progress.tokens,
+            epoch=feed.epoch(progress.step),
+            tokens_per_second=window.tokens_per_step / seconds if timed else None,
+            step_seconds=seconds if timed else None,
+            data_seconds=data_seconds if timed else None,
+            memory_bytes=int(memory),
+            phase=feed.phase(step.index).name,
+            valid_tokens=window.valid_tokens,
+            comm_seconds=comm_seconds if timed and WAITS.measured else None,
+            rest=window.losses.take() | rows | routed,
+        )
+        records.log(replace(metrics, **rates))
         since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}
         for name in window.losses.unlabelled(since):
             message = f"dataset {name} has given {plural(since[name], 'row')} since this start, and not one token to "
             message += "learn from: are all of its labels masked?"
-            records.event("warning", step=progress.step, message=message)
-        own: dict[str, Any] = {"step": progress.step, "time": now}
-        if window.timed:
-            names = (
-                ("step_seconds", "data_seconds", "comm_seconds") if WAITS.measured else ("step_seconds", "data_seconds")
-            )
-            own |= {name: round(value, 6) for name, value in zip(names, averages, strict=False)}
-        own |= {"memory_bytes": peak} | memory_now.take()
-        if window.timed:
-            own["node_seconds"] = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
-        records.own.write(own)
+            records.warn(message, step=progress.step)
+        own_seconds, own_data, own_comm = (round(average, 6) for average in averages)
+        nodes = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
+        own = RankMetrics(
+            step=progress.step,
+            time=now,
+            step_seconds=own_seconds if timed else None,
+            data_seconds=own_data if timed else None,
+            comm_seconds=own_comm if timed and WAITS.measured else None,
+            memory_bytes=peak,
+            node_seconds=nodes if timed else None,
+        )
+        records.own.write(replace(own, **memory_now.take()))
         window.clear()
         window.logged = progress.step
 

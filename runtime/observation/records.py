@@ -6,9 +6,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import define, field
+from msgspec.structs import replace
 
+from ...records.event import Event
+from ...records.lines import read
+from ...records.metrics import StepMetrics
+from ...records.paths import EVENTS_FILE, METRICS_FILE, rank_lines_path
+from ...records.run_events import WarningEvent
 from .branch import Branch
-from .lines import EVENT_SECONDS, JsonLines, Pen, QueuedLines, add_to_last, last_record, trim_after
+from .lines import EVENT_SECONDS, JsonLines, Pen, QueuedLines, add_to_last, last_step, trim_after
 
 # Seconds that whoever needs all records in their files waits for a disk.
 SETTLE_SECONDS: Final = 60.0
@@ -32,7 +38,7 @@ class Records:
     metrics: QueuedLines
     own: QueuedLines
     events: JsonLines
-    pending: dict[str, Any] = field(factory=dict)
+    pending: StepMetrics | None = None
     branches: list[Branch] = field(factory=list)
     _last_step: int | None = None
     """Of the last record in `metrics`; None where the file has to be asked."""
@@ -46,45 +52,54 @@ class Records:
             directory=directory,
             rank=rank,
             pen=pen,
-            metrics=QueuedLines(JsonLines(directory / "metrics.jsonl"), pen),
-            own=QueuedLines(JsonLines(directory / "ranks" / f"{rank:05d}.jsonl"), pen),
-            events=JsonLines(directory / "events.jsonl"),
+            metrics=QueuedLines(JsonLines(directory / METRICS_FILE), pen),
+            own=QueuedLines(JsonLines(rank_lines_path(directory, rank)), pen),
+            events=JsonLines(directory / EVENTS_FILE),
         )
 
-    def event(self, event: str, *, step: int, every_rank: bool = False, **fields: Any) -> None:
+    def event(self, event: Event, *, every_rank: bool = False) -> None:
         """Report something that happened; only the first rank writes, unless the event is a rank's own.
 
         Raises EnvironmentFault where the disk does not take it.
         """
         if self.rank == 0 or every_rank:
-            self._event({"time": time.time(), "step": step, "event": event, **fields})
+            self._event(event)
 
-    def _event(self, record: dict[str, Any], seconds: float = EVENT_SECONDS) -> None:
+    def warn(self, message: str, *, step: int, code: str = "", every_rank: bool = False) -> None:
+        """Report that something was left out or has failed."""
+        self.event(WarningEvent(step=step, message=message, code=code), every_rank=every_rank)
+
+    def _event(self, event: Event, seconds: float = EVENT_SECONDS) -> None:
         for branch in self.branches:
-            branch.event(record)
+            branch.event(event)
         if self._closed:
-            self.events.write(record)
+            self.events.write(event)
         else:
-            self.pen.write_now(self.events, record, seconds)
+            self.pen.write_now(self.events, event, seconds)
 
-    def add_to_metric(self, fields: dict[str, Any]) -> None:
-        """Numbers that belong into the record of the step that has just ended. Never waits."""
-        self.pending.update(fields)
+    def log(self, metrics: StepMetrics) -> None:
+        """The record of the step that has just ended. Never waits."""
+        self.pending = replace(metrics, rest=self.pending.rest | metrics.rest) if self.pending else metrics
+
+    def measured(self, found: dict[str, Any]) -> None:
+        """Numbers that belong into the record of the step that has just ended, by their names. Never waits."""
+        before = self.pending or StepMetrics(step=None, time=None)
+        self.pending = replace(before, rest=before.rest | found)
 
     def flush(self, step: int) -> None:
         """Write the record of the step that has ended, if anything was added to it; should the file have one of that
-        step already, as where a run stops with an evaluation, the fields are added to that.
+        step already, as where a run stops with an evaluation, what was measured is added to that.
 
         Waits only in that case. Raises EnvironmentFault where the disk did not take an earlier record.
         """
         self.pen.raise_fault()
-        fields, self.pending = self.pending, {}
-        if not fields or self.rank != 0:
+        pending, self.pending = self.pending, None
+        if pending is None or self.rank != 0:
             return
-        record = {"step": step, "time": time.time(), **fields}
+        record = replace(pending, step=step, time=pending.time or time.time())
         for branch in self.branches:
             branch.metric(record)
-        if self._step_of_last() == step and self._added(step, fields):
+        if self._step_of_last() == step and self._added(record):
             return
         self._last_step = step
         if self.metrics.write(record) and not self._told_of_lost:
@@ -94,20 +109,19 @@ class Records:
         """The run goes on behind a step whose record was gathered when it was saved: it is still to be written, unless
         that was done."""
         if self.rank == 0 and self._step_of_last() < step:
-            self.pending = dict(record)
+            self.pending = read(StepMetrics, record)
 
     def _step_of_last(self) -> int:
         if self._last_step is None:
-            last = last_record(self.metrics.lines.path) or {}
-            self._last_step = int(last.get("step", 0))
+            self._last_step = last_step(self.metrics.lines.path)
         return self._last_step
 
-    def _added(self, step: int, fields: dict[str, Any]) -> bool:
-        """Whether the last record in the file has them now."""
+    def _added(self, record: StepMetrics) -> bool:
+        """Whether the last record in the file has all of it now."""
         with suppress(OSError):
             if self.pen.settle(EVENT_SECONDS):
                 self.metrics.lines.close()
-                return add_to_last(self.metrics.lines.path, step, fields)
+                return add_to_last(self.metrics.lines.path, record)
         return False
 
     def settle(self, step: int = 0) -> None:
@@ -121,7 +135,7 @@ class Records:
                 f"rank {self.rank}: the disk of {self.directory} did not take all records within {SETTLE_SECONDS:g} s;"
             )
             message += " a run that is killed before it does goes on without them"
-            self._event({"time": time.time(), "step": step, "event": "warning", "message": message}, seconds=0)
+            self._event(WarningEvent(step=step, message=message), seconds=0)
         for branch in self.branches:
             branch.settle()
 
@@ -161,4 +175,4 @@ class Records:
         if lost := self.metrics.lost + self.own.lost:
             self._told_of_lost = True
             message = f"{lost} records found no room to wait in and are lost: the disk of {self.directory} was too slow"
-            self._event({"time": time.time(), "step": step, "event": "warning", "message": message}, seconds=0)
+            self._event(WarningEvent(step=step, message=message), seconds=0)

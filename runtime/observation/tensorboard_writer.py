@@ -8,6 +8,11 @@ from typing import Any, Final
 
 from attrs import define
 
+from ...records.event import Event
+from ...records.lines import as_object
+from ...records.metrics import StepMetrics
+from ...records.step_events import GenerateEvent, RollbackEvent
+
 # Seconds between two times at which what is held back goes to the file.
 FLUSH_SECONDS: Final = 5.0
 
@@ -44,24 +49,24 @@ class TensorBoardWriter:
         now = time.time()
         self._write(now, self.step, [self._text(tag, _as_code(make())) for tag, make in self.texts.items()])
 
-    def metric(self, record: dict[str, Any]) -> None:
+    def metric(self, record: StepMetrics) -> None:
         values = []
-        for key, value in record.items():
+        for key, value in as_object(record).items():
             if key in ("step", "time"):
                 continue
             if isinstance(value, int | float):
                 values.append(self._summaries.Summary.Value(tag=key, simple_value=value))
             elif isinstance(value, list) and value:
                 values.append(self._bars(key, value))
-        self._write(record["time"], record["step"], values)
+        self._write(record.time or 0.0, record.step or 0, values)
 
-    def event(self, record: dict[str, Any]) -> None:
-        if record["event"] == "rollback":
-            self._undo_after(record["step"])
-        elif record["event"] == "generate":
-            samples = enumerate(record["samples"], start=1)
-            texts = [self._text(f"generate/{n}", _as_code(each["prompt"] + each["text"])) for n, each in samples]
-            self._write(record["time"], record["step"], texts)
+    def event(self, record: Event) -> None:
+        if isinstance(record, RollbackEvent):
+            self._undo_after(record.step or 0)
+        elif isinstance(record, GenerateEvent):
+            samples = enumerate(record.samples, start=1)
+            texts = [self._text(f"generate/{n}", _as_code(each.prompt + each.text)) for n, each in samples]
+            self._write(record.time or 0.0, record.step or 0, texts)
 
     def rest(self, *, must: bool) -> None:
         now = time.monotonic()

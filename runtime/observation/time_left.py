@@ -1,9 +1,10 @@
 """How long this start of a run will take on this machine: measured on its first steps, and told once."""
 
-from typing import Any, Final
+from typing import Final
 
 from attrs import define
 
+from ...records.start_events import EstimateEvent
 from ..state import Step
 
 # Seconds of steps, and steps, that are measured before anything is said.
@@ -20,8 +21,8 @@ class TimeLeft:
     _steps: int = 0
     _seconds: float = 0.0
 
-    def after(self, step: Step, seconds: float, last: int) -> dict[str, Any] | None:
-        """The fields of the event `estimate` once enough has been measured, else None.
+    def after(self, step: Step, seconds: float, last: int) -> EstimateEvent | None:
+        """The event `estimate` once enough has been measured, else None.
 
         seconds: that the step has taken. last: the steps behind which this start of the run ends.
         """
@@ -35,10 +36,11 @@ class TimeLeft:
             return None
         self.told = True
         each = self._seconds / self._steps
-        return {
-            "step_seconds": each,
-            "measured_steps": self._steps,
-            "first_step_seconds": self._first,
-            "steps_left": left,
-            "seconds_left": left * each,
-        }
+        return EstimateEvent(
+            step=step.index + 1,
+            step_seconds=each,
+            measured_steps=self._steps,
+            first_step_seconds=self._first,
+            steps_left=left,
+            seconds_left=left * each,
+        )

@@ -10,6 +10,11 @@ from typing import Any, Final
 
 from attrs import define
 
+from ...records.event import Event
+from ...records.lines import as_object
+from ...records.metrics import StepMetrics
+from ...records.step_events import GenerateEvent, RollbackEvent
+
 # Seconds for W&B to answer when a run begins, and to take the rest when it ends.
 INIT_SECONDS: Final = 60.0
 FINISH_SECONDS: Final = 30.0
@@ -63,9 +68,9 @@ class WandbWriter:
             if (self.directory / file).exists():
                 self._run.save(str(self.directory / file), base_path=str(self.directory), policy="now")
 
-    def metric(self, record: dict[str, Any]) -> None:
-        values: dict[str, Any] = {"step": record["step"]}
-        for key, value in record.items():
+    def metric(self, record: StepMetrics) -> None:
+        values: dict[str, Any] = {"step": record.step}
+        for key, value in as_object(record).items():
             if isinstance(value, list):
                 if 0 < len(value) <= MOST_BARS:
                     values[key] = self._library.Histogram(np_histogram=(value, list(range(len(value) + 1))))
@@ -73,13 +78,13 @@ class WandbWriter:
                 values[key] = value
         self._log(values)
 
-    def event(self, record: dict[str, Any]) -> None:
-        if record["event"] == "rollback":
-            self.undone += record["from_step"] - record["step"]
-        elif record["event"] == "generate":
-            rows = [[each["prompt"], each["text"]] for each in record["samples"]]
+    def event(self, record: Event) -> None:
+        if isinstance(record, RollbackEvent):
+            self.undone += (record.from_step or 0) - (record.step or 0)
+        elif isinstance(record, GenerateEvent):
+            rows = [[each.prompt, each.text] for each in record.samples]
             table = self._library.Table(columns=["prompt", "text"], data=rows)
-            self._log({"step": record["step"], "generate": table})
+            self._log({"step": record.step, "generate": table})
 
     def rest(self, *, must: bool) -> None:
         """W&B has a process of its own, which writes what it is given."""

@@ -55,7 +55,7 @@ def profile(
             return
         if under_way.has("profile"):
             message = f"{node_id}: another profile is under way, and this one is left out"
-            records.event("warning", step=progress.step, message=message)
+            records.warn(message, step=progress.step)
             return
         under_way.begin(Profile.begin(subject, rank=rank, records=records, progress=progress, beat=beat))
 
@@ -127,7 +127,7 @@ def memory_snapshot(
     def run(step: Step) -> None:
         if under_way.has("memory_snapshot"):
             message = f"{node_id}: another memory snapshot is under way, and this one is left out"
-            records.event("warning", step=progress.step, message=message)
+            records.warn(message, step=progress.step)
             return
         snapshot = Snapshot(
             node=node_id,

@@ -16,6 +16,7 @@ import cattrs
 from attrs import asdict, define, field, frozen
 
 from ...planner.units import plural
+from ...records.step_events import ProfileEvent
 from ..health.beat import Beat
 from ..observation.records import Records
 from ..state import Progress, Rank
@@ -127,7 +128,7 @@ class Profile:
         if self.told is not None:
             self.told(False, text)
         else:
-            self.records.event("warning", step=self.progress.step, message=f"{self.subject.node}: {text}")
+            self.records.warn(f"{self.subject.node}: {text}", step=self.progress.step)
 
     def drop(self) -> None:
         recorder, self._recorder = self._recorder, None
@@ -170,7 +171,7 @@ class Profile:
         size = self._write()
         if self._fault:
             message = f"rank {self.rank.rank} could not write its profile {self.folder}: {self._fault}"
-            self.records.event("warning", step=self.progress.step, every_rank=True, message=message)
+            self.records.warn(message, step=self.progress.step, every_rank=True)
         failures, size = summed(self.rank, bool(self._fault), size)
         page = self._write_page(note) if self.rank.is_first else 0
         steps = f"{self.recorded} of {self.subject.active} steps" if note else f"{self.recorded} steps"
@@ -179,16 +180,17 @@ class Profile:
         if failures < count:
             first = self.begun + self.subject.before + 1
             self.records.event(
-                "profile",
-                step=self.progress.step,
-                node=self.subject.node,
-                path=str(self.folder),
-                first=first,
-                last=first + self.recorded - 1,
-                ranks=count - int(failures),
-                seconds=time.perf_counter() - began,
-                bytes=int(size) + page,
-                note=note,
+                ProfileEvent(
+                    step=self.progress.step,
+                    node=self.subject.node,
+                    path=str(self.folder),
+                    first=first,
+                    last=first + self.recorded - 1,
+                    ranks=count - int(failures),
+                    seconds=time.perf_counter() - began,
+                    bytes=int(size) + page,
+                    note=note,
+                )
             )
         if self.told is not None:
             lost = f"{int(failures)} of {count} ranks could not write their traces; " if failures else ""
@@ -228,7 +230,7 @@ class Profile:
             return write_whole(self.folder / "summary.md", lambda beside: beside.write_text(text, encoding="utf-8"))
         except Exception as error:  # whatever a file may hold
             message = f"the summary of {self.folder} could not be written: {error}"
-            self.records.event("warning", step=self.progress.step, message=message)
+            self.records.warn(message, step=self.progress.step)
             return 0
 
 

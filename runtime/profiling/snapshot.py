@@ -16,6 +16,7 @@ from attrs import define, field
 from torch.optim import Optimizer
 
 from ...planner.plan import Memory
+from ...records.step_events import MemorySnapshotEvent
 from ..ema import Ema
 from ..health.beat import Beat
 from ..models.parts import Parts
@@ -106,23 +107,26 @@ class Snapshot:
         self._forget()
         if self._fault:
             message = f"rank {self.rank.rank} could not write its memory snapshot {folder}: {self._fault}"
-            self.records.event("warning", step=step, every_rank=True, message=message)
+            self.records.warn(message, step=step, every_rank=True)
         failures, size = summed(self.rank, bool(self._fault), size)
         count = self.rank.world_size if self.ranks is None else len(self.ranks)
         if not self.rank.is_first or failures >= count:
             return
         page = self._page(folder, note)
-        fields = {name: own[name] for name in ("held", "allocator", "process", "planned") if name in own}
         self.records.event(
-            "memory_snapshot",
-            step=step,
-            node=self.node,
-            path=str(folder),
-            ranks=count - int(failures),
-            seconds=time.perf_counter() - began,
-            bytes=int(size) + page,
-            note=note,
-            **fields,
+            MemorySnapshotEvent(
+                step=step,
+                node=self.node,
+                path=str(folder),
+                ranks=count - int(failures),
+                seconds=time.perf_counter() - began,
+                bytes=int(size) + page,
+                note=note,
+                held=own.get("held"),
+                allocator=own.get("allocator"),
+                process=own.get("process"),
+                planned=own.get("planned"),
+            )
         )
 
     def _page(self, folder: Path, note: str) -> int:
@@ -131,7 +135,7 @@ class Snapshot:
             return self._write_page(folder, note)
         except Exception as error:  # the files of ranks are there
             message = f"the summary of {folder} could not be written: {error}"
-            self.records.event("warning", step=self.progress.step, message=message)
+            self.records.warn(message, step=self.progress.step)
             return 0
 
     def _write(self, folder: Path, own: dict[str, Any]) -> int:

@@ -19,13 +19,15 @@ HEAVIER = (*HEAVY, "numpy", "msgspec")
 BELOW = {
     "dsl": {"dsl"},
     "planner": {"dsl", "planner"},
-    "runtime": {"dsl", "planner", "runtime"},
-    "tui": {"tui"},
-    "cli": {"dsl", "planner", "runtime", "tui", "cli"},
+    "records": {"records"},
+    "runtime": {"dsl", "planner", "records", "runtime"},
+    "tui": {"records", "tui"},
+    "cli": {"dsl", "planner", "records", "runtime", "tui", "cli"},
 }
 FOREIGN = {  # room → packages that it must not know
     "dsl": {"torch", "numba", "textual", "networkx", "rich"},
     "planner": {"torch", "numba", "textual", "rich"},
+    "records": {"torch", "numba", "numpy", "textual", "networkx", "rich", "attrs"},
     "runtime": {"textual", "rich"},
     "tui": {"torch", "numba"},
     "cli": {"torch", "numba", "textual", "networkx"},

@@ -50,7 +50,7 @@ def test_a_failure_of_which_nothing_can_be_written_is_no_other_failure(records):
     with full_log():
         report_failure(records, ValueError("x"), step=3, place="step 4", exit_code=1, trace=True)
     with pytest.raises(EnvironmentFault, match="No space left"):
-        records.event("warning", step=3, message="told")
+        records.warn("told", step=3)
 
 
 def test_a_rank_is_ended_at_its_deadline_though_nobody_can_be_told(records, left):

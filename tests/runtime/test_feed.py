@@ -13,6 +13,8 @@ from xtrain.planner.arithmetic import Arithmetic
 from xtrain.planner.horizon import counted_timeline
 from xtrain.planner.layouts.mesh import AXES
 from xtrain.planner.plan_timeline import Phase, Timeline
+from xtrain.records.event import Event
+from xtrain.records.start_events import DataEvent
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
@@ -152,13 +154,13 @@ def test_a_phase_is_that_of_the_step(store):
 
 
 def test_how_much_data_there_is_is_told(store):
-    told = []
+    told: list[Event] = []
 
     class Heard:
-        def event(self, event: str, **fields: object) -> None:
-            told.append((event, fields))
+        def event(self, event: Event) -> None:
+            told.append(event)
 
     batch = Arithmetic(micro=4, accumulate=1, rows=4, sequence=8, steps=12).counted(Fraction(30))
     tell_rows(Heard(), (rows_of(store, "one"),), 12, batch)
     epoch = {"epoch_rows": 30.0, "epoch_tokens": 240.0, "epochs": None}
-    assert told == [("data", {"step": 0, "steps": 12, "rows": {"one": 30}, **epoch})]
+    assert told == [DataEvent(step=0, time=told[0].time, steps=12, rows={"one": 30}, **epoch)]

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from xtrain.runtime.health.beat import Reading
+from xtrain.records.heartbeat import Heartbeat
 
 
-def reading(rank: int = 1, **given: Any) -> Reading:
+def reading(rank: int = 1, **given: Any) -> Heartbeat:
     """A line of a rank that waits in step 7."""
     fields = {
         "host": "a", "pid": 10 + rank, "born": 5, "attempt": 1, "alive": 900, "time": 0.0, "step": 7,
@@ -13,4 +13,4 @@ def reading(rank: int = 1, **given: Any) -> Reading:
         "place": "torch/distributed/x.py:1 wait",
         "debugger": False,
     }  # fmt: skip
-    return Reading(**{**fields, "rank": rank, **given})
+    return Heartbeat(**{**fields, "rank": rank, **given})

@@ -4,12 +4,13 @@ import json
 from pathlib import Path
 
 import pytest
-from attrs import asdict, evolve
 from beats import reading
+from msgspec.structs import asdict, replace
 
+from xtrain.records.heartbeat import read_heartbeat
+from xtrain.records.paths import heartbeat_path
 from xtrain.runtime.alerts.signs import Finding
 from xtrain.runtime.alerts.stalled import Stalled
-from xtrain.runtime.health.beat import beat_path, read_beat
 from xtrain.runtime.health.pace import Pace
 
 LIMIT = 60.0
@@ -26,11 +27,11 @@ class Ranks:
 
     def write(self) -> None:
         for rank, line in self.lines.items():
-            beat_path(self.folder, rank).write_text(json.dumps(asdict(line)))
+            heartbeat_path(self.folder, rank).write_text(json.dumps(asdict(line)))
 
     def later(self, now: float) -> None:
         for rank in self.lines.keys() - self.silent:
-            self.lines[rank] = evolve(self.lines[rank], alive=900 + int(now))
+            self.lines[rank] = replace(self.lines[rank], alive=900 + int(now))
         self.write()
 
     def watch(self, rank: int, seconds: int = 90, idle_from: float = 0.0, *, lasting: bool = False) -> list[Finding]:
@@ -87,15 +88,15 @@ def test_before_the_limit_nothing_is_said(ranks):
 
 
 def test_who_gets_on_reads_nothing(ranks, monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.alerts.stalled.read_beat", lambda path: pytest.fail("read"))
+    monkeypatch.setattr("xtrain.runtime.alerts.stalled.read_heartbeat", lambda path: pytest.fail("read"))
     assert Stalled(0, 3, ranks.folder, LIMIT).look(Pace(100.0, 10.0, False)) is None
 
 
 def test_who_is_not_to_tell_reads_the_line_of_the_first_alone(ranks, monkeypatch):
     read: set[str] = set()
-    original = read_beat
+    original = read_heartbeat
     monkeypatch.setattr(
-        "xtrain.runtime.alerts.stalled.read_beat", lambda path: (read.add(path.name), original(path))[1]
+        "xtrain.runtime.alerts.stalled.read_heartbeat", lambda path: (read.add(path.name), original(path))[1]
     )
     ranks.watch(2)
     assert read == {"00000.beat"}

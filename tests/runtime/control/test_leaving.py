@@ -6,7 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import event
 
+from xtrain.records.event import Event
+from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.alerts.notify import Message, Notifier
 from xtrain.runtime.control import signals
 from xtrain.runtime.control.signals import StopRequests
@@ -37,10 +40,10 @@ class Stuck:
 
     def begin(self) -> None: ...
 
-    def metric(self, record: dict[str, Any]) -> None: ...
+    def metric(self, record: StepMetrics) -> None: ...
 
-    def event(self, record: dict[str, Any]) -> None:
-        self.done.append(record["event"])
+    def event(self, record: Event) -> None:
+        self.done.append(record.event)
 
     def rest(self, *, must: bool) -> None: ...
 
@@ -60,11 +63,11 @@ class Run:
         self.records.branches.append(Branch(self.writer, lambda message: self._warn(message)))
 
     def _warn(self, message: str) -> None:
-        self.records.event("warning", step=7, message=message)
+        self.records.warn(message, step=7)
 
     def leave(self) -> None:
         take_leave(self.records, self.requests, self.notifier, self.saver, exit_code=75, failed=False)
-        self.records.event("run_end", step=7, status="stopped")
+        self.records.event(event("run_end", 7, status="stopped"))
         drain(self.records, self.requests, self.saver)
         self.requests.rest()
 

@@ -13,6 +13,7 @@ from torch.distributed import HashStore, PrefixStore
 from xtrain.cli import started
 from xtrain.cli.refused import Refused
 from xtrain.cli.started import First, join, lead
+from xtrain.records.run_events import FailureEvent
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.gangs import conclusion, meeting
 from xtrain.runtime.gangs.cause import FILE
@@ -161,6 +162,6 @@ def test_what_a_run_failed_of_is_left_where_the_launcher_looks(left, tmp_path, f
     workspace: Any = SimpleNamespace(directory=tmp_path, attempt="start-1")
     one = First(workspace, plan, None)
     lines = JsonLines(tmp_path / "events.jsonl")
-    lines.write(conclusion.event("failure", 0, error="it is broken", traceback="", exit_code=1, **fields))
+    lines.write(FailureEvent(step=0, error="it is broken", traceback="", exit_code=1, **fields))
     one._end_and_leave(Ended())
     assert left == [1] and cause(tmp_path) == says

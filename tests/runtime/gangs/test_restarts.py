@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.planner.load import plan_from_path
+from xtrain.records.events import events_of
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.gangs import restarts as gangs_module
 from xtrain.runtime.gangs.fall import fall_of
@@ -293,7 +294,7 @@ def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
     ],
 )
 def test_the_first_cause_is_named(said, ended, reason, ranks):
-    fall = fall_of(said, ended)
+    fall = fall_of(events_of(said), ended)
     assert fall is not None and (fall.reason, fall.ranks) == (reason, ranks)
 
 

@@ -15,8 +15,10 @@ import pytest
 import torch
 from beats import reading
 
+from xtrain.records.heartbeat import WIDTH, read_heartbeat
+from xtrain.records.paths import heartbeat_path
 from xtrain.runtime.health import watch as watching
-from xtrain.runtime.health.beat import WIDTH, Beat, BeatFile, beat_path, born, process_state, read_beat
+from xtrain.runtime.health.beat import Beat, BeatFile, born, process_state
 from xtrain.runtime.health.stacks import end, here, save_of, whereabouts
 from xtrain.runtime.health.watch import Watch
 from xtrain.runtime.observation.records import Records
@@ -38,7 +40,7 @@ def watch(directory: Path, *, stuck: float | None = 10.0, world: int = 1, left: 
     """The watch of rank 0; its thread is not begun."""
     (directory / "ranks").mkdir(exist_ok=True)
     records = Records.open(directory, 0)
-    file = BeatFile(beat_path(directory, 0), 0, 1)
+    file = BeatFile(heartbeat_path(directory, 0), 0, 1)
     leave = (lambda code: None) if left is None else left.append
     return Watch(beat=Beat(), file=file, records=records, rank=0, world=world, stuck=stuck, leave=leave)
 
@@ -69,8 +71,8 @@ def test_the_line_says_all_that_the_documentation_names(tmp_path):
     beat.at("step.fetch")
     beat.mark()
     file.write(beat, 1.25, "torch/x.py:3 wait", False)
-    found = read_beat(file.path)
-    assert found is not None and found.far == (5, 2)
+    found = read_heartbeat(file.path)
+    assert found is not None and found.progress == (5, 2)
     assert (found.rank, found.attempt, found.alive, found.node, found.marks) == (3, 2, 1, "step.fetch", 2)
     assert found.pid == os.getpid() and found.born == born(os.getpid()) and found.place == "torch/x.py:3 wait"
     text = Path(__file__).parents[3].joinpath("docs/health.md").read_text()
@@ -84,10 +86,10 @@ def test_a_line_is_written_over_itself_whatever_its_length(tmp_path):
         beat.at(node)
         file.write(beat, 0.0, "p" * 500, False)
         assert file.path.stat().st_size == WIDTH and file.path.read_text().endswith("\n")
-        found = read_beat(file.path)
+        found = read_heartbeat(file.path)
         assert found is not None and found.node == node[:120]
     file.path.write_text('{"rank":0')
-    assert read_beat(file.path) is None and read_beat(tmp_path / "none.beat") is None
+    assert read_heartbeat(file.path) is None and read_heartbeat(tmp_path / "none.beat") is None
 
 
 def test_a_mark_costs_next_to_nothing():
@@ -113,7 +115,7 @@ def test_a_folder_that_is_gone_or_cannot_be_written_is_no_matter_of_the_training
     (tmp_path / "ranks").unlink()
     (tmp_path / "away").rename(tmp_path / "ranks")
     each.tick()
-    found = read_beat(each.file.path)
+    found = read_heartbeat(each.file.path)
     assert found is not None and found.alive == 4
 
     def full(*_: object) -> int:
@@ -131,7 +133,7 @@ def test_the_last_line_says_where_the_rank_was(tmp_path):
     each.beat.begin(9)
     each.beat.at("shutdown.leave", lasting=True)
     each.close()
-    found = read_beat(each.file.path)
+    found = read_heartbeat(each.file.path)
     assert found is not None and (found.step, found.node) == (9, "shutdown.leave")
     assert not [thread for thread in threading.enumerate() if thread.name == "watching progress"]
 
@@ -197,7 +199,7 @@ def test_what_another_rank_has_found_holds_for_all_and_is_told_once(tmp_path, mo
     clock = Clock(monkeypatch, each)
     folder = tmp_path / "logs" / "stuck-1"
     folder.mkdir(parents=True)
-    (folder / "verdict.json").write_text(json.dumps({"ranks": [1], "frozen": True}))
+    (folder / "verdict.json").write_text(json.dumps({"ranks": [1], "state": "frozen"}))
     clock.go(1)
     assert left == [1] and (folder / "00000.txt").exists() and not events(tmp_path)
 
@@ -205,7 +207,7 @@ def test_what_another_rank_has_found_holds_for_all_and_is_told_once(tmp_path, mo
 def test_a_verdict_that_a_start_before_has_left_is_forgotten(tmp_path):
     folder = tmp_path / "logs" / "stuck-0"
     folder.mkdir(parents=True)
-    (folder / "verdict.json").write_text(json.dumps({"ranks": [1], "frozen": True}))
+    (folder / "verdict.json").write_text(json.dumps({"ranks": [1], "state": "frozen"}))
     left: list[int] = []
     each = watching.watch(ALONE, Records.open(tmp_path, 0), Beat(), left.append, None)
     each.tick()

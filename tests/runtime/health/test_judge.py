@@ -1,17 +1,17 @@
 """Whom a rank blames that does not get on, from what it has read of the others."""
 
 import pytest
-from attrs import evolve
 from beats import reading
+from msgspec.structs import replace
 
-from xtrain.runtime.health.beat import Reading
+from xtrain.records.heartbeat import Heartbeat
 from xtrain.runtime.health.judge import Seen, Verdict, judge
 
 LIMIT = 100.0
 NOW = 1000.0
 
 
-def seen(found: Reading | None, *, still: float = 100.0, silent: float = 0.0, fresh: bool | None = None) -> Seen:
+def seen(found: Heartbeat | None, *, still: float = 100.0, silent: float = 0.0, fresh: bool | None = None) -> Seen:
     """still: seconds without a mark. silent: seconds without a new line."""
     return Seen(found, NOW - still, NOW - silent, silent == 0.0 if fresh is None else fresh)
 
@@ -107,10 +107,10 @@ def test_readings_say_what_has_moved():
     assert (each.moved, each.lived, each.fresh) == (10.0, 13.0, False)
     each.take(None, 19.0)
     assert (each.moved, each.lived, each.fresh) == (10.0, 13.0, False), "a line that cannot be read has not moved"
-    each.take(evolve(reading(1, alive=3), born=6), 22.0)
+    each.take(replace(reading(1, alive=3), born=6), 22.0)
     assert (each.moved, each.lived, each.fresh) == (22.0, 22.0, True), "another process"
 
 
 def test_clocks_of_others_do_not_matter():
-    ranks = seen(reading(0)), seen(evolve(reading(1, within=1), time=9e12, idle=0.0))
+    ranks = seen(reading(0)), seen(replace(reading(1, within=1), time=9e12, idle=0.0))
     assert verdict(*ranks) == Verdict((1,), False)

@@ -3,17 +3,14 @@
 import threading
 
 import pytest
+from made_records import event, log
 
+from xtrain.records.event import Event
+from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.observation import branch as module
 from xtrain.runtime.observation.branch import Branch
 from xtrain.runtime.observation.records import Records
-
-
-def log(records: Records, record: dict) -> None:
-    """A step has ended, and this is its record."""
-    records.add_to_metric(record)
-    records.flush(record["step"])
 
 
 class Taker:
@@ -34,11 +31,11 @@ class Taker:
     def begin(self) -> None:
         self._called("begin", threading.current_thread().name)
 
-    def metric(self, record: dict) -> None:
-        self._called("metric", record["step"])
+    def metric(self, record: StepMetrics) -> None:
+        self._called("metric", record.step)
 
-    def event(self, record: dict) -> None:
-        self._called("event", record["event"])
+    def event(self, record: Event) -> None:
+        self._called("event", record.event)
 
     def rest(self, *, must: bool) -> None:
         if must:
@@ -64,10 +61,10 @@ def run(tmp_path):
 def test_it_gets_everything_in_order_in_a_thread_of_its_own(run):
     taker = Taker()
     records, warned = run(taker)
-    log(records, {"step": 1})
-    records.event("eval", step=1)
+    log(records, 1)
+    records.event(event("eval", 1))
     records.settle()
-    log(records, {"step": 2})
+    log(records, 2)
     records.end_branches(75, 10)
     records.close()
     wanted = [("begin", "the taker"), ("metric", 1), ("event", "eval"), ("rest", None), ("metric", 2), ("end", 75)]
@@ -79,8 +76,8 @@ def test_one_that_fails_is_told_of_once_and_gets_no_more(run, where: str):
     taker = Taker(fails_at=where)
     records, warned = run(taker)
     for step in (1, 2):
-        log(records, {"step": step})
-        records.event("eval", step=step)
+        log(records, step)
+        records.event(event("eval", step))
     records.settle()
     records.end_branches(0, 10)
     records.close()
@@ -95,8 +92,8 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
     records.branches[0]._outlet.room = 50
     taker.free.clear()
     for step in range(100):
-        log(records, {"step": step})
-        records.event("eval", step=step)
+        log(records, step)
+        records.event(event("eval", step))
     records.settle()
     records.settle()  # it is not waited for again
     records.end_branches(0, 10)
@@ -110,7 +107,7 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
 def test_what_one_says_at_its_end_is_not_told_to_one_that_has_ended(tmp_path):
     records, takers = Records.open(tmp_path, 0), [Taker(), Taker(fails_at="end")]
     for taker in takers:
-        records.branches.append(Branch(taker, lambda message: records.event("warning", step=1, message=message)))
+        records.branches.append(Branch(taker, lambda message: records.warn(message, step=1)))
     records.end_branches(0, 10)
     records.close()
     assert [what for what, _ in takers[0].calls] == ["begin", "end"]

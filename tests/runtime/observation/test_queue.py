@@ -6,18 +6,14 @@ import threading
 import time
 
 import pytest
+from made_records import event, log
 
+from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.observation import records as module
-from xtrain.runtime.observation.lines import JsonLines, Pen, QueuedLines, size_of_record
+from xtrain.runtime.observation.lines import JsonLines, Pen, QueuedLines, Sizes
 from xtrain.runtime.observation.outlet import Outlet
 from xtrain.runtime.observation.records import Records
-
-
-def log(records: Records, record: dict) -> None:
-    """A step has ended, and this is its record."""
-    records.add_to_metric(record)
-    records.flush(record["step"])
 
 
 def lines(path):
@@ -55,9 +51,9 @@ def test_what_an_event_speaks_of_lies_in_the_files_before_it(tmp_path, disk):
     records, seen = Records.open(tmp_path, 0), []
     disk.clear()
     for step in range(1, 50):
-        log(records, {"step": step})
+        log(records, step)
     threading.Timer(0.2, disk.set).start()
-    records.event("checkpoint", step=49)
+    records.event(event("checkpoint", 49))
     seen = [record["step"] for record in lines(tmp_path / "metrics.jsonl")]
     assert seen == list(range(1, 50))
     assert [event["event"] for event in lines(tmp_path / "events.jsonl")] == ["checkpoint"]
@@ -68,16 +64,16 @@ def test_a_step_does_not_wait_for_a_disk_that_hangs_and_what_is_lost_is_counted(
     records = opened(tmp_path, room=100)
     disk.clear()
     for step in range(1, 101):
-        log(records, {"step": step, "loss": 1.0})
-        records.own.write({"step": step})
+        log(records, step, loss=1.0)
+        records.own.write(RankMetrics(step=step))
     assert not taken(tmp_path), "all were handed over while the disk took nothing"
     assert records.metrics.lost > 20 and records.own.lost > 20
     lost = records.metrics.lost
     disk.set()
     records.settle()
     for step in (101, 102):
-        log(records, {"step": step, "loss": 1.0})
-    records.own.write({"step": 101})
+        log(records, step, loss=1.0)
+    records.own.write(RankMetrics(step=101))
     records.close()
     found = lines(tmp_path / "metrics.jsonl")
     assert [record["step"] for record in found[-2:]] == [101, 102]
@@ -96,7 +92,7 @@ def test_an_event_waits_once_for_a_disk_that_hangs(tmp_path, disk, monkeypatch):
     waited, wait = [], records.pen._outlet.deliver
     monkeypatch.setattr(records.pen._outlet, "deliver", lambda *given: waited.append(given[1]) or wait(*given))
     for number in range(20):
-        records.event("eval", step=number)
+        records.event(event("eval", number))
     assert waited == [0.3]
     disk.set()
     records.close()
@@ -106,7 +102,7 @@ def test_an_event_waits_once_for_a_disk_that_hangs(tmp_path, disk, monkeypatch):
 def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
     records = Records.open(tmp_path, 0)
     (tmp_path / "metrics.jsonl").mkdir()  # nothing can be appended to a folder
-    log(records, {"step": 1})
+    log(records, 1)
     until = time.monotonic() + 60
     with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl cannot be written: Is a directory") as told:
         while time.monotonic() < until:
@@ -114,7 +110,7 @@ def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
     assert told.value.code == "X706"
     with pytest.raises(EnvironmentFault):
         records.settle()  # nothing may be published behind a record that is missing
-    records.event("failure", step=1)  # another file, which takes it
+    records.event(event("failure", 1))  # another file, which takes it
     records.close()
     assert lines(tmp_path / "events.jsonl")[0]["event"] == "failure"
 
@@ -122,10 +118,10 @@ def test_a_disk_that_takes_no_record_is_told_at_the_next_step(tmp_path):
 def test_a_disk_that_is_waited_for_no_longer_is_told_of(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(module, "SETTLE_SECONDS", 0.2)
     records = Records.open(tmp_path, 0)
-    log(records, {"step": 1})
+    log(records, 1)
     records.settle(1)
     disk.clear()
-    log(records, {"step": 2})
+    log(records, 2)
     records.settle(2)
     disk.set()
     records.close()
@@ -138,7 +134,7 @@ def test_an_event_that_cannot_be_written_is_told_where_it_was_reported(tmp_path)
     records = Records.open(tmp_path, 0)
     (tmp_path / "events.jsonl").mkdir()
     with pytest.raises(EnvironmentFault, match=r"events\.jsonl cannot be written"):
-        records.event("eval", step=1)
+        records.event(event("eval", 1))
     records.close()
 
 
@@ -146,10 +142,10 @@ def test_steps_are_undone_when_their_records_have_been_written(tmp_path, disk):
     records = Records.open(tmp_path, 0)
     disk.clear()
     for step in range(1, 6):
-        log(records, {"step": step})
+        log(records, step)
     threading.Timer(0.2, disk.set).start()
     records.undo_after(3)
-    log(records, {"step": 4, "again": True})
+    log(records, 4, again=True)
     records.close()
     assert [record["step"] for record in lines(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
     (aside,) = (tmp_path / "logs").iterdir()
@@ -160,11 +156,11 @@ def test_no_thread_is_left_and_what_is_reported_later_is_written(tmp_path):
     before = threading.active_count()
     records = Records.open(tmp_path, 1)
     assert threading.active_count() == before  # a rank that only begins has none
-    records.own.write({"step": 1})
+    records.own.write(RankMetrics(step=1))
     records.close()
     records.close()
     assert threading.active_count() == before
-    records.event("failure", step=1, every_rank=True)
+    records.event(event("failure", 1), every_rank=True)
     assert threading.active_count() == before
     assert len(lines(tmp_path / "events.jsonl")) == 1
 
@@ -172,7 +168,7 @@ def test_no_thread_is_left_and_what_is_reported_later_is_written(tmp_path):
 def test_close_is_bounded(tmp_path, disk):
     records = Records.open(tmp_path, 0)
     disk.clear()
-    log(records, {"step": 1})
+    log(records, 1)
     records.close(0.2)
     assert not taken(tmp_path), "it came back although the disk has taken nothing"
     disk.set()
@@ -201,7 +197,10 @@ def test_an_outlet_that_many_send_to_keeps_the_order_of_each():
 
 
 def test_records_with_long_lists_take_the_room_of_their_values():
-    assert size_of_record({"step": 1, "moe/load/0": [0.5] * 64, "node_seconds": {"a": 1, "b": 2}}) == 3 + 64 + 2
+    rest = {"moe/load/0": [0.5] * 64}
+    assert Sizes().of(StepMetrics(step=1, rest=rest)) - Sizes().of(StepMetrics(step=1)) == 1 + 64
+    nodes = {"a": 1.0, "b": 2.0}
+    assert Sizes().of(RankMetrics(step=1, node_seconds=nodes)) - Sizes().of(RankMetrics(step=1)) == 2
 
 
 def test_half_a_line_that_a_full_disk_has_left_is_ended(tmp_path, monkeypatch):
@@ -214,8 +213,8 @@ def test_half_a_line_that_a_full_disk_has_left_is_ended(tmp_path, monkeypatch):
 
     monkeypatch.setattr("xtrain.runtime.observation.lines.os.write", full)
     with pytest.raises(EnvironmentFault):
-        out.write({"step": 1})
+        out.write(StepMetrics(step=1, time=None))
     monkeypatch.undo()
-    out.write({"step": 2})
+    out.write(StepMetrics(step=2, time=None))
     out.close()
     assert path.read_bytes() == b'{"st\n{"step":2}\n'

@@ -5,19 +5,16 @@ import resource
 from types import SimpleNamespace
 
 import pytest
+from made_records import event, log, metrics
 from projects import Project
 
 from xtrain.planner.load import plan_from_spec
+from xtrain.records.lines import objects_since
+from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.observation.lines import JsonLines, records_since, trim_after
+from xtrain.runtime.observation.lines import JsonLines, trim_after
 from xtrain.runtime.observation.records import Records
-
-
-def log(records: Records, record: dict) -> None:
-    """A step has ended, and this is its record."""
-    records.add_to_metric(record)
-    records.flush(record["step"])
 
 
 def lines(path):
@@ -27,10 +24,10 @@ def lines(path):
 def test_only_the_first_rank_writes_metrics_and_shared_events(tmp_path):
     for rank in (0, 1):
         records = Records.open(tmp_path, rank)
-        log(records, {"step": 1, "loss": 2.0})
-        records.event("checkpoint", step=1)
-        records.event("failure", step=1, every_rank=True, rank=rank)
-        records.own.write({"step": 1})
+        log(records, 1, loss=2.0)
+        records.event(event("checkpoint", 1))
+        records.event(event("failure", 1, rank=rank), every_rank=True)
+        records.own.write(RankMetrics(step=1))
         records.close()
     assert len(lines(tmp_path / "metrics.jsonl")) == 1
     assert [e["event"] for e in lines(tmp_path / "events.jsonl")] == ["checkpoint", "failure", "failure"]
@@ -40,11 +37,11 @@ def test_only_the_first_rank_writes_metrics_and_shared_events(tmp_path):
 @pytest.mark.parametrize("first", ["log", "eval"])
 def test_a_step_has_one_record_whatever_comes_first(tmp_path, first):
     records = Records.open(tmp_path, 0)
-    logged, measured = {"step": 1, "time": 5.0, "loss": 2.0}, {"eval/web/loss": 1.5}
-    for fields in (logged, measured) if first == "log" else (measured, logged):
-        records.add_to_metric(fields)
+    both = [lambda: records.log(metrics(1, time=5.0, loss=2.0)), lambda: records.measured({"eval/web/loss": 1.5})]
+    for report in both if first == "log" else reversed(both):
+        report()
     records.flush(1)
-    records.add_to_metric({"eval/web/loss": 1.4})
+    records.measured({"eval/web/loss": 1.4})
     records.flush(2)
     records.flush(3)
     records.close()
@@ -60,28 +57,29 @@ def test_what_is_measured_behind_a_record_that_is_written_is_added_to_it(tmp_pat
     path = tmp_path / "metrics.jsonl"
     records, taken = Records.open(tmp_path, 0), []
     for step in (1, 2, 3):
-        log(records, {"step": step, "time": float(step), "loss": 2.0, "more": "x" * size})
+        log(records, step, time=float(step), loss=2.0, more="x" * size)
     if again:
         records.close()
         records = Records.open(tmp_path, 0)
     records.branches.append(SimpleNamespace(metric=taken.append))  # type: ignore[arg-type]
-    records.add_to_metric({"eval/web/loss": float("nan"), "time": 99.0})
+    records.measured({"eval/web/loss": float("nan")})
     records.flush(3)
     assert lines(path)[-1] == {"step": 3, "time": 3.0, "loss": 2.0, "more": "x" * size, "eval/web/loss": "nan"}
-    log(records, {"step": 4, "time": 4.0})
+    log(records, 4, time=4.0)
     records.close()
     assert [line["step"] for line in lines(path)] == [1, 2, 3, 4] and not path.with_suffix(".tmp").exists()
-    assert taken[0] == {"step": 3, "time": 99.0, "eval/web/loss": pytest.approx(float("nan"), nan_ok=True)}
+    assert taken[0].step == 3 and taken[0].time > 3 and taken[0].loss is None
+    assert taken[0].rest == {"eval/web/loss": pytest.approx(float("nan"), nan_ok=True)}
 
 
 def test_nothing_is_added_to_the_record_of_another_step(tmp_path, monkeypatch):
     """The record of step 2 found no room to wait in: what is measured behind it has a line of its own."""
     records = Records.open(tmp_path, 0)
-    log(records, {"step": 1, "time": 1.0, "loss": 2.0})
+    log(records, 1, time=1.0, loss=2.0)
     with monkeypatch.context() as full:
         full.setattr(records.pen, "write", lambda *given: False)
-        log(records, {"step": 2, "time": 2.0, "loss": 2.0})
-    records.add_to_metric({"eval/web/loss": 1.5})
+        log(records, 2, time=2.0, loss=2.0)
+    records.measured({"eval/web/loss": 1.5})
     records.flush(2)
     records.close()
     first, second = lines(tmp_path / "metrics.jsonl")
@@ -90,7 +88,7 @@ def test_nothing_is_added_to_the_record_of_another_step(tmp_path, monkeypatch):
 
 def test_numbers_json_has_no_word_for_become_text(tmp_path):
     records = Records.open(tmp_path, 0)
-    log(records, {"step": 1, "loss": float("nan"), "grad_norm": float("inf")})
+    log(records, 1, loss=float("nan"), grad_norm=float("inf"))
     records.close()
     (line,) = lines(tmp_path / "metrics.jsonl")
     assert line.pop("time") and line == {"step": 1, "loss": "nan", "grad_norm": "inf"}
@@ -111,24 +109,24 @@ def test_half_a_line_is_ended_and_the_next_one_is_whole(tmp_path):
     path.write_bytes(b'{"step":1}\n{"step":2,"ev')
     for step in (3, 4):
         lines = JsonLines(path)
-        lines.write({"step": step})
+        lines.write(StepMetrics(step=step, time=None))
         lines.close()
     assert path.read_bytes() == b'{"step":1}\n{"step":2,"ev\n{"step":3}\n{"step":4}\n'
-    assert [record["step"] for record in records_since(path, 0)] == [1, 3, 4]
+    assert [record["step"] for record in objects_since(path)] == [1, 3, 4]
 
 
 def test_a_disk_that_takes_no_record_is_told_with_the_file(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     lines = JsonLines(tmp_path / "metrics.jsonl")
-    lines.write({"step": 1})
+    lines.write(StepMetrics(step=1, time=None))
     resource.setrlimit(resource.RLIMIT_FSIZE, (15, before[1]))
     try:
         with pytest.raises(EnvironmentFault, match=r"metrics\.jsonl cannot be written: File too large") as told:
-            lines.write({"step": 2})
+            lines.write(StepMetrics(step=2, time=None))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert told.value.code == "X706"
-    assert [record["step"] for record in records_since(lines.path, 0)] == [1]
+    assert [record["step"] for record in objects_since(lines.path)] == [1]
 
 
 EVERY_ORDER = """

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_records import event, metrics
 from projects import Project, curve, events, records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from xtrain.planner.load import plan_from_spec
+from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.gangs.preflight import check_machine
@@ -37,8 +39,8 @@ def begun(folder: Path, step: int) -> Branch:
     return branch
 
 
-def at(step: int, **values) -> dict:
-    return {"step": step, "time": 1000.0 + step, **values}
+def at(step: int, **values) -> StepMetrics:
+    return metrics(step, time=1000.0 + step, **values)
 
 
 def test_numbers_lists_and_texts_are_read_back(tmp_path):
@@ -46,7 +48,7 @@ def test_numbers_lists_and_texts_are_read_back(tmp_path):
     load = [0.5, 0.25, 0.125, 0.125]
     branch.metric(at(1, **{"loss": 2.5, "loss/web": 2.0, "phase": "train", "tokens": 2**40, "moe/load/3": load}))
     branch.metric(at(2, **{"loss": float("nan"), "eval/web/loss": 1.5}))
-    branch.event(at(2, event="generate", samples=[{"prompt": "def ", "text": "f(x):\n  return"}]))
+    branch.event(event("generate", 2, samples=[{"prompt": "def ", "text": "f(x):\n  return"}]))
     branch.end(0)
     found = read(tmp_path)
     assert set(found.Tags()["scalars"]) == {"loss", "loss/web", "tokens", "eval/web/loss"}
@@ -63,7 +65,7 @@ def test_steps_that_are_undone_vanish(tmp_path):
     branch = begun(tmp_path, 0)
     for step in range(1, 7):
         branch.metric(at(step, loss=float(step)))
-    branch.event(at(4, event="rollback", from_step=6))
+    branch.event(event("rollback", 4, from_step=6))
     branch.metric(at(5, loss=50.0))
     branch.settle()  # as before a checkpoint; then the process is killed
     again = begun(tmp_path, 3)

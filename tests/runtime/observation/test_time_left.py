@@ -4,13 +4,14 @@ import pytest
 from projects import Project, events
 
 from xtrain.planner.load import plan_from_spec
+from xtrain.records.start_events import EstimateEvent
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.observation import time_left as module
 from xtrain.runtime.observation.time_left import TimeLeft
 from xtrain.runtime.state import Step
 
 
-def told(*seconds: float, last: int = 100) -> list[dict | None]:
+def told(*seconds: float, last: int = 100) -> list[EstimateEvent | None]:
     left = TimeLeft()
     return [left.after(Step(index=n, warms_up=n == 0), each, last) for n, each in enumerate(seconds)]
 
@@ -18,9 +19,11 @@ def told(*seconds: float, last: int = 100) -> list[dict | None]:
 def test_it_is_told_as_soon_as_enough_has_been_measured():
     *before, estimate = told(9.0, 0.5, 1.5, 1.0)
     assert before == [None, None, None]
-    assert estimate == {
-        "step_seconds": 1.0, "measured_steps": 3, "first_step_seconds": 9.0, "steps_left": 96, "seconds_left": 96.0,
-    }  # fmt: skip
+    assert estimate is not None
+    assert estimate == EstimateEvent(
+        step=4, time=estimate.time, step_seconds=1.0, measured_steps=3, first_step_seconds=9.0, steps_left=96,
+        seconds_left=96.0,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

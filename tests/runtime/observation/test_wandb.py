@@ -7,9 +7,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from made_records import event, metrics
 from projects import Project
 
 from xtrain.planner.load import plan_from_spec
+from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.observation.branch import Branch
 from xtrain.runtime.observation.log_ops import config_of_plan
 from xtrain.runtime.observation.wandb_writer import WandbWriter
@@ -63,8 +65,8 @@ def start(tmp_path, monkeypatch):
     return begin
 
 
-def at(step: int, **values) -> dict:
-    return {"step": step, "time": 1000.0 + step, **values}
+def at(step: int, **values) -> StepMetrics:
+    return metrics(step, time=1000.0 + step, **values)
 
 
 def test_a_run_is_begun_as_declared_with_its_files_in_its_folder(start, tmp_path):
@@ -102,10 +104,10 @@ def test_rows_rise_though_steps_are_undone(start):
     branch, _ = start(library, undone=10)
     branch.metric(at(1, loss=2.0, phase="train", **{"moe/load/0": [0.75, 0.25], "moe/load/1": [0.1] * 600}))
     branch.metric(at(6, loss=1.0))
-    branch.event(at(4, event="rollback", from_step=6))
+    branch.event(event("rollback", 4, from_step=6))
     branch.metric(at(5, loss=0.5))
-    branch.event(at(5, event="generate", samples=[{"prompt": "a", "text": "b"}]))
-    branch.event(at(5, event="eval", dataset="web"))
+    branch.event(event("generate", 5, samples=[{"prompt": "a", "text": "b"}]))
+    branch.event(event("eval", 5, dataset="web"))
     branch.end(0)
     bars = ("Histogram", {"np_histogram": ([0.75, 0.25], [0, 1, 2])})
     table = ("Table", {"columns": ["prompt", "text"], "data": [["a", "b"]]})

@@ -1,0 +1,15 @@
+"""The files of `control/`, by which another process asks a live run to do something; its answers are events."""
+
+from typing import Annotated, Any
+
+from msgspec import Struct
+
+from .record import doc
+
+
+class ControlRequest(Struct, frozen=True, omit_defaults=True):
+    """A file of `control/`, called by the id of the request."""
+
+    command: Annotated[str, doc("`stop`, `save`, `eval`, `profile`, `pause` or `resume`")]
+    time: Annotated[float | None, doc("when it was asked for, since 1970 (UTC)", "s")] = None
+    arg: Annotated[Any, doc("dataset of `eval`, number of steps of `profile`")] = None

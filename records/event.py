@@ -1,0 +1,20 @@
+"""What all lines of `events.jsonl` have in common."""
+
+from .record import Record
+
+
+class Event(Record, tag_field="event", tag=""):
+    """Something that happened: `step` optimizer steps had ended. Its class says what."""
+
+    @property
+    def event(self) -> str:
+        """`run_start`, `eval`, …: the key of that name."""
+        return str(self.__struct_config__.tag)
+
+
+class UnknownEvent(Event, tag=""):
+    """An event of another version of xtrain: all it says is in `rest`."""
+
+    @property
+    def event(self) -> str:
+        return str(self.rest["event"])

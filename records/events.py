@@ -1,0 +1,34 @@
+"""The lines of `events.jsonl`: every event by its name, and how one is read."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from .event import Event, UnknownEvent
+from .lines import objects_since, read
+from .run_events import RUN_EVENTS
+from .start_events import START_EVENTS
+from .step_events import STEP_EVENTS
+
+EVENT_TYPES: Final[dict[str, type[Event]]] = {
+    str(kind.__struct_config__.tag): kind for kind in (*START_EVENTS, *STEP_EVENTS, *RUN_EVENTS)
+}
+
+
+def event_of(found: dict[str, Any]) -> Event:
+    """A JSON object as the event that its key `event` names, an `UnknownEvent` where no event of that name is known."""
+    name = found.get("event")
+    if isinstance(name, str) and name in EVENT_TYPES:
+        return read(EVENT_TYPES[name], found)
+    unknown = read(UnknownEvent, {key: value for key, value in found.items() if key != "event"})
+    unknown.rest = {"event": name, **unknown.rest}
+    return unknown
+
+
+def events_since(path: Path, offset: int = 0) -> list[Event]:
+    """The events in a file from a byte on; empty where there is no file. Raises OSError."""
+    return events_of(objects_since(path, offset))
+
+
+def events_of(found: Iterable[dict[str, Any]]) -> list[Event]:
+    return [event_of(each) for each in found]

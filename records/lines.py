@@ -1,0 +1,189 @@
+"""The one writer and the one reader of the lines of a run's files, each of which is one JSON object.
+
+Numbers that JSON has no word for are written as text (`"nan"`, `"inf"`, `"-inf"`) and read as the numbers they are.
+"""
+
+import json
+import math
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from types import NoneType
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from .record import AnyRecord, Record
+
+NON_FINITE: Final = frozenset({"nan", "inf", "-inf"})
+_NO_DEFAULT: Final = object()
+_OBJECTS: Final = msgspec.json.Decoder(dict[str, Any])
+_DAMAGED: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+
+# writing --------------------------------------------------------------------------------------------------------------
+
+
+def line_of(record: Record) -> bytes:
+    """The line of a record, with its end."""
+    return json_line(as_object(record))
+
+
+def json_line(found: dict[str, Any]) -> bytes:
+    """A JSON object as a line, with its end."""
+    plain = {key: plain_value(value) for key, value in found.items()}
+    try:
+        return _ENCODER.encode(plain) + b"\n"
+    except UnicodeEncodeError:  # names of files may be no text
+        text = json.dumps(msgspec.to_builtins(plain), separators=(",", ":"), ensure_ascii=False)
+        return (text + "\n").encode(errors="backslashreplace")
+
+
+def as_object(record: Record) -> dict[str, Any]:
+    """The keys of a record and their values, in the order in which they are written."""
+    found = {key: value for key, value in (("step", record.step), ("time", record.time)) if value is not None}
+    kind = type(record).__struct_config__.tag
+    if kind:
+        found["event"] = kind
+    for name, default in _layout(type(record)):
+        value = getattr(record, name)
+        if value is not default:
+            found[name] = value
+    return found | record.rest if record.rest else found
+
+
+def plain_value(value: Any) -> Any:
+    """A value with text for every number that JSON has no word for: a reader that is not Python would refuse the
+    line, or take it for null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(float(value))
+    if isinstance(value, list | tuple):
+        return [plain_value(item) for item in value]
+    return {key: plain_value(item) for key, item in value.items()} if isinstance(value, dict) else value
+
+
+@cache
+def _layout(kind: type[Record]) -> tuple[tuple[str, Any], ...]:
+    """The fields of a record but for the first ones, with the defaults with which they are left out."""
+    own = [each for each in msgspec.structs.fields(kind) if each.name not in ("step", "time", "rest")]
+    return tuple((each.name, _NO_DEFAULT if each.required else each.default) for each in own)
+
+
+def _builtin(value: Any) -> Any:
+    """Numbers and texts of other libraries, whose types derive from those of Python."""
+    for kind in (float, int, str):
+        if isinstance(value, kind):
+            return kind(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
+
+
+_ENCODER: Final = msgspec.json.Encoder(enc_hook=_builtin)
+
+# reading --------------------------------------------------------------------------------------------------------------
+
+
+def objects(block: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The objects in whole lines, in their order, and how many lines hold none: torn, or no object at all."""
+    try:
+        return _OBJECTS.decode_lines(block), 0
+    except _DAMAGED:
+        pass  # line by line, to lose no more than what is damaged
+    found = [object_of(line) for line in block.split(b"\n") if line.strip()]
+    whole = [each for each in found if each is not None]
+    return whole, len(found) - len(whole)
+
+
+def object_of(line: bytes) -> dict[str, Any] | None:
+    """The object in a line; None where there is none."""
+    try:
+        return _OBJECTS.decode(line)
+    except _DAMAGED:
+        pass
+    try:  # takes NaN and Infinity, which other writers than ours may use
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def objects_since(path: Path, offset: int = 0) -> list[dict[str, Any]]:
+    """The objects in a file from a byte on, the last of which may have no end of line yet; lines that are torn, as on a
+    disk that was full, are left out. Empty where there is no file. Raises OSError."""
+    with suppress(FileNotFoundError), path.open("rb") as file:
+        file.seek(offset)
+        return objects(file.read())[0]
+    return []
+
+
+def read(kind: type[AnyRecord], found: dict[str, Any]) -> AnyRecord:
+    """A JSON object as a record. What cannot be read as the record says is left in its `rest`."""
+    if "time" in found:
+        try:
+            record = msgspec.convert(found, kind)
+        except msgspec.ValidationError:
+            return _read_by_key(kind, found)
+        if unknown := {key: value for key, value in found.items() if key not in _keys(kind)}:
+            record.rest = unknown
+        return record
+    return _read_by_key(kind, found)
+
+
+def read_all(kind: type[AnyRecord], found: Iterable[dict[str, Any]]) -> list[AnyRecord]:
+    return [read(kind, each) for each in found]
+
+
+@cache
+def _keys(kind: type[Record]) -> frozenset[str]:
+    """Every key that is read as a field, and the one that says which event it is."""
+    tag = kind.__struct_config__.tag_field
+    return frozenset(kind.__struct_fields__) - {"rest"} | ({tag} if tag else set())
+
+
+def _read_by_key(kind: type[AnyRecord], found: dict[str, Any]) -> AnyRecord:
+    values, rest = {}, {key: value for key, value in found.items() if key not in _keys(kind)}
+    for name, type_, default in _types(kind):
+        values[name] = default
+        if name in found:
+            try:
+                values[name] = _as_type(type_, found[name])
+            except (msgspec.ValidationError, OverflowError):
+                rest[name] = found[name]
+    return kind(**values, rest=rest)
+
+
+@cache
+def _types(kind: type[Record]) -> tuple[tuple[str, Any, Any], ...]:
+    """Name, type, and what stands for a missing value, of every field but `rest`."""
+    hints = get_type_hints(kind)
+    fields = [each for each in msgspec.structs.fields(kind) if each.name != "rest"]
+    has_default = {each.name: each.default is not msgspec.NODEFAULT for each in fields}  # the time of a reader is none
+    return tuple((f.name, hints[f.name], f.default if has_default[f.name] else _empty(hints[f.name])) for f in fields)
+
+
+def _empty(type_: Any) -> Any:
+    return None if NoneType in get_args(type_) else (get_origin(type_) or type_)()
+
+
+def _as_type(type_: Any, value: Any) -> Any:
+    """A value as a type of a field, without those of its items that are of another type. Raises ValidationError."""
+    try:
+        return msgspec.convert(value, type_)
+    except msgspec.ValidationError:
+        kinds = [kind for kind in get_args(type_) if kind is not NoneType] if NoneType in get_args(type_) else [type_]
+        kind = kinds[0]
+        if kind is float and isinstance(value, str) and value in NON_FINITE:
+            return float(value)
+        if kind is int and isinstance(value, float) and value.is_integer():
+            return int(value)
+        if get_origin(kind) is dict and isinstance(value, dict):
+            return {str(key): item for key, item in _items(get_args(kind)[1], value.items())}
+        if get_origin(kind) is list and isinstance(value, list):
+            return [item for _, item in _items(get_args(kind)[0], enumerate(value))]
+        raise
+
+
+def _items(type_: Any, found: Iterable[tuple[Any, Any]]) -> Iterable[tuple[Any, Any]]:
+    for key, item in found:
+        with suppress(msgspec.ValidationError, OverflowError):
+            yield key, _as_type(type_, item)

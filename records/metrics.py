@@ -1,0 +1,155 @@
+"""The lines of `metrics.jsonl`, one for each logged step, and those of `ranks/*.jsonl`."""
+
+from typing import Annotated, Final
+
+from .record import Record, doc
+
+
+class StepMetrics(Record):
+    """`metrics.jsonl`: a step as all ranks see it. `rest` has the keys with names of datasets and layers (FREE_NAMES)
+    and whatever hooks of users measure. Averages are over the steps since the last record."""
+
+    loss: Annotated[
+        float | None,
+        doc(
+            "cross-entropy of this step: sum over its valid tokens on all ranks, divided once by their number; without "
+            "z-loss",
+            "nats a token",
+        ),
+    ] = None
+    grad_norm: Annotated[
+        float | None, doc("norm of the gradients of the whole model in this step, before clipping")
+    ] = None
+    lr: Annotated[float | None, doc("learning rate this step used")] = None
+    tokens: Annotated[
+        int | None,
+        doc("positions seen since the beginning of the run, padding included: steps · rows · sequence", "tokens"),
+    ] = None
+    epoch: Annotated[
+        float | None,
+        doc(
+            "of the run's data that were taken since its beginning, as `1.5`: rows that were taken, by the rows of an "
+            "epoch",
+            "epochs",
+        ),
+    ] = None
+    tokens_per_second: Annotated[
+        float | None, doc("positions a second over all ranks, since the last record", "tokens/s")
+    ] = None
+    step_seconds: Annotated[
+        float | None, doc("time of a step, averaged since the last record, on the slowest rank", "s")
+    ] = None
+    data_seconds: Annotated[
+        float | None, doc("part of it spent reading rows, on the rank where that is largest", "s")
+    ] = None
+    memory_bytes: Annotated[
+        int | None,
+        doc(
+            "peak on the rank that holds most: on a GPU the most that tensors have taken since set-up was done, on a "
+            "CPU the most that was resident since the process began",
+            "bytes",
+        ),
+    ] = None
+    phase: Annotated[
+        str, doc("name of the phase that this step lay in; `train` before the first one that the spec declares")
+    ] = ""
+    valid_tokens: Annotated[
+        int | None,
+        doc(
+            "tokens that were predicted and counted, on all ranks together, in the steps since the last record",
+            "tokens",
+        ),
+    ] = None
+    valid_tokens_per_second: Annotated[float | None, doc("the same over the time of these steps", "tokens/s")] = None
+    tflops: Annotated[
+        float | None,
+        doc(
+            "what one device has done of the model's work, since the last record: the numerator of `mfu` "
+            "([below](#how-fast))",
+            "TFLOP/s",
+        ),
+    ] = None
+    mfu: Annotated[
+        float | None,
+        doc(
+            "how much of what all devices could do was done ([below](#how-fast)); this and the next two only where the "
+            "peak of every device is known",
+            "share, 0 to 1",
+        ),
+    ] = None
+    mfu_causal: Annotated[
+        float | None, doc("the same, with the attention that a causal mask leaves", "share, 0 to 1")
+    ] = None
+    hfu: Annotated[float | None, doc("the same, with padding and recomputed work", "share, 0 to 1")] = None
+    comm_seconds: Annotated[
+        float | None,
+        doc(
+            "part of `step_seconds` for which a rank stood still for messages of others, averaged since the last "
+            "record, on the rank where that is largest ([below](#waiting-for-others)); not on GPUs of several ranks",
+            "s",
+        ),
+    ] = None
+    dropped: Annotated[
+        int | None,
+        doc(
+            "how many records of this file are missing so far, since this start, because the disk did not keep up "
+            "([logging.md](logging.md#no-step-waits)); only if there are any",
+            "records",
+        ),
+    ] = None
+
+
+# Keys of `rest` → what they are.
+FREE_NAMES: Final = {
+    "loss/NAME": doc(
+        "cross-entropy of the rows of dataset NAME, from the same logits as `loss`: sum over their valid tokens on all "
+        "ranks since the last record, divided by their number; only where several datasets are trained on, and only if "
+        "there was such a token",
+        "nats a token",
+    ),
+    "valid_tokens/NAME": doc("how many tokens `loss/NAME` is the mean of", "tokens"),
+    "rows/NAME": doc(
+        "rows of dataset NAME that the run has taken since its beginning; only where several datasets are trained on",
+        "rows",
+    ),
+    "moe/aux_loss": doc(
+        "load-balance loss of the routers before its weight, mean over rows, layers and the steps since the last "
+        "record; 1 when balanced; only with experts"
+    ),
+    "moe/load/LAYER": doc(
+        "how the assignments of real tokens fell on the experts of that layer since the last record, a list that adds "
+        "up to 1; only with experts",
+        "shares",
+    ),
+    "eval/NAME/loss": doc("loss on what dataset NAME held out, after this step", "nats a token"),
+}
+
+
+class RankMetrics(Record):
+    """`ranks/*.jsonl`: the same step as one rank sees it."""
+
+    step_seconds: Annotated[float | None, doc("time of a step, averaged since the last record, on this rank", "s")] = (
+        None
+    )
+    data_seconds: Annotated[float | None, doc("part of it that this rank spent reading rows", "s")] = None
+    comm_seconds: Annotated[
+        float | None,
+        doc("part of it for which this rank stood still for messages; absent where it is in `metrics.jsonl`", "s"),
+    ] = None
+    memory_bytes: Annotated[int | None, doc("peak on this rank, as in `metrics.jsonl`", "bytes")] = None
+    resident_bytes: Annotated[int | None, doc("on a CPU: resident when the record was made", "bytes")] = None
+    allocated_bytes: Annotated[int | None, doc("on a GPU: what tensors held when the record was made", "bytes")] = None
+    reserved_bytes: Annotated[
+        int | None, doc("on a GPU: what torch had taken for them when the record was made", "bytes")
+    ] = None
+    retries: Annotated[
+        int | None,
+        doc(
+            "on a GPU: how often the allocator had to give memory back and ask again, since the last record",
+            "times",
+        ),
+    ] = None
+    node_seconds: Annotated[
+        dict[str, float] | None, doc("node of the step → its time, averaged since the last record", "s")
+    ] = None
+    dropped: Annotated[int | None, doc("how many records of this file are missing so far, as above", "records")] = None

@@ -1,0 +1,163 @@
+"""Events of a start of a run, up to its first step."""
+
+from typing import Annotated
+
+from msgspec import Struct
+
+from .event import Event
+from .record import doc
+
+
+class RunStartEvent(Event, tag="run_start"):
+    """an attempt begins"""
+
+    run_id: Annotated[str, doc("name of the run directory")]
+    plan_id: Annotated[str, doc("of the plan that is executed")]
+    name: Annotated[str, doc("of the experiment")]
+    world_size: Annotated[int | None, doc("", "ranks")]
+    device: Annotated[str, doc("`cpu` or `cuda`")]
+    steps: Annotated[int | None, doc("of the run; null where data must be counted first", "steps")]
+    attempt: Annotated[int | None, doc("which start of the run this is, from 1")]
+    resumed_step: Annotated[int | None, doc("where it goes on; null: from the beginning", "steps")]
+    directory: Annotated[str, doc("of the run")]
+
+
+class SetupBeginEvent(Event, tag="setup_begin"):
+    """a set-up node begins"""
+
+    node: Annotated[str, doc("id of the node")]
+
+
+class SetupEvent(Event, tag="setup"):
+    """a set-up node has ended"""
+
+    node: Annotated[str, doc("id of the node")]
+    seconds: Annotated[float | None, doc("it took", "s")]
+    detail: Annotated[str, doc("what it does, in words")]
+
+
+class DeviceEvent(Event, tag="device"):
+    """the first rank knows what it computes on"""
+
+    device: Annotated[str, doc("its name in torch")]
+    threads: Annotated[int | None, doc("of torch", "threads")]
+    matmul: Annotated[str, doc("the fp32 product setting in force")]
+    torch: Annotated[str, doc("version")]
+
+
+class DataEvent(Event, tag="data"):
+    """all datasets have been prepared"""
+
+    rows: Annotated[dict[str, int], doc("dataset → rows that it has for training: one epoch of that dataset", "rows")]
+    steps: Annotated[int | None, doc("of the run, also where epochs were asked for", "steps")]
+    epoch_rows: Annotated[float | None, doc("of an epoch of the run", "rows")]
+    epoch_tokens: Annotated[float | None, doc("positions in them", "tokens")]
+    epochs: Annotated[float | None, doc("the budget, if it is in them", "epochs")]
+
+
+class HorizonTick(Struct, frozen=True):
+    """A tick that was planned in epochs or shares of the run. nodes: that it runs; steps or tokens: how often."""
+
+    nodes: list[str] = []
+    steps: int | None = None
+    tokens: float | None = None
+
+
+class HorizonEvent(Event, tag="horizon"):
+    """what is given in epochs has become steps, where there is any; `step` is where the run goes on"""
+
+    epoch_rows: Annotated[float | None, doc("of an epoch of the run", "rows")]
+    steps: Annotated[int | None, doc("of the run", "steps")]
+    stop_at: Annotated[int | None, doc("where the run stops by plan, or null", "steps")]
+    stop_after: Annotated[int | None, doc("how many steps behind its start it stops by plan, or null", "steps")]
+    phases: Annotated[dict[str, int | None], doc("name → steps before the phase", "steps")]
+    ticks: Annotated[
+        list[HorizonTick],
+        doc("those in epochs or shares of them, as in the plan: `nodes`, `steps` or `tokens`"),
+    ]
+
+
+class SetupDoneEvent(Event, tag="setup_done"):
+    """the first step follows"""
+
+    seconds: Annotated[float | None, doc("since `run_start`", "s")]
+    memory_bytes: Annotated[int | None, doc("the peak of set-up on the first rank", "bytes")]
+
+
+class SetAsideEvent(Event, tag="set_aside"):
+    """the run began anew, and an earlier one that lay in its folder was moved; `step` is that of its latest checkpoint;
+    written before `run_start`"""
+
+    attempt: Annotated[str, doc("name of this start")]
+    directory: Annotated[str, doc("where the earlier run lies now")]
+    reason: Annotated[str, doc("in words")]
+    command: Annotated[str, doc("goes on with the earlier run; empty where it has no checkpoint")]
+
+
+class ChangedEvent(Event, tag="changed"):
+    """the run was started again under other settings, code or versions; written before `run_start`"""
+
+    attempt: Annotated[str, doc("name of this start")]
+    verdict: Annotated[str, doc("`same`, `safe`, `resharded`; empty where the plan before cannot be read")]
+    changes: Annotated[list[str], doc("a short list, in words")]
+
+
+class ResumedEvent(Event, tag="resumed"):
+    """a checkpoint was loaded; `step` is where the run goes on"""
+
+    path: Annotated[str, doc("of the checkpoint")]
+    source: Annotated[str, doc("`run`: its own, `from`: the one named")]
+    groups: Annotated[
+        dict[str, str],
+        doc("what became of each group of the state, see [checkpoints.md](checkpoints.md#what-a-full-state-is)"),
+    ]
+
+
+class PretrainedEvent(Event, tag="pretrained"):
+    """weights of another run were loaded"""
+
+    path: Annotated[str, doc("of the checkpoint")]
+    of_step: Annotated[int | None, doc("that it was saved at", "steps")]
+    weights: Annotated[str, doc("`trained` or `averaged`")]
+
+
+class TokeniseEvent(Event, tag="tokenise"):
+    """every ten seconds while documents become tokens"""
+
+    dataset: Annotated[str, doc("name")]
+    message: Annotated[str, doc("in words")]
+    stage: Annotated[str, doc("`files`, `tokens` or `waiting`")]
+    done: Annotated[int | None, doc("of the input, so far", "bytes")]
+    total: Annotated[int | None, doc("of the input, null if nobody knows", "bytes")]
+    documents: Annotated[int | None, doc("so far", "documents")]
+    tokens: Annotated[int | None, doc("so far", "tokens")]
+    bad_records: Annotated[int | None, doc("left out so far", "records")]
+    kept: Annotated[int | None, doc("of the input that an earlier attempt had done", "bytes")]
+    builder: Annotated[str, doc("who does it, where this process waits")]
+
+
+class EstimateEvent(Event, tag="estimate"):
+    """once in every start, as soon as two steps and 3 s of steps have been measured"""
+
+    step_seconds: Annotated[float | None, doc("of a step", "s")]
+    measured_steps: Annotated[int | None, doc("that this is the mean of, the first one left out", "steps")]
+    first_step_seconds: Annotated[float | None, doc("of the first step, which compiles", "s")]
+    steps_left: Annotated[int | None, doc("of this start of the run", "steps")]
+    seconds_left: Annotated[float | None, doc("until this start of the run ends, without evaluations and saves", "s")]
+
+
+START_EVENTS: tuple[type[Event], ...] = (
+    SetAsideEvent,
+    ChangedEvent,
+    RunStartEvent,
+    SetupBeginEvent,
+    SetupEvent,
+    DeviceEvent,
+    TokeniseEvent,
+    DataEvent,
+    HorizonEvent,
+    ResumedEvent,
+    PretrainedEvent,
+    SetupDoneEvent,
+    EstimateEvent,
+)

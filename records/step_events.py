@@ -1,0 +1,166 @@
+"""Events of training: what is done between steps, and steps that give nothing."""
+
+from typing import Annotated, Any
+
+from msgspec import Struct
+
+from .event import Event
+from .record import doc
+
+
+class PhaseEvent(Event, tag="phase"):
+    """a phase begins with the next step, or a run goes on in one; only where there are several"""
+
+    name: Annotated[str, doc("of the phase")]
+    shares: Annotated[dict[str, float], doc("of rows, of each dataset that has one", "shares, 0 to 1")]
+    lr_scale: Annotated[float | None, doc("that the learning rate is multiplied with")]
+    epoch: Annotated[float | None, doc("of the run's data that were taken, null where nobody counts them", "epochs")]
+
+
+class EvalEvent(Event, tag="eval"):
+    """an evaluation has ended"""
+
+    node: Annotated[str, doc("id of the node")]
+    dataset: Annotated[str, doc("name")]
+    weights: Annotated[str, doc("`trained` or `averaged`")]
+    loss: Annotated[float | None, doc("over the valid tokens of what the dataset held out", "nats a token")]
+    tokens: Annotated[int | None, doc("valid ones", "tokens")]
+    batches: Annotated[int | None, doc("of one rank", "batches")]
+    seconds: Annotated[float | None, doc("it took", "s")]
+
+
+class Sample(Struct, frozen=True):
+    """A text that was continued. text: the prompt and what the model wrote behind it."""
+
+    prompt: str = ""
+    text: str = ""
+
+
+class GenerateEvent(Event, tag="generate"):
+    """prompts were continued"""
+
+    node: Annotated[str, doc("id of the node")]
+    weights: Annotated[str, doc("`trained` or `averaged`")]
+    samples: Annotated[list[Sample], doc("each with `prompt` and `text`")]
+    seconds: Annotated[float | None, doc("it took", "s")]
+
+
+class CheckpointEvent(Event, tag="checkpoint"):
+    """a checkpoint is durable and `latest` names it"""
+
+    node: Annotated[str, doc("id of the node")]
+    path: Annotated[str, doc("of the checkpoint")]
+    bytes: Annotated[int | None, doc("of all its files", "bytes")]
+    seconds: Annotated[float | None, doc("until it was durable", "s")]
+    epoch: Annotated[float | None, doc("of the run's data that were taken, where they are counted", "epochs")] = None
+    blocked_seconds: Annotated[
+        float | None, doc("for which training stood still, where it was written beside it", "s")
+    ] = None
+    best: Annotated[dict[str, float] | None, doc("metric → value, where it is the best so far")] = None
+
+
+class ModelEvent(Event, tag="model"):
+    """the weights alone are durable and `model` names them"""
+
+    node: Annotated[str, doc("id of the node")]
+    path: Annotated[str, doc("of the weights")]
+    bytes: Annotated[int | None, doc("of all files", "bytes")]
+    seconds: Annotated[float | None, doc("until they were durable", "s")]
+    weights: Annotated[str, doc("`trained` or `averaged`")]
+    ema: Annotated[dict[str, Any] | None, doc("of averages, their settings and `updates`")] = None
+
+
+class BestEvent(Event, tag="best"):
+    """a checkpoint that was saved before it was measured in the same step is the best so far"""
+
+    path: Annotated[str, doc("of the checkpoint")]
+    best: Annotated[dict[str, float], doc("metric → value")]
+
+
+class PrunedEvent(Event, tag="pruned"):
+    """a run that goes on has removed what earlier starts had kept and `checkpoint.keep` now does not"""
+
+    checkpoints: Annotated[list[str], doc("names of those that were removed")]
+
+
+class HealthEvent(Event, tag="health"):
+    """the ranks have met in a probe ([health.md](health.md#the-probe))"""
+
+    node: Annotated[str, doc("id of the node")]
+    seconds: Annotated[float | None, doc("of a sum over all ranks", "s")]
+    slowest: Annotated[int | None, doc("the rank that came last")]
+    late_seconds: Annotated[float | None, doc("that the first to come waited for it", "s")]
+
+
+class ProfileEvent(Event, tag="profile"):
+    """a profile lies in its place ([profiling.md](profiling.md))"""
+
+    node: Annotated[str, doc("id of the node")]
+    path: Annotated[str, doc("its folder")]
+    first: Annotated[int | None, doc("the first one that was recorded", "steps")]
+    last: Annotated[int | None, doc("the last one", "steps")]
+    ranks: Annotated[int | None, doc("how many have written", "ranks")]
+    seconds: Annotated[float | None, doc("of writing", "s")]
+    bytes: Annotated[int | None, doc("of all files", "bytes")]
+    note: Annotated[str, doc("why it has no more steps, empty if it has all")]
+
+
+class MemorySnapshotEvent(Event, tag="memory_snapshot"):
+    """a memory snapshot lies in its place ([profiling.md](profiling.md#a-memory-snapshot))"""
+
+    node: Annotated[str, doc("id of the node")]
+    path: Annotated[str, doc("its folder")]
+    ranks: Annotated[int | None, doc("how many have written", "ranks")]
+    seconds: Annotated[float | None, doc("of looking and writing", "s")]
+    bytes: Annotated[int | None, doc("of all files", "bytes")]
+    note: Annotated[str, doc("a sentence about when it was taken, may be empty")]
+    held: Annotated[dict[str, Any] | None, doc("by tensors of the first rank, by category", "bytes")]
+    allocator: Annotated[dict[str, Any] | None, doc("of the first rank, null on a CPU", "bytes")]
+    process: Annotated[dict[str, Any] | None, doc("of the first rank, as the system sees it", "bytes")]
+    planned: Annotated[dict[str, Any] | None, doc("for the first rank, by category", "bytes")]
+
+
+class SkippedEvent(Event, tag="skipped"):
+    """nothing was learned from a step: no rank had a valid token, or its loss or norm was no number; it is counted
+    ([nonfinite.md](nonfinite.md#steps-without-a-token-to-learn-from))"""
+
+    reason: Annotated[str, doc("in words")]
+    loss: Annotated[float | None, doc("where one of the two was no number", "nats a token")] = None
+    grad_norm: Annotated[float | None, doc("the same")] = None
+    in_a_row: Annotated[int | None, doc("how many such steps there were, with this one", "steps")] = None
+    limit: Annotated[int | None, doc("how many there may be", "steps")] = None
+
+
+class NonFiniteEvent(Event, tag="nonfinite"):
+    """loss or norm is no number, in as many steps in a row as `on nan` says; the weights were not touched"""
+
+    loss: Annotated[float | None, doc("of the step", "nats a token")]
+    grad_norm: Annotated[float | None, doc("of the step, before clipping")]
+
+
+class RollbackEvent(Event, tag="rollback"):
+    """the run has gone back to `step`, which is that of the checkpoint"""
+
+    from_step: Annotated[int | None, doc("that had ended", "steps")]
+    checkpoint: Annotated[str, doc("its name")]
+    number: Annotated[int | None, doc("how often the run has gone back, with this time", "times")]
+    of: Annotated[int | None, doc("at most", "times")]
+    rows_left_out: Annotated[int | None, doc("that the run will not see", "rows")]
+    seconds: Annotated[float | None, doc("it took", "s")]
+
+
+STEP_EVENTS: tuple[type[Event], ...] = (
+    PhaseEvent,
+    EvalEvent,
+    GenerateEvent,
+    CheckpointEvent,
+    BestEvent,
+    PrunedEvent,
+    ModelEvent,
+    HealthEvent,
+    ProfileEvent,
+    MemorySnapshotEvent,
+    SkippedEvent,
+    NonFiniteEvent,
+    RollbackEvent,
+)
