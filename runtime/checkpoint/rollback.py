@@ -46,11 +46,11 @@ def roll_back(
     def run(step: Step) -> None:
         bad = progress.bad
         if len(bad.went_back) >= times:
-            raise _failure(step, bad, f"the run may go back {times} times, and has: {_history(bad)}")
+            raise _failure(step, bad, f"at most {times} rollbacks are allowed, and all are used up: {_history(bad)}")
         saver.settle(raises=False)
         entry, passed = _target(saver, progress, content=content)
         for flaw in passed:
-            records.event("warning", step=progress.step, message=f"not gone back to {flaw}")
+            records.event("warning", step=progress.step, message=f"no rollback to {flaw}")
         if entry is None:
             raise _failure(step, bad, _nothing_left(passed, bad))
         under_way.cut_short("the run goes back")
@@ -79,7 +79,7 @@ def roll_back(
         }
         records.event("rollback", step=entry.step, **fields)
         if steps != feed.steps:
-            message = f"of the budget there are rows for {feed.steps:,} steps left, not {steps:,}: some were left out"
+            message = f"the budget now gives {feed.steps:,} steps, not {steps:,}: the rollback skipped rows"
             records.event("warning", step=entry.step, message=message)
 
     return run
@@ -94,7 +94,7 @@ def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[Entry |
         until = bad.went_back[-1][1] - 1
     passed: list[str] = []
     for entry, amid in together.first(lambda: _candidates(folder, until)):
-        flaw = "it was saved between bad steps" if amid else flaw_of(entry, together, content=content)
+        flaw = "it was saved after a bad step" if amid else flaw_of(entry, together, content=content)
         if not flaw:
             return entry, passed
         passed.append(f"{entry.name}: {flaw}")
@@ -137,7 +137,7 @@ def _nothing_left(passed: list[str], bad: BadSteps) -> str:
     if bad.went_back:
         found = f"there is no older checkpoint to go back to ({_history(bad)})"
     elif passed:
-        found = "there is no sound checkpoint to go back to"
+        found = "there is no intact checkpoint to go back to"
     else:
         found = "there is no checkpoint to go back to yet"
     return f"{found}: {'; '.join(passed)}" if passed else found

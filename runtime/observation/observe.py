@@ -152,8 +152,8 @@ def log(
         records.add_to_metric(record | window.losses.take() | rows | routed)
         since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}
         for name in window.losses.unlabelled(since):
-            message = f"dataset {name} has given {plural(since[name], 'row')} since this start, and not one token to "
-            message += "learn from: are all of its labels masked?"
+            message = f"dataset {name} has given {plural(since[name], 'row')} since this start, and no valid "
+            message += "token: are all of its labels masked?"
             records.event("warning", step=progress.step, message=message)
         own: dict[str, Any] = {"step": progress.step, "time": now}
         if window.timed:
