@@ -113,7 +113,7 @@ def titan_rows() -> list[Row]:
         Row(
             source=TITAN, model="8B", devices=devices, parallel=f"fsdp {devices} {{ reduce = fp32 }}", sequence=8192,
             micro=2, activation="activation selective", measured=measured, speed=speed,
-            remark="they keep every second matrix product, we keep all",
+            remark="torchtitan keeps every second matrix product, xtrain all",
         )
         for devices, measured, speed in ((8, 82.4, 5762), (128, 67.0, 5605))
     ]  # fmt: skip
@@ -250,45 +250,46 @@ HEAD_ROWS: Final = (
 )
 
 
-TEXT: Final = """# How near the predictions come
+TEXT: Final = """# Accuracy of the predictions
 
-Written by `python benchmarks/accuracy.py --write`: published measurements as specs of ours, planned and not run. What a
-plan predicts of xtrain itself is held against the traced program by the tests, to the byte for model states and to a
-percent or two for the rest ([plan.md](plan.md)); this page asks another question, whether such figures are those of
-machines. The programs that were measured are not ours, so the rows share these assumptions:
+Written by `python benchmarks/accuracy.py --write`: published measurements of other trainers, compared with the plans
+of equivalent xtrain specs, which were not run. The tests compare a plan with a trace of xtrain's own program, exactly
+for model states and to a percent or two for the rest ([plan.md](plan.md)); this page asks whether the predictions
+match real machines. Because the measured programs are not xtrain, the rows share these assumptions:
 
-- Their head is a plain cross entropy over all logits of a microbatch, of which {plain} bytes a logit are alive in fp32:
-  log-softmax, its gradient and that of the logits; torchtitan's shares them over tp, KempnerForge's does not. The rest
-  is what our plan says of the same sizes of axes, rows and recomputation.
-- Compared is what the allocator holds, without CUDA context and communication libraries. GB of KempnerForge are taken
-  as GiB. torchtitan's fp8 products are planned as bf16.
-- Speed is the range of the plan, with the devices' data sheets and the default efficiency of `cluster`, which is an
-  assumption.
+- Their output head computes a plain cross entropy over all logits of a microbatch, with {plain} bytes per logit in fp32
+  at the same time: log-softmax, its gradient and that of the logits; torchtitan shards them over tp, KempnerForge does
+  not. The rest is what xtrain's plan predicts for the same axes, rows and recomputation.
+- Memory is what the allocator holds, without CUDA context and communication libraries. GB of KempnerForge are taken as
+  GiB. torchtitan's fp8 products are planned as bf16.
+- Predicted speed is the range of the plan, with the data sheets of the devices and the default efficiency of `cluster`,
+  which is an assumption.
 
-{within} of {count} rows of memory lie within 15 %, and {paced} of {count} speeds within the range.
+Of {count} rows, {within} memory predictions are within 15 % of the measurement, and {paced} measured speeds are within
+the predicted range.
 
 ## Memory and speed of whole runs
 
 {rows}
 
-What misses, and why: {misses}
+Predictions outside these bounds, and why: {misses}
 
 ## The head alone
 
-Cross entropy of 4,096 tokens over 131,072 words, width 1,024, in pieces; MiB beside the gradients themselves, against a
-measured loop with gradients in the forward.
+Cross entropy of 4,096 tokens over a vocabulary of 131,072, width 1,024, computed in chunks; MiB in addition to the
+gradients themselves, compared with a measured loop that computes gradients in the forward.
 
 {heads}
 
-In bf16 our sums of the head's gradient are fp32 and each piece's product is rounded to bf16 before it is added: that
-holds the product once more, which the measured loop does not.
+In bf16, xtrain accumulates the head's gradient in fp32 and rounds each chunk's product to bf16 before it is added: this
+needs a second copy of the product, which the measured loop does not have.
 """
 
 MISSES: Final = (
-    "the 405B pipelines without context parallelism and the one with eight ranks of it (their runtime keeps more than "
-    "gathered stages, whole gradients and recomputed inputs, which is all that ours does), the 70B rows (buffers of "
-    "asynchronous tensor parallelism with sixteen rows at a time; of KempnerForge's we do not know what it keeps), and "
-    "KempnerForge's FSDP on four devices, which it measured as hardly smaller than on two."
+    "the 405B pipelines without context parallelism and the one with cp 8 (torchtitan's runtime keeps more than "
+    "gathered stages, unsharded gradients and recomputed inputs, which is all that xtrain's keeps), the 70B rows "
+    "(buffers of asynchronous tensor parallelism with sixteen rows at a time; what KempnerForge keeps is not known), "
+    "and KempnerForge's FSDP on four devices, which it measured as hardly smaller than on two."
 )
 
 
@@ -314,7 +315,7 @@ def page() -> str:
             f"| {row.source} | {what} | {each} | {row.measured:.1f} | {guess:.1f} | {mark}{ratio:.2f}{mark} "
             f"| {row.speed:,.0f} | {slow:,.0f} to {fast:,.0f} | {row.remark} |"
         )
-    heads = ["| format | tokens a piece | MiB | predicted |", "| --- | --- | --- | --- |"]
+    heads = ["| format | tokens per chunk | MiB | predicted |", "| --- | --- | --- | --- |"]
     for head in HEAD_ROWS:
         measured = f"{head.low}" if head.low == head.high else f"{head.low} to {head.high}"
         heads.append(f"| {head.params} | {head.tokens:,} | {measured} | {head.predicted:.0f} |")

@@ -25,7 +25,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     """Add the verb to the `xtrain` command."""
     parser = subparsers.add_parser(
         "check",
-        help="find all mistakes in specs, and mend those with a certain fix",
+        help="find all mistakes in specs, and correct those whose correction is certain",
         description="Check specs and report all that is wrong with them, in the order of the text.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -132,7 +132,7 @@ def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace
     summary = f"{path}: {found or 'ok'}"
     known = _fixable(diagnostics) if not arguments.fix else 0
     if known:
-        summary += f"; `xtrain check --fix` mends {'it' if known == len(diagnostics) == 1 else known}"
+        summary += f"; `xtrain check --fix` corrects {'it' if known == len(diagnostics) == 1 else known}"
     print(summary, file=sys.stderr if diagnostics.has_errors else sys.stdout, flush=True)
 
 

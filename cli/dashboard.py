@@ -86,7 +86,7 @@ class Dashboard:
         _show_end_of(self._said)
         if not self._finished.is_set():
             path = self._directory
-            print(f"the dashboard is closed and the run goes on; `xtrain watch {path}` opens it again", flush=True)
+            print(f"the dashboard is closed and the run continues; `xtrain watch {path}` opens it again", flush=True)
         follow(self._directory, ui="console", offsets=self._offsets, finished=self._finished, quiet_until=time.time())
 
     def _was_told(self) -> bool:

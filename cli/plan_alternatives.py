@@ -18,7 +18,7 @@ def add_alternatives(parser: argparse.ArgumentParser) -> None:
         metavar="SETTINGS",
         help="plan SPEC with each of these too, such as tp=2 tp=4,pp=2",
     )
-    group.add_argument("--fit", action="store_true", help="judge every layout of the world and list the five fastest")
+    group.add_argument("--fit", action="store_true", help="try every layout of the ranks and list the five fastest")
 
 
 def wants_alternatives(arguments: argparse.Namespace) -> bool:

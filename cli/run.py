@@ -152,7 +152,7 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     check_one_machine(plan)
     if smaller := fewer_ranks(plan, again=False):
         wanted, fewer = plan.mesh.world_size, smaller.mesh.world_size
-        _remark([f"there are fewer devices than {wanted} ranks need: {plural(fewer, 'rank')} are started"])
+        _remark([f"there are fewer devices than {wanted} ranks: {plural(fewer, 'rank')} are started instead"])
         plan = smaller
     _remark(check_machine(plan, plan.mesh.world_size))
     workspace = open_workspace(plan, compiled.resolved_text)
@@ -169,18 +169,18 @@ def _tell(workspace: "Workspace") -> None:
         print(f"note: {workspace.aside.text()}", file=sys.stderr)
     if workspace.same:
         print(
-            f"note: {workspace.same} is a run of the same experiment, whose paths are written in other words; this one "
-            f"begins anew; to go on with that: --set workspace.run={workspace.same.name}",
+            f"note: {workspace.same} is a run of the same experiment with paths written differently; this is a new "
+            f"run; to resume that run: --set workspace.run={workspace.same.name}",
             file=sys.stderr,
         )
     if workspace.changes:
-        print("note: since the last start of this run has changed:", file=sys.stderr)
+        print("note: changed since the last start of this run:", file=sys.stderr)
         for text in workspace.changes:
             print(f"  {text}", file=sys.stderr)
     if workspace.elsewhere is not None:
         print(
-            f"note: the code has changed since this experiment was last run, so it begins anew; to go on from there "
-            f"under the changed code: --set workspace.run={workspace.elsewhere.name}",
+            f"note: the code has changed since the last run of this experiment, so this is a new run; to resume the "
+            f"earlier run with the changed code: --set workspace.run={workspace.elsewhere.name}",
             file=sys.stderr,
         )
 

@@ -194,9 +194,9 @@ class _ArgumentErrors:
             return
         known = settings_of(kind)
         meant = closest(argument, known)
-        owner = "the dataset takes it: write it next to `source`" if name in blocks.SOURCES else None
+        owner = "this is a setting of the dataset: write it next to `source`" if name in blocks.SOURCES else None
         owner = owner if argument in settings_of(blocks.KINDS["dataset"]) else None
-        fields = f"arguments of `{name}`: {', '.join(known)}" if known else f"`{name}` takes no arguments by name"
+        fields = f"arguments of `{name}`: {', '.join(known)}" if known else f"`{name}` has no named arguments"
         self.diagnostics.error(
             "X203", f"unknown argument `{argument}` of `{name}`", span,
             hint=f"did you mean `{meant}`?" if meant else owner, notes=[(fields, None)],

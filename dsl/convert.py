@@ -201,7 +201,7 @@ def _interval(annotation: Any, value: Value, context: Context, around: Converter
     if low > high:
         turned = f"{high}..{low}"
         raise Mismatch(
-            "X304", f"{context.subject} goes from {low} down to {high}", value, hint=f"write `{turned}`",
+            "X304", f"{context.subject} goes down from {low} to {high}", value, hint=f"write `{turned}`",
             fix=Fix(value.span, turned),
         )  # fmt: skip
     return Interval(low, high)

@@ -111,7 +111,7 @@ class Evaluator:
         first = min(circle, key=lambda d: (d.name.span.source.order, d.name.span.start))
         self.diagnostics.error(
             "X212", f"`{first.name.text}` is defined in terms of itself", first.name.span,
-            hint=f"the circle is {chain}",
+            hint=f"the cycle is {chain}",
             notes=[(f"`{d.name.text}` is defined here", d.name.span) for d in circle[:-1] if d is not first],
         )  # fmt: skip
         for member in circle:
@@ -208,7 +208,7 @@ class Evaluator:
         """Whether a value can be computed with; a name that nobody defined cannot, and is reported."""
         if isinstance(value.data, Word):
             self.diagnostics.error(
-                "X202", f"nothing is called `{value.data.text}`", value.span,
+                "X202", f"`{value.data.text}` is not defined", value.span,
                 hint=did_you_mean(value.data.text, names.all) or "define it with `let` or `param`",
                 fix=renamed(value.span, value.data.text, names.all),
             )  # fmt: skip

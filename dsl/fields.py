@@ -66,13 +66,13 @@ class FieldErrors:
 
     def _action_outside(self, kind: str, word: Span) -> None:
         """`every 10 steps eval web, log`, where `then log` was meant."""
-        hint = f"actions stand behind `every …` or `on …`, joined by `then`; the block is written `{kind} {{ … }}`"
-        self.diagnostics.error("X201", f"`{kind}` stands alone, and says nothing there", word, hint=hint)
+        hint = f"an action follows `every …`, `on …` or `then`; the block is written `{kind} {{ … }}`"
+        self.diagnostics.error("X201", f"`{kind}` by itself is neither a block nor part of a tick", word, hint=hint)
 
     def _unknown_kind(self, kind: str, section: Section, head: Span) -> None:
         word = _word(head, kind)
         if kind in blocks.ACTIONS:
-            hint = "actions stand behind `every …` or `on …`, joined by `then`"
+            hint = "an action follows `every …`, `on …` or `then`"
             if section.entries or kind == "profile":  # which other trainers have as a block
                 label = " …" if section.labels else ""
                 hint = f"write `every 1000 steps {kind}{label} {{ … }}`"
@@ -98,7 +98,7 @@ class FieldErrors:
         elif kind in ("if", "for", "while", "else"):
             hint, notes = "a spec has no conditions and no loops", []
         elif meant is None and owner:
-            hint, notes = f"`{kind}` belongs into {_listed(owner)}", []
+            hint, notes = f"`{kind}` belongs in {_listed(owner)}", []
         self.diagnostics.error("X201", f"there is no block called `{kind}`", word, hint=hint, notes=notes, fix=fix)
 
     def _named_without_label(self, kind: str, section: Section) -> None:
@@ -118,10 +118,10 @@ class FieldErrors:
         meant = closest(name, ("collate",))
         hint = f"did you mean `{meant}`?" if meant else None
         if owner and not meant:
-            hint = f"it belongs into {_listed(owner)}"
+            hint = f"`{name}` belongs in {_listed(owner)}"
         self.diagnostics.error(
-            "X203", f"`{name}` is no setting of the top level", entry.name_span, hint=hint,
-            notes=[] if hint else [("the top level has blocks, and the one setting `collate`", None)],
+            "X203", f"`{name}` is not a setting of the top level", entry.name_span, hint=hint,
+            notes=[] if hint else [("the top level holds blocks and one setting, `collate`", None)],
             fix=renamed(entry.name_span, name, ("collate",)),
         )  # fmt: skip
 
@@ -152,16 +152,16 @@ class FieldErrors:
             hint = f"did you mean `{meant}`?"
             fix = renamed(span, name, known, taken=_beside(section, span))
         elif label is not None and label.name == name:
-            hint = f"the {name} stands behind the word: `{kind} {name}`"
+            hint = f"the {name} is the label of the block: `{kind} {name}`"
         elif owner:
-            hint = f"it belongs into {_listed(owner)}"
+            hint = f"`{name}` belongs in {_listed(owner)}"
             other = ours(name, _all_settings())
-            hint = f"here it is called `{other}` and belongs into {_listed(owner)}" if other else hint
+            hint = f"xtrain calls this `{other}`, in {_listed(owner)}" if other else hint
         else:
             hint = None
-        fields = f"fields of `{kind}`: {', '.join(known)}" if known else f"`{kind}` has no fields"
+        fields = f"settings of `{kind}`: {', '.join(known)}" if known else f"`{kind}` has no settings"
         self.diagnostics.error(
-            "X203", f"unknown field `{name}` in `{kind}`", span, hint=hint, notes=[(fields, None)], fix=fix
+            "X203", f"unknown setting `{name}` in `{kind}`", span, hint=hint, notes=[(fields, None)], fix=fix
         )
 
     def missing_fields(self, block: type, section: Section, names: list[str]) -> None:

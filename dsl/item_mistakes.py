@@ -26,7 +26,7 @@ def _body_without_braces(m: Misfit) -> Explanation | None:
         return mistake("X101", "a label is a single name, number or string", token.span, "compute it in a `let`")
     else:
         return None
-    message = "the body of a block stands in braces"
+    message = "the body of a block is written in braces"
     closer = _closer(m) if token.type == "LPAR" else None
     if closer is None:
         return mistake("X101", message, token.span, f"write `{written}`")
@@ -60,15 +60,15 @@ def _reaction(m: Misfit) -> Explanation | None:
     if m.begin.type not in ("EVERY", "ON"):
         return None
     if m.token.type == "_COLON":
-        return mistake("X101", "no `:` stands before the actions", m.token.span, "remove it", fix="")
+        return mistake("X101", "there is no `:` before the actions", m.token.span, "remove it", fix="")
     if "NAME" not in m.accepts and m.token.type == "LBRACE":
-        return mistake("X101", "actions stand without braces", m.token.span, "join them by `then`")
+        return mistake("X101", "actions are written without braces", m.token.span, "join them by `then`")
     if "NAME" not in m.accepts or "_NEWLINE" in m.accepts:
         return None
     if m.token.type == "LBRACE":
-        return mistake("X101", "actions stand without braces", m.token.span, "join them by `then`")
+        return mistake("X101", "actions are written without braces", m.token.span, "join them by `then`")
     if m.begin.type == "EVERY" and len(m.head) == 2 and m.before.type == "NAME":
-        message = "there is no period between `every` and its action"
+        message = "the period between `every` and its action is missing"
         return mistake("X101", message, m.before.span, f"write `every 10 steps {m.before.text}`")
     if len(m.head) == 1:
         of_every = "a period, such as `10 steps`"
@@ -82,7 +82,7 @@ def _reaction(m: Misfit) -> Explanation | None:
 def _keyword_as_name(m: Misfit) -> Explanation | None:
     if m.before.type not in STATEMENTS.values() or m.token.type not in ("_EQ", "LBRACE"):
         return None
-    message = f"`{m.before.text}` starts a statement, so nothing can be called that here"
+    message = f"`{m.before.text}` starts a statement and cannot be a name here"
     return mistake("X101", message, m.before.span, "choose another name")
 
 
@@ -94,7 +94,12 @@ def _bare_path(m: Misfit) -> Explanation | None:
     fix_at = Span(m.token.source, m.token.start, m.token.start + len(line))
     hint = 'write `include "base.xtrain"`'
     return mistake(
-        "X101", "a path stands in double quotes", m.token.span, hint, fix=f'"{line}"' if bare else None, fix_at=fix_at
+        "X101",
+        "a path is written in double quotes",
+        m.token.span,
+        hint,
+        fix=f'"{line}"' if bare else None,
+        fix_at=fix_at,
     )
 
 
@@ -126,7 +131,7 @@ def beginning(m: Misfit) -> Explanation | None:
             message, hint = "commas do not group digits", "write `1_000` for a thousand"
             return mistake("X101", message, span, hint, fix=fix, fix_at=fix_at)
         case "STRING" if token.value and str(token.value).isidentifier():
-            return mistake("X101", "a name stands without quotes", span, f"write `{token.value}`", fix=token.value)
+            return mistake("X101", "a name is written without quotes", span, f"write `{token.value}`", fix=token.value)
         case "NUMBER" | "STRING":
             return mistake("X101", f"an item begins with its name, not with a {m.found}", span, "write `name = value`")
     if token.type == "_ARROW" or token.type in OPERATORS:

@@ -121,7 +121,11 @@ class _Lexer:
         if character.isspace():
             name = f"U+{ord(character):04X}"
             self.diagnostics.error(
-                "X109", f"an unusual blank ({name}) stands here", span, hint="write a normal space", fix=Fix(span, " ")
+                "X109",
+                f"there is an unusual space ({name}) here",
+                span,
+                hint="write a normal space",
+                fix=Fix(span, " "),
             )
             self.at += 1
         elif character == ";":
@@ -151,14 +155,14 @@ class _Lexer:
         if close < 0:
             self.diagnostics.error(
                 "X109", f"`{quote}` is not part of the language", self._span(self.at + 1),
-                hint='strings stand in double quotes: "…"',
+                hint='strings are written in double quotes: "…"',
             )  # fmt: skip
             self._emit("ERROR", self.at + 1)
             return
         value, span = self.text[self.at + 1 : close], self._span(close + 1)
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         self.diagnostics.error(
-            "X109", f"strings stand in double quotes, not in `{quote}`", span, hint=f'write "{escaped}"',
+            "X109", f"strings are written in double quotes, not in `{quote}`", span, hint=f'write "{escaped}"',
             fix=Fix(span, f'"{escaped}"'),
         )  # fmt: skip
         self._emit("STRING", close + 1, value)

@@ -125,19 +125,19 @@ def _unknown_name(
         fix = Fix(value.span, _TRUTH[lower])
         return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint=f"write `{fix.text}`", fix=fix)
     if lower in ("null", "nil") and NoneType in get_args(annotation):
-        hint = "nothing is written `none`"
+        hint = "write `none`"
         fix = Fix(value.span, "none")
         return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint=hint, fix=fix)
     definition = constants.get(word.text)
     if definition is not None:
-        notes = ((f"this `{word.text}` is a `let`, which only its own file knows", definition.name.span),)
+        notes = ((f"this `{word.text}` is a `let`, which exists only in its own file", definition.name.span),)
         hint = "make it a `param` to use it in other files"
     elif meant := closest(word.text, (*constants, "true", "false", "none", "auto")):
         hint = f"did you mean `{meant}`?"
         fix = renamed(value.span, word.text, (*constants, "true", "false", "none", "auto"))
     else:
         hint = f"write {wanted(annotation)}, or the name of a `let` or `param`"
-    return Mismatch("X202", f"nothing is called `{word.text}`", value, hint=hint, notes=notes, fix=fix)
+    return Mismatch("X202", f"`{word.text}` is not defined", value, hint=hint, notes=notes, fix=fix)
 
 
 def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, context: "Context") -> Mismatch:
@@ -187,7 +187,7 @@ def interval_mismatch(annotation: Any, value: Value, context: "Context") -> Mism
         written = "..".join(each.span.text for each in ends)
         return Mismatch("X301", message, value, hint=f"write `{written}`", fix=Fix(value.span, written))
     if isinstance(data, Word):
-        return Mismatch("X202", f"nothing is called `{data.text}`", value, hint=f"write {wanted(annotation)}, "
+        return Mismatch("X202", f"`{data.text}` is not defined", value, hint=f"write {wanted(annotation)}, "
                         f"for instance `{context.meta.example}`")  # fmt: skip
     return Mismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
 
@@ -211,17 +211,17 @@ def quantity_mismatch(value: Value, context: "Context") -> Mismatch:
             forms = [f"`{_with_unit(amount, unit)}`" for unit in units]
         fix = Fix(value.span, forms[0].strip("`")) if len(forms) == 1 else None
         if amount.endswith("B") and units == ("bytes",):
-            fix, forms = None, [f"`{amount[:-1]} B` or `{amount[:-1]} GiB`; a `B` that touches its number is 10^9"]
+            fix, forms = None, [f"`{amount[:-1]} B` or `{amount[:-1]} GiB`; `B` without a space is the multiplier 10^9"]
         return Mismatch("X302", f"{must}; this number has no unit", value, hint=f"write {joined(forms)}", fix=fix)
     examples = joined([f"`{_UNIT_EXAMPLES[unit]}`" for unit in units])
     if isinstance(data, Quantity):
         hint, fix = f"for instance {examples}", None
         if data.unit == "bytes" and "tokens" in units and value.span.text.endswith(" B"):
             meant = f"{value.span.text[:-1].strip()}B tokens"
-            hint, fix = f"write `{meant}`; apart from its number, `B` means bytes", Fix(value.span, meant)
+            hint, fix = f"write `{meant}`; after a space, `B` means bytes", Fix(value.span, meant)
         return Mismatch("X302", f"{must}, not {describe(data)}", value, hint=hint, fix=fix)
     if isinstance(data, Word):
-        return Mismatch("X202", f"nothing is called `{data.text}`", value, hint=f"write {examples}")
+        return Mismatch("X202", f"`{data.text}` is not defined", value, hint=f"write {examples}")
     if isinstance(data, str):
         bare = data.strip()
         good = _is_numeral(bare)

@@ -42,7 +42,7 @@ def descend(
         if label is None:
             fields = ", ".join(settings_of(block))
             diagnostics.error(
-                "X217", f"`{section.kind}` is a block", override.span, hint=f"set one of its fields: {fields}"
+                "X217", f"`{section.kind}` is a block", override.span, hint=f"set one of its settings: {fields}"
             )
             return
         value = (text_of if label.type is str else value_of)(override.value, reading, evaluator, diagnostics)
@@ -59,14 +59,16 @@ def descend(
             section.lost.discard(name)
         return
     if name not in known:
-        no_such(name, span, known, f"field of `{section.kind}`", diagnostics)
+        no_such(name, span, known, f"setting of `{section.kind}`", diagnostics)
         return
     attribute, _ = known[name]
     if blocks.is_block(attribute.type):
         descend(attribute.type, section.block(name), override, rest[1:], reading, evaluator, diagnostics)
         return
     if len(rest) > 1:
-        diagnostics.error("X217", f"`{name}` has no fields", rest[1][1], hint=f"write `--set …{name}=value`")
+        diagnostics.error(
+            "X217", f"`{name}` is a setting, not a block", rest[1][1], hint=f"write `--set …{name}=value`"
+        )
         return
     # A shell eats quotes, and `1f1b` is no name without: a word of the setting is one as it stands.
     is_word = get_origin(attribute.type) is Literal and override.value.text in get_args(attribute.type)

@@ -34,7 +34,7 @@ def read_overrides(source: Source, diagnostics: Diagnostics) -> list[Override]:
         whole = Span(source, start, end)
         if not sign or not path.strip() or not value.strip():
             diagnostics.error(
-                "X218", "`--set` wants a path and a value", whole, hint="write `--set path.to.field=value`"
+                "X218", "`--set` needs a path and a value", whole, hint="write `--set path.to.setting=value`"
             )
             continue
         parts, at = [], start
@@ -91,7 +91,7 @@ def _set_param(
         name = definition.name.text
         diagnostics.error(
             "X310", f"`{name}` is {_kind(wanted)}, not {describe(given)}", override.value,
-            notes=[("its default says so", definition.name.span)],
+            notes=[("its default fixes the type", definition.name.span)],
         )  # fmt: skip
         return
     definition.replaced = Value(given, override.value)
@@ -141,7 +141,7 @@ def _set_field(
             return
         rest = rest[1:]
         if not rest:
-            diagnostics.error("X217", f"`{name}` is a block", override.span, hint=f"set one of its fields: "
+            diagnostics.error("X217", f"`{name}` is a block", override.span, hint=f"set one of its settings: "
                               f"{', '.join(settings_of(block))}")  # fmt: skip
             return
     else:
@@ -154,7 +154,9 @@ def _named(
 ) -> Section | None:
     known = tree.named.get(kind, {})
     if not rest:
-        diagnostics.error("X217", f"`{kind}` needs a name and a field", span, hint=f"write `{kind}.NAME.FIELD=value`")
+        diagnostics.error(
+            "X217", f"`{kind}` needs a name and a setting", span, hint=f"write `{kind}.NAME.SETTING=value`"
+        )
         return None
     label, place = rest[0]
     if label not in known:

@@ -41,7 +41,7 @@ class Part:
         wanted = kind_wanted(context)
         note = ((f"`{name}` is declared here", declared.span),)
         if declared.kind != wanted:
-            where = "stands behind `source =` of a dataset" if declared.kind == "source" else "is a link of `collate`"
+            where = "is the `source` of a dataset" if declared.kind == "source" else "is a link of `collate`"
             message = f"`{name}` is a {declared.kind}, and {context.subject} takes a {wanted}"
             raise Mismatch("X219", message, place, hint=f"a {declared.kind} {where}", notes=note)
         if isinstance(value.data, Word) and declared.kind == "source":
@@ -146,13 +146,15 @@ def _unchecked(kind: Any, value: Value, context: "Context", around: "Converter")
             return FAILED if any(each is FAILED for each in items.values()) else items
         case Quantity():
             message = f"{context.subject} is a plain number, and this is {describe(data)}"
-            raise Mismatch("X302", message, value, hint=f"Python knows no units: write `{_bare(data)}`")
+            raise Mismatch(
+                "X302", message, value, hint=f"arguments of Python functions have no units: write `{_bare(data)}`"
+            )
         case Word(text=text):
-            raise Mismatch("X202", f"nothing is called `{text}`", value, hint=f'a text stands in quotes: `"{text}"`')
+            raise Mismatch("X202", f"`{text}` is not defined", value, hint=f'a string is written in quotes: `"{text}"`')
     if data is None or isinstance(data, bool | str) or is_number(data):
         return data
     message = f"{context.subject} of `{context.kind}` cannot be {describe(data)}"
-    raise Mismatch("X301", message, value, hint="write a number, a text, `true`, `false`, `none`, a list or a map")
+    raise Mismatch("X301", message, value, hint="write a number, a string, `true`, `false`, `none`, a list or a map")
 
 
 def _bare(data: Quantity) -> str:

@@ -83,7 +83,7 @@ def _find_name(name: str) -> PartModule:
             raise ModuleMissing(f"there is no module `{part}` in `{known}`")
         folders = [] if found in modules else folders
     if found is None or found.suffix != ".py":
-        raise ModuleMissing(f"`{name}` is no module written in Python")
+        raise ModuleMissing(f"`{name}` is not a module written in Python")
     return PartModule(found, name, root, within=top)
 
 

@@ -142,10 +142,10 @@ class _Reader:
             given.update({keyword.arg: keyword.value for keyword in decorator.keywords})
             strange = [keyword for keyword in decorator.keywords if keyword.arg not in ("takes", "gives")]
             if strange or len(decorator.args) > 2:
-                self._wrong("`collator` takes `takes` and `gives`", place, example)
+                self._wrong("the arguments of `@collator` are `takes` and `gives`", place, example)
                 return None
         if "takes" not in given:
-            self._wrong(f"`{name}` does not say what it takes", place, example)
+            self._wrong(f"`@collator` of `{name}` lacks `takes`", place, example)
             return None
         takes = self._word(given["takes"], KINDS)
         if takes is None:
@@ -165,8 +165,8 @@ class _Reader:
     def _word(self, node: ast.expr, words: tuple[str, ...]) -> str | None:
         """One of some words, written out as a string."""
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-            self._wrong("what a collator takes and gives is read before anything is run", self._span(node),
-                        "write the kind as a string, in this place")  # fmt: skip
+            self._wrong("`takes` and `gives` are read without running the code", self._span(node),
+                        "write the kind here as a plain string")  # fmt: skip
             return None
         if node.value not in words:
             hint = did_you_mean(node.value, words) or f"there are {', '.join(words)}"
@@ -182,8 +182,8 @@ class _Reader:
         for starred in (arguments.vararg, arguments.kwarg):
             if starred is not None:
                 sign = "*" if starred is arguments.vararg else "**"
-                message = f"`{sign}{starred.arg}` of `{node.name}` could be given anything"
-                self._wrong(message, self._span(starred), "name each of the parameters")
+                message = f"`{sign}{starred.arg}` of `{node.name}` accepts any argument"
+                self._wrong(message, self._span(starred), "name every parameter")
                 return None
         placed = [*arguments.posonlyargs, *arguments.args]
         defaults: list[ast.expr | None] = [None] * (len(placed) - len(arguments.defaults))
@@ -192,7 +192,7 @@ class _Reader:
         if kind == "collator":
             if not placed:
                 hint = f"write `def {node.name}(samples)`"
-                self._wrong(f"`{node.name}` has no parameter for what it takes", self._name_span(node), hint)
+                self._wrong(f"`{node.name}` has no parameter for its input", self._name_span(node), hint)
                 return None
             pairs = pairs[1:]
         if arguments.posonlyargs[1 if kind == "collator" else 0 :]:
@@ -218,7 +218,7 @@ class _Reader:
         asks = next((a for a in (*node.args.args, *node.args.kwonlyargs) if a.arg == GENERATOR), None)
         if asks is None or takes != LOCAL_MICROBATCH:
             return False
-        message = f"what `{node.name}` draws for {takes} would depend on the number of ranks"
+        message = f"random numbers of `{node.name}` for {takes} would depend on the number of ranks"
         self._wrong(message, self._span(asks), f"let it take {MICROBATCH}, before `shard`")
         return True
 

@@ -49,7 +49,7 @@ def check_unused(parts: Parts, uses: Iterable[s.Use], diagnostics: Diagnostics) 
         own = [part for part in parts.values() if part.use == use.target.span]
         if own and not any(part.used for part in own):
             names = ", ".join(part.declared.name for part in own)
-            message = f"nothing of what {use.target.span.text} declares is used"
+            message = f"nothing that {use.target.span.text} declares is used"
             diagnostics.warning("W204", message, use.span, hint=f"remove it, or use {names}")
 
 
@@ -76,7 +76,7 @@ class _Reader:
             self._missing(use, module, str(missing))
             return
         except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or "this is no path of a file"
+            reason = getattr(error, "strerror", None) or "this is not a file path"
             self._missing(use, module, f"cannot read `{module}`: {reason}")
             return
         self._read(use, module, found, data, digest)
@@ -87,14 +87,14 @@ class _Reader:
         if isinstance(target, s.Reference):
             if is_file(target.text):
                 hint, fix = f'write `use "{target.text}"`', Fix(span, f'"{target.text}"')
-                self.diagnostics.error("X221", "the path of a file stands in quotes", span, hint=hint, fix=fix)
+                self.diagnostics.error("X221", "the path of a file is written in quotes", span, hint=hint, fix=fix)
                 return None
             return target.text
         path = target.value
         if not is_file(path):
             hint = f'write `use "{path}.py"`' if path and (self._beside(use) / f"{path}.py").is_file() else None
             hint = hint or 'write `use "parts.py"`, or `use package.module`'
-            self.diagnostics.error("X221", f"`{path}` is no file of Python: its name ends in .py", span, hint=hint)
+            self.diagnostics.error("X221", f"`{path}` is not a Python file: the name must end in .py", span, hint=hint)
             return None
         if not os.path.isabs(path):  # noqa: PTH117
             path = os.path.relpath(self._beside(use) / path, self.folder)
@@ -135,17 +135,17 @@ class _Reader:
         self.parts.unread |= wrong.has_errors
         if declared == [] and not wrong.has_errors:
             hint = "put `@source` or `@collator(takes=…)` above a function, both from `xtrain`"
-            self.diagnostics.error("X222", f"`{path}` declares no part", span, hint=hint)
+            self.diagnostics.error("X222", f"`{path}` declares no source and no collator", span, hint=hint)
             self.parts.unread = True
         for each in declared or ():
             earlier = self.parts.get(each.name)
             if each.name in _TAKEN:
-                message = f"`{each.name}` means something else in a spec"
+                message = f"`{each.name}` is already a word of the language"
                 self.diagnostics.error("X224", message, each.span, hint="give the function another name")
                 self.parts.unread = True
             elif earlier is not None:
                 notes = [("the first is here", earlier.declared.span)]
-                message, hint = f"two parts are called `{each.name}`", "give one another name"
+                message, hint = f"two functions are called `{each.name}`", "give one another name"
                 self.diagnostics.error("X224", message, each.span, hint=hint, notes=notes)
             else:
                 self.parts[each.name] = Part(each, module, digest, span)

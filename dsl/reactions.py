@@ -73,7 +73,7 @@ def _misspelt_unit(reaction: Reaction, around: "Structurer") -> bool:
             return False
         both = period.span.to(name.span)
         meant = f"{period.span.text.split()[0].rstrip('B')}B {name.text}"
-        message = "a multiplier touches its number; apart from it, `B` means bytes"
+        message = "`B` after a space means bytes; a multiplier follows its number without a space"
         around.diagnostics.error("X107", message, both, hint=f"write `{meant}`", fix=Fix(both, meant))
         return True
     meant = near_unit(name.text)
@@ -121,7 +121,7 @@ def _count(reaction: Reaction, name: s.Name, path: str, around: "Structurer") ->
         if name.text == "nan":
             message, hint = "`nan` takes one number: how many steps in a row", "write `on nan(3) …`"
         else:
-            message, hint = f"`{name.text}` takes no number: it is reacted to at once", f"write `on {name.text} …`"
+            message, hint = f"`{name.text}` takes no number; only `nan` does", f"write `on {name.text} …`"
         around.diagnostics.error("X225", message, span, hint=hint)
         return None
     return _number(around.evaluator.value(given[0].value, reaction.names), path, around)
@@ -186,23 +186,23 @@ def _bracketed(name: s.Name, section: Section, names: Names, around: "Structurer
             return True
         label = blocks.label_of(blocks.ACTIONS[word])
         form = word if label is None else f"{word} {label.name.upper()}"
-        errors.error("X226", f"`{word}` takes no brackets", name.span, hint=f"write `{form}`")
+        errors.error("X226", f"`{word}` takes no parentheses", name.span, hint=f"write `{form}`")
         return False
     if given is None:
         text = section.labels[0].value.span.text if section.labels else '"…"'
-        message, form = f"`{word}` takes a command in brackets", f"{word}({text})"
+        message, form = f"`{word}` takes a command in parentheses", f"{word}({text})"
         fix = Fix(section.heads[-1], form) if text.startswith('"') and len(section.labels) == 1 else None
         errors.error("X226", message, name.span, hint=f"write `{form}`", fix=fix)
         return False
     if len(given) != 1 or given[0].name is not None:
         span = given[0].span.to(given[-1].span) if given else name.span
-        errors.error("X226", f"`{word}` takes one command, as a text", span, hint=f'write `{word}("…")`')
+        errors.error("X226", f"`{word}` takes one command, as a string", span, hint=f'write `{word}("…")`')
         return False
     value = around.evaluator.value(given[0].value, names)
     if value.data is FAILED:
         return False
     if not isinstance(value.data, str):
-        message = f"`{word}` takes a text, not {describe(value.data)}"
+        message = f"`{word}` takes a string, not {describe(value.data)}"
         errors.error("X301", message, value.span, hint=f'write `{word}("…")`', notes=value.notes)
         return False
     if not value.data.strip():

@@ -80,9 +80,9 @@ def _read(path: str, place: Span | None, diagnostics: Diagnostics) -> bytes | No
     except IsADirectoryError:
         reason, hint = "it is a folder", "name a file, as `spec.xtrain`"
     except PermissionError:
-        reason = "it may not be read by this user"
+        reason = "no permission to read it"
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "this is no path of a file"
+        reason = getattr(error, "strerror", None) or "this is not a file path"
     shown = path if path.isprintable() else repr(path)
     diagnostics.error("X120", f"cannot read `{shown}`: {reason}", place, hint=hint, fix=fix)
     return None
@@ -153,7 +153,7 @@ class _Reader:
         if identity in files:
             circle = [shown for _, shown in above[files.index(identity) :]]
             chain = " -> ".join(f"`{shown}`" for shown in [*circle, circle[0]])
-            self.diagnostics.error("X213", "this include leads back to itself", span, hint=f"the circle is {chain}")
+            self.diagnostics.error("X213", "this include leads back to itself", span, hint=f"the cycle is {chain}")
             return
         if len(above) > _DEEPEST:
             hint = "include the parts of a spec from one file"

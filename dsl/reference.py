@@ -18,23 +18,23 @@ from .schema import actions
 from .schema.setting import AUTO, Auto, Range, Role, Setting, at_least, open_setting, settings_of, spelled
 
 ROLES: Final[dict[Role, str]] = {
-    Role.EXPERIMENT: "what is learned: another value is another experiment",
+    Role.EXPERIMENT: "what is learned: another value makes another experiment",
     Role.BUDGET: "how long: the experiment stays the same",
-    Role.CADENCE: "when something is looked at or saved: the experiment stays the same",
-    Role.PATH: "where things lie: the experiment stays the same",
-    Role.MESH: "over which ranks, and how the work is cut: the experiment stays the same",
+    Role.CADENCE: "how often something is measured, logged or saved: the experiment stays the same",
+    Role.PATH: "where files are: the experiment stays the same",
+    Role.MESH: "which ranks, and how the work is divided among them: the experiment stays the same",
     Role.EXECUTION: "how it is computed: the experiment stays the same",
 }
-_SCALARS: Final = {int: "whole number", float: "number", str: "text", Metric: "metric", Interval: "range"}
+_SCALARS: Final = {int: "whole number", float: "number", str: "string", Metric: "metric", Interval: "range"}
 _MEASURES: Final = {"seconds": "time"}
-_LISTS: Final = {int: "list of whole numbers", float: "list of numbers", str: "list of texts"}
+_LISTS: Final = {int: "list of whole numbers", float: "list of numbers", str: "list of strings"}
 _SAMPLE_LABELS: Final = {"size": "2", "source": "bytes", "command": '"./page-me.sh"'}
 _LABELS: Final = {
-    "name": "what it is called",
+    "name": "the name",
     "dataset": "the name of a dataset",
-    "command": "the command, as one would type it",
+    "command": "the command, as typed into a shell",
     "source": '`bytes`, or the folder of a tokenizer as `"assets/tokenizer"`',
-    "size": "the ranks of the axis",
+    "size": "number of ranks on the axis",
 }
 Group = Literal["block", "action", "source", "link", "statement"]
 
@@ -183,7 +183,7 @@ def _label(
 def label_setting(attribute: attrs.Attribute) -> Setting:
     """A label as if it were a setting: what it says, and its range."""
     number = int in _parts(attribute.type)
-    doc = _LABELS.get(attribute.name, f"which {attribute.name}; it stands behind the word")
+    doc = _LABELS.get(attribute.name, f"the label of the block: which {attribute.name}")
     check = at_least(1) if number else attribute.metadata.get("check")
     return Setting(doc=doc, check=check, example="2" if number else "")
 

@@ -42,9 +42,9 @@ def markdown() -> str:
 
 
 _GROUPS: Final = (
-    ("Actions", "action", "They stand behind `every …` and `on …`, joined by `then`.\n"),
+    ("Actions", "action", "Actions follow `every …` and `on …`, joined by `then`.\n"),
     ("Sources of a dataset", "source", "Patterns are relative to the working folder.\n"),
-    ("Links of collate", "link", "They are joined by `->`, in this order.\n"),
+    ("Links of collate", "link", "Links are joined by `->`, in this order.\n"),
 )
 
 
@@ -57,9 +57,7 @@ def _statements(found: Iterable[Page]) -> list[str]:
         _table(("statement", "meaning"), rows),
         f"The amount of `every` is of {amount.kind}, {amount.values}: {amount.doc}.\n",
         "## Events\n",
-        _table(
-            ("event", "when", "unless the spec says otherwise"), [(_code(n), *texts) for n, texts in EVENTS.items()]
-        ),
+        _table(("event", "when", "default action"), [(_code(n), *texts) for n, texts in EVENTS.items()]),
     ]
 
 
@@ -107,9 +105,9 @@ def _later() -> list[str]:
     names = {page.block: page.name for page in every_page()}
     rows += [(f"setting of {_code(names[block])}", settings) for block, settings in later.SETTINGS.items()]
     rows += [(f"{_code(name)} of {_code(names[block])}", words) for (block, name), words in later.WORDS.items()]
-    intro = "These words are known and not supported yet; using one is X209.\n"
+    intro = "These words are reserved and not supported yet; using one of them is the error X209.\n"
     listed = [(what, " ".join(_code(word) for word in words)) for what, words in rows if words]
-    return ["## Kept for later\n", intro, _table(("of", "words"), listed)]
+    return ["## Reserved words\n", intro, _table(("of", "words"), listed)]
 
 
 def _forms(written: str) -> list[str]:

@@ -28,7 +28,7 @@ class ReferenceText:
         lines = self._table("Blocks", [(page.name, page.summary) for page in top])
         nested = [(f"{page.name}.{inner.name}", inner.summary) for page in top for inner in page.inner]
         lines += self._table("Blocks inside blocks", nested)
-        for title, group in (("Actions, behind `every …` and `on …`", "action"), ("Sources of a dataset", "source"),
+        for title, group in (("Actions, after `every …` and `on …`", "action"), ("Sources of a dataset", "source"),
                              ("Links of `collate`", "link")):  # fmt: skip
             lines += self._table(title, [(page.name, page.summary) for page in found if page.group == group])
         lines += self._table("Statements", [(name, meaning) for name, (_, meaning) in STATEMENTS.items()])
@@ -138,7 +138,7 @@ class ReferenceText:
 
 _KINDS: Final = {
     "statement": "statement", "function": "function", "unit": "unit", "multiplier": "multiplier",
-    "constant": "constant", "event": "event", "later": "kept for later",
+    "constant": "constant", "event": "event", "later": "reserved",
 }  # fmt: skip
 
 

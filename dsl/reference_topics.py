@@ -85,11 +85,11 @@ def words() -> Iterator[Word]:
     for name, meaning in CONSTANTS.items():
         yield Word("constant", name, name, meaning)
     for name, (when, default) in EVENTS.items():
-        yield Word("event", name, f"on {name} …", f"{when}; unless the spec says otherwise: {default}")
+        yield Word("event", name, f"on {name} …", f"{when}; default action: {default}")
     for kind, names in (("block", later.KINDS), ("action", later.ACTIONS), ("event", later.EVENTS),
                         ("source", later.SOURCES), ("link", later.LINKS)):  # fmt: skip
         for name in names:
-            yield Word("later", name, name, f"{kind}; this version knows the word and cannot do what it says (X209)")
+            yield Word("later", name, name, f"{kind}; reserved, and not supported by this version (X209)")
 
 
 def _choices(word: str) -> Iterator[Word]:

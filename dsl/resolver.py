@@ -79,7 +79,7 @@ class _Resolver:
             return
         section.broken |= block.body.broken
         if depth > _DEEPEST:
-            hint = "the language has blocks inside blocks, and none inside those"
+            hint = "the language has only two levels of blocks"
             self.diagnostics.error("X130", "blocks are nested too deeply", block.span, hint=hint)
             section.broken = True
             return
@@ -146,7 +146,7 @@ class _Resolver:
         return True
 
     def _again(self, what: str, span: Span, first: Span) -> None:
-        message = f"{what} is given twice in one file, and the later one counts"
+        message = f"{what} is given twice in one file, and the later value counts"
         self.diagnostics.warning("W205", message, span, hint="keep one", notes=[("the first is here", first)])
 
     def _twice(

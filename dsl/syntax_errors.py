@@ -42,7 +42,7 @@ def _missing_value(m: Misfit) -> Explanation | None:
     if not m.accepts >= VALUES or m.token.type not in ENDS:
         return None
     if m.before.type in OPERATORS or m.before.type in ("_EQ", "_ARROW", "_COLON", "_TO"):
-        return mistake("X106", f"there is no value behind `{m.before.text}`", m.behind, "write the value here")
+        return mistake("X106", f"there is no value after `{m.before.text}`", m.behind, "write the value here")
     if m.token.type == "_COMMA":
         fix_at = Span(m.token.source, m.before.end, m.token.end)
         fix = "" if m.before.type != "LPAR" else None  # the call may have been meant to end there
@@ -59,7 +59,7 @@ def _word_behind_number(m: Misfit) -> Explanation | None:
     both = before.span.to(token.span)
     if isinstance(before.value, Quantity):
         if before.text.endswith("B") and word in UNIT_WORDS:
-            message = "a multiplier touches its number; apart from it, `B` means bytes"
+            message = "`B` after a space means bytes; a multiplier follows its number without a space"
             return mistake("X107", message, both, f"write `{digits}B {word}`", fix=f"{digits}B {word}")
         if word in UNIT_WORDS:
             return mistake("X107", f"this number has two units, the second is `{word}`", token.span, "keep one")
@@ -68,7 +68,13 @@ def _word_behind_number(m: Misfit) -> Explanation | None:
         return None
     sign = word if word in MULTIPLIERS else _MULTIPLIERS_IN_WORDS.get(word.lower())
     if sign is not None:
-        return mistake("X107", "a multiplier touches its number", both, f"write `{digits}{sign}`", fix=digits + sign)
+        return mistake(
+            "X107",
+            "a multiplier follows its number without a space",
+            both,
+            f"write `{digits}{sign}`",
+            fix=digits + sign,
+        )
     meant = near_unit(word)
     hint = f"did you mean `{meant}`?" if meant else _UNITS
     sure = certain_unit(word)
@@ -100,7 +106,7 @@ def _unit_behind_name(m: Misfit) -> Explanation | None:
     if token.type != "NAME" or token.text not in UNIT_WORDS or before.type not in ("NAME", "RPAR"):
         return None
     hint = f"multiply: `{before.text} * 1 {token.text}`" if before.type == "NAME" else f"multiply by `1 {token.text}`"
-    message = f"the unit `{token.text}` stands behind no number"
+    message = f"the unit `{token.text}` has no number before it"
     return mistake("X107", message, token.span, hint, fix=f"* 1 {token.text}")
 
 
@@ -111,7 +117,7 @@ def _string_behind_name(m: Misfit) -> Explanation | None:
     alone = m.after.type in ENDS
     whole = Span(m.token.source, m.before.end, m.token.end)
     fix = f"({m.token.text})" if alone else None
-    return mistake("X101", "arguments stand in parentheses", m.token.span, hint, fix=fix, fix_at=whole)
+    return mistake("X101", "arguments are written in parentheses", m.token.span, hint, fix=fix, fix_at=whole)
 
 
 def _point(m: Misfit) -> Explanation | None:

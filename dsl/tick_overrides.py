@@ -50,7 +50,7 @@ def set_event(override: Override, tree: Tree, reading: Reading, evaluator: Evalu
         known = list(dict.fromkeys(each.event.text for each in events if each.event is not None))
         meant = closest(name, known)
         hint = f"did you mean `{meant}`?" if meant else None
-        notes = [] if meant else [(f"it has {', '.join(f'`on {each}`' for each in known) or 'none'}", None)]
+        notes = [] if meant else [(f"the spec has {', '.join(f'`on {each}`' for each in known) or 'none'}", None)]
         message = f"the spec has no `on {name}`" if name else "`on` needs the name of an event"
         diagnostics.error("X217", message, place, hint=hint, notes=notes)
         return
@@ -60,8 +60,8 @@ def set_event(override: Override, tree: Tree, reading: Reading, evaluator: Evalu
         return
     if not _set_action(reactions, addresses, rest, override, reading, evaluator, diagnostics):
         listed = ", ".join(f"`on.{name}.{each}.SETTING`" for each in addresses.all())
-        message = f"`{_path(override).text}` is no setting: what is done on an event stands in the spec"
-        diagnostics.error("X217", message, _path(override), hint=f"there are {listed}")
+        message = f"`{_path(override).text}` is not a setting of an action of this event"
+        diagnostics.error("X217", message, _path(override), hint=f"the spec has {listed}")
 
 
 def _set_action(
@@ -104,7 +104,7 @@ def _ambiguous(
     hint = f"write {' or '.join(f'`{name}`' for name in names)}"
     notes = [(f"`{name}`", reactions[number].span) for name, (number, _) in zip(names, places, strict=True)]
     path = _path(override)
-    diagnostics.error("X217", f"`{path.text}` may mean {len(places)} of them", path, hint=hint, notes=notes)
+    diagnostics.error("X217", f"`{path.text}` is ambiguous: {len(places)} actions match", path, hint=hint, notes=notes)
 
 
 def _path(override: Override) -> Span:

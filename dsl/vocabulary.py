@@ -7,9 +7,9 @@ STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     "setting": ("name = expression", "gives a setting of the enclosing block"),
     "block": (
         "kind label { … }",
-        "a block; the body may be left out. A second block of the same kind adds to the first: later settings win, one "
-        "by one. Blocks of `dataset` with different names are different things. Where a block has been given its label "
-        "once, it need not be repeated",
+        "a block; the body may be left out. A second block of the same kind adds to the first: the later value of each "
+        "setting counts. Blocks of `dataset` with different names are different datasets. A label that has been given "
+        "once need not be repeated",
     ),
     "let": ("let name = expression", "a constant of this file, at top level"),
     "param": (
@@ -18,25 +18,25 @@ STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "include": (
         'include "path"',
-        "the statements of another spec, found relative to this file; later statements override it",
+        "the statements of another spec, relative to this file; later statements override them",
     ),
     "use": (
         'use "path.py", use package.module',
-        "makes sources and collators of your own known: a file, found relative to this one, or a module that Python "
-        "finds. It is read, and imported only by a run",
+        "declares your own sources and collators: a Python file, relative to this one, or a module on Python's "
+        "path. It is imported only by a run",
     ),
-    "collate": ("collate = link -> link", "the chain that makes rows of documents"),
-    "every": ("every amount action then action", "a tick; `every step` is `every 1 step`"),
-    "on": ("on event action then action", "a reaction to an event; `on nan(n)`: to n in a row"),
+    "collate": ("collate = link -> link", "the chain of functions that turns documents into batches"),
+    "every": ("every amount action then action", "a tick: actions that are repeated; `every step` is `every 1 step`"),
+    "on": ("on event action then action", "a reaction to an event; `on nan(n)`: to n non-finite steps in a row"),
 }
 
 FUNCTIONS: Final[dict[str, tuple[str, str]]] = {
     "min": ("min(a, b, …)", "the smallest; all with the same unit"),
     "max": ("max(a, b, …)", "the largest; all with the same unit"),
-    "round": ("round(a), round(a, digits)", "the nearest number, of whole digits or of so many; the unit stays"),
-    "ceil": ("ceil(a)", "rounded up; the unit stays"),
-    "floor": ("floor(a)", "rounded down; the unit stays"),
-    "sqrt": ("sqrt(a)", "the root of a plain number"),
+    "round": ("round(a), round(a, digits)", "rounded to a whole number, or to that many digits; keeps the unit"),
+    "ceil": ("ceil(a)", "rounded up; keeps the unit"),
+    "floor": ("floor(a)", "rounded down; keeps the unit"),
+    "sqrt": ("sqrt(a)", "the square root of a plain number"),
     "env": ('env("NAME"), env("NAME", default)', "an environment variable; with a default, of the default's type"),
 }
 
@@ -46,26 +46,26 @@ UNITS: Final[dict[tuple[str, ...], str]] = {
     ("epoch", "epochs"): "passes over the training data",
     ("sample", "samples"): "samples of the data; no setting counts them in this version",
     ("s", "min", "h", "d"): "time: seconds, minutes, hours, days",
-    ("B", "KiB", "MiB", "GiB"): "bytes, and 2^10, 2^20, 2^30 of them; apart from its number, `B` means bytes",
+    ("B", "KiB", "MiB", "GiB"): "bytes, and 2^10, 2^20, 2^30 bytes; `B` means bytes only after a space",
     ("%",): "a share",
 }
 
 MULTIPLIERS: Final[dict[tuple[str, ...], str]] = {
-    ("k", "M", "B", "T"): "10^3, 10^6, 10^9, 10^12; touches its number: `8k` is 8,000",
-    ("Ki", "Mi", "Gi"): "2^10, 2^20, 2^30; touches its number: `8Ki` is 8,192",
+    ("k", "M", "B", "T"): "10^3, 10^6, 10^9, 10^12; follows its number without a space: `8k` is 8,000",
+    ("Ki", "Mi", "Gi"): "2^10, 2^20, 2^30; follows its number without a space: `8Ki` is 8,192",
 }
 
 CONSTANTS: Final[dict[str, str]] = {
-    "true": "yes, of a setting that is `true` or `false`",
-    "false": "no, of a setting that is `true` or `false`",
+    "true": "value of a setting that is `true` or `false`",
+    "false": "value of a setting that is `true` or `false`",
     "none": "switches off what a setting controls, where it may be `none`",
-    "auto": "derived by the planner; the plan shows what it came to and why",
+    "auto": "derived by the planner; the plan shows the value and why",
 }
 
 # Event → (when it occurs, what happens unless the spec says otherwise)
 EVENTS: Final[dict[str, tuple[str, str]]] = {
     "finish": (
-        "the budget is used up", "`checkpoint`; it is added in front of what the spec says if that has none"
+        "the budget is used up", "`checkpoint`; added before the actions of the spec if they have none"
     ),
     "sigterm": ("a rank or the launcher got SIGTERM", "`checkpoint then stop`"),
     "sigint": ("Ctrl-C", "`checkpoint then stop`"),
@@ -74,12 +74,12 @@ EVENTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "time_limit": ("the time of `launch.time_limit` is over", "`checkpoint then stop`"),
     "stop_at": ("the step of `launch.stop_at` or `launch.stop_after` is reached", "`checkpoint then stop`"),
-    "stop_file": ("there is a file where `launch.stop_file` says", "`checkpoint then stop`"),
-    "loss_spike": ("the loss rises far above the last ones; see `alerts.loss_spike`", "the alert alone"),
-    "slow": ("steps take much longer than before; see `alerts.slow`", "the alert alone"),
-    "starvation": ("ranks wait for rows; see `alerts.starvation`", "the alert alone"),
-    "memory": ("a rank holds more than is planned; see `alerts.memory`", "the alert alone"),
-    "disk": ("the run's file system is nearly full; see `alerts.disk`", "the alert alone"),
-    "stalled": ("nothing gets on, because of some ranks; see `alerts.stalled`", "the alert alone"),
-    "nan": ("loss or gradient norm is not a number, in n steps in a row with `nan(n)`", "`stop`, as a failure"),
+    "stop_file": ("the file of `launch.stop_file` exists", "`checkpoint then stop`"),
+    "loss_spike": ("the loss rises far above recent losses; see `alerts.loss_spike`", "only the alert"),
+    "slow": ("steps take much longer than usual; see `alerts.slow`", "only the alert"),
+    "starvation": ("ranks wait for data; see `alerts.starvation`", "only the alert"),
+    "memory": ("a rank uses more memory than planned; see `alerts.memory`", "only the alert"),
+    "disk": ("the run's file system is nearly full; see `alerts.disk`", "only the alert"),
+    "stalled": ("some ranks make no progress; see `alerts.stalled`", "only the alert"),
+    "nan": ("loss or gradient norm is NaN or infinite; with `nan(n)` in n steps in a row", "`stop`: the run fails"),
 }  # fmt: skip

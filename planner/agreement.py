@@ -97,7 +97,7 @@ def _sum(traffic: Iterable[Traffic], axis: str = "", op: str = "") -> tuple[int,
 
 def _check(id: str, sizes: list[Compared], counts: list[Compared] | None = None) -> Check:
     size = max(sizes, key=lambda each: each.apart)
-    text = f"closed form {bytes_text(size.closed)}, trace {bytes_text(size.traced)}"
+    text = f"formula {bytes_text(size.closed)}, trace {bytes_text(size.traced)}"
     apart = size.apart
     if counts is not None:
         count = max(counts, key=lambda each: each.apart)

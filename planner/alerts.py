@@ -38,7 +38,7 @@ def alert_reasons(spec: Spec) -> dict[str, tuple[Any, str]]:
         return {}
     seconds = stalled_seconds(spec)
     assert seconds is not None
-    why = "before ranks are given up" if seconds == STALLED else "half of fault_tolerance.stuck"
+    why = "before `stuck` ends the run" if seconds == STALLED else "half of fault_tolerance.stuck"
     return {"alerts.stalled": (Quantity(seconds, "seconds"), why)}
 
 
@@ -101,26 +101,26 @@ def check_alerts(spec: Spec, found: Findings) -> None:
             continue
         actions = actions_on(spec.events, name)
         if getattr(spec.alerts, name) is None:
-            message = f"on {name}: nothing can cause it, alerts.{name} is none"
-            found.fail(rule, "X610", path, message, "leave that setting out, or leave the reaction out")
+            message = f"on {name} can never occur: alerts.{name} is none"
+            found.fail(rule, "X610", path, message, "remove that setting, or remove the reaction")
         elif name == "memory" and device_kind(spec) == "cpu":
-            message = "on memory: nothing can cause it, as the plan has no figure that is comparable on a CPU"
-            found.fail(rule, "X610", path, message, "leave the reaction out")
+            message = "on memory can never occur: on a CPU there is no planned memory to compare with"
+            found.fail(rule, "X610", path, message, "remove the reaction")
         elif name == "stalled" and not all(isinstance(action, NotifyAction) for action in actions):
-            message = "on stalled does more than notify, and ranks that do not get on can do nothing together"
-            hint = 'write `on stalled notify("…")`; what ends such a run is fault_tolerance.stuck'
+            message = "on stalled has other actions than notify, which need all ranks, and stalled ranks do not respond"
+            hint = 'write `on stalled notify("…")`; fault_tolerance.stuck ends such a run'
             found.fail(rule, "X617", path, message, hint)
         elif any(isinstance(action, RequeueAction) for action in actions):
-            message = f"on {name} asks for requeue, but a job goes back into the queue when it is told to leave"
-            found.fail(rule, "X611", path, message, "leave it out, as in `on disk checkpoint then stop`")
+            message = f"on {name} has the action requeue, but a job is requeued when its run stops"
+            found.fail(rule, "X611", path, message, "remove it, as in `on disk checkpoint then stop`")
         else:
-            found.passed(rule, f"{name} can occur, and all of its actions be done")
+            found.passed(rule, f"{name} can occur, and all of its actions are possible")
     chosen, stuck = spec.alerts.stalled, spec.fault_tolerance.stuck
     if not isinstance(chosen, Quantity) or stuck is None:
         return
     if chosen.value < stuck.value:
         found.passed("alerts.stalled", f"raised {seconds_text(stuck.value - chosen.value)} before the run is ended")
         return
-    message = f"stalled {chosen} is never told: after {seconds_text(stuck.value)} without progress the run is ended"
-    hint = "use less than fault_tolerance.stuck, or leave it out"
+    message = f"stalled {chosen} is never raised: after {seconds_text(stuck.value)} without progress the run is ended"
+    hint = "use less than fault_tolerance.stuck, or remove the setting"
     found.warn("alerts.stalled", "W607", "alerts.stalled", message, hint)

@@ -116,7 +116,7 @@ def derive_arithmetic(spec: Spec, mesh: Mesh, found: Findings, counted: Counts |
     if counted is not None:
         batch = batch.counted(counted.epoch_rows, done_steps=counted.done_steps, done_rows=counted.done_rows)
     if batch.steps is None:
-        found.unknown("schedule.budget", f"{budget}: the number of steps is known once the data is counted")
+        found.unknown("schedule.budget", f"{budget}: the number of steps is known only when the data has been counted")
     else:
         found.passed("schedule.budget", f"{budget} = {batch.steps:,} steps of {shares.tokens_per_step:,} tokens")
     return batch

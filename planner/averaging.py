@@ -38,10 +38,12 @@ def check_average(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         return
     every, steps = spec.ema.every, batch.steps
     if every > steps:
-        message = f"every {every:,} steps never comes: the run has {steps:,}, and its average takes in nothing"
+        message = (
+            f"every {every:,} steps is never reached: the run has {steps:,} steps, and the average is never updated"
+        )
         found.warn("ema.every", "W605", "ema.every", message, f"use {steps} or fewer")
     else:
-        found.passed("ema.every", f"the average takes in the weights of {plural(steps // every, 'step')}")
+        found.passed("ema.every", f"the average has {plural(steps // every, 'update')}")
 
 
 def update_text(run: Resolved) -> str:

@@ -45,15 +45,18 @@ def _check_place(spec: Spec, setting: str, named: str, found: Findings) -> None:
         found.passed(rule, f"{named} holds {'weights' if there == 'weights' else 'a checkpoint'}")
         return
     if there in ("missing", "later"):
-        message = f"{path}: there is nothing at {named}" if there == "missing" else f"{path}: {named} has none yet"
-        found.warn(rule, "W501", path, message, "paths start at the working folder; the run will look again")
+        message = f"{path}: {named} does not exist" if there == "missing" else f"{path}: {named} has no checkpoint yet"
+        found.warn(rule, "W501", path, message, "paths are relative to the working folder; the run looks again")
         return
-    message, hint = f"{path}: {named} is no checkpoint and no run", "give a run, or `ckpt-s…` in it"
+    message, hint = (
+        f"{path}: {named} is neither a checkpoint nor a run",
+        "give a run, or a checkpoint `ckpt-s…` of a run",
+    )
     if there == "weights":
         message = f"{path}: {named} holds weights alone"
-        hint = "begin with them by `pretrained`, or give a full checkpoint (`ckpt-s…`)"
+        hint = "use `pretrained` for weights alone, or give a full checkpoint (`ckpt-s…`)"
     if _may_go_on(spec):
-        found.warn(rule, "W501", path, message, f"{hint}; a run that goes on does not need it")
+        found.warn(rule, "W501", path, message, f"{hint}; a resumed run does not need it")
     else:
         found.fail(rule, "X720", path, message, hint)
 
@@ -73,15 +76,15 @@ def _check_step(spec: Spec, batch: Arithmetic, found: Findings) -> None:
     step = begins_at(Path(origin)) if origin is not None else None
     if step is None:
         return
-    begins = f"{origin} is a state of step {step:,}"
+    begins = f"{origin} is a checkpoint of step {step:,}"
     if batch.steps is not None and step >= batch.steps:
-        message = f"{begins} and the budget ends with step {batch.steps:,}: a run that begins there trains nothing"
+        message = f"{begins} and the budget ends with step {batch.steps:,}: nothing is left to train"
         hint = (
-            f"the steps of the state count: use more, such as `budget = {step + batch.steps} steps`; "
-            "for its weights alone, from step 0: checkpoint.pretrained"
+            f"the steps of the checkpoint count: use more, such as `budget = {step + batch.steps} steps`; "
+            "for the weights alone, from step 0: checkpoint.pretrained"
         )
         found.warn("checkpoint.from", "W608", "experiment.budget", message, hint)
     stop = limit_args(spec.launch, batch).get("stop_at")
     if stop is not None and step >= stop:
-        message = f"{begins} and stop_at is step {stop:,}: a run that begins there stops before its first step"
+        message = f"{begins} and stop_at is step {stop:,}: the run stops before its first step"
         found.warn("checkpoint.from.stop_at", "W608", "launch.stop_at", message, f"use more than {step} steps")

@@ -1,4 +1,4 @@
-"""`fault_tolerance.elastic`: the numbers of ranks a run may go on with, each with the same rows in every step.
+"""`fault_tolerance.elastic`: the world sizes on which the run may continue, each with the same rows in every step.
 
 The axis that is `auto`, fsdp, takes what a world leaves it; the other axes stay. Fewer data ranks take more
 microbatches for the same rows, and so learn the same. Rows of a step are those of the ranks `launch` declares, else of

@@ -65,7 +65,7 @@ def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings
         wrong = next((action for action in actions if isinstance(action, SkipAction | RollbackAction)), None)
         if wrong is not None:
             name = "skip" if isinstance(wrong, SkipAction) else "rollback"
-            message = f"{name} is about steps that are not numbers, and belongs under `on nan`"
+            message = f"{name} concerns non-finite steps, and is only allowed after `on nan`"
             found.fail(f"schedule.{path}.nan", "X612", path, message, f"write `on nan(3) {name}`")
     places = [f"on.{number}" for number, event in enumerate(spec.events) if event.event == "nan"]
     if not places:
@@ -76,11 +76,11 @@ def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings
         return
     policy = on_nan(spec)
     if isinstance(policy.action, SkipAction) and not policy.bears:
-        message = "on nan(1) skip: the first bad step would end the run, and none would be skipped"
+        message = "on nan(1) skip: the first bad step would end the run, and no step would be skipped"
         found.fail("schedule.nan", "X612", path, message, "write `on nan(2) skip` or more, or `on nan stop`")
         return
     if late := [count for count in schedule.bad_steps if count is not None and count > policy.limit]:
-        message = f"on nan({late[0]}) notify never occurs: {bad_step_text(policy)}"
+        message = f"on nan({late[0]}) notify never happens: {bad_step_text(policy)}"
         found.fail("schedule.nan", "X612", path, message, f"write `on nan({policy.limit}) notify(…)`, or fewer")
         return
     found.passed("schedule.nan", bad_step_text(policy))
@@ -101,28 +101,34 @@ def _wrong(actions: tuple[Action, ...]) -> tuple[str, str] | None:
     actions = tuple(action for action in actions if not isinstance(action, NotifyAction))
     deciding = [action for action in actions if isinstance(action, Policy)]
     if any(isinstance(action, CheckpointAction) for action in actions):
-        message = "on nan saves: what is not a number may come from the weights, and `latest` would name them"
-        return message, f"leave `checkpoint` out; the last good one stays the latest. {FORMS.capitalize()}"
+        message = "on nan has `checkpoint`: the weights may be damaged, and `latest` would name them"
+        return message, f"remove `checkpoint`; the last good checkpoint stays the latest. {FORMS.capitalize()}"
     if not deciding:
-        return "on nan does not say what becomes of the run", FORMS
+        return "on nan lacks skip, rollback or stop", FORMS
     if len(actions) > 1:
-        return "on nan does one thing: skip, rollback or stop; every bad step is told of as it is", FORMS
+        return "on nan has exactly one of skip, rollback and stop; bad steps are reported in any case", FORMS
     return None
 
 
 def _check_rollback(spec: Spec, schedule: Schedule, batch: Arithmetic, path: str, found: Findings) -> None:
     rule = "checkpoint.rollback"
     if not spec.checkpoint.enabled:
-        message = "on nan goes back to a checkpoint, and checkpoint.enabled = false saves none"
+        message = "on nan rollback needs a checkpoint, and with checkpoint.enabled = false none is saved"
         found.fail(rule, "X613", path, message, "set checkpoint.enabled = true, or write `on nan(10) skip`")
     elif not saves_periodically(schedule, batch):
-        message = "on nan goes back to a checkpoint, and none is saved along the way"
-        found.warn(rule, "W604", path, message, "add `every 500 steps checkpoint`, with steps that the run has")
+        message = "on nan rollback needs a checkpoint, and none is saved during the run"
+        found.warn(
+            rule,
+            "W604",
+            path,
+            message,
+            "add a tick that comes before the end of the run, such as `every 500 steps checkpoint`",
+        )
     elif spec.checkpoint.keep == 1:
-        message = "on nan goes back to a checkpoint, and one alone is kept: if the fault lies in it, there is no other"
+        message = "on nan rollback has only one checkpoint to go back to: if that is affected, there is no older one"
         found.warn(rule, "W604", path, message, "set checkpoint.keep = 2 or more")
     else:
-        found.passed(rule, "checkpoints are saved along the way, and more than one is kept")
+        found.passed(rule, "checkpoints are saved during the run, and more than one is kept")
 
 
 def saves_periodically(schedule: Schedule, batch: Arithmetic) -> bool:

@@ -115,16 +115,16 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         ends = any(isinstance(action, StopAction) for action in actions) or what.removeprefix("on ") in ENDINGS
         for action in actions:
             if ends and (name := _needs_steps(action)) is not None:
-                message = f"{what} asks for a {name} of the next steps, and the run ends there"
-                hint = "leave it out" if name == "profile" else "write `memory_snapshot` without `history`"
-                found.fail(f"schedule.{path}.ends", "X614", path, message, f"{hint}, or let it recur by itself")
+                message = f"{what} has a {name} of the next steps, and the run ends there"
+                hint = "remove it" if name == "profile" else "write `memory_snapshot` without `history`"
+                found.fail(f"schedule.{path}.ends", "X614", path, message, f"{hint}, or use a tick of its own")
     spans = list(_spans(spec, batch))
     for span in spans:
         rule = f"schedule.{span.path}.length"
         if span.period < span.length:
             message = f"every {span.every} {span.action}: it takes {plural(span.length, 'step')}, and the next one is "
             message += f"due after {span.period}"
-            found.fail(rule, "X615", span.path, message, f"let it recur every {span.length} steps or more")
+            found.fail(rule, "X615", span.path, message, f"use a period of {span.length} steps or more")
         else:
             found.passed(rule, f"{span.action} takes {span.length} of every {plural(span.period, 'step')}")
     sound = [span for span in spans if span.period >= span.length]
@@ -133,7 +133,7 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         step = meeting(one, other, batch.steps) if one.action == other.action else None
         if step is not None and other.path not in told:
             told.add(other.path)
-            message = f"every {other.every} {other.action}: that of every {one.every} is under way at the same time"
+            message = f"every {other.every} {other.action}: that of every {one.every} is still recording then"
             message += f", after step {step:,} for the first time"
             found.fail(f"schedule.{other.path}.alone", "X615", other.path, message, "keep one of them")
 

@@ -205,7 +205,7 @@ def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
         found["collate.pack.align"] = (resolve_align(spec, ring), f"2 · ring {ring} chunks of each document")
     group = packed_together(packing(spec))
     if group and isinstance(packing(spec).group, Auto):
-        found["collate.pack.group"] = (group, "larger ones fill usual rows no better than by 0.01 %")
+        found["collate.pack.group"] = (group, "larger groups fill rows better by at most 0.01 %")
     chain = resolve_chain(spec, ring, layout.size("ulysses"))
     if chain != spec.collate:
         why = f"rows are sharded over cp {spec.parallel.cp.size}" if Shard() in chain else "cp is 1"
@@ -213,9 +213,12 @@ def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
     if spec.parallel.fsdp.sync == "auto" and run.dense_fsdp:
         found["parallel.fsdp.sync"] = (run.sync, _why_sync(run))
     if pp > 1 and isinstance(spec.parallel.fsdp.reshard, Auto):
-        found["parallel.fsdp.reshard"] = (False, "a pipeline comes back to a block once for each microbatch")
+        found["parallel.fsdp.reshard"] = (False, "a pipeline uses a block once for each microbatch")
     if spec.activation.mode == "selective" and isinstance(spec.activation.save, Auto):
-        found["activation.save"] = (resolve_save(spec, layout), "what is dear to compute, or to send, again")
+        found["activation.save"] = (
+            resolve_save(spec, layout),
+            "operations that are expensive to recompute or to send again",
+        )
     return found
 
 

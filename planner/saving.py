@@ -149,13 +149,13 @@ def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findi
     measures = [t for t in schedule.ticks if any(_evaluates(action, best.dataset) for action in t.actions)]
     if best.dataset not in spec.datasets:
         hint = did_you_mean(best.dataset, spec.datasets) or f"datasets: {', '.join(spec.datasets)}"
-        found.fail(rule, "X620", path, f"best follows the loss on {best.dataset}, and no dataset is called that", hint)
+        found.fail(rule, "X620", path, f"best uses the loss on {best.dataset}, and there is no such dataset", hint)
     elif not measures:
         hint = f"add `every 500 steps eval {best.dataset}`"
-        found.fail(rule, "X620", path, f"best follows {best}, and nothing measures it", hint)
+        found.fail(rule, "X620", path, f"best uses {best}, and no tick evaluates it", hint)
     elif batch.steps is not None and not _meet(schedule, measures, best.dataset, batch):
-        message = f"{best} is never measured at a step at which a checkpoint is saved, so none is the best"
-        found.warn(rule, "W602", path, message, f"let `eval {best.dataset}` recur as often as `checkpoint`")
+        message = f"{best} is never evaluated in a step in which a checkpoint is saved, so no checkpoint is the best"
+        found.warn(rule, "W602", path, message, f"evaluate {best.dataset} as often as checkpoints are saved")
     else:
         found.passed(rule, f"{best} is measured where checkpoints are saved")
 

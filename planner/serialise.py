@@ -199,7 +199,7 @@ def from_json(content: Any) -> Plan:
     Raises PlanError for another format, for something that is no plan, and if the id does not fit the content.
     """
     if not isinstance(content, dict) or "format" not in content:
-        raise PlanError("X704", "this is not a plan", "write one with `xtrain plan SPEC --out plan.json`")
+        raise PlanError("X704", "this file is not a plan", "write one with `xtrain plan SPEC --out plan.json`")
     if content["format"] != FORMAT:
         message = f"the plan has format {content['format']}, this version reads {FORMAT}"
         raise PlanError("X704", message, "plan the spec again")
@@ -209,10 +209,10 @@ def from_json(content: Any) -> Plan:
         raise PlanError("X704", f"the plan cannot be read: {error!r}", "plan the spec again") from error
     hint = "change the spec and plan it again"
     if plan_id(plan) != plan.id:
-        raise PlanError("X704", f"the content of the plan no longer has its id {plan.id}", hint)
+        raise PlanError("X704", f"the content of the plan does not match its id {plan.id}", hint)
     views = to_json(plan)
     if drifted := [key for key in VIEWS if content.get(key) != views[key]]:
-        raise PlanError("X704", f"{', '.join(drifted)} of the plan no longer follow from its content", hint)
+        raise PlanError("X704", f"{', '.join(drifted)} of the plan do not match its content", hint)
     return plan
 
 

@@ -68,18 +68,18 @@ def check_events(spec: Spec, found: Findings) -> None:
             continue  # what does not come from outside has rules of its own
         if not occurs(event.event, spec.launch):
             names, example = " or ".join(LIMITS[event.event]), next(iter(LIMITS[event.event].values()))
-            message = f"on {event.event}: nothing can cause it, launch.{names} is not set"
+            message = f"on {event.event} can never occur: launch.{names} is not set"
             found.fail(rule, "X610", path, message, f"add `launch {{ {example} }}`, or leave the reaction out")
         elif all(isinstance(action, SkipAction | RollbackAction) for action in actions):
             continue  # they belong under `on nan`, which is said elsewhere
         elif event.event != "finish" and not (only_tells(actions) or _stops(actions)):
-            message = f"on {event.event} does not stop, but what sends it will end the run"
+            message = f"on {event.event} does not stop the run, which will be ended soon in any case"
             found.fail(rule, "X605", path, message, "add `then stop`")
         elif (message := _misplaced(event.event, actions)) is not None:
             found.fail(rule, "X611", path, message, f"write it last, as in `{REQUEUE}`")
     for number, tick in enumerate(spec.ticks):
         if any(isinstance(action, RequeueAction) for action in tick.actions):
-            message = "a tick asks for requeue, but a job goes back into the queue when its run stops"
+            message = "a tick has the action requeue, but a job is requeued when its run stops"
             found.fail(f"schedule.every.{number}.requeue", "X611", f"every.{number}", message, f"write `{REQUEUE}`")
 
 
@@ -98,9 +98,9 @@ def _misplaced(event: EventName, actions: tuple[Action, ...]) -> str | None:
     if not places:
         return None
     if event == "finish":
-        return "on finish asks for requeue, but a run that has ended has nothing to go on with"
+        return "on finish has the action requeue, but a finished run has nothing left to train"
     if any(not isinstance(action, RequeueAction | StopAction) for action in actions[places[0] :]):
-        return f"on {event}: something stands behind requeue, and Slurm ends the job as soon as it is asked"
+        return f"on {event}: other actions follow requeue, and Slurm ends the job as soon as it is asked"
     return None
 
 
@@ -115,10 +115,10 @@ def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
         rule, path = f"schedule.{name}", f"launch.{name}"
         steps = _limit_of(name, amount, batch)
         if steps is None:
-            found.unknown(rule, f"{name} {amount}: the number of steps is known once the data is counted")
+            found.unknown(rule, f"{name} {amount}: the number of steps is known only when the data has been counted")
         elif batch.steps is not None and steps >= batch.steps:
-            message = f"{name} {amount} comes no sooner than the end of the run, which has {batch.steps:,} steps"
-            found.warn(rule, "W603", path, message, f"use fewer than {batch.steps:,} steps, or leave it out")
+            message = f"{name} {amount} is not before the end of the run, which has {batch.steps:,} steps"
+            found.warn(rule, "W603", path, message, f"use fewer than {batch.steps:,} steps, or remove it")
         else:
             when = f"after step {steps:,}" if name == "stop_at" else f"each start after {plural(steps, 'step')}"
             found.passed(rule, f"the run stops {when}")

@@ -71,11 +71,11 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
     for name in names[1:]:
         if only_tells(events[name]):
             events[name] = (*events[name], CheckpointAction(), StopAction())
-            reasons[f"on.{name}"] = ("checkpoint then stop", "a run that is asked to leave can be resumed")
+            reasons[f"on.{name}"] = ("checkpoint then stop", "a run that is stopped can be resumed")
     events["nan"] = tuple(a for a in actions_on(spec.events, "nan") if not isinstance(a, NotifyAction))
     if not events["nan"]:
         events["nan"] = (StopAction(),)
-        reasons["on.nan"] = ("stop", "what is not a number must not reach the weights")
+        reasons["on.nan"] = ("stop", "NaN or infinity must not reach the weights")
     events |= {name: actions for name in ALERTS if (actions := actions_on(spec.events, name))}
     told = _told_of_bad_steps(spec)
     if not spec.checkpoint.enabled:
@@ -126,10 +126,12 @@ def check_ticks(schedule: Schedule, batch: Arithmetic, launch: Launch, found: Fi
         rule, known = f"schedule.{path or 'default'}", recurring(tick, batch)
         if known.seconds is not None:
             if path:
-                found.passed(rule, f"every {tick.every} fires by the clock")
+                found.passed(rule, f"every {tick.every} depends on the clock")
         elif batch.steps is None or not (known.steps or known.tokens):
             if path:
-                found.unknown(rule, f"every {tick.every}: how often it fires is known once the data is counted")
+                found.unknown(
+                    rule, f"every {tick.every}: how often it happens is known only when the data has been counted"
+                )
         else:
             _check_fires(tick, known, batch, launch, rule, path, found)
 
@@ -141,12 +143,12 @@ def _check_fires(
     steps, each = batch.steps or 0, batch.tokens_per_step
     first, before = next_due(known, 0, each), _unrecorded(tick)
     if first > steps:
-        message = f"every {tick.every} never fires: the run has {steps:,} steps, {batch.tokens:,} tokens"
+        message = f"every {tick.every} never happens: the run has {steps:,} steps, {batch.tokens:,} tokens"
         found.warn(rule, "W601", path, message, f"use {steps} steps or fewer, or `on finish`")
     elif before is not None and first + before >= steps:
         message = f"every {tick.every} profile records nothing: the run has {steps:,} steps, and the first one that "
         message += f"could be recorded is step {first + before + 1:,}"
-        found.warn(rule, "W601", path, message, "let it begin earlier, or with less `wait` and `warmup`")
+        found.warn(rule, "W601", path, message, "let it begin earlier, or use less `wait` and `warmup`")
     elif path:
         count = times_due(known, min(steps, limit_args(launch, batch).get("stop_at", steps)), each)
         found.passed(rule, f"every {tick.every} fires {count:,} times")

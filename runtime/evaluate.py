@@ -88,7 +88,7 @@ def evaluate(
             )
         )
         if not tokens:
-            message = f"eval {dataset}: no token of the rows that were held out counts, so that there is no loss"
+            message = f"eval {dataset}: the held-out rows have no valid token, so there is no loss"
             records.warn(message, step=progress.step)
         metric = f"eval/{dataset}/loss"
         progress.measured[metric] = progress.step, loss

@@ -284,7 +284,7 @@ class Executor:
             if stopping and self.progress.step < total:
                 return "stopped"
         if self.progress.step < total:
-            return self._stop("stop_at", f"the run is to stop after step {last:,} of {total:,}", reactions)
+            return self._stop("stop_at", f"the run stops after step {last:,} of {total:,}", reactions)
         self._check_learned(begun["step"] if begun else 0)
         self._react("finish", reactions)
         self.records.settle(self.progress.step)
@@ -293,7 +293,7 @@ class Executor:
                 durable.write(self._finished, f"{self.progress.step}\n")
             except OSError as error:
                 # Nothing of the training is lost: another start does once more what was to happen at the end.
-                self._warn(f"that the run has finished could not be noted: {error}")
+                self._warn(f"the end of the run could not be recorded: {error}")
         return "done"
 
     def _check_learned(self, first: int) -> None:
@@ -302,10 +302,10 @@ class Executor:
         bad = self.progress.bad
         if bad.last_good > first or self.progress.step == first:
             return
-        steps = f"all {plural(self.progress.step - first, 'step')} of the run were left out"
-        why = ["had no token to learn from"] if bad.empty else []
-        why += ["gave no finite loss and gradient norm"] if bad.in_a_row else []
-        raise NothingLearned(f"{steps}, as they {' or '.join(why)}: nothing was learned, and no model is published")
+        steps = f"all {plural(self.progress.step - first, 'step')} of the run were skipped"
+        why = ["had no valid token"] if bad.empty else []
+        why += ["had a non-finite loss or gradient norm"] if bad.in_a_row else []
+        raise NothingLearned(f"{steps}, as they {' or '.join(why)}: nothing was learned, and no model is saved")
 
     def _total(self, feed: Feed) -> int:
         """The steps of the whole run: as planned, else as many as the data is good for."""

@@ -164,8 +164,8 @@ def prepare_dataset(
         ready = ready or opened_from(plan, node, names) or prepared_from(plan, node, tokenizer)
         if ready.store.key != names[0]:
             raise DataError(
-                f"dataset {dataset}: rank {rank.rank} reads other data than the first rank does",
-                remedy="Give every machine the same files.",
+                f"dataset {dataset}: rank {rank.rank} reads other data than rank 0",
+                remedy="All machines need the same files.",
             )
     assert ready is not None
     _tell_losses(records, ready, oversized)
@@ -179,7 +179,7 @@ def _tell_losses(records: Records, prepared: PreparedDataset, oversized: str) ->
         records.warn(f"dataset {name}: {bad.origin}: {bad.reason}", step=0)
     if more := bad_records.count - len(bad_records.first):
         listed = f"cache/tokens/{prepared.store.folder}/{BAD}"
-        message = f"dataset {name}: {more:,} more bad records, all of them in {listed} below workspace.root"
+        message = f"dataset {name}: {more:,} more bad records, all of them listed in {listed} below workspace.root"
         records.warn(message, step=0)
     for part, rows in (("training", prepared.train_rows), ("hold-out", prepared.heldout_rows)):
         if rows.num_truncated or rows.num_skipped:
@@ -321,7 +321,6 @@ def _tell_repeats(records: Records, phases: tuple[Phase, ...], trained: tuple[Tr
         most = rows if len(trained) == 1 else round(max(phase.shares.get(dataset.name, 0) for phase in phases) * rows)
         if dataset.order.num_rows < most:
             some = f"{most:,}" if len(trained) == 1 else f"up to {most:,} of them"
-            message = (
-                f"dataset {dataset.name} has {dataset.order.num_rows:,} rows, and a step takes {some}: it repeats some"
-            )
+            have = f"dataset {dataset.name} has {dataset.order.num_rows:,} rows"
+            message = f"{have}, and a step takes {some}: some rows are repeated in a step"
             records.warn(message, step=0)

@@ -49,7 +49,7 @@ def _found(plan: Plan, counts: Counts) -> list[Diagnostic]:
     try:
         return [*check_counted(plan, counts)]
     except Unreadable as problem:
-        message = f"what waited for the data could not be checked, as the spec cannot be read here: {problem}"
+        message = f"rules that depend on the data could not be checked, because the spec cannot be read: {problem}"
         return [Diagnostic(severity="warning", code="W705", message=message, span=None)]
 
 

@@ -29,7 +29,8 @@ def hold(directory: Path, name: str) -> IO[str]:
                 lock.close()
                 raise EnvironmentFault(
                     "X707",
-                    f"another process is running in {directory}; wait for it, or name this run with workspace.run",
+                    f"another process is running in {directory}; wait until it ends, or give this run another name "
+                    "with workspace.run",
                 ) from error
             time.sleep(seconds)
         else:

@@ -68,14 +68,17 @@ class ReaderProcesses:
                 found = readers[place].answer()
             except (EOFError, OSError):
                 code = readers[place].end()
-                self.warn(step, f"rank {self.rank.rank}: the process that read step {step + 1} ended ({_how(code)})")
+                self.warn(
+                    step,
+                    f"rank {self.rank.rank}: the data worker for step {step + 1} died ({_how(code)}) and was replaced",
+                )
                 readers[place] = Reader(recipe)
                 readers[place].ask(step)
                 continue
             if isinstance(found, BaseException):
                 raise found
             return found
-        message = f"rank {self.rank.rank}: processes that read step {step + 1} ended {ATTEMPTS} times in a row"
+        message = f"rank {self.rank.rank}: data workers for step {step + 1} died {ATTEMPTS} times in a row"
         raise EnvironmentFault("X714", message)
 
     def _recipe(self) -> bytes:

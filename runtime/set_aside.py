@@ -28,9 +28,9 @@ class SetAside:
 
     def text(self) -> str:
         """For people, in lines."""
-        where = f"at step {self.step:,}" if self.step else "which has no whole checkpoint"
-        lines = [f"the run that was here, {where}, is set aside in {self.directory}: {self.reason}"]
-        return "\n".join([*lines, *([f"  to go on with it: {self.command}"] if self.command else [])])
+        where = f"at step {self.step:,}" if self.step else "without a complete checkpoint"
+        lines = [f"the earlier run in this directory, {where}, was moved to {self.directory}: {self.reason}"]
+        return "\n".join([*lines, *([f"  to resume that run: {self.command}"] if self.command else [])])
 
     def event(self, attempt: str) -> SetAsideEvent:
         """For the file of the start that has moved it."""
@@ -65,7 +65,7 @@ def _reason(plan: Plan, latest: Entry | None) -> str:
     if not args["resume"]:
         return "checkpoint.resume = false"
     began = origin_of(latest) if latest else None
-    return f"it began {f'from {began}' if began else 'at step 0'}, and this start begins from {args['origin']}"
+    return f"it started {f'from {began}' if began else 'at step 0'}, and this run starts from {args['origin']}"
 
 
 def _command(plan: Plan, beside: Path, origin: str | None) -> str:

@@ -122,13 +122,13 @@ def _empty(progress: Progress, limit: int | None) -> Exception:
     bad = progress.bad
     bad.empty += 1
     if limit is None:
-        return SkipStep("no rank has a token to learn from")
+        return SkipStep("no rank has a valid token")
     if bad.empty < limit:
-        return SkipStep(f"no rank has a token to learn from; {bad.empty} in a row of {limit}")
-    since = f"step {bad.last_good:,} was the last to learn" if bad.last_good else "no step has learned anything"
+        return SkipStep(f"no rank has a valid token; {bad.empty} in a row of {limit}")
+    since = f"step {bad.last_good:,} was the last with a valid token" if bad.last_good else "no step had a valid token"
     return NothingLearned(
-        f"{plural(limit, 'step')} in a row without a token to learn from ({since}): the labels of all rows are masked, "
-        "by a collator or by `train_on`, or the rows are padding; if that is as it should be, raise "
+        f"{plural(limit, 'step')} in a row without a valid token ({since}): the labels of all rows are masked, "
+        "by a collator or by `train_on`, or the rows are padding; if this is intended, raise "
         f"`fault_tolerance {{ empty_steps = {limit} }}`"
     )
 

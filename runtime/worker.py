@@ -92,7 +92,7 @@ def planned(directory: Path, plan_id: str) -> Plan:
         if time.monotonic() > deadline:
             where = f"{directory}, seen from {Path.cwd()} on {socket.gethostname()},"
             raise EnvironmentFault(
-                "X706", f"{where} does not hold the plan of this start: all machines need one folder"
+                "X706", f"{where} does not hold the plan of this start: all machines need a shared run directory"
             )
         time.sleep(0.2)
 

@@ -125,7 +125,7 @@ class Health:
     def in_words(self) -> str:
         """`a sum takes 0.6 ms; rank 3 came last, after 1.2 ms`."""
         late = "" if self.slowest is None else f"; rank {self.slowest} came last, after {brief(self.late_seconds)}"
-        return f"a sum takes {brief(self.seconds)}{late}"
+        return f"an all-reduce takes {brief(self.seconds)}{late}"
 
 
 @frozen(kw_only=True)
@@ -279,4 +279,4 @@ class Restart:
         place = f"from step {self.step:,}" if self.step else "from the beginning"
         world = f" on {plural(self.world, 'rank')}" if self.world else ""
         count = "" if self.number is None else f"{self.number} of {self.of}  " if self.of else f"{self.number}  "
-        return f"{count}{self.reason}; goes on {place}{world}"
+        return f"{count}{self.reason}; continues {place}{world}"

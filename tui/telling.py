@@ -66,7 +66,7 @@ def _run_start(record: Record) -> Iterator[Told]:
     parts = [start.name or start.run_id, f"attempt {start.attempt}"]
     if start.world_size:
         parts.append(f"{plural(start.world_size, 'rank')} on {start.device or 'unknown devices'}")
-    parts.append(f"{start.steps} steps" if start.steps else "open end")
+    parts.append(f"{start.steps} steps" if start.steps else "unknown length")
     if start.resumed_step is not None:
         parts.append(f"resumed at step {start.resumed_step}")
     yield Told("run", "", "  ".join(parts))

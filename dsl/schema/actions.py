@@ -19,7 +19,7 @@ class EvalAction:
 
     dataset: str
     batches: int | Auto | None = setting(
-        "how much: so many times the rows of a step; auto: steps // 20, at least 1; none: the whole hold-out",
+        "batches to evaluate, each of the rows of a step; auto: steps // 20, at least 1; none: the whole hold-out",
         default=AUTO,
         check=at_least(1),
         role=Role.CADENCE,
@@ -39,18 +39,23 @@ class GenerateAction:
         "texts to continue; special tokens may be written by name", role=Role.CADENCE, example='["def "]'
     )
     tokens: int = setting("tokens to add to each prompt", default=64, check=at_least(1), role=Role.CADENCE)
-    temperature: float = setting("0 takes the likeliest token", default=0.8, check=not_negative, role=Role.CADENCE)
+    temperature: float = setting(
+        "sampling temperature; 0 takes the most likely token", default=0.8, check=not_negative, role=Role.CADENCE
+    )
     top_p: float = setting(
-        "share of the probability that is sampled from", default=0.95, check=between(0.01, 1), role=Role.CADENCE
+        "nucleus sampling: share of the probability to sample from",
+        default=0.95,
+        check=between(0.01, 1),
+        role=Role.CADENCE,
     )
 
 
 @frozen
 class HealthAction:
-    """`health { limit = 60 s }`: a sum over all ranks, timed; who comes last is told, who does not come is named."""
+    """`health { limit = 60 s }`: a timed all-reduce that reports which rank came last, and which did not respond."""
 
     limit: Quantity = setting(
-        "time after which a rank that has not come is named and the run is ended",
+        "time after which ranks that have not responded are reported and the run is ended",
         default=Quantity(60, "seconds"),
         units=("seconds",),
         check=positive,
@@ -65,20 +70,20 @@ class StopAction:
 
 @frozen
 class RequeueAction:
-    """`requeue`: ask Slurm to start the job again, where it is one; what was saved before is what it goes on from."""
+    """`requeue`: ask Slurm to requeue the job; the run then resumes from its last checkpoint."""
 
 
 @frozen
 class SkipAction:
-    """`skip`: leave out steps whose loss or gradient norm is not a number, and fail at the n-th in a row."""
+    """`skip`: skip steps with a non-finite loss or gradient norm, and fail at the n-th in a row."""
 
 
 @frozen
 class RollbackAction:
-    """`rollback { times = 3 }`: go back to the last good checkpoint, and on with the data behind the failure."""
+    """`rollback { times = 3 }`: go back to the last good checkpoint, and continue with the data after the failure."""
 
     times: int = setting(
-        "how often in a run; then it fails and says what has been tried",
+        "rollbacks in a run, after which the run fails",
         default=3,
         check=at_least(1),
         role=Role.EXECUTION,
@@ -90,45 +95,45 @@ class ProfileAction:
     """`profile { active = 3 }`: time every operation of some steps, into a trace and a summary of each rank."""
 
     wait: int = setting(
-        "steps that pass first, so that what else happened at the same time is over",
+        "steps to wait first, so that other actions of the same tick are over",
         default=1,
         check=not_negative,
         role=Role.CADENCE,
     )
     warmup: int = setting(
-        "steps that are timed and thrown away behind those, as the first ones under a profiler are slower",
+        "steps that are profiled and discarded after that, as a profiler is slow at first",
         default=1,
         check=not_negative,
         role=Role.CADENCE,
     )
-    active: int = setting("steps that are recorded then", default=3, check=between(1, 100), role=Role.CADENCE)
+    active: int = setting("steps to record", default=3, check=between(1, 100), role=Role.CADENCE)
     ranks: int | Literal["first", "all"] | Auto = setting(
-        "how many ranks are recorded, evenly spread; auto: 8, or one of every pipeline coordinate if those are more",
+        "how many ranks are recorded, evenly spread; auto: 8, or one per pipeline rank if those are more",
         default=AUTO,
         check=at_least(1),
         role=Role.CADENCE,
         example="2",
     )
-    shapes: bool = setting("also the shapes that operations are given", default=False, role=Role.CADENCE)
+    shapes: bool = setting("also record the shapes of the inputs of operations", default=False, role=Role.CADENCE)
     stacks: bool = setting(
-        "also the lines of Python that call them, in traces some times as large", default=False, role=Role.CADENCE
+        "also record Python stack traces; traces become several times as large", default=False, role=Role.CADENCE
     )
-    memory: bool = setting("also what is allocated and let go of", default=False, role=Role.CADENCE)
+    memory: bool = setting("also record allocations and frees", default=False, role=Role.CADENCE)
 
 
 @frozen
 class MemorySnapshotAction:
-    """`memory_snapshot`: what a rank holds by what it is for, beside what the plan says of it."""
+    """`memory_snapshot`: memory of a rank by category, compared with the plan."""
 
     ranks: int | Literal["first", "all"] | Auto = setting(
-        "how many ranks are looked at, evenly spread; auto: 8, or one of every pipeline coordinate if those are more",
+        "how many ranks write a snapshot, evenly spread; auto: 8, or one per pipeline rank if those are more",
         default=AUTO,
         check=at_least(1),
         role=Role.CADENCE,
         example="2",
     )
     history: int | Auto = setting(
-        "steps for which a GPU's allocator writes down what it gives and takes, before the snapshot; auto: 1 on a GPU",
+        "steps for which allocations on a GPU are recorded before the snapshot; auto: 1 on a GPU",
         default=AUTO,
         check=between(0, 100),
         role=Role.CADENCE,
@@ -138,7 +143,7 @@ class MemorySnapshotAction:
 
 @frozen
 class NotifyAction:
-    """`notify("COMMAND")`: a command for the shell, run by the first rank beside training; no step waits for it.
+    """`notify("COMMAND")`: a shell command that rank 0 runs in the background; training does not wait for it.
 
     What it is about is in its environment: `XTRAIN_ALERT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more.
     """
@@ -168,7 +173,7 @@ class Tick:
 
     actions: tuple[Action, ...]
     every: Quantity = setting(
-        "how often; a share is one of the budget",
+        "how often; a percentage is a share of the budget",
         units=("steps", "tokens", "epochs", "seconds", "%"),
         check=positive,
         role=Role.CADENCE,
@@ -201,8 +206,8 @@ class Event:
     event: EventName
     actions: tuple[Action, ...]
     count: int | None = setting(
-        "the n of `nan(n)`: so many steps in a row, of which all but the last are left out; unless given 10 for "
-        "`skip`, else 1",
+        "the n of `nan(n)`: the action happens at the n-th such step in a row, those before are skipped; default "
+        "10 for `skip`, else 1",
         default=None,
         check=at_least(1),
         role=Role.EXECUTION,

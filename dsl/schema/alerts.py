@@ -8,40 +8,40 @@ from .setting import AUTO, Auto, Range, Role, positive, setting, share
 
 @frozen
 class Alerts:
-    """`alerts { … }`: what a run raises an alert about, and from when on; `on … notify("command")` sends it somewhere.
+    """`alerts { … }`: thresholds of alerts; `on … notify("command")` forwards an alert.
 
     Each is raised once and taken back when it is over. A loss or gradient norm that is not a number always is one.
     """
 
     loss_spike: float | None = setting(
-        "robust standard deviations that a step's loss lies above the median of the last 100 steps",
+        "raised if the loss of a step is so many robust standard deviations above the median of 100 steps",
         default=6.0,
         check=positive,
         role=Role.CADENCE,
     )
     slow: float | None = setting(
-        "times the median of the last 100 steps that five steps in a row take",
+        "raised if five steps in a row take so many times the median of the last 100 steps",
         default=2.0,
         check=Range(above=1),
         role=Role.CADENCE,
     )
     starvation: Quantity | None = setting(
-        "share of the time of steps that is spent waiting for rows",
+        "raised if this share of the step time is spent waiting for data",
         default=Quantity(30, "%"),
         units=("%",),
         check=Range(low=1, high=100, percent=True),
         role=Role.CADENCE,
     )
     memory: Quantity | None = setting(
-        "share of the memory that a rank is planned to hold; of GPUs only",
+        "raised if a rank uses this share of its planned memory; on GPUs only",
         default=Quantity(105, "%"),
         units=("%",),
         check=positive,
         role=Role.CADENCE,
     )
     disk: Quantity | None = setting(
-        "least of the run's file system that is to be free, also if a checkpoint would not fit; a share asks for no "
-        "more than 10 checkpoints take, or 100 GiB if that is more",
+        "raised if less of the run's file system is free, or if a checkpoint would not fit; a share means at most "
+        "the size of 10 checkpoints, or 100 GiB if that is more",
         default=Quantity(5, "%"),
         units=("%", "bytes"),
         check=share,
@@ -49,7 +49,7 @@ class Alerts:
         example="50 GiB",
     )
     stalled: Quantity | Auto | None = setting(
-        "time without progress after which ranks are named; auto: 60 s, or half of `fault_tolerance.stuck` if shorter",
+        "raised after this time without progress; auto: 60 s, or half of `fault_tolerance.stuck` if shorter",
         default=AUTO,
         units=("seconds",),
         check=positive,

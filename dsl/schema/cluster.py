@@ -13,14 +13,14 @@ ACCELERATORS = ("a100", "h100", "h200", "b200")
 
 @frozen
 class Cluster:
-    """`cluster h100 { … }`: the machines, so that memory and time can be held against them; without it, unknown."""
+    """`cluster h100 { … }`: the machines, to estimate memory, time and cost; without this block these are unknown."""
 
     preset: Preset
     nodes: int | Auto = setting(
-        "number of machines there are; auto: as many as launch uses", default=AUTO, check=at_least(1), role=Role.MESH
+        "number of available nodes; auto: as many as `launch` uses", default=AUTO, check=at_least(1), role=Role.MESH
     )
     devices: int | Auto = setting(
-        "devices of a machine; auto: as many as launch uses", default=AUTO, check=at_least(1), role=Role.MESH
+        "devices per node; auto: as many as `launch` uses", default=AUTO, check=at_least(1), role=Role.MESH
     )
     memory: Quantity | Auto = setting(
         "memory of a device; auto: that of the preset",
@@ -31,7 +31,7 @@ class Cluster:
         example="80 GiB",
     )
     flops: float | Auto = setting(
-        "operations a second of a device in dense products of the compute format, in the plan and for MFU of the run; "
+        "peak dense FLOP/s of a device in the compute format, for the plan and for the MFU of the run; "
         "auto: the data sheet of the preset, and in the run that of the device which is there",
         default=AUTO,
         check=positive,
@@ -39,7 +39,7 @@ class Cluster:
         example="989T",
     )
     efficiency: Quantity | Auto = setting(
-        "share of these operations that a step reaches while it computes; auto: 40% to 60%, an assumption",
+        "share of the peak FLOP/s that a step reaches while it computes; auto: 40% to 60%, an assumption",
         default=AUTO,
         units=("%",),
         check=share,
@@ -47,7 +47,7 @@ class Cluster:
         example="45%",
     )
     link: Quantity | Auto = setting(
-        "bytes a second that a device sends inside its machine; auto: that of the preset",
+        "bandwidth of a device inside its node, bytes per second; auto: that of the preset",
         default=AUTO,
         units=("bytes",),
         check=positive,
@@ -55,7 +55,7 @@ class Cluster:
         example="419 GiB",
     )
     network: Quantity | Auto = setting(
-        "bytes a second that a device sends to other machines; auto: that of the preset",
+        "bandwidth of a device to other nodes, bytes per second; auto: that of the preset",
         default=AUTO,
         units=("bytes",),
         check=positive,
@@ -63,7 +63,7 @@ class Cluster:
         example="46 GiB",
     )
     price: float | None = setting(
-        "price of a device for an hour, in the currency you think in; none: no cost is shown",
+        "price of a device per hour, in any currency; none: no cost is shown",
         default=None,
         check=positive,
         role=Role.EXECUTION,

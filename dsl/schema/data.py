@@ -11,33 +11,33 @@ from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, 
 
 @frozen
 class PythonStdlib:
-    """`python_stdlib()`: the top-level modules of the running interpreter's standard library, a document each."""
+    """`python_stdlib()`: the modules of Python's standard library, one document each."""
 
 
 @frozen
 class Text:
-    """`text("data/*.txt", …)`: files of plain UTF-8 text, a document each (also .gz and .zst)."""
+    """`text("data/*.txt", …)`: files of plain UTF-8 text, one document each (also .gz and .zst)."""
 
     patterns: tuple[str, ...] = label(check=file_path)
 
 
 @frozen
 class JsonLines:
-    """`jsonl("data/*.jsonl", …)`: files with a JSON object a line (also .gz and .zst), a record each."""
+    """`jsonl("data/*.jsonl", …)`: files with one JSON object per line (also .gz and .zst), one record each."""
 
     patterns: tuple[str, ...] = label(check=file_path)
 
 
 @frozen
 class Parquet:
-    """`parquet("data/*.parquet", …)`: files of columns, a record a row."""
+    """`parquet("data/*.parquet", …)`: Parquet files, one record per row."""
 
     patterns: tuple[str, ...] = label(check=file_path)
 
 
 @frozen
 class Arrow:
-    """`arrow("data/*.arrow", …)`: files of columns in Arrow's own format, stream or file, a record a row."""
+    """`arrow("data/*.arrow", …)`: Arrow files (stream or file format), one record per row."""
 
     patterns: tuple[str, ...] = label(check=file_path)
 
@@ -48,14 +48,14 @@ class HuggingFace:
 
     name: str = label(check=file_path)
     config: str | None = setting(
-        "configuration of the dataset; none: the only one it has", default=None, example='"en"'
+        "configuration of the dataset; none: its only configuration", default=None, example='"en"'
     )
-    split: str = setting("part of the dataset", default="train")
+    split: str = setting("split of the dataset", default="train")
 
 
 @frozen
 class Tokens:
-    """`tokens("shards/*.npy", …)`: files of token ids, read as they are.
+    """`tokens("shards/*.npy", …)`: files of token ids, used without tokenizing.
 
     A .npy file, bare numbers, the pair .bin and .idx of Megatron, a shard with the header of nanogpt or llm.c, or the
     folder of a token store that xtrain has made.
@@ -63,7 +63,7 @@ class Tokens:
 
     patterns: tuple[str, ...] = label(check=file_path)
     dtype: Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"] = setting(
-        "format of the numbers; auto: what a .npy file says, uint16 for any other", default="auto"
+        "integer type; auto: that of a .npy file, uint16 for any other file", default="auto"
     )
     separator: int | Auto = setting(
         "id that ends a document; auto: the tokenizer's end of text", default=AUTO, check=at_least(0)
@@ -72,7 +72,7 @@ class Tokens:
 
 @frozen
 class Synthetic:
-    """`synthetic(…)`: documents of a made-up language, drawn as they are needed, to try things out.
+    """`synthetic(…)`: random documents of a made-up language, for tests without data.
 
     Its words follow each other by rules that can be learned, the same for every seed: a seed picks the documents.
     """
@@ -80,7 +80,7 @@ class Synthetic:
     documents: int = setting("number of documents", default=10_000, check=at_least(1))
     length: int = setting("mean length of a document, in tokens", default=512, check=at_least(3))
     spread: float = setting(
-        "spread of the lengths, as the standard deviation of their logarithm; 0: all alike",
+        "standard deviation of the logarithm of the lengths; 0: all have the same length",
         default=0.5,
         check=not_negative,
     )
@@ -113,7 +113,7 @@ WITH_FIELDS = (JsonLines, Parquet, Arrow, HuggingFace, UserCall)  # records that
 
 @frozen
 class Dataset:
-    """`dataset NAME { … }`: documents, and the share of them kept for evaluation.
+    """`dataset NAME { … }`: a data source, the format of its records, and the share held out for evaluation.
 
     A record with fields is plain text in one field (`text`), a conversation (`messages`), or a pair of `prompt` and
     `response`; of the last two only what is to be answered is trained on, unless `train_on` says otherwise.
@@ -129,25 +129,23 @@ class Dataset:
         example='"messages"',
     )
     prompt: str | None = setting(
-        "name of the field that holds what is asked; none: no pairs", default=None, example='"question"'
+        "name of the field that holds the prompt; none: no pairs", default=None, example='"question"'
     )
     response: str | None = setting(
-        "name of the field that holds the answer to `prompt`; none: no pairs", default=None, example='"answer"'
+        "name of the field that holds the response; none: no pairs", default=None, example='"answer"'
     )
     train_on: Literal["auto", "assistant", "last", "all"] = setting(
-        "what is predicted of a conversation or pair: all turns of the assistant, its last one, or everything; auto: "
-        "assistant",
+        "which tokens count for the loss: all turns of the assistant, its last turn, or all tokens; auto: assistant",
         default="auto",
     )
     template: str | Auto = setting(
-        "how a conversation is written out: `chatml`, `llama3`, `plain`, or the path of a Jinja template; auto: that "
-        "of the tokenizer",
+        "chat template: `chatml`, `llama3`, `plain`, or the path of a Jinja template; auto: that of the tokenizer",
         default=AUTO,
         check=file_path,
         example='"chatml"',
     )
     holdout: Quantity = setting(
-        "share of the tokens kept for evaluation, in whole documents; 100%: evaluation only",
+        "share of the tokens held out for evaluation, in whole documents; 100%: evaluation only",
         default=Quantity(0, "%"),
         units=("%",),
         check=share,
@@ -156,7 +154,7 @@ class Dataset:
         "what happens to a document longer than a row", default="split"
     )
     bad_records: int = setting(
-        "unreadable records that are reported and left out before the run fails", default=0, check=at_least(0)
+        "unreadable records that are reported and skipped before the run fails", default=0, check=at_least(0)
     )
 
 
@@ -166,7 +164,7 @@ Weight = float | Quantity
 
 @frozen
 class Mixture:
-    """`mixture { … }`: how much each dataset is learned from, a weight a name: `web = 0.8, code = 0.2`.
+    """`mixture { … }`: the weight of each dataset: `web = 0.8, code = 0.2`.
 
     A weight is a share of the rows that are trained on; rows are packed nearly full, so it is one of the tokens too.
     Weights need not add up to 1. In epochs, `web = 1 epoch, code = 3 epochs`, they say how often each epoch of the
@@ -182,7 +180,7 @@ class Mixture:
         example="0.8",
     )
     temperature: float = setting(
-        "shares are weights to the power of 1 / temperature: above 1 they come closer, below 1 they part; 0 stays 0; "
+        "shares are weights to the power of 1 / temperature: above 1 more even, below 1 less; 0 stays 0; "
         "not with weights in epochs",
         default=1.0,
         check=positive,
@@ -191,7 +189,7 @@ class Mixture:
 
 @frozen
 class Phase:
-    """`phase NAME { … }`: from a step on, another mixture or another learning rate, until the next phase begins."""
+    """`phase NAME { … }`: another mixture or learning rate from a given step on, until the next phase begins."""
 
     name: str = label(check=file_name)
     from_: Quantity = setting(
@@ -207,29 +205,36 @@ class Phase:
         check=not_negative,
         example="{ web: 0.3, code: 0.7 }",
     )
-    lr_scale: float = setting("factor of the learning rate, on top of the scheduler", default=1.0, check=positive)
+    lr_scale: float = setting("factor on the learning rate of the scheduler", default=1.0, check=positive)
 
 
 @frozen
 class Batch:
     """`batch { … }`: what one optimizer step sees."""
 
-    sequence: int = setting("length of a row in tokens", check=at_least(2), example="512")
-    micro: int = setting("rows of one microbatch on one data rank", default=1, check=at_least(1), role=Role.MESH)
+    sequence: int = setting("sequence length: tokens in a row (a packed sequence)", check=at_least(2), example="512")
+    micro: int = setting(
+        "micro-batch size: rows of a microbatch on a data rank", default=1, check=at_least(1), role=Role.MESH
+    )
     accumulate: int | Auto = setting(
-        "microbatches of one step; auto: what `rows` needs, else 1", default=AUTO, check=at_least(1), role=Role.MESH
+        "gradient accumulation: microbatches of a step; auto: what `rows` needs, else 1",
+        default=AUTO,
+        check=at_least(1),
+        role=Role.MESH,
     )
     rows: int | Auto = setting(
-        "rows of one step over all data ranks; auto: micro × accumulate × data ranks", default=AUTO, check=at_least(1)
+        "global batch size: rows of a step on all data ranks; auto: micro × accumulate × data ranks",
+        default=AUTO,
+        check=at_least(1),
     )
     prefetch: int = setting(
-        "steps whose rows are read ahead while a step computes; 0: none",
+        "steps to read ahead while a step computes; 0: none",
         default=2,
         check=at_least(0),
         role=Role.EXECUTION,
     )
     workers: int = setting(
-        "processes of a rank that read; 0: a thread of the rank itself",
+        "data worker processes of a rank; 0: a thread of the rank reads",
         default=0,
         check=at_least(0),
         role=Role.EXECUTION,
@@ -238,7 +243,7 @@ class Batch:
 
 @frozen
 class ToTensor:
-    """`to_tensor`: token segments into tensors."""
+    """`to_tensor`: token arrays to tensors."""
 
 
 @frozen
@@ -253,16 +258,16 @@ class ShiftTokens:
 
 @frozen
 class Pack:
-    """`pack(sequential)`: samples into rows of equal length."""
+    """`pack(sequential)`: documents packed into rows of equal length."""
 
     method: Literal["sequential", "multipack", "best_fit"] = setting("how rows are filled", default="sequential")
     group: int | Auto = setting(
-        "documents that are packed together, in their order; auto: 100,000; sequential has none",
+        "documents that are packed together; auto: 100,000; not for sequential",
         default=AUTO,
         check=at_least(1),
     )
     align: int | Auto = setting(
-        "documents are padded to a multiple of so many positions; auto: 2 · ring where there is a ring, else 1",
+        "documents are padded to a multiple of this; auto: 2 · ring with ring attention, else 1",
         default=AUTO,
         check=at_least(1),
     )
@@ -270,7 +275,7 @@ class Pack:
 
 @frozen
 class Shard:
-    """`shard`: the part of each row that a rank of context parallel holds; added where cp is above 1."""
+    """`shard`: the part of each row that a context-parallel rank holds; added automatically if cp is above 1."""
 
 
 Link = ToTensor | Flatten | ShiftTokens | Pack | Shard | UserCall

@@ -7,17 +7,17 @@ from .setting import Role, at_least, proper_fraction, setting
 
 @frozen
 class Ema:
-    """`ema { … }`: keeps an exponential average of the weights beside those that are trained; else there is none."""
+    """`ema { … }`: an exponential moving average of the weights; without this block there is none."""
 
     decay: float = setting(
-        "share of the average that stays at an update", default=0.999, check=proper_fraction, example="0.9999"
+        "share of the average that is kept at an update", default=0.999, check=proper_fraction, example="0.9999"
     )
     every: int = setting("steps between two updates of the average", default=1, check=at_least(1))
     eval: bool = setting(
         "evaluate and generate with the averaged weights instead of the trained ones", default=True, role=Role.CADENCE
     )
     publish: bool = setting(
-        "weights that are saved alone, or taken over by `checkpoint.pretrained`, are the averaged ones",
+        "the weights saved alone, or loaded by `checkpoint.pretrained`, are the averaged weights",
         default=True,
         role=Role.CADENCE,
     )

@@ -11,10 +11,10 @@ from .setting import AUTO, Auto, Role, at_least, label, positive, setting
 
 @frozen
 class Experiment:
-    """`experiment NAME { … }`: the name, the seed and the length of the training."""
+    """`experiment NAME { … }`: name, seed and length of the training."""
 
     name: str = label(check=file_name)
-    seed: int = setting("seed of initialisation, data order and sampling", default=0, check=at_least(0))
+    seed: int = setting("random seed of initial weights, data order and sampling", default=0, check=at_least(0))
     budget: Quantity = setting(
         "how long to train",
         units=("steps", "tokens", "epochs"),
@@ -29,16 +29,16 @@ class Workspace:
     """`workspace { … }`: where runs are written."""
 
     root: str = setting(
-        "folder that holds all runs, relative to the working folder", default="runs", check=file_path, role=Role.PATH
+        "folder of all runs, relative to the working folder", default="runs", check=file_path, role=Role.PATH
     )
     lineage: str | None = setting(
-        "folder of related runs below the root; the experiment's name unless given",
+        "folder of related runs below the root; none: the experiment's name",
         default=None,
         check=file_name,
         role=Role.PATH,
     )
     run: str | None = setting(
-        "name of the run's folder; made of the code and the configuration unless given",
+        "name of the run's folder; none: a hash of the code and of the experiment",
         default=None,
         check=file_name,
         role=Role.PATH,
@@ -47,41 +47,41 @@ class Workspace:
 
 @frozen
 class Launch:
-    """`launch { … }`: the machines the ranks run on."""
+    """`launch { … }`: nodes, ranks and devices of a run, and when it stops."""
 
     nodes: int | Auto = setting(
-        "number of machines; auto: those of `cluster` where it says so, else 1",
+        "number of nodes; auto: those of `cluster` if given there, else 1",
         default=AUTO,
         check=at_least(1),
         role=Role.MESH,
     )
     ranks_per_node: int | Auto = setting(
-        "ranks on each machine; auto: the devices of `cluster` where it says so, else what the axes of `parallel` "
+        "ranks per node; auto: the devices of `cluster` if given there, else what the axes of `parallel` "
         "need, spread evenly",
         default=AUTO,
         check=at_least(1),
         role=Role.MESH,
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
-        "kind of device a rank computes on; auto: that of `cluster`, else cuda where there is one, else cpu",
+        "device of a rank; auto: that of `cluster`, else cuda if available, else cpu",
         default="auto",
         role=Role.EXECUTION,
     )
     threads: int | Auto = setting(
-        "CPU threads of one rank; auto: the cores of the machine shared evenly by its ranks",
+        "CPU threads of a rank; auto: the cores of the node divided by its ranks",
         default=AUTO,
         check=at_least(1),
         role=Role.EXECUTION,
     )
     stop_deadline: Quantity = setting(
-        "time a rank has, after a stop was asked for, to save and leave before it is ended",
+        "time for a rank to save and exit after a stop request, before it is killed",
         default=Quantity(300, "seconds"),
         units=("seconds",),
         check=positive,
         role=Role.EXECUTION,
     )
     time_limit: Quantity | None = setting(
-        "time after which a start of the run saves and stops, counted from the command",
+        "time after which the run saves and stops, counted from the start of the command",
         default=None,
         units=("seconds",),
         check=positive,
@@ -89,7 +89,7 @@ class Launch:
         example="4 h",
     )
     stop_at: Quantity | None = setting(
-        "steps, tokens, epochs or share of the budget at which the run stops, to be gone on with later",
+        "steps, tokens, epochs or share of the budget at which the run stops; it can be resumed later",
         default=None,
         units=("steps", "tokens", "epochs", "%"),
         check=positive,
@@ -97,7 +97,7 @@ class Launch:
         example="1000 steps",
     )
     stop_after: Quantity | None = setting(
-        "how much each start of the run trains before it stops",
+        "training after which each start of the command stops",
         default=None,
         units=("steps", "tokens", "epochs", "%"),
         check=positive,
@@ -105,7 +105,7 @@ class Launch:
         example="200 steps",
     )
     stop_file: str | None = setting(
-        "a file that stops the run as soon as it is there, relative to the working folder",
+        "the run stops as soon as this file exists, relative to the working folder",
         default=None,
         check=file_path,
         role=Role.EXECUTION,

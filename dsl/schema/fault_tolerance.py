@@ -9,10 +9,10 @@ from .setting import Role, at_least, not_negative, positive, setting
 
 @frozen
 class FaultTolerance:
-    """`fault_tolerance { … }`: when a rank counts as lost, or a run as learning nothing, and what happens then."""
+    """`fault_tolerance { … }`: when ranks count as stuck, when a run counts as failed, and how it is restarted."""
 
     stuck: Quantity | None = setting(
-        "time without progress after which ranks are named and the run is ended; none: ranks wait for each other",
+        "time without progress after which stuck ranks are reported and the run is ended; none: never",
         default=Quantity(600, "seconds"),
         units=("seconds",),
         check=positive,
@@ -20,20 +20,20 @@ class FaultTolerance:
         example="10 min",
     )
     empty_steps: int = setting(
-        "steps in a row without a token to learn from, after which the run ends as failed",
+        "steps in a row without a valid token after which the run fails",
         default=10,
         check=at_least(1),
         role=Role.EXECUTION,
     )
     restarts: int = setting(
-        "how often `xtrain run` starts all ranks again, from the last checkpoint, after one of them has failed",
+        "how often `xtrain run` restarts all ranks from the last checkpoint after a rank has failed",
         default=0,
         check=not_negative,
         role=Role.EXECUTION,
         example="3",
     )
     elastic: Interval | None = setting(
-        "numbers of ranks the run may go on with, at the same rows a step, where ranks or devices stay away",
+        "range of world sizes on which the run may continue if ranks or devices are lost, with the same global batch",
         default=None,
         check=at_least(1),
         role=Role.MESH,

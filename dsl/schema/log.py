@@ -9,31 +9,31 @@ from .setting import Role, setting
 
 @frozen
 class Wandb:
-    """`wandb { project = "…" }`: Weights & Biases, with the package `wandb`; files lie in `wandb/` of the run."""
+    """`wandb { project = "…" }`: Weights & Biases, with the package `wandb`; its files are in `wandb/` of the run."""
 
     project: str | None = setting(
-        "project the run belongs to; none: nothing is sent", default=None, role=Role.EXECUTION, example='"pretraining"'
+        "W&B project; none: W&B is not used", default=None, role=Role.EXECUTION, example='"pretraining"'
     )
     entity: str | None = setting(
-        "user or team the project belongs to; none: that of the login", default=None, role=Role.EXECUTION
+        "user or team of the project; none: that of the login", default=None, role=Role.EXECUTION
     )
     name: str | None = setting(
-        "how the run is called there; none: the experiment and the run's folder", default=None, role=Role.EXECUTION
+        "name of the run in W&B; none: the experiment and the run's folder", default=None, role=Role.EXECUTION
     )
-    group: str | None = setting("runs that are shown together; none: in none", default=None, role=Role.EXECUTION)
-    tags: tuple[str, ...] = setting("words to find the run by", default=(), role=Role.EXECUTION, example='["baseline"]')
-    notes: str | None = setting("a few sentences about the run", default=None, role=Role.EXECUTION)
+    group: str | None = setting("group of runs in W&B; none: no group", default=None, role=Role.EXECUTION)
+    tags: tuple[str, ...] = setting("tags of the run in W&B", default=(), role=Role.EXECUTION, example='["baseline"]')
+    notes: str | None = setting("notes about the run in W&B", default=None, role=Role.EXECUTION)
     mode: Literal["online", "offline"] = setting(
-        "offline: nothing is sent, `wandb sync` does so later", default="online", role=Role.EXECUTION
+        "online, or offline: nothing is sent until `wandb sync`", default="online", role=Role.EXECUTION
     )
 
 
 @frozen
 class Log:
-    """`log { … }`: who takes the records of a run besides its own files, which are always written."""
+    """`log { … }`: TensorBoard and Weights & Biases, in addition to the run's own files."""
 
     tensorboard: bool = setting(
-        "write event files for TensorBoard to `tensorboard/` of the run, with the package `tensorboard`",
+        "write TensorBoard event files to `tensorboard/` of the run; needs the package `tensorboard`",
         default=False,
         role=Role.EXECUTION,
     )

@@ -15,16 +15,16 @@ Family = Literal["llama", "qwen3", "qwen3_moe", "mixtral"]
 
 @frozen
 class Router:
-    """`router { … }` inside `model`: how tokens choose experts."""
+    """`router { … }` inside `model`: routing of tokens to experts."""
 
     score: Literal["softmax", "sigmoid"] = setting("how logits become scores", default="softmax")
-    normalise: bool = setting("divide the scores of the chosen experts by their sum", default=True)
+    normalise: bool = setting("normalise the scores of the chosen experts to a sum of 1", default=True)
     bias_speed: float = setting(
-        "step of the biases that even out the loads, once an optimizer step; 0: no biases",
+        "update step of the load-balancing biases (aux-loss-free balancing); 0: no biases",
         default=0.0,
         check=not_negative,
     )
-    aux_loss: float = setting("weight of the load-balance loss", default=1e-3, check=not_negative)
+    aux_loss: float = setting("weight of the load-balancing loss", default=1e-3, check=not_negative)
     z_loss: float = setting(
         "weight of the mean squared log-sum-exp of the router logits", default=0.0, check=not_negative
     )
@@ -32,7 +32,7 @@ class Router:
 
 @frozen
 class Model:
-    """`model FAMILY { … }`: a decoder-only transformer (RMSNorm, rotary positions, grouped heads, SwiGLU)."""
+    """`model FAMILY { … }`: a decoder-only transformer (RMSNorm, RoPE, grouped-query attention, SwiGLU)."""
 
     family: Family
     dim: int = setting("width of the residual stream", check=at_least(1), example="192")
@@ -45,14 +45,14 @@ class Model:
     ffn: int | Auto = setting(
         "width of the feed-forward layer; auto: 8/3 dim rounded up to a multiple of 64", default=AUTO, check=at_least(1)
     )
-    vocab: int | Auto = setting("rows of the embedding; auto: the tokenizer's size", default=AUTO, check=at_least(2))
-    rope_theta: float = setting("base of the rotary frequencies", default=10_000.0, check=positive)
+    vocab: int | Auto = setting("vocabulary size; auto: that of the tokenizer", default=AUTO, check=at_least(2))
+    rope_theta: float = setting("base of the RoPE frequencies", default=10_000.0, check=positive)
     norm_eps: float = setting("epsilon inside RMSNorm", default=1e-6, check=positive)
     tie_embeddings: bool = setting("use the embedding as the output head", default=False)
     qk_norm: bool | Auto = setting("RMSNorm on queries and keys; auto: on for qwen3 families", default=AUTO)
     init_std: float = setting("standard deviation of the initial weights", default=0.02, check=positive)
     attention: Literal["auto", "documents", "flex", "mask"] = setting(
-        "attention kernel that keeps packed documents apart; auto: documents on cpu, flex on cuda",
+        "attention kernel for packed documents; auto: documents on cpu, flex on cuda",
         default="auto",
         role=Role.EXECUTION,
     )
@@ -62,14 +62,14 @@ class Model:
     experts_per_token: int = setting("experts each token is sent to", default=2, check=at_least(1), only=MOE)
     expert_ffn: int | Auto = setting("width of one expert; auto: ffn", default=AUTO, check=at_least(1), only=MOE)
     shared_experts: int = setting(
-        "experts every token is sent to, as one SwiGLU of their joint width", default=0, check=at_least(0), only=MOE
+        "experts that every token is sent to, computed as one SwiGLU", default=0, check=at_least(0), only=MOE
     )
     router: Router = setting("how tokens choose experts", default=Router(), only=MOE)
 
 
 @frozen
 class Tokenizer:
-    """`tokenizer bytes` or `tokenizer "folder"`: text into token ids."""
+    """`tokenizer bytes` or `tokenizer "folder"`: turns text into token ids."""
 
     source: str = label(check=file_path)
 
@@ -83,7 +83,7 @@ class Precision:
         "format of forward and backward; auto: that of the parameters", default="auto"
     )
     matmul: Literal["auto", "highest", "high", "medium"] = setting(
-        "fp32 matrix products; auto: the fastest setting that a probe on the device shows to keep fp32 accuracy",
+        "fp32 matmul precision; auto: the fastest setting that keeps fp32 accuracy in a test on the device",
         default="auto",
         role=Role.EXECUTION,
     )

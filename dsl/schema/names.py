@@ -30,9 +30,9 @@ def _problem_of_name(text: str) -> str | None:
     if not text.strip():
         return "must not be empty"
     if text in (".", ".."):
-        return f"must be a name, and `{text}` stands for a folder that is there already"
+        return f"must be a name, not the path `{text}`"
     if sign := re.search(r"[/\\]", text):
-        return f"must be one name, without `{sign[0]}`"
+        return f"must not contain `{sign[0]}`"
     if sign := _CONTROL.search(text):
         return f"must be a name without control characters, and has U+{ord(sign[0]):04X}"
     size = len(text.encode())
@@ -43,5 +43,5 @@ def _problem_of_path(text: str) -> str | None:
     return "must be a path, and no path has U+0000 in it" if "\0" in text else None
 
 
-file_name: Final = TextCheck("one name, no path", "write one name, such as `mine`", r"^[^/\\]+$", _problem_of_name)
+file_name: Final = TextCheck("a name, not a path", "write one name, such as `mine`", r"^[^/\\]+$", _problem_of_name)
 file_path: Final = TextCheck("", None, "", _problem_of_path)

@@ -18,7 +18,7 @@ class Tp:
 
 @frozen
 class Ep:
-    """`ep N`: expert parallel, laid over the ranks of fsdp · ring · ulysses · tp."""
+    """`ep N`: expert parallel; adds no ranks, but reuses those of fsdp · ring · ulysses · tp."""
 
     size: int = 1
 
@@ -28,33 +28,35 @@ class Fsdp:
     """`fsdp N { … }` or `fsdp auto`: parameters, gradients and optimizer state sharded over data ranks."""
 
     size: int | Auto = AUTO
-    replicate: int = setting("copies of the sharded model (HSDP)", default=1, check=at_least(1), role=Role.MESH)
+    replicate: int = setting(
+        "number of replicas of the sharded model (HSDP)", default=1, check=at_least(1), role=Role.MESH
+    )
     reduce: Literal["auto", "fp32", "fp64", "bf16"] = setting(
         "format in which fsdp sums gradients; auto: that of the parameters", default="auto", role=Role.EXECUTION
     )
     reshard: bool | Auto = setting(
-        "free the gathered parameters of a block between its forward and its backward; auto: only without a pipeline",
+        "free the gathered parameters of a block between forward and backward; auto: only without a pipeline",
         default=AUTO,
         role=Role.MESH,
     )
     sync: Literal["auto", "step", "microbatch"] = setting(
-        "when gradients are summed over ranks: once a step, whole ones kept until then, or after every microbatch; "
+        "when gradients are reduced: once a step, unsharded until then, or after every microbatch; "
         "auto: microbatch where a step has several, none is in a pipeline, and whole gradients exceed 1 GiB",
         default="auto",
         role=Role.MESH,
     )
     offload: bool = setting(
-        "keep parameters, gradients and optimizer state in host memory, for cuda", default=False, role=Role.MESH
+        "keep parameters, gradients and optimizer state in host memory; on cuda only", default=False, role=Role.MESH
     )
 
 
 @frozen
 class Pp:
-    """`pp N { … }`: pipeline of stages."""
+    """`pp N { … }`: pipeline parallel."""
 
     size: int = 1
     schedule: Literal["gpipe", "1f1b", "interleaved_1f1b", "zero_bubble", "zbv"] = setting(
-        "order of forwards and backwards", default="1f1b", role=Role.MESH
+        "pipeline schedule: the order of forwards and backwards", default="1f1b", role=Role.MESH
     )
     stages_per_rank: int | Auto = setting(
         "stages on one rank; auto: 2 for interleaved_1f1b and zbv, else 1",
@@ -68,13 +70,13 @@ class Pp:
         role=Role.MESH,
     )
     embedding_cost: float | Auto = setting(
-        "work of the embedding, in layers, where stages are balanced; auto: 0, it is a lookup",
+        "cost of the embedding when stages are balanced, in layers; auto: 0",
         default=AUTO,
         check=not_negative,
         role=Role.MESH,
     )
     head_cost: float | Auto = setting(
-        "work of the head, in layers, where stages are balanced; auto: its matrix against those of a block",
+        "cost of the output head when stages are balanced, in layers; auto: its weights / those of a block",
         default=AUTO,
         check=not_negative,
         role=Role.MESH,
@@ -83,17 +85,17 @@ class Pp:
 
 @frozen
 class Cp:
-    """`cp N { … }`: context parallel, the sequence of a row spread over ring · ulysses ranks."""
+    """`cp N { … }`: context parallel: the sequence is sharded over ring · ulysses ranks."""
 
     size: int = 1
     ring: int | Auto = setting(
-        "ranks that pass keys and values around; auto: what ulysses leaves of the size",
+        "ranks of ring attention; auto: size / ulysses",
         default=AUTO,
         check=at_least(1),
         role=Role.MESH,
     )
     ulysses: int | Auto = setting(
-        "ranks that exchange sequence for heads; auto: as many as the heads allow",
+        "ranks of Ulysses attention (all-to-all over heads); auto: as many as the heads allow",
         default=AUTO,
         check=at_least(1),
         role=Role.MESH,
@@ -105,10 +107,10 @@ class Cp:
 
 @frozen
 class Parallel:
-    """`parallel { … }`: the size of each axis; an axis that is not named is 1, but fsdp, which is auto."""
+    """`parallel { … }`: the size of each axis of parallelism; by default fsdp is auto and all others are 1."""
 
     stack: Literal["parallel", "ddp"] = setting(
-        "parallel: every axis below; ddp: a whole copy of the model on each rank, kept alike by torch's "
+        "parallel: every axis below; ddp: a whole copy of the model on each rank, synchronised by torch's "
         "DistributedDataParallel",
         default="parallel",
         role=Role.MESH,
@@ -122,18 +124,18 @@ class Parallel:
 
 @frozen
 class Activation:
-    """`activation MODE { … }`: what the backward computes again instead of keeping it; without this block, nothing."""
+    """`activation MODE { … }`: activation checkpointing; without this block nothing is recomputed."""
 
     mode: Literal["full", "selective", "none"]
     every: int = setting(
-        "of so many neighbouring blocks, the last one is recomputed",
+        "recompute every n-th block",
         default=1,
         check=at_least(1),
         role=Role.EXECUTION,
     )
     save: tuple[Literal["matmul", "attention", "all_to_all"], ...] | Auto = setting(
-        "what selective recomputation keeps all the same; auto: matmul, all_to_all where there is one, and attention "
-        "where it is not flex outside of a compiled block",
+        "operations whose results selective recomputation keeps; auto: matmul, all_to_all if there is one, and "
+        "attention unless it is flex outside of a compiled block",
         default=AUTO,
         role=Role.EXECUTION,
     )
@@ -141,8 +143,8 @@ class Activation:
 
 @frozen
 class Compile:
-    """`compile { … }`: torch.compile, a decoder block at a time; without this block, nothing is compiled."""
+    """`compile { … }`: torch.compile of each decoder block; without this block nothing is compiled."""
 
     mode: Literal["none", "default", "max_autotune"] = setting(
-        "how much the compiler tries", default="default", role=Role.EXECUTION
+        "mode of torch.compile", default="default", role=Role.EXECUTION
     )

@@ -53,8 +53,8 @@ def open_sides(
     found = Diagnostics()
     alone = len(paths) == 1 or paths[0] == paths[1]
     if not alone and (sets or world) and not any(_kind(path) == "spec" for path in paths):
-        message = "--set and --world need a spec, and neither of these is one"
-        found.error("X704", message, None, hint="name one of them alone to see what they would do to it")
+        message = "--set and --world need a spec, and neither argument is a spec"
+        found.error("X704", message, None, hint="give one argument alone to see what they would change")
         return None, None, found
     first = _open(paths[0], *(((), None) if alone else (sets, world)), found)
     if not alone:
@@ -73,7 +73,7 @@ def _kind(path: str) -> Literal["spec", "plan", "run"]:
 def _open(path: str, sets: Sequence[str], world: int | None, found: Diagnostics) -> Side | None:
     kind = _kind(path)
     if kind == "run" and not (Path(path) / PLAN_FILE).is_file():
-        message = f"{path} is no run directory: it has no {PLAN_FILE}"
+        message = f"{path} is not a run directory: it has no {PLAN_FILE}"
         found.error("X704", message, None, hint="name a run directory, a plan (*.json) or a spec")
         return None
     if kind == "spec":
@@ -137,9 +137,12 @@ def going_on(a: Side, b: Side, verdict: Verdict) -> tuple[str, ...]:
     """Lines that say what to type to go on from a checkpoint of A under B, or what else there is."""
     if verdict.kind == "incompatible":
         if b.plan.node("setup.resume").args["origin"] is not None and any(r.path == BUDGET for r in verdict.refusals):
-            return ("B begins where it is to end, and is refused as well: give it a larger experiment.budget.",)
+            return (
+                "B is refused as well: the checkpoint that it starts from has reached its budget. "
+                "Use a larger experiment.budget.",
+            )
         finds_a = a.plan.config_id == b.plan.config_id and b.plan.workspace["run"] is None
-        return ("B begins a run of its own:", *_lines(run_command(b, ["workspace.run=NEW"] if finds_a else [])))
+        return ("B starts a new run:", *_lines(run_command(b, ["workspace.run=NEW"] if finds_a else [])))
     if a.kind == "run" and a.step is None:
         return ("A has no checkpoint yet.",)
     more = [] if b.plan.node("setup.resume").args["resume"] else ["checkpoint.resume=true"]
@@ -149,13 +152,13 @@ def going_on(a: Side, b: Side, verdict: Verdict) -> tuple[str, ...]:
     itself = itself and here["run"] is None
     remark = ""
     if itself:
-        remark = " (the same experiment finds its run by itself, under the same code)"
+        remark = " (with the same experiment and code, the run is found without this)"
     elif here["run"] is None or here["run"] != run:
         more.append(f"workspace.run={run or 'RUN'}")
         if run is None:
             remark = f" (RUN: the folder of A's run under {folder['root']}/{folder['lineage']}, …-{a.plan.config_id})"
     more += [f"workspace.{key}={folder[key]}" for key in ("lineage", "root") if folder[key] != here[key]]
-    return (f"To go on{remark}:", *_lines(run_command(b, more)))
+    return (f"To resume{remark}:", *_lines(run_command(b, more)))
 
 
 def _lines(words: Sequence[str]) -> list[str]:

@@ -32,12 +32,12 @@ def find_drift(plan: Plan) -> Diagnostics:
     if _changed_code(plan, found):
         return found
     if plan.made is None:
-        message = "this plan does not say how it was made: whether its spec has changed is not known"
+        message = "this plan does not say how it was made, so it cannot be compared with its spec"
         found.warning("W705", message, None, hint="save plans with `xtrain plan SPEC --out FILE`")
         _compare_stored(plan, found)
     elif not Path(plan.spec).is_file():
-        message = f"`{plan.spec}`, the spec of this plan, is not here: whether it has changed is not known"
-        hint = "the plan is run as it stands; start from the folder it was made in to have it compared"
+        message = f"`{plan.spec}`, the spec of this plan, does not exist here, so it cannot be compared with the plan"
+        hint = "the plan is run unchanged; start in the folder in which it was made to compare it"
         found.warning("W705", message, None, hint=hint)
         _compare_stored(plan, found)
     else:
@@ -62,9 +62,9 @@ def _changed_code(plan: Plan, found: Diagnostics) -> bool:
     versions = f"{before} then, {now} now" if before != now else f"version {now}, with other source files"
     stored = _stored(plan)
     if stored.plan is None:
-        notes = [("it has no plan for the spec that this plan carries", None), *_first_error(stored)]
+        notes = [("this version has no plan for the spec that the plan contains", None), *_first_error(stored)]
     elif stored.plan.id == plan.id:
-        notes = [("it would plan the same; how it executes the plan may differ", None)]
+        notes = [("it would make the same plan, but may execute it differently", None)]
     else:
         notes = [(f"it would plan {stored.plan.id}, not {plan.id}", None), *_value_notes(plan, stored.plan)]
     message = f"xtrain has changed since this plan was made ({versions})"
@@ -95,10 +95,10 @@ def _compare_stored(plan: Plan, found: Diagnostics) -> bool:
         return True
     notes = _value_notes(plan, stored.plan) if stored.plan is not None else _first_error(stored)
     if plan.made is None:
-        message = "this xtrain makes another plan of the spec that the plan carries"
+        message = "this xtrain makes another plan from the spec that the plan contains"
         found.error("X711", message, None, hint=_remedy(plan), notes=notes)
     else:
-        message = "what this plan was made of has changed: the spec that it carries does not give it any more"
+        message = "the inputs of this plan have changed: the spec that it contains now gives another plan"
         found.error("X710", message, None, hint=_remedy(plan), notes=notes)
     return False
 
@@ -135,7 +135,7 @@ def _remedy(plan: Plan) -> str:
 
 
 def _as_it_stands() -> str:
-    return f"add {ACCEPT} to run the plan as it stands"
+    return f"add {ACCEPT} to run the plan unchanged"
 
 
 def plan_command(plan: Plan) -> str:

@@ -27,9 +27,9 @@ _WIDTHS: Final = ("heads", "kv_heads", "head_dim")
 PRECISION: Final = {"bf16": 8, "fp32": 24, "fp64": 53}
 # Of the loader's state: name → setting, and what another value of it means.
 STREAM: Final = {
-    "capacity": ("batch.sequence", "documents lie in rows of another length"),
-    "align": ("collate.pack.align", "documents lie otherwise in rows"),
-    "seed": ("experiment.seed", "rows come in another order, and other documents are held out"),
+    "capacity": ("batch.sequence", "rows have another length"),
+    "align": ("collate.pack.align", "documents are packed into other rows"),
+    "seed": ("experiment.seed", "rows are in another order, and other documents are held out"),
 }
 
 
@@ -79,7 +79,7 @@ def misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
         text = f"{before} → {after}: parameters and moments would be rounded"
         found.append(Misfit(path="precision.params", text=text))
     if saved["optimizer"] != planned["optimizer"]:
-        text = f"{saved['optimizer']} → {planned['optimizer']}: one cannot use the state of the other"
+        text = f"{saved['optimizer']} → {planned['optimizer']}: the optimizer states are not compatible"
         found.append(Misfit(path="optimizer.kind", text=text))
     for name, (path, meaning) in STREAM.items():
         before, after = saved["loader"].get(name), planned["loader"][name]
@@ -95,7 +95,7 @@ def weight_misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfi
     if bool(saved["buffers"]) != bool(planned["buffers"]):
         before, after = (_spell(each["model"]["router_bias_speed"]) for each in (saved, planned))
         has, lacks = ("the plan has", "the checkpoint") if planned["buffers"] else ("the checkpoint has", "the plan")
-        text = f"{before} → {after}: {has} biases that choose experts, and {lacks} has none"
+        text = f"{before} → {after}: {has} load-balancing biases of routers, and {lacks} has none"
         found.append(Misfit(path="model.router.bias_speed", text=text))
     return found
 
@@ -115,7 +115,7 @@ def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
         found.append(Misfit(path=path, text=f"{values}: {difference}" if values else difference))
     for name in changed:
         if name in MEANING and not (shapes and name in _WIDTHS):
-            text = f"{_spell(before.get(name))} → {_spell(after[name])}: the same weights would compute something else"
+            text = f"{_spell(before.get(name))} → {_spell(after[name])}: the same weights would give other results"
             found.append(Misfit(path=setting_path(name), text=text))
     return found
 

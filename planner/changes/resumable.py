@@ -86,9 +86,9 @@ def _layout(a: Plan, b: Plan) -> Iterator[Reason]:
     if not parts and _shards(a) != _shards(b):
         parts.append(f"sharded over {_shards(a)} → {_shards(b)}")
     if not parts and _pieces(a) != _pieces(b) and a.parameters == b.parameters:
-        parts.append("the same axes, cut otherwise")
+        parts.append("the same axes, divided differently")
     if parts:
-        text = f"{', '.join(parts)}: every rank reads the pieces that it holds now"
+        text = f"{', '.join(parts)}: every rank reads its own shards"
         yield Reason(kind="resharded", path="parallel", text=text, effect="rounding")
     stacks = ["parallel" if _args(plan, "setup.parallel.ddp") is None else "ddp" for plan in (a, b)]
     if stacks[0] != stacks[1]:
@@ -104,11 +104,11 @@ def _restarts(a: Plan, b: Plan) -> Iterator[Reason]:
     """How often ranks are started again, and in which worlds."""
     times = [plan.launch["restarts"] for plan in (a, b)]
     if times[0] != times[1]:
-        text = f"{times[0]} → {times[1]}: how often ranks that have failed are started again"
+        text = f"{times[0]} → {times[1]}: how often failed ranks are restarted"
         yield Reason(kind="safe", path="fault_tolerance.restarts", text=text)
     worlds = [", ".join(str(each.world) for each in plan.elastic) or "none" for plan in (a, b)]
     if worlds[0] != worlds[1]:
-        text = f"{worlds[0]} → {worlds[1]}: the numbers of ranks a run may go on with"
+        text = f"{worlds[0]} → {worlds[1]}: the world sizes on which the run may continue"
         yield Reason(kind="safe", path="fault_tolerance.elastic", text=text)
 
 
@@ -138,11 +138,11 @@ def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
     """Formats that may change: parameters to a wider one, and that of the computation."""
     params = [plan.node("setup.build_model").args["params"] for plan in (a, b)]
     if PRECISION[params[0]] < PRECISION[params[1]]:
-        text = f"{params[0]} → {params[1]}: what was saved is held exactly, and goes on in finer numbers"
+        text = f"{params[0]} → {params[1]}: the saved state is represented exactly, in a wider format"
         yield Reason(kind="safe", path="precision.params", text=text, effect="rounding")
     compute = [_compute(plan, format) for plan, format in zip((a, b), params, strict=True)]
     if compute[0] != compute[1] and compute != params:
-        text = f"{compute[0]} → {compute[1]}: forward and backward round otherwise, the state keeps its format"
+        text = f"{compute[0]} → {compute[1]}: forward and backward round differently; the state keeps its format"
         yield Reason(kind="safe", path="precision.compute", text=text, effect="rounding")
 
 
@@ -188,7 +188,7 @@ def _said(a: Plan, b: Plan, path: str) -> tuple[str, str] | None:
 
 def _unknown(what: str, one: Node | None, other: Node | None) -> Reason:
     change = "is new" if one is None else "is gone" if other is None else "has changed"
-    text = f"{change}, and what that means for a checkpoint is not known"
+    text = f"{change}; the effect on a checkpoint is unknown"
     return Reason(kind="incompatible", path=what, text=text)
 
 
@@ -202,10 +202,10 @@ def _average(a: Plan, b: Plan) -> Iterator[Reason]:
     """Averaged weights that one side alone keeps."""
     before, after = average_args(a), average_args(b)
     if before is None and after is not None:
-        text = "none → kept: the average begins at the weights of the checkpoint"
+        text = "none → ema: the average starts from the weights of the checkpoint"
         yield Reason(kind="safe", path="ema", text=text, effect="learning")
     elif before is not None and after is None:
-        text = "kept → none: the averaged weights of the checkpoint are left behind"
+        text = "ema → none: the averaged weights of the checkpoint are dropped"
         yield Reason(kind="safe", path="ema", text=text)
 
 
@@ -222,9 +222,9 @@ def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
     for path in {**before, **after}:
         old, new = before.get(path, "never"), after.get(path, "never")
         if old != new:
-            why = "looking and saving do not change what is trained"
+            why = "evaluating, logging and saving do not change what is trained"
             if path.startswith("on nan"):
-                why = "so bad steps are met from here on"
+                why = "it applies to bad steps from here on"
             text = f"{old} → {new}: {why}"
             yield Reason(kind="safe", path=path, text=text)
     old, new = ({node.id: node.args for node in plan.nodes if node.kind in ("tick", "event")} for plan in (a, b))
@@ -234,16 +234,16 @@ def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
             for name in {**old[id], **new[id]}
             if old[id].get(name) != new[id].get(name)
         ]
-        text = f"{', '.join(changes)}: looking does not change what is trained"
+        text = f"{', '.join(changes)}: evaluating does not change what is trained"
         yield Reason(kind="safe", path=actions_text((id,), stop=False), text=text)
     if not b.node("setup.resume").args["resume"]:
-        text = "false: a run under this plan begins at step 0 and moves the old one aside; set it to true to go on"
+        text = "false: the run starts from step 0 and moves the old run aside; set it to true to resume"
         yield Reason(kind="safe", path="checkpoint.resume", text=text)
 
 
 def _name(a: Plan, b: Plan) -> Iterator[Reason]:
     if a.name != b.name:
-        text = f"{a.name} → {b.name}: it names the run, and nothing else"
+        text = f"{a.name} → {b.name}: only the name of the run changes"
         yield Reason(kind="safe", path="experiment.name", text=text)
 
 

@@ -66,7 +66,7 @@ def _at(a: Plan, b: Plan, step: int | None) -> str:
     before, after = a.node("setup.scheduler").args, b.node("setup.scheduler").args
     total_a, total_b = a.timeline.steps, b.timeline.steps
     if total_a is None or total_b is None or not _counted(a, b):
-        return "the learning rate takes it from here on"
+        return "the learning rate uses it from here on"
     done = step if step is not None else total_a if total_b > total_a else total_a // 2
     done = min(done, max(total_b - 1, 0))
     now = learning_rate(after, total_b, b.timeline.phases)(done)
@@ -89,7 +89,7 @@ def _budget(a: Plan, b: Plan, step: int | None, at: str) -> Iterator[Reason]:
         return
     path = BUDGET
     if total_a is None or total_b is None or not _counted(a, b):
-        text = f"{_amount(a)} → {_amount(b)}: the learning rate is laid over the steps that the data gives"
+        text = f"{_amount(a)} → {_amount(b)}: the schedule spans the number of steps that the data gives"
         yield Reason(kind="safe", path=path, text=text, effect="learning")
         return
     text = f"{total_a:,} → {plural(total_b, 'step')}: "
@@ -97,7 +97,7 @@ def _budget(a: Plan, b: Plan, step: int | None, at: str) -> Iterator[Reason]:
     done = step if step is not None else min(total_a, total_b)
     alike = _alike(args_a, args_b, total_a, total_b, done)
     if step == total_b:
-        text += "the checkpoint is of the last step, so that nothing is left but the end of the run"
+        text += "the checkpoint is of the last step: only the end of the run is left"
         yield Reason(kind="safe", path=path, text=text, effect="none" if alike else "learning")
         return
     if alike:
@@ -105,7 +105,7 @@ def _budget(a: Plan, b: Plan, step: int | None, at: str) -> Iterator[Reason]:
         yield Reason(kind="safe", path=path, text=text)
         return
     kind = args_b["kind"]
-    text += f"the curve ({kind}) is laid over {plural(total_b, 'step')}; {at}"
+    text += f"the curve ({kind}) now spans {plural(total_b, 'step')}; {at}"
     if step is None and total_b < total_a:
         text += f"; a checkpoint of step {total_b:,} or later has nothing left to train"
     yield Reason(kind="safe", path=path, text=text, effect="learning")

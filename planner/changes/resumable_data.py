@@ -27,7 +27,7 @@ def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
 def _tokenizer(a: Plan, b: Plan) -> Iterator[Reason]:
     before, after = (plan.node("setup.tokenizer").args["source"] for plan in (a, b))
     if before != after:
-        text = f"{before} → {after}: the text would become other tokens"
+        text = f"{before} → {after}: the text would give other tokens"
         certain = "bytes" in (before, after)
         text += "" if certain else ", unless both hold the same tokenizer.json"
         yield Reason(kind="incompatible", path="tokenizer", text=text, certain=certain)
@@ -39,20 +39,20 @@ def _training(a: Plan, b: Plan) -> Iterator[Reason]:
     names = renamed(a, b)
     before = {names.get(name, name): args for name, args in before.items()}
     for old, name in names.items():
-        text = f"{old} → {name}: a dataset may be called otherwise, its content counts"
+        text = f"{old} → {name}: renamed; only its content counts"
         yield Reason(kind="safe", path="dataset", text=text)
     for name, args in after.items():
         if name in before:
             yield from _content(name, before[name], args)
         else:
-            text = "is new: it is trained on from its first row, unless it was there under another name"
+            text = "is new: training starts with its first row, unless it was renamed"
             yield Reason(kind="safe", path=f"dataset.{name}", text=text, effect="learning")
     kept = [[name for name in names if name in before and name in after] for names in (before, after)]
     if kept[0] != kept[1]:
         text = f"{', '.join(kept[0])} → {', '.join(kept[1])}: rows are drawn from them in another order"
         yield Reason(kind="safe", path="dataset", text=text, effect="learning")
     for name in (name for name in before if name not in after):
-        text = "is gone: it is trained on no more, and its place in it is kept"
+        text = "is gone: it is no longer trained on, and its position is kept"
         yield Reason(kind="safe", path=f"dataset.{name}", text=text, effect="learning")
     yield from _packing(a, b)
 
@@ -81,10 +81,10 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
         return Reason(kind="incompatible", path=f"{path}.{setting}", text=text, certain=certain)
 
     if before["kind"] != after["kind"]:
-        text = f"{_source(before)} → {_source(after)}: rows would hold other text"
+        text = f"{_source(before)} → {_source(after)}: rows would have other text"
         yield other("source", text, True)
     elif before["patterns"] != after["patterns"]:
-        text = f"{_source(before)} → {_source(after)}: rows would hold other text, unless these are the very same files"
+        text = f"{_source(before)} → {_source(after)}: rows would have other text, unless the files are the same"
         yield other("source", text, False)
     elif before["options"] != after["options"]:
         names = [
@@ -94,7 +94,7 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
         # Code may be written otherwise and give the same, and a separator be that of the tokenizer.
         certain = not {*names} & {"digest", "module", "function", "separator", "dtype"}
         unless = "" if certain else ", unless both give the same"
-        yield other("source", f"{changes}: rows would hold other text{unless}", certain)
+        yield other("source", f"{changes}: rows would have other text{unless}", certain)
     yield from _reads(before["reads"], after["reads"], other)
     if before["holdout"] != after["holdout"]:
         none = 0 in (before["holdout"], after["holdout"])
@@ -102,8 +102,8 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
         text += "" if none else ", unless the difference is too small for one"
         yield other("holdout", text, none)
     if before["oversized"] != after["oversized"]:
-        text = f"{before['oversized']} → {after['oversized']}: long documents would lie otherwise in rows, "
-        yield other("oversized", text + "unless there is none", False)
+        text = f"{before['oversized']} → {after['oversized']}: long documents would be packed differently, "
+        yield other("oversized", text + "unless there are none", False)
     if before["bad_records"] != after["bad_records"]:
         text = f"{before['bad_records']} → {after['bad_records']}: it decides whether a run fails, not what it reads"
         yield Reason(kind="safe", path=f"{path}.bad_records", text=text)
@@ -120,16 +120,16 @@ def _reads(
     """The form of records, their fields, and what of them is trained on."""
     if before["form"] != after["form"]:
         setting = {"text": "text", "chat": "messages", "instruction": "prompt"}[after["form"]]
-        yield other(setting, f"{before['form']} → {after['form']}: records would be read in another form", True)
+        yield other(setting, f"{before['form']} → {after['form']}: records would be read in another format", True)
         return
     for name in (name for name in after if name != "form" and before.get(name) != after[name]):
         change = f"{before.get(name)} → {after[name]}"
         if name == "train_on":
             yield other(name, f"{change}: other tokens would be predicted", False)
         elif name == "template":
-            yield other(name, f"{change}: rows would hold other text, unless both templates write the same", False)
+            yield other(name, f"{change}: rows would have other text, unless both templates write the same", False)
         else:
-            yield other(name, f"{change}: rows would hold the text of another field", True)
+            yield other(name, f"{change}: rows would have the text of another field", True)
 
 
 def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -138,13 +138,13 @@ def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
         (plan.node("collate.pack").args["method"], plan.node("collate.pack").args.get("group")) for plan in (a, b)
     )
     if method_a != method_b and "sequential" in (method_a, method_b):
-        text = f"{method_a} → {method_b}: documents lie otherwise in rows"
+        text = f"{method_a} → {method_b}: documents are packed into other rows"
         yield Reason(kind="incompatible", path="collate", text=text)
     elif group_a != group_b:
-        text = f"{group_a} → {group_b}: documents lie otherwise in rows, unless there are fewer"
+        text = f"{group_a} → {group_b}: documents are packed into other rows, unless there are fewer documents"
         yield Reason(kind="incompatible", path="collate.pack.group", text=text, certain=False)
     elif method_a != method_b:
-        text = f"{method_a} → {method_b}: the rows of a step are dealt otherwise to its ranks and microbatches"
+        text = f"{method_a} → {method_b}: the rows of a step are distributed differently over ranks and microbatches"
         yield Reason(kind="safe", path="collate", text=text, effect="rounding")
 
 
@@ -183,10 +183,10 @@ def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
         return
     own = [[node.args["function"] for node in chain if node.op == "collate.user"] for chain in links]
     if own[0] == own[1] and own[1]:
-        what = f"{', '.join(own[1])}: other code, arguments or places"
+        what = f"{', '.join(own[1])}: other code, arguments or positions"
     else:
         what = " → ".join(", ".join(names) or "no collators of your own" for names in own)
-    text = f"{what}: other things are made of the rows from here on"
+    text = f"{what}: rows are processed differently from here on"
     yield Reason(kind="safe", path="collate", text=text, effect="learning")
 
 
@@ -198,19 +198,21 @@ def _dealing(a: Plan, b: Plan) -> Iterator[Reason]:
     """How the rows of a step are dealt to ranks and microbatches, where they are the same rows."""
     before, after = a.node("setup.loader").args, b.node("setup.loader").args
     if before["rows"] != after["rows"]:
-        text = f"{before['rows']:,} → {after['rows']:,}: a step takes other rows than it would have; no row is lost or "
-        text += "repeated, as each dataset goes on from its own place"
+        text = f"{before['rows']:,} → {after['rows']:,}: a step takes a different number of rows; no row is lost or "
+        text += "repeated, as each dataset continues at its own position"
         yield Reason(kind="safe", path="batch.rows", text=text, effect="learning")
         return
     ranks_a, ranks_b = a.mesh.data_ranks, b.mesh.data_ranks
     rows = after["rows"]
     if ranks_a != ranks_b:
         shares = f"{plural(rows // ranks_b, 'row')}, not {rows // ranks_a}"
-        text = f"dealt anew: of the {rows:,} rows of a step each of {plural(ranks_b, 'data rank')} takes {shares}"
+        text = (
+            f"distributed again: of the {rows:,} rows of a step each of {plural(ranks_b, 'data rank')} takes {shares}"
+        )
         yield Reason(kind="resharded", path="batch", text=text, effect="rounding")
         return
     portions = [(args["micro"], args["accumulate"]) for args in (before, after)]
     if portions[0] != portions[1]:
         (micro_a, count_a), (micro_b, count_b) = portions
-        text = f"{count_a} · {micro_a} → {count_b} · {micro_b}: the same rows in every step, added up in other portions"
+        text = f"{count_a} · {micro_a} → {count_b} · {micro_b}: the same rows in every step, summed in another order"
         yield Reason(kind="safe", path="batch.accumulate · micro", text=text, effect="rounding")

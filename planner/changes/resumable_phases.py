@@ -99,14 +99,15 @@ def _mixed(phase: Phase) -> dict[str, float]:
 
 def _from_there(parts: int | None, step: int | None) -> str:
     if parts is None:
-        return "every step is trained on as before"
+        return "every step is trained as before"
     if step is None:
         return (
-            f"a checkpoint of step {parts:,} or before goes on as if nothing had changed, a later one learns otherwise"
+            f"a checkpoint of step {parts:,} or before continues as if nothing had changed, "
+            "a later one learns differently"
         )
     if parts >= step:
-        return f"the run comes to it with step {parts + 1:,}, as it would have from its start"
-    return "each dataset goes on from its own place, under the new shares"
+        return f"the run reaches this phase at step {parts + 1:,}, as it would have from the start"
+    return "each dataset continues at its own position, with the new shares"
 
 
 def _path(phase: Phase, plan: Plan) -> str:

@@ -38,16 +38,16 @@ class Rule:
 
 
 _STAYS = "what is trained stays the same"
-_ORDER = "numbers are added up in another order"
+_ORDER = "sums are computed in another order"
 _KERNEL = Rule("model.attention", "rounding", "another kernel computes attention")
-_RECOMPUTE = Rule("activation", "rounding", "the same operations, some of them a second time")
-_COMPILE = Rule("compile.mode", "rounding", "compiled blocks round otherwise")
+_RECOMPUTE = Rule("activation", "rounding", "the same operations, some of them recomputed")
+_COMPILE = Rule("compile.mode", "rounding", "compiled blocks round differently")
 _DEVICE = Rule("launch.device", "rounding", "another kind of device computes")
 _REDUCE = Rule("parallel.fsdp.reduce", "rounding", "gradients are summed in another format")
 _RESHARD = Rule("parallel.fsdp.reshard", "none", f"memory and traffic change, {_STAYS}")
 _OFFLOAD = Rule("parallel.fsdp.offload", "rounding", "states live and are updated on another device")
-_LEARNS = "the optimizer takes it from the plan"
-_FIRST = "only the first weights depend on it, and stay those of A"
+_LEARNS = "the optimizer uses the new value from here on"
+_FIRST = "it only affects the initial weights, which were those of A"
 
 _AVERAGE = "the averaged weights move"
 
@@ -70,7 +70,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "axes": None,
         "device": _DEVICE,
         "threads": Rule("launch.threads", "rounding", _ORDER),
-        "matmul": Rule("precision.matmul", "rounding", "fp32 products are computed otherwise"),
+        "matmul": Rule("precision.matmul", "rounding", "fp32 products are computed differently"),
         "stop_deadline_seconds": Rule("launch.stop_deadline", "none", _STAYS),
     },
     "setup.watch": {"stuck_seconds": Rule("fault_tolerance.stuck", "none", _STAYS)},
@@ -79,7 +79,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "architecture": None,
         "attention": _KERNEL,
         "params": None,
-        "z_loss": Rule("loss.z_loss", "learning", "the objective weighs it from here on"),
+        "z_loss": Rule("loss.z_loss", "learning", "the loss uses the new weight from here on"),
         "chunk_bytes": Rule("loss.chunk", "rounding", _ORDER),
         "stages": None,
         "owners": None,
@@ -128,7 +128,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "decay": Rule("ema.decay", "learning", f"{_AVERAGE} by it from here on"),
         "every": Rule("ema.every", "learning", f"{_AVERAGE} so often from here on"),
         "format": None,
-        "eval": Rule("ema.eval", "none", f"other weights are looked at, {_STAYS}"),
+        "eval": Rule("ema.eval", "none", f"other weights are evaluated, {_STAYS}"),
         "publish": Rule("ema.publish", "none", f"other weights are published, {_STAYS}"),
     },
     "setup.scheduler": dict.fromkeys(("kind", "lr", "steps", "warmup", "floor", "decay", "shape")),
@@ -177,7 +177,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.schedule_cache": {"counts": None},
     "setup.resume": {
         "resume": None,
-        "origin": Rule("checkpoint.from", "none", "only where a run begins depends on it"),
+        "origin": Rule("checkpoint.from", "none", "it only affects the start of a run"),
         "verify": Rule("checkpoint.verify", "none", _STAYS),
     },
     "setup.horizon": {},
@@ -192,7 +192,9 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "step.agree": {
         "time_limit_seconds": Rule("launch.time_limit", "none", _STAYS),
         "stop_file": Rule("launch.stop_file", "none", _STAYS),
-        "empty_steps": Rule("fault_tolerance.empty_steps", "none", f"it is about steps without a label, {_STAYS}"),
+        "empty_steps": Rule(
+            "fault_tolerance.empty_steps", "none", f"it only concerns steps without a valid token, {_STAYS}"
+        ),
     },
     "step.zero_gradients": {},
     "step.forward_backward": {
@@ -205,7 +207,7 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "step.context_grad_sync": {"axes": None},
     "step.clip": {"max_norm": Rule("optimizer.clip", "learning", "gradients are scaled by it from here on")},
     "step.gradient_norm": {},
-    "step.check_finite": {"limit": Rule("on.nan", "none", f"it is about steps that are not numbers, {_STAYS}")},
+    "step.check_finite": {"limit": Rule("on.nan", "none", f"it only concerns non-finite steps, {_STAYS}")},
     "step.schedule": {},
     "step.optimizer": {},
     "step.router_bias": {"speed": Rule("model.router.bias_speed", "learning", "biases move by it from here on")},
@@ -216,6 +218,6 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
 OUTSIDE: Final = ("tick.", "event.", "shutdown.")
 # Fields of an architecture that weigh what is learned from here on.
 OBJECTIVE: Final = {
-    "router_aux_loss": Rule("model.router.aux_loss", "learning", "the objective weighs it from here on"),
-    "router_z_loss": Rule("model.router.z_loss", "learning", "the objective weighs it from here on"),
+    "router_aux_loss": Rule("model.router.aux_loss", "learning", "the loss uses the new weight from here on"),
+    "router_z_loss": Rule("model.router.z_loss", "learning", "the loss uses the new weight from here on"),
 }

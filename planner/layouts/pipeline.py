@@ -91,7 +91,7 @@ def _counts(
     pp, stages = spec.parallel.pp, len(even)
     given = pp.layers
     if isinstance(given, Auto):
-        reasons["parallel.pp.layers"] = (tuple(even), "the dearest stage is as cheap as can be")
+        reasons["parallel.pp.layers"] = (tuple(even), "minimises the most expensive stage")
         found.passed("mesh.pp.layers", f"{architecture.layers} layers on {stages} stages")
         return even
     hint = f"use layers [{', '.join(map(str, even))}]"

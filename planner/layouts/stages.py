@@ -61,7 +61,7 @@ def stages_of_rank(pp: int, size: int, stages_per_rank: int, schedule: str) -> l
 
 
 def balance(layers: int, stages: int, embedding_cost: float = 0.0, head_cost: float = 0.0) -> list[int]:
-    """Layers of every stage, at least one each, so that the dearest stage is as cheap as can be.
+    """Layers of every stage, at least one each, so that minimises the most expensive stage.
 
     A layer costs 1, and the ends of the model what is given. Each stage has one layer, and the others go one by one to
     the stage that is cheapest so far; among equals to those in the middle, then to the first, then to the last, as the

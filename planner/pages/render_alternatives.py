@@ -14,7 +14,7 @@ HEAD = ("", "memory", "of it", "step", "tokens/s", "MFU", "exposed", "bubble", "
 ALIGN = "<>>>>>>>><"
 UNKNOWN = "unknown"
 LONGEST_NAME = 40
-LEGEND = "memory: of the rank that holds most · exposed: sending while nothing computes · sent: by one rank in a step"
+LEGEND = "memory: of the fullest rank · exposed: communication that is not overlapped · sent: by one rank in a step"
 
 
 def render_alternatives(alternatives: Sequence[Alternative], *, color: bool = False) -> str:
@@ -45,7 +45,7 @@ def _table(page: Page, rows: list[tuple[str, ...]]) -> None:
     page.table(lines, align="".join(ALIGN[column] for column in shown), styles=("bold",))
     page.line()
     if HEAD.index("step") not in shown:
-        page.line("  how long a step takes is unknown: the cluster does not say how fast it is", "dim")
+        page.line("  step times are unknown: the cluster has no speed", "dim")
     page.wrapped(LEGEND, style="dim")
 
 
@@ -69,7 +69,7 @@ def render_fit(fit: Fit, spec: str, *, color: bool = False) -> str:
         _table(page, [_row(each.name, figures(_known(each), fit.cluster), []) for each in fit.best])
     else:
         page.line("  none of them fits", "red")
-    page.heading("THE OTHERS", "how many, and the one that comes nearest")
+    page.heading("THE OTHERS", "how many, and the best of them")
     page.table([_fallen(code, members) for code, members in fit.reasons], align=">")
     if fit.best:
         sets = "".join(f" --set {text}" for text in fit.best[0].sets)

@@ -33,7 +33,7 @@ def show_warnings(page: Page, plan: Plan, *, but: str = "") -> None:
         first, rest = f"  {label}: ", " " * min(len(label) + 4, 24)
         text = check.evidence
         if but and check.code == LACKS_MEMORY:
-            text = f"{text.partition(but)[0]}; what helps stands under MEMORY"
+            text = f"{text.partition(but)[0]}; for settings that would help see MEMORY"
         page.wrapped(text + place, first=first, rest=rest, style=STYLES[check.status])
 
 

@@ -27,14 +27,14 @@ def show_data(page: Page, plan: Plan, detail: Detail) -> None:
     if len(sources) > most:
         rows.append(("…", f"and {len(sources) - most} more: --part data"))
     rows.append(("chain", chain_text(plan)))
-    place = "its place in the data" if len(loader["datasets"]) == 1 else "its place in each dataset"
-    rows.append(("order", f"that of the seed, on any number of ranks; a run resumes at {place}"))
+    place = "its position in the data" if len(loader["datasets"]) == 1 else "its position in each dataset"
+    rows.append(("order", f"determined by the seed, on any number of ranks; a run resumes at {place}"))
     if told := mix_of_epoch(plan):
         rows.append(("epoch", told))
     if detail.full or loader["workers"] or not loader["prefetch"]:
         rows.append(("reading", reading_text(loader)))
     if plan.counted is None:
-        rows.append(("unknown", "documents, rows, how full they are, epochs: until the data has been tokenized"))
+        rows.append(("unknown", "documents, rows, how full they are, and epochs, until the data has been tokenized"))
     else:
         rows.append(("counted", epoch_text(plan)))
     page.described(rows, wraps=True)

@@ -12,15 +12,15 @@ from .text import WIDTH, Page, clip
 
 STYLES: Final = {"same": "green", "safe": "green", "resharded": "yellow", "incompatible": "red"}
 SAYS: Final = {
-    "same": "a checkpoint of A goes on under B as it would have under A, bit for bit",
-    "safe": "a checkpoint of A can be gone on with under B",
-    "resharded": "a checkpoint of A can be gone on with under B, by ranks that hold other pieces of it",
+    "same": "a checkpoint of A resumed under B trains as under A, bit for bit",
+    "safe": "a checkpoint of A can be resumed under B",
+    "resharded": "a checkpoint of A can be resumed under B, on ranks with other shards of it",
     "incompatible": "a checkpoint of A is refused under B",
 }
 EFFECTS: Final = {
-    "none": "The run is then what it would have been under B from its start, bit for bit.",
-    "rounding": "The run is then what it would have been under B from its start, up to rounding.",
-    "learning": "The run is then not what it would have been under B from its start.",
+    "none": "The result equals a run under B from the start, bit for bit.",
+    "rounding": "The result equals a run under B from the start, up to rounding.",
+    "learning": "The result differs from a run under B from the start.",
 }
 MOST_NODES: Final = 16
 MOST_CLASSES: Final = 8
@@ -41,7 +41,7 @@ def render_diff(
         _side(page, letter, name, plan, step)
     _verdict(page, found.verdict, going_on)
     if not found.differ:
-        page.heading("SAME PLAN", f"{found.a.id}: nothing that is done differs")
+        page.heading("SAME PLAN", f"{found.a.id}: both do the same")
         _values(page, found.values)
         return str(page)
     _values(page, found.values)
@@ -60,7 +60,7 @@ def _side(page: Page, letter: str, name: str, plan: Plan, step: int | None) -> N
 
 def _verdict(page: Page, verdict: Verdict, going_on: tuple[str, ...]) -> None:
     page.heading("RESUME")
-    doubt = "" if verdict.certain else ", unless the data is the same after all"
+    doubt = "" if verdict.certain else ", unless the data is in fact the same"
     style = STYLES[verdict.kind]
     page.wrapped(f"{verdict.kind}: {SAYS[verdict.kind]}{doubt}", style=style)
     shown = [reason for reason in verdict.reasons if verdict.kind != "incompatible" or reason.kind == verdict.kind]
@@ -69,7 +69,7 @@ def _verdict(page: Page, verdict: Verdict, going_on: tuple[str, ...]) -> None:
         first = f"  {reason.path.ljust(width)}  "
         page.wrapped(reason.text, first=first, rest=" " * (width + 4))
     if left := len(verdict.reasons) - len(shown):
-        page.line(f"  ({left} more of what would be allowed: --json)", "dim")
+        page.line(f"  ({left} more allowed differences: --json)", "dim")
     if verdict.kind in ("safe", "resharded"):
         page.wrapped(EFFECTS[verdict.effect])
     for line in going_on:

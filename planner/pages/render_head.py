@@ -36,7 +36,7 @@ def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
 def cluster_text(cluster: Cluster) -> str:
     """The machines with the unit of every number; what nobody says is unknown."""
     if cluster.preset == "none":
-        return "cluster unknown: write `cluster h100 { … }` to hold memory and time against machines"
+        return "cluster unknown: add `cluster h100 { … }` to estimate memory and time"
     parts = [
         f"cluster {cluster.preset}: {plural(cluster.nodes, 'node')} × {plural(cluster.devices, 'device')}",
         f"{_known(cluster.memory_bytes and bytes_text(cluster.memory_bytes), 'memory')}, "

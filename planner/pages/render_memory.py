@@ -21,14 +21,14 @@ SHORT: Final = {
     "activations": "activ.",
 }
 MEANING: Final = (
-    ("params, grads, adam", "what the rank owns of parameters, their gradients and two moments"),
+    ("params, grads, adam", "the rank's shards of parameters, gradients and the two moments"),
     ("ema", "averaged weights"),
-    ("unsharded", "parameters that fsdp has gathered, as many as are alive at once"),
-    ("unreduced", "whole gradients that fsdp adds up before it exchanges them"),
-    ("activ.", "what forwards have left for backwards, of all microbatches in flight"),
-    ("loss", "what the forward of the head leaves"),
-    ("working", "the most that is alive beside all this, while a block or a piece of the loss is computed"),
-    ("reserve", "of CUDA and communication, and what the allocator cannot use"),
+    ("unsharded", "parameters that fsdp has gathered, at most at the same time"),
+    ("unreduced", "unsharded gradients that fsdp accumulates before it reduces them"),
+    ("activ.", "activations saved for the backward, of all microbatches in flight"),
+    ("loss", "activations of the output head"),
+    ("working", "temporary tensors while a block or a chunk of the loss is computed"),
+    ("reserve", "CUDA context, communication buffers and fragmentation"),
 )
 MOST_CLASSES = 6
 UNITS: Final = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))

@@ -8,9 +8,9 @@ from .text import WIDTH, Detail, Page
 
 MEANING = {
     "pp": "pipeline of stages",
-    "replicate": "copies of the model, other rows",
-    "fsdp": "parameters sharded, other rows",
-    "ring": "sequence sharded, keys and values go round",
+    "replicate": "replicas of the model, different rows",
+    "fsdp": "parameters sharded, different rows",
+    "ring": "sequence sharded, keys and values passed around",
     "ulysses": "sequence exchanged for heads",
     "tp": "matrices split",
     "ep_fsdp": "experts sharded",

@@ -25,7 +25,7 @@ def show_order(page: Page, plan: Plan, detail: Detail) -> None:
     In full, every node of the set-up.
     """
     nodes = [node for node in plan.of_kind("setup") if detail.full or node.op not in ELSEWHERE]
-    page.heading("ORDER", "what prepares the model, first to last; how many modules each rule means")
+    page.heading("ORDER", "how the model is built, first to last; modules that each rule applies to")
     rows = []
     for node in nodes:
         found = matches(node)

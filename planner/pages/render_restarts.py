@@ -10,12 +10,12 @@ def show_restarts(page: Page, plan: Plan, detail: Detail) -> None:
     times = plan.launch["restarts"]
     if not times and not plan.elastic and not detail.full:
         return
-    head = f"up to {times}, each from the last checkpoint" if times else "none by xtrain itself"
+    head = f"up to {times}, each from the last checkpoint" if times else "not by xtrain itself"
     page.heading("RESTARTS", head)
     if not plan.elastic:
-        page.wrapped("on as many ranks as before" if times else "a rank that fails ends the run")
+        page.wrapped("on the same number of ranks" if times else "a rank that fails ends the run")
         return
-    page.wrapped("with fewer ranks where devices are gone or the same rank fails twice without a new checkpoint:")
+    page.wrapped("on fewer ranks if devices are missing or the same rank fails twice without a new checkpoint:")
     most = detail.most(8)
     shown = sorted(plan.elastic, key=lambda each: -each.world)
     page.table([_row(each, plan) for each in shown[:most]], styles=("", "", "", "", "", "dim"))

@@ -105,5 +105,5 @@ def _imbalance(plan: Plan) -> str:
     most = max(work)
     more = most * len(work) / sum(work) - 1
     if more < 0.005:
-        return "every coordinate computes the same"
+        return "every stage computes the same"
     return f"pp {work.index(most)} computes {more:.0%} more than the mean"

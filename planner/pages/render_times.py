@@ -25,13 +25,11 @@ def show_compute(page: Page, plan: Plan, detail: Detail) -> None:
     if plan.cluster.flops:
         bound = estimates.flops_per_step / (plan.cluster.flops * world)
         peak = rate_text(plan.cluster.flops, "FLOP/s")
-        rows.append(("at best", seconds_text(bound), f"a step, if every device did {peak} and never waited"))
+        rows.append(("at best", seconds_text(bound), f"a step, if every device reached {peak} and never waited"))
     if estimates.times is None:
         rows.append(("a step takes", "unknown", no_times(plan)))
         if plan.mesh.size("pp") > 1:
-            rows.append(
-                ("bubble", f"{estimates.bubble:.0%}", "of a step, in which the busiest rank of the pipeline waits")
-            )
+            rows.append(("bubble", f"{estimates.bubble:.0%}", "of a step: pipeline bubble on the busiest rank"))
     else:
         rows += _times(plan, estimates.times)
     page.table(rows, align="<>", styles=("", "", "dim"))
@@ -43,7 +41,7 @@ def _times(plan: Plan, times: Times) -> list[tuple[str, str, str]]:
     low, high = plan.cluster.efficiency[0], plan.cluster.efficiency[-1]
     reached = f"{low:.0%}" if low == high else f"{low:.0%} to {high:.0%}"
     source = "as cluster.efficiency says" if low == high else "an assumption"
-    parts = [f"computing {seconds_text(times.computing)}", f"waiting for messages {seconds_text(times.exposed)}"]
+    parts = [f"computing {seconds_text(times.computing)}", f"exposed communication {seconds_text(times.exposed)}"]
     if plan.mesh.size("pp") > 1:
         parts.append(f"bubble {plan.estimates.bubble:.0%} of the step")
     world = plan.mesh.world_size

@@ -43,7 +43,7 @@ def _amounts(plan: Plan) -> list[tuple[str, str, str]]:
     table = [("tokens a step", f"{rows * sequence:,}", f"{plural(rows, 'row')} of {sequence:,}; {product}")]
     if timeline.steps is None or timeline.tokens is None:
         epochs = amount_in_epochs(timeline.epochs or 0.0)
-        return [*table, ("steps", "unknown", f"{epochs} of data that is not counted yet")]
+        return [*table, ("steps", "unknown", f"{epochs} of data that has not been counted yet")]
     ratio = timeline.tokens / plan.parameters.total
     how = next((entry.how for entry in plan.provenance if entry.path == "steps"), "") or "the budget"
     if timeline.epochs is not None:
@@ -114,7 +114,7 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
     ticks = [tick for tick in plan.timeline.ticks if any(plan.node(n).op == "tick.checkpoint" for n in tick.nodes)]
     written = count_saves(plan)
     clocks = any(tick.seconds is not None for tick in ticks)
-    times = "written by the clock" if clocks else "as many as the steps give"
+    times = "depends on the clock" if clocks else "as many as the number of steps allows"
     if written is not None:
         times = f"{written:,} written"
     best = " + best" if saving.args["best"] is not None else ""
@@ -172,10 +172,10 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
     rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in reactions.items()]
     if (stuck := plan.node("setup.watch").args["stuck_seconds"]) is not None:
         by_default = "default" if "fault_tolerance.stuck" in defaults else ""
-        rows.append((f"no progress for {seconds_text(stuck)}", "name the ranks, then end", "", by_default))
+        rows.append((f"no progress for {seconds_text(stuck)}", "report stuck ranks, then end", "", by_default))
     if (empty := plan.node("step.agree").args.get("empty_steps")) is not None:
         by_default = "default" if "fault_tolerance.empty_steps" in defaults else ""
-        rows.append((f"{plural(empty, 'empty step')} in a row", "end as failed", "", by_default))
+        rows.append((f"{plural(empty, 'empty step')} in a row", "the run fails", "", by_default))
     return rows
 
 

@@ -50,7 +50,7 @@ def members(axis: Axis, rank: int) -> list[int]:
 def _place(page: Page, plan: Plan, rank: int) -> None:
     """Coordinates and the group along every axis that has more than one rank."""
     mesh = plan.mesh
-    page.heading("PLACE", "coordinate on every axis, and the ranks it shares the axis with")
+    page.heading("PLACE", "coordinate on every axis, and the ranks of its group")
     axes = list(mesh.axes)
     if plan.architecture.is_moe:
         axes += [axis for axis in mesh.expert_axes if axis.name != "pp"]

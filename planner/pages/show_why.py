@@ -120,15 +120,15 @@ def _value(page: Page, plan: Plan, spec: Spec | None, entry: Provenance, world: 
         _dependents(page, plan, spec, entry, world)
     else:
         page.line()
-        page.line("  what depends on it is found out by planning again, which needs the spec", "dim")
+        page.line("  dependents are found by planning again, which needs the spec", "dim")
 
 
 _ROLES: Final = {
     "experiment": "changes what is learned",
     "budget": "how long",
-    "cadence": "when something is looked at or saved",
-    "path": "where things lie",
-    "mesh": "how the work is cut",
+    "cadence": "how often something is measured, logged or saved",
+    "path": "where files are",
+    "mesh": "how the work is divided",
     "execution": "how it is computed",
 }
 
@@ -152,7 +152,7 @@ def _rules(page: Page, plan: Plan, spec: Spec, path: str) -> None:
         if rests != ["*"] and any(in_doubt(premise, doubt) for premise in rests):
             found.append((f"{check.status} {check.id}", check.evidence))
     if found:
-        page.heading("RULES", "that rest on it")
+        page.heading("RULES", "that use this value")
         page.described(found)
 
 
@@ -168,16 +168,16 @@ class _Trial:
 def _dependents(page: Page, plan: Plan, spec: Spec, entry: Provenance, world: int | None) -> None:
     trial = _try(plan, spec, entry, world)
     if trial is None:
-        page.heading("DEPENDS ON IT", "not found out: it has no neighbour that could be tried")
+        page.heading("DEPENDS ON IT", "unknown: there is no neighbouring value to try")
         return
     if trial.plan is None:
-        page.heading("DEPENDS ON IT", "no neighbouring value has a plan, so all of it")
+        page.heading("DEPENDS ON IT", "no neighbouring value has a valid plan, so the whole plan")
         page.described([("", text) for text in trial.refused])
         return
     found = changes(plan, trial.plan)
-    page.heading("DEPENDS ON IT", f"what would be otherwise with {trial.value}")
+    page.heading("DEPENDS ON IT", f"what would differ with {trial.value}")
     if found.empty:
-        page.line("  nothing that the plan says: no node, no figure")
+        page.line("  nothing in the plan: no node, no figure")
         return
     page.described(_change_rows(found))
 
@@ -222,9 +222,9 @@ def _change_rows(found: Changes) -> list[tuple[str, str]]:
             text = ", ".join(f"{name} {_plain(old)} → {_plain(new)}" for name, (old, new) in node.args.items())
             rows.append((node.id, text))
     if numbers := [node.id for node in found.changed if not node.args]:
-        rows.append(("other numbers in", ", ".join(numbers)))
+        rows.append(("other figures in", ", ".join(numbers)))
     rows += [(name, f"{old} → {new}") for name, (old, new) in found.figures.items()]
-    rows.append(("experiment", "another one" if found.renamed else "the same"))
+    rows.append(("experiment", "different" if found.renamed else "the same"))
     return rows
 
 

@@ -46,14 +46,14 @@ def _check_stuck(run: Resolved, estimates: Estimates, found: Findings) -> None:
     if longest < stuck.value:
         return
     what = "a step of the pipeline" if piped else "a microbatch"
-    message = f"{what} may take {seconds_text(longest)}, and ranks are given up after {seconds_text(stuck.value)}"
+    message = f"{what} may take {seconds_text(longest)}, and ranks count as stuck after {seconds_text(stuck.value)}"
     found.warn("health.stuck", "W606", "fault_tolerance.stuck", message, f"use {ceil(longest / 30)} min or more")
 
 
 def _check_memory(run: Resolved, cluster: Cluster, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
     rule, need, device = "memory.device", fullest(estimates), cluster.memory_bytes
     if device is None:
-        found.unknown(rule, f"the fullest rank holds {bytes_text(need)}, and the memory of a device is not known")
+        found.unknown(rule, f"the fullest rank needs {bytes_text(need)}, and the memory of a device is unknown")
         return estimates
     share = f"{bytes_text(need)} of {bytes_text(device)} on the fullest rank"
     if need <= (1 - TIGHT) * device:
@@ -64,9 +64,8 @@ def _check_memory(run: Resolved, cluster: Cluster, estimates: Estimates, found: 
     if need <= device:
         message = f"{share} leave {1 - need / device:.0%} free, less than {TIGHT:.0%}"
     elif certain > device and not run.spec.parallel.fsdp.offload:
-        message = (
-            f"the states of the model with what fsdp gathers alone take {bytes_text(certain)} of {bytes_text(device)}"
-        )
+        least = f"{bytes_text(certain)} of {bytes_text(device)}"
+        message = f"model states and the parameters that fsdp gathers alone take {least}"
     else:
         message = f"the run does not fit: {share}"
     found.warn(rule, "W423", "cluster", message, _remedies_text(estimates, device))
@@ -88,7 +87,7 @@ def _remedies_text(estimates: Estimates, device: int) -> str:
 def _check_bubble(run: Resolved, estimates: Estimates, found: Findings) -> None:
     if run.size("pp") == 1:
         return
-    rule, message = "pipeline.bubble", f"ranks of the pipeline wait for {estimates.bubble:.0%} of a step"
+    rule, message = "pipeline.bubble", f"the pipeline bubble is {estimates.bubble:.0%} of a step"
     if estimates.bubble <= WAITS:
         found.passed(rule, message)
         return
@@ -134,7 +133,7 @@ def _check_need(run: Resolved, cluster: Cluster, estimates: Estimates, found: Fi
     change = Change.of(parallel__tp__size=1, **sizes, **same_rows(run, Fraction(1, tp)))
     without = judge(change.applied(run.spec))
     if without is None or without.times is None:
-        found.passed(rule, f"the rows of this run do not suffice without tp {tp}")
+        found.passed(rule, f"there are not enough rows without tp {tp}")
         return
     need, speed, now = fullest(without), without.times.tokens_per_second, times.tokens_per_second
     shown = f"{bytes_text(need)} of {bytes_text(device)}, {count_text(speed)} tokens/s instead of {count_text(now)}"

@@ -67,13 +67,13 @@ def _check_used(spec: Spec, found: Findings) -> None:
     for name in spec.datasets:
         switched_off = name in spec.mixture.weights and not amount(spec.mixture.weights[name])
         if name not in training and name not in evaluated(spec) and not switched_off and not found.failed:
-            hint = "give it a weight in `mixture`, evaluate it, or leave it out"
+            hint = "give it a weight in `mixture`, evaluate it, or remove it"
             if spec.mixture.weights.get(name):
                 hint = (
                     f"at temperature {spec.mixture.temperature:g} its share is 0: raise its weight or the temperature"
                 )
             elif not is_plain(name):
-                hint = "call it by a name of letters, digits and `_`, and give it a weight"
+                hint = "rename it to letters, digits and `_`, and give it a weight"
             found.warn(f"data.used.{name}", "W506", f"dataset.{name}", f"nothing uses the dataset `{name}`", hint)
 
 
@@ -85,10 +85,10 @@ def _check_evaluations(spec: Spec, found: Findings) -> None:
             known = ", ".join(spec.datasets) or "none"
             hint = did_you_mean(name, spec.datasets) or f"datasets of this spec: {known}"
             mend = partial(renamed, word=name, candidates=spec.datasets)
-            found.fail(rule, "X501", path, f"eval of unknown dataset `{name}`", hint, mend)
+            found.fail(rule, "X501", path, f"`eval` of the unknown dataset `{name}`", hint, mend)
         elif dataset.holdout.fraction == 0:
-            hint = f"write `holdout = 1%` in `dataset {name}`"
-            found.fail(rule, "X504", path, f"eval of `{name}`, which holds nothing out", hint)
+            hint = f"set `holdout = 1%` in `dataset {name}`"
+            found.fail(rule, "X504", path, f"`eval` of `{name}`, which has no held-out part", hint)
         else:
             found.passed(rule, f"`{name}` holds out {dataset.holdout}")
 
@@ -97,6 +97,6 @@ def _check_group(spec: Spec, found: Findings) -> None:
     """Only documents that are taken out of their order are packed in groups."""
     link = packing(spec)
     if link.method == "sequential" and not isinstance(link.group, Auto):
-        message = f"pack(sequential) takes one document after the other, and has no group of {link.group:,}"
-        hint = f"write `pack(multipack, group = {link.group})`, or leave the group out"
+        message = f"pack(sequential) keeps the order of documents, and has no group of {link.group:,}"
+        hint = f"write `pack(multipack, group = {link.group})`, or remove the group"
         found.fail("data.group", "X509", "collate", message, hint)

@@ -37,10 +37,10 @@ def _check_patterns(dataset: Dataset, patterns: tuple[str, ...], found: Findings
     if folders:
         shown = ", ".join(f'"{pattern}"' for pattern in folders)
         hint = f'name the files in it: "{folders[0].rstrip("/")}/*"'
-        found.fail(rule, "X507", path, f"dataset {dataset.name}: folders match {shown}, and no file does", hint)
+        found.fail(rule, "X507", path, f"dataset {dataset.name}: only folders match {shown}, no file", hint)
     elif missing:
         shown = ", ".join(f'"{pattern}"' for pattern in missing)
-        hint = "patterns start at the working folder; the run will look for them again"
+        hint = "patterns are relative to the working folder; the run looks again"
         found.warn(rule, "W501", path, f"dataset {dataset.name}: no file matches {shown}", hint)
     else:
         found.passed(rule, f"files match {', '.join(patterns)}")
@@ -52,10 +52,10 @@ def _check_folder(dataset: Dataset, name: str, found: Findings) -> None:
     if Path(name).is_dir():
         found.passed(rule, f"folder {name}")
     elif Path(name).exists():
-        hint = 'give the folder that it lies in, or read it with a source of its kind: `jsonl("…")`'
-        found.fail(rule, "X507", path, f"dataset {dataset.name}: {name} is a file, and no folder", hint)
+        hint = 'give the folder that contains it, or use the source of its file type: `jsonl("…")`'
+        found.fail(rule, "X507", path, f"dataset {dataset.name}: {name} is a file, not a folder", hint)
     elif name.startswith((".", "/", "~")) or portable(name).count("/") > 1:
-        hint = "paths start at the working folder; the run will look for it again"
+        hint = "paths are relative to the working folder; the run looks again"
         found.warn(rule, "W501", path, f"{dataset.name}: there is no folder {name}", hint)
     else:
         found.unknown(rule, f"{name} is looked for when the run starts")
@@ -71,7 +71,7 @@ def _check_separator(dataset: Dataset, source: Tokens, tokenizer: str, found: Fi
     except TokenizerUnreadable:
         return
     if source.separator >= size:
-        message = f"dataset {dataset.name}: separator {source.separator:,} is no token of the {size:,} that there are"
+        message = f"dataset {dataset.name}: separator {source.separator:,} is not one of the {size:,} that there are"
         found.fail(rule, "X507", path, message, "set `separator` to the id that ends documents in these files")
     else:
         found.passed(rule, f"separator {source.separator:,} is one of {size:,} tokens")
@@ -87,7 +87,7 @@ def _check_template(dataset: Dataset, tokenizer: str, found: Findings) -> None:
         found.passed(rule, f"template {dataset.template}")
     elif Path(dataset.template).exists():
         hint = f"name a file; built in are {known}"
-        found.fail(rule, "X507", path, f"dataset {dataset.name}: template {dataset.template} is no file", hint)
+        found.fail(rule, "X507", path, f"dataset {dataset.name}: template {dataset.template} is not a file", hint)
     else:
         hint = did_you_mean(dataset.template, TEMPLATES) or f"built in are {known}; paths start at the working folder"
         found.warn(rule, "W501", path, f"dataset {dataset.name}: there is no template {dataset.template}", hint)

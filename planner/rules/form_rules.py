@@ -45,7 +45,7 @@ def _fields(dataset: Dataset) -> Problem | None:
     if not named:
         return None
     what = "token ids" if kind == "tokens" else "whole documents"
-    message = f"{kind} gives {what}, which have no field for `{named[0]}`"
+    message = f"{kind} gives {what}, which have no field `{named[0]}`"
     return "X517", named[0], message, f"leave `{named[0]}` out; jsonl, parquet, arrow and huggingface have fields"
 
 
@@ -61,13 +61,13 @@ def _form(dataset: Dataset) -> Problem | None:
         return "X516", pair[0], message, f"name the field of the {other}, or use `text` for plain text"
     form = CHAT if dataset.messages is not None else PAIRS[0] if pair else ""
     if form and dataset.text != TEXT:
-        message = f"`{TEXT}` is the field of plain text, and `{form}` says that records are none"
+        message = f"`{TEXT}` is for plain text, and with `{form}` the records are not plain text"
         return "X516", TEXT, message, f"leave out `{TEXT}` or `{form}`"
     if not form:
         told = ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
         if told:
-            message = f"`{told[0]}` is for conversations and pairs, and this is plain text, all of it trained on"
-            return "X516", told[0], message, 'name the field: `messages = "messages"`, or leave it out'
+            message = f"`{told[0]}` is for conversations and pairs, and these records are plain text"
+            return "X516", told[0], message, 'name the field: `messages = "messages"`, or remove it'
     return None
 
 

@@ -33,10 +33,10 @@ def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -
     _check_idle_actions(spec, layout, found)
     _check_idle_watching(spec, found)
     for name, why in idle_settings(spec.scheduler).items():
-        _warn(spec, f"scheduler.{name}", why, "leave it out", found)
+        _warn(spec, f"scheduler.{name}", why, "remove it", found)
     _check_idle_axes(spec, layout, batch, found)
     if spec.batch.workers and not spec.batch.prefetch:
-        _warn(spec, "batch.workers", "nothing is read ahead", "use prefetch 2, or leave it out", found)
+        _warn(spec, "batch.workers", "nothing is read ahead", "use prefetch 2, or remove it", found)
     if spec.activation.mode == "none":
         for name in ("every", "save"):
             _warn(spec, f"activation.{name}", "nothing is recomputed", "use mode full or selective", found)
@@ -51,31 +51,31 @@ def _check_idle_model(spec: Spec, found: Findings) -> None:
     model, ema = spec.model, spec.ema
     if model.family in MOE and not isinstance(model.expert_ffn, Auto):
         why = f"every block has experts, and expert_ffn gives their width, {model.expert_ffn:,}"
-        _warn(spec, "model.ffn", why, "leave it out", found)
+        _warn(spec, "model.ffn", why, "remove it", found)
     if model.family in MOE and model.router.bias_speed and model.experts_per_token >= model.experts:
-        why = "every token is sent to all experts, and biases decide to which"
+        why = "every token is sent to all experts, so biases have no effect on the choice"
         _warn(spec, "model.router.bias_speed", why, "leave it out, or send tokens to fewer experts", found)
     if resolve_formats(spec.precision, spec.parallel).compute == "fp64":
-        why = "it speaks of products of fp32 numbers, and all of these are of fp64"
-        _warn(spec, "precision.matmul", why, "leave it out", found)
+        why = "it concerns fp32 products, and all products are fp64"
+        _warn(spec, "precision.matmul", why, "remove it", found)
     if ema is not None and not spec.checkpoint.enabled:
-        _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "leave it out", found)
+        _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "remove it", found)
     looks = any(isinstance(action, EvalAction | GenerateAction) for _, action in _actions(spec))
     if ema is not None and not looks and not any(dataset.holdout.value for dataset in spec.datasets.values()):
-        _warn(spec, "ema.eval", "nothing is evaluated or generated", "leave it out, or hold something out", found)
+        _warn(spec, "ema.eval", "nothing is evaluated or generated", "leave it out, or set a holdout", found)
 
 
 def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:
     """Of what ticks and events do."""
     for path, action in _actions(spec):
         if isinstance(action, MemorySnapshotAction) and device_kind(spec) == "cpu" and action.history not in (0, AUTO):
-            why = "only a GPU's allocator writes down what it does"
-            _warn(spec, f"{path}.history", why, "leave it out", found)
+            why = "only a GPU's allocator can record its allocations"
+            _warn(spec, f"{path}.history", why, "remove it", found)
         elif isinstance(action, GenerateAction) and not action.temperature:
-            why = "at temperature 0 the likeliest token is taken"
+            why = "at temperature 0 the most likely token is always chosen"
             _warn(spec, f"{path}.top_p", why, "leave it out, or raise the temperature", found)
         elif isinstance(action, HealthAction) and layout.mesh.world_size == 1 and spec.fault_tolerance.elastic is None:
-            _warn(spec, f"{path}.limit", "one rank waits for no other", "leave it out", found)
+            _warn(spec, f"{path}.limit", "one rank waits for no other", "remove it", found)
 
 
 def _actions(spec: Spec) -> Iterator[tuple[str, Action]]:
@@ -90,10 +90,10 @@ def _check_idle_watching(spec: Spec, found: Findings) -> None:
     """Of what takes records and raises alerts."""
     if spec.log.wandb.project is None:
         for name in OF_WANDB:
-            _warn(spec, f"log.wandb.{name}", "log.wandb.project is none", "name a project, or leave it out", found)
+            _warn(spec, f"log.wandb.{name}", "log.wandb.project is none", "name a project, or remove it", found)
     if spec.alerts.memory is not None and device_kind(spec) == "cpu":
-        why = "the plan has no figure that is comparable on a CPU"
-        _warn(spec, "alerts.memory", why, "leave it out", found)
+        why = "on a CPU there is no planned memory to compare with"
+        _warn(spec, "alerts.memory", why, "remove it", found)
 
 
 def _check_idle_axes(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
@@ -113,7 +113,7 @@ def _check_idle_axes(spec: Spec, layout: Layout, batch: Arithmetic, found: Findi
 def check_idle_accumulation(spec: Spec, found: Findings) -> None:
     """Warn of microbatches that are counted by the rows of a step, in a run that may go on with fewer ranks."""
     why = "rows are given, and every number of ranks that elastic allows accumulates what they need"
-    _warn(spec, "batch.accumulate", why, "leave it out", found)
+    _warn(spec, "batch.accumulate", why, "remove it", found)
 
 
 def check_idle_saving(spec: Spec, found: Findings) -> None:
@@ -121,10 +121,10 @@ def check_idle_saving(spec: Spec, found: Findings) -> None:
     chosen = spec.checkpoint
     if chosen.from_ is not None and chosen.pretrained is not None:
         hint = "keep one: `from` goes on with the whole state, `pretrained` takes weights alone"
-        _warn(spec, "checkpoint.pretrained", "checkpoint.from gives weights and all else", hint, found)
+        _warn(spec, "checkpoint.pretrained", "checkpoint.from loads the weights as well", hint, found)
     if not chosen.enabled:
         for name in OF_WRITING:
-            _warn(spec, f"checkpoint.{name}", "checkpoint.enabled is false", "leave it out", found)
+            _warn(spec, f"checkpoint.{name}", "checkpoint.enabled is false", "remove it", found)
     elif chosen.mode == "sync":
         _warn(spec, "checkpoint.overlap", "training waits for every save", "use mode async", found)
     elif chosen.mode == "async_pinned" and device_kind(spec) == "cpu":

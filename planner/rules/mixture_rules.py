@@ -22,14 +22,14 @@ def check_training(spec: Spec, found: Findings) -> None:
     for phase in spec.phases.values():
         _check_names(spec, f"data.mix.{phase.name}", f"phase.{phase.name}.mix", phase.mix, found)
     if spec.mixture.weights and "temperature" in spec.datasets:
-        message = "a dataset called `temperature` has no weight: in `mixture` this is the name of a setting"
-        found.fail("data.mixture", "X513", "dataset.temperature", message, "call the dataset otherwise")
+        message = "a dataset called `temperature` cannot have a weight: in `mixture` this is the name of a setting"
+        found.fail("data.mixture", "X513", "dataset.temperature", message, "rename the dataset")
     if spec.mixture.weights or spec.phases:
         _check_weights(spec, found)
         _check_epochs(spec, found)
     if len(spec.mixture.weights) == 1 and not spec.phases:
         name, weight = next(iter(spec.mixture.weights.items()))
-        message = f"mixture changes nothing, as {name} is the only dataset in it"
+        message = f"mixture changes nothing, because {name} is its only dataset"
         longer = isinstance(weight, Quantity) and weight.value != 1  # an epoch of the run is another one
         if [each.name for each in trainable(spec)] == [name] and not longer:
             found.warn("idle.mixture", "W401", "mixture", message, "leave it out, or give another dataset a weight")
@@ -44,8 +44,8 @@ def _check_temperature(spec: Spec, found: Findings) -> None:
         return
     numbers = [{name: amount(weight) for name, weight in each.items()} for each in stretches]
     if all(shares(each, temperature) == shares(each, 1.0) for each in numbers):
-        message = "temperature changes nothing, as no two datasets of a mixture have different weights"
-        found.warn("idle.mixture.temperature", "W401", "mixture.temperature", message, "leave it out")
+        message = "temperature changes nothing, because all datasets of a mixture have the same weight"
+        found.warn("idle.mixture.temperature", "W401", "mixture.temperature", message, "remove it")
 
 
 def _check_training(spec: Spec, written: bool, found: Findings) -> None:
@@ -53,16 +53,16 @@ def _check_training(spec: Spec, written: bool, found: Findings) -> None:
     names = [dataset.name for dataset in training]
     if written and not spec.mixture.weights:
         example = ", ".join(f"{name} = 1" for name in filter(is_plain, names)) or "web = 1"
-        hint = f"write `mixture {{ {example} }}`, or leave it out"
+        hint = f"write `mixture {{ {example} }}`, or remove it"
         found.fail("data.training", "X502", "mixture", "nothing to train on: the mixture has no dataset", hint)
     elif not training:
-        message = "every dataset is held out whole" if spec.datasets else "there is no dataset"
+        message = "every dataset has `holdout = 100%`" if spec.datasets else "there is no dataset"
         path = f"dataset.{next(iter(spec.datasets))}.holdout" if spec.datasets else "dataset"
         hint = "lower its holdout" if spec.datasets else "add one, such as `dataset web { source = python_stdlib() }`"
         found.fail("data.training", "X502", path, f"nothing to train on: {message}", hint)
     elif len(training) > 1 and not spec.mixture.weights:
         example = ", ".join(f"{name} = 1" for name in names)
-        hint = f"say how much of each: `mixture {{ {example} }}`, or set `holdout = 100%` on what is only evaluated"
+        hint = f"give a weight to each:  `mixture {{ {example} }}`, or set `holdout = 100%` on what is only evaluated"
         if quoted := [name for name in names if not is_plain(name)]:
             hint = f"call `{quoted[0]}` by a name of letters, digits and `_`, and give each a weight in `mixture`"
         path, shown = f"dataset.{names[1]}", ", ".join(names)
@@ -86,7 +86,7 @@ def _check_names(spec: Spec, rule: str, path: str, given: dict[str, Weight], fou
             mend = partial(renamed, word=name, candidates=known, taken=given)
             found.fail(rule, "X513", place, f"a weight of unknown dataset `{name}`", hint, mend)
         elif amount(weight) > 0 and not trains(dataset):
-            message = f"`{name}` has a weight of {weight_text(weight)}, and is held out whole"
+            message = f"`{name}` has a weight of {weight_text(weight)}, and `holdout = 100%`"
             hint = f"lower the holdout of `dataset {name}`, or set its weight to 0"
             found.fail(rule, "X515", place, message, hint)
         good = good and dataset is not None and (not amount(weight) or trains(dataset))
@@ -126,7 +126,7 @@ def _check_epochs(spec: Spec, found: Findings) -> None:
         found.fail(rule, "X518", f"mixture.{name}", message, hint)
         return
     if given and in_epochs(given) and temperature != 1:
-        message = f"a temperature of {temperature:g} makes shares of weights, and these are epochs"
+        message = f"a temperature of {temperature:g} needs weights as shares, and these are in epochs"
         found.fail(rule, "X519", "mixture.temperature", message, "leave it out, or give weights without `epochs`")
     elif given:
         found.passed(rule, "all weights are epochs" if in_epochs(given) else "all weights are shares of rows")

@@ -27,7 +27,7 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
     if isinstance(chosen.save, Auto):
         return
     if chosen.mode == "full":
-        message = "full recomputation keeps nothing but what goes into a block, so save would change nothing"
+        message = "full recomputation keeps only the input of a block, so save has no effect"
         hint = "use save auto, or write `activation selective`"
         found.fail("activation.save", "X418", "activation.save", message, hint)
     elif not chosen.save:
@@ -36,7 +36,7 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
         found.fail("activation.save", "X418", "activation.save", message, hint)
     elif "all_to_all" in chosen.save and "cp" not in layout.doubtful and not exchanges(spec, layout):
         others = ", ".join(word for word in chosen.save if word != "all_to_all") or "matmul"
-        message = "save names all_to_all, and without ep or ulysses no block has one"
+        message = "save names all_to_all, and without ep or ulysses there is none"
         found.fail("activation.save", "X418", "activation.save", message, f"use save [{others}]")
     else:
         found.passed("activation.save", f"{', '.join(chosen.save)} are kept")
@@ -50,5 +50,5 @@ def _check_attention(spec: Spec, layout: Layout, found: Findings) -> None:
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto, or device cuda")
     if "cp" in layout.doubtful or ring == 1 or kernel in ("auto", "documents"):
         return
-    message = f"attention {kernel} needs whole rows, and ring {ring} passes parts of them around"
+    message = f"attention {kernel} needs whole rows, and with ring {ring} they are split"
     found.fail("mesh.ring.attention", "X419", "model.attention", message, "use attention auto, or ring 1")

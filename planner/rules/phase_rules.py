@@ -24,14 +24,16 @@ def _check_start(spec: Spec, name: str, batch: Arithmetic, found: Findings) -> N
     """A phase begins before the run ends."""
     start, rule, path = spec.phases[name].from_, f"schedule.phase.{name}.start", f"phase.{name}.from"
     first = start_of(start, batch)
-    hint = "use `from = 90%`, or leave the phase out"
+    hint = "use `from = 90%`, or remove the phase"
     if start.unit == "%" and start.fraction >= 1:
-        found.fail(rule, "X607", path, f"phase {name} begins at {start} of the budget, when the run has ended", hint)
+        found.fail(rule, "X607", path, f"phase {name} begins at {start} of the budget, when the run is over", hint)
     elif start.unit == "epochs" and batch.epochs is not None and start.value >= batch.epochs:
         message = f"phase {name} begins at {start}, and the run has {amount_in_epochs(batch.epochs)}"
         found.fail(rule, "X607", path, message, hint)
     elif first is None or batch.steps is None:
-        found.unknown(rule, f"{name} begins at {start}: the number of steps is known once the data is counted")
+        found.unknown(
+            rule, f"{name} begins at {start}: the number of steps is known only when the data has been counted"
+        )
     elif first >= batch.steps:
         where = f"{start}, before step {first + 1:,}" if start.unit != "steps" else f"{start}"
         message = f"phase {name} begins at {where}, and the run has {plural(batch.steps, 'step')}"
@@ -52,7 +54,7 @@ def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         if earlier != name:
             step = f"step {first + 1:,}" if first is not None else f"{phase.from_}"
             message = f"phases {earlier} and {name} both begin with {step}"
-            found.fail(rule, "X606", path, message, "let one of them begin later, or make them one")
+            found.fail(rule, "X606", path, message, "let one of them begin later, or merge them")
             continue
         if at[1]:  # the beginning of the run is the same however it is written
             units.add(at[0])
@@ -67,6 +69,6 @@ def _check_idle(spec: Spec, phases: tuple[Phase, ...], found: Findings) -> None:
         return
     for before, phase in pairwise(phases):
         if (before.shares, before.passes) == (phase.shares, phase.passes) and before.lr_scale == phase.lr_scale:
-            message = f"phase {phase.name} changes nothing, as shares and learning rate are those of {before.name}"
-            hint = "give it a `mix` or an `lr_scale`, or leave it out"
+            message = f"phase {phase.name} changes nothing: shares and learning rate are those of {before.name}"
+            hint = "give it a `mix` or an `lr_scale`, or remove it"
             found.warn(f"idle.phase.{phase.name}", "W401", f"phase.{phase.name}", message, hint)

@@ -23,12 +23,12 @@ def _check_ddp(spec: Spec, found: Findings) -> None:
     formats = resolve_formats(spec.precision, parallel)
     for axis in ("tp", "pp", "cp", "ep"):
         if (size := getattr(parallel, axis).size) != 1:
-            message = f"stack ddp keeps a whole copy of the model and of every row on a rank, and {axis} is {size}"
+            message = f"stack ddp keeps a full replica of the model on every rank, and {axis} is {size}"
             _refuse_ddp(found, f"{axis}.size", message, f"use {axis} 1")
     if fsdp.size != 1 and not isinstance(fsdp.size, Auto):
         copies = fsdp.size * fsdp.replicate
         message = f"stack ddp shards nothing, and fsdp is {fsdp.size}"
-        hint = "use fsdp auto, which makes all ranks copies"
+        hint = "use fsdp auto: all ranks are then replicas"
         _refuse_ddp(found, "fsdp.size", message, f"{hint}, or fsdp 1 {{ replicate = {copies} }}")
     if formats.compute != formats.params:
         message = f"stack ddp computes in the format of the parameters, {formats.params}, not in {formats.compute}"
@@ -57,12 +57,12 @@ def _check_zero_bubble(spec: Spec, found: Findings) -> None:
         return
     others = "or schedule interleaved_1f1b"
     if fsdp.reshard is True:
-        message = f"schedule {pp.schedule} loses gradients of parameters that reshard has freed"
+        message = f"schedule {pp.schedule} loses the gradients of parameters that reshard has freed"
         found.fail("mesh.pp.reshard", "X416", "parallel.fsdp.reshard", message, f"use reshard false, {others}")
     else:
         found.passed("mesh.pp.reshard", f"schedule {pp.schedule} finds parameters gathered")
     if spec.compile.mode != "none":
-        message = f"schedule {pp.schedule} takes the backward of a block apart, which torch.compile does not allow"
+        message = f"schedule {pp.schedule} splits the backward of a block, which torch.compile does not support"
         found.fail("mesh.pp.compile", "X416", "compile.mode", message, f"use mode none, {others}")
     if pp.schedule == "zbv" and spec.model.tie_embeddings:
         message = "schedule zbv has the first and the last stage on one rank, and fsdp cannot shard one matrix in both"
@@ -71,7 +71,7 @@ def _check_zero_bubble(spec: Spec, found: Findings) -> None:
 
 def _check_sync(spec: Spec, found: Findings) -> None:
     if spec.parallel.pp.size != 1 and spec.parallel.fsdp.sync == "microbatch":
-        message = "schedules of torch sum the gradients of a stage once a step, and sync asks for every microbatch"
+        message = "pipeline schedules sum gradients once a step, and sync is microbatch"
         found.fail("mesh.pp.sync", "X427", "parallel.fsdp.sync", message, "use sync auto, or pp 1")
 
 
@@ -84,4 +84,4 @@ def _check_offload(spec: Spec, found: Findings) -> None:
     elif device_kind(spec) == "cuda":
         found.passed("mesh.offload", "model states of cuda devices lie in host memory")
     else:
-        found.unknown("mesh.offload", "launch.device is auto: a run without cuda has nothing to offload from, and ends")
+        found.unknown("mesh.offload", "launch.device is auto: on a machine without cuda the run ends with an error")

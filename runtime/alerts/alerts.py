@@ -92,7 +92,9 @@ class Alerts:
         """A step has ended whose loss and norm are numbers; `seconds` it took."""
         if self._nonfinite:
             self._nonfinite = False
-            self.tell(Finding("nonfinite", "cleared", f"loss and norm are numbers again: loss {step.loss:.4g}"), 1)
+            self.tell(
+                Finding("nonfinite", "cleared", f"loss and gradient norm are finite again: loss {step.loss:.4g}"), 1
+            )
         if self.loss_spike is not None:
             self.tell(self.loss_spike.take(step.loss, step.phase), 1)
         if self.slow is not None and not step.warms_up:

@@ -94,10 +94,10 @@ class Notifier:
         step, known = self.progress.step, isfinite(loss)
         of = "" if self.total is None else f" of {self.total:,}"
         at = f"after step {step:,}{of}" + (f", loss {loss:.4g}" if known else "")
-        text = {"finish": f"the run has finished {at}", "tick": f"the run goes on {at}"}
+        text = {"finish": f"the run has finished {at}", "tick": f"the run continues {at}"}
         stops = f"{kind}: the run stops {at}"
         if kind == "nan":
-            stops = f"{self.progress.bad.in_a_row} steps in a row whose loss or norm is not a number, {at}"
+            stops = f"{self.progress.bad.in_a_row} steps in a row with a non-finite loss or gradient norm, {at}"
         message = Message(kind=kind, text=text.get(kind, stops), step=step, value=loss if known else None)
         self.start(command, seconds, message, pause=0.0)
 
@@ -144,14 +144,14 @@ class Notifier:
             code, detail = None, f"could not be run: {error}"
         took = time.monotonic() - begun
         if left_out:
-            detail += f"; {left_out} before it came too soon and were left out"
+            detail += f"; {left_out} before it came too soon and were skipped"
         event = NotifyEvent(
             step=message.step, kind=message.kind, command=command, exit_code=code, seconds=took, detail=detail
         )
         with suppress(Exception):  # a disk that takes no record is told of elsewhere
             self.records.event(event, every_rank=True)
             if code != 0:
-                told = f"notify on {message.kind}: `{command}` {detail}; what it said is in logs/notify.log"
+                told = f"notify on {message.kind}: `{command}` {detail}; its output is in logs/notify.log"
                 self.records.warn(told, step=message.step, every_rank=True)
         with self._lock:
             self._running.pop(key, None)
@@ -180,7 +180,7 @@ class Notifier:
             code = process.wait(seconds)
         except subprocess.TimeoutExpired:
             _end(process)
-            return None, f"was ended after {seconds:g} s"
+            return None, f"was killed after {seconds:g} s"
         if self._over and code < 0:
             return None, "was ended with the run"
         return code, "has ended" if code == 0 else f"has ended with exit code {code}"

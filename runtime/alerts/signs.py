@@ -69,7 +69,9 @@ class LossSpike:
         losses, found = self._losses, None
         if phase != self._phase:
             if self.raised:
-                found = Finding("loss_spike", "cleared", f"loss {loss:.4g}, of another mixture: {phase} begins", loss)
+                found = Finding(
+                    "loss_spike", "cleared", f"loss {loss:.4g}, of another mixture since phase {phase}", loss
+                )
             self._phase, self.raised = phase, False
             losses.clear()
         if len(losses) >= LEAST and (self.raised or loss > losses.median):
@@ -88,7 +90,7 @@ class LossSpike:
                 return None
             self.raised, self._calm, self._before, self._spread = True, 0, median, spread
             usual = f"the median of the last {len(self._losses)} steps, {median:.4g}"
-            message = f"loss {loss:.4g} lies {height:.1f} deviations above {usual}"
+            message = f"loss {loss:.4g} is {height:.1f} standard deviations above {usual}"
             return Finding("loss_spike", "raised", message, loss, limit)
         self._calm = self._calm + 1 if height <= self.deviations / 2 else 0
         if self._calm < CALM:
@@ -137,7 +139,7 @@ class Slow:
 
 @define
 class Starvation:
-    """So large a share of the time of steps is spent waiting for rows, on the rank that waits longest."""
+    """So large a share of the time of steps is spent waiting for data, on the rank that waits longest."""
 
     limit: float
     raised: bool = False
@@ -162,7 +164,7 @@ class Starvation:
         if wrong == self.raised:
             return None
         self.raised = wrong
-        message = f"{share:.0%} of the last {steps} steps spent waiting for rows, on the rank that waits longest"
+        message = f"{share:.0%} of the last {steps} steps spent waiting for data, on the rank that waits longest"
         return Finding("starvation", "raised" if wrong else "cleared", message, share, self.limit)
 
 
@@ -179,7 +181,7 @@ class Memory:
         if wrong == self.raised:
             return None
         self.raised = wrong
-        message = f"a rank has held {share:.0%} of the memory that it was planned to hold"
+        message = f"a rank has used {share:.0%} of its planned memory"
         return Finding("memory", "raised" if wrong else "cleared", message, share, self.limit)
 
 

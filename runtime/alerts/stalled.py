@@ -48,7 +48,7 @@ class Stalled:
         if not self.raised:
             return None
         self.raised = False
-        return Finding("stalled", "cleared", "all ranks get on again")
+        return Finding("stalled", "cleared", "all ranks make progress again")
 
     def _read(self, now: float) -> bool:
         """Read the lines of all. Whether it is this rank's turn to: one before it whose line moves will do so."""
@@ -77,8 +77,8 @@ class Stalled:
         ranks = f"rank{'s' if len(verdict.ranks) > 1 else ''} {shown}"
         how = f"got stuck in {_where(first)}"
         if verdict.frozen:  # what it told last is up to a second old: where the others wait for it is certain
-            how = f"not heard of any more; the others wait in {_where(own)}"
-            how += f"; last heard of in {_where(first)}" if first is not None and _where(first) != _where(own) else ""
+            how = f"without a heartbeat; the other ranks wait in {_where(own)}"
+            how += f"; last seen in {_where(first)}" if first is not None and _where(first) != _where(own) else ""
         process = f"; process {first.pid} on {first.host}" if first is not None else ""
         message = f"no progress for {idle:.0f} s: {ranks} {how}{process}"
         return Finding("stalled", "raised", message, round(idle, 1), self.limit, verdict.ranks)
@@ -87,7 +87,7 @@ class Stalled:
 def _where(reading: Heartbeat | None) -> str:
     """`step 12, step.fetch at data/feed.py:80 next`."""
     if reading is None:
-        return "nobody knows what"
+        return "an unknown node"
     step = f"step {reading.step}, " if reading.step else ""
     place = f" at {reading.place}" if reading.place and not reading.place.startswith("torch/") else ""
     return f"{step}{reading.node}{place}"

@@ -25,8 +25,8 @@ def choose(folder: CheckpointFolder, together: Together, *, content: bool, repor
         report(entry, flaw)
     if candidates:
         raise ResumeRefused(
-            f"no checkpoint in {folder.root} is sound; `xtrain checkpoint verify` says what is wrong with each, and "
-            "checkpoint.resume = false begins anew"
+            f"no checkpoint in {folder.root} is intact; `xtrain checkpoint verify` says what is wrong with each, and "
+            "checkpoint.resume = false starts from scratch"
         )
     return None
 

@@ -40,8 +40,8 @@ StepCall = Callable[[Step], None]
 Verify = Literal["content", "sizes"]
 # What is worth a warning of what became of a group.
 WORDS: Final = {
-    ("ema", "begun"): "the checkpoint holds no averaged weights: the average begins at the weights of this step",
-    ("ema", "dropped"): "the checkpoint holds averaged weights, and this plan keeps none: they are left behind",
+    ("ema", "begun"): "the checkpoint has no averaged weights: the average starts from the weights of this step",
+    ("ema", "dropped"): "the averaged weights of the checkpoint are dropped, because this plan has no `ema`",
 }
 
 
@@ -109,7 +109,9 @@ def _report(restored: Restored, state: FullState, start: Start, records: Records
     messages = restored.remarks.in_words() if restored.remarks else []
     before, now = start.entry.state()["steps"], state.feed.steps
     if before != now and state.plan.node("setup.scheduler").args["kind"] != "constant":
-        messages.append(f"the learning rate was laid out over {before:,} steps, now over {now:,}: it jumps here")
+        messages.append(
+            f"the learning-rate schedule was for {before:,} steps and is now for {now:,}: the rate jumps here"
+        )
     messages += [WORDS[pair] for pair in restored.groups.items() if pair in WORDS]
     for message in messages:
         records.warn(message, step=start.step)
@@ -123,14 +125,14 @@ def _soundest(start: Start, together: Together, records: Records, *, content: bo
     folder = CheckpointFolder(records.directory / "checkpoints")
 
     def report(entry: Entry, flaw: str) -> None:
-        message = f"checkpoint {entry.name} is damaged and passed over: {flaw}"
+        message = f"checkpoint {entry.name} is damaged and was skipped: {flaw}"
         records.warn(message, step=entry.step)
 
     named = together.first(folder.named)
     entry = choose(folder, together, content=content, report=report)
     assert entry is not None
     if entry.name != named:
-        message = f"checkpoint {named or 'latest'} is damaged or gone; going on from {entry.name}"
+        message = f"checkpoint {named or 'latest'} is damaged or missing; resuming from {entry.name}"
         records.warn(message, step=entry.step)
     if entry.step < start.step:
         # The launcher judged by sizes: what was recorded after this checkpoint will be computed again.

@@ -47,11 +47,11 @@ def roll_back(
     def run(step: Step) -> None:
         bad = progress.bad
         if len(bad.went_back) >= times:
-            raise _failure(step, bad, f"the run may go back {times} times, and has: {_history(bad)}")
+            raise _failure(step, bad, f"at most {times} rollbacks are allowed, and all are used up: {_history(bad)}")
         saver.settle(raises=False)
         entry, passed = _target(saver, progress, content=content)
         for flaw in passed:
-            records.warn(f"not gone back to {flaw}", step=progress.step)
+            records.warn(f"no rollback to {flaw}", step=progress.step)
         if entry is None:
             raise _failure(step, bad, _nothing_left(passed, bad))
         under_way.cut_short("the run goes back")
@@ -82,7 +82,7 @@ def roll_back(
             )
         )
         if steps != feed.steps:
-            message = f"of the budget there are rows for {feed.steps:,} steps left, not {steps:,}: some were left out"
+            message = f"the budget now gives {feed.steps:,} steps, not {steps:,}: the rollback skipped rows"
             records.warn(message, step=entry.step)
 
     return run
@@ -97,7 +97,7 @@ def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[Entry |
         until = bad.went_back[-1][1] - 1
     passed: list[str] = []
     for entry, amid in together.first(lambda: _candidates(folder, until)):
-        flaw = "it was saved between bad steps" if amid else flaw_of(entry, together, content=content)
+        flaw = "it was saved after a bad step" if amid else flaw_of(entry, together, content=content)
         if not flaw:
             return entry, passed
         passed.append(f"{entry.name}: {flaw}")
@@ -140,7 +140,7 @@ def _nothing_left(passed: list[str], bad: BadSteps) -> str:
     if bad.went_back:
         found = f"there is no older checkpoint to go back to ({_history(bad)})"
     elif passed:
-        found = "there is no sound checkpoint to go back to"
+        found = "there is no intact checkpoint to go back to"
     else:
         found = "there is no checkpoint to go back to yet"
     return f"{found}: {'; '.join(passed)}" if passed else found

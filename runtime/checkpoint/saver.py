@@ -161,7 +161,7 @@ class Saver:
         try:
             best = self.transaction.together.first(lambda: self._measured_late(final, metric, value))
         except StorageFailed as failure:
-            message = f"what {final.name} measured could not be kept, so it cannot be the best: {failure}"
+            message = f"the metrics of {final.name} could not be saved, so it cannot be the best checkpoint: {failure}"
             self.records.warn(message, step=step)
             return
         if best:
@@ -252,12 +252,12 @@ class Saver:
         if self.records.rank != 0:
             return
         latest = self.folder.latest()
-        last = f"the last one is of step {latest.step:,}" if latest else "there is none yet"
+        last = f"the last checkpoint is of step {latest.step:,}" if latest else "there is no checkpoint yet"
         message = f"the checkpoint of step {job.step:,} could not be saved, {last}: {failure}"
         with suppress(OSError):
             root, size = self.folder.root, self.state.plan.estimates.checkpoint_bytes
             if (free := shutil.disk_usage(root).free) < size:
-                message += f"; one takes {bytes_text(size)}, and there are {bytes_text(free)} left in {root}"
+                message += f"; a checkpoint takes {bytes_text(size)}, and {bytes_text(free)} are free in {root}"
         self.records.warn(message, step=job.step, code=failure.code)
 
     def _bytes(self, final: Path) -> int:

@@ -62,7 +62,7 @@ def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return [f"{STATE} cannot be read"]
     if "seal" in state and state["seal"] != _seal({name: value for name, value in state.items() if name != "seal"}):
-        return [f"{STATE} is not what was written"]
+        return [f"{STATE} has changed since it was written"]
     if METADATA not in files and TENSORS not in files:
         return [f"{STATE} names neither {METADATA} nor {TENSORS}"]
     found = [flaw for name, (size, _) in files.items() if (flaw := _size_flaw(folder / name, size))]
@@ -75,7 +75,7 @@ def flaws(folder: Path, *, content: bool = False, part: tuple[int, int] = (0, 1)
         sums = file_checksums(folder / name for name in known)
     except OSError as error:
         return [f"{error.filename or folder} cannot be read: {error.strerror}"]
-    return [f"{name} is not what was written" for name in known if sums[name] != files[name][1]]
+    return [f"{name} has changed since it was written" for name in known if sums[name] != files[name][1]]
 
 
 def total_bytes(state: dict[str, Any]) -> int:

@@ -52,7 +52,7 @@ def starting_point(plan: Plan, directory: Path) -> Start:
     if resume and own is None and (broken := folder.published()):
         flaws = "; ".join(f"{entry.name}: {entry.flaws()[0]}" for entry in reversed(broken))
         raise ResumeRefused(
-            f"no checkpoint in {folder.root} is whole ({flaws}); to begin anew beside it: checkpoint.resume = false"
+            f"no checkpoint in {folder.root} is complete ({flaws}); to start from scratch: checkpoint.resume = false"
         )
     anew = own is not None or not resume
     if named is None:
@@ -61,7 +61,7 @@ def starting_point(plan: Plan, directory: Path) -> Start:
     if anew and directory.resolve() in entry.path.resolve().parents:
         raise EnvironmentFault(
             "X720",
-            f"checkpoint.from names a checkpoint of this very run, {entry.name}; give the new one a name of its own: "
+            f"checkpoint.from names a checkpoint of this run, {entry.name}; give the new run another name with "
             "workspace.run",
         )
     return Start(entry=entry, own=False, anew=anew)
@@ -104,13 +104,13 @@ def check_left(plan: Plan, start: Start, directory: Path, steps: int | None = No
     ends = f"the budget ends with step {total:,}: nothing is left to train"
     if start.own:
         raise NothingLeft(
-            f"the run stands at step {step:,}, and {ends}; use more in experiment.budget, or '{step} steps' to end it "
-            "where it stands"
+            f"the run is at step {step:,}, and {ends}; use a larger experiment.budget, or '{step} steps' to end the "
+            "run there"
         )
     named = plan.node("setup.resume").args["origin"]
     raise NothingLeft(
-        f"checkpoint.from is {named}, a state of step {step:,}, and {ends}; its steps count: use more than {step} in "
-        "experiment.budget, or checkpoint.pretrained for its weights alone"
+        f"checkpoint.from is {named}, a state of step {step:,}, and {ends}; these steps count: use more than {step} in "
+        "experiment.budget, or checkpoint.pretrained for the weights alone"
     )
 
 
@@ -142,9 +142,11 @@ def find(path: Path, *, weights: bool = False) -> Entry:
     entry = _found(path, weights)
     if entry is None:
         what = "checkpoint" if weights else "full checkpoint"
-        raise EnvironmentFault("X720", f"there is no {what} at {path}: it is no run, no checkpoint, or has none yet")
+        raise EnvironmentFault(
+            "X720", f"there is no {what} at {path}: the path is not a run with a checkpoint, and not a checkpoint"
+        )
     if not weights and not entry.is_full:
-        raise EnvironmentFault("X720", f"{path} holds weights alone; a run goes on from a full checkpoint (ckpt-s…)")
+        raise EnvironmentFault("X720", f"{path} holds weights alone; checkpoint.from needs a full checkpoint (ckpt-s…)")
     if flaws := entry.flaws():
         raise EnvironmentFault("X720", f"the checkpoint {entry.path} is damaged: {flaws[0]}")
     return entry
@@ -167,7 +169,7 @@ def find_named(directory: Path, name: str) -> Entry:
             ended = [entry.state().get("epoch_ended") for entry in folder.entries()]
             known = [*named, *(f"epoch-{each}" for each in ended if each is not None)]
             known += [entry.name for entry in (*folder.published(), *folder.models())]
-            there = f"there are {', '.join(known)}" if known else "it has none yet"
+            there = f"there are {', '.join(known)}" if known else "the run has no checkpoint yet"
             raise EnvironmentFault("X720", f"{directory} has no checkpoint {name}; {there}")
         return find(own.path, weights=True)
     return find(Path(name), weights=True)

@@ -59,7 +59,8 @@ def read_rollback(directory: Path) -> Rollback | None:
         return None
     except (ValueError, TypeError) as error:
         raise ResumeRefused(
-            f"{directory / FILE} is damaged, and says which rows are to be left out; to read them again, remove it"
+            f"{directory / FILE} is damaged. It lists rows to skip after a rollback; remove it to train on these rows "
+            "again"
         ) from error
 
 

@@ -68,7 +68,7 @@ class Agreement:
         self._occasions.hear()
         for event, number in self._signals:
             if self._clocks.due(number):
-                self._halt(event, f"{self._clocks.value(number)} of {rank.world_size} ranks received it")
+                self._halt(event, f"{self._clocks.value(number)} of {rank.world_size} ranks received the signal")
         if self._limits is not None and self._clocks.due(self._limit):
             self._halt(*self._limits.named(self._clocks.value(self._limit)))
         return summed
@@ -106,7 +106,10 @@ class Limits:
     def named(self, number: int) -> tuple[str, str]:
         """(event, why it occurred)."""
         if number == 1:
-            return "time_limit", f"launch.time_limit, {self._seconds:g} s, is over"
+            return "time_limit", f"launch.time_limit of {self._seconds:g} s is over"
         if number == 2:
-            return "stop_file", f"there is a file {self._file}"
-        return "stop_file", f"the file {self._file} was there when the run began: remove it, and start the run again"
+            return "stop_file", f"the stop file {self._file} exists"
+        return (
+            "stop_file",
+            f"the stop file {self._file} existed when the run started: remove it, and start the run again",
+        )

@@ -55,7 +55,7 @@ def live_run(path: Path, patience: float = 0.0) -> Path:
     live = [run for run in runs if is_live(run)]
     if not live:
         where = (
-            f"of the {len(runs)} runs below {path} none is live" if runs else f"there is no run at {path} or below it"
+            f"none of the {len(runs)} runs below {path} is live" if runs else f"there is no run at {path} or below it"
         )
         raise NotLive(where)
     return max(live, key=lambda run: (run / "plan.json").stat().st_mtime)
@@ -111,9 +111,12 @@ class Asked:
                         return
                 if not live:
                     self.take_back()
-                    raise NotLive(f"the run in {self.run} has ended without carrying it out")
+                    raise NotLive(f"the run in {self.run} has ended without executing the command")
                 if not heard and time.monotonic() > deadline and self.take_back():
-                    raise NotLive(f"the run in {self.run} has not read it in {patience:g} s; it was taken back")
+                    raise NotLive(
+                        f"the run in {self.run} has not read the command within {patience:g} s; "
+                        "the command was withdrawn"
+                    )
                 time.sleep(LOOK_SECONDS)
 
     def _answers_in(self, lines: list[bytes]) -> Iterator[ControlEvent]:

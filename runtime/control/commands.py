@@ -86,6 +86,6 @@ class Control:
         if self.inbox is None:
             return
         for order in (*self._heard, *([self._taken] if self._taken else [])):
-            self.tell(order, "refused", "the run has ended before it")
+            self.tell(order, "refused", "the run ended before the command was executed")
         self._heard, self._taken = [], None
         self.inbox.close()

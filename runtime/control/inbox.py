@@ -59,7 +59,7 @@ class Inbox:
             with suppress(OSError):
                 if path.stat().st_mtime >= before:
                     continue
-            self._refuse(path, "it was there before this start of the run: give it again")
+            self._refuse(path, "the command is older than this start of the run: give it again")
         for path in self.folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)
 
@@ -86,7 +86,7 @@ class Inbox:
         self.look()
         while self._orders:
             order = self._orders.popleft()
-            self.tell(order.id, order.command.name, "refused", "the run has ended before it")
+            self.tell(order.id, order.command.name, "refused", "the run ended before the command was executed")
 
     def tell(self, id: str, command: str, state: str, detail: str = "") -> None:
         """Write what has become of a command: accepted, done or refused."""
@@ -118,7 +118,7 @@ class Inbox:
             if self._torn.get(path.name) != mark:
                 self._torn[path.name] = mark
                 return None
-            raise Refused("the file holds no whole JSON object") from error
+            raise Refused("the file is not a complete JSON object") from error
         return self._understood(path.stem, request.command, request.arg)
 
     def _understood(self, id: str, word: str, arg: Any) -> Order:
@@ -131,11 +131,13 @@ class Inbox:
             if arg is None and len(known) == 1:
                 arg = known[0]
             if arg not in known:
-                choice = f"choose {' or '.join(known)}" if known else "no dataset of this run holds anything out"
-                raise Refused(f"which dataset: {choice}" if arg is None else f"there is no hold-out of {arg}: {choice}")
+                choice = f"choose {' or '.join(known)}" if known else "no dataset of this run has a held-out part"
+                raise Refused(
+                    f"which dataset: {choice}" if arg is None else f"dataset {arg} has no held-out part: {choice}"
+                )
             word, arg = f"eval {arg}", None
         if word == "save" and word not in names:
-            raise Refused("this run saves nothing: checkpoint.enabled is false")
+            raise Refused("this run saves no checkpoints: checkpoint.enabled is false")
         command = self.commands[names.index(word)]
         amount = self._amount(command, arg)
         if word in ("pause", "resume"):
@@ -144,7 +146,7 @@ class Inbox:
             self._paused = word == "pause"
         if word == "profile":
             if self.profiling:
-                raise Refused("a profile is under way already")
+                raise Refused("another profile is being recorded")
             self.profiling = True
         return Order(id, command, names.index(word), amount)
 

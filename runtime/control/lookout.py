@@ -36,7 +36,7 @@ class Lookout:
                 try:
                     look()
                 except Exception as error:  # a file system may fail in any way, and training must not
-                    message = f"{what} could not be looked for: {type(error).__name__}: {error}"
+                    message = f"{what} could not be checked: {type(error).__name__}: {error}"
                     if message not in self._reported:
                         self._reported.add(message)
                         self.report(message)

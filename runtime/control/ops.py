@@ -30,10 +30,10 @@ def pause(
 
     def run(step: Step) -> None:
         assert control.order is not None
-        under_way.cut_short("the run waits")
+        under_way.cut_short("the run is paused")
         records.flush(progress.step)  # who looks at a run that waits is to see its last step
         control.paused, began = True, time.monotonic()
-        control.tell(control.order, "done", f"the run waits after step {progress.step:,}")
+        control.tell(control.order, "done", f"the run is paused after step {progress.step:,}")
         while control.paused and not control.stopping:
             time.sleep(WAIT_SECONDS)
             if beat is not None:

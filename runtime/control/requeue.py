@@ -20,7 +20,7 @@ def requeue(rank: Rank, records: Records, progress: Progress) -> Callable[[Step]
         if not rank.is_first:
             return
         job = os.environ.get("SLURM_JOB_ID")
-        failure = "this is no job of Slurm, as SLURM_JOB_ID is not set" if job is None else ask_slurm(job)
+        failure = "this is not a Slurm job: SLURM_JOB_ID is not set" if job is None else ask_slurm(job)
         if failure is None and job is not None:
             records.event(RequeueEvent(step=progress.step, job=job))
         else:
@@ -35,10 +35,10 @@ def ask_slurm(job: str) -> str | None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     except FileNotFoundError:
-        return "there is no command scontrol here"
+        return "the command scontrol was not found"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"`{' '.join(command)}` failed: {error}"
     if done.returncode != 0:
         said = (done.stderr or done.stdout).strip()
-        return f"`{' '.join(command)}` ended with {done.returncode}: {said or 'it said nothing'}"
+        return f"`{' '.join(command)}` failed with exit code {done.returncode}: {said or 'no output'}"
     return None

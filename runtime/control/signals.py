@@ -95,10 +95,10 @@ class StopRequests:
         self.hurry(event)
 
     def _give_up(self, event: str) -> None:
-        what = "and was ended without saving"
+        what = "and was killed without saving"
         if self.answered:
-            what = "though all that is declared for it was done, and was ended"
-        message = f"{event}: the run did not stop within {self.deadline_seconds:g} s, {what}"
+            what = "although all of its actions were done, and was killed"
+        message = f"{event}: the rank did not exit within {self.deadline_seconds:g} s, {what}"
         say(message)
         self.report(message)
         os._exit(1)

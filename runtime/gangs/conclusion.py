@@ -42,11 +42,10 @@ def conclude(workspace: Workspace, said: list[Event], ended: Ended, fall: Fall, 
         return _stopped(lines, step, status, {ended.signal}, reason)
     log = workspace.directory / "logs" / workspace.attempt
     told: list[tuple[int | None, str]] = [
-        (rank, f"{reason}{_unsaid(ended.failures[rank])}; what it printed is under {log}")
-        for rank, reason in untold.items()
+        (rank, f"{reason}{_unsaid(ended.failures[rank])}; its output is in {log}") for rank, reason in untold.items()
     ]
     if not failures and not told:
-        told = [(None, "the ranks were ended before they had saved" if ended.signal else fall.reason)]
+        told = [(None, "the ranks were killed before they had saved" if ended.signal else fall.reason)]
     if report:
         told.append((None, report))
     for rank, error in told:
@@ -61,7 +60,7 @@ def conclude(workspace: Workspace, said: list[Event], ended: Ended, fall: Fall, 
 
 def _unsaid(exit_code: int) -> str:
     """What may be the matter with a rank that found a fault of its environment, and could not write that down."""
-    return ", and could not say why: is the disk full?" if exit_code == EXIT_CODES["environment"] else ""
+    return ", and could not record the reason: is the disk full?" if exit_code == EXIT_CODES["environment"] else ""
 
 
 def _stopped(lines: JsonLines, step: int, status: str, numbers: set[int], reason: str) -> int:

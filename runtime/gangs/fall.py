@@ -82,7 +82,7 @@ def _first_cause(said: list[Event], failures: list[FailureEvent], ended: Ended) 
     if stuck is not None and stuck.ranks:
         ranks = tuple(stuck.ranks)
         where = f" in {stuck.node}" if stuck.node else ""
-        return f"{_names(ranks)} stood still{where} for {seconds_text(stuck.seconds or 0.0)}", ranks
+        return f"{_names(ranks)} made no progress{where} for {seconds_text(stuck.seconds or 0.0)}", ranks
     ends = ended.causes()
     ended_by = {rank: -code for rank, code in ended.failures.items() if code < 0}
     killed = {rank: ends[rank] for rank, number in ended_by.items() if number != signal.SIGTERM}
@@ -99,17 +99,17 @@ def _first_cause(said: list[Event], failures: list[FailureEvent], ended: Ended) 
         return _each(left), tuple(sorted(left))
     if failures:
         return _first_line(failures[0].error), ()
-    return "the ranks left without a word", ()
+    return "the ranks exited without reporting a reason", ()
 
 
 def _each(reasons: dict[int, str]) -> str:
-    """`rank 1 was ended by SIGKILL`; ranks with the same reason together."""
+    """`rank 1 was killed by SIGKILL`; ranks with the same reason together."""
     ranks_of: dict[str, list[int]] = {}
     for rank, reason in sorted(reasons.items()):
         ranks_of.setdefault(reason, []).append(rank)
     parts = []
     for reason, ranks in ranks_of.items():
-        verb = ("was " if len(ranks) == 1 else "were ") if reason.startswith("ended") else ""
+        verb = ("was " if len(ranks) == 1 else "were ") if reason.startswith("killed") else ""
         parts.append(f"{_names(tuple(ranks))} {verb}{reason}")
     return "; ".join(parts)
 

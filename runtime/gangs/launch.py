@@ -112,8 +112,8 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
 
 def _reason(exit_code: int) -> str:
     if exit_code < 0:
-        return f"ended by {signal.Signals(-exit_code).name}"
-    return f"left with exit code {exit_code}"
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return f"exited with code {exit_code}"
 
 
 def is_restart() -> bool:

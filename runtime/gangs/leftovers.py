@@ -24,7 +24,9 @@ def end_leftovers(directory: Path) -> None:
     while left := ranks_of(directory, os.getpid()):
         if time.monotonic() > deadline:
             pids = ", ".join(map(str, left))
-            raise EnvironmentFault("X707", f"processes of an earlier start do not end: {pids}; it is not safe to go on")
+            raise EnvironmentFault(
+                "X707", f"processes of an earlier start do not exit: {pids}; it is not safe to continue"
+            )
         for pid in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)

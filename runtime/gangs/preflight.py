@@ -53,7 +53,7 @@ def find_devices(plan: Plan, local_ranks: int) -> Devices:
         return Devices(kind="cpu", name=name, memory=memory // local_ranks)
     count = torch.cuda.device_count()
     if count < local_ranks:
-        message = f"{local_ranks} ranks need a CUDA device each and there are {count} here"
+        message = f"{local_ranks} ranks need a CUDA device each, and this machine has {count}"
         raise EnvironmentFault("X702", f"{message}; use --world {count}, or launch.device = cpu")
     devices = [torch.cuda.get_device_properties(index) for index in range(local_ranks)]
     least = min(devices, key=lambda device: device.total_memory)
@@ -67,22 +67,24 @@ def check_devices(plan: Plan, here: Devices) -> list[str]:
     """
     cluster, has = plan.cluster, f"{here.name} has {bytes_text(here.memory)}"
     if cluster.memory_bytes is not None and here.memory < REPORTED * cluster.memory_bytes:
-        message = f"the plan counts on {bytes_text(cluster.memory_bytes)} of memory for a rank, and {has}"
+        message = f"the plan assumes {bytes_text(cluster.memory_bytes)} of memory for a rank, and {has}"
         hint = f"plan for this machine, with --set cluster.memory='{here.memory >> 20} MiB'"
         raise EnvironmentFault("X712", f"{message}; {hint}")
     fullest = max((each.memory for each in plan.estimates.classes), key=lambda memory: memory.total_bytes)
     states = max(0 if each.memory.offloaded else each.memory.states for each in plan.estimates.classes)
     if states > here.memory:
-        message = f"parameters, gradients and optimizer take {bytes_text(states)} of a rank, and {has}"
+        message = f"parameters, gradients and optimizer state take {bytes_text(states)} on a rank, and {has}"
         raise EnvironmentFault("X712", f"{message}; spread them over more ranks")
     remarks = []
     if cluster.memory_bytes is None and fullest.total_bytes > here.memory:
-        remarks.append(f"a rank is planned to take {bytes_text(fullest.total_bytes)}, and {has}")
+        remarks.append(f"the planned memory of a rank is {bytes_text(fullest.total_bytes)}, and {has}")
     if cluster.preset in (*ACCELERATORS, "cpu"):
         expected = here.kind == "cpu" if cluster.preset == "cpu" else cluster.preset in here.name.lower()
         if not expected:
             name = here.name.partition(",")[0]
-            remarks.append(f"the plan is for {cluster.preset}, and here is {name}: its times are of other devices")
+            remarks.append(
+                f"the plan is for {cluster.preset}, and the device is {name}: the predicted times do not apply"
+            )
     return remarks
 
 
@@ -92,7 +94,7 @@ def check_one_machine(plan: Plan) -> None:
     if nodes > 1:
         raise EnvironmentFault(
             "X703",
-            f"the plan is for {nodes} machines, and this starts ranks on one; start it on each of them with "
+            f"the plan is for {nodes} nodes, and `xtrain run` starts ranks on one node; start it on each node with "
             f"`torchrun --nnodes {nodes} --nproc-per-node {plan.launch['ranks_per_node']} … -m xtrain run …`, "
             "or set launch.nodes=1",
         )
@@ -106,7 +108,7 @@ def check_device(plan: Plan, device: str) -> None:
     wants = [f"attention {kernel}" for kernel in ("flex",) if build["attention"].get(device) == kernel]
     wants += ["fsdp offload"] if plan.node("setup.weights").args["offload"] else []
     if wants:
-        raise EnvironmentFault("X702", f"{' and '.join(wants)} needs cuda, and this rank computes on {device}")
+        raise EnvironmentFault("X702", f"{' and '.join(wants)} needs cuda, and the device of this rank is {device}")
 
 
 def check_world(plan: Plan, started: int, here: int | None = None) -> None:

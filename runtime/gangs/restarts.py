@@ -132,7 +132,7 @@ class Gangs:
         if len(self.tries) < 2:
             return ""
         used = len(self.tries) > self.plan.launch["restarts"]
-        why = "all restarts are used up" if used else "another start would get no further"
+        why = "all restarts are used up" if used else "a restart would fail in the same way"
         lines = [f"given up after {len(self.tries)} starts: {why}"]
         for number, each in enumerate(self.tries, start=1):
             where = f"from step {each.step:,}" if each.step else "from the beginning"

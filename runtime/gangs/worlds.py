@@ -24,7 +24,9 @@ def fewer_ranks(plan: Plan, *, again: bool) -> Plan | None:
     if most is not None and most < now:
         found = largest_world(plan, most)
         if found is None:
-            message = f"{now} ranks need a CUDA device each, {most} are left, and no world of this plan is so small"
+            message = (
+                f"{now} ranks need a CUDA device each, {most} are left, and this plan has no such small world size"
+            )
             raise EnvironmentFault("X702", message)
         return plan_of_world(plan, found)
     found = largest_world(plan, now - 1) if again else None
@@ -51,7 +53,11 @@ def plan_of_world(plan: Plan, found: ElasticWorld) -> Plan:
     """
     compiled = plan_from_text(plan.spec_text, f"{plan.spec} (as planned)", world=found.world)
     if compiled.plan is None or compiled.plan.id != found.id:
-        came = "there is none now" if compiled.plan is None else f"it is {compiled.plan.id} now"
+        came = (
+            "the spec has no plan for this number of ranks now"
+            if compiled.plan is None
+            else f"its id is {compiled.plan.id} now"
+        )
         recorded = f"the plan for {found.world} ranks was recorded as {found.id}"
         message = f"{recorded}, and {came}: its spec or xtrain has changed"
         raise EnvironmentFault("X711", message)

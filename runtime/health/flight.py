@@ -113,10 +113,10 @@ def _sentence(group: tuple[str, str], number: int, waiting: list[int], found: Ma
         last = {call.what for rank in behind if (call := found[rank].last_in(group)) is not None}
         parts[-1] += f" (the last one there was {last.pop()})" if len(last) == 1 else ""
     if silent:
-        parts.append(f"of {_ranks(silent)} nothing is known")
+        parts.append(f"nothing is known of {_ranks(silent)}")
     if beyond:
-        parts.append(f"{_ranks(beyond)} {_verb(beyond, 'have', 'has')} left it already")
-    return f"{wait}; {'; '.join(parts)}" if parts else f"{wait}, which all of them have entered"
+        parts.append(f"{_ranks(beyond)} {_verb(beyond, 'have', 'has')} already left this collective")
+    return f"{wait}; {'; '.join(parts)}" if parts else f"{wait}, which all ranks have entered"
 
 
 def _number(call: Call | None) -> int:

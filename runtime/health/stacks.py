@@ -138,7 +138,7 @@ def _asked(pid: int) -> str:
             if ANSWER in str(file.readlink()):
                 os.kill(pid, ASK)
                 return _settled(file)
-    return "its stacks are not to be had"
+    return "its stacks are not available"
 
 
 def _settled(file: Path) -> str:

@@ -11,11 +11,11 @@ def explained(told: StuckEvent) -> str:
     where = _where(told.step, told.node)
     waited = f"no progress for {told.seconds or 0:g} s"
     if not told.ranks:
-        return f"{waited} in {where}, and what ranks tell of their progress cannot be read: is the disk full?"
+        return f"{waited} in {where}, and the heartbeats of the ranks cannot be read: is the disk full?"
     how = {
         "stopped": "stopped, as by SIGSTOP",
         "ended": "gone",
-        "frozen": "runs no Python any more",
+        "frozen": "executes no Python any more",
         "stuck": "stuck",
     }[told.state]
     others = ", ".join(map(str, told.ranks[1:]))
@@ -23,7 +23,7 @@ def explained(told: StuckEvent) -> str:
     inside = f" at {told.place}" if told.place else ""
     if told.frozen:
         last = _where(told.last_step, told.last_node)
-        inside = "; not heard of yet" if told.pid is None else "" if last == where else f"; last heard of in {last}"
+        inside = "; no heartbeat yet" if told.pid is None else "" if last == where else f"; last seen in {last}"
         where = f"the others wait in {where}"
     process = f"; process {told.pid} on {told.host}" if told.pid else ""
     return f"{how}{also}: {waited}, {where}{inside}{process}; stacks and collectives of all ranks: {told.folder}"
@@ -36,6 +36,6 @@ def _where(step: int | None, node: str | None) -> str:
 def whereabouts_of(lines: Mapping[int, Heartbeat | None]) -> str:
     """A line for every rank: what it was in, as far as it has told."""
     return "".join(
-        f"rank {rank}: {f'{_where(line.step, line.node)} {line.place}'.rstrip() if line else 'has told nothing'}\n"
+        f"rank {rank}: {f'{_where(line.step, line.node)} {line.place}'.rstrip() if line else 'no heartbeat'}\n"
         for rank, line in lines.items()
     )

@@ -80,9 +80,9 @@ class Branch:
         self._outlet.send(partial(self.writer.end, exit_code))
         ended = self._outlet.close(seconds)
         if not ended and not self._failed:
-            self._tell(f"{self.writer.name} was not done within {seconds:g} s, and is left behind")
+            self._tell(f"{self.writer.name} did not finish within {seconds:g} s, and was abandoned")
         if self.lost:
-            self._tell(f"{self.lost} records have not reached {self.writer.name}, which was too slow for them")
+            self._tell(f"{self.lost} records were not sent to {self.writer.name}, which was too slow")
 
     def _tell(self, message: str) -> None:
         with suppress(EnvironmentFault):  # of a disk that takes no event; somebody else says so
@@ -106,4 +106,4 @@ class Branch:
         except Exception as error:  # a library may fail in any way, and training must not
             self._failed = True
             reason = str(error).strip().splitlines() or [type(error).__name__]
-            self._tell(f"{self.writer.name} gets no more records: {reason[0]}; metrics.jsonl has all of them")
+            self._tell(f"{self.writer.name} gets no more records: {reason[0]}; metrics.jsonl is complete")

@@ -150,8 +150,8 @@ def log(
         records.log(replace(metrics, **rates))
         since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}
         for name in window.losses.unlabelled(since):
-            message = f"dataset {name} has given {plural(since[name], 'row')} since this start, and not one token to "
-            message += "learn from: are all of its labels masked?"
+            message = f"dataset {name} has given {plural(since[name], 'row')} since this start, and no valid "
+            message += "token: are all of its labels masked?"
             records.warn(message, step=progress.step)
         own_seconds, own_data, own_comm = (round(average, 6) for average in averages)
         nodes = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}

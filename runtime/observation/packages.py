@@ -12,7 +12,7 @@ def check_packages(plan: Plan) -> None:
     ops = {node.op for node in plan.nodes}
     for package, op in NEEDED_BY.items():
         if op in ops and not _is_installed(package):
-            remedy = f"install it with `pip install 'xtrain[{package}]'`, or take it out of `log`"
+            remedy = f"install it with `pip install 'xtrain[{package}]'`, or remove it from `log`"
             raise EnvironmentFault("X715", f"log needs the package {package}, which is not installed here; {remedy}")
 
 

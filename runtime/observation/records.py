@@ -132,9 +132,9 @@ class Records:
         """
         if not self.pen.settle(SETTLE_SECONDS):
             message = (
-                f"rank {self.rank}: the disk of {self.directory} did not take all records within {SETTLE_SECONDS:g} s;"
+                f"rank {self.rank}: the disk of {self.directory} did not write all records within {SETTLE_SECONDS:g} s;"
             )
-            message += " a run that is killed before it does goes on without them"
+            message += " if the run is killed before it does, these records are lost"
             self._event(WarningEvent(step=step, message=message), seconds=0)
         for branch in self.branches:
             branch.settle()
@@ -174,5 +174,5 @@ class Records:
         """Say, once, that records are missing; the records themselves say how many."""
         if lost := self.metrics.lost + self.own.lost:
             self._told_of_lost = True
-            message = f"{lost} records found no room to wait in and are lost: the disk of {self.directory} was too slow"
+            message = f"{lost} records were dropped: the disk of {self.directory} was too slow"
             self._event(WarningEvent(step=step, message=message), seconds=0)

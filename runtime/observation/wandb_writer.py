@@ -59,8 +59,8 @@ class WandbWriter:
             if self.mode == "offline":
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            kept = f"records are kept in {folder}; to send them: `wandb sync {folder}/offline-run-*`"
-            self.warn(f"W&B cannot be used online ({reason}): {kept}")
+            kept = f"records are saved in {folder}; to send them later: `wandb sync {folder}/offline-run-*`"
+            self.warn(f"W&B is not available online ({reason}): {kept}")
             self._library.teardown()  # else the run that could not begin stays in the way
             self._run = self._opened("offline")
         self._run.define_metric("*", step_metric="step")

@@ -54,7 +54,7 @@ def profile(
         if progress.step + subject.before >= feed.steps:
             return
         if under_way.has("profile"):
-            message = f"{node_id}: another profile is under way, and this one is left out"
+            message = f"{node_id}: another profile is being recorded, and this one is skipped"
             records.warn(message, step=progress.step)
             return
         under_way.begin(Profile.begin(subject, rank=rank, records=records, progress=progress, beat=beat))
@@ -89,7 +89,7 @@ def profile_on_request(
             control.tell(order, "done" if done else "refused", detail)
 
         if under_way.has("profile"):
-            told(False, "a profile is under way already")
+            told(False, "another profile is being recorded")
             return
         subject = Subject(
             node=node_id,
@@ -126,7 +126,7 @@ def memory_snapshot(
 
     def run(step: Step) -> None:
         if under_way.has("memory_snapshot"):
-            message = f"{node_id}: another memory snapshot is under way, and this one is left out"
+            message = f"{node_id}: another memory snapshot is being recorded, and this one is skipped"
             records.warn(message, step=progress.step)
             return
         snapshot = Snapshot(

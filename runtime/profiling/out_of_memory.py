@@ -48,7 +48,7 @@ def write(directory: Path, attempt: int, resources: Resources, error: BaseExcept
     try:
         return _written(directory / "logs" / f"memory-{attempt}", resources, error, place)
     except Exception as fault:  # there is no memory left, or no disk
-        return f"what it held could not be written: {_line(fault)}"
+        return f"the memory report could not be written: {_line(fault)}"
 
 
 def _written(folder: Path, resources: Resources, error: BaseException, place: str) -> str:
@@ -63,13 +63,13 @@ def _written(folder: Path, resources: Resources, error: BaseException, place: st
         with suppress(Exception):
             pickle = file_of(folder, rank.rank, "pickle")
             write_whole(pickle, lambda beside: torch.cuda.memory._dump_snapshot(str(beside)))
-    parts = [f"it held {bytes_text(sum(own['held'].values()))} in tensors"]
+    parts = [f"the rank held {bytes_text(sum(own['held'].values()))} in tensors"]
     if own["allocator"] is not None:
         parts.append(f"{bytes_text(own['allocator']['reserved_bytes'])} reserved on the device")
     elif "resident_bytes" in own["process"]:
         parts.append(f"{bytes_text(own['process']['resident_bytes'])} as a process")
     parts.append(f"and {bytes_text(own['planned']['allocated'])} are planned at the peak of a step")
-    return f"{', '.join(parts)}; what they are: {page}"
+    return f"{', '.join(parts)}; report: {page}"
 
 
 def _page(own: dict[str, Any]) -> str:

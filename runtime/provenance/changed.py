@@ -40,7 +40,7 @@ class Changes:
         reasons = [reason for reason in self.found.refusals if reason.certain]
         more = f"; and {len(reasons) - MOST_REASONS} more differences" if len(reasons) > MOST_REASONS else ""
         said = "; ".join(f"{reason.path} {reason.text}" for reason in reasons[:MOST_REASONS])
-        raise ResumeRefused(f"the run in {directory} cannot go on under this plan: {said}{more}")
+        raise ResumeRefused(f"the run in {directory} cannot be resumed with this plan: {said}{more}")
 
 
 def find_changes(before: Before, plan: Plan, code: Code | None, step: int | None) -> Changes:

@@ -95,7 +95,7 @@ def test_a_build_that_is_stopped_is_gone_on_with(number, status, word, spec: str
     monkeypatch.setattr(tokenise_pool, "encode_unit", stopping)
     before = signal.getsignal(signal.SIGTERM)
     assert main(["data", "build", spec, "--dataset", "words"]) == status
-    assert f"{word}; what is done so far is kept" in capsys.readouterr().err
+    assert f"{word}; the finished part is kept" in capsys.readouterr().err
     assert signal.getsignal(signal.SIGTERM) is before
     assert main(["data", "build", spec, "--dataset", "words", "--json"]) == 0
     assert objects(capsys)[0]["state"] == "resumed"

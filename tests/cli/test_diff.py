@@ -64,7 +64,7 @@ def a_run(folder: Path, step: int | None, sets: tuple[str, ...] = ()) -> Path:
 def test_one_spec_against_itself_with_an_override(folder, diff):
     status, out, _ = diff(SPEC, "--set", "optimizer.lr=1e-3")
     assert status == 0
-    assert "safe: a checkpoint of A can be gone on with under B" in out
+    assert "safe: a checkpoint of A can be resumed under B" in out
     assert "optimizer.lr  0.003 → 0.001" in out and "set --set:1:14" in out
     assert "xtrain run quickstart.xtrain --set optimizer.lr=1e-3 --set workspace.run=RUN" in out
     assert diff(SPEC, SPEC, "--set", "optimizer.lr=1e-3")[1] == out
@@ -142,7 +142,7 @@ def test_a_run_without_a_checkpoint(folder, diff):
 def test_what_is_incompatible_begins_a_run_of_its_own(folder, diff):
     _, out, _ = diff(str(a_run(folder, 100)), "--set", "model.layers=5")
     assert "incompatible: a checkpoint of A is refused under B" in out
-    assert "B begins a run of its own" in out and "workspace.run" not in out
+    assert "B starts a new run" in out and "workspace.run" not in out
     assert "model.layers  4 → 5: layers.4.input_layernorm.weight" in out
 
 

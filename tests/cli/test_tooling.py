@@ -49,7 +49,7 @@ def put(name, text):
 def test_fix_writes_what_is_certain_and_reports_the_rest(call):
     path = put("a.xtrain", BAD)
     status, out, err = call("check", path)
-    assert status == 2 and err.endswith("a.xtrain: 4 errors; `xtrain check --fix` mends 3\n") and not out
+    assert status == 2 and err.endswith("a.xtrain: 4 errors; `xtrain check --fix` corrects 3\n") and not out
     status, out, err = call("check", "--fix", path)
     assert status == 2
     assert out.splitlines() == [
@@ -57,7 +57,7 @@ def test_fix_writes_what_is_certain_and_reports_the_rest(call):
         'a.xtrain:2:21: fixed[X301]: `"64"` is now `64`',
         "a.xtrain:5:9: fixed[X203]: `sequense` is now `sequence`",
     ]
-    assert "error[X203]: unknown field `gamma`" in err and err.endswith("a.xtrain: 3 fixed, 1 error\n")
+    assert "error[X203]: unknown setting `gamma`" in err and err.endswith("a.xtrain: 3 fixed, 1 error\n")
     assert path.read_text() == GOOD.replace("lr = 3e-4", "lr = 3e-4, gamma = 1")
     put("a.xtrain", GOOD.replace("sequence", "sequense"))
     assert call("check", path) == (2, "", ANY)

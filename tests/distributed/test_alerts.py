@@ -38,7 +38,7 @@ def test_a_rank_that_is_stopped_is_told_of_and_so_is_that_it_goes_on(lab, topolo
     assert len(outcome.curve) == 6
     raised, cleared = (each for each in events(outcome.directory, "alert") if each["kind"] == "stalled")
     assert (raised["state"], raised["ranks"], raised["limit"]) == ("raised", [rank], 2.0)
-    assert f"rank {rank} not heard of any more; the others wait in step 3, step.agree" in raised["message"]
+    assert f"rank {rank} without a heartbeat; the other ranks wait in step 3, step.agree" in raised["message"]
     assert 2 <= raised["value"] < 8
     assert cleared["state"] == "cleared"
     (told,) = events(outcome.directory, "notify")

@@ -60,7 +60,7 @@ def records(run: Path, name: str) -> list[dict]:
 
 def test_what_does_not_fit_is_told_by_the_run_that_counts_and_by_the_plan_from_then_on(folder, capsys):
     assert main(["plan", "late.xtrain", "--part", "checks"]) == 0
-    assert "W601" not in (before := capsys.readouterr().out) and "known once the data is counted" in before
+    assert "W601" not in (before := capsys.readouterr().out) and "known only when the data has been counted" in before
     code, out, err = started("late.xtrain")
     said = out + err
     assert code == 3, said

@@ -106,7 +106,7 @@ def test_a_disk_that_fails_ends_the_run_and_costs_nothing_that_was_saved(project
     assert failure["code"] == "X721" and REASONS[cause] in failure["error"]
     assert "X721" in out + err and REASONS[cause] in out + err
     warnings = [event["message"] for event in events(directory, "warning") if event.get("code") == "X721"]
-    assert all("the last one is of step 4" in message for message in warnings) and len(warnings) == 2
+    assert all("the last checkpoint is of step 4" in message for message in warnings) and len(warnings) == 2
     assert steps(directory) == [2, 4] and folder(directory).named() == "ckpt-s000000000004"
     assert folder(directory).latest().flaws(content=True) == []
 

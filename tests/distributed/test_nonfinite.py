@@ -168,7 +168,7 @@ def test_rows_that_were_left_out_count_to_the_epochs_of_the_budget(lab):
     whole = run(lab, "epochs whole", ROLLBACK, sets=sets)
     back = run(lab, "epochs", ROLLBACK, poison, sets=sets)
     assert len(back.curve) == len(whole.curve) - 3
-    assert any("some were left out" in event["message"] for event in events(back.directory, "warning"))
+    assert any("the rollback skipped rows" in event["message"] for event in events(back.directory, "warning"))
 
 
 def test_a_killed_run_that_had_gone_back_goes_on_in_the_same_way(lab):
@@ -207,7 +207,7 @@ def test_it_gives_up_after_so_many_times_and_says_what_it_tried(lab):
     directory = failed(lab, "gives up", policy, Mutation("poison", **poison), count=20)
     assert [event["number"] for event in events(directory, "rollback")] == [1, 2]
     error = events(directory, "failure")[-1]["error"]
-    assert "the run may go back 2 times, and has: from step 5 to 2, from step 6 to 4" in error
+    assert "at most 2 rollbacks are allowed, and all are used up: from step 5 to 2, from step 6 to 4" in error
     assert "2 steps in a row without a finite loss" in error
 
 
@@ -217,7 +217,9 @@ def test_damaged_checkpoints_are_passed_over_and_without_any_it_ends(lab):
     back = run(lab, "damaged", ROLLBACK, hurt, count=8)
     assert told(back.directory, "rollback") == [2]
     warnings = [event["message"] for event in events(back.directory, "warning")]
-    assert any("ckpt-s000000000004" in message and "is not what was written" in message for message in warnings)
+    assert any(
+        "ckpt-s000000000004" in message and "has changed since it was written" in message for message in warnings
+    )
     directory = failed(lab, "none yet", ROLLBACK, Mutation("poison", rank=1, portions=[1, 2]))
     assert "there is no checkpoint to go back to yet" in events(directory, "failure")[-1]["error"]
     assert told(directory, "rollback") == []

@@ -20,7 +20,7 @@ def test_what_a_rank_held_is_written_and_named(lab):
     directory = lab.folder / "jobs" / "memory"
     (failure,) = (event for event in events(directory, "failure") if event["rank"] == 1)
     first, said = failure["error"].split("\n")[0], failure["error"].split("\n")[-1]
-    assert "can't allocate memory" in first and said.startswith("it held ") and "are planned at the peak" in said
+    assert "can't allocate memory" in first and said.startswith("the rank held ") and "are planned at the peak" in said
     page = Path(said.rpartition(": ")[2])
     assert page == directory / "logs" / "memory-1" / "rank-00001.md", said
     assert said in (directory / "logs" / "1.log").read_text(), "also in the log of the rank"

@@ -58,7 +58,7 @@ def test_the_steps_that_are_asked_for_on_every_rank_and_nothing_learned_otherwis
     assert (event["step"], event["first"], event["last"], event["ranks"], event["bytes"]) == (9, 8, 9, 2, size)
     assert (event["node"], Path(event["path"]), event["note"]) == ("tick.profile", folder, "")
     (said,) = (each for each in events(directory, "control") if each["state"] == "refused")
-    assert said["detail"] == "a profile is under way already" and said["step"] == 7
+    assert said["detail"] == "another profile is being recorded" and said["step"] == 7
     for rank in (0, 1):
         found = json.loads((folder / f"rank-0000{rank}.summary.json").read_text())
         assert (found["rank"], found["first"], found["last"], len(found["step_seconds"])) == (rank, 8, 9, 2)
@@ -119,7 +119,9 @@ def test_what_is_under_way_does_not_record_a_pause(lab):
     (said,) = (
         each for each in events(directory, "control") if each["command"] == "profile" and each["state"] == "done"
     )
-    assert said["detail"].startswith("2 of 4 steps in ") and said["detail"].endswith("; cut short, as the run waits")
+    assert said["detail"].startswith("2 of 4 steps in ") and said["detail"].endswith(
+        "; cut short, as the run is paused"
+    )
 
 
 @SLOW

@@ -51,7 +51,7 @@ def test_a_run_whose_rank_dies_ends_by_itself_as_if_nothing_had_happened(project
     broken, out = run(project, spec, "--world", world)
     (restart,) = events(broken, "restart")
     assert (restart["number"], restart["step"], restart["world"]) == (1, 4, int(world))
-    assert "restart  step 4  1 of 2  rank 1 was ended by SIGKILL; goes on from step 4" in out
+    assert "restart  step 4  1 of 2  rank 1 was killed by SIGKILL; continues from step 4" in out
     assert [e["attempt"] for e in events(broken, "run_start")] == [1, 2]
     assert len(events(broken, "run_end")) == 1 and len(list((broken / "logs").glob("2*"))) == 2
     assert out.count("step 3/12") == 1, "steps that stay are shown once"
@@ -96,7 +96,7 @@ def test_restarts_that_are_used_up_end_the_run_with_a_report(project):
     sabotage(project, AT_STEP, rank=1, starts=(0, 1, 2), step=7)
     directory, out = run(project, spec, "--world", "2", expect=1)
     assert "given up after 2 starts: all restarts are used up" in out
-    assert out.count("rank 1 was ended by SIGKILL") == 3  # the restart, and both starts of the report
+    assert out.count("rank 1 was killed by SIGKILL") == 3  # the restart, and both starts of the report
     assert gone(directory, 5)
     (project.folder / "sitecustomize.py").unlink()
     again, _ = run(project, spec, "--world", "2")
@@ -125,7 +125,7 @@ def test_a_fault_in_set_up_is_tried_three_times(project):
     sabotage(project, AT_SETUP, rank=1, starts=tuple(range(10)))
     directory, out = run(project, spec, "--world", "2", expect=1)
     assert len(events(directory, "restart")) == 2
-    assert "this rank does not come up" in out and "another start would get no further" in out
+    assert "this rank does not come up" in out and "a restart would fail in the same way" in out
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def test_a_disk_that_is_full_for_a_while_costs_only_these_saves(lab, plain, mode
     assert outcome.curve == plain.curve and folder(outcome.directory).remains() == []
     warnings = [event["message"] for event in events(outcome.directory, "warning")]
     assert len(warnings) == 2
-    assert "step 2 could not be saved, the last one is of step 1: No space left on device" in warnings[0]
+    assert "step 2 could not be saved, the last checkpoint is of step 1: No space left on device" in warnings[0]
 
 
 @SLOW
@@ -132,7 +132,7 @@ def test_damaged_content_is_passed_over_on_all_ranks(lab, plain):
     outcome = run(lab, "damaged", "mode = sync")
     assert events(directory, "resumed")[-1]["step"] == 2
     warnings = [event["message"] for event in events(directory, "warning")]
-    assert "ckpt-s000000000004 is damaged and passed over: __1_0.distcp is not what was written" in warnings[0]
+    assert "ckpt-s000000000004 is damaged and was skipped: __1_0.distcp has changed since it was written" in warnings[0]
     assert "ckpt-s000000000003" in warnings[1] and "going on from ckpt-s000000000002" in warnings[2]
     assert outcome.curve == plain.curve  # no step is told twice
     for step in (3, 4, 5):

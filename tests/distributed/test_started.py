@@ -250,7 +250,7 @@ def test_a_stop_in_set_up_is_told_by_the_first_rank_although_it_waits_for_anothe
 def test_every_stop_in_a_run_names_its_cause(project):
     for more, sets, reason in (
         ("every 3 steps checkpoint then stop\n", (), "tick: every 3 steps … stop"),
-        ("", ("launch.stop_at=2 steps",), "stop_at: the run is to stop after step 2 of 6"),
+        ("", ("launch.stop_at=2 steps",), "stop_at: the run stops after step 2 of 6"),
     ):
         spec = project.spec(more=more)
         words = [word for text in sets for word in ("--set", text)]

@@ -73,7 +73,7 @@ def test_a_signal_to_any_rank_stops_all_at_one_step(lab, unbroken, sent, status,
     most_urgent = "SIGINT" if code == 130 else sent[0][0].replace("HUP", "TERM")
     assert said["name"] == most_urgent.lower() and said["step"] == 2
     count = sum(word.replace("HUP", "TERM") == most_urgent for word, _ in sent)
-    assert said["reason"] == f"{count} of 2 ranks received it"
+    assert said["reason"] == f"{count} of 2 ranks received the signal"
     assert not events(directory, "failure")
     assert_goes_on_exactly(lab, name, unbroken)
 
@@ -98,7 +98,7 @@ def test_a_run_that_cannot_stop_in_time_is_ended_at_its_deadline(lab):
     # The second signal is none: the rank is held up where no other can see it.
     directory = stopped(lab, "deadline", more, agree=[[2, 0, "signal", "SIGTERM"]], eval=[[1, 1, "hang", 60]])
     (failure, *_) = events(directory, "failure")
-    assert "the run did not stop within 1 s" in failure["error"] and failure["exit_code"] == 1
+    assert "the rank did not exit within 1 s" in failure["error"] and failure["exit_code"] == 1
 
 
 # steps ----------------------------------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_stop_at_trains_exactly_so_far_and_a_start_beyond_it_not_at_all(lab, unb
     directory = stopped(lab, "stop-at", more)
     assert end(directory) == ("stopped", 75, 3) and [row[0] for row in curve(directory)] == [1, 2, 3]
     (said,) = events(directory, "stop")
-    assert said["name"] == "stop_at" and said["reason"] == "the run is to stop after step 3 of 5"
+    assert said["name"] == "stop_at" and said["reason"] == "the run stops after step 3 of 5"
     stopped(lab, "stop-at", more)
     assert end(directory) == ("stopped", 75, 3) and [row[0] for row in curve(directory)] == [1, 2, 3]
     assert steps(directory) == [3]
@@ -135,7 +135,7 @@ def test_a_time_limit_counts_from_the_command_and_stops_the_run(lab, unbroken):
     directory = stopped(lab, "time-limit", more, environment={"XTRAIN_BEGAN": "0"})
     assert end(directory) == ("stopped", 75, 0) and not (directory / "metrics.jsonl").exists()
     (said,) = events(directory, "stop")
-    assert said["name"] == "time_limit" and said["reason"] == "launch.time_limit, 14400 s, is over"
+    assert said["name"] == "time_limit" and said["reason"] == "launch.time_limit of 14400 s is over"
     assert_goes_on_exactly(lab, "time-limit", unbroken, more)
 
 
@@ -145,10 +145,10 @@ def test_a_stop_file_stops_the_run_and_no_step_is_made_while_it_lies_there(lab):
         directory = stopped(lab, "stop-file", more, 4000, agree=[[2, 0, "file", str(file)]])
         reached = end(directory)[2]
         assert end(directory)[:2] == ("stopped", 75) and reached >= 2 and steps(directory) == [reached]
-        assert events(directory, "stop")[-1]["reason"] == "there is a file STOP-here"
+        assert events(directory, "stop")[-1]["reason"] == "the stop file STOP-here exists"
         stopped(lab, "stop-file", more, 4000)
         assert end(directory) == ("stopped", 75, reached) and steps(directory) == [reached]
-        assert "was there when the run began: remove it" in events(directory, "stop")[-1]["reason"]
+        assert "existed when the run started: remove it" in events(directory, "stop")[-1]["reason"]
     finally:
         file.unlink(missing_ok=True)
 
@@ -173,12 +173,12 @@ def test_slurm_is_asked_once_the_state_is_safe(lab, tmp_path, answer):
         assert kinds.index("checkpoint") < kinds.index("requeue") < kinds.index("run_end")
     else:
         messages = [event["message"] for event in events(directory, "warning")]
-        assert "requeue: `scontrol requeue 17` ended with 1: no such job" in messages
+        assert "requeue: `scontrol requeue 17` failed with exit code 1: no such job" in messages
 
 
 @SLOW
 def test_without_slurm_a_warning_says_so(lab):
     directory = stopped(lab, "requeue-none", REQUEUE, agree=[[2, 1, "signal", "SIGUSR1"]])
     messages = [event["message"] for event in events(directory, "warning")]
-    assert "requeue: this is no job of Slurm, as SLURM_JOB_ID is not set" in messages
+    assert "requeue: this is not a Slurm job: SLURM_JOB_ID is not set" in messages
     assert end(directory) == ("stopped", 75, 2)

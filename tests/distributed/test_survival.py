@@ -243,7 +243,7 @@ def test_ranks_that_cannot_stop_in_time_are_a_failure(project):
     process.send_signal(signal.SIGTERM)
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "did not stop within 1 s" in out
+    assert "did not exit within 1 s" in out
 
 
 def test_a_rank_variable_alone_is_no_launcher(project):

@@ -12,15 +12,15 @@ def test_the_format_of_the_definition():
     source = Source("specs/moe.xtrain", text)
     start = text.index("stages")
     diagnostic = Diagnostic(
-        severity="error", code="X203", message="unknown field `stages_per_rnak` in `pp`",
+        severity="error", code="X203", message="unknown setting `stages_per_rnak` in `pp`",
         span=source.span(start, start + 15), hint="did you mean `stages_per_rank`?",
-        notes=(("fields of `pp`: schedule, stages_per_rank", None),),
+        notes=(("settings of `pp`: schedule, stages_per_rank", None),),
     )  # fmt: skip
     assert render(diagnostic) == (
-        "specs/moe.xtrain:23:10: error[X203]: unknown field `stages_per_rnak` in `pp`\n"
+        "specs/moe.xtrain:23:10: error[X203]: unknown setting `stages_per_rnak` in `pp`\n"
         "   23 |   pp 4 { stages_per_rnak = 2 }\n"
         "      |          ^^^^^^^^^^^^^^^ did you mean `stages_per_rank`?\n"
-        "note: fields of `pp`: schedule, stages_per_rank"
+        "note: settings of `pp`: schedule, stages_per_rank"
     )
     assert "\x1b[" not in render(diagnostic) and "\x1b[1;31m" in render(diagnostic, color=True)
 

@@ -3,9 +3,11 @@
 import pytest
 
 LONG = "x" * 201
-WRONG = {"..": "already", ".": "already", "": "empty", " ": "empty", "a/b": "without `/`", "../a": "without `/`",
-         "/etc": "without `/`", "a\\\\b": "without `\\`", "a\\nb": "U+000A", "a\\u{0}": "U+0000",
-         LONG: "200 bytes", "ä" * 101: "200 bytes, not 202"}  # fmt: skip
+WRONG = {
+    "..": "not the path", ".": "not the path", "": "empty", " ": "empty", "a/b": "not contain `/`",
+    "../a": "not contain `/`", "/etc": "not contain `/`", "a\\\\b": "not contain `\\`", "a\\nb": "U+000A",
+    "a\\u{0}": "U+0000", LONG: "200 bytes", "ä" * 101: "200 bytes, not 202",
+}  # fmt: skip
 PLACES = {
     "workspace.run": 'workspace {{ run = "{}" }}',
     "workspace.lineage": 'workspace {{ lineage = "{}" }}',

@@ -34,7 +34,7 @@ def test_check(call, tmp_path):
     status, out, err = call(check, good, str(bad))
     assert status == 2 and out == f"{good}: ok\n"
     assert "error[X203]" in err and "did you mean `sequence`?" in err
-    assert err.endswith(f"{bad}: 3 errors; `xtrain check --fix` mends 1\n")
+    assert err.endswith(f"{bad}: 3 errors; `xtrain check --fix` corrects 1\n")
     status, out, err = call(check, "--json", str(bad))
     assert status == 2 and [json.loads(line)["code"] for line in out.splitlines()] == ["X502", "X203", "X205"]
     assert call(check, good, "--set", "optimizer.lr=1")[0] == 0

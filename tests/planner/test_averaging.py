@@ -86,9 +86,9 @@ def test_what_a_change_means_for_a_checkpoint(plan):
         return verdict.kind, {reason.path: reason.text for reason in verdict.reasons}
 
     kind, reasons = said(without, made)
-    assert kind == "safe" and reasons["ema"] == "none → kept: the average begins at the weights of the checkpoint"
+    assert kind == "safe" and reasons["ema"] == "none → ema: the average starts from the weights of the checkpoint"
     kind, reasons = said(made, without)
-    assert kind == "safe" and reasons["ema"] == "kept → none: the averaged weights of the checkpoint are left behind"
+    assert kind == "safe" and reasons["ema"] == "ema → none: the averaged weights of the checkpoint are dropped"
     kind, reasons = said(made, plan("ema { decay = 0.9, every = 4, publish = false, eval = false }"))
     assert kind == "safe" and {"ema.decay", "ema.every", "ema.publish", "ema.eval"} <= reasons.keys()
 

@@ -47,8 +47,8 @@ def test_a_damaged_pointer_tells_nothing(run):
 @pytest.mark.parametrize(
     ("experiment", "launch", "words"),
     [
-        ("budget = 5 steps", "", "is a state of step 34 and the budget ends with step 5"),
-        ("budget = 34 steps", "", "a run that begins there trains nothing"),
+        ("budget = 5 steps", "", "is a checkpoint of step 34 and the budget ends with step 5"),
+        ("budget = 34 steps", "", "nothing is left to train"),
         ("budget = 35 steps", "", ""),
         ("budget = 50 steps", "launch { stop_at = 34 steps }", "stop_at is step 34"),
         ("budget = 1 epochs", "", ""),

@@ -78,7 +78,7 @@ PAIRS = (
         after=("model.init_std=0.1",),
         kind="safe",
         effect="learning",
-        words=("only the first weights",),
+        words=("only affects the initial weights",),
     ),
     Pair(
         name="a longer run at a constant rate",
@@ -102,7 +102,7 @@ PAIRS = (
         after=("checkpoint.resume=false",),
         kind="safe",
         effect="none",
-        words=("checkpoint.resume false: a run under this plan begins at step 0",),
+        words=("checkpoint.resume false: the run starts from step 0",),
     ),
     Pair(
         name="how rows are read",
@@ -120,7 +120,7 @@ PAIRS = (
         effect="none",
         words=(
             "phase.late code 85.7%, talks 14.3% → code 6.06%, prose 3.03%, talks 90.9%",
-            "the run comes to it with step 81, as it would have from its start",
+            "the run reaches this phase at step 81, as it would have from the start",
         ),
     ),
     Pair(
@@ -162,7 +162,7 @@ PAIRS = (
         after=("precision.params=fp32",),
         kind="safe",
         effect="rounding",
-        words=("bf16 → fp32: what was saved is held exactly",),
+        words=("bf16 → fp32: the saved state is represented exactly",),
     ),
     Pair(
         name="recomputation",
@@ -219,7 +219,7 @@ PAIRS = (
         step=100,
         kind="safe",
         effect="learning",
-        words=("the curve (cosine) is laid over 200 steps; step 101 takes the rate 0.00058 after 0.0001 in step 100",),
+        words=("the curve (cosine) now spans 200 steps; step 101 takes the rate 0.00058 after 0.0001 in step 100",),
     ),
     Pair(
         name="a shorter run than was done",
@@ -241,7 +241,7 @@ PAIRS = (
         step=50,
         kind="safe",
         effect="learning",  # the rate was never as low as it would have been
-        words=("the checkpoint is of the last step, so that nothing is left but the end of the run",),
+        words=("the checkpoint is of the last step: only the end of the run is left",),
     ),
     Pair(
         name="a run at a constant rate that is to end where it stands",
@@ -285,7 +285,7 @@ PAIRS = (
         after=("batch.rows=32",),
         kind="safe",
         effect="learning",
-        words=("batch.rows 16 → 32: a step takes other rows", "no row is lost or repeated"),
+        words=("batch.rows 16 → 32: a step takes a different number of rows", "no row is lost or repeated"),
     ),
     Pair(
         name="another mixture",
@@ -296,7 +296,7 @@ PAIRS = (
         step=50,
         words=(
             "mixture code 60%, prose 30%, talks 10% → code 75%, prose 12.5%, talks 12.5%",
-            "each dataset goes on from its own place",
+            "each dataset continues at its own position",
         ),
     ),
     Pair(
@@ -305,7 +305,7 @@ PAIRS = (
         after=("mixture.temperature=2",),
         kind="safe",
         effect="learning",
-        words=("a checkpoint of step 0 or before goes on as if nothing had changed",),
+        words=("a checkpoint of step 0 or before continues as if nothing had changed",),
     ),
     Pair(
         name="a phase that has begun",
@@ -314,7 +314,7 @@ PAIRS = (
         kind="safe",
         step=81,
         effect="learning",
-        words=("each dataset goes on from its own place",),
+        words=("each dataset continues at its own position",),
     ),
     Pair(
         name="a phase at no known step",
@@ -322,7 +322,7 @@ PAIRS = (
         after=("phase.late.mix={ talks: 9 }",),
         kind="safe",
         effect="learning",
-        words=("a checkpoint of step 80 or before goes on as if nothing had changed",),
+        words=("a checkpoint of step 80 or before continues as if nothing had changed",),
     ),
     Pair(
         name="one dataset and several",
@@ -330,7 +330,7 @@ PAIRS = (
         kind="safe",
         effect="learning",
         step=10,
-        words=("dataset.prose is new: it is trained on from its first row", "phase.late is new: code 85.7%"),
+        words=("dataset.prose is new: training starts with its first row", "phase.late is new: code 85.7%"),
     ),
     Pair(
         name="a dataset less",
@@ -338,7 +338,7 @@ PAIRS = (
         after=("mixture.talks=0",),
         kind="safe",
         effect="learning",
-        words=("dataset.talks is gone: it is trained on no more",),
+        words=("dataset.talks is gone: it is no longer trained on",),
     ),
     # resharded --------------------------------------------------------------------------------------------------------
     Pair(
@@ -464,7 +464,7 @@ PAIRS = (
         after=("dataset.talks.template=chatml",),
         kind="incompatible",
         certain=False,
-        words=("dataset.talks.template plain → chatml: rows would hold other text, unless both templates write",),
+        words=("dataset.talks.template plain → chatml: rows would have other text, unless both templates write",),
     ),
     Pair(
         name="form of records",
@@ -530,7 +530,7 @@ PAIRS = (
         before=("model.kv_heads=8",),
         after=("model.heads=4", "model.kv_heads=4", "model.head_dim=16"),
         kind="incompatible",
-        words=("model.heads 8 → 4: the same weights would compute something else",),
+        words=("model.heads 8 → 4: the same weights would give other results",),
     ),
     Pair(
         name="base of the positions",
@@ -564,9 +564,7 @@ PAIRS = (
         before=(BIASED[0],),
         after=BIASED,
         kind="incompatible",
-        words=(
-            "model.router.bias_speed 0 → 0.001: the plan has biases that choose experts, and the checkpoint has none",
-        ),
+        words=("bias_speed 0 → 0.001: the plan has load-balancing biases of routers, and the checkpoint has none",),
     ),
     Pair(
         name="a dense model and one of experts",

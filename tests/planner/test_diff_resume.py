@@ -133,7 +133,7 @@ def test_the_runtime_does_what_diff_says(lab: Laboratory, saved, unbroken, move:
         with pytest.raises(GangFailed) as refused:
             lab.gang.run(b, lab.folder, name=move.name)
         reasons = [reason for reason in verdict.reasons if reason.kind == "incompatible"]
-        assert "does not fit" in str(refused.value) or "the data is not what" in str(refused.value)
+        assert "does not fit" in str(refused.value) or "the data differs from" in str(refused.value)
         assert not verdict.certain or reasons[0].text.partition(":")[0] in str(refused.value)
         return
     outcome = lab.gang.run(b, lab.folder, name=move.name)

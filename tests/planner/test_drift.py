@@ -178,7 +178,7 @@ def test_a_tokenizer_belongs_to_what_a_plan_is_made_of(spec):
     assert plan.architecture.vocab == 22
     write({**vocabulary, "more": 22})
     (error,) = find_drift(plan)
-    assert error.code == "X710" and "does not give it any more" in error.message
+    assert error.code == "X710" and "now gives another plan" in error.message
     assert any("model.vocab was 22 and is 23 now" in note for note, _ in error.notes)
 
 

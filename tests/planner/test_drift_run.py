@@ -138,7 +138,7 @@ def test_an_estimate_that_does_not_fit_is_worth_a_word(plan):
     full = evolve(ranks, memory=evolve(ranks.memory, activations=90 * GIB))
     made = evolve(made, estimates=evolve(made.estimates, classes=(full,)))
     (remark,) = check_devices(made, devices(79.1))
-    assert remark.startswith("a rank is planned to take 90.")
+    assert remark.startswith("the planned memory of a rank is 90.")
 
 
 def test_the_least_device_of_a_machine_counts(plan, monkeypatch):

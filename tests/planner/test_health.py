@@ -18,7 +18,7 @@ def test_ranks_are_watched_from_the_beginning_and_by_default_for_ten_minutes(pla
     assert [node.id for node in made.nodes][:2] == ["setup.bootstrap", "setup.watch"]
     node = made.node("setup.watch")
     assert node.args == {"stuck_seconds": 600} and "10.0 min" in node.does
-    assert "no progress for 10.0 min name the ranks, then end default" in text_of(made)
+    assert "no progress for 10.0 min report stuck ranks, then end default" in text_of(made)
 
 
 def test_another_limit_or_none(plan):

@@ -222,7 +222,7 @@ WRONG = {
             "dataset": f"{TWO}\ndataset test {{ source = synthetic(), holdout = 100% }}",
             "mixture": "mixture { web = 1, test = 2 }",
         },
-        "X515", "test", "a weight of 2, and is held out whole", "lower the holdout", "mixture.test=0",
+        "X515", "test", "a weight of 2, and `holdout = 100%`", "lower the holdout", "mixture.test=0",
     ),
     "chat and pairs": (
         {
@@ -241,7 +241,7 @@ WRONG = {
     ),
     "text of a conversation": (
         {"dataset": 'dataset c { source = jsonl("a"), template = "plain", messages = "m", text = "t" }'},
-        "X516", '"t"', "`text` is the field of plain text", "leave out `text` or `messages`", 'dataset.c.text="text"',
+        "X516", '"t"', "`text` is for plain text", "leave out `text` or `messages`", 'dataset.c.text="text"',
     ),
     "half of plain text": (
         {"dataset": 'dataset c { source = jsonl("a"), train_on = last }'},
@@ -249,7 +249,7 @@ WRONG = {
     ),
     "template of plain text": (
         {"dataset": 'dataset c { source = jsonl("a"), template = "chatml" }'},
-        "X516", '"chatml"', "`template` is for conversations", "leave it out", "dataset.c.template=auto",
+        "X516", '"chatml"', "`template` is for conversations", "remove it", "dataset.c.template=auto",
     ),
     "field of a text file": (
         {"dataset": 'dataset c { source = text("a"), text = "body" }'},
@@ -277,7 +277,7 @@ WRONG = {
     ),
     "at the end": (
         {"experiment": EPOCHS, "phase": "phase a { from = 100%, lr_scale = 2 }"},
-        "X607", "100%", "when the run has ended", "from = 90%", "phase.a.from=90%",
+        "X607", "100%", "when the run is over", "from = 90%", "phase.a.from=90%",
     ),
     "behind the epochs": (
         {"experiment": EPOCHS, "phase": "phase a { from = 2 epochs, lr_scale = 2 }"},
@@ -353,8 +353,8 @@ WRONG |= {
 
 
 WARNED = {
-    "a mixture of one": ({"mixture": "mixture { code = 1 }"}, "W401", "code is the only dataset in it"),
-    "an epoch of one": ({"mixture": "mixture { code = 1 epoch }"}, "W401", "code is the only dataset in it"),
+    "a mixture of one": ({"mixture": "mixture { code = 1 }"}, "W401", "code is its only dataset"),
+    "an epoch of one": ({"mixture": "mixture { code = 1 epoch }"}, "W401", "code is its only dataset"),
     "a phase of the same epochs": (
         mixture_of(f"{BOTH}\nphase a {{ from = 5%, mix = {{ web: 1 epoch }} }}"), "W401", "those of train",
     ),

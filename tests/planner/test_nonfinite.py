@@ -56,10 +56,10 @@ def test_it_shows_on_the_page(plan):
     ("written", "part"),
     [
         ("on nan checkpoint then stop", "`latest` would name them"),
-        ("on nan log", "does not say what becomes of the run"),
+        ("on nan log", "lacks skip, rollback or stop"),
         ("on nan skip then stop", "does one thing"),
         ("on nan skip\non nan(3) rollback", "does one thing"),
-        ("on nan(1) skip", "none would be skipped"),
+        ("on nan(1) skip", "no step would be skipped"),
         ("on sigterm skip then stop", "belongs under `on nan`"),
         ("every 5 steps rollback", "belongs under `on nan`"),
     ],

@@ -91,7 +91,7 @@ def test_how_long_an_allocator_is_watched(plan, device, written, history):
 @pytest.mark.parametrize(
     ("written", "code", "part"),
     [
-        ("on finish profile", "X614", "on finish asks for a profile of the next steps"),
+        ("on finish profile", "X614", "on finish has a profile of the next steps"),
         ("on sigterm profile then checkpoint then stop", "X614", "on sigterm asks for a profile"),
         ("every 50 steps profile then stop", "X614", "a tick asks for a profile"),
         (f"{CUDA}\non finish memory_snapshot {{ history = 2 }}", "X614", "on finish asks for a history"),

@@ -198,7 +198,7 @@ def test_a_value_that_was_written(why):
     assert "what peak learning rate, reached after warm-up role changes what is learned" in text
     assert ":6 | optimizer adamw { lr = 1e-3 }" in text  # the line it stands in
     assert "with optimizer.lr = 0.002 setup.optimizer lr 0.001 → 0.002 setup.scheduler lr 0.001 → 0.002" in text
-    assert "experiment another one" in text
+    assert "experiment different" in text
 
 
 def test_a_value_that_came_through_a_name(why):
@@ -248,7 +248,7 @@ def test_values_without_a_setting_of_their_own(why):
     )
     assert "with batch.accumulate = 8" in why("tokens_per_step")
     assert "with --world 4" in why("world_size", 2, parallel="parallel { fsdp auto }")
-    assert "no neighbour that could be tried" in why("on.finish")
+    assert "no neighbouring value to try" in why("on.finish")
 
 
 def test_ticks_and_actions(why):
@@ -339,7 +339,7 @@ MIXED = {
     [
         ("mixture.web", ("mixture.web = 3", "phase train web 75%, code 25% from step 1 → web 85.7%, code 14.3%")),
         ("mixture.temperature", ("pass data.weights web 75.0%, code 25.0%", "→ web 63.4%, code 36.6% from step 1")),
-        ("phase.late.from", ("from = 80%", "late begins at 80%, with step 81 of 100", "experiment another one")),
+        ("phase.late.from", ("from = 80%", "late begins at 80%, with step 81 of 100", "experiment different")),
         ("phase.late.mix", ("phase.late.mix = { web: 0 }", "→ web 50%, code 50%, learning rate × 0.5 from step 81")),
         ("phase.late.lr_scale", ("learning rate × 0.5 from step 81 → code 100% from step 81",)),
         ("batch.prefetch", ("steps whose rows are read ahead", "setup.loader prefetch 2 → 4", "experiment the same")),

@@ -161,7 +161,7 @@ TABLE = {
         f"collate={pack(1024).partition('= ')[2]}", collate=pack(2048), batch=rows(4096),
     ),
     "a flexible kernel in a ring": wrong(
-        "X419", "flex", "attention flex needs whole rows, and ring 2", "use attention auto", "model.attention=auto",
+        "X419", "flex", "flex needs whole rows, and with ring 2", "use attention auto", "model.attention=auto",
         parallel=parallel("cp 2 { ring = 2 }"), model=dense(more="attention = flex"),
     ),
     "a masked kernel in a ring": wrong(
@@ -309,7 +309,7 @@ TABLE = {
     ),
     # What schedules cannot be combined with.
     "zero_bubble with reshard": wrong(
-        "X416", "true", "schedule zero_bubble loses gradients of parameters that reshard has freed",
+        "X416", "true", "schedule zero_bubble loses the gradients of parameters that reshard has freed",
         "use reshard false", "parallel.fsdp.reshard=false",
         parallel=parallel("pp 2 { schedule = zero_bubble }, fsdp 2 { reshard = true }"),
     ),
@@ -319,7 +319,7 @@ TABLE = {
         parallel=parallel("pp 2 { schedule = zbv }, fsdp 2 { reshard = true }"),
     ),
     "zero_bubble with compile": wrong(
-        "X416", "default", "schedule zero_bubble takes the backward of a block apart", "use mode none",
+        "X416", "default", "schedule zero_bubble splits the backward of a block", "use mode none",
         "compile.mode=none",
         parallel=parallel("pp 2 { schedule = zero_bubble }"), compile="compile { mode = default }",
     ),
@@ -337,12 +337,12 @@ TABLE = {
         parallel=parallel("pp 2 { schedule = zbv }"),
     ),
     "zbv with compile": wrong(
-        "X416", "compile", "schedule zbv takes the backward of a block apart", "schedule interleaved_1f1b",
+        "X416", "compile", "schedule zbv splits the backward of a block", "schedule interleaved_1f1b",
         "parallel.pp.schedule=interleaved_1f1b", parallel=parallel("pp 2 { schedule = zbv }"), compile="compile",
     ),
     # Copies by ddp.
     "ddp with tp": wrong(
-        "X415", "2", "stack ddp keeps a whole copy of the model and of every row on a rank, and tp is 2", "use tp 1",
+        "X415", "2", "stack ddp keeps a full replica of the model on every rank, and tp is 2", "use tp 1",
         "parallel.tp=1", parallel=parallel("stack = ddp, tp 2"),
     ),
     "ddp with pp": wrong(
@@ -394,15 +394,15 @@ TABLE = {
         parallel=parallel("fsdp 2 { offload = true }"), launch="launch { device = cpu }",
     ),
     "recomputation of no layer": wrong(
-        "X418", "5", "every 5 chooses none of 4 layers", "use every 4", "activation.every=4",
+        "X418", "5", "every 5 selects none of 4 layers", "use every 4", "activation.every=4",
         activation="activation full { every = 5 }",
     ),
     "all_to_all where nothing travels": wrong(
-        "X418", "[matmul, all_to_all]", "without ep or ulysses no block has one", "use save [matmul]",
+        "X418", "[matmul, all_to_all]", "without ep or ulysses there is none", "use save [matmul]",
         "activation.save=[matmul]", activation="activation selective { save = [matmul, all_to_all] }",
     ),
     "all_to_all alone": wrong(
-        "X418", "[all_to_all]", "without ep or ulysses no block has one", "use save [matmul]",
+        "X418", "[all_to_all]", "without ep or ulysses there is none", "use save [matmul]",
         "activation.save=[matmul]", activation="activation selective { save = [all_to_all] }",
         parallel=parallel("cp 2 { ring = 2 }"),
     ),

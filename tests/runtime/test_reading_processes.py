@@ -215,7 +215,7 @@ def test_a_step_at_which_readers_always_die_fails(plan, loader, monkeypatch):
 
     warned: list = []
     monkeypatch.setattr(reading_processes, "Reader", Doomed)
-    with pytest.raises(EnvironmentFault, match=r"rank 0: processes that read step 8 ended 3 times in a row") as caught:
+    with pytest.raises(EnvironmentFault, match=r"rank 0: data workers for step 8 died 3 times in a row") as caught:
         next(processes(plan, loader, 2, warned).reads(7, 9))
     assert caught.value.code == "X714" and [step for step, _ in warned] == [7, 7, 7]
 

@@ -178,7 +178,7 @@ def test_a_restart_is_no_failure_and_the_attempt_behind_it_counts_it(event, metr
     ):
         state = reduce(state, record)
     assert state.status == "failed"
-    state = reduce(state, event("restart", 9, step=4, number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2))
+    state = reduce(state, event("restart", 9, step=4, number=1, of=3, reason="rank 1 was killed by SIGKILL", world=2))
     assert (state.status, state.failures, state.restarting) == ("starting", (), True)
     state = reduce(state, event("run_start", 0, steps=60, attempt=2, resumed_step=4))
     assert (state.num_restarts, state.restarting, state.step) == (1, False, 4)

@@ -31,15 +31,15 @@ def word_of(board: "Board", action: Action) -> str:
 def refusal(board: "Board | None", action: Action) -> str:
     """Why the run cannot be asked for that now; empty if it can."""
     if board is None or board.life.state == "waiting":
-        return "the run has not begun"
+        return "the run has not started"
     if board.life.over:
-        return f"the run is over ({board.life.in_words}): nobody would read it"
+        return f"the run has ended ({board.life.in_words})"
     if board.planned is None or commands(board, action):
         return ""
     return {
-        "save": "this run saves nothing: checkpoint.enabled is false",
-        "eval": "no dataset of this run holds anything out",
-    }.get(action, "the plan of this run does not know that")
+        "save": "this run saves no checkpoints: checkpoint.enabled is false",
+        "eval": "no dataset of this run has a held-out part",
+    }.get(action, "the plan of this run has no such command")
 
 
 def question(board: "Board", action: Action) -> str:
@@ -50,14 +50,14 @@ def question(board: "Board", action: Action) -> str:
         "eval": f"Evaluate {name} now?",
         "profile": f"Profile {name}?",
         "pause": f"Pause {name}?",
-        "resume": f"Go on with {name}?",
+        "resume": f"Resume {name}?",
         "stop": f"Stop {name} after a checkpoint?",
     }[word_of(board, action)]
 
 
 def consequences(board: "Board", action: Action, dataset: str = "") -> list[str]:
     """What will happen, in sentences, with what the plan knows of it."""
-    later = ["The run is still being set up: it hears this with its first step."] if is_starting(board) else []
+    later = ["The run is still in set-up: the command takes effect at its first step."] if is_starting(board) else []
     return [*_consequences(board, action, dataset), *later]
 
 
@@ -74,21 +74,21 @@ def _consequences(board: "Board", action: Action, dataset: str) -> list[str]:
     if word == "save":
         return [*_saving(board, done), step]
     if word == "eval":
-        return [f"Measures the {text}." for text in done] + ["Training waits meanwhile.", step]
+        return [f"Computes the {text}." for text in done] + ["Training waits until it is done.", step]
     if word == "profile":
         what = [f"What is done: {text}." for text in done] or ["Records every operation of the next steps."]
-        return [*what, "It lies under profile/. These steps are slower than others."]
+        return [*what, "The profile is written to profile/. These steps are slower than others."]
     if word == "pause":
-        return ["Training waits between two steps, and holds on to its devices and their memory.",
-                "The same key lets it go on."]  # fmt: skip
+        return ["Training waits between two steps, and keeps its devices and their memory.",
+                "The same key resumes it."]  # fmt: skip
     if word == "resume":
-        return ["Training goes on with the next step."]
+        return ["Training continues with the next step."]
     steps = board.run.steps
     left = f" {steps - board.step:,} steps are left." if steps and steps > board.step else ""
-    leaves = f"Then all ranks leave, with exit code 75.{left}"
+    leaves = f"Then all ranks exit with code 75.{left}"
     if not done:
-        return ["NOTHING IS SAVED: this run has no checkpoints.", leaves, "The same command begins anew."]
-    return [*_saving(board, done), leaves, "The same command goes on with it later."]
+        return ["NOTHING IS SAVED: this run has no checkpoints.", leaves, "The same command starts from scratch."]
+    return [*_saving(board, done), leaves, "The same command resumes it later."]
 
 
 def _saving(board: "Board", done: list[str]) -> list[str]:
@@ -116,6 +116,6 @@ def datasets(board: "Board") -> list[tuple[str, str]]:
     for command in commands(board, "eval"):
         node = board.planned.node(command.nodes[0]) if board.planned and command.nodes else None
         rows = node.args.get("rows") if node else None
-        amount = f"{count(rows)} rows" if isinstance(rows, int) else "what it holds out"
+        amount = f"{count(rows)} rows" if isinstance(rows, int) else "its held-out part"
         found.append((command.name.partition(" ")[2], amount))
     return found

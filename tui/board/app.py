@@ -54,7 +54,7 @@ class BoardScreen(Screen):
 
     BINDINGS = [  # noqa: RUF012
         Binding("tab", "app.next(1)", "next screen", show=False),
-        Binding("shift+tab", "app.next(-1)", "screen before", show=False),
+        Binding("shift+tab", "app.next(-1)", "previous screen", show=False),
     ]
 
 
@@ -82,22 +82,22 @@ class BoardApp(App[int]):
     """
     BINDINGS = [  # noqa: RUF012
         Binding("question_mark", "help", "help", tooltip="all keys"),
-        Binding("q", "quit", "quit", tooltip="leave the dashboard; training is not touched"),
-        Binding("ctrl+c", "leave", "leave", show=False, priority=True, tooltip="leave, as q"),
-        Binding("space", "freeze", "freeze", tooltip="freeze the view, or let it go on"),
+        Binding("q", "quit", "quit", tooltip="close the dashboard; training continues"),
+        Binding("ctrl+c", "leave", "leave", show=False, priority=True, tooltip="close the dashboard, as q"),
+        Binding("space", "freeze", "freeze", tooltip="freeze or unfreeze the view"),
         *(
             Binding(str(place), f"visit('{name}')", name, show=False, tooltip=f"the screen {name.capitalize()}")
             for place, name in enumerate(SCREENS, start=1)
         ),
-        Binding("n", "app.focus_next", "next part", show=False, tooltip="the next part of a screen that has several"),
+        Binding("n", "app.focus_next", "next pane", show=False, tooltip="the next pane of a screen that has several"),
         Binding("slash", "filter", "filter", show=False, tooltip="filter the events"),
         Binding("S", "ask('save')", "save", tooltip="save now"),
         Binding("E", "ask('eval')", "eval", tooltip="evaluate now"),
         Binding("P", "ask('profile')", "profile", tooltip="profile some steps"),
-        Binding("W", "ask('pause')", "pause", tooltip="pause, or go on"),
+        Binding("W", "ask('pause')", "pause", tooltip="pause or resume"),
         Binding("X", "ask('stop')", "stop", tooltip="stop after a checkpoint"),
         Binding("t", "theme", "theme", tooltip="another theme: dark, light, high contrast"),
-        Binding("ctrl+z", "suspend_process", "shell", show=False, tooltip="to the shell; fg comes back"),
+        Binding("ctrl+z", "suspend_process", "shell", show=False, tooltip="suspend to the shell; fg returns"),
     ]
 
     def __init__(
@@ -181,8 +181,8 @@ class BoardApp(App[int]):
         if self._reading.faults and not self._read_fault_told:
             self._read_fault_told = True
             self.fault = self._reading.fault
-            told = f"reading the run has failed and is tried again; what went wrong is in {self.fault}"
-            self.notify(told, title="an error of the dashboard", severity="error", timeout=20, markup=False)
+            told = f"reading the run failed and is tried again; details are in {self.fault}"
+            self.notify(told, title="dashboard error", severity="error", timeout=20, markup=False)
         if self._old() is not None:
             self._draw_head()
 
@@ -225,8 +225,8 @@ class BoardApp(App[int]):
                 return
             self._faulty.add(self.visited)
             self.fault = fault.write(error)
-            told = f"{pane.title} cannot be drawn; what went wrong is in {self.fault}"
-            self.notify(told, title="an error of the dashboard", severity="error", timeout=20, markup=False)
+            told = f"{pane.title} cannot be drawn; details are in {self.fault}"
+            self.notify(told, title="dashboard error", severity="error", timeout=20, markup=False)
 
     def _screens(self) -> tuple[tuple[int, str, type[Pane]], ...]:
         """Those that this run has, with their numbers."""
@@ -260,7 +260,7 @@ class BoardApp(App[int]):
             self._wanted = None
             await self._go(name)
         else:
-            self.notify(f"this run has nothing to show for {name}", severity="warning")
+            self.notify(f"this run has no data for {name}", severity="warning")
 
     async def _go(self, name: str) -> None:
         if self.has_no_screen:
@@ -377,4 +377,4 @@ class BoardApp(App[int]):
 
     def panic(self, *renderables: object) -> None:
         """As Textual asks for where a thread of its own has failed; of what it would print, nothing is."""
-        self._handle_exception(RuntimeError("a thread of Textual has failed: the terminal can no longer be read"))
+        self._handle_exception(RuntimeError("a Textual thread has failed: the terminal can no longer be read"))

@@ -59,5 +59,5 @@ def answers(arguments: list[str]) -> Iterator[Answer]:
                 yield Answer(state, printable(record.get("detail") or ""), step if isinstance(step, int) else None)
         said = process.stderr.read().strip()
     if not ended:
-        last = said.splitlines()[-1] if said else f"it left with exit code {process.returncode}"
+        last = said.splitlines()[-1] if said else f"xtrain control exited with code {process.returncode}"
         yield Answer("unheard", printable(last.removeprefix("xtrain control: ")))

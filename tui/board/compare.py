@@ -54,12 +54,12 @@ class ComparePane(Pane):
         Binding("r", "choose('runs')", "runs", tooltip="choose the runs to compare with"),
         Binding("m", "choose('metrics')", "metric", tooltip="choose the metric"),
         Binding("x", "axis", "axis", tooltip="over steps, or over tokens"),
-        Binding("d", "settings", "settings", tooltip="the settings in which the runs differ alone, and back"),
+        Binding("d", "settings", "settings", tooltip="only the settings in which the runs differ, and back"),
         Binding("slash", "search", "filter", show=False),
         Binding("down,j", "move(1)", "next", show=False),
         Binding("up,k", "move(-1)", "before", show=False),
-        Binding("pagedown", "move(10)", "a page on", show=False),
-        Binding("pageup", "move(-10)", "a page back", show=False),
+        Binding("pagedown", "move(10)", "page down", show=False),
+        Binding("pageup", "move(-10)", "page up", show=False),
         Binding("enter", "take", "take", show=False),
         Binding("escape", "back", "back", show=False),
     ]
@@ -82,7 +82,7 @@ class ComparePane(Pane):
         yield Plot()
         yield Sheet(id="compare-settings")
         yield Sheet(id="compare-list")
-        yield Input(placeholder="only those with this text", compact=True)
+        yield Input(placeholder="only runs with this text", compact=True)
 
     def on_mount(self) -> None:
         self.query_one("#compare-table", Sheet).can_focus = False
@@ -222,7 +222,7 @@ class ComparePane(Pane):
         elif len(others) < MOST_LINES - 1:
             others.append(path)
         else:
-            self.app.notify(f"{MOST_LINES} runs are the most that can be told apart", severity="warning")
+            self.app.notify(f"{MOST_LINES} runs are the most that can be compared", severity="warning")
         self._others = others
         self._reading.want(others)
         self._draw()

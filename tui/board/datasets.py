@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _PLOT_ROWS = 7
 _TABLE_ROWS = 6
 # What the plot can show: its title, and the key of the metrics for a dataset.
-_CURVES = (("loss by dataset", "loss/{}"), ("loss on what was held out", "eval/{}/loss"), ("wait for rows", ""))
+_CURVES = (("loss by dataset", "loss/{}"), ("held-out loss", "eval/{}/loss"), ("data wait", ""))
 
 
 class DatasetsSheet(Sheet):
@@ -35,10 +35,10 @@ class DatasetsPane(RowsPane[DatasetsView, DatasetsPage]):
     """
     BINDINGS = [  # noqa: RUF012
         Binding("down,j", "move(1)", "next dataset", show=False),
-        Binding("up,k", "move(-1)", "dataset before", show=False),
-        Binding("pagedown", "turn(1)", "a page on", show=False),
-        Binding("pageup", "turn(-1)", "a page back", show=False),
-        Binding("v", "curves", "curves", tooltip="losses, losses on what was held out, the wait for rows"),
+        Binding("up,k", "move(-1)", "previous dataset", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
+        Binding("v", "curves", "curves", tooltip="losses, held-out losses, data wait"),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:

@@ -53,7 +53,7 @@ class Question(ModalScreen[str]):
     VERTICAL_BREAKPOINTS = [(0, "tiny"), (16, "short"), (30, "tall")]  # noqa: RUF012
     BINDINGS = [  # noqa: RUF012
         Binding("escape", "choose('')", "no", show=False),
-        Binding("left", "app.focus_previous", "answer before", show=False),
+        Binding("left", "app.focus_previous", "previous answer", show=False),
         Binding("right", "app.focus_next", "next answer", show=False),
         Binding("up", "scroll(-1)", "up", show=False),
         Binding("down", "scroll(1)", "down", show=False),
@@ -121,5 +121,5 @@ class Question(ModalScreen[str]):
 
     def _amount(self) -> Content:
         figure = Content.styled(f" {self._typed or ' '} ", "reverse")
-        hint = f"  {'no such number: type one ' if self._wrong else 'type another one, '}from 1 to {self._most}"
+        hint = f"  {'not a valid number: type one ' if self._wrong else 'type another one, '}from 1 to {self._most}"
         return Content.assemble("Steps: ", figure, (hint, "$error" if self._wrong else "$text-muted"))

@@ -31,12 +31,12 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
     BINDINGS = [  # noqa: RUF012
         Binding("down,j", "move(1)", "later event", show=False),
         Binding("up,k", "move(-1)", "earlier event", show=False),
-        Binding("pagedown", "turn(1)", "a page on", show=False),
-        Binding("pageup", "turn(-1)", "a page back", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
         Binding("home", "move(-1000000)", "oldest", show=False),
-        Binding("f,end", "newest", "follow", key_display="f", tooltip="to the newest, and on with it"),
+        Binding("f,end", "newest", "follow", key_display="f", tooltip="to the newest, and follow"),
         Binding("enter", "enter", "in full", tooltip="the event in full, and back"),
-        Binding("slash", "search", "filter", tooltip="only what holds a text"),
+        Binding("slash", "search", "filter", tooltip="filter by a text"),
         Binding(
             "right_square_bracket,right",
             "kinds(1)",
@@ -44,7 +44,7 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
             key_display="]",
             tooltip="all events, problems, or one kind",
         ),
-        Binding("left_square_bracket,left", "kinds(-1)", "kind before", show=False),
+        Binding("left_square_bracket,left", "kinds(-1)", "previous kind", show=False),
         Binding("l", "log", "logs", tooltip="the ends of the logs, one after the other"),
         Binding("escape", "back", "back", show=False),
     ]

@@ -35,13 +35,13 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
     """
     BINDINGS = [  # noqa: RUF012
         Binding("down,j", "move(1)", "next layer", show=False),
-        Binding("up,k", "move(-1)", "layer before", show=False),
-        Binding("pagedown", "turn(1)", "a page on", show=False),
-        Binding("pageup", "turn(-1)", "a page back", show=False),
+        Binding("up,k", "move(-1)", "previous layer", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
         Binding("home", "move(-1000000)", "first layer", show=False),
         Binding("end", "move(1000000)", "last layer", show=False),
         Binding("o", "order", "order", tooltip="the most uneven layer first, or by number"),
-        Binding("a", "plot", "aux loss", tooltip="the balance loss alone, and back"),
+        Binding("a", "plot", "aux loss", tooltip="only the load-balancing loss, and back"),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:

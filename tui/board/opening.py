@@ -75,8 +75,8 @@ def open_board(
     )
     code = app.run()
     if app.return_code:
-        where = f"; what went wrong is in {app.fault}" if app.fault else ""
-        print(f"the dashboard has failed and was closed, training is not touched{where}", file=sys.stderr)
+        where = f"; details are in {app.fault}" if app.fault else ""
+        print(f"the dashboard failed and was closed; training continues{where}", file=sys.stderr)
         return 1
     return code or 0
 
@@ -87,7 +87,7 @@ def _thread_has_failed(terminal: Terminal, said: threading.ExceptHookArgs) -> No
         os._exit(0)
     where = fault.write(said.exc_value) if said.exc_value else None
     terminal.give_back()
-    print(f"the dashboard has failed and was closed, training is not touched; see {where}", file=sys.__stderr__)
+    print(f"the dashboard failed and was closed; training continues; see {where}", file=sys.__stderr__)
     os._exit(1)
 
 

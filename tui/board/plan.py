@@ -24,27 +24,27 @@ class PlanSheet(Sheet):
 
 class PlanPane(SearchedPane[PlanView, PlanPage]):
     """All nodes of the plan in the order in which they are executed, what each does and how long it takes; the one
-    under the cursor in full; and where the time of a step goes."""
+    under the cursor in full; and step time by node."""
 
     title = "Plan"
     short = "Plan"
 
     BINDINGS = [  # noqa: RUF012
         Binding("down,j", "move(1)", "next node", show=False),
-        Binding("up,k", "move(-1)", "node before", show=False),
-        Binding("pagedown", "turn(1)", "a page on", show=False),
-        Binding("pageup", "turn(-1)", "a page back", show=False),
+        Binding("up,k", "move(-1)", "previous node", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
         Binding("home", "move(-1000000)", "first node", show=False),
         Binding("end", "move(1000000)", "last node", show=False),
         Binding("right_square_bracket", "section(1)", "next section", show=False, key_display="]"),
-        Binding("left_square_bracket", "section(-1)", "section before", show=False, key_display="["),
+        Binding("left_square_bracket", "section(-1)", "previous section", show=False, key_display="["),
         Binding("left", "fold(True)", "fold the section", show=False),
         Binding("right", "fold(False)", "open the section", show=False),
         Binding("enter", "enter", "in full", tooltip="the node in full: times, neighbours, arguments; and back"),
-        Binding("b", "timing", "time", tooltip="where the time of a step goes"),
-        Binding("f", "follow", "now", tooltip="to the node under way"),
-        Binding("slash", "search", "search", tooltip="search nodes by words of what they say"),
-        Binding("escape", "back", "back", show=False, tooltip="back, or the end of a search"),
+        Binding("b", "timing", "time", tooltip="step time by node"),
+        Binding("f", "follow", "now", tooltip="to the current node"),
+        Binding("slash", "search", "search", tooltip="search nodes by words in their id or description"),
+        Binding("escape", "back", "back", show=False, tooltip="back, or end the search"),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -56,7 +56,7 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
 
     def compose(self) -> ComposeResult:
         yield PlanSheet()
-        yield Input(placeholder="search nodes: words of an id, of what it does, of an axis", compact=True)
+        yield Input(placeholder="search nodes: words of an id, a description, an axis", compact=True)
 
     def show(self, board: "Board") -> None:
         if not self._sparing.due:

@@ -72,7 +72,7 @@ class Plot(Widget, can_focus=True):
         Binding("l", "log", "log", tooltip="logarithmic values, or linear ones again"),
         Binding("s", "smooth", "smooth", tooltip="smoothing 0.9, 0.99, 0.999, none"),
         Binding("plus,equals_sign", "zoom(1)", "zoom", key_display="+ -", tooltip="closer"),
-        Binding("minus", "zoom(-1)", "further away", show=False),
+        Binding("minus", "zoom(-1)", "zoom out", show=False),
         Binding("left", "move(-1)", "left, or the cursor a point back", show=False),
         Binding("right", "move(1)", "right, or the cursor a point on", show=False),
         Binding("shift+left", "move(-10)", "far left", show=False),

@@ -33,13 +33,13 @@ class LeaveQuestion(Question):
     """Asks what is to become of a run that was started together with this dashboard."""
 
     def __init__(self, *, starting: bool) -> None:
-        saves = "the run has not begun to train; it ends" if starting else "the run saves a checkpoint, then ends"
+        saves = "the run has not started to train, and ends" if starting else "the run saves a checkpoint, then ends"
         super().__init__(
             "Leave the dashboard?",
             [
-                "Leave: training goes on in this terminal, with lines.",
+                "Leave: training continues in this terminal, with lines.",
                 f"Stop: {saves} with exit code 75.",
-                "Ctrl-C once more leaves.",
+                "Press Ctrl-C again to leave.",
             ],
             [Choice("", "n", "Stay"), Choice("leave", "l", "Leave"), Choice("stop", "s", "Stop")],
         )

@@ -40,18 +40,18 @@ class RanksPane(RowsPane[RankView, RankPage]):
         Binding("up,k", "move(-1, 0)", "up", show=False),
         Binding("left,h", "move(0, -1)", "left", show=False),
         Binding("right,l", "move(0, 1)", "right", show=False),
-        Binding("pagedown", "turn(1)", "a page on", show=False),
-        Binding("pageup", "turn(-1)", "a page back", show=False),
+        Binding("pagedown", "turn(1)", "page down", show=False),
+        Binding("pageup", "turn(-1)", "page up", show=False),
         Binding("home", "move(-1000000, -1000000)", "first", show=False),
         Binding("end", "move(1000000, 1000000)", "last", show=False),
-        Binding("m", "figure(1)", "metric", tooltip="another number: step time, own work, data wait, …"),
-        Binding("M", "figure(-1)", "metric before", show=False),
+        Binding("m", "figure(1)", "metric", tooltip="next metric: step time, own work, data wait, …"),
+        Binding("M", "figure(-1)", "previous metric", show=False),
         Binding("v", "table", "table", tooltip="all ranks as a table, or the map again"),
         Binding("o", "sort", "sort", tooltip="sort the table by its next column"),
         Binding("r", "reverse", "other way round", show=False, tooltip="sort the other way round"),
-        Binding("e", "experts", "experts", tooltip="the mesh as experts see it, and back"),
-        Binding("w", "worst", "worst", tooltip="to the rank with the most of what is shown"),
-        Binding("g", "trouble", "trouble", tooltip="to the next rank that something is wrong with"),
+        Binding("e", "experts", "experts", tooltip="the mesh of experts, and back"),
+        Binding("w", "worst", "worst", tooltip="to the rank with the highest value"),
+        Binding("g", "trouble", "trouble", tooltip="to the next rank with a problem"),
         Binding("enter", "enter", "in full", tooltip="the ranks of a cell, or a rank in full; and back"),
         Binding("escape", "back", "back", show=False),
     ]
@@ -78,7 +78,7 @@ class RanksPane(RowsPane[RankView, RankPage]):
             return
         if self._known is None:
             self._page = None
-            sheet.draw([(("No rank has told of itself yet.", "dim"),)])
+            sheet.draw([(("No rank has sent a heartbeat yet.", "dim"),)])
             return
         self._page = page(self._known, self._view, width, height, sheet.marks)
         self._view = self._page.view

@@ -13,7 +13,7 @@ def headline(board: "Board") -> str:
     """How it ended, in one line."""
     run, life = board.run, board.life
     if life.state == "lost":
-        return f"LOST at step {board.step:,}: {life.why or 'nobody is there any more'}"
+        return f"LOST at step {board.step:,}: {life.why or 'its processes are gone'}"
     why = outcome(run)
     parts = [f"{life.in_words.upper()} after {plural(board.step, 'step')}{_time_taken(board)}"]
     parts += [f"loss {decimal(run.loss, 4)}"] if run.loss is not None else []
@@ -36,7 +36,7 @@ def advice(board: "Board") -> list[str]:
     if succeeded(run):
         command = " ".join(generate_command(directory))
         more = more_of_it(run)
-        return [f"let it write: {command}", *([more] if more else [])]
+        return [f"generate text: {command}", *([more] if more else [])]
     lines = [f"{failure.who}: {failure.message}" for failure in run.failures[:1]]
     lines.append(going_on(run))
     if run.status == "failed" or board.life.state == "lost":

@@ -82,11 +82,11 @@ class Lasting:
     def _run_start(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         start = RunStart.of(record)
         facts = [plural(start.world_size, "rank") if start.world_size else "", start.device]
-        facts.append(plural(start.steps, "step") if start.steps else "open end")
+        facts.append(plural(start.steps, "step") if start.steps else "unknown length")
         if start.attempt > 1:
             facts.append(f"attempt {start.attempt}")
         if start.resumed_step is not None:
-            facts.append(f"goes on from step {start.resumed_step:,}")
+            facts.append(f"resumed from step {start.resumed_step:,}")
         name = (printable(start.name or start.run_id), "bold cyan")
         yield Text.assemble("\n ", name, "  ", printable(" · ".join(filter(None, facts))))
         yield Text(f" {printable(short_path(self._directory))}\n", "dim", overflow="fold")

@@ -29,19 +29,19 @@ def going_on(state: RunState) -> str:
         return f"xtrain explain {code}"
     checkpoint = state.checkpoint
     if checkpoint and checkpoint.step:
-        return f"run the same command again to go on from step {checkpoint.step:,}"
+        return f"run the same command again to resume from step {checkpoint.step:,}"
     if state.start and state.start.resumed_step:
-        return f"run the same command again to go on from step {state.start.resumed_step:,}"
+        return f"run the same command again to resume from step {state.start.resumed_step:,}"
     if state.start is None:  # what the starts before have left is known to the run alone
-        return "run the same command again; it goes on from the last checkpoint, if there is one"
-    return "run the same command again; no checkpoint was saved, so it begins anew"
+        return "run the same command again; it resumes from the last checkpoint, if there is one"
+    return "run the same command again; no checkpoint was saved, so it starts from scratch"
 
 
 def more_of_it(state: RunState) -> str:
     """How a run that had nothing left to do is made to do more; empty for others."""
     if state.status != "complete":
         return ""
-    return "a larger experiment.budget extends it; --set checkpoint.resume=false begins anew"
+    return "a larger experiment.budget extends the run; --set checkpoint.resume=false starts from scratch"
 
 
 def outcome(state: RunState) -> str:
@@ -52,7 +52,7 @@ def outcome(state: RunState) -> str:
             return f"{first.who} in {state.under_way.node}"
         return first.who if first.step is None else f"{first.who} at step {first.step:,}"
     if state.end is None:
-        return "nothing was recorded" if state.status == "waiting" else "it ended without saying why"
+        return "nothing was recorded" if state.status == "waiting" else "the run ended without reporting a reason"
     if state.status == "complete":
         return "nothing was left to do"
     return f"by {state.signal}" if state.signal and state.status in ("stopped", "interrupted") else ""

@@ -43,7 +43,7 @@ def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyp
     if state.failures:
         return _spinning(f"{state.failures[0].who} failed, waiting for the others to end", quiet, now, glyphs)
     if state.restarting:
-        return _spinning("starting the ranks again", quiet, now, glyphs)
+        return _spinning("restarting the ranks", quiet, now, glyphs)
     if not state.history.origin:
         return _waiting(state, now=now, quiet=quiet, glyphs=glyphs)
     return _training(state, width=width, now=now, quiet=quiet, glyphs=glyphs)

@@ -60,7 +60,7 @@ def _rows(state: RunState, directory: Path, *, sparks: bool) -> Iterator[tuple[s
         yield "time", Text(duration(state.end.seconds))
     mishaps = (
         (state.num_skipped, "skipped step"),
-        (state.num_nonfinite, "nonfinite step"),
+        (state.num_nonfinite, "non-finite step"),
         (state.num_rollbacks, "rollback"),
         (state.num_restarts, "restart"),
     )

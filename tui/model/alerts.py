@@ -79,7 +79,7 @@ class Onlooker:
 def _seen(run: RunState, ranks: Ranks, life: Life, said: list[Alert]) -> dict[str, tuple[str, list[OneRank]]]:
     """What an onlooker sees, by kind: a sentence, empty where there is nothing, and the ranks it is about."""
     if life.state == "lost":
-        return {"lost": (f"The run is gone without a word: {life.why}", [])}
+        return {"lost": (f"The run ended without reporting it: {life.why}", [])}
     if life.over or run.failures or run.restarting:
         return {}  # the run itself has said what has become of its ranks
     silent = [each for each in ranks if each.pulse in ("silent", "gone")]
@@ -93,9 +93,9 @@ def _silent(ranks: list[OneRank]) -> str:
     if not ranks:
         return ""
     if all(each.pulse == "gone" for each in ranks):
-        return f"{_named(ranks)} {_have(ranks)} no process any more"
+        return f"{_named(ranks)} {_have(ranks)} no running process"
     longest = max(each.seconds_silent for each in ranks)
-    return f"{_named(ranks)} {_have(ranks)} not been heard of for {duration(longest)}"
+    return f"{_named(ranks)} {_have(ranks)} sent no heartbeat for {duration(longest)}"
 
 
 def _idle(ranks: list[OneRank]) -> str:

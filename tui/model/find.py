@@ -22,7 +22,7 @@ def run_at(text: str | None) -> Path:
         named = [run for run in _runs(Path(ROOT)) if run.name.startswith(text) or run.parent.name == text]
         if named:
             return _newest(named)
-        raise NoRun(f"there is no run at {path}, and none below {ROOT} is called so")
+        raise NoRun(f"there is no run at {path}, and no run of that name below {ROOT}")
     raise NoRun(f"there is no run at {path}")
 
 

@@ -110,9 +110,9 @@ class LifeReader:
             return "its processes are gone"
         if self._shared:
             if heard:
-                return "its ranks are not heard of any more"
-            return "nothing was heard of it for two minutes" if now - self._heard >= QUIET_SECONDS else ""
-        return "no process holds its locks"
+                return "its ranks send no heartbeat any more"
+            return "there was no record for two minutes" if now - self._heard >= QUIET_SECONDS else ""
+        return "no process holds its lock files"
 
     def _look(self) -> None:
         shared = is_shared(self._directory)

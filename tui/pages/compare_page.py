@@ -133,14 +133,14 @@ def list_page(
     top = window(len(shown), room, choosing.top, place)
     query = f"“{choosing.query}”" if choosing.query else ""
     several = any(item.chosen is not None for item in items or ())
-    keys = "enter: take, or leave out" if several else "enter: take"
+    keys = "enter: add or remove" if several else "enter: choose"
     rows = [rule(choosing.what, width, marks, joined([query, f"{len(shown):,}", keys, "esc: back"], marks))]
     for number, item in enumerate(shown[top : top + room], start=top):
         sign = "" if item.chosen is None else f"[{'x' if item.chosen else ' '}] "
         drawn = fit(row(f" {sign}{item.text}"), width, marks)
         rows.append(restyled(drawn, "cursor") if number == place else drawn)
     if not shown:
-        words = "looking for runs" if items is None else "none with this text" if wanted else "there are none"
+        words = "looking for runs" if items is None else "none with this text" if wanted else "no other runs"
         rows.append(row((f" {words}", "dim")))
     state = Choosing(what=choosing.what, query=choosing.query, place=place, top=top)
     return block(rows, width, height, marks), shown, state

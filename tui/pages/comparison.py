@@ -131,7 +131,7 @@ def differences(runs: Sequence[Compared]) -> list[Difference] | None:
     told = tuple(isinstance(plan.content.get("config"), dict) for plan in plans)
     if not all(told):
         # Against a plan that tells none of its settings, every setting would be a difference.
-        values = tuple("in its plan" if one else "not told by its plan" for one in told)
+        values = tuple("in its plan" if one else "not in its plan" for one in told)
         found["settings"] = Difference(key="settings", values=values)
     settings = [_settings(plan, with_config=all(told)) for plan in plans]
     for key in sorted({key for each in settings for key in each}):

@@ -86,7 +86,7 @@ def in_words(loads: tuple[LayerLoad, ...]) -> list[tuple[str, str]]:
     total = sum(len(experts) for _, experts in dead)
     alive = ("Every expert of every layer gets tokens.", "")
     verb = "gets" if total == 1 else "get"
-    lost = (f"{plural(total, 'expert')} {verb} next to nothing: {_named(dead)}.", "bad")
+    lost = (f"{plural(total, 'expert')} {verb} almost no tokens: {_named(dead)}.", "bad")
     return [
         (verdict, style),
         lost if dead else alive,
@@ -125,7 +125,7 @@ def of_layer(load: LayerLoad) -> str:
     order = [int(expert) for expert in np.argsort(-load.shares, kind="stable") if not np.isnan(load.shares[expert])]
     ends = order if len(order) <= 6 else [*order[:3], -1, *order[-3:]]
     parts = ["…" if expert < 0 else f"{expert}: {load.shares[expert]:.1%}" for expert in ends]
-    dead = f", next to nothing: {_numbers(load.dead)}" if load.dead else ""
+    dead = f", almost no tokens:  {_numbers(load.dead)}" if load.dead else ""
     return f"layer {load.layer}, experts by load  {'  '.join(parts)}{dead}"
 
 

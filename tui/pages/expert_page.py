@@ -176,7 +176,7 @@ class _Grid:
         if self.cell != _NUMBERED:
             said = f"{low} from 0.25  {even} even  {high} from 1.25  {most} from 2"
             short = f"{low} 0.25+ {even} even {high} 1.25+ {most} 2+"
-        sign = f"{self.marks.dead} next to nothing"
+        sign = f"{self.marks.dead} dead"
         wordings = ([more, said, each, sign], [more, short, each, sign], [more, short, sign], [more, short], [short])
         lines = [joined(parts, self.marks) for parts in wordings]
         return fit(row((next((line for line in lines if len(line) <= width), lines[-1]), "dim")), width, self.marks)

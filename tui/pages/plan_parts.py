@@ -1,4 +1,4 @@
-"""The Plan screen's details: one node in full, and where the time of a step goes."""
+"""The Plan screen's details: one node in full, and step time by node."""
 
 import json
 from collections.abc import Iterator
@@ -103,7 +103,7 @@ def breakdown_rows(facts: PlanFacts, width: int, height: int, marks: Marks) -> l
     out, against what was planned; in at most `height` rows, of which the last says what is left out."""
     cost = facts.cost
     over = max((each.ranks for each in facts.step.values()), default=0)
-    rows = [rule("where a step's time goes", width, marks, f"mean of {over:,} ranks" if over > 1 else "")]
+    rows = [rule("step time by node", width, marks, f"mean of {over:,} ranks" if over > 1 else "")]
     if cost.actual is None and not facts.step:
         return [*rows, row(("no step has been logged yet", "dim"))][:height]
     rows += _against_plan(facts, width)
@@ -135,7 +135,7 @@ def breakdown_rows(facts: PlanFacts, width: int, height: int, marks: Marks) -> l
             )
         )
     if called:
-        rows.append(row(("of all this, on the rank where it is most:", "dim")))
+        rows.append(row(("of this on the rank with the most:", "dim")))
         rows += called
     return [fit(each, width, marks) for each in rows[:height]]
 
@@ -146,7 +146,7 @@ def _against_plan(facts: PlanFacts, width: int) -> list[Row]:
         return []
     text = f"{brief(cost.actual)} a step"
     if cost.planned is None or cost.over is None:
-        return [row((line, "")) for line in wrapped(f"{text}; not planned: the cluster is not known", width)]
+        return [row((line, "")) for line in wrapped(f"{text}; no planned time: the cluster is not known", width)]
     near = (
         "as planned" if abs(cost.over) < 0.005 else f"{abs(cost.over):.0%} {'longer' if cost.over > 0 else 'shorter'}"
     )

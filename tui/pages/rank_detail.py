@@ -56,10 +56,10 @@ def _now(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
         old = PROGRESS.of(rank) or 0.0
         if old >= 2 or beat.place:
             at = f", at {beat.place}" if beat.place else ""
-            lasting = ", which may last" if beat.lasting else ""
+            lasting = ", which may take long" if beat.lasting else ""
             yield "still", f"for {seconds_ago(old)}{lasting}{at}", "warn" if old >= 10 and not beat.lasting else ""
         if rank.seconds_silent >= 2:
-            yield "silent", f"its line stands still for {seconds_ago(rank.seconds_silent)}", "warn"
+            yield "silent", f"no heartbeat for {seconds_ago(rank.seconds_silent)}", "warn"
         if beat.debugger:
             yield "debugger", "a Python debugger has stopped it", "warn"
 
@@ -85,7 +85,7 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
     ]
     retries = number(rank.last.get("retries"))
     if retries:
-        now.append(f"{retries:,.0f} retries of the allocator")
+        now.append(f"{retries:,.0f} allocation retries")
     if now:
         yield "", ", ".join(now), ""
     if rank.step is not None:

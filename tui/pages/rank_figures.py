@@ -50,7 +50,7 @@ STEP = Figure(
 )  # fmt: skip
 WORK = Figure(
     key="work", title="own work", words=brief, of=lambda rank: rank.busy_seconds,
-    says="seconds of a step without communication, over the newest records: who has the most is waited for",
+    says="seconds of a step without communication, over the newest records: the others wait for the rank with the most",
 )  # fmt: skip
 DATA = Figure(
     key="data", title="data wait", words=brief, of=lambda rank: rank.data_seconds,
@@ -62,11 +62,11 @@ COMMUNICATION = Figure(
 )  # fmt: skip
 MEMORY = Figure(
     key="memory", title="memory", words=size, of=lambda rank: rank.memory_bytes,
-    says="the most bytes a rank has held",
+    says="peak memory of a rank in bytes",
 )  # fmt: skip
 PROGRESS = Figure(
     key="progress", title="heartbeat", words=seconds_ago, of=age,
-    says="seconds without progress: since a rank's count of marks has moved",
+    says="seconds without progress: since the last mark of a rank",
 )  # fmt: skip
 FIGURES = (STEP, WORK, DATA, COMMUNICATION, MEMORY, PROGRESS)
 

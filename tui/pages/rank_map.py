@@ -93,7 +93,7 @@ def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, most: i
 def _marked(found: Heat, marks: Marks) -> list[tuple[str, str]]:
     """The marks that are on the map."""
     words = {GONE: (marks.dead, "gone"), STUCK: (marks.stuck, "stuck"), SILENT: (marks.silent, "silent")}
-    words |= {OVER: (marks.over, "over plan"), UNKNOWN: ("blank", "nothing told yet")}
+    words |= {OVER: (marks.over, "over plan"), UNKNOWN: ("blank", "no data yet")}
     there = {int(state) for state in found.state}
     if (found.level[(found.rank >= 0) & (found.state < SILENT)] < 0).any():
         there.add(UNKNOWN)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # The worse, the greater: of the ranks of a cell the worst is shown.
 FINE, UNKNOWN, SLOW, OVER, SILENT, STUCK, GONE = range(7)
 WORDS = {
-    FINE: "", UNKNOWN: "not heard of", SLOW: "slow", OVER: "over plan", SILENT: "silent", STUCK: "stuck", GONE: "gone",
+    FINE: "", UNKNOWN: "no heartbeat", SLOW: "slow", OVER: "over plan", SILENT: "silent", STUCK: "stuck", GONE: "gone",
 }  # fmt: skip
 # Sentences name so many ranks of a kind; of the others it is said how many there are.
 NAMED = 3
@@ -117,7 +117,7 @@ def sentences(board: "Board", found: States, times: Mapping[str, StepTime]) -> l
     for state in (GONE, STUCK, SILENT):
         numbers = [int(rank) for rank in np.flatnonzero(found.of == state)]
         if len(numbers) > NAMED:
-            words = {GONE: "are gone", STUCK: "make no progress", SILENT: "are not heard of any more"}[state]
+            words = {GONE: "are gone", STUCK: "make no progress", SILENT: "send no heartbeat any more"}[state]
             said.append((f"{len(numbers):,} ranks {words}: {listed(numbers)}{common(ranks, numbers)}", state))
         else:
             said += [(_trouble(ranks[rank], found, state, axes), state) for rank in numbers]
@@ -125,10 +125,12 @@ def sentences(board: "Board", found: States, times: Mapping[str, StepTime]) -> l
     slow = [each for each in slow if found.of[each.rank] == SLOW]
     said += [(slow_words(ranks[each.rank], each, times, axes), SLOW) for each in slow[:NAMED]]
     if len(slow) > NAMED:
-        said.append((f"{len(slow) - NAMED:,} more are slow: {listed([each.rank for each in slow[NAMED:]])}", SLOW))
+        said.append(
+            (f"{len(slow) - NAMED:,} more ranks are slow: {listed([each.rank for each in slow[NAMED:]])}", SLOW)
+        )
     said = said or [(_well(board, ranks), FINE)]
     if (old := board.ranks.seconds_old) and not board.life.over:
-        said.append((f"lines of ranks are up to {seconds_ago(old)} old: it takes that long to read them all", FINE))
+        said.append((f"heartbeats are up to {seconds_ago(old)} old: it takes that long to read them all", FINE))
     return said
 
 
@@ -136,20 +138,20 @@ def _well(board: "Board", ranks: Sequence[OneRank]) -> str:
     if board.life.state == "ended":
         return f"the run has ended: {board.life.in_words}"
     if board.life.state == "lost":
-        return f"the run is lost: {board.life.why or 'nothing is heard of it'}"
+        return f"the run is lost: {board.life.why or 'its processes are gone'}"
     if board.life.state == "paused":
         return "the run is paused: all ranks wait"
     if board.run.restarting:
-        return "ranks are being started again"
+        return "the ranks are being restarted"
     if not any(rank.beat or rank.last for rank in ranks):
-        return "no rank has told of itself yet"
+        return "no rank has sent a heartbeat yet"
     if not any(rank.step_seconds is not None for rank in ranks):
-        return "all ranks get on; no step has been logged yet"
+        return "all ranks make progress; no step has been logged yet"
     if len(ranks) == 1:
-        return "the rank gets on"
+        return "the rank makes progress"
     if not board.ranks.measured:
-        return "all ranks get on; who is slow is not measured (GPUs, compiled blocks)"
-    return "all ranks get on, and none is slower than the others"
+        return "all ranks make progress; slow ranks are not detected (GPUs, compiled blocks)"
+    return "all ranks make progress, and none is slower than the others"
 
 
 def _trouble(rank: OneRank, found: States, state: int, axes: Sequence[str]) -> str:
@@ -170,7 +172,7 @@ def _fault(rank: OneRank, found: States, state: int) -> str:
     if state == GONE:
         return f"is gone{seen}"
     if state == SILENT:
-        return f"has not been heard of for {seconds_ago(rank.seconds_silent)}{seen}"
+        return f"has sent no heartbeat for {seconds_ago(rank.seconds_silent)}{seen}"
     since = age(rank)
     at = f" at {rank.beat.place}" if rank.beat and rank.beat.place else ""
     return f"makes no progress{f' for {seconds_ago(since)}' if since is not None else ''}{node}{at}"

@@ -35,7 +35,7 @@ COLUMNS = (
     Column(key="memory", title="memory", wide=9, early=3, figure=MEMORY),
     Column(key="planned", title="planned", wide=9, early=8),
     Column(key="progress", title="idle", wide=6, early=4, figure=PROGRESS),
-    Column(key="node", title="node under way", wide=28, early=10),
+    Column(key="node", title="current node", wide=28, early=10),
     Column(key="host", title="host", wide=18, early=11),
 )
 
@@ -110,7 +110,7 @@ def table_row(
             over = plan is not None and value is not None and value > plan
             spans.append((f"{text} ", "bad" if over else "warn" if slow else ""))
         elif column.key == "state":
-            words = WORDS[state] or ("ended" if facts.over else "gets on" if rank.beat else "–")
+            words = WORDS[state] or ("ended" if facts.over else "ok" if rank.beat else "–")
             text = f"{mark} {words}" if state > FINE and style in ("bad", "warn") else words
             spans.append((f"{left(text, column.wide, marks)} ", style if style in ("bad", "warn") else ""))
         else:

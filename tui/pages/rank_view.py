@@ -78,7 +78,7 @@ def _head(facts: RankFacts, view: RankView, width: int, height: int, marks: Mark
         share = ", share of the planned" if measured.against_plan else ""
         parts.append(f"{measured.figure.title}{share}")
         if view.experts:
-            parts.append("as experts see them")
+            parts.append("mesh of experts")
         worst = _worst(facts, view)
         if worst is not None and ranks > 1:
             value = float(measured.values[worst])

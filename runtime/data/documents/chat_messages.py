@@ -47,7 +47,7 @@ def _message(item: object) -> Message | Unusable:
             return Unusable(f"no `{key}`")
     role = item[who]
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
-        return Unusable(f"`{who}` is {role!r:.40}, which names no role")
+        return Unusable(f"`{who}` is {role!r:.40}, which is not a role name")
     if who == "from":
         if role not in SPEAKERS:
             return Unusable(f"`from` is {role!r:.40}; known are {', '.join(SPEAKERS)}")
@@ -59,7 +59,7 @@ def _message(item: object) -> Message | Unusable:
         return Unusable("the assistant says nothing")
     rest = {key: value for key, value in item.items() if key not in (who, said) and value is not None}
     if not _is_plain(rest):
-        return Unusable("it says something that is neither JSON nor a date")
+        return Unusable("its value is neither JSON nor a date")
     for text in strings(rest):
         if (fault := not_text(text)) is not None:
             return Unusable(fault)

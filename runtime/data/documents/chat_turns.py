@@ -49,7 +49,7 @@ class Turns:
         """Where the turn of message `index` begins and ends. Raises TemplateRefusal if that cannot be told."""
         found = self._by_prefixes(index) or self._by_variants(index)
         if found is None:
-            raise TemplateRefusal(f"where message {index + 1} begins or ends in the template is open; {REMEDY}")
+            raise TemplateRefusal(f"where message {index + 1} begins or ends in the template is ambiguous; {REMEDY}")
         return found
 
     def _by_prefixes(self, index: int) -> Span | None:

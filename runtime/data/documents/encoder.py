@@ -101,7 +101,7 @@ class DocumentEncoder:
         else:
             encoded = [np.concatenate([self.tokenizer.encode(piece) for piece in _pieces(text)]) for text in texts]
         return [
-            TokenDocument(ids=self._between(ids)) if len(ids) else "the tokenizer makes nothing of this text"
+            TokenDocument(ids=self._between(ids)) if len(ids) else "the tokenizer gives no tokens for this text"
             for ids in encoded
         ]
 
@@ -144,7 +144,7 @@ class DocumentEncoder:
         for number, message in enumerate(messages, start=1):
             for text in strings(message):
                 if (spelt := self._reserved.search(text)) is not None:
-                    return f"message {number} spells the special token {spelt[0]}"
+                    return f"message {number} contains the special token {spelt[0]}"
         if sum(len(message["content"]) for message in messages) > LONGEST_CONVERSATION:
             return f"a conversation of more than {LONGEST_CONVERSATION:,} characters"
         try:
@@ -156,7 +156,7 @@ class DocumentEncoder:
         except TemplateRefusal as refusal:
             return str(refusal)
         if not any(text[start:end].strip() for start, end in spans):
-            return "nothing in it is said by the assistant"
+            return "the assistant says nothing in it"
         return text, spans
 
     def _document(self, text: str, spans: list[Span], placed: Placed) -> TokenDocument | str:
@@ -165,7 +165,7 @@ class DocumentEncoder:
         blanks = len(text) - len(text.lstrip())
         written = np.flatnonzero((placed.ends > blanks) & (placed.starts < len(text.rstrip())))
         if not len(written):
-            return "the tokenizer makes nothing of this conversation"
+            return "the tokenizer gives no tokens for this conversation"
         front = [bos] if self.tokenizer.has_bos and ids[written[0]] != bos else []
         back = [eos] if ids[written[-1]] != eos else []
         laid = np.concatenate([np.array(front, self.dtype), ids.astype(self.dtype), np.array(back, self.dtype)])

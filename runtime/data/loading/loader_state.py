@@ -80,9 +80,9 @@ def _content(state: dict[str, Any]) -> tuple[Any, ...]:
 def _check(state: dict[str, Any], mine: dict[str, Any]) -> None:
     if state.get("format") != FORMAT:
         raise DataError(
-            f"the checkpoint speaks of its rows in format {state.get('format', 1)}, and this version of xtrain reads "
-            f"format {FORMAT}: where the data goes on is not known",
-            remedy="Go on with the version that wrote it, or start a new run from its weights alone.",
+            f"the data position of the checkpoint has format {state.get('format', 1)}, and this version of xtrain "
+            f"reads format {FORMAT}: the data cannot be resumed",
+            remedy="Resume with the version that wrote it, or start a new run from the weights alone.",
         )
     differences = [
         f"{words}: {state.get(key, 'missing')} in the checkpoint, {mine[key]} now"
@@ -99,7 +99,7 @@ def _check(state: dict[str, Any], mine: dict[str, Any]) -> None:
     if differences:
         listed = "".join(f"\n    {difference}" for difference in differences)
         raise DataError(
-            f"the data is not what the checkpoint was trained on:{listed}",
-            remedy="Restore these settings, give a dataset that has changed another name so that it is begun anew, or "
-            "start a new run from the checkpoint's weights alone.",
+            f"the data differs from that of the checkpoint:{listed}",
+            remedy="Restore these settings, give a dataset that has changed another name so that it starts from the "
+            "beginning, or start a new run from the checkpoint's weights alone.",
         )

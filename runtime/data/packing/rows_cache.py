@@ -37,7 +37,7 @@ def cached_rows(folder: Path, pack: Callable[[], Rows]) -> Rows:
             return rows
         _store(pack(), folder)
         # What is mapped from the files can be dropped from memory at any time, and all ranks share it.
-    raise DataError("packed rows are damaged as soon as written", path=folder, remedy="Check this file system.")
+    raise DataError("packed rows were damaged while they were written", path=folder, remedy="Check this file system.")
 
 
 def open_rows(folder: Path) -> Rows | None:
@@ -69,7 +69,7 @@ def _store(rows: Rows, folder: Path) -> None:
     try:
         make_folder(folder, lambda partial: _write(rows, partial), lambda there: open_rows(there) is not None)
     except OSError as error:
-        remedy = "Free space or choose another cache."
+        remedy = "Free some space or choose another cache folder."
         raise DataError(f"cannot write packed rows: {error}", path=folder, remedy=remedy) from error
 
 

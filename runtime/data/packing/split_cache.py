@@ -32,11 +32,11 @@ def cached_split(store: TokenStore, cache: Path, holdout: float, seed: int) -> S
                 lambda there: _open(there, store.num_documents) is not None,
             )
         except OSError as error:
-            remedy = "Free space or choose another cache."
+            remedy = "Free some space or choose another cache folder."
             raise DataError(
                 f"cannot write which documents are held out: {error}", path=folder, remedy=remedy
             ) from error
-    raise DataError("what was written is damaged at once", path=folder, remedy="Check this file system.")
+    raise DataError("the file was damaged while it was written", path=folder, remedy="Check this file system.")
 
 
 def _open(folder: Path, documents: int) -> Split | None:

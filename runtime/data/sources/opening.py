@@ -15,8 +15,8 @@ ZSTD_BLOCK = 1 << 13
 
 # How files begin that are something else than their names say. None of these is text.
 BEGINNINGS = {
-    b"\x1f\x8b": ("packed with gzip", "Let its name end in .gz."),
-    b"\x28\xb5\x2f\xfd": ("packed with zstd", "Let its name end in .zst."),
+    b"\x1f\x8b": ("packed with gzip", "Rename it to end in .gz."),
+    b"\x28\xb5\x2f\xfd": ("packed with zstd", "Rename it to end in .zst."),
     b"\xfd7zXZ\x00": ("packed with xz", "Unpack it, or pack it with gzip or zstd."),
     b"BZh91AY&SY": ("packed with bzip2", "Unpack it, or pack it with gzip or zstd."),
     b"PK\x03\x04": ("a zip archive", "Unpack it."),

@@ -59,7 +59,7 @@ class TextFiles:
         for path in unit.part:
             text = decoded(b"".join(data for data, _ in blocks(path)))
             if isinstance(text, str) and (nul := text.find("\0")) >= 0:
-                text = Unusable(f"a NUL at character {nul}: this is no text file")
+                text = Unusable(f"a NUL at character {nul}: this is not a text file")
             yield (
                 Record(text, str(path)) if isinstance(text, str) else BadRecord(origin=str(path), reason=text.reason)
             )
@@ -173,7 +173,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is no number in JSON")
+    raise ValueError(f"{constant} is not a valid JSON number")
 
 
 _parse = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse).decode

@@ -46,9 +46,9 @@ class TableFiles:
                         yield Unit(size=size, part=data, path=path, line=row)
                         row, size = row + rows, 0
             except (pa.ArrowException, OSError) as error:
-                reached = f" behind row {row - 1}" if row > 1 else ""
+                reached = f" after row {row - 1}" if row > 1 else ""
                 message = f"damaged{reached}: {str(error).splitlines()[0]}"
-                raise DataError(message, path=path, remedy="Write or fetch this file once more.") from error
+                raise DataError(message, path=path, remedy="Write or download this file again.") from error
             if row == 1:
                 yield Unit(size=size_of(path), part=NO_ROWS, path=path, line=1)
 
@@ -127,7 +127,7 @@ def _arrow(path: Path, reads: Reads) -> "Iterator[tuple[pa.RecordBatch, int]]":
             told = came
         if not _says_that_it_ends(path):
             # Whoever wrote it may have been stopped between two batches.
-            raise pa.ArrowInvalid("the stream does not say that it ends here")
+            raise pa.ArrowInvalid("the stream ends without an end marker")
 
 
 def _says_that_it_ends(path: Path) -> bool:

@@ -49,8 +49,8 @@ class HubDataset:
                         yield Unit(size=len(part), part=part, path=self.folder, line=row)
                         row += rows
             except (pa.ArrowException, OSError) as error:
-                message = f"damaged behind row {row - 1}: {_first_line(error)}"
-                raise DataError(message, path=self._place, remedy="Fetch or write it once more.") from error
+                message = f"damaged after row {row - 1}: {_first_line(error)}"
+                raise DataError(message, path=self._place, remedy="Download or write it again.") from error
         if row == 1:
             yield Unit(size=0, part=NO_ROWS, path=self.folder, line=1)
 
@@ -68,7 +68,7 @@ class HubDataset:
             return []
         files = self._load().cache_files
         if not files:
-            raise DataError("the library keeps no files of it", path=self._place, remedy="Save it with save_to_disk.")
+            raise DataError("the library has no files for it", path=self._place, remedy="Save it with save_to_disk.")
         return [file_digest(Path(each["filename"])) for each in files]
 
     @property
@@ -117,7 +117,7 @@ class HubDataset:
                 return datasets.load_dataset(self.name, self.config, split=self.split)
         except Exception as error:
             if datasets.config.HF_HUB_OFFLINE:
-                remedy = "It is not in the cache, and HF_HUB_OFFLINE keeps from fetching it."
+                remedy = "It is not in the cache, and HF_HUB_OFFLINE prevents downloading it."
                 raise self._failed(error, remedy) from error
         try:
             return datasets.load_dataset(self.name, self.config, split=self.split)

@@ -57,7 +57,7 @@ class TokenFiles:
                 continue
             origin = f"{unit.path}, token {first}"
             if len(ids) < 2:
-                yield BadRecord(origin=origin, reason="a document of a single token, nothing to predict")
+                yield BadRecord(origin=origin, reason="a document of a single token has nothing to predict")
                 continue
             trained = None if array.trained is None else array.trained[first:end].astype(bool)
             yield Record(TokenIds(ids=ids, trained=trained), origin)

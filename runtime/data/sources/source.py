@@ -193,7 +193,7 @@ def _match(pattern: str, base: Path, folder: Callable[[Path], bool] | None) -> l
         if path.is_file() or (folder is not None and path.is_dir() and folder(path)):
             files.append(path)
         elif not path.is_dir():
-            raise DataError("a link to nothing, or no regular file", path=path, remedy="Take it out of the pattern.")
+            raise DataError("a broken link, or not a regular file", path=path, remedy="Take it out of the pattern.")
     if not files and paths:
         remedy = f"Name the files in it, for example `{pattern.rstrip('/')}/*`."
         raise DataError(f"pattern matches a folder, not a file: {base / pattern}", remedy=remedy)

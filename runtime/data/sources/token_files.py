@@ -82,7 +82,7 @@ def _store(path: Path) -> TokenArray:
 
     store = open_store(path)
     if store is None:
-        raise DataError("no sound token store", path=path, remedy="Build it again.")
+        raise DataError("not an intact token store", path=path, remedy="Build it again.")
     return TokenArray(tokens=store.tokens, offsets=store.offsets, trained=store.trained)
 
 
@@ -104,18 +104,18 @@ def _bare(path: Path, dtype: str | None) -> TokenArray:
             count, known = int(head[2]), np.dtype(kind)
             if _SHARD_HEADER + count * known.itemsize != size:
                 there = (size - _SHARD_HEADER) / known.itemsize
-                message = f"its header tells of {count:,} tokens and it holds {there:,.10g}"
-                raise DataError(message, path=path, remedy="Fetch or write it once more.")
+                message = f"its header says {count:,} tokens, and it has {there:,.10g}"
+                raise DataError(message, path=path, remedy="Download or write it again.")
             _agree(path, known, dtype)
             return TokenArray(tokens=_mapped(path, known, _SHARD_HEADER))
     kind = np.dtype(dtype or DEFAULT_DTYPE)
     if size % kind.itemsize:
-        message = f"{size:,} bytes are no whole number of {kind.name}"
-        raise DataError(message, path=path, remedy="Set `dtype` to what was written, or fetch it once more.")
+        message = f"{size:,} bytes are not a multiple of {kind.name}"
+        raise DataError(message, path=path, remedy="Set `dtype` to what was written, or download it again.")
     tokens = _mapped(path, kind, 0)
     # Nothing in such a file says how wide its numbers are; small ones that are twice as wide have empty halves.
     if dtype is None and len(tokens) >= 8 and not tokens[1:_LOOKED_AT:2].any():
-        message = f"every second number is 0, read as {kind.name}: it seems to hold wider ones"
+        message = f"every second number is 0, read as {kind.name}: it seems to hold a wider type"
         raise DataError(message, path=path, remedy="Set `dtype` to what was written, such as uint32.")
     return TokenArray(tokens=tokens)
 
@@ -124,7 +124,9 @@ def _indexed(path: Path, index: Path, dtype: str | None) -> TokenArray:
     data = np.fromfile(index, dtype=np.uint8)
     head = data[:_INDEX_HEADER].tobytes()
     if len(head) < _INDEX_HEADER or not head.startswith(_INDEX_MAGIC):
-        raise DataError("no index of an indexed dataset", path=index, remedy=f"Take it away if {path.name} needs none.")
+        raise DataError(
+            "not an index of an indexed dataset", path=index, remedy=f"Remove it if {path.name} needs no index."
+        )
     version, code = int.from_bytes(head[9:17], "little"), head[17]
     sequences, ends = int.from_bytes(head[18:26], "little"), int.from_bytes(head[26:34], "little")
     if version != 1 or code not in _INDEX_DTYPES:
@@ -135,7 +137,7 @@ def _indexed(path: Path, index: Path, dtype: str | None) -> TokenArray:
         parts.append(data[at : at + size])
         at += size
         if len(parts[-1]) != size:
-            raise DataError("the index ends too early", path=index, remedy="Fetch or write it once more.")
+            raise DataError("the index ends too early", path=index, remedy="Download or write it again.")
     lengths, pointers, documents = (part.view(kind) for part, kind in zip(parts, ("<i4", "<i8", "<i8"), strict=True))
     known = np.dtype(_INDEX_DTYPES[code])
     _agree(path, known, dtype)
@@ -148,7 +150,7 @@ def _indexed(path: Path, index: Path, dtype: str | None) -> TokenArray:
     )
     if not sound:
         message = f"does not fit its index {index.name}"
-        raise DataError(message, path=path, remedy="Fetch or write both once more.")
+        raise DataError(message, path=path, remedy="Download or write both again.")
     found = offsets[documents] if ends else np.zeros(1, np.int64)
     return TokenArray(tokens=_mapped(path, known, 0), offsets=found)
 

@@ -145,7 +145,7 @@ def _read(path: Path) -> tuple[Stamp, str, bool]:
                 return before, digest, before.settled(begun)
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", path=path) from error
-    raise DataError("is written to while it is read", path=path, remedy="Wait until the file is complete.")
+    raise DataError("is being written while it is read", path=path, remedy="Wait until the file is complete.")
 
 
 def _digest(path: Path) -> str:

@@ -176,7 +176,9 @@ def build_store(
         )
         store = open_named(cache, identity.names)
     if store is None:
-        raise DataError("the token store is damaged as soon as written", path=final, remedy="Check this file system.")
+        raise DataError(
+            "the token store was damaged while it was written", path=final, remedy="Check this file system."
+        )
     store.bad_records.check(source.bad_record_limit)
     return store
 
@@ -224,7 +226,7 @@ def open_store(directory: Path) -> TokenStore | None:
 
 
 def damage(directory: Path, progress: Report | None = None) -> list[str]:
-    """The names of the files in a store whose content is not what was written; reads all of them."""
+    """The names of the files in a store whose content has changed since it was written; reads all of them."""
     try:
         digests = dict(json.loads((directory / META).read_bytes())["digests"])
     except (OSError, ValueError, KeyError, TypeError):

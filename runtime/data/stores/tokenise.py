@@ -27,7 +27,9 @@ COMMIT_SECONDS = 5.0
 POLL_SECONDS = 0.2
 # An unfinished store that nobody has gone on with for so long is deleted.
 UNFINISHED_SECONDS = 7 * 86_400
-REMEDY = "Free space or choose another cache; what is done so far is kept, and gone on from."
+REMEDY = (
+    "Free some space or choose another cache folder; the finished part is kept, and the build continues from there."
+)
 
 
 @frozen(kw_only=True)

@@ -183,7 +183,7 @@ class Pool:
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts == DEATHS * self._jobs:
-                raise RuntimeError(f"the processes that tokenise do not start: {how}")
+                raise RuntimeError(f"the tokenizer processes do not start: {how}")
         elif worker.slots:
             slot = worker.slots[0]
             slot.deaths += 1
@@ -232,7 +232,7 @@ def _bytes(unit: "Unit | Failure") -> int:
 
 def _death(unit: "Unit", how: str) -> DataError:
     return DataError(
-        f"the process that tokenised what is read from here on was {how}, {DEATHS} times",
+        f"the process that tokenised this part of the data was {how}, {DEATHS} times",
         path=unit.path,
         line=unit.line,
         remedy="Signal 9 usually means too little memory: use fewer --jobs, or look for a huge record here.",

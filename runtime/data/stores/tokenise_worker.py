@@ -55,8 +55,10 @@ def encode_unit(source: "Source", encoder: "DocumentEncoder", unit: "Unit", dtyp
     try:
         return _encode(source, encoder, unit, dtype)
     except MemoryError as error:
-        message = "there is not enough memory to read and tokenise what stands here"
-        raise DataError(message, path=unit.path, line=unit.line, remedy="Use fewer --jobs, or split it.") from error
+        message = "not enough memory to read and tokenise this part of the data"
+        raise DataError(
+            message, path=unit.path, line=unit.line, remedy="Use fewer --jobs, or split the file."
+        ) from error
 
 
 def _encode(source: "Source", encoder: "DocumentEncoder", unit: "Unit", dtype: np.dtype) -> EncodedUnit:

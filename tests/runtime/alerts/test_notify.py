@@ -82,7 +82,7 @@ def test_a_command_that_lasts_and_does_not_listen_is_ended(desk, monkeypatch):
     monkeypatch.setattr(notify, "GRACE_SECONDS", 0.2)
     desk.tell("trap '' TERM; while :; do sleep 0.05; done", seconds=0.3)
     (found,) = desk.events("notify")
-    assert found["exit_code"] is None and "was ended after 0.3 s" in found["detail"]
+    assert found["exit_code"] is None and "was killed after 0.3 s" in found["detail"]
     assert desk.events("warning")
 
 
@@ -112,7 +112,7 @@ def test_the_same_is_not_told_again_and_again(desk, monkeypatch):
     ]  # fmt: skip
     monkeypatch.setattr(notify, "PAUSE_SECONDS", 0.0)
     desk.tell("echo one")
-    assert desk.events("notify")[-1]["detail"].endswith("2 before it came too soon and were left out")
+    assert desk.events("notify")[-1]["detail"].endswith("2 before it came too soon and were skipped")
 
 
 def test_one_of_a_kind_at_a_time(desk, tmp_path):

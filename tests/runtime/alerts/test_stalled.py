@@ -54,7 +54,7 @@ def test_a_rank_that_is_stopped_is_named_by_the_first_and_the_end_is_told(ranks)
     raised, cleared = ranks.watch(0)
     assert (raised.kind, raised.state, raised.ranks, raised.limit) == ("stalled", "raised", (1,), LIMIT)
     assert raised.value is not None and LIMIT <= raised.value < LIMIT + 10
-    assert "rank 1 not heard of any more; the others wait in step 7, step.agree; process 11 on a" in raised.message
+    assert "rank 1 without a heartbeat; the other ranks wait in step 7, step.agree; process 11 on a" in raised.message
     assert cleared.state == "cleared"
     assert ranks.watch(2) == [], "one tells for all"
 
@@ -67,7 +67,7 @@ def test_a_rank_that_got_stuck_is_named_with_the_place(ranks):
 
 def test_of_a_rank_that_fell_silent_elsewhere_both_places_are_told(ranks):
     ranks.silent, ranks.lines[1] = {1}, reading(1, step=6, node="step.clip")
-    assert "the others wait in step 7, step.agree; last heard of in step 6, step.clip" in ranks.watch(0)[0].message
+    assert "the other ranks wait in step 7, step.agree; last seen in step 6, step.clip" in ranks.watch(0)[0].message
 
 
 def test_of_the_first_rank_the_next_one_tells(ranks):

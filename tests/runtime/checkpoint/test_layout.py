@@ -68,7 +68,7 @@ def test_one_bit_is_found_by_its_checksum_and_only_by_that(folder):
     content[17 * 2**20] ^= 1
     shard.write_bytes(content)
     assert flaws(final) == []
-    assert flaws(final, content=True) == ["__0_0.distcp is not what was written"]
+    assert flaws(final, content=True) == ["__0_0.distcp has changed since it was written"]
     parts = [flaws(final, content=True, part=(i, 2)) for i in range(2)]
     assert sorted(map(len, parts)) == [0, 1]
 
@@ -77,7 +77,7 @@ def test_a_changed_sidecar_is_found_at_once(folder):
     final = save(folder, 5)
     state = (final / "state.json").read_text()
     (final / "state.json").write_text(state.replace('"step": 5', '"step": 6'))
-    assert flaws(final) == ["state.json is not what was written"]
+    assert flaws(final) == ["state.json has changed since it was written"]
     (final / "state.json").write_text("[]")
     assert flaws(final) == ["state.json cannot be read"]
 

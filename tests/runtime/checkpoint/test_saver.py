@@ -93,7 +93,7 @@ def test_failures_in_a_row_end_the_run_and_a_success_forgives_them(make, disk, m
     assert own.folder.remains() == [] and own.folder.latest().flaws(content=True) == []
     warning = next(event for event in events(own) if event["event"] == "warning")
     assert warning["message"] == (
-        "the checkpoint of step 2 could not be saved, the last one is of step 1: the disk says no"
+        "the checkpoint of step 2 could not be saved, the last checkpoint is of step 1: the disk says no"
     )
     disk.error = 0
     own.save("finish", must=True)

@@ -228,7 +228,7 @@ def test_a_checkpoint_of_the_very_run_needs_another_name(tmp_path):
     made = plan(tmp_path, "workspace.run=mine")
     directory = run_of(made, 10)
     again = plan(tmp_path, "workspace.run=mine", f'checkpoint.from="{directory}/checkpoints/ckpt-s000000000010"')
-    with pytest.raises(EnvironmentFault, match="very run"):
+    with pytest.raises(EnvironmentFault, match="of this run"):
         open_workspace(again, "")
     assert (directory / "metrics.jsonl").exists()
 
@@ -273,7 +273,7 @@ def test_a_checkpoint_of_a_run_is_found_by_pointer_by_name_and_by_path(tmp_path,
         with pytest.raises(EnvironmentFault, match=said) as wrong:
             find_named(directory, name)
         assert wrong.value.code == "X720"
-    with pytest.raises(EnvironmentFault, match="it has none yet"):
+    with pytest.raises(EnvironmentFault, match="the run has no checkpoint yet"):
         find_named(tmp_path / "empty", "best")
     (checkpoints.path(10) / "__0_0.distcp").unlink()
     with pytest.raises(EnvironmentFault, match=r"damaged: __0_0\.distcp is missing"):
@@ -313,9 +313,9 @@ FROM = 'checkpoint.from="{}"'
         (0, 200, None, "a state of step 200, and the budget ends with step 150: nothing is left to train"),
         (0, 100, None, ""),
         (150, 0, None, ""),  # cut off behind its last step: its end is left
-        (160, 0, None, "the run stands at step 160, and the budget ends with step 150: nothing is left to train"),
+        (160, 0, None, "the run is at step 160, and the budget ends with step 150: nothing is left to train"),
         (160, 0, 160, ""),  # it has ended there, and says so when it is started again
-        (160, 0, 100, "or '160 steps' to end it where it stands"),
+        (160, 0, 100, "or '160 steps' to end the run there"),
         (120, 0, None, ""),
     ],
 )

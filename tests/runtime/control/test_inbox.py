@@ -96,14 +96,14 @@ def test_a_file_that_is_half_written_is_given_time(run):
     run.put("b", "")
     run.inbox.look()
     run.inbox.look()
-    assert run.said()[-1] == ("b", "", "refused", "the file holds no whole JSON object") and run.left() == []
+    assert run.said()[-1] == ("b", "", "refused", "the file is not a complete JSON object") and run.left() == []
 
 
 @pytest.mark.parametrize(
     "content, reason",
     [
         ({"command": "eval"}, "which dataset: choose web or code"),
-        ({"command": "eval", "arg": ["web"]}, "there is no hold-out of ['web']: choose web or code"),
+        ({"command": "eval", "arg": ["web"]}, "dataset ['web'] has no held-out part: choose web or code"),
         ({"command": "profile", "arg": True}, "profile takes a number of steps from 1 to 100, not True"),
         ({"command": "profile", "arg": 101}, "profile takes a number of steps from 1 to 100, not 101"),
         ({"command": "profile"}, "profile takes a number of steps from 1 to 100, not nothing"),
@@ -126,8 +126,8 @@ def test_a_run_without_checkpoints_or_hold_outs_says_what_it_lacks(tmp_path):
     run.put("b", {"command": "eval", "arg": "web"})
     run.inbox.look()
     assert sorted(line[3] for line in run.said()) == [
-        "there is no hold-out of web: no dataset of this run holds anything out",
-        "this run saves nothing: checkpoint.enabled is false",
+        "dataset web has no held-out part: no dataset of this run has a held-out part",
+        "this run saves no checkpoints: checkpoint.enabled is false",
     ]
 
 
@@ -138,7 +138,7 @@ def test_what_lay_there_before_is_not_done(run):
     inbox.sweep(time.time() + 1)
     inbox.look()
     assert taken(inbox) == [] and run.left() == []
-    assert run.said() == [("old", "stop", "refused", "it was there before this start of the run: give it again")]
+    assert run.said() == [("old", "stop", "refused", "the command is older than this start of the run: give it again")]
 
 
 def test_what_is_given_while_the_run_starts_is_done(run):
@@ -188,7 +188,7 @@ def test_a_look_that_fails_is_told_once_and_the_next_one_follows(monkeypatch):
         time.sleep(0.01)
     lookout.close()
     assert len(looks) >= 3
-    assert told == ["a stop file could not be looked for: OSError: stale file handle"]
+    assert told == ["a stop file could not be checked: OSError: stale file handle"]
 
 
 # clocks ---------------------------------------------------------------------------------------------------------------
@@ -210,13 +210,13 @@ def test_clocks_that_run_out_while_a_run_waits_are_heard_at_the_next_step():
 
 def test_why_slurm_was_not_asked_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert ask_slurm("17") == "there is no command scontrol here"
+    assert ask_slurm("17") == "the command scontrol was not found"
     command = tmp_path / "scontrol"
     command.write_text('#!/bin/sh\necho "$@" > "${0%/*}/asked"\nexit 0\n')
     command.chmod(0o755)
     assert ask_slurm("17") is None and (tmp_path / "asked").read_text() == "requeue 17\n"
     command.write_text("#!/bin/sh\nexit 4\n")
-    assert ask_slurm("17") == "`scontrol requeue 17` ended with 4: it said nothing"
+    assert ask_slurm("17") == "`scontrol requeue 17` failed with exit code 4: no output"
 
 
 # from outside ---------------------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_command_is_given_by_the_newest_live_run_below_a_root(live, capsys):
     assert out == "accepted  eval web  step 7\ndone  eval web  step 7: it was\n" and not err
     assert main(["control", str(live.folder), "eval", "nowhere", "--json"]) == 1
     (line,) = capsys.readouterr().out.splitlines()
-    assert json.loads(line)["detail"] == "there is no hold-out of nowhere: choose web or code"
+    assert json.loads(line)["detail"] == "dataset nowhere has no held-out part: choose web or code"
     deadline = time.monotonic() + 5
     while live.left() and time.monotonic() < deadline:
         time.sleep(0.01)  # the answer comes before the file goes
@@ -273,7 +273,7 @@ def test_where_nobody_answers_nothing_is_left_behind(run, capsys, monkeypatch):
     with (run.folder / asking.WORKER_LOCK).open("a") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert main(["control", str(run.folder), "save", "--wait", "0.05"]) == 3
-        assert "has not read it in 0.05 s; it was taken back" in capsys.readouterr().err
+        assert "has not read the command within 0.05 s; the command was withdrawn" in capsys.readouterr().err
     assert run.left() == []
 
 

@@ -94,7 +94,7 @@ def test_a_command_and_a_writer_that_hang_do_not_cost_a_run_its_end(tmp_path, en
     (told,) = (each for each in run.events() if each["event"] == "notify")
     assert told["exit_code"] is None and told["detail"] == "was ended with the run"
     assert not Path(f"/proc/{int((tmp_path / 'pid').read_text())}").exists()
-    assert "left behind" in run.events()[-2]["message"] and run.events()[-1]["event"] == "run_end"
+    assert "abandoned" in run.events()[-2]["message"] and run.events()[-1]["event"] == "run_end"
     run.writer.never.set()
 
 
@@ -108,7 +108,7 @@ def test_a_save_gets_all_there_is(tmp_path, ended):
     run.requests.rest()
 
 
-@pytest.mark.parametrize(("answered", "what"), [(False, "ended without saving"), (True, "was done, and was ended")])
+@pytest.mark.parametrize(("answered", "what"), [(False, "killed without saving"), (True, "were done, and was killed")])
 def test_what_is_said_of_a_rank_that_does_not_leave(ended, answered, what):
     told: list[str] = []
     over = threading.Event()
@@ -116,6 +116,6 @@ def test_what_is_said_of_a_rank_that_does_not_leave(ended, answered, what):
     requests.answered = answered
     requests.hurry("sigterm")
     assert over.wait(30)
-    assert "did not stop within 0.05 s" in told[0] and what in told[0]
+    assert "did not exit within 0.05 s" in told[0] and what in told[0]
     requests._watchdog.join(30)  # type: ignore[union-attr]
     assert ended == [1]

@@ -264,15 +264,15 @@ def test_a_content_that_spells_a_special_token_is_a_bad_record(content: str, rol
     spelt = next(name for name in ("<|im_end|>", "<|eot_id|>", "<|end_of_text|>") if name in content)
     talk = [*TALK, {"role": role, "content": content}]
     found = encode(talk, tokenizer, template="chatml")
-    assert found == BadRecord(origin="here", reason=f"message 6 spells the special token {spelt}")
+    assert found == BadRecord(origin="here", reason=f"message 6 contains the special token {spelt}")
     also = encode([{**TALK[0], "name": content}, *TALK[1:]], tokenizer, template="chatml")
-    assert isinstance(also, BadRecord) and "message 1 spells" in also.reason
+    assert isinstance(also, BadRecord) and "message 1 contains" in also.reason
 
 
 @pytest.mark.parametrize("spelt", ["<|im_end|>", "⟨eos⟩", "⟨bos⟩"])
 def test_on_bytes_the_signs_of_the_template_are_guarded_too(spelt: str):
     found = encode([*TALK, {"role": "user", "content": f"so {spelt}"}], ByteTokenizer(), template="chatml")
-    assert found == BadRecord(origin="here", reason=f"message 6 spells the special token {spelt}")
+    assert found == BadRecord(origin="here", reason=f"message 6 contains the special token {spelt}")
     (text,) = DocumentEncoder(ByteTokenizer(), {"form": "text"}).encode([Record(spelt, "here")])
     assert isinstance(text, TokenDocument) and text.ids.tolist() == [256, *spelt.encode(), 257]
 
@@ -283,7 +283,7 @@ def test_without_anything_to_predict_it_is_a_bad_record(train_on: str, template:
     (tmp_path / "unmarked").write_text(without_marks(TEMPLATES["chatml"]))
     encoder = DocumentEncoder(ByteTokenizer(), {"form": "chat", "template": template, "train_on": train_on}, tmp_path)
     found = encoder.encode([Record(TALK[:2], "a"), Record(TALK, "b"), Record(TALK[1:2], "c")])
-    reason = "nothing in it is said by the assistant"
+    reason = "the assistant says nothing in it"
     assert [found[0], found[2]] == [BadRecord(origin="a", reason=reason), BadRecord(origin="c", reason=reason)]
     assert isinstance(found[1], TokenDocument)
     assert isinstance(encode(TALK[:2], ByteTokenizer(), template="chatml", train_on="all"), TokenDocument)

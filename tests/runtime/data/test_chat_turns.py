@@ -254,9 +254,9 @@ WRONG = [
     ({**USER, "content": [3]}, "`content` has a part that is a number, not text"),
     ({**USER, "content": "\ud800"}, "`content` has an unpaired surrogate at character 0"),
     ({**USER, "name": "\udfff"}, "has an unpaired surrogate at character 0"),
-    ({**USER, "by": open}, "it says something that is neither JSON nor a date"),
-    ({**USER, "role": "a\nb"}, "`role` is 'a\\nb', which names no role"),
-    ({**USER, "role": 3}, "`role` is 3, which names no role"),
+    ({**USER, "by": open}, "its value is neither JSON nor a date"),
+    ({**USER, "role": "a\nb"}, "`role` is 'a\\nb', which is not a role name"),
+    ({**USER, "role": 3}, "`role` is 3, which is not a role name"),
     ({"from": "bing", "value": "a"}, "`from` is 'bing'; known are human, gpt, user, assistant, system"),
 ]
 CONVERSATIONS += [([USER, message], f"it, message 2: {reason}") for message, reason in WRONG] + NONE

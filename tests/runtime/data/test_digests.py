@@ -116,7 +116,7 @@ def test_a_file_that_changes_while_it_is_read_is_read_again(tmp_path: Path, monk
     limit = 2
     assert file_digest(path) == file_digest(path) and times == 3
     limit = 100
-    with pytest.raises(DataError, match="a: is written to while it is read"):
+    with pytest.raises(DataError, match="a: is being written while it is read"):
         file_digest(path)
 
 

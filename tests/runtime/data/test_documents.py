@@ -45,7 +45,7 @@ def test_a_vocabulary_of_more_than_16_bits_takes_32():
 
 def test_a_text_without_tokens_is_a_bad_record(tiny_tokenizer: Path):
     found = encode(["one", " \n", "two"], DocumentEncoder(HuggingFaceTokenizer(tiny_tokenizer), {"form": "text"}))
-    assert found[1] == BadRecord(origin="1", reason="the tokenizer makes nothing of this text")
+    assert found[1] == BadRecord(origin="1", reason="the tokenizer gives no tokens for this text")
     assert [document.ids.tolist() for document in (found[0], found[2])] == [[7, 0, 9], [7, 1, 9]]  # type: ignore[union-attr]
 
 

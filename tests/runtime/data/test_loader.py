@@ -282,7 +282,7 @@ def test_other_documents_that_pack_alike_are_refused(make_store):
 
 @pytest.mark.parametrize("state", [{"step": 3}, {"step": 3, "format": 1}, {"format": 99}])
 def test_a_state_of_another_format_is_refused(store: TokenStore, state: dict):
-    with pytest.raises(DataError, match="where the data goes on is not known"):
+    with pytest.raises(DataError, match="the data cannot be resumed"):
         loader(store).check_state(state)
 
 

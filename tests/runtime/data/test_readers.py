@@ -62,7 +62,7 @@ def test_small_text_files_are_read_together_and_large_ones_alone(suffix: str, tm
         (b"", "empty text"),
         (b"\xff\xfea\x00", "invalid UTF-8 at byte 0"),
         (b"ab\xc3", "invalid UTF-8 at byte 2"),
-        (b"ab\x00c", "a NUL at character 2: this is no text file"),
+        (b"ab\x00c", "a NUL at character 2: this is not a text file"),
     ],
 )
 def test_an_unusable_text_file_is_a_bad_record(content: bytes, reason: str, tmp_path: Path):
@@ -79,8 +79,8 @@ BAD_LINES: list[tuple[bytes, str]] = [
     (b'{"text": "a\x00"}', "invalid JSON at character 12: Invalid control character at"),
     (b'{"text": "a", "text": "b"}', "invalid JSON: key `text` appears twice"),
     (b'{"text": "a", "meta": {"x": 1, "x": 2}}', "invalid JSON: key `x` appears twice"),
-    (b'{"text": "a", "score": NaN}', "invalid JSON: NaN is no number in JSON"),
-    (b'{"text": "a", "score": -Infinity}', "invalid JSON: -Infinity is no number in JSON"),
+    (b'{"text": "a", "score": NaN}', "invalid JSON: NaN is not a valid JSON number"),
+    (b'{"text": "a", "score": -Infinity}', "invalid JSON: -Infinity is not a valid JSON number"),
     (b'{"body": "x"}', "no field `text`; there are `body`"),
     (b"{}", "no field `text`; there are none"),
     (b'{"text": 3}', "field `text` is a number, not a string"),

@@ -228,14 +228,14 @@ def test_the_error_of_a_damaged_table_says_how_far_it_could_be_read(tmp_path: Pa
     table = pa.table({"text": [f"{index} " * 100 for index in range(300)]})
     path = write(table, tmp_path / "x.stream", 50)
     path.write_bytes(path.read_bytes()[:-10_000])
-    with pytest.raises(DataError, match=r"damaged behind row 2[05]0: "):
+    with pytest.raises(DataError, match=r"damaged after row 2[05]0: "):
         rows_of(path)
 
 
 def test_a_stream_that_ends_between_two_batches_is_not_complete(tmp_path: Path):
     path = write(pa.table({"text": ["a", "b"]}), tmp_path / "x.stream")
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(DataError, match="damaged behind row 2: the stream does not say that it ends here"):
+    with pytest.raises(DataError, match="damaged after row 2: the stream ends without an end marker"):
         rows_of(path)
 
 

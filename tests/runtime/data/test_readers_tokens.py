@@ -109,7 +109,7 @@ def test_blocks_of_any_size_give_the_same_documents(
     good = [record.content.ids.tolist() for record in found if isinstance(record, Record)]  # type: ignore[union-attr]
     bad = [record for record in found if isinstance(record, BadRecord)]
     assert good == [document for document in expected if len(document) > 1]
-    assert [record.reason for record in bad] == ["a document of a single token, nothing to predict"] * len(singles)
+    assert [record.reason for record in bad] == ["a document of a single token has nothing to predict"] * len(singles)
 
 
 @pytest.mark.parametrize(("magic", "version", "dtype"), [(20240520, 1, "uint16"), (20240801, 7, "uint32")])
@@ -118,7 +118,7 @@ def test_a_shard_with_a_header_is_read_behind_it(magic: int, version: int, dtype
     raw(tmp_path, "x.bin", values, dtype, shard_head(magic, version, len(values)))
     assert ids_of(tokens(tmp_path, "x.bin")) == [[5, 6, 0], [7, 8]]
     raw(tmp_path, "x.bin", values[:-1], dtype, shard_head(magic, version, len(values)))
-    with pytest.raises(DataError, match=r"its header tells of 6 tokens and it holds 5"):
+    with pytest.raises(DataError, match=r"its header says 6 tokens, and it has 5"):
         ids_of(tokens(tmp_path, "x.bin"))
 
 
@@ -146,7 +146,7 @@ def test_an_index_that_does_not_fit_is_an_error(tmp_path: Path):
     whole = (tmp_path / "x.idx").read_bytes()
     for left in (0, 20, 40, len(whole) - 1):
         (tmp_path / "x.idx").write_bytes(whole[:left])
-        with pytest.raises(DataError, match=r"x\.idx: (no index of an indexed dataset|the index ends too early)"):
+        with pytest.raises(DataError, match=r"x\.idx: (not an index of an indexed dataset|the index ends too early)"):
             ids_of(tokens(tmp_path, "x.bin"))
 
 
@@ -167,7 +167,7 @@ def test_a_store_of_ours_keeps_its_documents_and_what_is_trained(tmp_path: Path)
     again = build_store(source, DocumentEncoder(ByteTokenizer(), {"form": "text"}), tmp_path / "again", jobs=1)
     assert np.array_equal(again.tokens, store.tokens) and np.array_equal(again.trained, store.trained)
     (tmp_path / "cache" / store.key / "offsets.npy").write_bytes(b"")
-    with pytest.raises(DataError, match="no sound token store"):
+    with pytest.raises(DataError, match="not an intact token store"):
         ids_of(source)
 
 
@@ -207,8 +207,8 @@ def save(array: np.ndarray) -> Any:
         (save(np.zeros(3, np.int32)), "uint16", "holds int32, and `dtype` says uint16"),
         (save(np.array([{"a": 1}])), None, "cannot be read: .*objects"),
         (lambda path: path.with_suffix(".npy").write_bytes(b"[1, 2, 3]"), None, "cannot be read: "),
-        (lambda path: path.write_bytes(b"abc"), None, "3 bytes are no whole number of uint16\n.*`dtype`"),
-        (lambda path: path.write_bytes(b"abcdef"), "uint32", "6 bytes are no whole number of uint32"),
+        (lambda path: path.write_bytes(b"abc"), None, "3 bytes are not a multiple of uint16\n.*`dtype`"),
+        (lambda path: path.write_bytes(b"abcdef"), "uint32", "6 bytes are not a multiple of uint32"),
     ],
 )
 def test_files_that_hold_something_else(write: Any, dtype: str | None, message: str, tmp_path: Path):

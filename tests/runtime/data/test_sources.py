@@ -67,7 +67,7 @@ def test_a_folder_is_no_file_and_a_link_to_nothing_is_not_passed_over(tmp_path: 
         open_source("jsonl", patterns=("data",), base=tmp_path)
     (tmp_path / "data" / "a.txt").write_text("a")
     (tmp_path / "data" / "b.txt").symlink_to(tmp_path / "gone.txt")
-    with pytest.raises(DataError, match=r"b\.txt: a link to nothing"):
+    with pytest.raises(DataError, match=r"b\.txt: a broken link"):
         open_source("text", patterns=("data/*",), base=tmp_path)
 
 

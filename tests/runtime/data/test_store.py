@@ -334,7 +334,7 @@ def test_a_full_disk_is_told_and_what_was_done_is_kept(tmp_path: Path, monkeypat
             build_store(lines_of(folder), BytesEncoder(), cache, jobs=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "what is done so far is kept" in str(caught.value)
+    assert "the finished part is kept" in str(caught.value)
     store = build_store(lines_of(folder), BytesEncoder(log), cache, jobs=1)
     assert len(log.read_text().splitlines()) == 5  # three of 6,004 bytes had been written
     assert contents(cache / store.key) == contents(alone(folder, tmp_path) / store.key)

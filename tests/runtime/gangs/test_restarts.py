@@ -91,8 +91,8 @@ def test_a_gang_that_falls_is_started_again_and_the_run_ends_once(run, seen):
     code, events = run("restarts = 2", [(BEGUN, KILLED), (BEGUN, KILLED), (DONE, Ended())])
     assert code == 0
     assert [(e["number"], e["of"], e["reason"], e["world"]) for e in of(events, "restart")] == [
-        (1, 2, "rank 1 was ended by SIGKILL", 2),
-        (2, 2, "rank 1 was ended by SIGKILL", 2),
+        (1, 2, "rank 1 was killed by SIGKILL", 2),
+        (2, 2, "rank 1 was killed by SIGKILL", 2),
     ]
     assert len(of(events, "run_end")) == 1 and not of(events, "failure")
     assert [each["restart"] for each in seen] == [False, True, True]
@@ -156,9 +156,9 @@ LOST = {"event": "failure", "step": 0, "rank": 0, "error": "lost contact", "exit
         ([], Ended(signal=signal.SIGHUP), "sigterm", "xtrain run received SIGHUP before the first step"),
         ([], Ended(signal=signal.SIGUSR1), "sigusr1", "xtrain run received SIGUSR1 before the first step"),
         ([], Ended(signal=signal.SIGTERM, who="the first rank"), "sigterm", "the first rank received SIGTERM before"),
-        ([], Ended(failures={1: -signal.SIGTERM}), "sigterm", "rank 1 was ended by SIGTERM before the first step"),
-        ([], Ended(failures={0: -signal.SIGTERM, 1: -signal.SIGINT}), "sigint", "rank 1 was ended by SIGINT before"),
-        ([LOST], Ended(failures={0: 1, 1: -signal.SIGINT}), "sigint", "rank 1 was ended by SIGINT before the first"),
+        ([], Ended(failures={1: -signal.SIGTERM}), "sigterm", "rank 1 was killed by SIGTERM before the first step"),
+        ([], Ended(failures={0: -signal.SIGTERM, 1: -signal.SIGINT}), "sigint", "rank 1 was killed by SIGINT before"),
+        ([LOST], Ended(failures={0: 1, 1: -signal.SIGINT}), "sigint", "rank 1 was killed by SIGINT before the first"),
         (BEGUN, Ended(signal=signal.SIGINT, at_once=True), "sigint", "Ctrl-C was pressed a second time"),
     ],
 )
@@ -174,7 +174,7 @@ def test_a_rank_that_leaves_without_a_word_has_not_been_stopped(run):
     left = ([], Ended(failures={0: 1, 1: -signal.SIGTERM}))
     code, events = run("restarts = 0", [left])
     (end,) = of(events, "run_end")
-    assert code == 1 and end["status"] == "failed" and end["reason"] == "rank 0 left with exit code 1"
+    assert code == 1 and end["status"] == "failed" and end["reason"] == "rank 0 exited with code 1"
     assert run("restarts = 1", [left, (DONE, Ended())])[0] == 0, "it may be started again"
 
 
@@ -192,7 +192,7 @@ def test_where_ranks_stood_still_their_failure_is_all_that_is_told(run):
 def test_gangs_that_fall_before_they_have_begun_are_given_up_early(run):
     code, events = run("restarts = 100", [([failure(1, "no such module")], Ended(failures={1: 1}))] * 3)
     assert code == 1 and len(of(events, "restart")) == 2
-    assert "another start would get no further" in of(events, "failure")[-1]["error"]
+    assert "a restart would fail in the same way" in of(events, "failure")[-1]["error"]
 
 
 def test_one_that_had_begun_between_counts_anew(run):
@@ -277,20 +277,20 @@ def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
 @pytest.mark.parametrize(
     ("said", "ended", "reason", "ranks"),
     [
-        ([], Ended(failures={2: -9, 0: 1}), "rank 2 was ended by SIGKILL", (2,)),
-        ([], Ended(failures={1: -9, 3: -9}), "ranks 1, 3 were ended by SIGKILL", (1, 3)),
+        ([], Ended(failures={2: -9, 0: 1}), "rank 2 was killed by SIGKILL", (2,)),
+        ([], Ended(failures={1: -9, 3: -9}), "ranks 1, 3 were killed by SIGKILL", (1, 3)),
         ([failure(0, "gone", lost=True), failure(1, "bad\nline")], Ended(), "rank 1 failed: bad", (1,)),
-        ([failure(0, "gone", lost=True)], Ended(failures={0: 1, 1: 1}), "rank 1 left with exit code 1", (1,)),
+        ([failure(0, "gone", lost=True)], Ended(failures={0: 1, 1: 1}), "rank 1 exited with code 1", (1,)),
         (
             [{"event": "stuck", "ranks": [1], "node": "step.forward", "seconds": 12.0}, failure(1)],
             Ended(failures={1: -9, 0: 1}),
-            "rank 1 stood still in step.forward for 12.0 s",
+            "rank 1 made no progress in step.forward for 12.0 s",
             (1,),
         ),
         ([failure(0, "bad")], Ended(failures={0: 1, 1: -signal.SIGTERM}), "rank 0 failed: bad", (0,)),
-        ([], Ended(failures={0: 7, 1: -signal.SIGTERM}), "rank 0 left with exit code 7", (0,)),
-        ([], Ended(failures={1: -signal.SIGTERM}), "rank 1 was ended by SIGTERM", (1,)),
-        ([], Ended(), "the ranks left without a word", ()),
+        ([], Ended(failures={0: 7, 1: -signal.SIGTERM}), "rank 0 exited with code 7", (0,)),
+        ([], Ended(failures={1: -signal.SIGTERM}), "rank 1 was killed by SIGTERM", (1,)),
+        ([], Ended(), "the ranks exited without reporting a reason", ()),
     ],
 )
 def test_the_first_cause_is_named(said, ended, reason, ranks):

@@ -55,7 +55,7 @@ def test_each_group_has_its_own_numbers_and_members(told):
     assert found == [
         "rank 0 waits in all_gather 9 along fsdp; rank 1 did not enter all_gather 9 along fsdp "
         "(the last one there was all_gather 8 along fsdp)",
-        "rank 2 waits in all_reduce 3 along tp; of rank 3 nothing is known",
+        "rank 2 waits in all_reduce 3 along tp; nothing is known of rank 3",
     ]
 
 
@@ -70,7 +70,7 @@ def test_ranks_that_do_different_things_are_told_of(told):
 def test_the_first_that_has_not_ended_counts_and_what_is_left_already_is_told(told):
     ahead = [under_way(7), under_way(8)]
     assert told(ahead, [entry(7), entry(8)]) == [
-        "rank 0 waits in all_reduce 7 of all ranks; rank 1 has left it already"
+        "rank 0 waits in all_reduce 7 of all ranks; rank 1 has already left this collective"
     ]
     assert told([under_way(7)], [under_way(7)]) == [
         "ranks 0 and 1 wait in all_reduce 7 of all ranks, which all of them have entered"

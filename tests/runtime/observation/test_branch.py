@@ -81,7 +81,7 @@ def test_one_that_fails_is_told_of_once_and_gets_no_more(run, where: str):
     records.settle()
     records.end_branches(0, 10)
     records.close()
-    assert warned == ["the taker gets no more records: no such host; metrics.jsonl has all of them"]
+    assert warned == ["the taker gets no more records: no such host; metrics.jsonl is complete"]
     assert [what for what, _ in taker.calls].count(where) == 1 and taker.calls[-1][0] == where
 
 
@@ -99,7 +99,7 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
     records.end_branches(0, 10)
     records.close()
     # All this came back while the taker took nothing.
-    assert warned[0] == "the taker was not done within 0.3 s, and is left behind"
+    assert warned[0] == "the taker did not finish within 0.3 s, and was abandoned"
     assert "records have not reached the taker, which was too slow" in warned[1]
     taker.free.set()
 

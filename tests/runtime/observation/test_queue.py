@@ -81,7 +81,7 @@ def test_a_step_does_not_wait_for_a_disk_that_hangs_and_what_is_lost_is_counted(
     assert len(found) + lost == 102
     assert lines(tmp_path / "ranks" / "00000.jsonl")[-1]["dropped"] == records.own.lost
     (warning,) = lines(tmp_path / "events.jsonl")
-    assert warning["event"] == "warning" and "records found no room" in warning["message"] and warning["step"] == 101
+    assert warning["event"] == "warning" and "records were dropped" in warning["message"] and warning["step"] == 101
 
 
 def test_an_event_waits_once_for_a_disk_that_hangs(tmp_path, disk, monkeypatch):
@@ -127,7 +127,7 @@ def test_a_disk_that_is_waited_for_no_longer_is_told_of(tmp_path, disk, monkeypa
     records.close()
     (warning,) = lines(tmp_path / "events.jsonl")
     assert (warning["event"], warning["step"]) == ("warning", 2)
-    assert warning["message"].startswith("rank 0: ") and "did not take all records within 0.2 s" in warning["message"]
+    assert warning["message"].startswith("rank 0: ") and "did not write all records within 0.2 s" in warning["message"]
 
 
 def test_an_event_that_cannot_be_written_is_told_where_it_was_reported(tmp_path):

@@ -127,7 +127,9 @@ def test_a_run_that_cannot_be_sent_is_kept_offline_and_says_so(start, tmp_path):
     assert library.ended == ["teardown", 0, "teardown"]
     assert [said["mode"] for said in library.begun] == ["offline"] and library.rows == [(1, {"step": 1, "loss": 2.0})]
     (message,) = warned
-    assert "W&B cannot be used online (No API key configured): records are kept" in message and "wandb sync" in message
+    assert (
+        "W&B is not available online (No API key configured): records are saved" in message and "wandb sync" in message
+    )
 
 
 def test_a_library_that_does_not_work_at_all_is_told_of_once(start):
@@ -135,7 +137,7 @@ def test_a_library_that_does_not_work_at_all_is_told_of_once(start):
     branch, warned = start(library, mode="offline")
     branch.metric(at(1, loss=2.0))
     branch.end(0)
-    assert warned == ["W&B gets no more records: No API key configured.; metrics.jsonl has all of them"]
+    assert warned == ["W&B gets no more records: No API key configured.; metrics.jsonl is complete"]
 
 
 def test_the_config_is_the_resolved_spec(tmp_path):

@@ -59,7 +59,7 @@ def test_a_rank_that_has_no_model_yet_tells_of_what_there_is(tmp_path, resources
     kept = torch.zeros(1 << 20)
     said = write(tmp_path, 2, resources, MemoryError(), "setup.weights")
     page = tmp_path / "logs" / "memory-2" / "rank-00003.md"
-    assert said.endswith(f"what they are: {page}")
+    assert said.endswith(f"report: {page}")
     found = json.loads(page.with_suffix(".json").read_text())
     assert found["held"]["parameters"] == 0 and found["held"]["other"] >= kept.nbytes
     text = page.read_text()
@@ -69,10 +69,12 @@ def test_a_rank_that_has_no_model_yet_tells_of_what_there_is(tmp_path, resources
 def test_what_cannot_be_looked_at_or_written_is_said_in_a_line(tmp_path, resources, monkeypatch):
     assert write(tmp_path, 1, {}, MemoryError(), "setup.bootstrap") == ""
     (tmp_path / "logs").write_text("no folder")
-    assert write(tmp_path, 1, resources, MemoryError(), "step.clip").startswith("what it held could not be written: ")
+    assert write(tmp_path, 1, resources, MemoryError(), "step.clip").startswith(
+        "the memory report could not be written: "
+    )
 
     def again(*given: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(out_of_memory, "found", again)
-    assert write(tmp_path, 1, resources, MemoryError(), "x") == "what it held could not be written: MemoryError"
+    assert write(tmp_path, 1, resources, MemoryError(), "x") == "the memory report could not be written: MemoryError"

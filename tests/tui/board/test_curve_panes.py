@@ -111,9 +111,9 @@ def test_datasets(root):
             await until(pilot, lambda: "loss by dataset" in shown(app))
             assert "code" in shown(app) and "● code" in plot.text
             await pilot.press("v")
-            assert plot.text.startswith("loss on what was held out  ● code 4.")
+            assert plot.text.startswith("held-out loss  ● code 4.")
             await pilot.press("v")
-            assert plot.text.startswith("wait for rows")
+            assert plot.text.startswith("data wait")
             await pilot.press("v", "down", "j", "up", "k", "pagedown", "pageup")
             assert pane._view.place == 0
             await pilot.press("n", "s")

@@ -68,7 +68,7 @@ def test_a_screen_that_the_run_does_not_have_is_refused_in_words(ended):
             await pilot.press("4")
             await until(pilot, lambda: bool(app._notifications))
             assert app.visited == "overview"
-            assert "nothing to show for experts" in next(each.message for each in app._notifications)
+            assert "no data for experts" in next(each.message for each in app._notifications)
 
     played(play())
 
@@ -89,7 +89,7 @@ def test_help_shows_every_key_with_why_it_does_nothing_now(ended):
             text = shown(app)
             for binding in BoardApp.BINDINGS:
                 assert binding.tooltip in text, binding
-            assert "not now: the run is over (done)" in text
+            assert "not now: the run has ended (done)" in text
             for key in ("escape", "q", "question_mark"):
                 await pilot.press(key)
                 await until(pilot, lambda: not isinstance(app.screen, HelpScreen))
@@ -229,7 +229,7 @@ def test_the_same_key_lets_a_paused_run_go_on(live, asked):
     async def play():
         async with opened(live.directory) as (app, pilot):
             await until(pilot, lambda: app.live.life.state == "paused")
-            assert "Go on with" in await question(app, pilot, "W")
+            assert "Resume" in await question(app, pilot, "W")
             await pilot.press("y")
             await until(pilot, lambda: bool(asked))
             assert asked == [["resume"]]
@@ -243,7 +243,7 @@ def test_nothing_is_asked_of_a_run_that_is_over(ended, asked):
             for key in ("S", "E", "P", "W", "X"):
                 await pilot.press(key)
                 await until(pilot, lambda: len(app._notifications) == 1)
-                assert [each.message for each in app._notifications] == ["the run is over (done): nobody would read it"]
+                assert [each.message for each in app._notifications] == ["the run has ended (done)"]
                 assert len(app.screen_stack) == 1 and asked == []
                 app.clear_notifications()
 
@@ -279,7 +279,7 @@ def test_before_its_first_step_a_run_is_stopped_by_a_signal(tmp_path, monkeypatc
     async def play():
         async with opened(made.directory, launcher=77) as (app, pilot):
             await until(pilot, lambda: app.live.life.state == "starting")
-            assert "the run has not begun to train; it ends" in await question(app, pilot, "q")
+            assert "the run has not started to train, and ends" in await question(app, pilot, "q")
             await pilot.press("s")
             await until(pilot, lambda: bool(sent))
             assert sent == [(77, application.signal.SIGTERM)] and asked == []

@@ -114,7 +114,7 @@ def test_phases_stand_in_their_order_with_the_one_it_is_in(tmp_path):
     ("end", "says"),
     [
         ("done", ["DONE after 60 steps", "xtrain generate"]),
-        ("stopped", ["STOPPED after 60 steps", "to go on from step 30"]),
+        ("stopped", ["STOPPED after 60 steps", "to resume from step 30"]),
         ("failed", ["FAILED after 60 steps", "rank 1: RuntimeError: boom", "logs: "]),
     ],
 )
@@ -141,7 +141,7 @@ def test_a_run_that_is_killed_shows_as_lost_within_five_seconds(tmp_path):
                 await until(pilot, lambda: app.live.life.state == "training")
             made.beat(pid=2**22 + 1)  # of nobody
             await until(pilot, lambda: "LOST at step 60" in shown(app))
-            assert "to go on from step 30" in shown(app)
+            assert "to resume from step 30" in shown(app)
 
     played(play())
 
@@ -180,7 +180,7 @@ def test_a_screen_that_cannot_be_drawn_leaves_the_others(tmp_path, monkeypatch):
         async with opened(made.directory) as (app, pilot):
             log = tmp_path / "state" / "xtrain" / "dashboard.log"
             assert [note.message for note in app._notifications] == [
-                f"Overview cannot be drawn; what went wrong is in {log}"
+                f"Overview cannot be drawn; details are in {log}"
             ]
             assert "KeyError: 'of all things'" in log.read_text()
             await pilot.press("2")

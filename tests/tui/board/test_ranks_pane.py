@@ -145,7 +145,7 @@ async def test_a_new_board_changes_what_is_told_and_not_the_cursor() -> None:
 @piloted
 async def test_before_there_are_ranks_it_says_so() -> None:
     async with shown(a_board(None, ranks=Ranks())) as (pilot, pane):
-        assert "No rank has told of itself yet." in text(pane)
+        assert "No rank has sent a heartbeat yet." in text(pane)
         await pilot.press(*["down", "v", "o", "r", "m", "e", "w", "g", "enter", "escape"])
         pane.show(BOARD)
         assert rank(pane) == 0

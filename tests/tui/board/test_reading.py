@@ -73,7 +73,7 @@ def test_an_error_of_reading_is_told_once_and_tried_again_ever_later(tmp_path, m
             await until(pilot, lambda: "files cannot be read for" in rows(app)[0] and app._reading.faults >= 5)
             first = waits.index(0.02)
             assert waits[first : first + 4] == [0.02, 0.04, 0.08, 0.08]
-            (told,) = [each.message for each in app._notifications if "reading the run has failed" in each.message]
+            (told,) = [each.message for each in app._notifications if "reading the run failed" in each.message]
             assert "dashboard.log" in told and app.fault == tmp_path / "state/xtrain/dashboard.log"
             broken[0] = False
             await until(pilot, lambda: "cannot be read" not in rows(app)[0])

@@ -182,7 +182,7 @@ def test_an_error_of_the_dashboard_is_one_line_and_a_file(tmp_path, seats):
     assert "ZeroDivisionError: of all things" in log.read_text()
     assert "Traceback" not in seat.seen.decode()
     assert "".join(seat.said().splitlines()) == (
-        f"the dashboard has failed and was closed, training is not touched; what went wrong is in {log}"
+        f"the dashboard failed and was closed; training continues; details are in {log}"
     )
     assert seat.given_back()
 
@@ -227,7 +227,7 @@ def test_a_dashboard_that_is_killed_gives_way_to_lines_and_the_run_goes_on(launc
     seat, made, over = launched
     assert b"a word of the launcher" not in seat.seen
     os.kill(dashboard_of(seat), signal.SIGKILL)
-    seat.read_until(b"the dashboard is closed and the run goes on")
+    seat.read_until(b"the dashboard is closed and the run continues")
     assert seat.given_back()
     assert "a word of the launcher" in seat.said()
     assert "setup" not in seat.said() and "eval" not in seat.said()  # what was seen before is not told again

@@ -137,7 +137,7 @@ def test_summary_of_a_run_that_is_done(recorded) -> None:
     assert "│ held out  held[bold]out  loss 2.0000  ppl 7.39  at step 120\n" in summary
     assert "│ tokens    6.0M  11.8k tok/s\n" in summary
     assert "│ time      8m50s\n" in summary
-    assert "│ note      1 skipped step, 1 nonfinite step, 1 warning\n" in summary
+    assert "│ note      1 skipped step, 1 non-finite step, 1 warning\n" in summary
     assert "│ run       runs/shakespeare-e4f5a6\n" in summary
     assert ' next  xtrain generate runs/shakespeare-e4f5a6 --prompt "…"\n' in summary
 
@@ -153,7 +153,7 @@ def test_summary_of_a_failure(failed) -> None:
     assert "╭─ rank 2 failed ─" in text and "│   line\n│ RuntimeError: boom\n" in text
     assert "╭─ failed · rank 2 at step 180 ─" in text
     assert "│ logs      runs/shakespeare-e4f5a6/logs\n" in text
-    assert " next  run the same command again to go on from step 120\n" in text
+    assert " next  run the same command again to resume from step 120\n" in text
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_summary_of_a_failure(failed) -> None:
         ([("signal", {"name": "SIGTERM"}), ("run_end", {"status": "stopped"})], "stopped · by SIGTERM"),
         ([("run_end", {"status": "interrupted"})], "interrupted"),
         ([("run_end", {"status": "complete"})], "complete · nothing was left to do"),
-        ([("setup_begin", {"node": "setup.weights"})], "starting · it ended without saying why"),
+        ([("setup_begin", {"node": "setup.weights"})], "starting · the run ended without reporting a reason"),
         ([("run_end", {"status": "done [/]"})], "done [/]"),
     ],
 )

@@ -45,7 +45,7 @@ end  failed  step 180  2m52s
 final  held[bold]out  loss 2.0000  ppl 7.39  (step 120)
 directory  runs/x
 logs  runs/x/logs
-next  run the same command again to go on from step 120
+next  run the same command again to resume from step 120
 """
 
 
@@ -85,8 +85,8 @@ def test_a_step_without_an_end_or_with_little_to_say() -> None:
 @pytest.mark.parametrize(
     ("status", "last"),
     [
-        ("stopped", "next  run the same command again to go on from step 40"),
-        ("interrupted", "next  run the same command again to go on from step 40"),
+        ("stopped", "next  run the same command again to resume from step 40"),
+        ("interrupted", "next  run the same command again to resume from step 40"),
         ("complete", 'next  xtrain generate runs/x --prompt "…"'),
     ],
 )
@@ -96,7 +96,7 @@ def test_other_ends(event, status: str, last: str) -> None:
 
 
 def test_an_end_without_a_word(metrics) -> None:
-    assert "end  training  step 7  it ended without saying why\n" in plain([metrics(7, 1)])
+    assert "end  training  step 7  the run ended without reporting a reason\n" in plain([metrics(7, 1)])
     assert plain([]).startswith("end  waiting  step 0  nothing was recorded\n")
 
 
@@ -168,8 +168,8 @@ def test_an_evaluation_says_whether_it_is_of_averaged_weights(event) -> None:
 
 
 def test_a_restart_says_what_has_happened_and_where_it_goes_on(event) -> None:
-    record = event("restart", 9, step=4, number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2)
+    record = event("restart", 9, step=4, number=1, of=3, reason="rank 1 was killed by SIGKILL", world=2)
     (line,) = event_lines(record)
-    assert line == "restart  step 4  1 of 3  rank 1 was ended by SIGKILL; goes on from step 4 on 2 ranks"
-    (line,) = event_lines(event("restart", 9, step=0, reason="rank 0 left with exit code 1"))
-    assert line == "restart  step 0  rank 0 left with exit code 1; goes on from the beginning"
+    assert line == "restart  step 4  1 of 3  rank 1 was killed by SIGKILL; continues from step 4 on 2 ranks"
+    (line,) = event_lines(event("restart", 9, step=0, reason="rank 0 exited with code 1"))
+    assert line == "restart  step 0  rank 0 exited with code 1; goes on from the beginning"

@@ -70,7 +70,7 @@ def test_finished_reads_what_is_left_and_ends(tmp_path: Path, append, event, met
     finished.set()
     out = io.StringIO()
     state = follow(tmp_path, ui="plain", finished=finished, out=out)
-    assert state.step == 1 and "ended without saying why" in out.getvalue()
+    assert state.step == 1 and "ended without reporting a reason" in out.getvalue()
     assert follow(tmp_path / "never", ui="console", finished=finished, out=io.StringIO()).status == "waiting"
 
 

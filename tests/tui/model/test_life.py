@@ -100,7 +100,7 @@ def test_a_run_that_is_killed_in_set_up_is_lost_too(tmp_path: Path, standin, mon
     process.kill()
     process.wait()
     assert clock.polls(reader, 5)[-1] == "lost"
-    assert reader.poll().life.why == "no process holds its locks"
+    assert reader.poll().life.why == "no process holds its lock files"
 
 
 def test_a_run_that_was_killed_long_ago_is_lost_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +130,7 @@ def test_a_launcher_between_two_gangs_is_no_end(tmp_path: Path, monkeypatch: pyt
     run = made_run(tmp_path / "run", end="killed", logged=8)
     reader = Reader(run.directory)
     with run.alive():
-        run.event("restart", number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2)
+        run.event("restart", number=1, of=3, reason="rank 1 was killed by SIGKILL", world=2)
         assert set(clock.polls(reader, 30)) == {"starting"}
 
 
@@ -143,7 +143,7 @@ def test_a_launcher_of_another_machine_between_two_gangs_is_given_time(
     run = made_run(tmp_path / "run", end="running", logged=8)
     reader = Reader(run.directory)
     clock.polls(reader, 5, run, host="elsewhere")
-    run.event("restart", number=1, of=3, reason="rank 1 was ended by SIGKILL", world=2)
+    run.event("restart", number=1, of=3, reason="rank 1 was killed by SIGKILL", world=2)
     assert set(clock.polls(reader, 100)) == {"starting"}
     assert clock.polls(reader, 30)[-1] == "lost"
 
@@ -231,7 +231,7 @@ def test_ranks_that_are_not_heard_of_are_told_once(tmp_path: Path, monkeypatch: 
                 ids.add(alert.id)
                 messages.append((alert.kind, alert.ranks, alert.message))
         assert len(ids) == 1 and messages[-1][:2] == ("silent", (2,))
-        assert messages[-1][2].startswith("Rank 2 has not been heard of for ")
+        assert messages[-1][2].startswith("Rank 2 has sent no heartbeat for ")
         assert reader.poll().ranks.not_heard_of() == (2,)
         clock.polls(reader, 2, run)
         assert not reader.poll().alerts

@@ -120,7 +120,7 @@ def test_a_plan_that_tells_no_settings_differs_in_that(compared: list[Compared])
     content = {key: value for key, value in board.planned.content.items() if key != "config"}
     older = evolve(compared[1], board=evolve(board, planned=evolve(board.planned, content=content)))
     found = {each.key: each.values for each in differences([compared[0], older]) or []}
-    assert found == {"settings": ("in its plan", "not told by its plan"), "steps": ("200", "400")}
+    assert found == {"settings": ("in its plan", "not in its plan"), "steps": ("200", "400")}
 
 
 def test_differences_are_grouped_by_value_with_the_signs_of_the_runs() -> None:

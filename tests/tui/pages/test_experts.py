@@ -51,7 +51,7 @@ def test_the_load_in_words() -> None:
     said = [text for text, _ in in_words((load(0.25, 0.25, 0.25, 0.25), load(0.7, 0.1, 0.2, 0.0, layer=7)))]
     assert said == [
         "Uneven: one expert takes 2.80 times an even share.",
-        "1 expert gets next to nothing: layer 7: 3.",
+        "1 expert gets almost no tokens: layer 7: 3.",
         "Most loaded: expert 0 of layer 7 with 70.0% of its tokens, 2.80 times an even share.",
         "Least loaded: expert 3 of layer 7 with 0.0% of its tokens, 0.00 times an even share.",
     ]

@@ -28,12 +28,12 @@ def said(found: Board) -> list[tuple[str, int]]:
 def test_ranks_that_get_on_are_no_matter() -> None:
     assert states(board()).of.tolist() == [FINE] * 4
     assert states(board()).troubled() == []
-    assert said(board()) == [("all ranks get on, and none is slower than the others", FINE)]
+    assert said(board()) == [("all ranks make progress, and none is slower than the others", FINE)]
 
 
 def test_lines_that_take_long_to_read_are_said_to_be_old() -> None:
     found = evolve(board(), ranks=evolve(some_ranks(PLAN), seconds_old=64.0))
-    assert said(found)[1] == ("lines of ranks are up to 1m04s old: it takes that long to read them all", FINE)
+    assert said(found)[1] == ("heartbeats are up to 1m04s old: it takes that long to read them all", FINE)
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_lines_that_take_long_to_read_are_said_to_be_old() -> None:
         ("idle", STUCK, "rank 2 makes no progress for 40 s in step.forward_backward (fsdp 2, host host0)"),
         (
             "silent", SILENT,
-            "rank 2 has not been heard of for 39 s, last seen in step.forward_backward (fsdp 2, host host0)",
+            "rank 2 has sent no heartbeat for 39 s, last seen in step.forward_backward (fsdp 2, host host0)",
         ),
     ],
 )  # fmt: skip
@@ -129,9 +129,9 @@ def test_the_worst_are_named_first() -> None:
 def test_before_anything_is_known() -> None:
     nothing, empty = dict.fromkeys(range(4)), {rank: {} for rank in range(4)}
     silent = board(beat=nothing, step_seconds=nothing, last=empty)
-    assert said(silent) == [("no rank has told of itself yet", FINE)]
+    assert said(silent) == [("no rank has sent a heartbeat yet", FINE)]
     starting = board(step_seconds=dict.fromkeys(range(4), None))
-    assert said(starting) == [("all ranks get on; no step has been logged yet", FINE)]
+    assert said(starting) == [("all ranks make progress; no step has been logged yet", FINE)]
 
 
 def test_what_many_ranks_have_in_common() -> None:

@@ -108,7 +108,7 @@ def test_where_waiting_is_not_measured_nobody_is_called_slow(tmp_path: Path) -> 
     assert facts is not None
     shown = {shows: rank_page(facts, RankView(shows=shows), 200, 60).rows for shows in ("map", "table", "rank")}
     texts = {shows: "\n".join(map(plain, rows)) for shows, rows in shown.items()}
-    assert "all ranks get on; who is slow is not measured (GPUs, compiled blocks)" in texts["map"]
+    assert "all ranks make progress; slow ranks are not detected (GPUs, compiled blocks)" in texts["map"]
     for text in texts.values():
         assert "own work" not in text and "comm" not in text.replace("communicat", "")
 
