@@ -21,8 +21,8 @@ from xtrain.planner.costs.head_memory import ends_of
 from xtrain.planner.costs.local import local_of
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
-from xtrain.planner.rules.examine import examine
-from xtrain.planner.rules.premises import Verdicts
+from xtrain.planner.rules.rule_inputs import Verdicts
+from xtrain.planner.rules.validate import examine
 from xtrain.planner.units import BYTES
 
 ROOT: Final = Path(__file__).parents[1]

@@ -25,14 +25,14 @@ import numpy as np
 import torch
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan_timeline import Phase
+from xtrain.planner.plan import Phase
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
-from xtrain.runtime.data.loading.row_reader import RowReader
 from xtrain.runtime.data.loading.training_rows import TrainingRows
 from xtrain.runtime.data.packing.pack import pack_rows
-from xtrain.runtime.data.sources.bad_records import BadRecordReport
+from xtrain.runtime.data.packing.row_reader import RowReader
+from xtrain.runtime.data.records.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
 from xtrain.runtime.executor import Executor
 

@@ -17,10 +17,10 @@ from statistics import median
 import torch
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.build import compute_format
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.observation.devices import peak_flops
+from xtrain.runtime.models.build import compute_format
+from xtrain.runtime.monitoring.devices import peak_flops
 
 SHAPES = {
     "tiny": "dim = 128, layers = 4, heads = 4, kv_heads = 2, ffn = 384, vocab = 1024",

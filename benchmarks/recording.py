@@ -20,12 +20,12 @@ import torch
 from msgspec.structs import replace
 
 from xtrain.records.metrics import RankMetrics, StepMetrics
-from xtrain.runtime.observation.branch import Branch, Writer
-from xtrain.runtime.observation.lines import JsonLines
-from xtrain.runtime.observation.packages import _is_installed
-from xtrain.runtime.observation.records import Records
-from xtrain.runtime.observation.tensorboard_writer import TensorBoardWriter
-from xtrain.runtime.observation.wandb_writer import WandbWriter
+from xtrain.runtime.files.lines import JsonLines
+from xtrain.runtime.reporting.packages import _is_installed
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.reporting.sink import Branch, Writer
+from xtrain.runtime.reporting.tensorboard_writer import TensorBoardWriter
+from xtrain.runtime.reporting.wandb_writer import WandbWriter
 
 Report = Callable[[StepMetrics, RankMetrics], None]
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 from .arguments import add_sets
 
 if TYPE_CHECKING:
-    from ..dsl.diagnostics import Diagnostic, Diagnostics
-    from ..dsl.mend import Mended
+    from ..dsl.autofix import Mended
+    from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 
 EPILOG = """\
 examples:
@@ -58,7 +58,7 @@ def _check(path: str, arguments: argparse.Namespace) -> int:
 
 
 def _fix(path: str, arguments: argparse.Namespace) -> int:
-    from ..dsl.mend import mend
+    from ..dsl.autofix import mend
     from ..planner.load import check_from_spec
 
     mended = mend(lambda texts: check_from_spec(path, arguments.sets, texts))
@@ -79,7 +79,7 @@ def _fix(path: str, arguments: argparse.Namespace) -> int:
 
 
 def _show_difference(mended: "Mended") -> None:
-    from ..dsl.render import shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
     from .rewrite import difference
 
     color = shows_color(sys.stdout)
@@ -120,7 +120,7 @@ def _shown(text: str) -> str:
 
 def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace, *, fixed: int = 0) -> None:
     """What is wrong, and for people a last line that counts it."""
-    from ..dsl.render import shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
 
     if arguments.json:
         for diagnostic in diagnostics:
@@ -140,7 +140,7 @@ def _fixable(diagnostics: "Diagnostics") -> int:
     """How many diagnostics `--fix` would try to mend."""
     if not any(diagnostic.fix for diagnostic in diagnostics):
         return 0  # most specs are right, and are told so without loading what mends the others
-    from ..dsl.mend import fixable
+    from ..dsl.autofix import fixable
 
     return fixable(diagnostics)
 

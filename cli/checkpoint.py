@@ -82,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(seen: "list[Seen]", *, verified: bool) -> None:
-    from ..planner.pages.text import Page, shows_color
+    from ..planner.report.text import Page, shows_color
     from ..planner.units import bytes_text
 
     page = Page(color=shows_color(sys.stdout))
@@ -127,7 +127,7 @@ def _contents(each: "Seen") -> str:
 
 
 def _show(seen: "list[Seen]") -> None:
-    from ..planner.pages.text import Page, shows_color
+    from ..planner.report.text import Page, shows_color
     from ..planner.units import bytes_text, plural
 
     page = Page(color=shows_color(sys.stdout))
@@ -169,12 +169,12 @@ def _made_by(made: "dict[str, str]") -> str:
 
 
 def _prune(arguments: argparse.Namespace) -> int:
-    from ..runtime.checkpoint.durable import forget
     from ..runtime.checkpoint.layout import size_bytes
     from ..runtime.checkpoint.look import folders, removable
     from ..runtime.checkpoint.publish import Publisher
     from ..runtime.errors import EnvironmentFault
-    from ..runtime.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
+    from ..runtime.files.durable import forget
+    from ..runtime.files.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
 
     known = folders(arguments.path)
     if not known:

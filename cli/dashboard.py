@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..tui.board.terminal import Terminal
 
 if TYPE_CHECKING:
-    from ..runtime.workspace import Workspace
+    from ..runtime.run_directory.workspace import Workspace
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Of what the launcher has said meanwhile, so much is shown afterwards; all of it stays in the file.
@@ -34,7 +34,7 @@ class Dashboard:
 
     def __init__(self, workspace: "Workspace") -> None:
         from ..records.paths import EVENTS_FILE, METRICS_FILE
-        from ..runtime.observation.lines import size_of
+        from ..runtime.files.lines import size_of
 
         self._directory = workspace.directory
         self._said = workspace.directory / "logs" / workspace.attempt / "launcher.log"

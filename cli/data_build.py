@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..planner.plan import Node, Plan
     from ..runtime.data.documents.tokenizers import Tokenizer
     from ..runtime.data.sources.source import Source
-    from ..runtime.data.stores.store import StoreIdentity
+    from ..runtime.data.tokenising.build import StoreIdentity
 
 EPILOG = """\
 Nothing is built that is there already: a store is named by everything it depends on. A build that was interrupted, in
@@ -97,8 +97,9 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", argume
     from ..runtime.data.documents.encoder import DocumentEncoder
     from ..runtime.data.loading.prepared import packed_from, source_of
     from ..runtime.data.stores.cache_folder import move_aside
-    from ..runtime.data.stores.store import build_store, damage, identify, open_named
-    from ..runtime.data.stores.tokenise_progress import Progress
+    from ..runtime.data.stores.progress import Progress
+    from ..runtime.data.stores.store import damage, open_named
+    from ..runtime.data.tokenising.build import build_store, identify
     from .data_progress import shown
 
     begun, kept = time.monotonic(), 0
@@ -148,7 +149,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", argume
 
 
 def _print_identity(name: str, source: "Source", identity: "StoreIdentity") -> None:
-    from ..planner.pages.text import Page, shows_color
+    from ..planner.report.text import Page, shows_color
     from ..planner.units import bytes_text, plural
 
     title, size = source.kind, source.num_bytes()
@@ -170,7 +171,7 @@ def _shown(value: Any) -> str:
 
 
 def _print_result(found: dict[str, Any]) -> None:
-    from ..planner.pages.text import Page, shows_color
+    from ..planner.report.text import Page, shows_color
     from ..planner.units import plural, seconds_text
 
     state = {"there": "was there already", "built": "built", "resumed": "gone on with and completed"}[found["state"]]

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runtime.data.stores.tokenise_progress import Progress, Report
+    from ..runtime.data.stores.progress import Progress, Report
 
 LINE_SECONDS = 10.0
 
@@ -19,7 +19,7 @@ def shown(name: str) -> "Iterator[Report]":
         with _bar(name) as report:
             yield report
         return
-    from ..runtime.data.stores.tokenise_progress import every
+    from ..runtime.data.stores.progress import every
 
     yield every(LINE_SECONDS, lambda line, _: print(f"{name}: {line}", file=sys.stderr, flush=True))
 
@@ -31,7 +31,7 @@ def _bar(name: str) -> "Iterator[Report]":
     from rich.progress import Progress as Bars
     from rich.table import Column
 
-    from ..runtime.data.stores.tokenise_progress import Pace, in_words
+    from ..runtime.data.stores.progress import Pace, in_words
 
     pace = Pace()
     # In the end the line goes: what was done is told in other words.

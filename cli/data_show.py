@@ -11,12 +11,12 @@ from ..planner.units import plural
 from .flowing import Part, flow, plain, width
 
 if TYPE_CHECKING:
-    from ..planner.pages.text import Page
     from ..planner.plan import Plan
+    from ..planner.report.text import Page
     from ..runtime.data.loading.curriculum import Curriculum
     from ..runtime.data.loading.prepared import PreparedDataset
-    from ..runtime.data.loading.row_reader import RowReader
     from ..runtime.data.look import Laid, Row, Segment, Stretch
+    from ..runtime.data.packing.row_reader import RowReader
 
     Chosen = tuple[str, RowReader, int, int | None]
     """Dataset, reader, number and place of a row to show."""
@@ -53,7 +53,7 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
 
     Raises DataError for data that cannot be used.
     """
-    from ..planner.pages.text import Page, shows_color
+    from ..planner.report.text import Page, shows_color
     from ..runtime.data.loading.prepared import prepared_from
     from ..runtime.data.loading.training_rows import curriculum_of
     from ..runtime.data.look import data_nodes, laid_out, tokenizer_of, written_out
@@ -128,8 +128,8 @@ def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step
 
 def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[Laid]]":
     """What the user's own collators make of a row: a step is given that. Takes torch, which they are written for."""
-    from ..runtime.data.loading.row_reader import UNTOLD
-    from ..runtime.look_collated import collated
+    from ..runtime.data.packing.row_reader import UNTOLD
+    from ..runtime.input.look_collated import collated
 
     run, trained = collated(plan), plan.node("setup.loader").args["datasets"]
 

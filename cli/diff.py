@@ -10,7 +10,7 @@ from .arguments import add_sets, ranks
 from .counting import counted
 
 if TYPE_CHECKING:
-    from ..planner.changes.diff_sides import Side
+    from ..planner.compare.diff_sides import Side
 
 EPILOG = """\
 examples:
@@ -44,11 +44,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be read."""
-    from ..dsl.diagnostics import Diagnostics
-    from ..planner.changes.diff import compare_plans, to_json
-    from ..planner.changes.diff_sides import going_on, open_sides, run_command
-    from ..planner.pages.render_diff import render_diff
-    from ..planner.pages.text import shows_color
+    from ..dsl.diagnostics.diagnostic import Diagnostics
+    from ..planner.compare.diff import compare_plans, to_json
+    from ..planner.compare.diff_sides import going_on, open_sides, run_command
+    from ..planner.report.render_diff import render_diff
+    from ..planner.report.text import shows_color
 
     paths = [arguments.a] if arguments.b is None else [arguments.a, arguments.b]
     a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)
@@ -88,7 +88,7 @@ def _with_rows(side: "Side") -> "Side":
     """A side whose data has been counted, if it waits for that, with the steps that gives."""
     from attrs import evolve
 
-    from ..planner.horizon import waits
+    from ..planner.schedule.horizon import waits
 
     if side.plan.counted is not None or not waits(side.plan):
         return side

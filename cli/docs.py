@@ -37,12 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.topic is not None:
             print("xtrain docs: --markdown prints the whole reference and takes no topic", file=sys.stderr)
             return 2
-        from ..dsl.reference_markdown import markdown
+        from ..dsl.reference.markdown import markdown
 
         sys.stdout.write(markdown())
         return 0
-    from ..dsl.reference_text import ReferenceText
-    from ..dsl.render import shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
+    from ..dsl.reference.text import ReferenceText
 
     text = ReferenceText(width=shutil.get_terminal_size().columns, color=shows_color(sys.stdout))
     if arguments.topic is None:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         from .explain import explain
 
         return explain(arguments.topic)
-    from ..dsl.reference_topics import find, near
+    from ..dsl.reference.topics import find, near
 
     found = find(arguments.topic)
     if not found:

@@ -8,7 +8,8 @@ from itertools import groupby
 
 from attrs import frozen
 
-from ..planner.pages.text import WIDTH, Page
+from ..planner.report.text import Page
+from ..planner.units import WIDTH
 
 _SIGNS = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..dsl.diagnostics import Diagnostics
+    from ..dsl.diagnostics.diagnostic import Diagnostics
 
 EPILOG = """\
 examples:
@@ -72,10 +72,9 @@ def _specs(file: str) -> Iterator[str]:
 
 
 def _format(file: str, *, check: bool, diff: bool) -> int:
-    from ..dsl.diagnostics import Diagnostics, SpecErrors
-    from ..dsl.format import FormatFault, format_source
-    from ..dsl.reading import read_source
-    from ..dsl.render import shows_color
+    from ..dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, shows_color
+    from ..dsl.evaluation.includes import read_source
+    from ..dsl.syntax.format import FormatFault, format_source
 
     diagnostics = Diagnostics()
     data = sys.stdin.buffer.read() if file == "-" else None
@@ -118,7 +117,7 @@ def _write(file: str, text: str) -> int:
 
 
 def _refuse(diagnostics: "Diagnostics") -> int:
-    from ..dsl.render import shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
 
     sys.stderr.write(diagnostics.render(color=shows_color(sys.stderr)))
     return 2

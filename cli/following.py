@@ -4,7 +4,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runtime.workspace import Workspace
+    from ..runtime.run_directory.workspace import Workspace
 
 
 class Following:
@@ -12,7 +12,7 @@ class Following:
 
     def __init__(self, workspace: "Workspace", ui: str) -> None:
         from ..records.paths import EVENTS_FILE, METRICS_FILE
-        from ..runtime.observation.lines import size_of
+        from ..runtime.files.lines import size_of
         from ..tui.lines.view import follow
 
         directory = workspace.directory

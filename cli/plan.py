@@ -96,8 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
     """Say on stderr what is to be said about the spec, but for what stands on the page that follows."""
-    from ..dsl.diagnostics import Diagnostics
-    from ..planner.pages.text import shows_color
+    from ..dsl.diagnostics.diagnostic import Diagnostics
+    from ..planner.report.text import shows_color
 
     page = (
         arguments.format == "text"
@@ -113,9 +113,9 @@ def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
 def _traced(plan: "Plan") -> "Plan | None":
     """The plan with a trace of each kind of rank, and checks that hold the closed forms against it; None, after saying
     why, if it cannot be traced."""
-    from ..planner.agreement import ranks_to_trace, with_trace
+    from ..planner.report.agreement import ranks_to_trace, with_trace
     from ..runtime.ops import PlanMismatch
-    from ..runtime.trace.trace import trace_plan
+    from ..runtime.tracing.trace import trace_plan
 
     found, ranks = [], ranks_to_trace(plan)
     for number, rank in enumerate(ranks, 1):
@@ -132,7 +132,7 @@ def _traced(plan: "Plan") -> "Plan | None":
 
 
 def _save(plan: "Plan", arguments: argparse.Namespace) -> bool:
-    from ..planner.changes.made import signed
+    from ..planner.compare.plan_origin import signed
     from ..planner.load import is_saved
     from ..planner.serialise import dumps
 

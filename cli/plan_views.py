@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from ..dsl.diagnostics import Diagnostics
+    from ..dsl.diagnostics.diagnostic import Diagnostics
     from ..dsl.spec import Spec
     from ..planner.plan import Plan
 
@@ -34,20 +34,20 @@ def is_given(value: object) -> bool:
 
 
 def _colored() -> bool:
-    from ..planner.pages.text import shows_color
+    from ..planner.report.text import shows_color
 
     return shows_color(sys.stdout)
 
 
 def _page(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..planner.pages.render import render
+    from ..planner.report.render import render
 
     return render(plan, color=_colored(), full=arguments.full)
 
 
 def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..dsl.suggest import did_you_mean
-    from ..planner.pages.render import PARTS, render
+    from ..dsl.diagnostics.suggest import did_you_mean
+    from ..planner.report.render import PARTS, render
 
     names = [name for text in arguments.part for name in text.split(",")]
     for name in names:
@@ -58,7 +58,7 @@ def _parts(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _rank(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..planner.pages.show_rank import NoSuchRank, show_rank
+    from ..planner.report.show_rank import NoSuchRank, show_rank
 
     try:
         return show_rank(plan, arguments.rank, color=_colored())
@@ -67,7 +67,7 @@ def _rank(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _node(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..planner.pages.show_node import NoSuchNode, show_nodes
+    from ..planner.report.show_node import NoSuchNode, show_nodes
 
     try:
         return show_nodes(plan, arguments.show, color=_colored())
@@ -76,7 +76,7 @@ def _node(plan: "Plan", arguments: argparse.Namespace) -> str:
 
 
 def _why(plan: "Plan", arguments: argparse.Namespace) -> str:
-    from ..planner.pages.show_why import NoSuchValue, show_why
+    from ..planner.report.show_why import NoSuchValue, show_why
 
     spec, world = _spec(plan, arguments)
     try:
@@ -106,11 +106,11 @@ TEXTS: Final[dict[str, Callable[["Plan", argparse.Namespace], str]]] = {
 
 def _data(plan: "Plan", arguments: argparse.Namespace) -> str:
     if arguments.format == "json":
-        from ..planner.changes.made import signed
+        from ..planner.compare.plan_origin import signed
         from ..planner.serialise import dumps
 
         return dumps(signed(plan, arguments.sets, arguments.world))
-    from ..planner.pages.pictures import PICTURES
+    from ..planner.report.pictures import PICTURES
 
     return PICTURES[arguments.format](plan)
 

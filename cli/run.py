@@ -8,7 +8,7 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ..dsl.diagnostics import Diagnostics
+from ..dsl.diagnostics.diagnostic import Diagnostics
 from .arguments import add_sets, ranks
 from .counting import counted
 from .following import Following
@@ -16,7 +16,7 @@ from .refused import Refused, refusals
 
 if TYPE_CHECKING:
     from ..planner.load import Compiled
-    from ..runtime.workspace import Workspace
+    from ..runtime.run_directory.workspace import Workspace
 
 VIEWS = ("tui", "console", "plain", "json", "none")
 
@@ -44,7 +44,7 @@ def add_parser(subparsers) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..runtime.gangs.launch import is_worker
+    from ..runtime.provenance.start import is_worker
 
     os.environ["XTRAIN_BEGAN"] = str(time.time())  # what launch.time_limit counts from, also for the ranks
     if is_worker():
@@ -100,7 +100,7 @@ def _stop_at_once() -> None:
 
 def _no_dashboard() -> str:
     """Why a run that is started here cannot be shown in a dashboard, and what to do instead; empty if it can."""
-    from ..runtime.gangs.launch import is_worker
+    from ..runtime.provenance.start import is_worker
 
     if is_worker():
         return "this process is one rank of several; use --ui plain, and `xtrain watch` in another terminal"
@@ -121,11 +121,11 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
     if not is_saved(arguments.spec):
         if arguments.accept_drift:
             raise Refused(2, "xtrain run: --accept-drift is for a saved plan, and this is a spec")
-        from ..planner.changes.made import signed
+        from ..planner.compare.plan_origin import signed
 
         return evolve(compiled, plan=signed(plan, arguments.sets, arguments.world))
-    from ..planner.changes.drift import accepted, find_drift
-    from ..planner.pages.text import shows_color
+    from ..planner.compare.drift import accepted, find_drift
+    from ..planner.report.text import shows_color
 
     found = find_drift(plan)
     if arguments.accept_drift:
@@ -137,12 +137,12 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
 
 
 def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
-    from ..planner.pages.render import render_summary
+    from ..planner.report.render import render_summary
     from ..planner.units import plural
-    from ..runtime.gangs.preflight import check_machine, check_one_machine
-    from ..runtime.gangs.restarts import Gangs
-    from ..runtime.gangs.worlds import fewer_ranks
-    from ..runtime.workspace import open_workspace
+    from ..runtime.launch.preflight import check_machine, check_one_machine
+    from ..runtime.launch.restarts import Gangs
+    from ..runtime.launch.worlds import fewer_ranks
+    from ..runtime.run_directory.workspace import open_workspace
     from ..tui.lines.view import choose_ui
     from .dashboard import Dashboard
 

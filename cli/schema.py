@@ -36,12 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.sets:
             print("xtrain schema: --set changes a spec; name one", file=sys.stderr)
             return 2
-        from ..dsl.json_schema import json_schema
+        from ..dsl.reference.json_schema import json_schema
 
         print(json.dumps(json_schema(), indent=2, ensure_ascii=False))
         return 0
+    from ..dsl.diagnostics.diagnostic import shows_color
     from ..dsl.load import load_spec
-    from ..dsl.render import shows_color
     from ..dsl.spec_json import spec_json
 
     loaded = load_spec(arguments.spec, arguments.sets)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from ..planner.load import Compiled
     from ..planner.plan import Plan
     from ..records.run_events import FailureEvent
-    from ..runtime.gangs.launch import Ended
-    from ..runtime.gangs.meeting import Door
-    from ..runtime.workspace import Workspace
+    from ..runtime.launch.launch import Ended
+    from ..runtime.launch.rendezvous import Door
+    from ..runtime.run_directory.workspace import Workspace
 
 
 def is_first() -> bool:
@@ -30,9 +30,9 @@ def is_first() -> bool:
 
 def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[Workspace], None]") -> int:
     """The first rank. compiled: gives the plan, or raises Refused. notes: tells of what an opened directory is like."""
-    from ..runtime.gangs.cause import write_cause
-    from ..runtime.gangs.meeting import Door
-    from ..runtime.worker import leave
+    from ..runtime.launch.cause import write_cause
+    from ..runtime.launch.rendezvous import Door
+    from ..runtime.outcome import leave
 
     door: Door | None = None
     try:
@@ -59,10 +59,10 @@ def join() -> int:
     one, it says that."""
     from ..runtime.control.signals import end_at_once
     from ..runtime.errors import EnvironmentFault
-    from ..runtime.gangs.cause import write_cause
-    from ..runtime.gangs.meeting import CannotTakePart, Dismissed, Guest
-    from ..runtime.outcome import EXIT_CODES
-    from ..runtime.worker import leave, planned, run_rank
+    from ..runtime.launch.cause import write_cause
+    from ..runtime.launch.rendezvous import CannotTakePart, Dismissed, Guest
+    from ..runtime.outcome import EXIT_CODES, leave
+    from ..runtime.worker import planned, run_rank
 
     end_at_once()
     try:
@@ -95,8 +95,8 @@ def join() -> int:
 
 def _checked(found: "Compiled") -> "Plan":
     """The plan for the ranks that were started. Raises EnvironmentFault."""
-    from ..runtime.gangs.worlds import plan_of_started
-    from ..runtime.observation.packages import check_packages
+    from ..runtime.launch.worlds import plan_of_started
+    from ..runtime.reporting.packages import check_packages
 
     assert found.plan is not None
     plan = plan_of_started(found.plan, int(os.environ["WORLD_SIZE"]))
@@ -108,7 +108,7 @@ def _checked(found: "Compiled") -> "Plan":
 def _check_place(plan: "Plan") -> None:
     """Hold the ranks and devices of this machine against the plan; one rank of a machine does. Raises
     EnvironmentFault."""
-    from ..runtime.gangs.preflight import check_devices, check_world, find_devices
+    from ..runtime.launch.preflight import check_devices, check_world, find_devices
 
     here = os.environ.get("LOCAL_WORLD_SIZE")
     speaks = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
@@ -122,10 +122,10 @@ def _check_place(plan: "Plan") -> None:
 def _opened(plan: "Plan", text: str) -> "Workspace":
     """The run directory. Whether this start goes on from an earlier one of the same launcher is decided here, for all
     ranks: agents count the starts of their own ranks, each for itself."""
-    from ..runtime.gangs.launch import RESTART, launcher_id
     from ..runtime.provenance.code import read_code
     from ..runtime.provenance.metadata import launcher_before
-    from ..runtime.workspace import locate, open_workspace
+    from ..runtime.provenance.start import RESTART, launcher_id
+    from ..runtime.run_directory.workspace import locate, open_workspace
 
     directory = locate(plan, read_code(Path(plan.spec).resolve().parent))
     again = launcher_before(directory) == launcher_id() or int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
@@ -138,7 +138,7 @@ class First:
 
     def __init__(self, workspace: "Workspace", plan: "Plan", door: "Door | None") -> None:
         from ..records.paths import EVENTS_FILE
-        from ..runtime.observation.lines import size_of
+        from ..runtime.files.lines import size_of
 
         self._workspace, self._plan, self._door = workspace, plan, door
         self._events = workspace.directory / EVENTS_FILE
@@ -148,10 +148,11 @@ class First:
 
     def run(self, ui: str | None) -> int:
         from ..runtime.control.signals import answer_at_once
-        from ..runtime.gangs.launch import RESTART, Ended
-        from ..runtime.gangs.meeting import CannotTakePart
-        from ..runtime.outcome import EXIT_CODES
-        from ..runtime.worker import leave, run_rank
+        from ..runtime.launch.launch import Ended
+        from ..runtime.launch.rendezvous import CannotTakePart
+        from ..runtime.outcome import EXIT_CODES, leave
+        from ..runtime.provenance.start import RESTART
+        from ..runtime.worker import run_rank
         from ..tui.lines.view import choose_ui
 
         directory = self._workspace.directory
@@ -163,7 +164,7 @@ class First:
                 told = {"directory": str(directory), "plan": self._plan.id, "environment": environment}
                 store = self._door.invite(**told) if self._door else None
             except CannotTakePart as fault:
-                from ..runtime.gangs.conclusion import report_fault
+                from ..runtime.launch.conclusion import report_fault
 
                 report_fault(self._workspace, 0, fault)
                 status = "environment"
@@ -175,18 +176,18 @@ class First:
 
     def _stop(self, number: int) -> None:
         """A signal came before training, perhaps while this rank waits for others that never come. Any thread."""
-        from ..runtime.gangs.launch import Ended
+        from ..runtime.launch.launch import Ended
 
         self._end_and_leave(Ended(signal=number, who="the first rank"))
 
     def _give_up(self, code: int) -> None:
-        from ..runtime.gangs.launch import Ended
+        from ..runtime.launch.launch import Ended
 
         self._end_and_leave(Ended(), code)
 
     def _end_and_leave(self, ended: "Ended", code: int | None = None) -> None:
         """From any thread. Whatever goes wrong here ends the process too: nobody else would."""
-        from ..runtime.worker import leave
+        from ..runtime.outcome import leave
 
         left = 1
         try:
@@ -204,9 +205,9 @@ class First:
         wait for ever: it also ends the process."""
         from ..records.events import events_since
         from ..runtime.errors import EnvironmentFault
-        from ..runtime.gangs.cause import write_cause
-        from ..runtime.gangs.conclusion import conclude
-        from ..runtime.gangs.fall import exit_code_of, failures_in, fall_of
+        from ..runtime.launch.cause import write_cause
+        from ..runtime.launch.conclusion import conclude
+        from ..runtime.launch.failure_cause import exit_code_of, failures_in, fall_of
         from ..runtime.outcome import EXIT_CODES
 
         self._ending.acquire()

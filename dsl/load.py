@@ -5,15 +5,15 @@ from os import PathLike, fspath
 
 from attrs import field, frozen
 
-from .diagnostics import Diagnostics, SpecErrors
-from .evaluate import Evaluator
-from .overrides import PATH, override_source, read_overrides, set_fields, set_params
-from .parts import check_unused, read_uses
-from .reading import Reading, read_spec
-from .resolver import resolve
-from .source import Source
+from .checking.structure import Structurer
+from .checking.user_parts import check_unused, read_uses
+from .diagnostics.diagnostic import Diagnostics, SpecErrors
+from .diagnostics.source import Source
+from .evaluation.evaluate import Evaluator
+from .evaluation.includes import Reading, read_spec
+from .evaluation.merge import resolve
+from .overrides.overrides import PATH, override_source, read_overrides, set_fields, set_params
 from .spec import Spec
-from .structure import Structurer
 
 
 @frozen
@@ -35,7 +35,7 @@ class Loaded:
 
         Raises SpecErrors if there is no spec.
         """
-        from .resolved import resolved_text
+        from .spec_text import resolved_text
 
         return resolved_text(self.require())
 

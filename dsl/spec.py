@@ -4,7 +4,9 @@ from typing import Literal
 
 from attrs import field, frozen
 
-from .diagnostics import Note
+from .diagnostics.diagnostic import Note
+from .diagnostics.source import Span
+from .evaluation.values import Value
 from .schema.actions import Event, Tick
 from .schema.alerts import Alerts
 from .schema.cluster import Cluster
@@ -16,8 +18,6 @@ from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
 from .schema.training import Checkpoint, Loss, Optimizer, Scheduler
-from .source import Span
-from .values import Value
 
 
 @frozen

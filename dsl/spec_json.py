@@ -9,12 +9,12 @@ from typing import Any
 import attrs
 
 from . import blocks
+from .evaluation.values import quantity_text
 from .interval import Interval
 from .quantity import Quantity
 from .schema.data import UserCall
 from .schema.setting import AUTO, spelled
 from .spec import Spec
-from .values import quantity_text
 
 _NAMES = {kind: name for table in (blocks.ACTIONS, blocks.SOURCES, blocks.LINKS) for name, kind in table.items()}
 

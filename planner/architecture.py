@@ -4,8 +4,14 @@ Shapes: D dim, F ffn, H query heads, K key/value heads, A head width, V vocabula
 """
 
 from collections.abc import Iterator
+from typing import Final
 
 from attrs import frozen
+
+EMBEDDING: Final = "embed_tokens"
+
+
+HEAD: Final = "lm_head"
 
 
 @frozen(kw_only=True)

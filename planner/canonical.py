@@ -6,6 +6,7 @@ their canonical form.
 """
 
 import json
+import os
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any, Final
@@ -45,3 +46,8 @@ def text(content: Any, writing: dict[str, Any]) -> str:
 def digest(content: Any, writing: dict[str, Any], *, size: int) -> str:
     """BLAKE2b over `text`, as 2 · `size` hex digits. Raises TypeError for what is no JSON."""
     return blake2b(text(content, writing).encode(), digest_size=size).hexdigest()
+
+
+def portable(path: str) -> str:
+    """`./data//x` is `data/x`."""
+    return os.path.normpath(path).replace(os.sep, "/")

@@ -5,30 +5,29 @@ from typing import Any, TextIO
 
 from attrs import evolve, frozen
 
-from ..dsl.diagnostics import Diagnostics
+from ..dsl.diagnostics.diagnostic import Diagnostics
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
-from .arithmetic import Counts
-from .cluster import device_kind, resolve_cluster
+from .canonical import portable
 from .costs.estimates import estimate
-from .horizon import waits
+from .findings import Findings
+from .graph.graph import build_graph
+from .graph.provenance import derived_provenance, merge, settings_provenance
 from .identity import config_of, fingerprint
-from .inventory import count_parameters
-from .layouts.layout import Layout
-from .layouts.sharding import cuts_of
-from .mixing import trained_on
-from .nodes.graph import build_graph
-from .pages.text import shows_color
-from .passes import rows_of_epoch
-from .paths import portable
-from .plan import Counted, ElasticWorld, Plan
-from .plan_figures import Cluster, Estimates
-from .provenance import derived_provenance, merge, settings_provenance
+from .mesh.cluster import device_kind, resolve_cluster
+from .mesh.layout import Layout
+from .mesh.sharding import cuts_of
+from .model.inventory import count_parameters
+from .plan import Cluster, Counted, ElasticWorld, Estimates, Plan
+from .report.text import shows_color
 from .resolved import Resolved, resolve_formats
 from .rules.cost_rules import check_costs
-from .rules.examine import Sound, examine
-from .rules.findings import Findings
-from .rules.premises import Verdicts
+from .rules.rule_inputs import Verdicts
+from .rules.validate import Sound, examine
+from .schedule.arithmetic import Counts
+from .schedule.epochs import rows_of_epoch
+from .schedule.horizon import waits
+from .schedule.mixing import trained_on
 from .serialise import plan_id
 
 

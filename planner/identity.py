@@ -28,14 +28,13 @@ from ..dsl.schema.data import (
 )
 from ..dsl.schema.setting import AUTO, Role, settings_of
 from ..dsl.spec import Spec
-from .canonical import PLAN, digest, whole_numbers
-from .learning_rate import in_effect
-from .mixing import amounts, in_epochs, weights
-from .nodes.source_args import folder_or_name, reads
-from .paths import portable
+from .canonical import PLAN, digest, portable, whole_numbers
+from .data.data_rules import packed_together
+from .data.source_args import folder_or_name, reads
+from .graph.saving import pretrained
 from .resolved import Resolved
-from .rules.data_rules import packed_together
-from .saving import pretrained
+from .schedule.learning_rate import in_effect
+from .schedule.mixing import amounts, in_epochs, weights
 
 DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probability 3e-8
 

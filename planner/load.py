@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..dsl.diagnostics import Diagnostic, Diagnostics
+from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 from ..dsl.load import Loaded, load_spec
-from .rules.examine import check_spec
+from .rules.validate import check_spec
 
 if TYPE_CHECKING:
     from .compile import Compiled, Count

@@ -3,14 +3,336 @@
 A plan is data: it is compared, hashed, stored as JSON and drawn, and knows nothing of how a node is executed.
 """
 
+from fractions import Fraction
 from typing import Any, Literal
 
 from attrs import field, frozen
 
-from .architecture import Architecture
-from .plan_figures import Cluster, Estimates, Memory, Parameters, Traffic
-from .plan_mesh import Mesh
-from .plan_timeline import Timeline
+from .architecture import Architecture, ParameterSpec
+from .units import amount_in_epochs, plural, seconds_text
+
+
+@frozen(kw_only=True)
+class Axis:
+    """One axis of the mesh. `stride` is the distance in rank numbers between neighbours along it."""
+
+    name: str
+    size: int
+    stride: int
+    crosses_nodes: bool
+
+
+@frozen(kw_only=True)
+class Mesh:
+    """The ranks as a grid, axes outer to inner, and the expert view of the same ranks."""
+
+    axes: tuple[Axis, ...]
+    expert_axes: tuple[Axis, ...]
+    world_size: int
+    ranks_per_node: int
+
+    def size(self, axis: str) -> int:
+        return next(a.size for a in self.axes if a.name == axis)
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """The place of a rank on every axis."""
+        return {a.name: rank // a.stride % a.size for a in self.axes}
+
+    @property
+    def data_ranks(self) -> int:
+        """Ranks that read different rows: replicate · fsdp."""
+        return self.size("replicate") * self.size("fsdp")
+
+    def data_rank(self, rank: int) -> int:
+        place = self.coordinates(rank)
+        return place["replicate"] * self.size("fsdp") + place["fsdp"]
+
+
+@frozen(kw_only=True)
+class Uncounted:
+    """An amount of training that becomes steps once the data is counted: so many epochs, or a share of a budget in
+    epochs. One of the two is set."""
+
+    epochs: float | None = None
+    fraction: float | None = None
+
+
+@frozen(kw_only=True)
+class Tick:
+    """When an action recurs: in a plan one of `steps`, `tokens`, `seconds`, `epochs`, `fraction` is set; `nodes` run
+    one after the other, then the run stops if `stop` says so.
+
+    Once the data is counted (`horizon.py`) `tokens` stand beside `epochs`, and `steps` beside a `fraction` of a budget
+    in epochs. The tokens of some epochs need not be a whole number.
+    """
+
+    nodes: tuple[str, ...]
+    steps: int | None = None
+    tokens: int | Fraction | None = None
+    seconds: float | None = None
+    count: int | None = None
+    """How often it does something in the whole run, as `planner/schedule/counts.py` counts; None where that depends on the clock
+    or on unknown data. A node that several ticks name runs once in a step: `count_node` counts these together."""
+    stop: bool = False
+    epochs: float | None = None
+    fraction: float | None = None
+
+    @property
+    def period(self) -> str:
+        """As people read it: `100 steps`, `0.5 epochs`, `10% of the budget`."""
+        if self.epochs is not None:
+            return amount_in_epochs(self.epochs)
+        if self.fraction is not None:
+            return f"{100 * self.fraction:g}% of the budget"
+        if self.steps is not None:
+            return plural(self.steps, "step")
+        return seconds_text(self.seconds or 0.0) if self.tokens is None else plural(int(self.tokens), "token")
+
+
+@frozen(kw_only=True)
+class Reaction:
+    """What happens on an event: the nodes to run, and whether the run stops afterwards. count: of `nan`, how many bad
+    steps in a row are the event; those before it are left out."""
+
+    event: str
+    nodes: tuple[str, ...]
+    stop: bool
+    count: int | None = None
+
+    @property
+    def name(self) -> str:
+        """`sigterm`, `nan(3)`."""
+        return self.event if self.count in (None, 1) else f"{self.event}({self.count})"
+
+
+@frozen(kw_only=True)
+class Command:
+    """What can be asked of the run while it is live: the nodes to run between two steps, and whether it then stops.
+
+    counts: what the number that is given with it counts, empty for a command without one.
+    """
+
+    name: str
+    nodes: tuple[str, ...]
+    stop: bool = False
+    counts: str = ""
+
+
+@frozen(kw_only=True)
+class Phase:
+    """A stretch of the run, up to the next phase, with one mixture of datasets.
+
+    first: index of its first optimizer step, from 0; None until the data is counted where it begins behind so many
+    `epochs`, or at a `fraction` of a budget in them.
+    shares: of every dataset that is trained on, of the rows; they add up to 1. lr_scale: factor of the learning rate.
+    passes: where weights are in epochs, how often an epoch of this mixture takes all rows of each dataset; `shares`
+    then are empty until rows are counted (`passes.counted`).
+    """
+
+    name: str
+    first: int | None
+    fraction: float | None
+    shares: dict[str, float]
+    lr_scale: float = 1.0
+    passes: dict[str, float] | None = None
+    epochs: float | None = None
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """How much of each dataset that is trained on there is in it: in epochs, or as a share; some of them 0."""
+        return self.shares if self.passes is None else self.passes
+
+
+@frozen(kw_only=True)
+class Timeline:
+    """The optimizer steps of the run and what happens along them; `steps` is None until the data has been counted.
+
+    phases: at least one, in order; the first begins with step 0. stop_at: the step after which the run stops;
+    stop_after: how many steps each start of it trains. stop_at_amount, stop_after_amount: the same in what is not
+    counted yet.
+    """
+
+    steps: int | None
+    tokens: int | None
+    epochs: float | None
+    phases: tuple[Phase, ...]
+    ticks: tuple[Tick, ...]
+    reactions: tuple[Reaction, ...]
+    stop_at: int | None = None
+    stop_after: int | None = None
+    commands: tuple[Command, ...] = ()
+    stop_at_amount: Uncounted | None = None
+    stop_after_amount: Uncounted | None = None
+
+
+TrafficOp = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", "recv"]
+
+
+@frozen(kw_only=True)
+class Parameters:
+    """The inventory: every parameter by name and shape. `active` counts those one token uses."""
+
+    total: int
+    active: int
+    tensors: tuple[ParameterSpec, ...]
+
+
+@frozen(kw_only=True)
+class Cluster:
+    """The machines a run is planned for; None where neither the spec nor a preset says.
+
+    memory_bytes: of one device. flops: operations a second of one device in dense products of the compute format, of
+    which a step reaches a share in the range `efficiency`. link, network: bytes a second that one device sends inside
+    its machine and to others. price: of one device for an hour.
+    """
+
+    preset: str
+    nodes: int
+    devices: int
+    memory_bytes: int | None
+    flops: float | None
+    efficiency: tuple[float, ...]
+    link: float | None
+    network: float | None
+    price: float | None
+
+
+@frozen(kw_only=True)
+class Memory:
+    """Bytes on one rank, by what they are for.
+
+    parameters, gradients, optimizer, averages: what the rank owns; in host memory if `offloaded`. unsharded: parameters
+    that fsdp has gathered, as many as are alive at once. unreduced: whole gradients that fsdp adds up over microbatches
+    before it exchanges them. activations: what forwards have left for backwards, of all microbatches in flight. loss:
+    what the head's forward leaves. working: the most that is alive beside all this, while a block or a piece of the
+    loss is computed. reserve: what libraries and the allocator need, from outside.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    averages: int = 0
+    unsharded: int = 0
+    unreduced: int = 0
+    activations: int = 0
+    loss: int = 0
+    working: int = 0
+    reserve: int = 0
+    offloaded: bool = False
+
+    @property
+    def states(self) -> int:
+        return self.parameters + self.gradients + self.optimizer + self.averages
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What tensors take of it at the peak of a step: what `memory_bytes` of a run on GPUs is held against."""
+        states = 0 if self.offloaded else self.states
+        return states + self.unsharded + self.unreduced + self.activations + self.loss + self.working
+
+    @property
+    def total_bytes(self) -> int:
+        """On the device, at the peak of a step, with what is no tensor: what has to fit."""
+        return self.allocated_bytes + self.reserve
+
+
+@frozen(kw_only=True)
+class Traffic:
+    """Calls of one collective by one rank in one step, all for the same node of the plan.
+
+    axis: `fsdp`, or axes joined by ` · ` whose ranks call together. bytes: over all calls, of the larger of what goes
+    in and what comes out. exposed: nothing can be computed meanwhile. seconds: all calls, at the bandwidth of the axis.
+    """
+
+    axis: str
+    op: TrafficOp
+    node: str
+    count: int
+    bytes: int
+    exposed: bool
+    seconds: float | None = None
+
+
+@frozen(kw_only=True)
+class RankClass:
+    """What a step costs on the ranks with one pipeline coordinate, each figure that of the rank with the most.
+
+    flops: operations of a step, without and with what is computed a second time.
+    """
+
+    pp: int
+    ranks: int
+    memory: Memory
+    traffic: tuple[Traffic, ...] = ()
+    flops: int = 0
+    hardware_flops: int = 0
+
+
+@frozen(kw_only=True)
+class Times:
+    """Seconds of one step on the slowest rank, and what follows; `step` is the likely one between `fast` and `slow`.
+
+    computing: products at the likely efficiency. exposed: communication nothing is computed beside. mfu: operations
+    without recomputation, against what devices could do; as a run's own where each row is one whole document.
+    """
+
+    computing: float
+    exposed: float
+    step: float
+    fast: float
+    slow: float
+    tokens_per_second: float
+    mfu: float
+
+
+@frozen(kw_only=True)
+class Remedy:
+    """Settings (`--set` texts) with which the fullest rank would hold `memory_bytes`, and a step take `seconds`."""
+
+    sets: tuple[str, ...]
+    memory_bytes: int
+    seconds: float | None
+
+
+@frozen(kw_only=True)
+class Work:
+    """Operations of training by what they grow with, of the whole model, a multiplication and an addition as two.
+
+    position: of products with weights, for each position. pair: of attention, for each position and each one of its
+    document, before or behind it. position_again, pair_again: those of them that a backward computes a second time.
+    """
+
+    position: int
+    pair: int
+    position_again: int = 0
+    pair_again: int = 0
+
+
+@frozen(kw_only=True)
+class Estimates:
+    """Closed forms; `sources` says where each formula comes from.
+
+    work: what `flops_per_token` is made of. bubble: share of a step in which the busiest rank of a pipeline waits.
+    times: None where the cluster is not known. remedies: what would make the plan fit, where it does not.
+    """
+
+    tokens_per_step: int
+    flops_per_token: int
+    flops_per_step: int
+    work: Work
+    checkpoint_bytes: int
+    classes: tuple[RankClass, ...]
+    bubble: float
+    times: Times | None
+    sources: dict[str, str]
+    remedies: tuple[Remedy, ...] = ()
+
+    @property
+    def copy_bytes(self) -> int:
+        """Of a checkpoint what one rank holds, and copies where it is written beside training; of the fullest rank."""
+        held = (each.memory for each in self.classes)
+        return max(memory.parameters + memory.optimizer + memory.averages for memory in held)
+
 
 FORMAT = 6
 

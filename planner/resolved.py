@@ -7,16 +7,15 @@ from ..dsl.schema.parallel import Parallel
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .architecture import Architecture
-from .arithmetic import Arithmetic
-from .cluster import device_kind
-from .inventory import checkpoint_bytes
-from .layouts.layout import Layout
-from .layouts.pipeline import Staging
-from .layouts.sharding import Cuts, shard_axes
-from .layouts.stages import Pipeline
-from .plan_figures import Parameters
-from .plan_timeline import Phase
-from .rules.data_rules import alignment
+from .data.data_rules import alignment
+from .mesh.cluster import device_kind
+from .mesh.layout import Layout
+from .mesh.pipeline import Staging
+from .mesh.sharding import Cuts, shard_axes
+from .mesh.stages import Pipeline
+from .model.inventory import checkpoint_bytes
+from .plan import Parameters, Phase
+from .schedule.arithmetic import Arithmetic
 from .units import BYTES
 
 

@@ -14,11 +14,27 @@ from cattrs.gen import make_dict_unstructure_fn, override
 
 from .architecture import Architecture
 from .identity import fingerprint
-from .layouts.mesh import AXES, EXPERT_AXES, build_mesh
-from .plan import FORMAT, Check, Counted, Edge, ElasticWorld, Made, Node, Plan, Provenance, RefusedWorlds, Traced
-from .plan_figures import Cluster, Estimates, Parameters
-from .plan_mesh import Mesh
-from .plan_timeline import Phase, Tick, Timeline
+from .mesh.mesh import AXES, EXPERT_AXES, build_mesh
+from .plan import (
+    FORMAT,
+    Check,
+    Cluster,
+    Counted,
+    Edge,
+    ElasticWorld,
+    Estimates,
+    Made,
+    Mesh,
+    Node,
+    Parameters,
+    Phase,
+    Plan,
+    Provenance,
+    RefusedWorlds,
+    Tick,
+    Timeline,
+    Traced,
+)
 
 # Who wrote a value, where the text lay and which files were there when it was planned do not change what is executed.
 OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "traced", "made", "counted")

@@ -74,3 +74,6 @@ def plural(count: int, noun: str) -> str:
 def times_text(count: int) -> str:
     """`never`, `once`, `1,000 times`."""
     return "never" if count == 0 else "once" if count == 1 else f"{count:,} times"
+
+
+WIDTH = 100

@@ -8,16 +8,15 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 from torch.distributed.rendezvous import rendezvous
 
-from ..planner.plan import Plan
-from ..planner.plan_mesh import Mesh
+from ..planner.plan import Mesh, Plan
 from ..records.start_events import DeviceEvent
-from .checkpoint import streams
 from .control.signals import StopRequests
 from .errors import EnvironmentFault
-from .gangs.preflight import check_device, check_world
-from .observation.records import Records
+from .launch.preflight import check_device, check_world
 from .ops import op
+from .reporting.records import Records
 from .state import Rank
+from .training import random_streams as streams
 
 # Ranks wait this long for the slowest in a collective: the longest wait is for a large dataset to be tokenised.
 TIMEOUT = timedelta(hours=2)

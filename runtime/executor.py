@@ -13,45 +13,44 @@ from pathlib import Path
 from attrs import evolve
 from torch.distributed.distributed_c10d import Store
 
-from ..planner.alerts import ALERTS
-from ..planner.plan import Node, Plan
-from ..planner.plan_timeline import Tick, Timeline
-from ..planner.stops import SIGNALS
+from ..planner.graph.alerts import ALERTS
+from ..planner.plan import Node, Plan, Tick, Timeline
+from ..planner.schedule.stops import SIGNALS
 from ..planner.units import plural
 from ..records.run_events import RunEndEvent, SignalEvent, StopEvent
 from ..records.start_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
 from ..records.step_events import NonFiniteEvent, SkippedEvent
-from .alerts.notify import Notifier
-from .alerts.occasions import NOTIFY, Occasions
 from .bootstrap import choose_device
-from .checkpoint import durable
 from .checkpoint.sources import FINISHED, begun_from, check_left, finished_step, starting_point
 from .control.agreement import Agreement
 from .control.commands import Control
 from .control.inbox import Inbox
-from .control.lookout import Lookout
 from .control.signals import StopRequests
 from .data.errors import DataError
 from .errors import EnvironmentFault
-from .failing import lost_a_peer, report_deadline, report_failure
-from .feed import Feed
-from .gangs.launch import first_step
-from .health.beat import LASTING, Beat
-from .health.watch import Watch
-from .observation.memory import forget_peak
-from .observation.observe import Window
-from .observation.records import Records
-from .observation.time_left import TimeLeft
-from .observation.waits import WAITS
+from .files import durable
+from .input.feed import Feed
+from .monitoring.alert_actions import NOTIFY, Occasions
+from .monitoring.failing import lost_a_peer, report_deadline, report_failure
+from .monitoring.heartbeat import LASTING, Beat
+from .monitoring.memory import forget_peak
+from .monitoring.notify import Notifier
+from .monitoring.poller import Lookout
+from .monitoring.time_left import TimeLeft
+from .monitoring.waits import WAITS
+from .monitoring.watch import Watch
+from .node_order import DueTick, StepCall, nodes_due, op_of, topological
 from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
+from .outcome import leave as leave_process
 from .profiling import out_of_memory
 from .profiling.under_way import UnderWay
+from .provenance.start import first_step
+from .reporting.records import Records
 from .shutdown import take_leave
 from .state import Halt, NonFinite, NothingLearned, Progress, Resources, SkipStep, Step
 from .timers import Clocks
-from .walking import DueTick, StepCall, nodes_due, op_of, topological
-from .worker import leave as leave_process
+from .training.observe import Window
 
 STATUS_OF_EVENT = {
     "sigint": "interrupted",

@@ -7,12 +7,12 @@ from typing import Final
 
 import torch.distributed as dist
 
-from .alerts.notify import Notifier
 from .checkpoint.saver import Saver
 from .control.signals import StopRequests
-from .feed import Feed
-from .observation.records import CLOSE_SECONDS, Records
+from .input.feed import Feed
+from .monitoring.notify import Notifier
 from .ops import op
+from .reporting.records import CLOSE_SECONDS, Records
 
 # The share of the deadline that is kept for what comes behind: for leaving, and before that for the files of records.
 KEPT: Final = 0.2

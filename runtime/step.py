@@ -15,24 +15,24 @@ from torch.optim import Optimizer
 from ..planner.plan import Plan
 from ..planner.units import plural
 from ..records.step_events import PhaseEvent
-from .alerts.alerts import Alerts
 from .control.agreement import Agreement, Limits
-from .control.lookout import Lookout
 from .data.collate.documents import DocumentSums
-from .feed import Feed
-from .health.beat import Beat
+from .input.feed import Feed
 from .models.batch import ModelBatch
 from .models.parts import Parts
-from .observation.observe import Window
-from .observation.records import Records
+from .monitoring.alerts import Alerts
+from .monitoring.heartbeat import Beat
+from .monitoring.poller import Lookout
 from .ops import op
-from .parallel.fsdp import sync_gradients
-from .parallel.gradients import GradientNorm
 from .parallel.mesh import Meshes
-from .parallel.outline import Outlines
-from .parallel.pipeline import Pipeline
-from .scheduler import Schedule
+from .parallelize.fsdp import sync_gradients
+from .parallelize.gradients import GradientNorm
+from .parallelize.outline import Outlines
+from .parallelize.pipeline import Pipeline
+from .reporting.records import Records
 from .state import NothingLearned, Progress, Rank, SkipStep, Step
+from .training.observe import Window
+from .training.scheduler import Schedule
 
 StepCall = Callable[[Step], None]
 

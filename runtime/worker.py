@@ -16,22 +16,14 @@ from ..planner.plan import Plan
 from ..planner.serialise import PlanError, from_json
 from .control.signals import end_at_once
 from .errors import EnvironmentFault
-from .locks import WORKER_LOCK, hold
-from .outcome import EXIT_CODES
+from .files.locks import WORKER_LOCK, hold
+from .outcome import EXIT_CODES, leave
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
 
 PATIENCE: Final = 60.0  # seconds: file systems of several machines may show a new file late
-
-
-def leave(code: int) -> None:
-    """End this process without tearing the interpreter down: torch's teardown aborts about once in a hundred runs."""
-    with suppress(OSError):  # a full disk takes none of it, and is no reason to stay
-        sys.stdout.flush()
-        sys.stderr.flush()
-    os._exit(code)
 
 
 def run_rank(
@@ -48,8 +40,8 @@ def run_rank(
     have met. answered: signals that come before training are seen to; else they end the process.
     """
     from .executor import Executor
-    from .failing import report_failure
-    from .observation.records import Records
+    from .monitoring.failing import report_failure
+    from .reporting.records import Records
 
     if not answered:
         end_at_once()

@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from ..layouts.stages import Pipeline
-from .flight import Action, order
+from ..mesh.stages import Pipeline
+from .pipeline_order import Action, order
 
 LONGEST: Final = 6_000  # computations of all ranks that are played one by one
 

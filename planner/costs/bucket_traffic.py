@@ -2,8 +2,8 @@
 
 from typing import Final
 
-from ..inventory import block_tensors
-from ..layouts.sharding import EMBEDDING, HEAD
+from ..architecture import EMBEDDING, HEAD
+from ..model.inventory import block_tensors
 from ..resolved import Resolved
 from ..units import BYTES
 

@@ -6,9 +6,9 @@ from typing import Final
 
 from attrs import frozen
 
-from ..averaging import average_args
-from ..changes.kept import kept
-from ..inventory import weight_bytes
+from ..graph.averaging import average_args
+from ..graph.checkpoint_fit import kept
+from ..model.inventory import weight_bytes
 from ..plan import Plan
 from ..units import BYTES
 

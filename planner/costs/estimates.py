@@ -4,12 +4,12 @@ from typing import Final
 
 from attrs import evolve
 
-from ..inventory import block_matmul_parameters, training_work
-from ..plan_figures import Cluster, Estimates, RankClass, Traffic, Work
+from ..model.inventory import block_matmul_parameters, training_work
+from ..plan import Cluster, Estimates, RankClass, Traffic, Work
 from ..resolved import Resolved
 from .bubble import bubble
 from .memory import memory_of, stage_plays
-from .replay import second_run
+from .memory_simulator import second_run
 from .reserve import reserve_of
 from .stage_play import StagePlay
 from .times import is_exposed, predict, timed

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from ..architecture import ParameterSpec
-from ..inventory import block_tensors, stage_end_names
+from ..mesh.stages import stage_end_names
+from ..model.inventory import block_tensors
 from ..resolved import Resolved
 from ..units import BYTES
-from .flight import Action, gathered_stages, order
+from .op_trace import Call, Unit
+from .pipeline_order import Action, gathered_stages, order
 from .stage_play import StagePlay
-from .tape import Call, Unit
 
 FSDP, ROOT, EXPERTS = "setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp"
 SINGLE = ("gpipe", "1f1b")

@@ -6,10 +6,11 @@ from math import prod
 from attrs import frozen
 
 from ..architecture import ParameterSpec
-from ..inventory import block_tensors, stage_end_names
+from ..mesh.stages import stage_end_names
+from ..model.inventory import block_tensors
 from ..resolved import Resolved
 from ..units import BYTES
-from .tape import Unit
+from .op_trace import Unit
 
 
 @frozen

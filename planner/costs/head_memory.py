@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from ..layouts.sharding import piece
+from ..mesh.sharding import piece
 from ..resolved import Resolved
 from .local import INDEX, Local
 

@@ -4,8 +4,7 @@ from typing import Final, Literal
 
 from attrs import frozen
 
-from ..plan import Plan
-from ..plan_figures import RankClass
+from ..plan import Plan, RankClass
 from ..units import bytes_text
 
 Verdict = Literal["fits", "tight", "does not fit", "unknown"]

@@ -2,8 +2,8 @@
 
 from attrs import frozen
 
-from ..cluster import device_kind
-from ..plan_figures import Cluster
+from ..mesh.cluster import device_kind
+from ..plan import Cluster
 from ..resolved import Resolved, attention_kernels
 from ..units import BYTES
 

@@ -4,16 +4,17 @@ Counted is the program of `runtime/`: what each of its modules keeps for the bac
 and the order in which the schedule of a pipeline runs forwards and backwards.
 """
 
-from ..inventory import block_tensors, end_names
-from ..plan_figures import Cluster, Memory
+from ..mesh.stages import end_names
+from ..model.inventory import block_tensors
+from ..plan import Cluster, Memory
 from ..resolved import Resolved, resolve_save
 from ..units import BYTES
-from .block_tape import block_tape
+from .block_trace import block_tape
 from .gathering import units_of
 from .head_memory import ends_of
 from .local import local_of
+from .memory_simulator import Handling, Recompute, Sums
 from .piped_memory import play_pipeline
-from .replay import Handling, Recompute, Sums
 from .stage_play import Plays, StagePlay
 
 

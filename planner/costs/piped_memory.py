@@ -3,8 +3,8 @@
 from attrs import define, field
 
 from ..resolved import Resolved
-from .flight import Action, Kind, order
-from .replay import Handling, Played
+from .memory_simulator import Handling, Played
+from .pipeline_order import Action, Kind, order
 from .stage_play import StagePlay
 
 # torch keeps the parameters of so many stages of a rank gathered, those that compute next.

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from ..cluster import device_kind
+from ..mesh.cluster import device_kind
 from ..resolved import Resolved
 
 CONTEXT: Final = 2**29 + 2**28  # CUDA's context and the workspaces of cuBLAS

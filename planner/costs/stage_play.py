@@ -8,8 +8,8 @@ from attrs import define, field, frozen
 from .gathering import Units
 from .head_memory import Ends
 from .local import Local
-from .replay import Handling, Played, Recompute, backward, exchange, forward, kept
-from .tape import Op, Tape, Unit
+from .memory_simulator import Handling, Played, Recompute, backward, exchange, forward, kept
+from .op_trace import Op, Tape, Unit
 
 
 @define

@@ -9,8 +9,7 @@ from typing import Final
 
 from attrs import evolve
 
-from ..plan_figures import Cluster, RankClass, Times, Traffic, TrafficOp
-from ..plan_mesh import Mesh
+from ..plan import Cluster, Mesh, RankClass, Times, Traffic, TrafficOp
 
 # Seconds that a call takes beside its bytes, inside a machine and between machines.
 LATENCY: Final = (10e-6, 25e-6)

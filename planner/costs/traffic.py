@@ -11,24 +11,24 @@ from math import prod
 
 from attrs import define, field
 
-from ..alerts import acts_together
-from ..architecture import ParameterSpec
-from ..inventory import end_names
-from ..layouts.mesh import AXES
-from ..layouts.sharding import EMBEDDING, folded_axes
-from ..plan_figures import TrafficOp
+from ..architecture import EMBEDDING, ParameterSpec
+from ..graph.alerts import acts_together
+from ..graph.saving import puts_off
+from ..graph.timeline import fill_schedule
+from ..mesh.mesh import AXES
+from ..mesh.sharding import folded_axes
+from ..mesh.stages import end_names
+from ..plan import TrafficOp
 from ..resolved import Resolved
-from ..saving import puts_off
-from ..stops import SIGNALS, agree_args
-from ..timeline import fill_schedule
+from ..schedule.stops import SIGNALS, agree_args
 from ..units import BYTES
-from .block_tape import TP
+from .block_trace import TP
 from .bucket_traffic import bucket_sizes
 from .fsdp_traffic import gathers_of, partial, sums_of
 from .local import INDEX
-from .replay import second_run
+from .memory_simulator import second_run
+from .op_trace import Call
 from .stage_play import StagePlay
-from .tape import Call
 
 PP = "setup.parallel.pp"
 

@@ -11,12 +11,12 @@ from attrs import evolve
 
 from ..costs.bubble import waiting
 from ..costs.headroom import TIGHT
-from ..layouts.mesh import largest_divisor
-from ..layouts.remedies import Change, Judge, fullest, remedies, same_rows
-from ..plan_figures import Cluster, Estimates
+from ..findings import Findings
+from ..mesh.mesh import largest_divisor
+from ..plan import Cluster, Estimates
 from ..resolved import Resolved
 from ..units import bytes_text, count_text, seconds_text
-from .findings import Findings
+from .remedies import Change, Judge, fullest, remedies, same_rows
 
 WAITS: Final = 0.20  # of a step, above which a pipeline wastes more than most runs do
 

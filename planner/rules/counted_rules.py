@@ -3,14 +3,14 @@ hears then."""
 
 from attrs import evolve
 
-from ...dsl.diagnostics import Diagnostic, Diagnostics
+from ...dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
+from ...dsl.diagnostics.source import Source
 from ...dsl.load import load_spec
-from ...dsl.source import Source
 from ...dsl.spec import Origin, Spec
-from ..arithmetic import Counts
 from ..plan import Plan
-from .examine import examine
-from .premises import Verdicts
+from ..schedule.arithmetic import Counts
+from .rule_inputs import Verdicts
+from .validate import examine
 
 
 class Unreadable(Exception):

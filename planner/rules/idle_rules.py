@@ -7,14 +7,14 @@ from ...dsl.schema.cluster import Cluster
 from ...dsl.schema.model import MOE
 from ...dsl.schema.setting import AUTO, Auto, settings_of
 from ...dsl.spec import Spec
-from ..arithmetic import Arithmetic
-from ..cluster import device_kind
-from ..layouts.layout import Layout
-from ..layouts.sharding import shard_axes
-from ..learning_rate import idle_settings
+from ..findings import Findings
+from ..graph.saving import OF_WRITING
+from ..mesh.cluster import device_kind
+from ..mesh.layout import Layout
+from ..mesh.sharding import shard_axes
 from ..resolved import resolve_formats
-from ..saving import OF_WRITING
-from .findings import Findings
+from ..schedule.arithmetic import Arithmetic
+from ..schedule.learning_rate import idle_settings
 
 # Axis → the settings that only speak of it.
 OF_AXIS = {

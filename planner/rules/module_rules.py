@@ -3,10 +3,10 @@
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..architecture import Architecture
-from ..cluster import device_kind
-from ..layouts.layout import Layout
+from ..findings import Findings
+from ..mesh.cluster import device_kind
+from ..mesh.layout import Layout
 from ..resolved import exchanges
-from .findings import Findings
 
 
 def check_modules(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:

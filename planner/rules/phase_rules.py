@@ -3,11 +3,11 @@
 from itertools import pairwise
 
 from ...dsl.spec import Spec
-from ..arithmetic import Arithmetic
-from ..mixing import lay_phases, start_of, trainable
-from ..plan_timeline import Phase
+from ..findings import Findings
+from ..plan import Phase
+from ..schedule.arithmetic import Arithmetic
+from ..schedule.mixing import lay_phases, start_of, trainable
 from ..units import amount_in_epochs, plural
-from .findings import Findings
 
 
 def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[Phase, ...]:

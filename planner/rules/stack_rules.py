@@ -2,10 +2,10 @@
 
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
-from ..cluster import device_kind
-from ..layouts.pipeline import ZERO_BUBBLE
+from ..findings import Findings
+from ..mesh.cluster import device_kind
+from ..mesh.pipeline import ZERO_BUBBLE
 from ..resolved import resolve_formats
-from .findings import Findings
 
 
 def check_stack(spec: Spec, found: Findings) -> None:

@@ -8,12 +8,12 @@ from typing import Any, Literal
 
 from torch.distributed.checkpoint.state_dict_loader import load
 
+from ..models.tensors import quiet_alone
+from ..parallel.collective_errors import Together
 from . import writer
 from .one_file import reader as file_reader
 from .one_file import writer as file_writer
 from .sidecar import TENSORS
-from .tensors import quiet_alone
-from .together import Together
 
 Backend = Literal["dcp", "file"]
 

@@ -3,9 +3,9 @@
 from collections.abc import Callable
 
 from ..errors import ResumeRefused, StorageFailed
+from ..parallel.collective_errors import Together
 from .layout import CheckpointFolder, Entry
 from .sidecar import flaws
-from .together import Together
 
 # Told of every checkpoint that is passed over: (it, why).
 Report = Callable[[Entry, str], None]

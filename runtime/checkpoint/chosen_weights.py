@@ -1,6 +1,6 @@
 """Which weights of a checkpoint are read where weights alone are wanted: the trained or the averaged ones."""
 
-from ..ema import Which
+from ..training.ema import Which
 from .layout import Entry
 
 

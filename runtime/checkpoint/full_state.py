@@ -9,22 +9,22 @@ from attrs import frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.changes.kept import kept
+from ...planner.graph.checkpoint_fit import kept
 from ...planner.plan import Plan
 from ..data.errors import DataError
 from ..data.loading.loader_state import Remarks
-from ..ema import Ema
 from ..errors import ResumeRefused
-from ..feed import Feed
+from ..input.feed import Feed
 from ..models.parts import Parts
-from ..parallel.fsdp import reshard
+from ..models.tensors import model_tensors, optimizer_tensors
+from ..parallel.collective_errors import Together
+from ..parallelize.fsdp import reshard
 from ..state import Progress, Rank
-from . import streams
+from ..training import random_streams as streams
+from ..training.ema import Ema
 from .backend import read_tensors
 from .layout import Entry
-from .tensors import model_tensors, optimizer_tensors
-from .together import Together
-from .undone import onward
+from .rollback_state import onward
 
 # The learning rate needs no place of its own: it is a closed form of the counters.
 ORDER: Final = ("model", "ema", "optimizer", "loader", "counters", "rng")

@@ -18,8 +18,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ...planner.checkpoint_names import ALIAS, EPOCH, FULL, POINTERS, WEIGHTS, Pointer
-from .durable import PARTIAL, REMOVING, means
+from ...planner.graph.checkpoint_names import ALIAS, EPOCH, FULL, POINTERS, WEIGHTS, Pointer
+from ..files.durable import PARTIAL, REMOVING, means
 from .sidecar import TENSORS, flaws, read_late_metrics, read_sidecar
 
 

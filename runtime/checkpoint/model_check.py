@@ -1,6 +1,6 @@
 """Whether a checkpoint is of the model, and of the stream of rows, that a plan speaks of."""
 
-from ...planner.changes.kept import Misfit, kept, misfits, weight_misfits
+from ...planner.graph.checkpoint_fit import Misfit, kept, misfits, weight_misfits
 from ...planner.plan import Plan
 from ..errors import ResumeRefused
 from .layout import Entry

@@ -9,32 +9,32 @@ from torch.optim import Optimizer
 
 from ...planner.plan import Plan
 from ...records.start_events import PretrainedEvent, ResumedEvent
-from ..ema import Ema
 from ..errors import ResumeRefused
-from ..feed import Feed
+from ..input.feed import Feed
 from ..models.parts import Parts
-from ..observation.observe import Window
-from ..observation.records import Records
+from ..models.tensors import model_tensors
 from ..ops import op
+from ..parallel.collective_errors import Together
 from ..provenance.metadata import made_by
+from ..reporting.records import Records
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
+from ..training.ema import Ema
+from ..training.observe import Window
 from .backend import Backend, read_tensors
 from .choice import choose, flaw_of
 from .chosen_weights import prefix, published
+from .file_saver import FileSaver
+from .file_snapshots import Snapshots
 from .full_state import FullState, Restored
 from .layout import CheckpointFolder, Entry
 from .model_check import check_model, check_weights
-from .one_file.saver import FileSaver
-from .one_file.snapshots import Snapshots
 from .publish import Publisher
+from .rollback_state import finish_rollback
 from .saver import Mode, Overlap, Saver
 from .sources import Start, begun_from, find, starting_point
 from .staging import Staging
-from .tensors import model_tensors
-from .together import Together
 from .transaction import Transaction
-from .undone import finish_rollback
 
 StepCall = Callable[[Step], None]
 Verify = Literal["content", "sizes"]

@@ -9,8 +9,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ...planner.checkpoint_names import POINTERS, Pointer
-from . import durable
+from ...planner.graph.checkpoint_names import POINTERS, Pointer
+from ..files import durable
 from .layout import CheckpointFolder, Entry
 from .sidecar import TENSORS, write_sidecar
 

@@ -10,19 +10,19 @@ from collections.abc import Callable
 
 from ...planner.plan import Plan
 from ...records.step_events import RollbackEvent
-from ..feed import Feed
+from ..input.feed import Feed
 from ..models.parts import Parts
 from ..models.router import Router
-from ..nonfinite import told
-from ..observation.observe import Window
-from ..observation.records import Records
 from ..ops import op
 from ..profiling.under_way import UnderWay
+from ..reporting.records import Records
 from ..state import BadSteps, NonFinite, Progress, Step
+from ..training.nonfinite import told
+from ..training.observe import Window
 from .choice import flaw_of
 from .layout import CheckpointFolder, Entry
+from .rollback_state import Rollback, seal_of
 from .saver import Saver
-from .undone import Rollback, seal_of
 
 StepCall = Callable[[Step], None]
 

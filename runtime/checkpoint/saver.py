@@ -16,12 +16,12 @@ from typing import Any, Final, Literal
 
 from attrs import define
 
-from ...planner.checkpoint_names import Pointer
+from ...planner.graph.checkpoint_names import Pointer
 from ...planner.units import bytes_text
 from ...records.lines import as_object, plain_value
 from ...records.step_events import BestEvent, CheckpointEvent, ModelEvent, PrunedEvent
 from ..errors import StorageFailed
-from ..observation.records import Records
+from ..reporting.records import Records
 from ..state import Progress
 from .full_state import FullState
 from .layout import CheckpointFolder, Entry, entry_of

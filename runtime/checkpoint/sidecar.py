@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...planner.canonical import SEAL, digest
-from . import durable
+from ..files import durable
 from .checksums import DIGEST_BYTES, file_checksums
 
 STATE = "state.json"

@@ -10,10 +10,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...planner.checkpoint_names import ALIAS, POINTERS, Pointer
+from ...planner.graph.checkpoint_names import ALIAS, POINTERS, Pointer
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault, NothingLeft, ResumeRefused
-from ..gangs.launch import is_restart
+from ..provenance.start import is_restart
 from .layout import CheckpointFolder, Entry, entry_of, epoch_named
 
 FINISHED: Final = "finished"

@@ -10,10 +10,10 @@ from typing import Any
 
 from attrs import frozen
 
-from ...planner.checkpoint_names import Pointer
+from ...planner.graph.checkpoint_names import Pointer
+from ..parallel.collective_errors import Together
 from .backend import Backend, write_tensors
 from .publish import Publisher, partial_of
-from .together import Together
 
 
 @frozen(kw_only=True, eq=False)

@@ -8,10 +8,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.futures import Future
 
-from . import durable
+from ..files import durable
+from ..models.tensors import quiet_alone
+from ..parallel.collective_errors import Together
 from .checksums import file_checksums
-from .tensors import quiet_alone
-from .together import Together
 
 
 class _Writer(FileSystemWriter):

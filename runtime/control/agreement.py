@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ...planner.stops import SIGNALS
-from ..alerts.occasions import Occasions
-from ..fake import numbers
+from ...planner.schedule.stops import SIGNALS
+from ..monitoring.alert_actions import Occasions
+from ..parallel.fake import numbers
 from ..state import Halt, Rank
 from ..timers import Clocks
 from .commands import Control

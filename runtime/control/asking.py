@@ -14,7 +14,7 @@ from ...records.events import event_of
 from ...records.lines import object_of
 from ...records.paths import CONTROL_FOLDER, EVENTS_FILE
 from ...records.run_events import ControlEvent
-from ..locks import LAUNCHER_LOCK, WORKER_LOCK
+from ..files.locks import LAUNCHER_LOCK, WORKER_LOCK
 
 # Between two looks for an answer.
 LOOK_SECONDS = 0.1

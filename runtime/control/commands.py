@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from ...planner.plan_timeline import Command
+from ...planner.plan import Command
 from ..errors import StorageFailed
 from ..state import Step
 from ..timers import Clocks

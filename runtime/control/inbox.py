@@ -13,10 +13,10 @@ from typing import Any, Final
 import msgspec
 from attrs import define, field, frozen
 
-from ...planner.plan_timeline import Command
+from ...planner.plan import Command
 from ...records.control import ControlRequest
 from ...records.run_events import ControlEvent
-from ..observation.records import Records
+from ..reporting.records import Records
 from ..state import Progress
 
 # A profile keeps everything of its steps in memory until it is written.

@@ -9,7 +9,7 @@ from types import FrameType
 
 from attrs import define, field
 
-from ..failing import say
+from ..monitoring.failing import say
 
 # A closed terminal asks for the same as SIGTERM.
 EVENTS = {

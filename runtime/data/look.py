@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 from attrs import evolve, frozen
 
-from ...planner.passes import rows_of_epoch
 from ...planner.plan import Node, Plan
+from ...planner.schedule.epochs import rows_of_epoch
 from .documents.tokenizers import Tokenizer, load_tokenizer
 from .documents.written import pieces, written
 from .loading.curriculum import Curriculum
 from .loading.order import RowOrder
 from .loading.prepared import PreparedDataset
-from .loading.row_reader import RowReader
 from .loading.training_rows import curriculum_of
+from .packing.row_reader import RowReader
 from .stores.store import TokenStore
 
 QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}

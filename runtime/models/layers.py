@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
 
-from ...planner.layouts.sharding import piece
+from ...planner.mesh.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
 from ..parallel.tensor import enter, leave, local
 from .rms_norm import rms_norm

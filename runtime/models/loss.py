@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
-from ...planner.layouts.sharding import piece
+from ...planner.mesh.sharding import piece
 from ..parallel.axes import TensorAxis
 from ..parallel.collectives import all_gather, all_reduce
 from .layers import first_row

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...planner.architecture import Architecture
-from ..fake import capability, device_type, numbers
 from ..parallel.axes import Axes
 from ..parallel.collectives import join, own_piece, split
 from ..parallel.dispatch import even, to_experts
+from ..parallel.fake import capability, device_type, numbers
 from ..parallel.tensor import local
 from .layers import Linear, SwiGLU
 from .router import Router, attach

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..fake import device_type
+from .fake import device_type
 
 ATEN = torch.ops.aten
 

@@ -12,8 +12,8 @@ from attrs import frozen
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from ..fake import numbers
 from .collectives import all_to_all, exchange
+from .fake import numbers
 
 ExpertsCall = Callable[[Tensor, Tensor], Tensor]
 

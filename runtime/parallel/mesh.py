@@ -8,9 +8,8 @@ from attrs import define, field
 from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...planner.layouts.mesh import groups
-from ...planner.plan import Plan
-from ...planner.plan_mesh import Mesh
+from ...planner.mesh.mesh import groups
+from ...planner.plan import Mesh, Plan
 from ..ops import op
 from ..state import Rank
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...planner.plan import Memory, Plan
-from ..ema import Ema
 from ..models.parts import Parts
-from ..observation.memory import MemoryNow, peak_bytes
+from ..monitoring.memory import MemoryNow, peak_bytes
 from ..state import Rank
+from ..training.ema import Ema
 from .held import held
 
 

@@ -17,8 +17,8 @@ from attrs import asdict, define, field, frozen
 
 from ...planner.units import plural
 from ...records.step_events import ProfileEvent
-from ..health.beat import Beat
-from ..observation.records import Records
+from ..monitoring.heartbeat import Beat
+from ..reporting.records import Records
 from ..state import Progress, Rank
 from .places import file_of, folder_of, from_first, named, summed, sweep, taken, write_json, write_whole
 from .recorder import Recorder

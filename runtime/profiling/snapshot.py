@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 
 from ...planner.plan import Memory
 from ...records.step_events import MemorySnapshotEvent
-from ..ema import Ema
-from ..health.beat import Beat
 from ..models.parts import Parts
-from ..observation.records import Records
+from ..monitoring.heartbeat import Beat
+from ..reporting.records import Records
 from ..state import Progress, Rank
+from ..training.ema import Ema
 from .found import found
 from .places import file_of, folder_of, from_first, named, summed, sweep, taken, write_json, write_whole
 from .snapshot_text import snapshot_text

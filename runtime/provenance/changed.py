@@ -5,9 +5,9 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...planner.changes.diff_values import changed_values
-from ...planner.changes.resumable import Verdict, resumable
-from ...planner.nodes.chain import own_modules
+from ...planner.compare.diff_values import changed_values
+from ...planner.compare.resumable import Verdict, resumable
+from ...planner.data.chain import own_modules
 from ...planner.plan import Plan
 from ..errors import ResumeRefused
 from .code import Code

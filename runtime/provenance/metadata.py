@@ -23,15 +23,15 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from ...planner.changes.departures import departures
-from ...planner.changes.diff_values import changed_values
-from ...planner.changes.made import source_fingerprint
+from ...planner.compare.diff_values import changed_values
+from ...planner.compare.non_defaults import departures
+from ...planner.compare.plan_origin import source_fingerprint
 from ...planner.plan import Plan
 from ...planner.serialise import PlanError, from_json, to_json
-from ..checkpoint import durable
-from ..gangs.launch import launcher_id
+from ..files import durable
+from ..files.yaml_text import to_yaml
 from .code import Code
-from .yaml_text import to_yaml
+from .start import launcher_id
 
 ENVIRONMENT: Final = "metadata/environment.json"
 OF_GIT: Final = ("metadata/git.yaml", "metadata/git.diff")

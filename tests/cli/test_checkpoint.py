@@ -11,7 +11,7 @@ from xtrain.runtime.checkpoint.backend import Backend
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.publish import Publisher
 from xtrain.runtime.checkpoint.sidecar import TENSORS
-from xtrain.runtime.locks import LAUNCHER_LOCK, hold
+from xtrain.runtime.files.locks import LAUNCHER_LOCK, hold
 
 
 @pytest.fixture(params=["dcp", "file"])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.runtime.data.stores import tokenise, tokenise_pool
+from xtrain.runtime.data.tokenising import pool as tokenise_pool
+from xtrain.runtime.data.tokenising import tokenise
 
 SPEC = """
 experiment built { budget = 4 steps, seed = 3 }

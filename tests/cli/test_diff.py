@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.planner.changes.made import signed
+from xtrain.planner.compare.plan_origin import signed
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.serialise import dumps
 from xtrain.runtime.checkpoint.sidecar import STATE

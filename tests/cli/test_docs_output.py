@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.planner.changes.resumable import resumable
+from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_spec
 
 ROOT = Path(__file__).parents[2]

@@ -3,7 +3,8 @@
 import pytest
 
 from xtrain.cli.flowing import Part, flow, plain, width
-from xtrain.planner.pages.text import WIDTH, Page
+from xtrain.planner.report.text import Page
+from xtrain.planner.units import WIDTH
 
 
 def flowed(*parts: Part, columns: int, color: bool = False, first: str = "", rest: str = "") -> list[str]:

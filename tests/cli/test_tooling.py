@@ -180,7 +180,7 @@ def test_names_that_no_file_can_have(call):
 
 def test_fmt_leaves_a_spec_that_it_would_change(call, monkeypatch):
     path = put("a.xtrain", "a=512")
-    monkeypatch.setattr("xtrain.dsl.format.spelling", lambda text: "513")
+    monkeypatch.setattr("xtrain.dsl.syntax.format.spelling", lambda text: "513")
     status, _, err = call("fmt", path)
     assert status == 70 and "a mistake of the formatter" in err and path.read_text() == "a=512"
 

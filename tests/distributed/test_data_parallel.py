@@ -9,7 +9,7 @@ from topologies import Topology
 from torch.distributed.checkpoint import FileSystemReader
 
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.tensors import quiet_alone
+from xtrain.runtime.models.tensors import quiet_alone
 
 pytestmark = pytest.mark.distributed
 

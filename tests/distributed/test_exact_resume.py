@@ -13,7 +13,7 @@ from topologies import BY_NAME, Topology
 from trials import Laboratory
 
 from xtrain.planner.plan import Plan
-from xtrain.runtime.observation.lines import trim_after
+from xtrain.runtime.files.lines import trim_after
 
 pytestmark = pytest.mark.distributed
 

@@ -86,7 +86,7 @@ def test_an_exception_in_a_rank_is_shown_with_its_traceback(project):
         "    import importlib.abc, sys\n"
         "    class Finder(importlib.abc.MetaPathFinder):\n"
         "        def find_spec(self, name, path, target=None):\n"
-        "            if name == 'xtrain.runtime.scheduler':\n"
+        "            if name == 'xtrain.runtime.training.scheduler':\n"
         "                raise RuntimeError('the scheduler has left the building')\n"
         "    sys.meta_path.insert(0, Finder())\n"
     )

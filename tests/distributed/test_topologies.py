@@ -97,7 +97,7 @@ def test_rows_are_unevenly_filled(lab):
     from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
     from xtrain.runtime.data.packing.pack import pack_sequential
     from xtrain.runtime.data.sources.source import open_source
-    from xtrain.runtime.data.stores.store import build_store
+    from xtrain.runtime.data.tokenising.build import build_store
 
     lab.alone(Topology().trial("fp64"))
     reads = {"form": "text", "text": "text"}

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.dsl.codes import CODES, near
+from xtrain.dsl.diagnostics.codes import CODES, near
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("dsl", "planner", "runtime", "tui", "cli")

@@ -2,9 +2,8 @@
 
 import json
 
-from xtrain.dsl.diagnostics import Diagnostic, Diagnostics, Fix
-from xtrain.dsl.render import render
-from xtrain.dsl.source import Source
+from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, render
+from xtrain.dsl.diagnostics.source import Source
 
 
 def test_the_format_of_the_definition():

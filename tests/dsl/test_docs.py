@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl import blocks
-from xtrain.dsl.codes import CODES
-from xtrain.dsl.evaluate import FUNCTIONS
-from xtrain.dsl.numerals import MULTIPLIERS
+from xtrain.dsl.diagnostics.codes import CODES
+from xtrain.dsl.evaluation.evaluate import FUNCTIONS
 from xtrain.dsl.quantity import UNITS
-from xtrain.dsl.reference import every_page
-from xtrain.dsl.reference_markdown import markdown
+from xtrain.dsl.reference.markdown import markdown
+from xtrain.dsl.reference.reference import every_page
+from xtrain.dsl.reference.vocabulary import CONSTANTS as CONSTANTS_SAID
+from xtrain.dsl.reference.vocabulary import EVENTS
+from xtrain.dsl.reference.vocabulary import FUNCTIONS as FUNCTIONS_SAID
+from xtrain.dsl.reference.vocabulary import MULTIPLIERS as MULTIPLIERS_SAID
+from xtrain.dsl.reference.vocabulary import STATEMENTS as STATEMENTS_SAID
+from xtrain.dsl.reference.vocabulary import UNITS as UNITS_SAID
 from xtrain.dsl.schema import later
 from xtrain.dsl.schema.setting import open_setting, settings_of
-from xtrain.dsl.tokens import CONSTANTS, STATEMENTS
-from xtrain.dsl.vocabulary import CONSTANTS as CONSTANTS_SAID
-from xtrain.dsl.vocabulary import EVENTS
-from xtrain.dsl.vocabulary import FUNCTIONS as FUNCTIONS_SAID
-from xtrain.dsl.vocabulary import MULTIPLIERS as MULTIPLIERS_SAID
-from xtrain.dsl.vocabulary import STATEMENTS as STATEMENTS_SAID
-from xtrain.dsl.vocabulary import UNITS as UNITS_SAID
+from xtrain.dsl.syntax.numbers import MULTIPLIERS
+from xtrain.dsl.syntax.tokens import CONSTANTS, STATEMENTS
 
 DOCS = Path(__file__).parents[2] / "docs"
 REFERENCE = (DOCS / "reference.md").read_text(encoding="utf-8")

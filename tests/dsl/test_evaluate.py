@@ -2,11 +2,11 @@
 
 import pytest
 
-from xtrain.dsl.diagnostics import Diagnostics
-from xtrain.dsl.evaluate import Evaluator, Names
-from xtrain.dsl.parser import parse_expression
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.evaluation.evaluate import Evaluator, Names
 from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.source import Source
+from xtrain.dsl.syntax.parser import parse_expression
 
 
 def evaluate(text):

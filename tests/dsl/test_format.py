@@ -8,11 +8,11 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from spec_texts import spec_texts, write
 
-from xtrain.dsl.diagnostics import Diagnostics, SpecErrors
-from xtrain.dsl.format import FormatFault, comments, format_source, same
-from xtrain.dsl.lexer import tokenize
-from xtrain.dsl.parser import parse_file
-from xtrain.dsl.source import Source
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
+from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.syntax.format import FormatFault, comments, format_source, same
+from xtrain.dsl.syntax.lexer import tokenize
+from xtrain.dsl.syntax.parser import parse_file
 
 ROOT = Path(__file__).parents[2]
 DATA = Path(__file__).parent / "data"
@@ -152,14 +152,14 @@ def test_same_tells_trees_apart():
 
 
 def test_a_formatter_that_would_change_the_meaning_is_stopped(monkeypatch):
-    monkeypatch.setattr("xtrain.dsl.format.spelling", lambda text: text.replace("512", "513"))
+    monkeypatch.setattr("xtrain.dsl.syntax.format.spelling", lambda text: text.replace("512", "513"))
     assert format_source(Source("spec", "a = 1")) == "a = 1\n"
     with pytest.raises(FormatFault):
         format_source(Source("spec", "a = 512"))
 
 
 def test_a_formatter_that_would_lose_a_comment_is_stopped(monkeypatch):
-    monkeypatch.setattr("xtrain.dsl.format._Printer.run", lambda self: "a = 1\n")
+    monkeypatch.setattr("xtrain.dsl.syntax.format._Printer.run", lambda self: "a = 1\n")
     assert format_source(Source("spec", "a=1")) == "a = 1\n"
     with pytest.raises(FormatFault):
         format_source(Source("spec", "a=1 # c"))

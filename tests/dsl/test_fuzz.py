@@ -7,13 +7,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xtrain.dsl.diagnostics import Diagnostics
-from xtrain.dsl.format import format_source
-from xtrain.dsl.lexer import tokenize
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, render
+from xtrain.dsl.diagnostics.source import Source
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.parser import parse_file
-from xtrain.dsl.render import render
-from xtrain.dsl.source import Source
+from xtrain.dsl.syntax.format import format_source
+from xtrain.dsl.syntax.lexer import tokenize
+from xtrain.dsl.syntax.parser import parse_file
 from xtrain.planner.load import check_from_spec
 
 DATA = Path(__file__).parent / "data"

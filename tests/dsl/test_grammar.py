@@ -3,11 +3,11 @@
 import attrs
 import pytest
 
-from xtrain.dsl import syntax as s
-from xtrain.dsl.diagnostics import Diagnostics
-from xtrain.dsl.parser import parse_expression, parse_file
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import Source, Span
 from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.source import Source, Span
+from xtrain.dsl.syntax import tree as s
+from xtrain.dsl.syntax.parser import parse_expression, parse_file
 
 NOWHERE = Span(Source("", ""), 0, 0)
 

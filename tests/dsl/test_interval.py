@@ -3,8 +3,8 @@
 import re
 
 from xtrain.dsl.interval import Interval
-from xtrain.dsl.json_schema import json_schema
 from xtrain.dsl.load import load_spec
+from xtrain.dsl.reference.json_schema import json_schema
 from xtrain.dsl.spec_json import spec_json
 
 

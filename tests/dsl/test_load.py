@@ -5,7 +5,7 @@ from pathlib import Path
 import attrs
 import pytest
 
-from xtrain.dsl.diagnostics import SpecErrors
+from xtrain.dsl.diagnostics.diagnostic import SpecErrors
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.setting import AUTO

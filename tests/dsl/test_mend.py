@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.dsl import blocks
-from xtrain.dsl.diagnostics import Diagnostics, Fix
-from xtrain.dsl.fixes import without
-from xtrain.dsl.lexer import tokenize
+from xtrain.dsl.autofix import PASSES, fixable, mend
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix
+from xtrain.dsl.diagnostics.fixes import without
+from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.diagnostics.suggest import certain
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.mend import PASSES, fixable, mend
 from xtrain.dsl.schema.setting import settings_of
-from xtrain.dsl.source import Source
-from xtrain.dsl.suggest import certain
+from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.planner.load import check_from_spec
 
 ROOT = Path(__file__).parents[2]

@@ -2,12 +2,12 @@
 
 import pytest
 
-from xtrain.dsl.format import format_source
+from xtrain.dsl.diagnostics.source import Source
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.data import HuggingFace, Mixture, Phase, Synthetic, Tokens
 from xtrain.dsl.schema.setting import AUTO
-from xtrain.dsl.source import Source
+from xtrain.dsl.syntax.format import format_source
 
 TWO = "dataset web { source = synthetic() }\ndataset code { source = synthetic() }\n"
 

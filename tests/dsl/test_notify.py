@@ -2,11 +2,11 @@
 
 import pytest
 
-from xtrain.dsl.fixes import Fix
+from xtrain.dsl.diagnostics.fixes import Fix
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.resolved import resolved_text
 from xtrain.dsl.schema.actions import CheckpointAction, NotifyAction
 from xtrain.dsl.spec_json import spec_json
+from xtrain.dsl.spec_text import resolved_text
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.part_files import ModuleMissing, find_module, module_digest
 from xtrain.dsl.schema.data import UserCall
 from xtrain.dsl.spec_json import spec_json
+from xtrain.dsl.user_parts.files import ModuleMissing, find_module, module_digest
 
 PARTS = '''\
 """Parts that must never be run to be known."""

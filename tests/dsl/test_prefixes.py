@@ -5,11 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.dsl.diagnostics import Diagnostics, SpecErrors
-from xtrain.dsl.format import format_source
-from xtrain.dsl.mend import mend
-from xtrain.dsl.reading import read_source
-from xtrain.dsl.render import render
+from xtrain.dsl.autofix import mend
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, render
+from xtrain.dsl.evaluation.includes import read_source
+from xtrain.dsl.syntax.format import format_source
 from xtrain.planner.load import check_from_spec
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.reference import Field, Page, every_page
-from xtrain.dsl.reference_text import ReferenceText
-from xtrain.dsl.reference_topics import Word, find, near, words
+from xtrain.dsl.reference.reference import Field, Page, every_page
+from xtrain.dsl.reference.text import ReferenceText
+from xtrain.dsl.reference.topics import Word, find, near, words
 from xtrain.dsl.schema.setting import (
     Range,
     at_least,

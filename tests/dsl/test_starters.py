@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.dsl.diagnostics import Diagnostics
-from xtrain.dsl.format import comments, format_source
-from xtrain.dsl.lexer import tokenize
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import Source
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data import PythonStdlib
-from xtrain.dsl.source import Source
 from xtrain.dsl.starter import name_problem, near_starter, starters
+from xtrain.dsl.syntax.format import comments, format_source
+from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.planner.load import check_from_spec, plan_from_spec
 
 STARTERS = starters()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.dsl.suggest import certain, closest, did_you_mean, distance
+from xtrain.dsl.diagnostics.suggest import certain, closest, did_you_mean, distance
 
 
 @pytest.mark.parametrize(

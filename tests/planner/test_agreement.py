@@ -13,9 +13,8 @@ from topologies import BY_NAME, TOPOLOGIES, Topology
 from traces import is_as_planned
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Plan, Traced
-from xtrain.planner.plan_figures import Memory, RankClass
-from xtrain.runtime.trace.trace import trace_plan
+from xtrain.planner.plan import Memory, Plan, RankClass, Traced
+from xtrain.runtime.tracing.trace import trace_plan
 
 SPECS = Path(__file__).parents[2] / "specs"
 EXACT = ("parameters", "gradients", "optimizer", "unsharded", "loss")

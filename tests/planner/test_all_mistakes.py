@@ -12,13 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xtrain.dsl.diagnostics import Diagnostics
-from xtrain.dsl.lexer import tokenize
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
+from xtrain.dsl.diagnostics.source import Source
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.source import Source
+from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.planner.load import check_from_spec, plan_from_spec
-from xtrain.planner.rules import premises
-from xtrain.planner.rules.examine import check_spec
+from xtrain.planner.rules import rule_inputs as premises
+from xtrain.planner.rules.validate import check_spec
 
 SPECS = Path(__file__).parents[2] / "specs"
 MARK = re.compile(r"«(\w+)\|(.*?)»", re.DOTALL)

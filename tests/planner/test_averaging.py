@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.changes.resumable import resumable
+from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.plan import Plan
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from xtrain.planner.changes.drift import find_drift
-from xtrain.planner.changes.made import signed
-from xtrain.planner.changes.resumable import resumable
+from xtrain.planner.compare.drift import find_drift
+from xtrain.planner.compare.plan_origin import signed
+from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.load import plan_from_path
 from xtrain.planner.serialise import from_json, to_json
 

@@ -3,7 +3,7 @@
 import pytest
 
 from xtrain.planner.costs.headroom import TIGHT
-from xtrain.planner.layouts.remedies import Change, fullest
+from xtrain.planner.rules.remedies import Change, fullest
 
 BIG = "model llama { dim = 4Ki, layers = 8, heads = 32, kv_heads = 8, ffn = 14Ki, vocab = 128k }"
 ROW = "batch { sequence = 8Ki, micro = 2, accumulate = 4 }"

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
-from xtrain.planner.changes.diff import compare_plans, to_json
+from xtrain.planner.compare.diff import compare_plans, to_json
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.pages.render_diff import render_diff
 from xtrain.planner.plan import Plan
+from xtrain.planner.report.render_diff import render_diff
 
 FOLDER = Path(__file__).parent / "diff_pairs"
 

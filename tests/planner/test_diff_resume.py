@@ -10,12 +10,12 @@ from gang import Gang, GangFailed
 from projects import events
 from trials import TOLERANCE, Laboratory, Trial
 
-from xtrain.planner.changes.resumable import resumable
+from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.model_check import check_model
 from xtrain.runtime.errors import ResumeRefused
-from xtrain.runtime.workspace import open_workspace
+from xtrain.runtime.run_directory.workspace import open_workspace
 
 pytestmark = pytest.mark.distributed
 

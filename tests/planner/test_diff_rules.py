@@ -5,15 +5,14 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from xtrain.planner.changes.diff import compare_plans, to_json
-from xtrain.planner.changes.diff_values import GROUPS, changed_values, group_of, recurring
-from xtrain.planner.changes.kept import kept, misfits, tensor_difference
-from xtrain.planner.changes.resumable import resumable
-from xtrain.planner.changes.resumable_rules import OUTSIDE, RULES
+from xtrain.planner.compare.diff import compare_plans, to_json
+from xtrain.planner.compare.diff_values import GROUPS, changed_values, group_of, recurring
+from xtrain.planner.compare.resumable import resumable
+from xtrain.planner.compare.resumable_rules import OUTSIDE, RULES
+from xtrain.planner.graph.checkpoint_fit import kept, misfits, tensor_difference
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.pages.render_diff import render_diff
-from xtrain.planner.plan import Plan
-from xtrain.planner.plan_figures import Memory, Traffic
+from xtrain.planner.plan import Memory, Plan, Traffic
+from xtrain.planner.report.render_diff import render_diff
 
 ROOT = Path(__file__).parents[2]
 SPECS = sorted((ROOT / "specs").glob("*.xtrain"))
@@ -38,7 +37,7 @@ MORE = {
 def every_argument_has_a_row(plan: Plan) -> None:
     for node in plan.nodes:
         if not node.op.startswith(OUTSIDE):
-            where = "say in planner/changes/resumable_rules.py what"
+            where = "say in planner/compare/resumable_rules.py what"
             assert node.op in RULES, f"{where} {node.op} means for a checkpoint"
             missing = node.args.keys() - RULES[node.op].keys()
             assert not missing, f"{where} {missing} of {node.op} mean for a checkpoint"

@@ -8,8 +8,8 @@ import pytest
 from attrs import evolve
 
 from xtrain.cli.main import main
-from xtrain.planner.changes.drift import accepted, find_drift, plan_command
-from xtrain.planner.changes.made import ROOMS, signed, source_fingerprint
+from xtrain.planner.compare.drift import accepted, find_drift, plan_command
+from xtrain.planner.compare.plan_origin import ROOMS, signed, source_fingerprint
 from xtrain.planner.load import load_plan, plan_from_spec, plan_from_text
 from xtrain.planner.plan import Plan
 from xtrain.planner.serialise import dumps, from_json

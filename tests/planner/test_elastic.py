@@ -5,7 +5,7 @@ import time
 import pytest
 
 from xtrain.planner.load import check_from_spec, plan_from_path, plan_from_text
-from xtrain.planner.pages.render import render
+from xtrain.planner.report.render import render
 from xtrain.planner.serialise import dumps, from_json, to_json
 
 SPEC = """

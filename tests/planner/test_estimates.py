@@ -5,10 +5,10 @@ from attrs import evolve
 
 from xtrain.dsl.schema.parallel import Cp, Parallel
 from xtrain.planner.architecture import Architecture, ParameterSpec
-from xtrain.planner.inventory import count_parameters, flops_per_token, matmul_parameters
-from xtrain.planner.layouts.mesh import build_mesh
-from xtrain.planner.layouts.sharding import Cuts, cuts_of, fits, tensor_rules
-from xtrain.planner.layouts.stages import balance, pipeline_of, stages_of_rank
+from xtrain.planner.mesh.mesh import build_mesh
+from xtrain.planner.mesh.sharding import Cuts, cuts_of, fits, tensor_rules
+from xtrain.planner.mesh.stages import balance, pipeline_of, stages_of_rank
+from xtrain.planner.model.inventory import count_parameters, flops_per_token, matmul_parameters
 
 COMMON = {"rope_theta": 1e4, "norm_eps": 1e-6, "init_std": 0.02}
 LLAMA_8B = Architecture(

@@ -16,11 +16,11 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data import Batch, Dataset, Mixture, Phase
 from xtrain.dsl.schema.setting import AUTO, Auto, Role
 from xtrain.dsl.spec import Spec
-from xtrain.planner.changes.diff import compare_plans
-from xtrain.planner.changes.resumable import resumable
+from xtrain.planner.compare.diff import compare_plans
+from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.pages.render_diff import render_diff
 from xtrain.planner.plan import Plan
+from xtrain.planner.report.render_diff import render_diff
 
 from .conftest import spec_text
 
@@ -274,7 +274,7 @@ def test_the_walk_sees_the_whole_schema(load):
 
 def test_a_setting_without_effect_would_be_found(load, monkeypatch):
     """Break the planner on purpose: the walk must notice."""
-    from xtrain.planner.nodes import graph
+    from xtrain.planner.graph import graph
 
     original = graph.Builder.add
 

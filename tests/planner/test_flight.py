@@ -7,8 +7,8 @@ import torch
 from torch.distributed.pipelining import schedules
 
 from xtrain.planner.costs.bubble import bubble, waiting
-from xtrain.planner.costs.flight import Action, gathered_stages, order
-from xtrain.planner.layouts.stages import pipeline_of, stages_of_rank
+from xtrain.planner.costs.pipeline_order import Action, gathered_stages, order
+from xtrain.planner.mesh.stages import pipeline_of, stages_of_rank
 
 LOOPED = {
     "interleaved_1f1b": schedules.ScheduleInterleaved1F1B,

@@ -5,7 +5,7 @@ from itertools import pairwise
 import networkx
 import pytest
 
-from xtrain.planner.nodes.builder import GraphError, check_graph
+from xtrain.planner.graph.builder import GraphError, check_graph
 from xtrain.planner.plan import Edge, Node
 
 MOE = "model qwen3_moe { dim = 64, layers = 4, heads = 8, kv_heads = 4, experts = 8 }"

@@ -3,8 +3,8 @@
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.changes.resumable import resumable
-from xtrain.planner.pages.render import render
+from xtrain.planner.compare.resumable import resumable
+from xtrain.planner.report.render import render
 
 from .conftest import spec_text
 

@@ -8,14 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
-from xtrain.planner.arithmetic import Arithmetic, Counts
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.counts import is_due, passes, times_due
-from xtrain.planner.horizon import counted_rate, counted_timeline, known_timeline, waits
-from xtrain.planner.pages.render import render
-from xtrain.planner.plan import Counted
-from xtrain.planner.plan_timeline import Phase, Tick, Timeline, Uncounted
+from xtrain.planner.plan import Counted, Phase, Tick, Timeline, Uncounted
+from xtrain.planner.report.render import render
 from xtrain.planner.rules.counted_rules import check_counted
+from xtrain.planner.schedule.arithmetic import Arithmetic, Counts
+from xtrain.planner.schedule.counts import is_due, passes, times_due
+from xtrain.planner.schedule.horizon import counted_rate, counted_timeline, known_timeline, waits
 from xtrain.planner.serialise import from_json, plan_id, to_json
 
 from .conftest import spec_text

@@ -15,14 +15,15 @@ from xtrain.dsl.schema.cluster import Cluster
 from xtrain.dsl.schema.model import MOE
 from xtrain.dsl.schema.parallel import Cp, Ep, Fsdp, Parallel, Pp, Tp
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.layouts.mesh import groups
-from xtrain.planner.layouts.placement import held
-from xtrain.planner.layouts.sharding import fits
-from xtrain.planner.pages.render import render
-from xtrain.planner.pages.show_rank import show_rank
-from xtrain.planner.pages.text import LONGEST, WIDTH
-from xtrain.planner.plan_figures import Memory
+from xtrain.planner.mesh.mesh import groups
+from xtrain.planner.mesh.placement import held
+from xtrain.planner.mesh.sharding import fits
+from xtrain.planner.plan import Memory
+from xtrain.planner.report.render import render
+from xtrain.planner.report.show_rank import show_rank
+from xtrain.planner.report.text import LONGEST
 from xtrain.planner.serialise import dumps, from_json, plan_id, to_json
+from xtrain.planner.units import WIDTH
 
 POWERS = (1, 2, 4, 8)
 LARGEST = (1, 8, 64, 64, 512, 4096, 65536)  # ranks of a world; most are small, as each rank of those is looked at

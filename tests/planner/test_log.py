@@ -2,9 +2,9 @@
 
 import pytest
 
-from xtrain.planner.changes.resumable import resumable
-from xtrain.planner.log_writers import TENSORBOARD, WANDB
-from xtrain.planner.pages.render import render
+from xtrain.planner.compare.resumable import resumable
+from xtrain.planner.graph.log_writers import TENSORBOARD, WANDB
+from xtrain.planner.report.render import render
 
 
 def ops(plan) -> list[str]:

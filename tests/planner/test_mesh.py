@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.planner.context import choose_ulysses
-from xtrain.planner.layouts.mesh import AXES, build_mesh, groups
+from xtrain.planner.mesh.context import choose_ulysses
+from xtrain.planner.mesh.mesh import AXES, build_mesh, groups
 
 SMALL = st.fixed_dictionaries({axis: st.sampled_from((1, 2, 3, 4)) for axis in AXES}).filter(
     lambda sizes: prod(sizes.values()) <= 96

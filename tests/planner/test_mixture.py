@@ -9,15 +9,15 @@ from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data import TEMPLATES
-from xtrain.planner.changes.resumable import resumable
+from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.learning_curve import learning_rate
-from xtrain.planner.mixing import shares
-from xtrain.planner.pages.render import render
-from xtrain.planner.pages.render_phases import phase_rows
-from xtrain.planner.phases import first_step, in_order, phase_at
-from xtrain.planner.plan_timeline import Phase
-from xtrain.planner.rules.examine import check_spec
+from xtrain.planner.plan import Phase
+from xtrain.planner.report.render import render
+from xtrain.planner.report.render_phases import phase_rows
+from xtrain.planner.rules.validate import check_spec
+from xtrain.planner.schedule.learning_curve import learning_rate
+from xtrain.planner.schedule.mixing import shares
+from xtrain.planner.schedule.phases import first_step, in_order, phase_at
 from xtrain.planner.serialise import dumps, from_json
 from xtrain.runtime.data.documents import chat_builtin
 from xtrain.runtime.data.loading.curriculum import Curriculum

@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.planner.pages.render import render
 from xtrain.planner.plan import Plan
+from xtrain.planner.report.render import render
 
 SAVED = "every 10 steps checkpoint"
 

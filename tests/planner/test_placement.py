@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.layouts.placement import held, held_bytes, held_parameters
-from xtrain.planner.layouts.sharding import piece
+from xtrain.planner.mesh.placement import held, held_bytes, held_parameters
+from xtrain.planner.mesh.sharding import piece
 from xtrain.planner.serialise import dumps, from_json
 
 from .conftest import spec_text

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.dsl.schema.setting import AUTO
-from xtrain.planner.pages.render import render
-from xtrain.planner.profiling import Span, meeting, recorded_ranks
+from xtrain.planner.graph.profiling import Span, meeting, recorded_ranks
+from xtrain.planner.report.render import render
 
 CUDA = "launch { device = cuda }"
 

@@ -12,16 +12,15 @@ from attrs import evolve
 from xtrain.planner.compile import resolve
 from xtrain.planner.costs.disk import disk_of
 from xtrain.planner.costs.headroom import headroom
-from xtrain.planner.layouts.remedies import changes_of
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.pages.render import PARTS, render, render_summary
-from xtrain.planner.pages.render_training import breakpoints
-from xtrain.planner.pages.text import LONGEST, WIDTH, Page, shorten, shows_color
-from xtrain.planner.plan import Check, Traced
-from xtrain.planner.plan_figures import Memory, Remedy, Times, Traffic
-from xtrain.planner.rules.examine import examine
-from xtrain.planner.rules.premises import Verdicts
-from xtrain.planner.units import bytes_text, count_text, flops_text, plural, rate_text, seconds_text
+from xtrain.planner.plan import Check, Memory, Remedy, Times, Traced, Traffic
+from xtrain.planner.report.render import PARTS, render, render_summary
+from xtrain.planner.report.render_training import breakpoints
+from xtrain.planner.report.text import LONGEST, Page, shorten, shows_color
+from xtrain.planner.rules.remedies import changes_of
+from xtrain.planner.rules.rule_inputs import Verdicts
+from xtrain.planner.rules.validate import examine
+from xtrain.planner.units import WIDTH, bytes_text, count_text, flops_text, plural, rate_text, seconds_text
 
 SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.xtrain"))
 ESCAPE = re.compile(r"\x1b\[\d+m")

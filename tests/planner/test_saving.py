@@ -3,7 +3,7 @@
 import pytest
 
 from xtrain.planner.costs.disk import disk_of
-from xtrain.planner.rules.examine import check_spec
+from xtrain.planner.rules.validate import check_spec
 from xtrain.planner.units import bytes_text
 
 SAVING = ("setup.checkpoint", "tick.checkpoint", "tick.model", "step.await_copy", "step.put_off_save")

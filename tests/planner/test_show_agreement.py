@@ -3,9 +3,8 @@
 import pytest
 from attrs import evolve
 
-from xtrain.planner.agreement import agreement, ranks_to_trace, with_trace
-from xtrain.planner.plan import Traced
-from xtrain.planner.plan_figures import Memory, Traffic
+from xtrain.planner.plan import Memory, Traced, Traffic
+from xtrain.planner.report.agreement import agreement, ranks_to_trace, with_trace
 
 MIB = 2**20
 STATES = {"parameters": 100 * MIB, "gradients": 100 * MIB, "optimizer": 200 * MIB}

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.planner.pages.text import LONGEST
-from xtrain.planner.plan import Traced
-from xtrain.planner.plan_figures import Memory
+from xtrain.planner.plan import Memory, Traced
+from xtrain.planner.report.text import LONGEST
 
 ROOT = Path(__file__).parents[2]
 SMALL = "specs/two_ranks_cpu.xtrain"
@@ -110,7 +109,7 @@ def test_views_of_a_saved_plan(plan, tmp_path):
 
 
 def test_a_trace_is_part_of_the_plan(plan, monkeypatch, tmp_path):
-    trace = pytest.importorskip("xtrain.runtime.trace.trace")
+    trace = pytest.importorskip("xtrain.runtime.tracing.trace")
     seen = Traced(rank=0, pp=0, memory=Memory(parameters=1, gradients=2, optimizer=3), traffic=(), seconds=0.5)
     monkeypatch.setattr(trace, "trace_plan", lambda plan, ranks: (seen,))
     status, out, _ = plan(SMALL, "--trace", "--out", tmp_path / "plan.json")
@@ -120,7 +119,7 @@ def test_a_trace_is_part_of_the_plan(plan, monkeypatch, tmp_path):
 
 
 def test_a_plan_that_cannot_be_traced(plan, monkeypatch):
-    trace = pytest.importorskip("xtrain.runtime.trace.trace")
+    trace = pytest.importorskip("xtrain.runtime.tracing.trace")
     from xtrain.runtime.ops import PlanMismatch
 
     def refuse(plan, ranks):

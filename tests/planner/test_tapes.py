@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.planner.costs.replay import Handling, Recompute, backward, forward, kept, second_run
-from xtrain.planner.costs.tape import MATMUL, Call, Tape, Unit, Value
+from xtrain.planner.costs.memory_simulator import Handling, Recompute, backward, forward, kept, second_run
+from xtrain.planner.costs.op_trace import MATMUL, Call, Tape, Unit, Value
 
 SHAPE = "model llama {{ dim = 64, layers = {layers}, heads = 8, kv_heads = 4, ffn = 192 }}"
 TOKENS, DIM, HEADS, KEYS, FFN, VOCAB = 2 * 256, 64, 8, 4, 192, 258

@@ -10,8 +10,8 @@ from attrs import frozen
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.rules.examine import examine
-from xtrain.planner.rules.premises import Verdicts, premises
+from xtrain.planner.rules.rule_inputs import Verdicts, premises
+from xtrain.planner.rules.validate import examine
 
 from .conftest import spec_text
 

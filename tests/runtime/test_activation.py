@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from towers import tower
 
 from xtrain.planner.architecture import Architecture
-from xtrain.runtime.activation import compile_blocks, recompute_blocks, replay_routing
 from xtrain.runtime.models import recompute
+from xtrain.runtime.models.activation import compile_blocks, recompute_blocks, replay_routing
 from xtrain.runtime.models.parts import Parts
 from xtrain.runtime.models.recompute import recomputing, remember
 from xtrain.runtime.ops import PlanMismatch

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from xtrain.runtime.parallel import attention_blocks as blocks
-from xtrain.runtime.parallel.ring import _merge
+from xtrain.runtime.parallelize.ring import _merge
 
 N, H, A = 3, 4, 8
 SHAPES = [(6, 6, True), (6, 6, False), (8, 4, False), (4, 8, False), (1, 1, True)]

@@ -6,14 +6,14 @@ import torch
 from torch import nn
 
 from xtrain.planner.plan import Node
-from xtrain.runtime import feed  # noqa: F401  (registers its ops)
 from xtrain.runtime.data.collate import collators
-from xtrain.runtime.data.loading.row_reader import RawRow
+from xtrain.runtime.data.packing.row_reader import RawRow
+from xtrain.runtime.input import feed  # noqa: F401  (registers its ops)
 from xtrain.runtime.models.attention import by_document
 from xtrain.runtime.models.transformer import Attention
 from xtrain.runtime.ops import OPS, PlanMismatch
 from xtrain.runtime.parallel.axes import Axes
-from xtrain.runtime.parallel.context import ContextKernel, spread_attention
+from xtrain.runtime.parallelize.context import ContextKernel, spread_attention
 from xtrain.runtime.state import Rank
 
 

@@ -12,16 +12,15 @@ from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.counts import MOST_LOOKED_AT, count_node, count_saves, steps_due
-from xtrain.planner.horizon import as_known, known_arithmetic
-from xtrain.planner.pages.render import render
-from xtrain.planner.plan import Counted, Plan
-from xtrain.planner.plan_timeline import Tick
+from xtrain.planner.plan import Counted, Plan, Tick
+from xtrain.planner.report.render import render
+from xtrain.planner.schedule.counts import MOST_LOOKED_AT, count_node, count_saves, steps_due
+from xtrain.planner.schedule.horizon import as_known, known_arithmetic
+from xtrain.runtime.actions import profile as profiling_ops
 from xtrain.runtime.checkpoint import ops as checkpoint_ops
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.profiling import ops as profiling_ops
 from xtrain.runtime.profiling.profile import Profile
 from xtrain.runtime.state import Step
 

@@ -20,15 +20,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from towers import tower
 
 from xtrain.planner.architecture import Architecture
-from xtrain.runtime.activation import recompute_blocks, replay_routing
+from xtrain.runtime.models.activation import recompute_blocks, replay_routing
 from xtrain.runtime.models.moe import MoE
 from xtrain.runtime.models.parts import Parts
 from xtrain.runtime.ops import PlanMismatch
-from xtrain.runtime.parallel import fsdp
 from xtrain.runtime.parallel.axes import Axes, TensorAxis
-from xtrain.runtime.parallel.experts import shard_experts, spread_experts
 from xtrain.runtime.parallel.mesh import Meshes
-from xtrain.runtime.router_step import RouterCounts, balance
+from xtrain.runtime.parallelize import fsdp
+from xtrain.runtime.parallelize.experts import shard_experts, spread_experts
+from xtrain.runtime.training.router_step import RouterCounts, balance
 
 pytestmark = pytest.mark.distributed
 

@@ -12,8 +12,8 @@ from xtrain.runtime import worker
 from xtrain.runtime.control import signals
 from xtrain.runtime.control.signals import StopRequests
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.failing import report_deadline, report_failure
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.monitoring.failing import report_deadline, report_failure
+from xtrain.runtime.reporting.records import Records
 
 FULL = Path("/dev/full")
 

@@ -9,24 +9,24 @@ import pytest
 import torch
 from ranks import on_ranks
 
-from xtrain.planner.arithmetic import Arithmetic
-from xtrain.planner.horizon import counted_timeline
-from xtrain.planner.layouts.mesh import AXES
-from xtrain.planner.plan_timeline import Phase, Timeline
+from xtrain.planner.mesh.mesh import AXES
+from xtrain.planner.plan import Phase, Timeline
+from xtrain.planner.schedule.arithmetic import Arithmetic
+from xtrain.planner.schedule.horizon import counted_timeline
 from xtrain.records.event import Event
 from xtrain.records.start_events import DataEvent
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
-from xtrain.runtime.data.loading.row_reader import RowReader
 from xtrain.runtime.data.loading.training_rows import TrainingRows
 from xtrain.runtime.data.packing.pack import pack_sequential
-from xtrain.runtime.data.sources.bad_records import BadRecordReport
+from xtrain.runtime.data.packing.row_reader import RowReader
+from xtrain.runtime.data.records.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
-from xtrain.runtime.feed import Feed, tell_rows
-from xtrain.runtime.health.beat import Beat
+from xtrain.runtime.input.feed import Feed, tell_rows
+from xtrain.runtime.monitoring.heartbeat import Beat
+from xtrain.runtime.monitoring.waiting import first_of_machine
 from xtrain.runtime.state import Rank
-from xtrain.runtime.waiting import first_of_machine
 
 
 def rank_of(number: int, world: int, local: int) -> Rank:

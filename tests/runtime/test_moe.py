@@ -14,7 +14,7 @@ from towers import tower
 
 from xtrain.runtime.models.moe import MoE, can_group, grouped, one_by_one
 from xtrain.runtime.parallel.axes import Axes
-from xtrain.runtime.router_step import RouterMetrics, balance
+from xtrain.runtime.training.router_step import RouterMetrics, balance
 
 ROWS = 5
 

@@ -6,7 +6,7 @@ from context_ranks import CASES, WORLD, Case, measure, microbatch
 from ranks import on_ranks
 
 from xtrain.runtime.models.attention import Packing
-from xtrain.runtime.parallel.ring import Layout
+from xtrain.runtime.parallelize.ring import Layout
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}
 
@@ -52,7 +52,7 @@ def test_rows_in_order_are_not_moved():
 
 
 def test_all_layers_share_a_layout_that_goes_with_its_microbatch():
-    from xtrain.runtime.parallel.ring import _LAYOUTS
+    from xtrain.runtime.parallelize.ring import _LAYOUTS
 
     packing = packing_of(Case(name="", ring=2))
     assert Layout.of(packing, 2) is Layout.of(packing, 2)

@@ -9,13 +9,13 @@ from traces import calls, is_as_planned, plan_of
 
 from xtrain.planner.load import plan_from_path
 from xtrain.runtime.models.batch import ModelBatch
+from xtrain.runtime.node_order import op_of, topological
 from xtrain.runtime.ops import load_ops
-from xtrain.runtime.parallel import outline
+from xtrain.runtime.parallelize import outline
 from xtrain.runtime.state import Rank
-from xtrain.runtime.trace import program, shorten
-from xtrain.runtime.trace.batch import full_rows
-from xtrain.runtime.trace.trace import trace_plan
-from xtrain.runtime.walking import op_of, topological
+from xtrain.runtime.tracing import program, shorten
+from xtrain.runtime.tracing.batch import full_rows
+from xtrain.runtime.tracing.trace import trace_plan
 
 # Beside the layouts of tests/planner/test_agreement.py, of which the same is tested.
 QUICK = (

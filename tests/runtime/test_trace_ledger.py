@@ -2,9 +2,9 @@
 
 import torch
 
-from xtrain.runtime.fake import FakeDevice, capability, device_type, numbers
 from xtrain.runtime.parallel.dispatch import even
-from xtrain.runtime.trace.ledger import Ledger, bytes_of, pieces
+from xtrain.runtime.parallel.fake import FakeDevice, capability, device_type, numbers
+from xtrain.runtime.tracing.ledger import Ledger, bytes_of, pieces
 
 
 def made(ledger, *shape):

@@ -13,8 +13,8 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.planner.serialise import dumps
 from xtrain.runtime.control.signals import EVENTS, stop_signals
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.gangs.cause import FILE, write_cause
-from xtrain.runtime.locks import WORKER_LOCK, hold
+from xtrain.runtime.files.locks import WORKER_LOCK, hold
+from xtrain.runtime.launch.cause import FILE, write_cause
 from xtrain.runtime.worker import planned, run_rank
 
 ROOT = Path(__file__).parents[2]

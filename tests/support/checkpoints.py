@@ -9,7 +9,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.sidecar import TENSORS, read_sidecar
-from xtrain.runtime.checkpoint.tensors import quiet_alone
+from xtrain.runtime.models.tensors import quiet_alone
 
 
 def tensors(path: Path) -> dict[str, torch.Tensor]:

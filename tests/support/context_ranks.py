@@ -14,7 +14,7 @@ from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
 from xtrain.runtime.data.collate.zigzag import held
 from xtrain.runtime.models.attention import Packing, by_document, masked
 from xtrain.runtime.parallel.axes import Axes
-from xtrain.runtime.parallel.context import ContextKernel
+from xtrain.runtime.parallelize.context import ContextKernel
 
 WORLD = 4
 UNEVEN = ((12,), (1, 5, 1, 4, 1), (3, 7, 2))

@@ -29,8 +29,8 @@ from gang_nursery import die_with, preload
 COMMAND_BYTES, ENVIRONMENT_BYTES = 4096, 65536
 LAUNCHERS = (
     "xtrain.cli.run",
-    "xtrain.runtime.gangs.launch",
-    "xtrain.runtime.gangs.leftovers",
+    "xtrain.runtime.launch.launch",
+    "xtrain.runtime.launch.leftovers",
     "torch.distributed.elastic.multiprocessing",
     "torch.distributed.launcher.api",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",

@@ -59,17 +59,16 @@ def seeds() -> list[Text]:
 
 def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
     """A function that puts one text through everything; whatever it raises is a finding. The flag asks for fixes."""
-    from xtrain.dsl.codes import CODES
-    from xtrain.dsl.diagnostics import Diagnostics, SpecErrors
-    from xtrain.dsl.format import format_source
+    from xtrain.dsl.autofix import mend
+    from xtrain.dsl.diagnostics.codes import CODES
+    from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, render
+    from xtrain.dsl.diagnostics.source import Source
     from xtrain.dsl.load import load_spec
-    from xtrain.dsl.mend import mend
-    from xtrain.dsl.parser import parse_file
-    from xtrain.dsl.render import render
-    from xtrain.dsl.source import Source
     from xtrain.dsl.spec_json import spec_json
+    from xtrain.dsl.syntax.format import format_source
+    from xtrain.dsl.syntax.parser import parse_file
     from xtrain.planner.load import check_from_spec
-    from xtrain.planner.rules.examine import check_spec
+    from xtrain.planner.rules.validate import check_spec
 
     def sets(text: Text) -> list[str]:
         """Overrides, which a text may have in its comments, as those of the gallery do."""
@@ -136,7 +135,7 @@ class Mutator:
         from spec_texts import write
 
         from xtrain.dsl import blocks
-        from xtrain.dsl.reference import every_page
+        from xtrain.dsl.reference.reference import every_page
 
         self.dice, self.write = dice, write
         words = [field.name for page in every_page() for field in page.fields]

@@ -11,7 +11,7 @@ from typing import Any
 
 from gang_mutations import MUTATIONS, StepCall, mutation, rebind
 
-from xtrain.runtime.control import lookout
+from xtrain.runtime.monitoring import poller as lookout
 from xtrain.runtime.state import Step
 
 # Where something may happen, by the name that tests give it.

@@ -74,7 +74,7 @@ def hold_python(rank: int, step: int) -> None:
 @mutation
 def slow_evaluation(seconds: float) -> None:
     """Every batch of an evaluation takes so long."""
-    from xtrain.runtime import evaluate
+    from xtrain.runtime.actions import evaluate
 
     original = evaluate.forwarded
 
@@ -89,7 +89,7 @@ def slow_evaluation(seconds: float) -> None:
 @mutation
 def slow_setup(seconds: float) -> None:
     """The first rank alone prepares the data for a long time, and is slow in its first step."""
-    from xtrain.runtime import feed
+    from xtrain.runtime.input import feed
 
     original = feed.prepared_from
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from attrs import evolve
 
 from xtrain.runtime.ops import OPS, load_ops
-from xtrain.runtime.parallel import fsdp, gradients
 from xtrain.runtime.parallel.tensor import local
+from xtrain.runtime.parallelize import fsdp, gradients
 from xtrain.runtime.state import Step
 
 StepCall = Callable[[Step], None]

@@ -176,7 +176,7 @@ def feed_once() -> None:
     from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
     from xtrain.runtime.data.loading.feeding import RowFeeder
     from xtrain.runtime.data.packing.pack import pack_sequential
-    from xtrain.runtime.data.sources.bad_records import BadRecordReport
+    from xtrain.runtime.data.records.bad_records import BadRecordReport
     from xtrain.runtime.data.stores.store import TokenStore
 
     tokens, offsets = np.arange(6, dtype=np.uint16), np.array([0, 6])

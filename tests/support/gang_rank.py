@@ -13,10 +13,10 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from xtrain.planner.serialise import from_json
-from xtrain.runtime.checkpoint.tensors import MOMENTS
-from xtrain.runtime.ema import Ema
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.models.parts import Parts
+from xtrain.runtime.models.tensors import MOMENTS
+from xtrain.runtime.training.ema import Ema
 
 
 class Observed(Executor):

@@ -15,10 +15,10 @@ from attrs import asdict, evolve
 from gang_mutations import StepCall, mutation, rebind
 from torch import Tensor
 
-from xtrain.runtime.checkpoint import streams
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.ops import OPS, load_ops
 from xtrain.runtime.state import Step
+from xtrain.runtime.training import random_streams as streams
 
 
 @mutation

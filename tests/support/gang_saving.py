@@ -11,7 +11,8 @@ from typing import Any
 from faulty_disk import CHANGES
 from gang_mutations import mutation
 
-from xtrain.runtime.checkpoint import durable, staging, writer
+from xtrain.runtime.checkpoint import staging, writer
+from xtrain.runtime.files import durable
 
 
 @mutation

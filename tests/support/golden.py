@@ -21,7 +21,7 @@ from typing import Any
 
 from xtrain import __version__
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.pages.render import render
+from xtrain.planner.report.render import render
 from xtrain.planner.serialise import to_json
 
 ROOT = Path(__file__).parents[2]

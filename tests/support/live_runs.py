@@ -29,7 +29,7 @@ def slow_set_up(project: Project) -> None:
         "    import importlib.abc, sys\n"
         "    class Finder(importlib.abc.MetaPathFinder):\n"
         "        def find_spec(self, name, path, target=None):\n"
-        "            if name == 'xtrain.runtime.scheduler':\n"
+        "            if name == 'xtrain.runtime.training.scheduler':\n"
         "                open('waiting', 'w').close()\n"
         "                time.sleep(60)\n"
         "    sys.meta_path.insert(0, Finder())\n"

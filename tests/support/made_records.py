@@ -7,7 +7,7 @@ from xtrain.records.event import Event
 from xtrain.records.events import event_of
 from xtrain.records.lines import read
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.reporting.records import Records
 
 
 def event(name: str, step: int, **fields: Any) -> Event:

@@ -62,7 +62,7 @@ AT_SETUP = """
 PLACES = {
     AT_STEP: "xtrain.runtime.state",
     AT_SAVE: "xtrain.runtime.checkpoint.backend",
-    AT_SETUP: "xtrain.runtime.scheduler",
+    AT_SETUP: "xtrain.runtime.training.scheduler",
 }
 
 

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from xtrain.runtime.checkpoint import durable
 from xtrain.runtime.checkpoint.backend import Backend
 from xtrain.runtime.checkpoint.checksums import file_checksums
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.publish import Publisher
 from xtrain.runtime.checkpoint.sidecar import TENSORS
+from xtrain.runtime.files import durable
 
 
 def save(

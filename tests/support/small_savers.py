@@ -13,17 +13,17 @@ from checkpoints import tensors
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.runtime.checkpoint import full_state, writer
+from xtrain.runtime.checkpoint.file_saver import FileSaver
+from xtrain.runtime.checkpoint.file_snapshots import Snapshots
 from xtrain.runtime.checkpoint.full_state import FullState
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.one_file import writer as file_writer
-from xtrain.runtime.checkpoint.one_file.saver import FileSaver
-from xtrain.runtime.checkpoint.one_file.snapshots import Snapshots
 from xtrain.runtime.checkpoint.publish import Publisher
 from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.checkpoint.staging import Staging
-from xtrain.runtime.checkpoint.together import Together
 from xtrain.runtime.checkpoint.transaction import Transaction
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.parallel.collective_errors import Together
+from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress
 
 QUICKSTART = Path(__file__).parents[2] / "specs/quickstart.xtrain"

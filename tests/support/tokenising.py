@@ -21,10 +21,12 @@ from pathlib import Path
 import numpy as np
 
 from xtrain.runtime.data.documents.encoder import TokenDocument
-from xtrain.runtime.data.sources.bad_records import BadRecord
+from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.sources.source import Source, open_source
-from xtrain.runtime.data.stores import digests, tokenise, tokenise_claims
-from xtrain.runtime.data.stores.store import build_store
+from xtrain.runtime.data.stores import digests
+from xtrain.runtime.data.tokenising import claims as tokenise_claims
+from xtrain.runtime.data.tokenising import tokenise
+from xtrain.runtime.data.tokenising.build import build_store
 
 # Small files that a killed process leaves, which are swept when they are old.
 LITTER = (".partial-", ".claim-", "files.json")

@@ -5,8 +5,8 @@ from pathlib import Path
 from topologies import Topology
 from trials import NoPlan, Trial
 
-from xtrain.planner.layouts.placement import held_bytes
 from xtrain.planner.load import plan_from_spec
+from xtrain.planner.mesh.placement import held_bytes
 from xtrain.planner.plan import Plan, Traced
 
 

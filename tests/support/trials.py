@@ -202,7 +202,7 @@ def _worse(gap: float) -> float:
 
 def stray_shapes(plan: Plan, outcome: Outcome) -> list[str]:
     """What ranks hold otherwise than `planner.placement` says, in words."""
-    from xtrain.planner.layouts.placement import held, held_bytes
+    from xtrain.planner.mesh.placement import held, held_bytes
 
     found = []
     for rank, shapes in enumerate(outcome.shapes):

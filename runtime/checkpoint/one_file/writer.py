@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from .. import durable
+from ...files import durable
 from ..checksums import file_checksums
 from ..sidecar import TENSORS
 

@@ -21,10 +21,17 @@ import torch.nn.functional as F
 from attrs import define, evolve
 from torch import Tensor
 
-from ....dsl.links import LABELLED_SAMPLES, LOCAL_MICROBATCH, MICROBATCH, RAW_ROWS, TENSOR_ROWS, TOKEN_SAMPLES
-from ....planner.layouts.topology import LONGEST_PADDING
+from ....dsl.user_parts.links import (
+    LABELLED_SAMPLES,
+    LOCAL_MICROBATCH,
+    MICROBATCH,
+    RAW_ROWS,
+    TENSOR_ROWS,
+    TOKEN_SAMPLES,
+)
+from ....planner.rules.topology import LONGEST_PADDING
 from ..errors import DataError
-from ..loading.row_reader import UNTOLD, RawRow
+from ..packing.row_reader import UNTOLD, RawRow
 from ..packing.rows import check_align
 from .batch import IGNORE_INDEX, Microbatch, whole_positions
 from .zigzag import local_part

@@ -14,7 +14,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from ..loading.row_reader import RawRow
+from ..packing.row_reader import RawRow
 from .batch import IGNORE_INDEX, Microbatch, whole_positions
 from .collators import Sample, TensorRow
 from .microbatch_rows import count_valid

@@ -6,8 +6,8 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any
 
-from ..sources.records import Message, Unusable
-from ..sources.texts import checked, described, not_text, strings
+from ..records.records import Message, Unusable
+from ..records.texts import checked, described, not_text, strings
 
 # Two spellings are in use: {"role", "content"}, and {"from", "value"} with names of its own for who speaks.
 SPEAKERS = {"human": "user", "gpt": "assistant", "user": "user", "assistant": "assistant", "system": "system"}

@@ -15,8 +15,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ..errors import DataError
-from ..sources.records import Message
-from ..sources.texts import strings
+from ..records.records import Message
+from ..records.texts import strings
 from .chat_builtin import TEMPLATES
 from .tokenizers import Tokenizer
 

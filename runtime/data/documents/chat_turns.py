@@ -2,7 +2,7 @@
 
 from attrs import define, field
 
-from ..sources.records import Message
+from ..records.records import Message
 from .chat_template import ChatTemplate, TemplateRefusal, unused
 
 Span = tuple[int, int]

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from ..sources.bad_records import BadRecord
-from ..sources.records import Draw, Message, Reads, Record, TokenIds
-from ..sources.synthetic import Lexicon
-from ..sources.texts import strings
+from ..records.bad_records import BadRecord
+from ..records.records import Draw, Message, Reads, Record, TokenIds
+from ..records.texts import strings
 from .chat_template import ChatTemplate, TemplateRefusal, load_template
 from .chat_turns import Span, spoken
+from .synthetic import Lexicon
 from .tokenizers import Placed, Tokenizer
 
 VERSION = 1  # raise it whenever the same records would give other tokens

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from attrs import frozen
 
-from ....planner.tokenizer_folder import TokenizerUnreadable, find_chat_template, find_special_tokens
+from ....planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template, find_special_tokens
 from ..errors import DataError
 
 

@@ -8,7 +8,7 @@ from ..documents.encoder import DocumentEncoder
 from ..documents.tokenizers import Tokenizer, load_tokenizer
 from ..errors import DataError
 from ..stores.digests import FileDigests
-from ..stores.store import INDEX, identify
+from ..tokenising.build import INDEX, identify
 from .prepared import rows_there, source_of
 
 # Of files whose content is not remembered, so much is read to know whether they are those of a store: in a moment.

@@ -1,6 +1,6 @@
 """Which rows of which dataset every step takes: a closed form of its number, phase by phase.
 
-A draw (`planner/draw.py`) says whose turn it is. A dataset gives its own rows in its own order, epoch after epoch: its
+A draw (`planner/schedule/mixture_sampler.py`) says whose turn it is. A dataset gives its own rows in its own order, epoch after epoch: its
 cursor counts them.
 """
 
@@ -11,10 +11,10 @@ from functools import cached_property
 import numpy as np
 from attrs import define, field, frozen
 
-from ....planner.draw import TURN, Draw
-from ....planner.passes import draw_of
-from ....planner.phases import in_order
-from ....planner.plan_timeline import Phase
+from ....planner.plan import Phase
+from ....planner.schedule.epochs import draw_of
+from ....planner.schedule.mixture_sampler import TURN, Draw
+from ....planner.schedule.phases import in_order
 
 
 def drawn_datasets(draw: Draw, first: int, count: int) -> np.ndarray:

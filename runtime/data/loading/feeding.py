@@ -9,7 +9,7 @@ from attrs import define
 
 from ..collate.batch import Microbatch
 from ..collate.collators import Chain, PackStage, longest_padding, no_room
-from .row_reader import UNTOLD, RowReader
+from ..packing.row_reader import UNTOLD, RowReader
 
 
 @define(kw_only=True, frozen=True, eq=False)

@@ -9,12 +9,12 @@ from attrs import define, evolve, field
 
 from ..collate.batch import Microbatch
 from ..collate.collators import Chain
+from ..packing.row_reader import PADDING
 from ..packing.rows import Rows
 from ..stores.store import TokenStore
 from .curriculum import Curriculum
 from .feeding import MixedFeeder, RowFeeder
 from .loader_state import FORMAT, Remarks, position_of
-from .row_reader import PADDING
 from .training_rows import TrainingRows
 
 

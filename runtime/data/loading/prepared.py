@@ -11,13 +11,14 @@ from ....planner.plan import Node, Plan
 from ..documents.encoder import DocumentEncoder
 from ..documents.tokenizers import Tokenizer
 from ..packing.pack import Method, pack_rows
+from ..packing.row_reader import RowReader
 from ..packing.rows import Oversized, Rows
 from ..packing.rows_cache import cached_rows, num_rows, rows_key
 from ..packing.split_cache import cached_split
 from ..sources.source import Source, open_source
-from ..stores.store import TokenStore, build_store, open_named
-from ..stores.tokenise_progress import Report
-from .row_reader import RowReader
+from ..stores.progress import Report
+from ..stores.store import TokenStore, open_named
+from ..tokenising.build import build_store
 
 PARTS: tuple[str, ...] = ("training", "hold-out")
 

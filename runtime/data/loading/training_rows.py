@@ -2,12 +2,12 @@
 
 from attrs import frozen
 
-from ....planner.horizon import arithmetic_of, counted_arithmetic, counted_timeline, waits
 from ....planner.plan import Plan
+from ....planner.schedule.horizon import arithmetic_of, counted_arithmetic, counted_timeline, waits
 from ..errors import DataError
+from ..packing.row_reader import RowReader
 from .curriculum import Curriculum
 from .order import RowOrder
-from .row_reader import RowReader
 
 
 @frozen(kw_only=True, eq=False)

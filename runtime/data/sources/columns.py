@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..documents.chat_messages import conversation, pair
 from ..errors import DataError
-from .bad_records import BadRecord
-from .records import Content, Reads, Record, Unit, Unusable
-from .texts import checked, decoded
+from ..records.bad_records import BadRecord
+from ..records.records import Content, Reads, Record, Unit, Unusable
+from ..records.texts import checked, decoded
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..documents.chat_messages import conversation, pair
-from .records import Message, Reads, Unusable
-from .texts import checked, described
+from ..records.records import Message, Reads, Unusable
+from ..records.texts import checked, described
 
 Take = Callable[[Mapping[str, Any]], str | list[Message] | Unusable]
 _MISSING = object()

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 from attrs import frozen
 
 from ..errors import DataError
-from .bad_records import BadRecord
+from ..records.bad_records import BadRecord
+from ..records.records import Message, Reads, Record, Unit, Unusable
+from ..records.texts import decoded, described
 from .fields import Take, taker
 from .opening import blocks, size_of
-from .records import Message, Reads, Record, Unit, Unusable
-from .texts import decoded, described
 
 # Small files are read together: a unit each would cost more than reading them.
 FILES_BYTES = 1 << 20

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from ..errors import DataError
-from .bad_records import BadRecord
+from ..records.bad_records import BadRecord
+from ..records.records import Reads, Record, Unit, Unusable
 from .columns import BATCH_ROWS, UNIT_BYTES, check_columns, packed, records_of
 from .opening import needs, size_of
-from .records import Reads, Record, Unit, Unusable
 
 if TYPE_CHECKING:
     import pyarrow as pa

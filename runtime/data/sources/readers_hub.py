@@ -8,12 +8,12 @@ from typing import Any
 from attrs import frozen
 
 from ..errors import DataError
+from ..records.bad_records import BadRecord
+from ..records.records import Reads, Record, Unit
 from ..stores.digests import file_digest
-from .bad_records import BadRecord
 from .columns import check_columns, packed, records_of, top_columns
 from .opening import needs
 from .readers_columns import NO_ROWS, pyarrow
-from .records import Reads, Record, Unit
 
 ROWS = 1000
 DEFAULT_SPLIT = "train"

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from .bad_records import BadRecord
+from ..documents.synthetic import lengths
+from ..records.bad_records import BadRecord
+from ..records.records import Draw, Reads, Record, Unit, Unusable
+from ..records.texts import checked
 from .fields import taker
-from .records import Draw, Reads, Record, Unit, Unusable
-from .synthetic import lengths
-from .texts import checked
 
 UNIT_RECORDS = 256
 UNIT_CHARACTERS = 1 << 20
@@ -28,7 +28,7 @@ class UserRecords:
 
     def units(self) -> Iterator[Unit]:
         """Some records at a time. Raises DataError for whatever the user's code raises or may not yield."""
-        from ...user_parts import user_source
+        from ..user_parts import user_source
 
         take = taker(self.reads)
         group: list[Any] = []

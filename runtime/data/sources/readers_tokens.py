@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from .bad_records import BadRecord
+from ..records.bad_records import BadRecord
+from ..records.records import Record, TokenIds, Unit, Unusable
 from .opening import size_of
-from .records import Record, TokenIds, Unit, Unusable
 from .token_files import TokenArray, files_of, open_tokens
 
 UNIT_TOKENS = 1 << 20

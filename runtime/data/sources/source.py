@@ -14,15 +14,15 @@ from attrs import field, frozen
 from ....planner.canonical import DATA, text
 from ..documents.tokenizers import Tokenizer
 from ..errors import DataError
+from ..records.bad_records import BadRecord
+from ..records.records import Reads, Record, Unit
 from ..stores.digests import file_digest
-from .bad_records import BadRecord
 from .former import options_before
 from .readers import JsonLines, Reader, TextFiles
 from .readers_columns import TableFiles
 from .readers_hub import HubDataset
 from .readers_made import SyntheticDocuments, UserRecords
 from .readers_tokens import TokenFiles
-from .records import Reads, Record, Unit
 from .token_files import files_of, is_store
 
 WITH_PATTERNS = ("text", "jsonl", "parquet", "arrow", "tokens")

@@ -10,11 +10,11 @@ import pytest
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.serialise import to_json
-from xtrain.runtime.alerts.alerts import Alerts, planned_bytes
-from xtrain.runtime.alerts.occasions import Occasions
-from xtrain.runtime.alerts.signs import Disk, Finding, LossSpike, Memory, Slow, Starvation
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.monitoring.alert_actions import Occasions
+from xtrain.runtime.monitoring.alerts import Alerts, planned_bytes
+from xtrain.runtime.monitoring.detectors import Disk, Finding, LossSpike, Memory, Slow, Starvation
+from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress, Step
 from xtrain.tui.model.planned import planned
 from xtrain.tui.pages.rank_figures import planned_memory
@@ -110,7 +110,7 @@ def test_the_disk_is_asked_now_and_then(alerts, monkeypatch):
         values = {"f_bavail": 1, "f_blocks": 100, "f_frsize": GIB}
         return namedtuple("Space", values)(**values)
 
-    monkeypatch.setattr("xtrain.runtime.alerts.alerts.os.statvfs", full)
+    monkeypatch.setattr("xtrain.runtime.monitoring.alerts.os.statvfs", full)
     alerts.disk = Disk(0.05, None, None)
     alerts.look_at_disk()
     alerts.look_at_disk()

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from xtrain.runtime.alerts import notify
-from xtrain.runtime.alerts.notify import Message, Notifier
-from xtrain.runtime.alerts.signs import Finding
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.monitoring import notify
+from xtrain.runtime.monitoring.detectors import Finding
+from xtrain.runtime.monitoring.notify import Message, Notifier
+from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress
 
 SPIKE = Finding("loss_spike", "raised", "loss 9 lies 40 deviations above", 9.0, 3.5, (1, 3))

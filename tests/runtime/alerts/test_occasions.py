@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.planner.plan_timeline import Reaction
-from xtrain.runtime.alerts.occasions import Occasions
+from xtrain.planner.plan import Reaction
+from xtrain.runtime.monitoring.alert_actions import Occasions
 from xtrain.runtime.timers import Clocks
 
 REACTIONS = tuple(Reaction(event=name, nodes=(name,), stop=False) for name in ("loss_spike", "disk", "slow"))

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from xtrain.runtime.alerts.signs import Disk, Finding, LossSpike, Memory, Slow, Starvation
+from xtrain.runtime.monitoring.detectors import Disk, Finding, LossSpike, Memory, Slow, Starvation
 
 GIB = 2**30
 

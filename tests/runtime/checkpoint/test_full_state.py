@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.checkpoint import full_state, streams
+from xtrain.runtime.checkpoint import full_state
 from xtrain.runtime.checkpoint.full_state import ORDER, FullState
 from xtrain.runtime.state import Progress
+from xtrain.runtime.training import random_streams as streams
 
 QUICKSTART = Path(__file__).parents[3] / "specs/quickstart.xtrain"
 CPU = torch.device("cpu")

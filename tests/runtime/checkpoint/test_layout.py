@@ -7,12 +7,12 @@ import pytest
 from faulty_disk import FULL, Death, FaultyDisk, no_links
 from small_checkpoints import save, save_model
 
-from xtrain.planner.checkpoint_names import POINTERS
-from xtrain.runtime.checkpoint import durable
+from xtrain.planner.graph.checkpoint_names import POINTERS
 from xtrain.runtime.checkpoint.backend import Backend
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.publish import Publisher
 from xtrain.runtime.checkpoint.sidecar import TENSORS, flaws
+from xtrain.runtime.files import durable
 
 
 @pytest.fixture(autouse=True)

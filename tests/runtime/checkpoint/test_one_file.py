@@ -6,10 +6,10 @@ import pytest
 import torch
 from faulty_disk import FULL, Death, FaultyDisk
 
-from xtrain.runtime.checkpoint import durable
 from xtrain.runtime.checkpoint.backend import read_tensors
 from xtrain.runtime.checkpoint.one_file.writer import write_file
 from xtrain.runtime.checkpoint.sidecar import TENSORS
+from xtrain.runtime.files import durable
 
 
 @pytest.fixture

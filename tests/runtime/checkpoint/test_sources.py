@@ -9,14 +9,14 @@ from attrs import evolve
 from small_checkpoints import save, save_model
 
 from xtrain.cli.run import _tell
-from xtrain.planner.changes.kept import kept
-from xtrain.planner.changes.made import signed
+from xtrain.planner.compare.plan_origin import signed
+from xtrain.planner.graph.checkpoint_fit import kept
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.sources import begun_from, check_left, find, find_named, starting_point
 from xtrain.runtime.errors import EnvironmentFault, NothingLeft, ResumeRefused
-from xtrain.runtime.workspace import locate, open_workspace
+from xtrain.runtime.run_directory.workspace import locate, open_workspace
 
 ROOT = Path(__file__).parents[3]
 

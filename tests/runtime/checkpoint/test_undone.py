@@ -4,10 +4,10 @@ import pytest
 from faulty_disk import Death, FaultyDisk
 from small_checkpoints import save
 
-from xtrain.runtime.checkpoint import durable
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.undone import Rollback, finish_rollback, onward, read_rollback, seal_of
+from xtrain.runtime.checkpoint.rollback_state import Rollback, finish_rollback, onward, read_rollback, seal_of
 from xtrain.runtime.errors import ResumeRefused
+from xtrain.runtime.files import durable
 
 LOADER = {"step": 2, "rows": 48}
 CHANGES = 19  # of files, until it has gone back

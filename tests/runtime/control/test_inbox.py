@@ -9,12 +9,12 @@ import time
 import pytest
 
 from xtrain.cli.main import main
-from xtrain.planner.plan_timeline import Command
+from xtrain.planner.plan import Command
+from xtrain.runtime.actions.requeue import ask_slurm
 from xtrain.runtime.control import asking
 from xtrain.runtime.control.inbox import Inbox
-from xtrain.runtime.control.lookout import Lookout
-from xtrain.runtime.control.requeue import ask_slurm
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.monitoring.poller import Lookout
+from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress
 from xtrain.runtime.timers import Clocks
 
@@ -174,7 +174,7 @@ def test_a_command_that_cannot_be_removed_is_done_once(run, monkeypatch):
 
 
 def test_a_look_that_fails_is_told_once_and_the_next_one_follows(monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.control.lookout.SECONDS", 0.01)
+    monkeypatch.setattr("xtrain.runtime.monitoring.poller.SECONDS", 0.01)
     told, looks = [], []
 
     def look():

@@ -10,11 +10,11 @@ from made_records import event
 
 from xtrain.records.event import Event
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.alerts.notify import Message, Notifier
 from xtrain.runtime.control import signals
 from xtrain.runtime.control.signals import StopRequests
-from xtrain.runtime.observation.branch import Branch
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.monitoring.notify import Message, Notifier
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.reporting.sink import Branch
 from xtrain.runtime.shutdown import drain, take_leave
 from xtrain.runtime.state import Progress
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xtrain.runtime.data.sources.bad_records import BadRecordReport
+from xtrain.runtime.data.records.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
 
 MakeStore = Callable[[list[int]], TokenStore]

@@ -16,8 +16,8 @@ from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.bad_records import BadRecord
-from xtrain.runtime.data.sources.records import Record
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Record
 
 SPECIAL = [
     "<|begin_of_text|>",

@@ -9,7 +9,7 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.layouts.topology import LONGEST_PADDING
+from xtrain.planner.rules.topology import LONGEST_PADDING
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.data.collate.collators import (
     TOKEN_SAMPLES,
@@ -22,7 +22,7 @@ from xtrain.runtime.data.collate.collators import (
     to_tensor,
 )
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loading.row_reader import UNTOLD, RawRow
+from xtrain.runtime.data.packing.row_reader import UNTOLD, RawRow
 
 
 def collate(rows: list[list[list[int]]], capacity: int, align: int = 1) -> Microbatch:

@@ -9,10 +9,10 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.draw import LONGEST, STRIDE, TURN, Draw, even_stride, floor_sum
-from xtrain.planner.passes import counted, exact, rows_of_epoch, steps_of_epochs
-from xtrain.planner.phases import first_step, in_order, phase_at
-from xtrain.planner.plan_timeline import Phase
+from xtrain.planner.plan import Phase
+from xtrain.planner.schedule.epochs import counted, exact, rows_of_epoch, steps_of_epochs
+from xtrain.planner.schedule.mixture_sampler import LONGEST, STRIDE, TURN, Draw, even_stride, floor_sum
+from xtrain.planner.schedule.phases import first_step, in_order, phase_at
 from xtrain.runtime.data.loading.curriculum import Curriculum, Position, drawn_datasets
 
 NAMES = ("a", "b", "c")

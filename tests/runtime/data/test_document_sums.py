@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.layouts.topology import LONGEST_PADDING
+from xtrain.planner.rules.topology import LONGEST_PADDING
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shard, shift_tokens, to_tensor
 from xtrain.runtime.data.collate.documents import DocumentSums
 from xtrain.runtime.data.collate.outline import decode_outline, encode_outline
-from xtrain.runtime.data.loading.row_reader import RawRow
+from xtrain.runtime.data.packing.row_reader import RawRow
 
 STAGES = [to_tensor(), flatten(), shift_tokens()]
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from xtrain.runtime.data.documents import encoder as documents
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
-from xtrain.runtime.data.sources.bad_records import BadRecord
-from xtrain.runtime.data.sources.records import Record, TokenIds
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Record, TokenIds
 
 
 def encode(texts: list[str], encoder: DocumentEncoder) -> list[TokenDocument | BadRecord]:

@@ -7,7 +7,7 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.layouts.topology import LONGEST_PADDING
+from xtrain.planner.rules.topology import LONGEST_PADDING
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.data.collate.collators import (
     Chain,
@@ -23,8 +23,8 @@ from xtrain.runtime.data.collate.collators import (
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.feeding import RowFeeder
 from xtrain.runtime.data.loading.laying import lay_rows
-from xtrain.runtime.data.loading.row_reader import PADDING
 from xtrain.runtime.data.packing.pack import Method, pack_rows
+from xtrain.runtime.data.packing.row_reader import PADDING
 from xtrain.runtime.data.packing.rows import Oversized
 from xtrain.runtime.data.stores.store import TokenStore
 

@@ -11,16 +11,16 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.plan_timeline import Phase
+from xtrain.planner.plan import Phase
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import EvalLoader, RowLoader
 from xtrain.runtime.data.loading.loader_state import Remarks
-from xtrain.runtime.data.loading.row_reader import RowReader
 from xtrain.runtime.data.loading.training_rows import TrainingRows
 from xtrain.runtime.data.packing.pack import Method, pack_rows, pack_sequential
+from xtrain.runtime.data.packing.row_reader import RowReader
 from xtrain.runtime.data.stores.store import TokenStore
 
 CAPACITY = 8

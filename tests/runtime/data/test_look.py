@@ -9,12 +9,12 @@ from attrs import evolve, frozen
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.documents.written import pieces, written
-from xtrain.runtime.data.loading.row_reader import RawRow, RowReader
 from xtrain.runtime.data.look import Laid, Row, laid_out, written_out
 from xtrain.runtime.data.packing.pack import pack_sequential
-from xtrain.runtime.data.sources.bad_records import BadRecordReport
+from xtrain.runtime.data.packing.row_reader import RawRow, RowReader
+from xtrain.runtime.data.records.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
-from xtrain.runtime.look_collated import laid
+from xtrain.runtime.input.look_collated import laid
 
 BYTES = ByteTokenizer()
 

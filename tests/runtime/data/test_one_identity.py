@@ -18,10 +18,10 @@ from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.loading.prepared import prepared_from, source_of
 from xtrain.runtime.data.look import data_nodes
 from xtrain.runtime.data.sources import readers_hub
-from xtrain.runtime.data.stores import tokenise
-from xtrain.runtime.data.stores.store import StoreIdentity, identify
+from xtrain.runtime.data.tokenising import tokenise
+from xtrain.runtime.data.tokenising.build import StoreIdentity, identify
+from xtrain.runtime.data.user_parts import user_source
 from xtrain.runtime.provenance.metadata import describe
-from xtrain.runtime.user_parts import user_source
 
 SPEC = """
 use "parts.py"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from xtrain.runtime.data.collate.batch import Microbatch
 from xtrain.runtime.data.collate.collators import Chain, compose, flatten, pack, shard, shift_tokens, to_tensor
 from xtrain.runtime.data.collate.outline import decode_outline, encode_outline
-from xtrain.runtime.data.loading.row_reader import RawRow
+from xtrain.runtime.data.packing.row_reader import RawRow
 
 CAPACITY, ALIGN = 24, 4
 ROWS = st.lists(st.lists(st.integers(1, 8), max_size=3), min_size=2, max_size=2)

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Reads, Record
 from xtrain.runtime.data.sources import opening
-from xtrain.runtime.data.sources.bad_records import BadRecord
 from xtrain.runtime.data.sources.readers import JsonLines, TextFiles
-from xtrain.runtime.data.sources.records import Reads, Record
 
 PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 

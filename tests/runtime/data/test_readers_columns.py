@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Reads, Record
 from xtrain.runtime.data.sources import columns
-from xtrain.runtime.data.sources.bad_records import BadRecord
 from xtrain.runtime.data.sources.readers_columns import TableFiles
-from xtrain.runtime.data.sources.records import Reads, Record
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

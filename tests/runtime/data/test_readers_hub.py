@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.bad_records import BadRecord
-from xtrain.runtime.data.sources.records import Record
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Record
 from xtrain.runtime.data.sources.source import Source, open_source
 
 datasets = pytest.importorskip("datasets")

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from xtrain.dsl.part_files import find_module, module_digest
+from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
+from xtrain.runtime.data.documents.synthetic import PHRASE, SUCCESSORS, lengths
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
 from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Record
 from xtrain.runtime.data.sources import readers_made
-from xtrain.runtime.data.sources.bad_records import BadRecord
-from xtrain.runtime.data.sources.records import Record
 from xtrain.runtime.data.sources.source import Source, open_source
-from xtrain.runtime.data.sources.synthetic import PHRASE, SUCCESSORS, lengths
 
 
 def synthetic(documents: int = 50, length: int = 100, spread: float = 0.5, seed: int = 1) -> Source:

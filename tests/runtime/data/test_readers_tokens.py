@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from xtrain.runtime.data.documents.encoder import DocumentEncoder
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
+from xtrain.runtime.data.records.bad_records import BadRecord
+from xtrain.runtime.data.records.records import Record, TokenIds
 from xtrain.runtime.data.sources import readers_tokens
-from xtrain.runtime.data.sources.bad_records import BadRecord
-from xtrain.runtime.data.sources.records import Record, TokenIds
 from xtrain.runtime.data.sources.source import Source, open_source
-from xtrain.runtime.data.stores.store import build_store
+from xtrain.runtime.data.tokenising.build import build_store
 
 
 def tokens(base: Path, *patterns: str, dtype: str | None = None, separator: int | None = 0, **more: Any) -> Source:

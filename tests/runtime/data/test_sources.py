@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.bad_records import KEPT, BadRecord, BadRecordReport
-from xtrain.runtime.data.sources.records import Record
+from xtrain.runtime.data.records.bad_records import KEPT, BadRecord, BadRecordReport
+from xtrain.runtime.data.records.records import Record
 from xtrain.runtime.data.sources.source import Source, open_source
 
 

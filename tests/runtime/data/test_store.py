@@ -16,9 +16,10 @@ from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.sources.source import Source, open_source
-from xtrain.runtime.data.stores import store_writer, tokenise
 from xtrain.runtime.data.stores.cache_folder import PARTIAL, STALE_SECONDS
-from xtrain.runtime.data.stores.store import TokenStore, build_store, damage, identify, open_store
+from xtrain.runtime.data.stores.store import TokenStore, damage, open_store
+from xtrain.runtime.data.tokenising import store_writer, tokenise
+from xtrain.runtime.data.tokenising.build import build_store, identify
 
 TEXTS = ["ab", "ü", "x" * 100]
 

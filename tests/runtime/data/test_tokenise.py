@@ -15,13 +15,15 @@ import pytest
 import tokenising
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
-from xtrain.runtime.data import durable
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.stores import tokenise, tokenise_claims
-from xtrain.runtime.data.stores.store import build_store, identify
-from xtrain.runtime.data.stores.store_writer import JOURNAL, read_journal
-from xtrain.runtime.data.stores.tokenise_claims import Claim, Watch, has_ended, this_process
-from xtrain.runtime.data.stores.tokenise_progress import Progress
+from xtrain.runtime.data.stores import durable
+from xtrain.runtime.data.stores.progress import Progress
+from xtrain.runtime.data.stores.store import JOURNAL
+from xtrain.runtime.data.tokenising import claims as tokenise_claims
+from xtrain.runtime.data.tokenising import tokenise
+from xtrain.runtime.data.tokenising.build import build_store, identify
+from xtrain.runtime.data.tokenising.claims import Claim, Watch, has_ended, this_process
+from xtrain.runtime.data.tokenising.store_writer import read_journal
 
 TEXTS = [["one", "two"], ["#", "three"], ["? masked", "four"], ["!bad x"], ["five ö"]]
 

@@ -13,14 +13,15 @@ import numpy as np
 import pytest
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
-from xtrain.dsl.part_files import find_module, module_digest
+from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.data.documents.encoder import DocumentEncoder
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.sources.source import Source, open_source
-from xtrain.runtime.data.stores import tokenise_pool
-from xtrain.runtime.data.stores.store import TokenStore, build_store
-from xtrain.runtime.data.stores.tokenise_pool import Pool, encoded_units
+from xtrain.runtime.data.stores.store import TokenStore
+from xtrain.runtime.data.tokenising import pool as tokenise_pool
+from xtrain.runtime.data.tokenising.build import build_store
+from xtrain.runtime.data.tokenising.pool import Pool, encoded_units
 
 MANY = [[f"{number} {'ab ' * (number % 7)}", "#", "? masked"] for number in range(12)]
 

@@ -1,6 +1,6 @@
 """What is said while tokenising goes on."""
 
-from xtrain.runtime.data.stores.tokenise_progress import Pace, Progress, every, in_words
+from xtrain.runtime.data.stores.progress import Pace, Progress, every, in_words
 
 
 class Clock:

@@ -10,16 +10,16 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.dsl import links
-from xtrain.dsl.part_files import find_module, module_digest
+from xtrain.dsl.user_parts import links
+from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.data.collate.collators import Stage, compose, flatten, pack, shard, shift_tokens, to_tensor
 from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
 from xtrain.runtime.data.loading.feeding import RowFeeder
-from xtrain.runtime.data.loading.row_reader import PADDING, RawRow
 from xtrain.runtime.data.packing.pack import pack_rows
-from xtrain.runtime.user_collators import UserCollator
-from xtrain.runtime.user_parts import PartChanged, PartFailed, part_of
+from xtrain.runtime.data.packing.row_reader import PADDING, RawRow
+from xtrain.runtime.data.user_parts import PartChanged, PartFailed, part_of
+from xtrain.runtime.input.user_collators import UserCollator
 
 HEAD = """
 import numpy as np
@@ -27,7 +27,7 @@ import torch
 from attrs import evolve
 from xtrain import IGNORE_INDEX, Microbatch, Sample, collator
 from xtrain.runtime.data.collate.collators import TensorRow
-from xtrain.runtime.data.loading.row_reader import RawRow
+from xtrain.runtime.data.packing.row_reader import RawRow
 """
 CAPACITY = 12
 VOCAB = 5000

@@ -10,7 +10,7 @@ from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shard, shift_tokens, to_tensor
 from xtrain.runtime.data.collate.zigzag import held, zigzag
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.loading.row_reader import RawRow
+from xtrain.runtime.data.packing.row_reader import RawRow
 
 STAGES = [to_tensor(), flatten(), shift_tokens()]
 

@@ -15,18 +15,19 @@ from xtrain.cli.refused import Refused
 from xtrain.cli.started import First, join, lead
 from xtrain.records.run_events import FailureEvent
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.gangs import conclusion, meeting
-from xtrain.runtime.gangs.cause import FILE
-from xtrain.runtime.gangs.launch import Ended
-from xtrain.runtime.gangs.meeting import CannotTakePart, Dismissed, Door, Guest
-from xtrain.runtime.observation.lines import JsonLines
+from xtrain.runtime.files.lines import JsonLines
+from xtrain.runtime.launch import conclusion
+from xtrain.runtime.launch import rendezvous as meeting
+from xtrain.runtime.launch.cause import FILE
+from xtrain.runtime.launch.launch import Ended
+from xtrain.runtime.launch.rendezvous import CannotTakePart, Dismissed, Door, Guest
 
 
 @pytest.fixture
 def left(tmp_path, monkeypatch) -> list[int]:
     """With which codes this process would have ended; a rank of three that know no place to meet."""
     codes: list[int] = []
-    monkeypatch.setattr("xtrain.runtime.worker.leave", codes.append)
+    monkeypatch.setattr("xtrain.runtime.outcome.leave", codes.append)
     monkeypatch.setattr("xtrain.runtime.control.signals.end_at_once", lambda: None)
     monkeypatch.delenv("MASTER_PORT", raising=False)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)

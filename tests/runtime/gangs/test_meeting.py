@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore, PrefixStore
 
-from xtrain.runtime.gangs import meeting
-from xtrain.runtime.gangs.meeting import CannotTakePart, Dismissed, Door, Guest
+from xtrain.runtime.launch import rendezvous as meeting
+from xtrain.runtime.launch.rendezvous import CannotTakePart, Dismissed, Door, Guest
 
 
 class Room:

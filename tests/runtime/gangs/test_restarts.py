@@ -13,13 +13,14 @@ import pytest
 from xtrain.planner.load import plan_from_path
 from xtrain.records.events import events_of
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.gangs import restarts as gangs_module
-from xtrain.runtime.gangs.fall import fall_of
-from xtrain.runtime.gangs.launch import RESTART, Ended, is_restart, launch
-from xtrain.runtime.gangs.leftovers import end_leftovers, ranks_of
-from xtrain.runtime.gangs.restarts import Gangs
-from xtrain.runtime.gangs.stop_notes import StopNotes
-from xtrain.runtime.workspace import open_workspace
+from xtrain.runtime.launch import restarts as gangs_module
+from xtrain.runtime.launch.failure_cause import fall_of
+from xtrain.runtime.launch.launch import Ended, launch
+from xtrain.runtime.launch.leftovers import end_leftovers, ranks_of
+from xtrain.runtime.launch.restarts import Gangs
+from xtrain.runtime.launch.stop_notes import StopNotes
+from xtrain.runtime.provenance.start import RESTART, is_restart
+from xtrain.runtime.run_directory.workspace import open_workspace
 
 SPEC = """
 experiment tiny {{ seed = 3, budget = 60 steps }}
@@ -246,19 +247,19 @@ def test_another_rank_each_time_stays_at_as_many(run, seen):
 
 
 def test_fewer_devices_mean_fewer_ranks(run, monkeypatch, seen):
-    monkeypatch.setattr("xtrain.runtime.gangs.worlds._devices", lambda plan: 3)
+    monkeypatch.setattr("xtrain.runtime.launch.worlds._devices", lambda plan: 3)
     code, _ = run("restarts = 5, elastic = 1..4", [(BEGUN, KILLED), (DONE, Ended())], world=4)
     assert code == 0 and [each["ranks"] for each in seen] == [4, 2]
 
 
 def test_too_few_devices_for_every_world_are_a_fault_of_the_environment(run, monkeypatch):
-    monkeypatch.setattr("xtrain.runtime.gangs.worlds._devices", lambda plan: 1)
+    monkeypatch.setattr("xtrain.runtime.launch.worlds._devices", lambda plan: 1)
     code, events = run("restarts = 5, elastic = 2..4", [(BEGUN, KILLED)], world=4)
     assert code == 3 and of(events, "failure")[-1]["code"] == "X702"
 
 
 def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
-    from xtrain.runtime.gangs import worlds
+    from xtrain.runtime.launch import worlds
 
     real = worlds.plan_from_text
     monkeypatch.setattr(
@@ -317,7 +318,7 @@ def test_ranks_that_are_left_are_killed_even_if_they_are_stopped(tmp_path):
 
 
 def test_a_lock_that_is_held_by_another_process_is_no_leftover(tmp_path, monkeypatch):
-    from xtrain.runtime.gangs import leftovers
+    from xtrain.runtime.launch import leftovers
 
     monkeypatch.setattr(leftovers, "PATIENCE", 0.2)
     code = "import fcntl, sys; f = open('.worker.lock', 'a'); fcntl.flock(f, 2); print(1, flush=True); sys.stdin.read()"

@@ -17,11 +17,11 @@ from beats import reading
 
 from xtrain.records.heartbeat import WIDTH, read_heartbeat
 from xtrain.records.paths import heartbeat_path
-from xtrain.runtime.health import watch as watching
-from xtrain.runtime.health.beat import Beat, BeatFile, born, process_state
-from xtrain.runtime.health.stacks import end, here, save_of, whereabouts
-from xtrain.runtime.health.watch import Watch
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.monitoring import watch as watching
+from xtrain.runtime.monitoring.heartbeat import Beat, BeatFile, born, process_state
+from xtrain.runtime.monitoring.stacks import end, here, save_of, whereabouts
+from xtrain.runtime.monitoring.watch import Watch
+from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Rank
 
 ALONE = Rank(
@@ -246,7 +246,7 @@ def test_a_process_is_known_by_more_than_its_number():
 ASLEEP = """
 import ctypes, time
 from pathlib import Path
-from xtrain.runtime.health.stacks import answer_when_asked
+from xtrain.runtime.monitoring.stacks import answer_when_asked
 answer_when_asked()
 print("ready", flush=True)
 for _ in range(60): ctypes.PyDLL(None).sleep(1)  # a signal ends the one under way

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.health.flight import flights, read
+from xtrain.runtime.monitoring.collectives_in_flight import flights, read
 
 ALL = ("0", "default_pg")
 

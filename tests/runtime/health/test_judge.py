@@ -5,7 +5,7 @@ from beats import reading
 from msgspec.structs import replace
 
 from xtrain.records.heartbeat import Heartbeat
-from xtrain.runtime.health.judge import Seen, Verdict, judge
+from xtrain.runtime.monitoring.judge import Seen, Verdict, judge
 
 LIMIT = 100.0
 NOW = 1000.0

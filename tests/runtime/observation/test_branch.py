@@ -8,9 +8,9 @@ from made_records import event, log
 from xtrain.records.event import Event
 from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.observation import branch as module
-from xtrain.runtime.observation.branch import Branch
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.reporting import sink as module
+from xtrain.runtime.reporting.records import Records
+from xtrain.runtime.reporting.sink import Branch
 
 
 class Taker:

@@ -8,8 +8,8 @@ from ranks import on_ranks
 
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX
 from xtrain.runtime.models.batch import RowLosses
-from xtrain.runtime.observation.dataset_losses import DatasetLosses
 from xtrain.runtime.state import Rank
+from xtrain.runtime.training.dataset_losses import DatasetLosses
 
 ROWS, POSITIONS = 4, 6
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from xtrain.planner.cluster import SHEETS
-from xtrain.planner.peaks import PEAKS, product_format
-from xtrain.runtime.observation.devices import _NAMES, kind_of, peak_of
+from xtrain.planner.mesh.cluster import SHEETS
+from xtrain.planner.mesh.hardware_specs import PEAKS, product_format
+from xtrain.runtime.monitoring.devices import _NAMES, kind_of, peak_of
 
 KNOWN = {
     "Tesla V100-SXM2-16GB": ("V100 SXM", "fp16", 125e12),

@@ -2,9 +2,9 @@
 
 import pytest
 
-from xtrain.planner.plan_figures import Work
+from xtrain.planner.plan import Work
 from xtrain.runtime.data.collate.documents import DocumentSums
-from xtrain.runtime.observation.rates import Counted, Rates
+from xtrain.runtime.monitoring.rates import Counted, Rates
 
 # Llama 3 8B: 7,504,658,432 weights in products, 32 layers of 32 heads of 128.
 PRODUCTS, ATTENTION = 6 * 7_504_658_432, 12 * 32 * 32 * 128

@@ -13,8 +13,8 @@ from xtrain.records.lines import objects_since
 from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.observation.lines import JsonLines, trim_after
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.files.lines import JsonLines, trim_after
+from xtrain.runtime.reporting.records import Records
 
 
 def lines(path):
@@ -194,6 +194,6 @@ def test_a_step_whose_evaluation_fails_is_recorded(tmp_path, monkeypatch):
     def fail(*given) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr("xtrain.runtime.evaluate.forwarded", fail)
+    monkeypatch.setattr("xtrain.runtime.actions.evaluate.forwarded", fail)
     assert run_of(tmp_path, "run", more="every 1 step log then eval lines") == "failed"
     assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl") if "loss" in line] == [1]

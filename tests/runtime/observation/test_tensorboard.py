@@ -14,10 +14,10 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.gangs.preflight import check_machine
-from xtrain.runtime.observation import packages
-from xtrain.runtime.observation.branch import Branch
-from xtrain.runtime.observation.tensorboard_writer import TensorBoardWriter
+from xtrain.runtime.launch.preflight import check_machine
+from xtrain.runtime.reporting import packages
+from xtrain.runtime.reporting.sink import Branch
+from xtrain.runtime.reporting.tensorboard_writer import TensorBoardWriter
 
 
 def read(folder: Path) -> EventAccumulator:
@@ -113,7 +113,7 @@ def test_a_missing_package_is_told_before_anything_is_begun(tmp_path, monkeypatc
     block = {"tensorboard": "tensorboard = true", "wandb": 'wandb { project = "p" }'}[package]
     plan = plan_from_spec(tmp_path / Project(tmp_path).spec(more=f"log {{ {block} }}")).plan
     assert plan is not None
-    monkeypatch.setattr("xtrain.runtime.gangs.preflight.find_devices", lambda *_: pytest.fail("devices were touched"))
+    monkeypatch.setattr("xtrain.runtime.launch.preflight.find_devices", lambda *_: pytest.fail("devices were touched"))
     with pytest.raises(
         EnvironmentFault, match=rf"needs the package {package}.*pip install 'xtrain\[{package}\]'"
     ) as told:

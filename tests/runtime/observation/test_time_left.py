@@ -6,8 +6,8 @@ from projects import Project, events
 from xtrain.planner.load import plan_from_spec
 from xtrain.records.start_events import EstimateEvent
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.observation import time_left as module
-from xtrain.runtime.observation.time_left import TimeLeft
+from xtrain.runtime.monitoring import time_left as module
+from xtrain.runtime.monitoring.time_left import TimeLeft
 from xtrain.runtime.state import Step
 
 

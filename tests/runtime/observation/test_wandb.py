@@ -12,9 +12,9 @@ from projects import Project
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.observation.branch import Branch
-from xtrain.runtime.observation.log_ops import config_of_plan
-from xtrain.runtime.observation.wandb_writer import WandbWriter
+from xtrain.runtime.actions.trackers import config_of_plan
+from xtrain.runtime.reporting.sink import Branch
+from xtrain.runtime.reporting.wandb_writer import WandbWriter
 
 
 class Library:

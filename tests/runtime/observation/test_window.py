@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from xtrain.planner.plan_figures import Work
+from xtrain.planner.plan import Work
 from xtrain.runtime.data.collate.documents import DocumentSums
-from xtrain.runtime.observation import observe
-from xtrain.runtime.observation.observe import Window
-from xtrain.runtime.observation.rates import Rates
-from xtrain.runtime.observation.records import Records
-from xtrain.runtime.observation.waits import WAITS
+from xtrain.runtime.monitoring.rates import Rates
+from xtrain.runtime.monitoring.waits import WAITS
+from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress, Step
+from xtrain.runtime.training import observe
+from xtrain.runtime.training.observe import Window
 
 TIMES = {
     "tokens_per_second",

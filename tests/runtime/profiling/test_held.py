@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from xtrain.planner.plan import Memory
-from xtrain.runtime.health.beat import Beat
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.monitoring.heartbeat import Beat
 from xtrain.runtime.profiling import snapshot as module
 from xtrain.runtime.profiling.held import CATEGORIES, held
 from xtrain.runtime.profiling.snapshot import Snapshot
+from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress, Rank
 
 CPU = torch.device("cpu")

@@ -7,12 +7,12 @@ import pytest
 import torch
 from attrs import evolve
 
-from xtrain.runtime.health.beat import Beat
-from xtrain.runtime.observation.records import Records
+from xtrain.runtime.monitoring.heartbeat import Beat
 from xtrain.runtime.profiling import profile as module
 from xtrain.runtime.profiling.profile import Profile, Subject
 from xtrain.runtime.profiling.recorder import Recorder
 from xtrain.runtime.profiling.under_way import UnderWay
+from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress, Rank
 
 

@@ -12,18 +12,18 @@ from faulty_disk import Death, FaultyDisk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.planner.changes.departures import default_text, departures
+from xtrain.planner.compare.non_defaults import default_text, departures
 from xtrain.planner.identity import fingerprint
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
-from xtrain.runtime.checkpoint import durable
 from xtrain.runtime.errors import EnvironmentFault, ResumeRefused
+from xtrain.runtime.files import durable
+from xtrain.runtime.files.yaml_text import to_yaml
 from xtrain.runtime.provenance import metadata
 from xtrain.runtime.provenance.changed import MOST, find_changes
 from xtrain.runtime.provenance.code import Code
 from xtrain.runtime.provenance.metadata import made_by, read_before
-from xtrain.runtime.provenance.yaml_text import to_yaml
-from xtrain.runtime.workspace import open_workspace
+from xtrain.runtime.run_directory.workspace import open_workspace
 
 SPEC = """
 experiment small { budget = 20 steps }
@@ -230,7 +230,7 @@ def test_what_cannot_go_on_is_refused_before_anything_is_overwritten(make, monke
     def refuse(*_: object) -> None:
         raise ResumeRefused("it does not fit")
 
-    monkeypatch.setattr("xtrain.runtime.workspace._check_start", refuse)
+    monkeypatch.setattr("xtrain.runtime.run_directory.workspace._check_start", refuse)
     with pytest.raises(EnvironmentFault):
         start(make("optimizer.lr=1e-3"))
     assert {path: path.read_bytes() for path in first.directory.rglob("*") if path.is_file()} == files

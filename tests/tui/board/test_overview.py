@@ -179,9 +179,7 @@ def test_a_screen_that_cannot_be_drawn_leaves_the_others(tmp_path, monkeypatch):
     async def play():
         async with opened(made.directory) as (app, pilot):
             log = tmp_path / "state" / "xtrain" / "dashboard.log"
-            assert [note.message for note in app._notifications] == [
-                f"Overview cannot be drawn; details are in {log}"
-            ]
+            assert [note.message for note in app._notifications] == [f"Overview cannot be drawn; details are in {log}"]
             assert "KeyError: 'of all things'" in log.read_text()
             await pilot.press("2")
             await until(pilot, lambda: app.visited == "plan" and "setup" in shown(app))

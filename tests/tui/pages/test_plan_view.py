@@ -12,17 +12,7 @@ from xtrain.tui.model.series import Series
 from xtrain.tui.pages.plan_facts import Facts, PlanFacts
 from xtrain.tui.pages.plan_parts import breakdown_rows
 from xtrain.tui.pages.plan_rows import percent
-from xtrain.tui.pages.plan_view import (
-    PlanPage,
-    PlanView,
-    entered,
-    fold,
-    followed,
-    moved,
-    page,
-    to_node,
-    to_section,
-)
+from xtrain.tui.pages.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_node, to_section
 from xtrain.tui.pages.sheet import ASCII, UNICODE, Marks, cells, plain
 
 SIZES = [(200, 46), (120, 36), (80, 20), (60, 16), (40, 8)]

@@ -1,0 +1,158 @@
+"""`xtrain check --fix`: write what diagnostics are certain of, check again, and go on until nothing changes.
+
+A pass applies every fix that touches no other one. If as many mistakes are gone as fixes were applied, all of them were
+right; else each is tried alone and stays only if it helped. Nothing is kept that leaves a spec worse than it was.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from attrs import field, frozen
+
+from .diagnostics.diagnostic import Diagnostic, Diagnostics
+from .overrides.overrides import PATH
+
+TRIALS: Final = 200  # fixes that are tried alone; of more, all are taken as long as that helps
+PASSES: Final = 20  # most specs need two or three: a name that is mended shows what is wrong with its value
+Check = Callable[[Mapping[str, str]], Diagnostics]
+_Cost = tuple[int, ...]
+
+
+@frozen
+class Mended:
+    """texts: path → what each file that changed should hold. fixed: the diagnostics whose fixes were applied, in the
+    order of their application. diagnostics: what is still to be said.
+    """
+
+    texts: Mapping[str, str]
+    fixed: tuple[Diagnostic, ...]
+    diagnostics: Diagnostics
+
+
+def mend(check: Check) -> Mended:
+    """Apply all fixes. check: what is to be said of a spec when some of its files hold other texts than on disk."""
+    first, trials = _State({}, (), check({})), TRIALS
+    state, refused, seen = first, set[_Key](), {_frozen(first.texts)}
+    for _ in range(PASSES):
+        fixes = _disjoint([d for d in state.diagnostics if _is_fixable(d) and _key(d) not in refused])
+        if not fixes:
+            break
+        together = _applied(state, fixes, check)
+        if not _as_promised(state, together, len(fixes)):
+            if trials >= len(fixes):
+                trials -= len(fixes)
+                together = _one_by_one(state, fixes, check, refused)
+            elif together.cost >= state.cost:
+                break
+        if together is not state and _frozen(together.texts) in seen:
+            break  # fixes that undo each other
+        state = together
+        seen.add(_frozen(state.texts))
+    state = state if state.cost < first.cost else first
+    return Mended(state.texts, state.fixed, state.diagnostics)
+
+
+def fixable(diagnostics: Diagnostics) -> int:
+    """How many diagnostics know what to write instead."""
+    return sum(_is_fixable(diagnostic) for diagnostic in diagnostics)
+
+
+def _is_fixable(diagnostic: Diagnostic) -> bool:
+    return diagnostic.fix is not None and diagnostic.fix.span.source.path != PATH
+
+
+# Passes ---------------------------------------------------------------------------------------------------------------
+
+
+@frozen
+class _State:
+    """texts: of the files that changed. fixed: whose fixes led here. diagnostics: what is said of it."""
+
+    texts: dict[str, str]
+    fixed: tuple[Diagnostic, ...]
+    diagnostics: Diagnostics = field(repr=False)
+
+    @property
+    def cost(self) -> _Cost:
+        """How much of each kind is wrong, the kinds that hide others first: a text that cannot be read says nothing of
+        its names, a name that is unknown nothing of its value, a value that is wrong nothing of what it leads to.
+        """
+        codes = [diagnostic.code for diagnostic in self.diagnostics]
+        return *(sum(code.startswith(kind) for code in codes) for kind in ("X1", "X2", "X3", "X")), len(codes)
+
+
+def _as_promised(before: _State, after: _State, fixes: int) -> bool:
+    """Whether at least one mistake is gone for each fix, and none has come to light."""
+    no_more = all(new <= old for new, old in zip(after.cost, before.cost, strict=True))
+    return no_more and after.cost[-1] <= before.cost[-1] - fixes
+
+
+def _one_by_one(state: _State, fixes: list[Diagnostic], check: Check, refused: set["_Key"]) -> _State:
+    """Try each fix alone, the last in the text first, so that the places of the others stay what they are."""
+    before = state.fixed
+    for diagnostic in reversed(fixes):
+        alone = _applied(state, [diagnostic], check)
+        here = (diagnostic.code, _place(diagnostic))
+        gone = all(other.fix is None or (other.code, _place(other)) != here for other in alone.diagnostics)
+        if alone.cost < state.cost or (alone.cost == state.cost and gone):
+            state = alone
+        else:
+            refused.add(_key(diagnostic))
+    kept = state.fixed[len(before) :]
+    return _State(state.texts, (*before, *sorted(kept, key=_place)), state.diagnostics) if kept else state
+
+
+def _applied(state: _State, fixes: list[Diagnostic], check: Check) -> _State:
+    texts = dict(state.texts)
+    for diagnostic in reversed(fixes):
+        assert diagnostic.fix is not None
+        span, text = diagnostic.fix
+        whole = texts.get(span.source.path, span.source.text)
+        texts[span.source.path] = whole[: span.start] + text + whole[span.end :]
+    return _State(texts, (*state.fixed, *fixes), check(texts))
+
+
+def _disjoint(found: list[Diagnostic]) -> list[Diagnostic]:
+    """In the order of the text, those whose fixes neither overlap nor touch; of two that do, the first.
+
+    Brackets that are missing at one place go together: the one that was opened last is closed first.
+    """
+    chosen: list[Diagnostic] = []
+    for diagnostic in sorted(found, key=_place):
+        assert diagnostic.fix is not None
+        before = chosen[-1] if chosen else None
+        if before is None or _is_apart(before, diagnostic) or _is_pair(before, diagnostic):
+            chosen.append(diagnostic)
+    return chosen
+
+
+def _is_apart(one: Diagnostic, other: Diagnostic) -> bool:
+    assert one.fix is not None and other.fix is not None
+    first, second = one.fix.span, other.fix.span
+    return first.source is not second.source or second.start > first.end
+
+
+def _is_pair(one: Diagnostic, other: Diagnostic) -> bool:
+    """Whether both insert a closing bracket at one place."""
+    assert one.fix is not None and other.fix is not None
+    return one.code == other.code == "X103" and one.fix.span == other.fix.span
+
+
+def _place(diagnostic: Diagnostic) -> tuple[int, int, int]:
+    assert diagnostic.fix is not None and diagnostic.span is not None
+    span = diagnostic.fix.span
+    return span.source.order, span.start, -diagnostic.span.start if diagnostic.code == "X103" else 0
+
+
+# One fix again, in a text that has changed around it: what it says, not where it stands
+_Key = tuple[str, str, str, str, str]
+
+
+def _key(diagnostic: Diagnostic) -> _Key:
+    assert diagnostic.fix is not None
+    span, text = diagnostic.fix
+    return diagnostic.code, diagnostic.message, span.source.path, span.source.line(span.line), text
+
+
+def _frozen(texts: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(texts.items())

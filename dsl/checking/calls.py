@@ -1,0 +1,205 @@
+"""Calls that make an object of the schema: `text("*.txt")` as a source, `pack(sequential)` as a link of `collate`."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any, Final, get_origin
+
+import attrs
+
+from .. import blocks
+from ..diagnostics.diagnostic import Fix
+from ..diagnostics.fixes import renamed
+from ..diagnostics.source import Span
+from ..diagnostics.suggest import closest
+from ..evaluation.values import FAILED, Called, Items, Value, Word, describe
+from ..schema import later
+from ..schema.data import UserCall
+from ..schema.setting import settings_of
+from .part_calls import kind_wanted
+from .type_errors import Mismatch, joined
+
+if TYPE_CHECKING:
+    from .context import Context, Converter
+
+_NAMES: dict[type, str] = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
+# The end of a path → the source that reads such files; `text` reads the rest.
+_ENDS: Final = {".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow", ".npy": "tokens", ".bin": "tokens"}
+_LATER = (*later.SOURCES, *later.LINKS)
+
+
+def convert_call(kinds: tuple[type, ...], value: Value, context: "Context", around: "Converter") -> Any:
+    """The object that a call stands for, one of some classes. Raises Mismatch; FAILED if an argument was wrong."""
+    names = {_NAMES[kind]: kind for kind in kinds if kind is not UserCall}
+    data = value.data
+    if isinstance(data, Called):
+        name, span, call = data.name, data.name_span, data
+    elif isinstance(data, Word):
+        name, span, call = data.text, value.span, Called(data.text, value.span, (), {})
+    else:
+        forms = joined([f"`{form}`" for form in _forms(names)])
+        message = f"{context.subject} must be {forms}, not {describe(data)}"
+        meant = _call_meant(value, names)
+        if meant is not None and isinstance(data, Items):
+            raise Mismatch(
+                "X301", message, value, hint=f"join links by an arrow: `{meant}`", fix=Fix(value.span, meant)
+            )
+        hint, fix = (f"write `{meant}`", Fix(value.span, meant)) if meant else (None, None)
+        raise Mismatch("X301", message, value, hint=hint, fix=fix)
+    place = Value(data, span, value.via)
+    if UserCall in kinds and name in around.parts:
+        return around.parts[name].convert(call, value, context, around)
+    if name in _LATER:
+        raise Mismatch("X209", f"`{name}` is not supported yet", place, hint=f"choose {joined(_forms(names))}")
+    if name not in names:
+        if UserCall in kinds and around.parts.unread:
+            return FAILED  # it may be a part of a module that could not be read, which is reported
+        own = around.parts.of_kind(kind_wanted(context)) if UserCall in kinds else []
+        known = (*names, *own)
+        meant = closest(name, known)
+        hint = f"did you mean `{meant}`?" if meant else None
+        notes = ((f"{context.subject} is one of {', '.join((*_forms(names), *own))}", None),)
+        raise Mismatch("X219", f"{context.subject} has no `{name}`", place, hint=hint, notes=notes,
+                       fix=renamed(span, name, known))  # fmt: skip
+    if isinstance(data, Word) and name in blocks.SOURCES:
+        form = next(form for form in _forms(names) if form.startswith(f"{name}("))
+        fix = Fix(span, form) if _variadic(names[name]) is None else None
+        raise Mismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{form}`", fix=fix)
+    return _build(names[name], call, value, around)
+
+
+def _call_meant(value: Value, names: dict[str, type]) -> str | None:
+    """What to write instead of a bare path, or instead of a list of links."""
+    data = value.data
+    if isinstance(data, str) and "text" in names:
+        source = next((source for end, source in _ENDS.items() if end in data), "text")
+        return f"{source}({value.span.text})"
+    if isinstance(data, Items) and data.values and "pack" in names:
+        return " -> ".join(each.span.text for each in data.values)
+    return None
+
+
+def convert_links(item: Any, values: tuple[Value, ...], context: "Context", around: "Converter") -> Any:
+    """The links of a chain; all that is wrong with any of them is reported."""
+    from .convert import convert
+
+    found = [convert(item, value, context, around) for value in values]
+    return FAILED if any(link is FAILED for link in found) else tuple(found)
+
+
+def _forms(names: dict[str, type]) -> list[str]:
+    """How each class is written: `python_stdlib()`, `text("…")`, `flatten`."""
+    forms = []
+    for name, kind in names.items():
+        if _variadic(kind) is not None:
+            forms.append(f'{name}("…")')
+        else:
+            forms.append(f"{name}()" if name in blocks.SOURCES else name)
+    return forms
+
+
+def _variadic(kind: type) -> attrs.Attribute | None:
+    """The attribute that takes all positional arguments, as the patterns of `text(…)`, or the first and only one."""
+    return blocks.label_of(kind)
+
+
+def _build(kind: type, call: Called, value: Value, around: "Converter") -> Any:
+    from .context import Context
+    from .convert import convert
+
+    errors = _ArgumentErrors(around)
+    known, variadic = settings_of(kind), _variadic(kind)
+    arguments: dict[str, Any] = {}
+    given: dict[str, tuple[Span, Value]] = {}
+    if variadic is not None:
+        arguments[variadic.name] = _patterns(variadic, call, value, around)
+    else:
+        for name, each in zip(known, call.positional, strict=False):
+            given[name] = (each.span, each)
+        for extra in call.positional[len(known) :]:
+            errors.too_many(call.name, len(known), extra)
+            arguments[""] = FAILED
+    method = given.get("method") or call.keywords.get("method")
+    unsupported = method is not None and _is_later(kind, "method", method[1])
+    for name, (span, each) in call.keywords.items():
+        if name not in known:
+            # The arguments of a method that is not there yet are not worth a second word.
+            if not unsupported:
+                errors.unknown(kind, call.name, name, span, (*given, *call.keywords))
+            arguments[""] = FAILED
+        elif name in given:
+            errors.twice(call.name, name, span)
+            arguments[""] = FAILED
+        else:
+            given[name] = (span, each)
+    for name, (_, each) in given.items():
+        attribute, meta = known[name]
+        arguments[name] = convert(attribute.type, each, Context(name, call.name, kind, meta), around)
+    if any(argument is FAILED for argument in arguments.values()):
+        return FAILED
+    return kind(**arguments)
+
+
+def _is_later(kind: type, name: str, value: Value) -> bool:
+    text = value.data.text if isinstance(value.data, Word) else value.data
+    return isinstance(text, str) and text in later.WORDS.get((kind, name), ())
+
+
+def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: "Converter") -> Any:
+    """The positional arguments of `text` and its like: at least one string; of `huggingface`, exactly one."""
+    single = get_origin(attribute.type) is not tuple
+    if not call.positional:
+        needed = "the name of a dataset, or a folder" if single else "the path of a file, or a pattern"
+        hint = f'write `{call.name}("{blocks.SAMPLES[call.name]}")`'
+        raise Mismatch("X220", f"`{call.name}` needs {needed}", value, hint=hint)
+    if single and len(call.positional) > 1:
+        _ArgumentErrors(around).too_many(call.name, 1, call.positional[1])
+        return FAILED
+    good = True
+    for each in call.positional:
+        if each.data is FAILED:
+            good = False
+        elif not isinstance(each.data, str):
+            good = False
+            text = each.span.text
+            hint, fix = "give each path as an argument of its own", None
+            if isinstance(each.data, Word):
+                hint, fix = f'write `"{text}"`', Fix(each.span, f'"{text}"') if not each.via else None
+            message = f"`{call.name}` takes strings, not {describe(each.data)}"
+            around.diagnostics.error("X301", message, each.span, hint=hint, notes=each.notes, fix=fix)
+        elif not each.data:
+            good = False
+            around.diagnostics.error("X304", "a path cannot be empty", each.span, notes=each.notes)
+        elif problem := attribute.metadata["check"](each.data):
+            good = False
+            around.diagnostics.error("X304", f"what `{call.name}` reads {problem}", each.span, notes=each.notes)
+    if not good:
+        return FAILED
+    found = tuple(each.data for each in call.positional)
+    return found[0] if single else found
+
+
+class _ArgumentErrors:
+    def __init__(self, around: "Converter") -> None:
+        self.diagnostics = around.diagnostics
+
+    def too_many(self, name: str, limit: int, extra: Value) -> None:
+        takes = "no arguments" if limit == 0 else f"{limit} argument" + ("s" if limit > 1 else "")
+        hint = f"write `{name}()`" if limit == 0 else "remove it"
+        self.diagnostics.error("X220", f"`{name}` takes {takes}", extra.span, hint=hint)
+
+    def twice(self, name: str, argument: str, span: Span) -> None:
+        self.diagnostics.error("X220", f"`{argument}` of `{name}` is given twice", span, hint="keep one")
+
+    def unknown(self, kind: type, name: str, argument: str, span: Span, given: Collection[str]) -> None:
+        if argument in later.SETTINGS.get(kind, ()):
+            self.diagnostics.error("X209", f"`{argument}` of `{name}` is not supported yet", span)
+            return
+        known = settings_of(kind)
+        meant = closest(argument, known)
+        owner = "this is a setting of the dataset: write it next to `source`" if name in blocks.SOURCES else None
+        owner = owner if argument in settings_of(blocks.KINDS["dataset"]) else None
+        fields = f"arguments of `{name}`: {', '.join(known)}" if known else f"`{name}` has no named arguments"
+        self.diagnostics.error(
+            "X203", f"unknown argument `{argument}` of `{name}`", span,
+            hint=f"did you mean `{meant}`?" if meant else owner, notes=[(fields, None)],
+            fix=renamed(span, argument, known, taken=given),
+        )  # fmt: skip

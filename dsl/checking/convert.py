@@ -1,0 +1,197 @@
+"""A value into the type that a setting is annotated with, strictly: nothing is coerced, no text becomes a number.
+
+The only widening is a whole number where a real one is wanted. What does not fit is reported with the place of the
+value and of every name it came through, and `FAILED` stands in for it.
+"""
+
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from ..blocks import choices_of, is_block
+from ..diagnostics.diagnostic import Fix
+from ..evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Word, describe, is_number
+from ..interval import Interval
+from ..metric import FORM, Metric
+from ..quantity import Quantity
+from ..schema.names import TextCheck
+from ..schema.setting import AUTO, Auto, Setting
+from .calls import convert_call, convert_links
+from .context import Context, Converter, report
+from .type_errors import (
+    Mismatch,
+    interval_mismatch,
+    list_mismatch,
+    map_mismatch,
+    mismatch,
+    quantity_mismatch,
+    word_mismatch,
+)
+
+WHOLE_UNITS = ("steps", "tokens", "samples", "bytes")
+
+
+def convert(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    """The value as the annotated type, checked against the setting's metadata; FAILED after reporting what is wrong."""
+    if value.data is FAILED:
+        return FAILED
+    try:
+        found = _convert(annotation, value, context, around)
+    except Mismatch as wrong:
+        return report(wrong, around)
+    if found is FAILED:
+        return FAILED
+    check = context.meta.check
+    # Of a range, the ends have been; and a word among numbers has none.
+    checked = found is None or found is AUTO or isinstance(found, Interval)
+    if isinstance(found, str):
+        checked = not isinstance(check, TextCheck)
+    problem = check(found) if check and not checked else None
+    if problem is not None:
+        hint = check.hint if isinstance(check, TextCheck) else None
+        around.diagnostics.error("X304", f"{context.subject} {problem}", value.span, hint=hint, notes=value.notes)
+        return FAILED
+    return found
+
+
+def _convert(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    data = value.data
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if data is AUTO and Auto in parts:
+        return AUTO
+    if data is None and NoneType in parts:
+        return None
+    parts = tuple(part for part in parts if part not in (Auto, NoneType))
+    if all(is_block(part) for part in parts):
+        return convert_call(parts, value, context, around)
+    words = next((part for part in parts if get_origin(part) is Literal), None)
+    if words is not None and (len(parts) == 1 or isinstance(data, Word | str)):
+        return _word(words, value, context)
+    kind, *others = (part for part in parts if part is not words)
+    if Quantity in others and isinstance(data, Quantity) and data.unit in context.meta.units:
+        kind = Quantity  # a plain number, or an amount
+    if get_origin(kind) is dict:
+        return _entries(kind, annotation, value, context, around)
+    if get_origin(kind) is tuple:
+        return _items(get_args(kind)[0], annotation, value, context, around)
+    if kind is Quantity:
+        return _quantity(value, context)
+    if kind is Interval:
+        return _interval(annotation, value, context, around)
+    return _scalar(kind, annotation, value, context, around)
+
+
+def _word(kind: Any, value: Value, context: Context) -> str:
+    """One of the fixed words of a `Literal`, written as a name, a string, or as one of the constants."""
+    data = value.data
+    text = {True: None, False: None, None: "none", AUTO: "auto"}.get(data) if _is_constant(data) else None
+    if isinstance(data, Word):
+        text = data.text
+    elif isinstance(data, str):
+        text = data
+    if text in choices_of(kind):
+        return text
+    raise word_mismatch(kind, text, value, context)
+
+
+def _is_constant(data: Any) -> bool:
+    return data is None or data is AUTO
+
+
+def _items(item: Any, annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    data = value.data
+    if is_block(item) or any(is_block(part) for part in get_args(item)):
+        links = data.values if isinstance(data, Links) else (value,)
+        return convert_links(item, links, context, around)
+    if not isinstance(data, Items):
+        raise list_mismatch(item, annotation, value, context)
+    found = [convert(item, each, _element(context), around) for each in data.values]
+    return FAILED if any(each is FAILED for each in found) else tuple(found)
+
+
+def _entries(kind: Any, annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    """A map of names to values of one type, each checked by itself."""
+    data, (_, item) = value.data, get_args(kind)
+    if not isinstance(data, Mapping):
+        raise map_mismatch(annotation, value, context)
+    meta = Setting(doc=context.meta.doc, check=context.meta.check, units=context.meta.units)
+    found = {
+        name: convert(item, each, Context(name, context.name, context.block, meta), around)
+        for name, each in data.entries.items()
+    }
+    return FAILED if any(each is FAILED for each in found.values()) else found
+
+
+def _element(context: Context) -> Context:
+    """The context of one element of a list, without the check, which is for the list as a whole."""
+    return Context(context.name, context.kind, context.block, Setting(doc=context.meta.doc), is_element=True)
+
+
+def _quantity(value: Value, context: Context) -> Quantity:
+    data = value.data
+    if not isinstance(data, Quantity) or data.unit not in context.meta.units:
+        raise quantity_mismatch(value, context)
+    if isinstance(data.value, float) and data.value.is_integer():
+        return Quantity(int(data.value), data.unit)
+    if isinstance(data.value, float) and data.unit in WHOLE_UNITS:
+        shown = f"{data.value:g} {data.unit}"
+        raise Mismatch(
+            "X306", f"{context.subject} must be a whole number of {data.unit}, and this is {shown}", value,
+            hint="round it with `round`, `ceil` or `floor`",
+        )  # fmt: skip
+    return data
+
+
+def _interval(annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    """`a..b` of whole numbers, each checked by itself, then their order."""
+    data = value.data
+    if not isinstance(data, Bounds):
+        raise interval_mismatch(annotation, value, context)
+    end = Context(context.name, context.kind, context.block, context.meta, is_end=True)
+    low, high = (convert(int, each, end, around) for each in (data.low, data.high))
+    if low is FAILED or high is FAILED:
+        return FAILED
+    if low > high:
+        turned = f"{high}..{low}"
+        raise Mismatch(
+            "X304", f"{context.subject} goes down from {low} to {high}", value, hint=f"write `{turned}`",
+            fix=Fix(value.span, turned),
+        )  # fmt: skip
+    return Interval(low, high)
+
+
+def _metric(data: Any, value: Value, context: Context) -> Metric:
+    """A name with dots, or the same in quotes."""
+    text = data.text if isinstance(data, Word) else data
+    found = Metric.read(text) if isinstance(text, str) else None
+    if found is None:
+        message = f"{context.subject} must be {FORM}, not {describe(data)}"
+        raise Mismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
+    return found
+
+
+def _scalar(kind: type, annotation: Any, value: Value, context: Context, around: Converter) -> Any:
+    data = value.data
+    if kind is bool and isinstance(data, bool):
+        return data
+    if kind is Metric:
+        return _metric(data, value, context)
+    if kind is str and isinstance(data, str):
+        return data
+    if kind is str and context.is_label and isinstance(data, Word):
+        return data.text
+    if kind is float and is_number(data):
+        return float(data)
+    if kind is int and is_number(data):
+        if isinstance(data, int):
+            return data
+        whole = round(data)
+        exact = whole == data
+        computed = value.span.text.strip() != str(data)
+        shown = repr(data) if exact else f"{data:g}"
+        came_to = f", and this comes to {shown}" if computed else f", not {shown}"
+        hint, fix = "round it with `round`, `ceil`, `floor`, or divide by `//`", None
+        if not computed:
+            hint = f"write `{whole}`" if exact else f"write a whole number, such as `{max(whole, 1)}`"
+            fix = Fix(value.span, str(whole)) if exact else None
+        raise Mismatch("X306", f"{context.subject} must be a whole number{came_to}", value, hint=hint, fix=fix)
+    raise mismatch(kind, annotation, value, context, around.constants)

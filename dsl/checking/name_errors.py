@@ -1,0 +1,314 @@
+"""What is wrong with the names of a spec: kinds, labels and fields that are unknown, missing or in the wrong place."""
+
+import re
+from collections.abc import Iterable
+from typing import Any, Final, get_args
+
+import attrs
+
+from .. import blocks
+from ..diagnostics.diagnostic import Diagnostics, Fix, Note
+from ..diagnostics.fixes import renamed
+from ..diagnostics.source import Source, Span
+from ..diagnostics.suggest import closest
+from ..diagnostics.synonyms import ours
+from ..evaluation.sections import Entry, Section, Tree
+from ..evaluation.values import FAILED, Items, Mapping, Value
+from ..schema import later
+from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
+from .context import Context
+
+_SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal"}
+_LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')
+
+
+class FieldErrors:
+    """Reports mistakes about names; each method is one kind of mistake."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        self.diagnostics = diagnostics
+
+    # The whole spec ---------------------------------------------------------------------------------------------------
+
+    def top_level(self, tree: Tree) -> None:
+        """Kinds that do not exist, or not yet, and settings outside any block."""
+        for kind, section in tree.root.blocks.items():
+            if kind in blocks.NAMED:
+                self._named_without_label(kind, section)
+            elif kind not in blocks.KINDS:
+                for head in section.heads:
+                    self._unknown_kind(kind, section, head)
+            elif kind in blocks.ACTIONS:  # a block of that name says nothing without a body
+                for word in section.bare:
+                    self._action_outside(kind, word)
+        for name, entry in tree.root.entries.items():
+            if name != "collate":
+                self._outside(name, entry)
+
+    def missing_blocks(self, kinds: list[str], tree: Tree, source: Source | None) -> None:
+        missing = [kind for kind in kinds if kind not in tree.root.lost]
+        if not missing or tree.root.broken or source is None:
+            return
+        # A misspelt kind has been reported; the block it was meant to be is not missing as well.
+        misspelt = {closest(kind, blocks.ALL_KINDS) for kind in tree.root.blocks if kind not in blocks.ALL_KINDS}
+        missing = [kind for kind in missing if kind not in misspelt]
+        if not missing:
+            return
+        names = _listed(missing)
+        plural = "blocks are" if len(missing) > 1 else "block is"
+        examples = [(f"write for instance `{blocks.REQUIRED[kind]}`", None) for kind in missing]
+        if len(missing) == 1:
+            self.diagnostics.error(
+                "X205", f"the {names} block is missing", source.end, hint=f"add `{blocks.REQUIRED[missing[0]]}`"
+            )
+        else:
+            self.diagnostics.error("X205", f"these {plural} missing: {names}", source.end, notes=examples)
+
+    def _action_outside(self, kind: str, word: Span) -> None:
+        """`every 10 steps eval web, log`, where `then log` was meant."""
+        hint = f"an action follows `every …`, `on …` or `then`; the block is written `{kind} {{ … }}`"
+        self.diagnostics.error("X201", f"`{kind}` by itself is neither a block nor part of a tick", word, hint=hint)
+
+    def _unknown_kind(self, kind: str, section: Section, head: Span) -> None:
+        word = _word(head, kind)
+        if kind in blocks.ACTIONS:
+            hint = "an action follows `every …`, `on …` or `then`"
+            if section.entries or kind == "profile":  # which other trainers have as a block
+                label = " …" if section.labels else ""
+                hint = f"write `every 1000 steps {kind}{label} {{ … }}`"
+            self.diagnostics.error("X201", f"`{kind}` is an action, not a block", word, hint=hint)
+            return
+        if kind in later.KINDS:
+            self._not_yet(f"`{kind}`", word)
+            return
+        if kind == "collate":
+            self.diagnostics.error(
+                "X210", "`collate` is a setting, not a block", word,
+                hint="write `collate = to_tensor -> flatten -> shift_tokens -> pack(sequential)`",
+            )  # fmt: skip
+            return
+        meant = closest(kind, blocks.ALL_KINDS)
+        owner = _owners(kind)
+        notes: list[Note] = [(f"kinds of blocks: {', '.join(blocks.KINDS)}", None)]
+        hint = f"did you mean `{meant}`?" if meant else None
+        fix = renamed(word, kind, blocks.ALL_KINDS)
+        fix = fix if fix and fix.text in blocks.KINDS else None
+        if kind in blocks.LINKS:
+            hint, notes = "links of `collate` are joined by `->`", []
+        elif kind in ("if", "for", "while", "else"):
+            hint, notes = "a spec has no conditions and no loops", []
+        elif meant is None and owner:
+            hint, notes = f"`{kind}` belongs in {_listed(owner)}", []
+        self.diagnostics.error("X201", f"there is no block called `{kind}`", word, hint=hint, notes=notes, fix=fix)
+
+    def _named_without_label(self, kind: str, section: Section) -> None:
+        for head in section.heads:
+            name = _SAMPLE_NAMES[kind]
+            self.diagnostics.error("X207", f"a `{kind}` needs a name", head, hint=f"write `{kind} {name} {{ … }}`")
+
+    def _outside(self, name: str, entry: Entry) -> None:
+        owner = _owners(name)
+        if name in blocks.KINDS or name in later.KINDS:
+            hint = f"write `{name} {{ … }}`"
+            example = blocks.REQUIRED.get(name)
+            hint = f"write `{example}`" if example else hint
+            fix = _as_block(name, blocks.KINDS[name], entry) if name in blocks.KINDS else None
+            self.diagnostics.error("X210", f"`{name}` is a block and takes no `=`", entry.name_span, hint=hint, fix=fix)
+            return
+        meant = closest(name, ("collate",))
+        hint = f"did you mean `{meant}`?" if meant else None
+        if owner and not meant:
+            hint = f"`{name}` belongs in {_listed(owner)}"
+        self.diagnostics.error(
+            "X203", f"`{name}` is not a setting of the top level", entry.name_span, hint=hint,
+            notes=[] if hint else [("the top level holds blocks and one setting, `collate`", None)],
+            fix=renamed(entry.name_span, name, ("collate",)),
+        )  # fmt: skip
+
+    # Fields -----------------------------------------------------------------------------------------------------------
+
+    def unknown_fields(self, block: type, section: Section) -> None:
+        if open_setting(block) is not None:
+            return
+        known = settings_of(block)
+        given = [(name, entry.name_span) for name, entry in section.entries.items()]
+        given += [(name, _word(nested.heads[0], name)) for name, nested in section.blocks.items() if nested.heads]
+        label = section.labels[0].value.span.text if section.labels else ""
+        fields = [name for name, (_, meta) in known.items() if not meta.only or label in meta.only]
+        for name, span in given:
+            if name not in known:
+                self._unknown_field(block, section, name, fields, span)
+
+    def _unknown_field(self, block: type, section: Section, name: str, known: list[str], span: Span) -> None:
+        kind = section.kind
+        if name in later.SETTINGS.get(block, ()):
+            self._not_yet(f"`{name}` of `{kind}`", span)
+            return
+        meant = closest(name, known)
+        owner = _owners(name) or _owners(ours(name, _all_settings()) or "")
+        label = blocks.label_of(block)
+        fix = None
+        if meant:
+            hint = f"did you mean `{meant}`?"
+            fix = renamed(span, name, known, taken=_beside(section, span))
+        elif label is not None and label.name == name:
+            hint = f"the {name} is the label of the block: `{kind} {name}`"
+        elif owner:
+            hint = f"`{name}` belongs in {_listed(owner)}"
+            other = ours(name, _all_settings())
+            hint = f"xtrain calls this `{other}`, in {_listed(owner)}" if other else hint
+        else:
+            hint = None
+        fields = f"settings of `{kind}`: {', '.join(known)}" if known else f"`{kind}` has no settings"
+        self.diagnostics.error(
+            "X203", f"unknown setting `{name}` in `{kind}`", span, hint=hint, notes=[(fields, None)], fix=fix
+        )
+
+    def missing_fields(self, block: type, section: Section, names: list[str]) -> None:
+        known = settings_of(block)
+        assert section.head is not None
+        examples = [f"{name} = {known[name][1].example}" for name in names]
+        also = [(f"`{section.kind}` is also written here", head) for head in section.heads[:-1]]
+        self.diagnostics.error(
+            "X204", f"`{section.kind}` needs {_listed(names)}", section.head,
+            hint=f"add `{', '.join(examples)}`", notes=also,
+        )  # fmt: skip
+
+    def of_another_label(self, block: type, section: Section, name: str, meta: Setting, label: Any) -> None:
+        span = section.entries[name].name_span if name in section.entries else section.blocks[name].heads[0]
+        label_name = label_word(block)
+        label_span = section.labels[0].value.span if section.labels else None
+        elsewhere = label_span is not None and (label_span.source, label_span.line) != (span.source, span.line)
+        where: list[Note] = [(f"this is `{section.kind} {label}`", label_span)] if elsewhere else []
+        self.diagnostics.error(
+            "X208", f"`{section.kind} {label}` has no `{name}`", _word(span, name),
+            hint=f"it is a setting of the {label_name} {_listed(meta.only, 'or')}", notes=where,
+        )  # fmt: skip
+
+    def block_for_value(self, section: Section, name: str, meta: Setting) -> None:
+        """`lr 3e-4` where `lr = 3e-4` was meant."""
+        assert section.head is not None
+        label = section.labels[0].value if section.labels else None
+        written = label.span.text if label is not None else meta.example or "value"
+        one = label is not None and len(section.labels) == len(section.heads) == 1
+        fix = Fix(section.head, f"{name} = {written}") if one and not (section.entries or section.blocks) else None
+        self.diagnostics.error(
+            "X210", f"`{name}` is a setting and needs `=`", section.head, hint=f"write `{name} = {written}`", fix=fix
+        )
+
+    def value_for_block(self, entry: Entry, name: str, block: type) -> None:
+        """`tp = 2` where `tp 2` was meant."""
+        label = blocks.label_of(block)
+        labelled = label is not None
+        data = entry.value.data
+        shown = entry.value.span.text
+        if label is not None and data is AUTO and Auto not in get_args(label.type):
+            shown = "2"
+        simple = labelled and not isinstance(data, Mapping | Items) and data is not FAILED
+        written = f"{name} {shown}" if simple else f"{name} {{ … }}"
+        whole = entry.name_span.to(entry.value.span)
+        self.diagnostics.error(
+            "X210", f"`{name}` is a block and takes no `=`", whole, hint=f"write `{written}`",
+            fix=_as_block(name, block, entry),
+        )  # fmt: skip
+
+    # Labels -----------------------------------------------------------------------------------------------------------
+
+    def label_on_unlabelled(self, section: Section) -> None:
+        value = section.labels[0].value
+        self.diagnostics.error(
+            "X207", f"`{section.kind}` takes no label", value.span, hint=f"write `{section.kind} {{ … }}`"
+        )
+
+    def missing_label(self, block: type, section: Section, attribute: attrs.Attribute) -> None:
+        if section.head is None or section.broken:
+            return
+        choices = blocks.choices_of(attribute.type)
+        samples = {"dataset": "web", "source": "bytes", "size": "2"}
+        sample = choices[0] if choices else samples.get(attribute.name, "name")
+        notes: list[Note] = [(f"one of {', '.join(choices)}", None)] if len(choices) > 1 else []
+        only = len(choices) == 1 and section.head.text == section.kind
+        self.diagnostics.error(
+            "X207", f"`{section.kind}` needs a {label_word(block)}", section.head,
+            hint=f"write `{section.kind} {sample}`", notes=notes,
+            fix=Fix(section.head, f"{section.kind} {sample}") if only else None,
+        )  # fmt: skip
+
+    def too_many_labels(self, block: type, section: Section) -> None:
+        extra = section.labels[1].value.span.to(section.labels[-1].value.span)
+        self.diagnostics.error(
+            "X207", f"`{section.kind}` takes one label, its {label_word(block)}", extra, hint="remove it"
+        )
+
+    def out_of_range(self, context: Context, value: Value, problem: str) -> None:
+        self.diagnostics.error("X304", f"{context.subject} {problem}", value.span, notes=value.notes)
+
+    def _not_yet(self, what: str, span: Span) -> None:
+        self.diagnostics.error("X209", f"{what} is not supported yet", span)
+
+
+def _as_block(name: str, block: type, entry: Entry) -> Fix | None:
+    """`tp = 2` as `tp 2`, and `router = { … }` as `router { … }`."""
+    data, value, label = entry.value.data, entry.value.span, blocks.label_of(block)
+    if value.source is not entry.name_span.source or not value.text:
+        return None
+    if label is None and isinstance(data, Mapping) and value.text[0] == "{":
+        return Fix(Span(value.source, entry.name_span.end, value.end), f" {_as_body(data, value)}")
+    is_label = label is not None and _LABEL.fullmatch(value.text) is not None
+    if label is None or not is_label or (data is AUTO and Auto not in get_args(label.type)):
+        return None
+    return Fix(Span(value.source, entry.name_span.end, value.start), " ")
+
+
+def _as_body(data: Mapping, value: Span) -> str:
+    """A map as the body of a block: `=` where its keys have `:`."""
+    text = value.text
+    for each in reversed(data.entries.values()):
+        start = each.span.start - value.start
+        key = text[:start].rstrip()
+        text = f"{key[:-1].rstrip()} = {text[start:]}" if key[-1:] in (":", "=") else text
+    return text
+
+
+def _beside(section: Section, span: Span) -> set[str]:
+    """The names that are written in the same body as what stands at `span`: there, each may stand once."""
+    places = [(name, entry.name_span) for name, entry in section.entries.items()]
+    places += [(name, head) for name, nested in section.blocks.items() for head in nested.heads]
+    begun = [head.start for head in section.heads if head.source is span.source]
+
+    def body(place: Span) -> int:
+        return sum(start < place.start for start in begun)
+
+    return {name for name, place in places if place.source is span.source and body(place) == body(span)}
+
+
+def label_word(block: type) -> str:
+    """What the label of a block is called: a family, a kind, a size."""
+    label = blocks.label_of(block)
+    return label.name if label is not None else "label"
+
+
+def _word(head: Span, kind: str) -> Span:
+    """The first word of a head."""
+    return Span(head.source, head.start, min(head.end, head.start + len(kind)))
+
+
+def _all_settings() -> set[str]:
+    return {name for block in blocks.KINDS.values() for name in settings_of(block)}
+
+
+def _owners(name: str) -> list[str]:
+    """The blocks that have a setting of this name."""
+    found = []
+    for kind, block in blocks.KINDS.items():
+        if name in settings_of(block):
+            found.append(f"`{kind}`")
+        for inner, nested in blocks.nested(block).items():
+            if name in settings_of(nested):
+                found.append(f"`{inner}` of `{kind}`")
+    return found
+
+
+def _listed(names: Iterable[str], word: str = "and") -> str:
+    quoted = [name if name.startswith("`") else f"`{name}`" for name in names]
+    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} {word} {quoted[-1]}"

@@ -1,0 +1,170 @@
+"""`Part`: a source or collator of the user's own, and what a spec gives for the parameters of its function."""
+
+from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+
+from attrs import define, field
+
+from ..diagnostics.fixes import renamed
+from ..diagnostics.source import Span
+from ..diagnostics.suggest import closest
+from ..evaluation.values import FAILED, Called, Items, Mapping, Value, Word, describe, is_number, show_number
+from ..quantity import Quantity
+from ..schema.data import UserCall
+from ..schema.setting import Setting
+from ..user_parts.reader import COMPUTED, REQUIRED, Declared, Kind, Parameter
+from .type_errors import Mismatch, joined, list_mismatch, map_mismatch
+
+if TYPE_CHECKING:
+    from .context import Context, Converter
+
+
+def kind_wanted(context: "Context") -> Kind:
+    """The kind of part that a setting takes."""
+    return "source" if context.name == "source" else "collator"
+
+
+@define(eq=False)
+class Part:
+    """module: as a plan names it. digest: of what it says. use: the statement that makes it known."""
+
+    declared: Declared
+    module: str
+    digest: str
+    use: Span = field(repr=False)
+    used: bool = False
+
+    def convert(self, call: Called, value: Value, context: "Context", around: "Converter") -> Any:
+        """The call as a `UserCall`; FAILED after reporting what is wrong. Raises Mismatch where it does not belong."""
+        declared, name = self.declared, self.declared.name
+        self.used = True
+        place = Value(call, call.name_span, value.via)
+        wanted = kind_wanted(context)
+        note = ((f"`{name}` is declared here", declared.span),)
+        if declared.kind != wanted:
+            where = "is the `source` of a dataset" if declared.kind == "source" else "is a link of `collate`"
+            message = f"`{name}` is a {declared.kind}, and {context.subject} takes a {wanted}"
+            raise Mismatch("X219", message, place, hint=f"a {declared.kind} {where}", notes=note)
+        if isinstance(value.data, Word) and declared.kind == "source":
+            raise Mismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{self.form()}`", notes=note)
+        given = self._given(call, around)
+        if given is None:
+            return FAILED
+        missing = [p.name for p in declared.parameters if p.default is REQUIRED and p.name not in given]
+        if missing:
+            needed = joined([f"`{each}`" for each in missing], "and")
+            raise Mismatch("X220", f"`{name}` needs {needed}", place, hint=f"write `{self.form()}`", notes=note)
+        arguments: dict[str, Any] = {}
+        for parameter in declared.parameters:
+            if parameter.name in given:
+                arguments[parameter.name] = self._argument(parameter, given[parameter.name], around)
+            elif parameter.default is not COMPUTED:
+                arguments[parameter.name] = parameter.default
+        if any(argument is FAILED for argument in arguments.values()):
+            return FAILED
+        return UserCall(
+            module=self.module, function=name, digest=self.digest, arguments=arguments, takes=declared.takes,
+            gives=declared.gives, does=declared.does,
+        )  # fmt: skip
+
+    def form(self) -> str:
+        """How it is written: its name with what must be given."""
+        needed = [f"{p.name} = …" for p in self.declared.parameters if p.default is REQUIRED]
+        brackets = bool(needed) or self.declared.kind == "source"
+        return f"{self.declared.name}({', '.join(needed)})" if brackets else self.declared.name
+
+    def _given(self, call: Called, around: "Converter") -> dict[str, Value] | None:
+        """What is written for each parameter; None after reporting what there is no parameter for."""
+        name, parameters = call.name, self.declared.parameters
+        placed = [parameter.name for parameter in parameters if not parameter.named]
+        given = dict(zip(placed, call.positional, strict=False))
+        good = True
+        for extra in call.positional[len(placed) :]:
+            many = f"{len(placed)} argument" + ("s" if len(placed) > 1 else "") if placed else "no arguments"
+            named = [parameter.name for parameter in parameters if parameter.named]
+            hint = f"give {joined(named)} by name" if named else "remove it"
+            message = f"`{name}` takes {many}{' without a name' if named else ''}"
+            around.diagnostics.error("X220", message, extra.span, hint=hint)
+            good = False
+        known = [parameter.name for parameter in parameters]
+        for each, (span, value) in call.keywords.items():
+            if each in given:
+                around.diagnostics.error("X220", f"`{each}` of `{name}` is given twice", span, hint="keep one")
+            elif each not in known:
+                meant = closest(each, known)
+                says = f"arguments of `{name}`: {', '.join(known)}" if known else f"`{name}` takes no arguments"
+                around.diagnostics.error(
+                    "X203", f"unknown argument `{each}` of `{name}`", span,
+                    hint=f"did you mean `{meant}`?" if meant else None, notes=[(says, self.declared.span)],
+                    fix=renamed(span, each, known, taken=(*given, *call.keywords)),
+                )  # fmt: skip
+            else:
+                given[each] = value
+                continue
+            good = False
+        return given if good else None
+
+    def _argument(self, parameter: Parameter, value: Value, around: "Converter") -> Any:
+        """The value for a parameter, lists as tuples; FAILED after reporting that it does not fit."""
+        from .context import Context
+
+        context = Context(
+            parameter.name, self.declared.name, UserCall, Setting(doc=f"argument of {self.declared.name}")
+        )
+        return _argument(parameter.type, value, context, around)
+
+
+def _argument(kind: Any, value: Value, context: "Context", around: "Converter") -> Any:
+    from .context import report
+    from .convert import convert
+
+    if value.data is FAILED:
+        return FAILED
+    if Any not in _mentioned(kind):
+        return convert(kind, value, context, around)
+    try:
+        return _unchecked(kind, value, context, around)
+    except Mismatch as wrong:
+        return report(wrong, around)
+
+
+def _unchecked(kind: Any, value: Value, context: "Context", around: "Converter") -> Any:
+    """For a type that says little: anything a spec can write that means something to Python. Raises Mismatch."""
+    data = value.data
+    if get_origin(kind) is Union:
+        (kind,) = (part for part in get_args(kind) if part is not type(None))
+        if data is None:
+            return None
+    if get_origin(kind) is tuple and not isinstance(data, Items):
+        raise list_mismatch(Any, kind, value, context)
+    if get_origin(kind) is dict and not isinstance(data, Mapping):
+        raise map_mismatch(kind, value, context)
+    match data:
+        case Items(values=values):
+            found = [_argument(Any, each, context, around) for each in values]
+            return FAILED if any(each is FAILED for each in found) else tuple(found)
+        case Mapping(entries=entries):
+            items = {name: _argument(Any, each, context, around) for name, each in entries.items()}
+            return FAILED if any(each is FAILED for each in items.values()) else items
+        case Quantity():
+            message = f"{context.subject} is a plain number, and this is {describe(data)}"
+            raise Mismatch(
+                "X302", message, value, hint=f"arguments of Python functions have no units: write `{_bare(data)}`"
+            )
+        case Word(text=text):
+            raise Mismatch("X202", f"`{text}` is not defined", value, hint=f'a string is written in quotes: `"{text}"`')
+    if data is None or isinstance(data, bool | str) or is_number(data):
+        return data
+    message = f"{context.subject} of `{context.kind}` cannot be {describe(data)}"
+    raise Mismatch("X301", message, value, hint="write a number, a string, `true`, `false`, `none`, a list or a map")
+
+
+def _bare(data: Quantity) -> str:
+    return f"{data.fraction:g}" if data.unit == "%" else show_number(data.value)
+
+
+def _mentioned(kind: Any) -> set[Any]:
+    """The types that a type is made of, itself among them."""
+    found = {kind}
+    for part in get_args(kind) if get_origin(kind) in (Union, tuple, dict) else ():
+        found |= _mentioned(part)
+    return found

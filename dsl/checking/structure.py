@@ -1,0 +1,261 @@
+"""A `Tree` into a typed `Spec`: every name known, every value of the right type, unit and range, or reported."""
+
+from collections.abc import Mapping
+from typing import Any, get_args
+
+import attrs
+
+from .. import blocks
+from ..diagnostics.diagnostic import Diagnostics
+from ..diagnostics.source import Source, Span
+from ..evaluation.evaluate import Definition, Evaluator
+from ..evaluation.sections import Label, Section, Tree
+from ..evaluation.values import FAILED, Value, Word
+from ..evaluation.values import Mapping as MapOf
+from ..quantity import Quantity
+from ..schema.setting import Setting, open_setting, settings_of, spelled
+from ..spec import Origin, Spec
+from .context import Context
+from .convert import convert
+from .name_errors import FieldErrors, label_word
+from .triggers import structure_reactions
+from .unknown_settings import Doubts, stand_in, stand_in_block, stand_in_of
+from .user_parts import Parts
+
+_MISSING = object()
+
+
+class Structurer:
+    """Builds the classes of the schema; `origins` grows as it goes."""
+
+    def __init__(self, evaluator: Evaluator, diagnostics: Diagnostics, constants: Mapping[str, Definition]) -> None:
+        self.evaluator, self.diagnostics, self.constants = evaluator, diagnostics, constants
+        self.origins: dict[str, Origin] = {}
+        self.errors = FieldErrors(diagnostics)
+        self.doubts = Doubts()
+        self.parts = Parts()
+
+    def spec(self, tree: Tree, path: str, source: Source | None) -> Spec:
+        """The whole spec. If anything is wrong with it, that is reported, and `doubts` has the paths not to rely on."""
+        self.errors.top_level(tree)
+        self.doubts.top_level(tree)
+        built: dict[str, Any] = {}
+        for kind, block in blocks.KINDS.items():
+            if kind in blocks.NAMED:
+                continue
+            section = tree.root.blocks.get(kind)
+            if section is not None:
+                built[kind] = self.block(block, section, kind)
+            elif kind not in blocks.REQUIRED:
+                built[kind] = self._default_block(block, kind)
+        missing = [kind for kind in blocks.REQUIRED if kind not in built]
+        self.errors.missing_blocks(missing, tree, source)
+        for kind in missing:
+            self.doubts.kind(kind)
+            built[kind] = stand_in_block(blocks.KINDS[kind])
+        for kind, field in blocks.NAMED.items():
+            sections = tree.named.get(kind, {})
+            built[field] = {
+                label: self.block(blocks.KINDS[kind], section, f"{kind}.{label}") for label, section in sections.items()
+            }
+        self._collate(tree, built)
+        ticks, events = structure_reactions(tree.reactions, self)
+        given = {kind: value for kind, value in built.items() if value is not _MISSING}
+        return Spec(path=path, ticks=ticks, events=events, origins=self.origins, **given)
+
+    def _default_block(self, block: type, kind: str) -> Any:
+        """The block of a kind that is not written: `_MISSING`, so that the default of `Spec` holds."""
+        self.origins[kind] = Origin("default")
+        if kind not in blocks.OPTIONAL:
+            self._default_origins(block, kind, label=None)
+        if self.doubts.unread:
+            self.doubts.kind(kind)
+        return _MISSING
+
+    def _default_origins(self, block: type, path: str, label: Any) -> None:
+        for name, (attribute, meta) in settings_of(block).items():
+            if not meta.only or label is None or label in meta.only:
+                self.origins[f"{path}.{name}"] = Origin("default")
+                if blocks.is_block(attribute.type):
+                    self._default_origins(attribute.type, f"{path}.{name}", None)
+
+    def _collate(self, tree: Tree, built: dict[str, Any]) -> None:
+        entry = tree.root.entries.get("collate")
+        if entry is None:
+            self.origins["collate"] = Origin("default")
+            return
+        self.origins["collate"] = Origin.of(entry.value)
+        attribute = attrs.fields_dict(Spec)["collate"]
+        context = Context("collate", "the spec", Spec, Setting(doc="links from samples to rows"))
+        found = convert(attribute.type, entry.value, context, self)
+        if found is FAILED:
+            self.doubts.kind("collate")
+        built["collate"] = _MISSING if found is FAILED else found
+
+    def leave_out(self, path: str) -> list[Any]:
+        """Forget what is known of a reaction or action that is wrong, so that the next one can have its path."""
+        for each in [each for each in self.origins if each == path or each.startswith(f"{path}.")]:
+            del self.origins[each]
+        self.doubts.forget(path)
+        return []
+
+    # Blocks -----------------------------------------------------------------------------------------------------------
+
+    def block(self, block: type, section: Section, path: str) -> Any:
+        """An object of a block class. What is wrong with a field is reported, and a stand-in takes its place."""
+        if section.head is not None:
+            self.origins[path] = Origin(_kind_of_head(section.head), section.head)
+        arguments: dict[str, Any] = {}
+        label = self._label(block, section, path, arguments)
+        known = settings_of(block)
+        self._free_names(block, section, path, arguments)
+        self.errors.unknown_fields(block, section)
+        self.doubts.fields(block, section, path)
+        missing: list[str] = []
+        for name, (attribute, meta) in known.items():
+            where = f"{path}.{name}"
+            written = name in section.entries or name in section.blocks
+            if meta.only and label is not FAILED and label not in meta.only:
+                if written:
+                    self.errors.of_another_label(block, section, name, meta, label)
+                    self.doubts.paths |= {where, f"{path}.{label_word(block)}"}
+                continue
+            is_block = blocks.is_block(attribute.type)
+            if name in section.blocks and not is_block:
+                self.errors.block_for_value(section.blocks[name], name, meta)
+                arguments[attribute.name] = FAILED
+                continue
+            if is_block:
+                arguments[attribute.name] = self._nested(attribute, section, name, where)
+            elif name in section.entries:
+                entry = section.entries[name]
+                self.origins[where] = Origin.of(entry.value)
+                self._entries(entry.value, where)
+                context = Context(name, section.kind, block, meta)
+                arguments[attribute.name] = convert(attribute.type, entry.value, context, self)
+            elif attribute.default is attrs.NOTHING or (label is not FAILED and label in meta.required_by):
+                if name not in section.lost and where not in self.doubts.misspelt:
+                    missing.append(name)
+                arguments[attribute.name] = FAILED
+            else:
+                self.origins[where] = Origin("default")
+        if missing and not section.broken:
+            self.errors.missing_fields(block, section, missing)
+        for attribute in attrs.fields(block):
+            if arguments.get(attribute.name) is FAILED:
+                self.doubts.setting(f"{path}.{spelled(attribute)}", attribute)
+                meta = attribute.metadata.get("setting")
+                arguments[attribute.name] = stand_in(attribute, meta)
+        return block(**{name: value for name, value in arguments.items() if value is not _MISSING})
+
+    def _free_names(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> None:
+        """The settings whose names are the user's own, as the weights of `mixture`, gathered into one map."""
+        free = open_setting(block)
+        if free is None:
+            return
+        attribute, meta = free
+        known, (_, kind) = settings_of(block), get_args(attribute.type)
+        found: dict[str, Any] = {}
+        for name, entry in section.entries.items():
+            if name in known:
+                continue
+            self._entry(name, entry.name_span, entry.value, path)
+            value = convert(kind, entry.value, Context(name, section.kind, block, meta), self)
+            if value is FAILED:
+                self.doubts.paths.add(f"{path}.{name}")
+            found[name] = stand_in_of(kind) if value is FAILED else value
+        for name in section.blocks.keys() - known.keys():
+            self.errors.block_for_value(section.blocks.pop(name), name, meta)
+            self.doubts.paths.add(f"{path}.*")
+        if section.broken or section.lost - known.keys():
+            self.doubts.paths.add(f"{path}.*")
+        arguments[attribute.name] = found
+
+    def _entries(self, value: Value, path: str) -> None:
+        """Note where the names and values of a map come from."""
+        if isinstance(value.data, MapOf):
+            for name, each in value.data.entries.items():
+                self._entry(name, value.data.keys[name], each, path)
+
+    def _entry(self, name: str, place: Span, value: Value, path: str) -> None:
+        self.origins[f"{path}.{name}"] = Origin.of(value)
+        self.origins[f"{path}.{name}.name"] = Origin(_kind_of_head(place), place)
+
+    def _nested(self, attribute: attrs.Attribute, section: Section, name: str, path: str) -> Any:
+        kind: Any = attribute.type
+        if name in section.entries:
+            self.errors.value_for_block(section.entries[name], name, kind)
+            return FAILED
+        if name not in section.blocks:
+            self.origins[path] = Origin("default")
+            label = blocks.label_of(kind)
+            if label is not None:
+                self.origins[f"{path}.{label.name}"] = Origin("default")
+            self._default_origins(kind, path, None)
+            return _MISSING
+        return self.block(kind, section.blocks[name], path)
+
+    # Labels -----------------------------------------------------------------------------------------------------------
+
+    def _label(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> Any:
+        """The value of the label; also put among the arguments. FAILED if it is missing or wrong."""
+        attribute = blocks.label_of(block)
+        if attribute is None:
+            if section.labels:
+                self.errors.label_on_unlabelled(section)
+            return None
+        if not section.labels and (usual := _usual_label(section, path, attribute.name)) is not None:
+            self.origins[f"{path}.{attribute.name}"] = Origin("default")
+            arguments[attribute.name] = usual
+            return usual
+        if not section.labels:
+            says_nothing = not (section.entries or section.blocks or section.lost or section.broken)
+            if attribute.default is not attrs.NOTHING and not says_nothing:
+                self.origins[f"{path}.{attribute.name}"] = Origin("default")
+                return attribute.default
+            self.errors.missing_label(block, section, attribute)
+            arguments[attribute.name] = FAILED
+            return FAILED
+        if len(section.labels) > 1:
+            self.errors.too_many_labels(block, section)
+            arguments[attribute.name] = FAILED
+            return FAILED
+        value = self._label_value(attribute, section.labels[0])
+        self.origins[f"{path}.{attribute.name}"] = Origin.of(value)
+        meta = Setting(doc="label", check=attribute.metadata.get("check"))
+        context = Context(attribute.name, section.kind, block, meta, is_label=True)
+        found = convert(attribute.type, value, context, self)
+        if found is not FAILED and isinstance(found, int) and found < 1:
+            self.errors.out_of_range(context, value, "must be at least 1")
+            found = FAILED
+        arguments[attribute.name] = found
+        return found
+
+    def _label_value(self, attribute: attrs.Attribute, label: Label) -> Value:
+        """The label itself; where a number is wanted, the constant that it names."""
+        value = label.value
+        wants_number = attribute.type is int or int in getattr(attribute.type, "__args__", ())
+        if wants_number and isinstance(value.data, Word) and label.names is not None:
+            definition = label.names.find(value.data.text)
+            if definition is not None:
+                found = self.evaluator.definition(definition)
+                return Value(found.data, value.span, found.via)
+        if isinstance(value.data, int | float | Quantity) and not wants_number:
+            return Value(value.span.text, value.span, value.via)
+        return value
+
+
+def _usual_label(section: Section, path: str, name: str) -> Any:
+    """The label of a block that is not written and of which `--set` gives a setting: that of a spec without it.
+
+    None where such a spec has no such block, or says nothing that a setting of it could speak of, as of machines.
+    """
+    default = attrs.fields_dict(Spec)[path].default if path in blocks.KINDS and path not in blocks.NAMED else None
+    written = any(_kind_of_head(head) != "set" for head in section.heads)
+    if written or path == "cluster" or not blocks.is_block(type(default)):
+        return None
+    return getattr(default, name)
+
+
+def _kind_of_head(span: Span) -> Any:
+    return "set" if span.source.path == "--set" else "text"

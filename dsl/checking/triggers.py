@@ -1,0 +1,213 @@
+"""`every` and `on`: their period or event, and the actions they call."""
+
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from .. import blocks
+from ..diagnostics.diagnostic import Fix
+from ..diagnostics.fixes import renamed
+from ..diagnostics.suggest import closest
+from ..evaluation.evaluate import Names
+from ..evaluation.sections import Label, Reaction, Section
+from ..evaluation.values import FAILED, Value, describe
+from ..quantity import Quantity
+from ..schema import later
+from ..schema.actions import Event, Tick
+from ..schema.setting import settings_of
+from ..spec import Origin
+from ..syntax import tree as s
+from ..syntax.numbers import UNIT_WORDS, certain_unit, near_unit
+from .context import Context
+from .convert import convert
+from .unknown_settings import stand_in
+
+if TYPE_CHECKING:
+    from .structure import Structurer
+
+
+def structure_reactions(reactions: list[Reaction], around: "Structurer") -> tuple[tuple[Tick, ...], tuple[Event, ...]]:
+    """All ticks and events that can be understood, and of those the actions; what is wrong is reported."""
+    ticks: list[Tick] = []
+    events: list[Event] = []
+    for reaction in reactions:
+        if reaction.event is None:
+            path = f"every.{len(ticks)}"
+            tick = _tick(reaction, path, around)
+            ticks += [tick] if tick is not None else around.leave_out(path)
+        else:
+            events.append(_event(reaction, f"on.{len(events)}", around))
+    return tuple(ticks), tuple(events)
+
+
+def _tick(reaction: Reaction, path: str, around: "Structurer") -> Tick | None:
+    if _misspelt_unit(reaction, around):
+        return None
+    value, period = reaction.override, reaction.period
+    if isinstance(period, s.Reference) and period.text == "step":
+        value = value or Value(Quantity(1, "steps"), period.span)
+    elif period is not None:
+        written = around.evaluator.value(period, reaction.names)  # also where `--set` says otherwise, for its mistakes
+        value = value or written
+    if value is None:
+        return None  # what `--set` says could not be read
+    head = reaction.span if period is None else attrs.evolve(reaction.span, end=period.span.end)
+    around.origins[path] = Origin("set" if period is None else "text", head)
+    around.origins[f"{path}.every"] = Origin.of(value)
+    attribute, meta = settings_of(Tick)["every"]
+    every = convert(attribute.type, value, Context("every", "every", Tick, meta), around)
+    actions = _actions(reaction, path, around)
+    if every is FAILED:
+        around.doubts.setting(f"{path}.every", attribute)
+        every = stand_in(attribute, meta)
+    return Tick(every=every, actions=actions)
+
+
+def _misspelt_unit(reaction: Reaction, around: "Structurer") -> bool:
+    """`every 10 stpes log` reads as the action `stpes` with the label `log`; say what was meant."""
+    name, section = reaction.actions[0]
+    period = reaction.period
+    if not isinstance(period, s.Number) or name.text in (*blocks.ACTIONS, *later.ACTIONS):
+        return False
+    if isinstance(period.value, Quantity):
+        if name.text not in UNIT_WORDS or not period.span.text.endswith("B"):
+            return False
+        both = period.span.to(name.span)
+        meant = f"{period.span.text.split()[0].rstrip('B')}B {name.text}"
+        message = "`B` after a space means bytes; a multiplier follows its number without a space"
+        around.diagnostics.error("X107", message, both, hint=f"write `{meant}`", fix=Fix(both, meant))
+        return True
+    meant = near_unit(name.text)
+    follows = section.labels and section.labels[0].value.span.text in (*blocks.ACTIONS, *later.ACTIONS)
+    if meant is None and not follows:
+        return False
+    hint = f"did you mean `{meant}`?" if meant else "units: steps tokens, s min h d, %"
+    sure = certain_unit(name.text)
+    around.diagnostics.error(
+        "X107", f"`{name.text}` is not a unit", name.span, hint=hint, fix=Fix(name.span, sure) if sure else None
+    )
+    return True
+
+
+def _event(reaction: Reaction, path: str, around: "Structurer") -> Event:
+    assert reaction.event is not None
+    name = reaction.event
+    around.origins[path] = Origin("text", attrs.evolve(reaction.span, end=name.span.end))
+    actions = _actions(reaction, path, around)
+    if name.text in later.EVENTS:
+        around.diagnostics.error("X209", f"the event `{name.text}` is not supported yet", name.span)
+    elif name.text not in blocks.EVENTS:
+        meant = closest(name.text, blocks.EVENTS)
+        around.diagnostics.error(
+            "X214", f"there is no event called `{name.text}`", name.span,
+            hint=f"did you mean `{meant}`?" if meant else None,
+            notes=[(f"events: {', '.join(blocks.EVENTS)}", None)], fix=renamed(name.span, name.text, blocks.EVENTS),
+        )  # fmt: skip
+    else:
+        count = _count(reaction, name, path, around)
+        return Event(event=name.text, actions=actions, count=count)  # type: ignore[arg-type]
+    around.doubts.paths.add(f"{path}.event")
+    return Event(event="finish", actions=actions)  # the actions can be checked all the same
+
+
+def _count(reaction: Reaction, name: s.Name, path: str, around: "Structurer") -> int | None:
+    """The n of `nan(n)`; None where it is not given, or is wrong, which is reported."""
+    given = reaction.arguments
+    if reaction.override is not None:
+        return _number(reaction.override, path, around)
+    if len(given) == 0:
+        return None
+    if name.text != "nan" or len(given) > 1 or given[0].name is not None:
+        span = given[0].span.to(given[-1].span)
+        if name.text == "nan":
+            message, hint = "`nan` takes one number: how many steps in a row", "write `on nan(3) …`"
+        else:
+            message, hint = f"`{name.text}` takes no number; only `nan` does", f"write `on {name.text} …`"
+        around.diagnostics.error("X225", message, span, hint=hint)
+        return None
+    return _number(around.evaluator.value(given[0].value, reaction.names), path, around)
+
+
+def _number(value: Value, path: str, around: "Structurer") -> int | None:
+    around.origins[f"{path}.count"] = Origin.of(value)
+    attribute, meta = settings_of(Event)["count"]
+    count = convert(int, value, Context("n", "nan", Event, meta), around)
+    if count is FAILED:
+        around.doubts.setting(f"{path}.count", attribute)
+        return None
+    return count
+
+
+def _actions(reaction: Reaction, path: str, around: "Structurer") -> tuple[Any, ...]:
+    found: list[Any] = []
+    for name, section in reaction.actions:
+        place = f"{path}.actions.{len(found)}"
+        action = _action(name, section, place, reaction.names, around)
+        if action is FAILED:
+            around.doubts.paths.add(f"{path}.actions")
+        found += [action] if action is not FAILED else around.leave_out(place)
+    return tuple(found)
+
+
+def _action(name: s.Name, section: Section, path: str, names: Names, around: "Structurer") -> Any:
+    if name.text in later.ACTIONS:
+        around.diagnostics.error("X209", f"the action `{name.text}` is not supported yet", name.span)
+        return FAILED
+    if name.text not in blocks.ACTIONS:
+        meant = closest(name.text, blocks.ACTIONS)
+        around.diagnostics.error(
+            "X214", f"there is no action called `{name.text}`", name.span,
+            hint=f"did you mean `{meant}`?" if meant else None,
+            notes=[(f"actions: {', '.join(blocks.ACTIONS)}", None)], fix=renamed(name.span, name.text, blocks.ACTIONS),
+        )  # fmt: skip
+        return FAILED
+    block = blocks.ACTIONS[name.text]
+    if not _bracketed(name, section, names, around):
+        return FAILED
+    most = 1 if blocks.label_of(block) else 0
+    for label in section.labels[most:]:
+        if label.value.span.text in (*blocks.ACTIONS, *later.ACTIONS):
+            span = label.value.span
+            around.diagnostics.error(
+                "X207", "actions are joined by `then`", span, hint=f"write `then {span.text}`",
+                fix=Fix(span, f"then {span.text}"),
+            )  # fmt: skip
+            return FAILED
+    action = around.block(block, section, path)
+    label = blocks.label_of(block)
+    return FAILED if label is not None and f"{path}.{label.name}" in around.doubts.paths else action
+
+
+def _bracketed(name: s.Name, section: Section, names: Names, around: "Structurer") -> bool:
+    """Make the text in the brackets of `notify("…")` its label. False, with a report, if there is none, or if another
+    action has brackets."""
+    given, word, errors = section.arguments, name.text, around.diagnostics
+    if word not in blocks.CALLED:
+        if given is None:
+            return True
+        label = blocks.label_of(blocks.ACTIONS[word])
+        form = word if label is None else f"{word} {label.name.upper()}"
+        errors.error("X226", f"`{word}` takes no parentheses", name.span, hint=f"write `{form}`")
+        return False
+    if given is None:
+        text = section.labels[0].value.span.text if section.labels else '"…"'
+        message, form = f"`{word}` takes a command in parentheses", f"{word}({text})"
+        fix = Fix(section.heads[-1], form) if text.startswith('"') and len(section.labels) == 1 else None
+        errors.error("X226", message, name.span, hint=f"write `{form}`", fix=fix)
+        return False
+    if len(given) != 1 or given[0].name is not None:
+        span = given[0].span.to(given[-1].span) if given else name.span
+        errors.error("X226", f"`{word}` takes one command, as a string", span, hint=f'write `{word}("…")`')
+        return False
+    value = around.evaluator.value(given[0].value, names)
+    if value.data is FAILED:
+        return False
+    if not isinstance(value.data, str):
+        message = f"`{word}` takes a string, not {describe(value.data)}"
+        errors.error("X301", message, value.span, hint=f'write `{word}("…")`', notes=value.notes)
+        return False
+    if not value.data.strip():
+        errors.error("X304", "a command cannot be empty", value.span, hint=f'write `{word}("…")`', notes=value.notes)
+        return False
+    section.labels = [Label(value)]
+    return True

@@ -1,0 +1,183 @@
+"""`Doubts`: which settings of a spec with mistakes nobody can know, and what stands in for them.
+
+A setting is in doubt if its value is wrong or could not be read, and also if a mistake elsewhere may have been meant
+for it: a misspelt name, a statement that could not be read, a setting in the wrong block.
+"""
+
+from collections.abc import Iterable, Iterator
+from types import UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+import attrs
+
+from .. import blocks
+from ..diagnostics.suggest import closest
+from ..diagnostics.synonyms import ours
+from ..evaluation.sections import Section, Tree
+from ..quantity import Quantity
+from ..schema import later
+from ..schema.setting import Setting, open_setting, settings_of, spelled
+
+_PLAIN: Final = {bool: False, int: 2, float: 1.0, str: ""}
+
+
+class Doubts:
+    """paths: as those of `Spec.origins`; `dataset` stands for which datasets there are, `*` for any name.
+
+    misspelt: those of them that a misspelt name was meant for. unread: a whole file or the end of one could not be
+    read, so that what is not written may be written there.
+    """
+
+    def __init__(self) -> None:
+        self.paths: set[str] = set()
+        self.misspelt: set[str] = set()
+        self.unread = False
+
+    def setting(self, path: str, attribute: attrs.Attribute) -> None:
+        """A setting, with all its own settings if it is a block."""
+        if blocks.is_block(attribute.type):
+            self.paths.update(leaves(attribute.type, path))
+        else:
+            self.paths.add(path)
+
+    def kind(self, kind: str) -> None:
+        """All of a block of the top level."""
+        if kind in blocks.NAMED:
+            self.paths |= {kind, f"{kind}.*"}
+        elif kind in blocks.KINDS:
+            self.paths.update(leaves(blocks.KINDS[kind], kind))
+        else:
+            self.paths.add(kind)
+
+    def fields(self, block: type, section: Section, path: str) -> None:
+        """Settings that others in the same block may have been meant for, or that were lost with what was not read."""
+        known = settings_of(block)
+        unwritten = [name for name in known if name not in section.entries and name not in section.blocks]
+        doubtful = {name for name in section.lost if name in known}
+        misplaced = section.labels and blocks.label_of(block) is None  # `launch 2`
+        if section.broken or self.unread or misplaced:
+            doubtful.update(unwritten)
+        written = {*section.entries, *section.blocks, *section.lost}
+        label = blocks.label_of(block)
+        if section.broken and label is not None and not section.labels:
+            self.paths.add(f"{path}.{label.name}")  # `pp { {`: something else stands in its place
+        if open_setting(block) is not None:
+            written = set()  # every name may be meant
+        for name in written - known.keys() - set(later.SETTINGS.get(block, ())):
+            meant = closest(name, known)
+            if meant is not None:
+                doubtful.add(meant)
+                self.misspelt.add(f"{path}.{meant}")
+            elif label is not None and label.name == name:
+                self.paths.add(f"{path}.{name}")
+            elif not self._elsewhere(name):
+                doubtful.update(unwritten)
+        for name in doubtful:
+            self.setting(f"{path}.{name}", known[name][0])
+
+    def top_level(self, tree: Tree) -> None:
+        """Blocks that are misspelt, could not be read, or are not supported yet."""
+        root = tree.root
+        self.unread |= tree.unread
+        for kind in (*root.lost, *root.blocks, *(kind for kind in tree.named if kind not in blocks.KINDS)):
+            if kind not in blocks.KINDS or kind in blocks.NAMED or kind in root.lost:
+                self._unknown_kind(kind, root.blocks.get(kind), tree)
+        for name in root.entries:
+            if name == "collate":
+                continue
+            if name in blocks.KINDS:
+                self.kind(name)
+            elif closest(name, ("collate",)) is not None:
+                self.kind("collate")
+            else:
+                self._elsewhere(name)
+        if self.unread:
+            for kind in blocks.NAMED:
+                self.kind(kind) if kind not in tree.named else self.paths.add(kind)
+            if "collate" not in root.entries:
+                self.kind("collate")
+
+    def _unknown_kind(self, kind: str, section: Section | None, tree: Tree) -> None:
+        """What a block may have been meant for that has a wrong name, or could not be read."""
+        if kind in (*blocks.ALL_KINDS, "collate"):
+            self.kind(kind)
+            return
+        meant = closest(kind, (*blocks.ALL_KINDS, "collate"))
+        if meant is not None:
+            self.kind(meant)
+            return
+        self.paths.add("dataset")  # whatever has a name may have been one
+        if kind in (*blocks.LINKS, *later.LINKS):
+            self.kind("collate")
+        elif kind not in blocks.ACTIONS and not self._elsewhere(kind):
+            for unwritten in blocks.KINDS.keys() - tree.root.blocks.keys() - tree.named.keys():
+                self.kind(unwritten)
+            for name in (*section.entries, *section.blocks) if section else ():
+                self._elsewhere(name)
+
+    def _elsewhere(self, name: str) -> bool:
+        """Doubt the settings that a name out of place belongs to; False if there are none."""
+        if name in blocks.KINDS:
+            self.kind(name)
+            return True
+        owners = list(_owners(name)) or list(_owners(ours(name, {name for name, _ in _all_settings()}) or ""))
+        for path, attribute in owners:
+            self.setting(path, attribute)
+        return bool(owners)
+
+    def forget(self, path: str) -> None:
+        """Drop what is below a path, which is left out of the spec."""
+        self.paths = {each for each in self.paths if each != path and not each.startswith(f"{path}.")}
+
+
+def leaves(block: type, path: str) -> Iterator[str]:
+    """The paths of the label and of every setting of a block, with those of the blocks inside."""
+    free = open_setting(block)
+    for attribute in attrs.fields(block):
+        where = f"{path}.*" if free is not None and attribute == free[0] else f"{path}.{spelled(attribute)}"
+        if blocks.is_block(attribute.type):
+            yield from leaves(attribute.type, where)
+        else:
+            yield where
+
+
+def stand_in(attribute: attrs.Attribute, meta: Setting | None = None) -> Any:
+    """A value of the type of an attribute: its default, else any."""
+    if attribute.default is not attrs.NOTHING:
+        return attribute.default
+    return stand_in_of(attribute.type, meta)
+
+
+def stand_in_of(kind: Any, meta: Setting | None = None) -> Any:
+    """Any value of a type."""
+    if get_origin(kind) in (Union, UnionType):
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        return get_args(kind)[0]
+    if get_origin(kind) is tuple:
+        return ()
+    if kind is Quantity:
+        return Quantity(1, meta.units[0] if meta else "steps")
+    if blocks.is_block(kind):
+        return stand_in_block(kind)
+    return _PLAIN[kind]
+
+
+def stand_in_block(block: type) -> Any:
+    """An object of a block class with nothing but stand-ins."""
+    return block(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attrs.fields(block)})
+
+
+def _all_settings() -> Iterable[tuple[str, tuple[str, attrs.Attribute]]]:
+    """Name → (path, attribute) of every setting there is, those of axes and routers included."""
+    for kind, block in blocks.KINDS.items():
+        path = f"{kind}.*" if kind in blocks.NAMED else kind
+        for name, (attribute, _) in settings_of(block).items():
+            yield name, (f"{path}.{name}", attribute)
+            if blocks.is_block(attribute.type):
+                for inner, (nested, _) in settings_of(attribute.type).items():
+                    yield inner, (f"{path}.{name}.{inner}", nested)
+
+
+def _owners(name: str) -> Iterable[tuple[str, attrs.Attribute]]:
+    return [owner for each, owner in _all_settings() if each == name]

@@ -1,0 +1,152 @@
+"""`use`: the sources and collators of the user's own that a spec may name, read without running any of them."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from .. import blocks
+from ..diagnostics.diagnostic import Diagnostics, Fix
+from ..diagnostics.source import Source
+from ..diagnostics.suggest import certain, closest
+from ..evaluation import functions
+from ..schema import later
+from ..syntax import tree as s
+from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
+from ..user_parts.reader import Kind, read_parts
+from .part_calls import Part
+
+# Words that a spec understands in another way; nodes of a plan go by some of them.
+_TAKEN: Final = frozenset((
+    *blocks.SOURCES, *blocks.LINKS, *later.SOURCES, *later.LINKS, *functions.FUNCTIONS, "true", "false", "none",
+    "auto", "microbatches",
+))  # fmt: skip
+
+
+class Parts(dict[str, Part]):
+    """Name → part. unread: something that a `use` names could not be read, so that a part may be missing here."""
+
+    unread: bool = False
+
+    def of_kind(self, kind: Kind) -> list[str]:
+        """The names of those of one kind."""
+        return [name for name, part in self.items() if part.declared.kind == kind]
+
+
+def read_uses(uses: Iterable[s.Use], spec: str, order: int, diagnostics: Diagnostics) -> Parts:
+    """The parts that `use` statements of the spec at `spec` and of its includes make known.
+
+    order: of the first of their files among all sources. What is wrong with a module is reported, with its place.
+    """
+    reader = _Reader(Path(os.path.dirname(spec)), order, diagnostics)  # noqa: PTH120
+    for use in uses:
+        reader.take(use)
+    return reader.parts
+
+
+def check_unused(parts: Parts, uses: Iterable[s.Use], diagnostics: Diagnostics) -> None:
+    """Warn of modules none of whose parts is used."""
+    for use in uses:
+        own = [part for part in parts.values() if part.use == use.target.span]
+        if own and not any(part.used for part in own):
+            names = ", ".join(part.declared.name for part in own)
+            message = f"nothing that {use.target.span.text} declares is used"
+            diagnostics.warning("W204", message, use.span, hint=f"remove it, or use {names}")
+
+
+class _Reader:
+    def __init__(self, folder: Path, order: int, diagnostics: Diagnostics) -> None:
+        self.folder, self.order, self.diagnostics = folder, order, diagnostics
+        self.parts = Parts()
+        self.seen: set[str] = set()
+
+    def take(self, use: s.Use) -> None:
+        """Read the module of one statement; one that has been read already adds nothing."""
+        module = self._module(use)
+        if module is None:
+            self.parts.unread = True
+            return
+        try:
+            found = find_module(module, self.folder)
+            identity = os.path.realpath(found.path)
+            if identity in self.seen:
+                return
+            self.seen.add(identity)
+            data, digest = found.path.read_bytes(), module_digest(found)
+        except ModuleMissing as missing:
+            self._missing(use, module, str(missing))
+            return
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "this is not a file path"
+            self._missing(use, module, f"cannot read `{module}`: {reason}")
+            return
+        self._read(use, module, found, data, digest)
+
+    def _module(self, use: s.Use) -> str | None:
+        """The module as a plan names it: a path relative to the folder of the spec, or a dotted name."""
+        target, span = use.target, use.target.span
+        if isinstance(target, s.Reference):
+            if is_file(target.text):
+                hint, fix = f'write `use "{target.text}"`', Fix(span, f'"{target.text}"')
+                self.diagnostics.error("X221", "the path of a file is written in quotes", span, hint=hint, fix=fix)
+                return None
+            return target.text
+        path = target.value
+        if not is_file(path):
+            hint = f'write `use "{path}.py"`' if path and (self._beside(use) / f"{path}.py").is_file() else None
+            hint = hint or 'write `use "parts.py"`, or `use package.module`'
+            self.diagnostics.error("X221", f"`{path}` is not a Python file: the name must end in .py", span, hint=hint)
+            return None
+        if not os.path.isabs(path):  # noqa: PTH117
+            path = os.path.relpath(self._beside(use) / path, self.folder)
+        return os.path.normpath(path).replace(os.sep, "/")
+
+    @staticmethod
+    def _beside(use: s.Use) -> Path:
+        """The folder of the spec that says it."""
+        return Path(os.path.dirname(use.span.source.path))  # noqa: PTH120
+
+    def _missing(self, use: s.Use, module: str, message: str) -> None:
+        hint, fix, span = None, None, use.target.span
+        if is_file(module) and isinstance(use.target, s.String):
+            path = self.folder / module
+            files = {p.stem: p.name for p in sorted(path.parent.glob("*.py"))} if path.parent.is_dir() else {}
+            meant = closest(path.stem, files)
+            if meant is not None:
+                hint = f"did you mean `{files[meant]}`?"
+                if certain(path.stem, files) == meant and "\\" not in span.text:
+                    head, sign, _ = use.target.value.rpartition("/")
+                    fix = Fix(span, f'"{head}{sign}{files[meant]}"')
+        self.diagnostics.error("X221", message, span, hint=hint, fix=fix)
+        self.parts.unread = True
+
+    def _read(self, use: s.Use, module: str, found: PartModule, data: bytes, digest: str) -> None:
+        span = use.target.span
+        path = found.path.as_posix()
+        order, self.order = self.order, self.order + 1
+        try:
+            source = Source.from_bytes(path, data, order=order, included_at=span)
+        except UnicodeDecodeError:
+            self.diagnostics.error("X221", f"`{path}` is not UTF-8 text", span, hint="save it as UTF-8")
+            self.parts.unread = True
+            return
+        wrong = Diagnostics()
+        declared = read_parts(source, wrong)
+        self.diagnostics.extend(wrong)
+        self.parts.unread |= wrong.has_errors
+        if declared == [] and not wrong.has_errors:
+            hint = "put `@source` or `@collator(takes=…)` above a function, both from `xtrain`"
+            self.diagnostics.error("X222", f"`{path}` declares no source and no collator", span, hint=hint)
+            self.parts.unread = True
+        for each in declared or ():
+            earlier = self.parts.get(each.name)
+            if each.name in _TAKEN:
+                message = f"`{each.name}` is already a word of the language"
+                self.diagnostics.error("X224", message, each.span, hint="give the function another name")
+                self.parts.unread = True
+            elif earlier is not None:
+                notes = [("the first is here", earlier.declared.span)]
+                message, hint = f"two functions are called `{each.name}`", "give one another name"
+                self.diagnostics.error("X224", message, each.span, hint=hint, notes=notes)
+            else:
+                self.parts[each.name] = Part(each, module, digest, span)

@@ -1,0 +1,235 @@
+"""`Diagnostic`: something to tell the user about a spec; `Diagnostics` collects them; `SpecErrors` carries them."""
+
+import os
+import unicodedata
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NamedTuple, TextIO
+
+from attrs import field, frozen
+
+from .source import Span
+
+Note = tuple[str, Span | None]
+
+
+class Fix(NamedTuple):
+    """`text` in the place of `span`: certain enough for a tool to write it without asking."""
+
+    span: Span
+    text: str
+
+
+@frozen(kw_only=True)
+class Diagnostic:
+    """One finding. message: what is wrong, one sentence. hint: what to write instead. notes: what explains it, each
+    with the place it speaks of. fix: what `xtrain check --fix` writes.
+    """
+
+    severity: Literal["error", "warning"]
+    code: str
+    message: str
+    span: Span | None
+    hint: str | None = None
+    notes: tuple[Note, ...] = ()
+    fix: Fix | None = None
+
+    @property
+    def all_notes(self) -> tuple[Note, ...]:
+        """The notes, and for a span of an included file the statements that lead to it."""
+        notes = list(self.notes)
+        source = self.span.source if self.span else None
+        while source is not None and source.included_at is not None:
+            word = "used" if source.path.endswith(".py") else "included"
+            notes.append((f"`{source.path}` is {word} here", source.included_at))
+            source = source.included_at.source
+        return tuple(notes)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON object; lines and columns count from 1, and the end column is the one behind the last character."""
+        return {
+            "severity": self.severity,
+            "code": self.code,
+            "message": self.message,
+            **_place(self.span),
+            "hint": self.hint,
+            "notes": [{"message": message, **_place(span)} for message, span in self.all_notes],
+            "fix": {**_place(self.fix.span), "replacement": self.fix.text} if self.fix else None,
+        }
+
+
+def _place(span: Span | None) -> dict[str, Any]:
+    if span is None:
+        return {"path": None, "line": None, "column": None, "end_line": None, "end_column": None}
+    return {
+        "path": span.source.path,
+        "line": span.line,
+        "column": span.column,
+        "end_line": span.end_line,
+        "end_column": span.end_column,
+    }
+
+
+def _order(diagnostic: Diagnostic) -> tuple[int, int, int]:
+    span = diagnostic.span
+    if span is None:
+        return (-1, 0, 0)
+    return (span.source.order, span.start, span.end)
+
+
+@frozen
+class Diagnostics:
+    """A collection of diagnostics: iterates in source order (files in the order of their inclusion), without twins."""
+
+    _found: dict[Diagnostic, None] = field(factory=dict)  # in the order of discovery
+
+    def add(self, diagnostic: Diagnostic) -> None:
+        self._found[diagnostic] = None
+
+    def extend(self, diagnostics: Iterable[Diagnostic]) -> None:
+        for diagnostic in diagnostics:
+            self.add(diagnostic)
+
+    def error(
+        self,
+        code: str,
+        message: str,
+        span: Span | None,
+        *,
+        hint: str | None = None,
+        notes: Iterable[Note] = (),
+        fix: Fix | None = None,
+    ) -> None:
+        self.add(
+            Diagnostic(severity="error", code=code, message=message, span=span, hint=hint, notes=tuple(notes), fix=fix)
+        )
+
+    def warning(
+        self,
+        code: str,
+        message: str,
+        span: Span | None,
+        *,
+        hint: str | None = None,
+        notes: Iterable[Note] = (),
+        fix: Fix | None = None,
+    ) -> None:
+        self.add(
+            Diagnostic(
+                severity="warning", code=code, message=message, span=span, hint=hint, notes=tuple(notes), fix=fix
+            )
+        )
+
+    def __iter__(self) -> Iterator[Diagnostic]:
+        return iter(sorted(self._found, key=_order))
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    @property
+    def errors(self) -> tuple[Diagnostic, ...]:
+        return tuple(d for d in self if d.severity == "error")
+
+    @property
+    def warnings(self) -> tuple[Diagnostic, ...]:
+        return tuple(d for d in self if d.severity == "warning")
+
+    @property
+    def has_errors(self) -> bool:
+        return any(d.severity == "error" for d in self._found)
+
+    def render(self, *, color: bool = False) -> str:
+        """All of them as text for people; ends with a newline unless there are none."""
+
+        return "".join(render(diagnostic, color=color) + "\n" for diagnostic in self)
+
+
+class SpecErrors(Exception):
+    """A spec that cannot be used; carries the diagnostics that say why."""
+
+    def __init__(self, diagnostics: Diagnostics) -> None:
+        super().__init__(f"{len(diagnostics.errors)} error(s) in the spec")
+        self.diagnostics = diagnostics
+
+
+_STYLES = {"error": "\x1b[1;31m", "warning": "\x1b[1;33m", "note": "\x1b[1;36m", "caret": "\x1b[32m", "bold": "\x1b[1m"}
+
+
+_RESET = "\x1b[0m"
+
+
+_WIDEST = 160  # columns of a source line that are shown; a longer line is cut around the range
+
+
+_TAB = "    "
+
+
+def shows_color(stream: TextIO) -> bool:
+    """Whether a stream is a terminal whose user has not asked for plain text (NO_COLOR)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+def render(diagnostic: Diagnostic, *, color: bool = False) -> str:
+    """One diagnostic in the format of the language's definition, without a final newline."""
+    severity, span = diagnostic.severity, diagnostic.span
+    place = _paint(f"{span}: ", "bold", color) if span else ""
+    title = _paint(f"{severity}[{diagnostic.code}]", severity, color)
+    lines = [f"{place}{title}: {_paint(diagnostic.message, 'bold', color)}"]
+    shown = _excerpt(span, diagnostic.hint, color) if span else []
+    lines += shown
+    if diagnostic.hint and not shown:
+        lines.append(f"{_paint('hint', 'note', color)}: {diagnostic.hint}")
+    for message, place_of_note in diagnostic.all_notes:
+        where = f" ({place_of_note})" if place_of_note else ""
+        lines.append(f"{_paint('note', 'note', color)}: {message}{where}")
+        if place_of_note:
+            lines += _excerpt(place_of_note, None, color)
+    return "\n".join(lines)
+
+
+def _excerpt(span: Span, hint: str | None, color: bool) -> list[str]:
+    """The first line of a span and the carets under it; nothing for a source without text."""
+    if not span.source.text.strip():
+        return []
+    line = span.source.line(span.line)
+    start = span.column - 1
+    end = span.end_column - 1 if span.end_line == span.line else len(line.rstrip())
+    end = max(end, start + 1)
+    before, marked, after = line[:start], line[start:end], line[end:]
+    if len(line) > _WIDEST:
+        before, marked, after = _cut(before, marked, after)
+    shown = (before + marked + after).replace("\t", _TAB).rstrip()
+    carets = "^" * max(1, _width(marked))
+    tail = f" {hint}" if hint else ""
+    return [
+        f"{span.line:>5} | {shown}".rstrip(),
+        f"      | {' ' * _width(before)}{_paint(carets + tail, 'caret', color)}",
+    ]
+
+
+def _cut(before: str, marked: str, after: str) -> tuple[str, str, str]:
+    """Leave out what is far from the range, so that the carets stay in view."""
+    if len(marked) > _WIDEST // 2:
+        marked, after = marked[: _WIDEST // 2], "…"
+    room = (_WIDEST - len(marked)) // 2
+    if len(before) > room:
+        before = "…" + before[-room:]
+    if len(after) > room:
+        after = after[:room] + "…"
+    return before, marked, after
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal that a text takes: wide characters two, combining ones none."""
+    columns = 0
+    for character in text:
+        if character == "\t":
+            columns += len(_TAB)
+        elif unicodedata.combining(character):
+            continue
+        else:
+            columns += 2 if unicodedata.east_asian_width(character) in "WF" else 1
+    return columns
+
+
+def _paint(text: str, style: str, color: bool) -> str:
+    return f"{_STYLES[style]}{text}{_RESET}" if color else text

@@ -1,0 +1,186 @@
+"""Statements into one tree: blocks are merged field by field, later ones win, expressions become values."""
+
+from ..blocks import NAMED
+from ..diagnostics.diagnostic import Diagnostics, Fix
+from ..diagnostics.fixes import without
+from ..diagnostics.source import Span
+from ..syntax import tree as s
+from .evaluate import Evaluator, Names
+from .includes import Reading
+from .sections import Entry, Label, Reaction, Section, Tree
+from .values import Value, Word
+
+_DEEPEST = 50  # blocks inside blocks; the language has two levels, and a text without closing braces any number
+_STATEMENT_WORDS = {
+    s.Include: "include", s.Use: "use", s.Let: "let", s.Param: "param", s.Every: "every", s.On: "on"
+}  # fmt: skip
+
+
+def resolve(reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Tree:
+    """Merge all statements of a reading; what no statement can say is reported."""
+    tree = Tree(Section("spec", broken=reading.broken), unread=reading.unread)
+    resolver = _Resolver(tree, evaluator, diagnostics)
+    for item, names in reading.statements:
+        resolver.take(item, names)
+    return tree
+
+
+class _Resolver:
+    def __init__(self, tree: Tree, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
+        self.tree, self.evaluator, self.diagnostics = tree, evaluator, diagnostics
+        # Of each file and section: the settings that the file gives it, and their places.
+        self.written: dict[tuple[int, int], dict[str, Span]] = {}
+
+    def take(self, item: s.Item, names: Names) -> None:
+        """Apply a statement of the top level."""
+        match item:
+            case s.Block(kind=kind, labels=labels) if kind.text in NAMED and labels:
+                self._merge(self.tree.named_section(kind.text, _label_text(labels[0])), item, names)
+            case s.Block(kind=kind):
+                self._merge(self.tree.root.block(kind.text), item, names)
+            case s.Assign():
+                self._assign(self.tree.root, item, names, item.span)
+            case s.Every(period=period, actions=actions):
+                self._react(Reaction(item.span, names, self._actions(actions, names), period=period))
+            case s.On(event=event, arguments=arguments, actions=actions):
+                found = self._actions(actions, names)
+                self._react(Reaction(item.span, names, found, event=event, arguments=arguments))
+            case s.Use():
+                self.tree.uses.append(item)
+            case s.Broken():
+                self._broken(self.tree.root, item)
+            case _:
+                raise AssertionError(item)  # includes and definitions are gone
+
+    def _react(self, reaction: Reaction) -> None:
+        self.tree.reactions.append(reaction)
+
+    def _actions(self, actions: tuple[s.Block, ...], names: Names) -> list[tuple[s.Name, Section]]:
+        found = []
+        for action in actions:
+            section = Section(action.kind.text, arguments=action.arguments)
+            self._merge(section, action, names)
+            found.append((action.kind, section))
+        return found
+
+    def _merge(
+        self, section: Section, block: s.Block, names: Names, depth: int = 0, *, around: Span | None = None
+    ) -> None:
+        """Put a block over what its section says already. depth: the blocks around it; around: the innermost."""
+        end = block.labels[-1].span if block.labels else block.kind.span
+        head = block.kind.span.to(end)
+        if block.labels:
+            labels = [self._label(label, names) for label in block.labels]
+            self._check_label(section, labels, head, around)
+            section.labels = labels
+        section.heads.append(head)
+        if block.body is None:
+            section.bare += [] if block.labels else [block.kind.span]
+            return
+        section.broken |= block.body.broken
+        if depth > _DEEPEST:
+            hint = "the language has only two levels of blocks"
+            self.diagnostics.error("X130", "blocks are nested too deeply", block.span, hint=hint)
+            section.broken = True
+            return
+        written = self._written(section, block.span)
+        for item in block.body.items:
+            match item:
+                case s.Assign():
+                    self._assign(section, item, names, block.span)
+                case s.Block(kind=kind):
+                    first = written.get(kind.text)
+                    if first is not None and item.labels and _inside(first, block.span):
+                        self._twice(kind.text, kind.span, first)
+                        section.lost.add(kind.text)
+                    written[kind.text] = kind.span
+                    self._merge(section.block(kind.text), item, names, depth + 1, around=block.span)
+                case s.Broken():
+                    self._broken(section, item)
+                case _:
+                    self.tree.unread |= isinstance(item, s.Include)
+                    word = _STATEMENT_WORDS[type(item)]
+                    self.diagnostics.error(
+                        "X216", f"`{word}` cannot stand inside a block", item.span,
+                        hint="move it out, to the top level of the file",
+                        notes=[(f"the block `{section.kind}` begins here", block.kind.span)],
+                    )  # fmt: skip
+
+    def _written(self, section: Section, around: Span) -> dict[str, Span]:
+        return self.written.setdefault((id(around.source), id(section)), {})
+
+    def _check_label(self, section: Section, labels: list[Label], head: Span, around: Span | None) -> None:
+        """Tell of a block that its file has given another label before. Twice in the block around it is X206."""
+        before = [each for each in section.heads if each.source is head.source]
+        old, new = ([label.value.data for label in each] for each in (section.labels, labels))
+        if before and old and old != new and not (around is not None and _inside(before[-1], around)):
+            self._again(f"the label of `{section.kind}`", head, before[-1])
+
+    def _assign(self, section: Section, item: s.Assign, names: Names, around: Span) -> None:
+        """Give a section a setting. around: the block that it is written in."""
+        name = item.name.text
+        value = self.evaluator.value(item.value, names)
+        if isinstance(item.value, s.Unread) and "\n" in item.value.span.text:
+            section.broken = True  # a bracket that is not closed has swallowed lines
+        written = self._written(section, around)
+        if name in written and self._refused(section, name, item, value, around):
+            section.lost.add(name)
+            return
+        written[name] = item.name.span
+        section.lost.discard(name)
+        section.entries[name] = Entry(item.name.span, value)
+
+    def _refused(self, section: Section, name: str, item: s.Assign, value: Value, around: Span) -> bool:
+        """Tell of a setting that its file has given the section before; whether that is a mistake."""
+        first, span, top = self._written(section, around)[name], item.name.span, section is self.tree.root
+        if top or _inside(first, around):
+            same = value.span.text == section.entries[name].value.span.text if name in section.entries else False
+            self._twice(name, span, first, "file" if top else "block", fix=without(item.span) if same else None)
+            return True
+        if section.kind not in NAMED or not section.labels:
+            self._again(f"`{name}` of `{section.kind}`", span, first)
+            return False
+        what = f"{section.kind} {section.labels[0].value.span.text}"
+        hint = f"keep one, or give one {section.kind} another name"
+        self._twice(f"{name}` of `{what}", span, first, "file", hint)
+        return True
+
+    def _again(self, what: str, span: Span, first: Span) -> None:
+        message = f"{what} is given twice in one file, and the later value counts"
+        self.diagnostics.warning("W205", message, span, hint="keep one", notes=[("the first is here", first)])
+
+    def _twice(
+        self, name: str, span: Span, first: Span, where: str = "block", hint: str = "keep one", fix: Fix | None = None
+    ) -> None:
+        message = f"`{name}` is given twice in one {where}"
+        self.diagnostics.error("X206", message, span, hint=hint, notes=[("the first is here", first)], fix=fix)
+
+    def _broken(self, section: Section, item: s.Broken) -> None:
+        if section is self.tree.root:
+            text = item.span.text
+            reaction = text.partition(" ")[0] in ("every", "on")
+            lines = "\n" in text and (self.tree.root.broken or item.name is None)
+            self.tree.unread |= lines or (item.name is None and not reaction)
+        if item.name is None:
+            section.broken = True
+        else:
+            section.lost.add(item.name)
+
+    def _label(self, label: s.Label, names: Names) -> Label:
+        match label:
+            case s.Name(span=span, text=text):
+                return Label(Value(Word(text), span), names)
+            case _:
+                return Label(self.evaluator.value(label, names))
+
+
+def _inside(span: Span, around: Span) -> bool:
+    return span.source is around.source and around.start <= span.start < around.end
+
+
+def _label_text(label: s.Label) -> str:
+    match label:
+        case s.Name(text=text) | s.String(value=text):
+            return text
+        case s.Number(span=span) | s.Constant(span=span):
+            return span.text

@@ -1,0 +1,86 @@
+"""What a spec says after includes, constants and overrides are applied: names and values, not yet checked."""
+
+from attrs import define, field
+
+from ..diagnostics.source import Span
+from ..syntax import tree as s
+from .evaluate import Names
+from .values import Value
+
+
+@define(eq=False)
+class Entry:
+    """`name = value`; name_span: where the name stands."""
+
+    name_span: Span
+    value: Value
+    written_as: str = "="  # or `--set`
+
+
+@define(eq=False)
+class Label:
+    """A label as it is written, and the constants it may stand for where a number is wanted."""
+
+    value: Value
+    names: Names | None = None
+
+
+@define(eq=False)
+class Section:
+    """A block, merged from everywhere it is written.
+
+    kind: the word that opens it. heads: where it is written, the latest last. bare: those of them without anything
+    behind the word. broken: something in it could not be
+    read, so nothing may be called missing.
+    """
+
+    kind: str
+    heads: list[Span] = field(factory=list)
+    bare: list[Span] = field(factory=list)
+    labels: list[Label] = field(factory=list)
+    arguments: tuple[s.Argument, ...] | None = None  # of an action that takes them in brackets
+    entries: dict[str, Entry] = field(factory=dict)
+    blocks: dict[str, "Section"] = field(factory=dict)
+    broken: bool = False
+    lost: set[str] = field(factory=set)  # names of settings whose value could not be read
+
+    @property
+    def head(self) -> Span | None:
+        return self.heads[-1] if self.heads else None
+
+    def block(self, kind: str) -> "Section":
+        """The nested section of a kind, made if it is not there."""
+        return self.blocks.setdefault(kind, Section(kind))
+
+
+@define(eq=False)
+class Reaction:
+    """An `every` or `on` statement: exactly one of period and event is given. arguments: behind the event.
+
+    override: what `--set` says in place of the period, or of the number behind the event.
+    """
+
+    span: Span
+    names: Names
+    actions: list[tuple[s.Name, Section]]
+    period: s.Expression | None = None
+    event: s.Name | None = None
+    arguments: tuple[s.Argument, ...] = ()
+    override: Value | None = None
+
+
+@define(eq=False)
+class Tree:
+    """A whole spec. named: for each named kind, the sections by label.
+
+    unread: a file, or a part of one that may hold anything, could not be read.
+    """
+
+    root: Section
+    named: dict[str, dict[str, Section]] = field(factory=dict)
+    reactions: list[Reaction] = field(factory=list)
+    uses: list[s.Use] = field(factory=list)
+    unread: bool = False
+
+    def named_section(self, kind: str, label: str) -> Section:
+        return self.named.setdefault(kind, {}).setdefault(label, Section(kind))

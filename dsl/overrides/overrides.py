@@ -1,0 +1,165 @@
+"""`--set path.to.field=value` and `--set name=value` for a `param`: applied last, reported like any other text."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import blocks
+from ..diagnostics.diagnostic import Diagnostics
+from ..diagnostics.source import Source, Span
+from ..evaluation.evaluate import Definition, Evaluator
+from ..evaluation.includes import Reading
+from ..evaluation.sections import Entry, Section, Tree
+from ..evaluation.values import FAILED, Value, describe
+from ..quantity import Quantity
+from ..schema.setting import settings_of
+from .paths import PATH, Override, descend, no_such, text_of, value_of
+from .ticks import set_event, set_tick
+
+_LAST = 1_000_000  # behind all files
+
+
+def override_source(sets: Sequence[str]) -> Source:
+    """All `--set` texts as one source, a line each."""
+    return Source(PATH, "\n".join(text.replace("\n", " ") for text in sets), order=_LAST)
+
+
+def read_overrides(source: Source, diagnostics: Diagnostics) -> list[Override]:
+    """Split each line at its first `=`; a line without is reported."""
+    found = []
+    offset = 0
+    for line in source.text.split("\n") if source.text else []:
+        start, end = offset, offset + len(line)
+        offset = end + 1
+        path, sign, value = line.partition("=")
+        whole = Span(source, start, end)
+        if not sign or not path.strip() or not value.strip():
+            diagnostics.error(
+                "X218", "`--set` needs a path and a value", whole, hint="write `--set path.to.setting=value`"
+            )
+            continue
+        parts, at = [], start
+        for part in path.split("."):
+            name = part.strip()
+            begin = at + (len(part) - len(part.lstrip()))
+            parts.append((name, Span(source, begin, begin + len(name))))
+            at += len(part) + 1
+        first = start + len(path) + 1
+        text = source.text[first:end]
+        begin = first + len(text) - len(text.lstrip())
+        found.append(Override(tuple(parts), whole, Span(source, begin, begin + len(text.strip()))))
+    return found
+
+
+def set_params(
+    overrides: list[Override], reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics
+) -> list[Override]:
+    """Apply those that name a `param`; the others come back."""
+    rest = []
+    for override in overrides:
+        name = override.parts[0][0]
+        definition = reading.params.get(name) if len(override.parts) == 1 else None
+        if definition is None:
+            rest.append(override)
+        else:
+            _set_param(definition, override, reading, evaluator, diagnostics)
+    for definition in reading.definitions:
+        # What was computed to learn the types of the defaults may rest on values that are replaced now.
+        definition.value, definition.used = None, False
+    return rest
+
+
+def _set_param(
+    definition: Definition, override: Override, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics
+) -> None:
+    """Replace the default of a `param` by a value of the same type and unit."""
+    default = evaluator.definition(definition)
+    if default.data is FAILED:
+        return
+    if isinstance(default.data, str):
+        value = text_of(override.value, reading, evaluator, diagnostics)
+    else:
+        value = value_of(override.value, reading, evaluator, diagnostics)
+    if value is None or value.data is FAILED:
+        return
+    given, wanted = value.data, default.data
+    if isinstance(wanted, float) and isinstance(given, int) and not isinstance(given, bool):
+        given = float(given)
+    same = type(given) is type(wanted)
+    if isinstance(given, Quantity) and isinstance(wanted, Quantity):
+        same = given.unit == wanted.unit
+    if not same and given is not None and wanted is not None:
+        name = definition.name.text
+        diagnostics.error(
+            "X310", f"`{name}` is {_kind(wanted)}, not {describe(given)}", override.value,
+            notes=[("its default fixes the type", definition.name.span)],
+        )  # fmt: skip
+        return
+    definition.replaced = Value(given, override.value)
+
+
+def _kind(data: Any) -> str:
+    match data:
+        case bool():
+            return "`true` or `false`"
+        case int():
+            return "a whole number"
+        case float():
+            return "a number"
+    return describe(data)
+
+
+def set_fields(
+    overrides: list[Override], tree: Tree, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics
+) -> None:
+    """Apply overrides of settings and labels to the tree; a path that leads nowhere is reported."""
+    for override in overrides:
+        _set_field(override, tree, reading, evaluator, diagnostics)
+
+
+def _set_field(
+    override: Override, tree: Tree, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics
+) -> None:
+    name, span = override.parts[0]
+    rest = override.parts[1:]
+    if name == "collate" and not rest:
+        value = value_of(override.value, reading, evaluator, diagnostics)
+        if value is not None:
+            tree.root.entries["collate"] = Entry(span, value, PATH)
+        return
+    if name in ("every", "on"):
+        apply = set_tick if name == "every" else set_event
+        apply(override, tree, reading, evaluator, diagnostics)
+        return
+    if name not in blocks.KINDS:
+        candidates = (*blocks.KINDS, "collate", "every", "on", *reading.params)
+        no_such(name, span, candidates, "block" if rest else "param or block", diagnostics)
+        return
+    block = blocks.KINDS[name]
+    if name in blocks.NAMED:
+        section = _named(name, rest, tree, span, diagnostics)
+        if section is None:
+            return
+        rest = rest[1:]
+        if not rest:
+            diagnostics.error("X217", f"`{name}` is a block", override.span, hint=f"set one of its settings: "
+                              f"{', '.join(settings_of(block))}")  # fmt: skip
+            return
+    else:
+        section = tree.root.block(name)
+    descend(block, section, override, rest, reading, evaluator, diagnostics)
+
+
+def _named(
+    kind: str, rest: tuple[tuple[str, Span], ...], tree: Tree, span: Span, diagnostics: Diagnostics
+) -> Section | None:
+    known = tree.named.get(kind, {})
+    if not rest:
+        diagnostics.error(
+            "X217", f"`{kind}` needs a name and a setting", span, hint=f"write `{kind}.NAME.SETTING=value`"
+        )
+        return None
+    label, place = rest[0]
+    if label not in known:
+        no_such(label, place, known, kind, diagnostics)
+        return None
+    return known[label]

@@ -1,0 +1,109 @@
+"""A path of `--set` down to a setting or a label of a block, and the value that is put there."""
+
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from attrs import frozen
+
+from .. import blocks
+from ..diagnostics.diagnostic import Diagnostics
+from ..diagnostics.source import Span
+from ..diagnostics.suggest import closest
+from ..evaluation.evaluate import Evaluator, Names
+from ..evaluation.includes import Reading
+from ..evaluation.sections import Entry, Label, Section
+from ..evaluation.values import Value
+from ..schema.setting import Auto, open_setting, settings_of
+from ..syntax.parser import parse_expression
+
+PATH = "--set"
+Parts = tuple[tuple[str, Span], ...]
+"""The parts of a path, with their places."""
+
+
+@frozen
+class Override:
+    """One `--set`: the parts of the path with their places, and where the value stands."""
+
+    parts: Parts
+    span: Span
+    value: Span
+
+
+def descend(
+    block: type, section: Section, override: Override, rest: tuple[tuple[str, Span], ...], reading: Reading,
+    evaluator: Evaluator, diagnostics: Diagnostics,
+) -> None:  # fmt: skip
+    """Follow the path through nested blocks to a setting or a label."""
+    if not section.heads:
+        section.heads.append(override.parts[-1][1])
+    label = blocks.label_of(block)
+    if not rest or (len(rest) == 1 and label is not None and rest[0][0] == label.name):
+        if label is None:
+            fields = ", ".join(settings_of(block))
+            diagnostics.error(
+                "X217", f"`{section.kind}` is a block", override.span, hint=f"set one of its settings: {fields}"
+            )
+            return
+        value = (text_of if label.type is str else value_of)(override.value, reading, evaluator, diagnostics)
+        if value is not None:
+            section.labels = [Label(value)]
+        return
+    name, span = rest[0]
+    known = settings_of(block)
+    free = open_setting(block)
+    if name not in known and free is not None and len(rest) == 1:
+        value = value_of(override.value, reading, evaluator, diagnostics)
+        if value is not None:
+            section.entries[name] = Entry(span, value, PATH)
+            section.lost.discard(name)
+        return
+    if name not in known:
+        no_such(name, span, known, f"setting of `{section.kind}`", diagnostics)
+        return
+    attribute, _ = known[name]
+    if blocks.is_block(attribute.type):
+        descend(attribute.type, section.block(name), override, rest[1:], reading, evaluator, diagnostics)
+        return
+    if len(rest) > 1:
+        diagnostics.error(
+            "X217", f"`{name}` is a setting, not a block", rest[1][1], hint=f"write `--set …{name}=value`"
+        )
+        return
+    # A shell eats quotes, and `1f1b` is no name without: a word of the setting is one as it stands.
+    is_word = get_origin(attribute.type) is Literal and override.value.text in get_args(attribute.type)
+    automatic = override.value.text == "auto" and Auto in _parts(attribute.type)
+    takes_text = (str in _parts(attribute.type) or is_word) and not automatic
+    value = (text_of if takes_text else value_of)(override.value, reading, evaluator, diagnostics)
+    if value is not None:
+        section.entries[name] = Entry(span, value, PATH)
+        section.lost.discard(name)
+
+
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def no_such(name: str, span: Span, candidates: Any, what: str, diagnostics: Diagnostics) -> None:
+    meant = closest(name, candidates)
+    known = ", ".join(candidates)
+    notes = [(f"there are {known}" if known else "there are none", None)]
+    diagnostics.error(
+        "X217", f"there is no {what} called `{name}`", span, hint=f"did you mean `{meant}`?" if meant else None,
+        notes=[] if meant else notes,
+    )  # fmt: skip
+
+
+def value_of(span: Span, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Value | None:
+    """The expression at a place, which may refer to params; None after reporting that it is none."""
+    node = parse_expression(span.source, span.start, span.end, diagnostics)
+    return None if node is None else evaluator.value(node, Names(reading.params))
+
+
+def text_of(span: Span, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Value:
+    """The text at a place, which may but need not stand in quotes; `none` is the constant."""
+    quiet = Diagnostics()
+    node = parse_expression(span.source, span.start, span.end, quiet)
+    if node is not None and (span.text.startswith('"') or span.text == "none"):
+        return evaluator.value(node, Names(reading.params))
+    return Value(span.text, span)

@@ -1,0 +1,189 @@
+"""The schema of the language as JSON Schema (draft 2020-12), for editors and for programs that write specs.
+
+It describes the objects that `spec_json` makes. What JSON Schema cannot say, such as which axes fit together, is left
+to `xtrain check`.
+"""
+
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+import attrs
+
+from .. import blocks
+from ..interval import Interval
+from ..metric import Metric
+from ..quantity import UNITS, Quantity
+from ..schema import actions
+from ..schema.names import TextCheck
+from ..schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
+from ..spec import Spec
+from ..spec_json import value_json
+from ..syntax.numbers import MULTIPLIERS
+from .reference import described, label_setting
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_NUMBER: Final = r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][-+]?[0-9]+)?"
+Schema = dict[str, Any]
+# A function that `use` makes known, by its name.
+_OWN: Final[Schema] = {"type": "object", "description": "arguments of a function of your own, by name"}
+
+
+def json_schema() -> Schema:
+    """The schema of a whole spec."""
+    properties = {kind: _block(block) for kind, block in blocks.KINDS.items()}
+    for kind in blocks.NAMED:
+        properties[kind] = {
+            "description": described(blocks.KINDS[kind])[1],
+            "type": "object",
+            "additionalProperties": _block(blocks.KINDS[kind], without=_name_of(kind)),
+        }
+    properties["dataset"]["minProperties"] = 1
+    links = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/link"}}
+    properties["collate"] = {"description": "links from samples to rows", **links}
+    properties["collate"]["default"] = value_json(attrs.fields_dict(Spec)["collate"].default)
+    used = "modules of your own sources and collators: paths from the folder of the spec, or dotted names"
+    properties["use"] = {"description": used, "type": "array", "items": {"type": "string"}}
+    for key, kind in (("every", actions.Tick), ("on", actions.Event)):
+        properties[key] = {"description": described(kind)[1], "type": "array", "items": _reaction(kind)}
+    return {
+        "$schema": DIALECT,
+        "title": "xtrain spec",
+        "description": "A training experiment, as `xtrain schema SPEC` prints it.",
+        "type": "object",
+        "properties": properties,
+        "required": [*blocks.REQUIRED, "dataset"],
+        "additionalProperties": False,
+        "$defs": {
+            "action": _one_of(blocks.ACTIONS),
+            "source": {**_one_of(blocks.SOURCES), "additionalProperties": _OWN},
+            "link": {**_one_of(blocks.LINKS), "additionalProperties": _OWN},
+        },
+    }
+
+
+def _name_of(kind: str) -> str:
+    label = blocks.label_of(blocks.KINDS[kind])
+    assert label is not None
+    return label.name
+
+
+def _one_of(table: dict[str, type]) -> Schema:
+    """An object with one key: the name of an action, source or link, with its settings."""
+    return {
+        "type": "object",
+        "properties": {name: _block(kind) for name, kind in table.items()},
+        "minProperties": 1,
+        "maxProperties": 1,
+        "additionalProperties": False,
+    }
+
+
+def _reaction(kind: type) -> Schema:
+    schema = _block(kind)
+    schema["properties"]["actions"] = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/action"}}
+    return schema
+
+
+def _block(block: type, without: str = "") -> Schema:
+    """A block with its label and settings, of which some depend on the label."""
+    known = settings_of(block)
+    label = blocks.label_of(block)
+    properties: dict[str, Schema] = {}
+    required: list[str] = []
+    for attribute in attrs.fields(block):
+        name = spelled(attribute)
+        meta = attribute.metadata.get("setting")
+        if name == without or (meta is not None and meta.names):
+            continue
+        properties[name] = _setting(attribute, meta)
+        if attribute.default is attrs.NOTHING:
+            required.append(name)
+    schema: Schema = {
+        "description": described(block)[1],
+        "type": "object",
+        "properties": properties,
+        "required": required,
+        "additionalProperties": False,
+    }
+    if (free := open_setting(block)) is not None:
+        schema["additionalProperties"] = {**_typed(get_args(free[0].type)[1], free[1]), "description": free[1].doc}
+    rules = _rules_of_labels(known, label)
+    return {**schema, "allOf": rules} if rules else schema
+
+
+def _rules_of_labels(known: dict[str, tuple[attrs.Attribute, Setting]], label: attrs.Attribute | None) -> list[Schema]:
+    """For each label: which settings it must give, and which it does not have."""
+    rules: list[Schema] = []
+    for choice in blocks.choices_of(label.type) if label is not None else ():
+        needed = [name for name, (_, meta) in known.items() if choice in meta.required_by]
+        foreign = [name for name, (_, meta) in known.items() if meta.only and choice not in meta.only]
+        then: Schema = {"required": needed} if needed else {}
+        if foreign:
+            then["properties"] = dict.fromkeys(foreign, False)
+        if then:
+            assert label is not None
+            chosen = {"properties": {label.name: {"const": choice}}, "required": [label.name]}
+            rules.append({"if": chosen, "then": then})
+    return rules
+
+
+def _setting(attribute: attrs.Attribute, meta: Setting | None) -> Schema:
+    """One property: its type, range, description and default."""
+    if blocks.is_block(attribute.type):
+        return {**_block(attribute.type), "description": meta.doc if meta else described(attribute.type)[1]}
+    about = meta or label_setting(attribute)
+    schema = {**_typed(attribute.type, about), "description": about.doc}
+    if meta is not None:
+        schema["x-role"] = meta.role.value
+    if attribute.default is not attrs.NOTHING and not about.required_by:
+        schema["default"] = value_json(attribute.default)
+    return schema
+
+
+def _typed(annotation: Any, meta: Setting) -> Schema:
+    parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    if all(blocks.is_block(part) for part in parts):
+        return {"$ref": "#/$defs/source"}
+    found = [_part(part, meta) for part in parts if part not in (Auto, NoneType)]
+    found += [{"const": str(AUTO)}] if Auto in parts else []
+    found += [{"type": "null"}] if NoneType in parts else []
+    return found[0] if len(found) == 1 else {"anyOf": found}
+
+
+def _part(part: Any, meta: Setting) -> Schema:
+    check = meta.check
+    if part is Quantity:
+        return _quantity(meta.units)
+    if get_origin(part) is Literal:
+        return {"type": "string", "enum": list(get_args(part))}
+    if get_origin(part) is dict:
+        return {"type": "object", "additionalProperties": _typed(get_args(part)[1], meta)}
+    if get_origin(part) is tuple:
+        item = get_args(part)[0]
+        if blocks.is_block(item) or any(blocks.is_block(each) for each in get_args(item)):
+            return {"type": "array", "items": {"$ref": "#/$defs/action"}}
+        schema = {"type": "array", "items": _part(item, meta)}
+        if isinstance(check, Range) and check.count is not None:
+            schema |= {"minItems": check.count, "maxItems": check.count}
+        return schema
+    if part is Interval:
+        return {"type": "string", "pattern": r"^[0-9]+\.\.[0-9]+$"}
+    if part is Metric:
+        return {"type": "string", "pattern": r"^eval\..+\.loss$"}
+    plain = {int: "integer", float: "number", bool: "boolean", str: "string"}[part]
+    if isinstance(check, TextCheck):
+        return {"type": plain, **({"pattern": check.pattern} if check.pattern and part is str else {})}
+    return {"type": plain, **(_range(check) if check is not None and part in (int, float) else {})}
+
+
+def _range(check: Range) -> Schema:
+    names = {"low": "minimum", "above": "exclusiveMinimum", "high": "maximum", "below": "exclusiveMaximum"}
+    return {names[key]: bound for key in names if (bound := getattr(check, key)) is not None}
+
+
+def _quantity(units: tuple[str, ...]) -> Schema:
+    """A string with a number and one of some units, each in all its spellings."""
+    words = [word for word, (unit, _) in UNITS.items() if unit in units and word != "%"]
+    forms = [rf"({'|'.join(MULTIPLIERS)})? ?({'|'.join(words)})"] if words else []
+    forms += [" ?%"] if "%" in units else []
+    return {"type": "string", "pattern": f"^{_NUMBER}({'|'.join(forms)})$"}

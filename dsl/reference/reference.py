@@ -1,0 +1,289 @@
+"""The reference of the language as data, made of the schema: `xtrain docs` prints it, `docs/reference.md` holds it."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from types import NoneType, UnionType
+from typing import Any, Final, Literal, Union, get_args, get_origin
+
+import attrs
+from attrs import field, frozen
+
+from .. import blocks
+from ..interval import Interval
+from ..metric import Metric
+from ..quantity import Quantity
+from ..schema import actions
+from ..schema.setting import AUTO, Auto, Range, Role, Setting, at_least, open_setting, settings_of, spelled
+from ..spec_text import value_text
+
+ROLES: Final[dict[Role, str]] = {
+    Role.EXPERIMENT: "what is learned: another value makes another experiment",
+    Role.BUDGET: "how long: the experiment stays the same",
+    Role.CADENCE: "how often something is measured, logged or saved: the experiment stays the same",
+    Role.PATH: "where files are: the experiment stays the same",
+    Role.MESH: "which ranks, and how the work is divided among them: the experiment stays the same",
+    Role.EXECUTION: "how it is computed: the experiment stays the same",
+}
+_SCALARS: Final = {int: "whole number", float: "number", str: "string", Metric: "metric", Interval: "range"}
+_MEASURES: Final = {"seconds": "time"}
+_LISTS: Final = {int: "list of whole numbers", float: "list of numbers", str: "list of strings"}
+_SAMPLE_LABELS: Final = {"size": "2", "source": "bytes", "command": '"./page-me.sh"'}
+_LABELS: Final = {
+    "name": "the name",
+    "dataset": "the name of a dataset",
+    "command": "the command, as typed into a shell",
+    "source": '`bytes`, or the folder of a tokenizer as `"assets/tokenizer"`',
+    "size": "number of ranks on the axis",
+}
+Group = Literal["block", "action", "source", "link", "statement"]
+
+
+@frozen(kw_only=True)
+class Field:
+    """A setting, or the label of a block. kind: its type in words, fixed words in backquotes. choices: these words.
+    default: as a spec writes it; None if it must be given. values: the range, "" if there is none. only: the labels of
+    the block that have the setting. example: a value. usage: the setting as it stands in a spec.
+    """
+
+    name: str
+    path: str
+    doc: str
+    kind: str
+    choices: tuple[str, ...]
+    default: str | None
+    values: str
+    only: tuple[str, ...]
+    role: Role
+    example: str
+    group: "Group"
+    usage: str = ""
+    is_label: bool = False
+
+
+@frozen(kw_only=True)
+class Page:
+    """A block, action, source or link. group: which of these. written: its forms, in backquotes. more: paragraphs."""
+
+    name: str
+    path: str
+    block: type
+    group: Group
+    written: str
+    summary: str
+    more: tuple[str, ...]
+    label: Field | None
+    fields: tuple[Field, ...]
+    inner: tuple["Page", ...] = field(repr=False)
+
+
+def pages() -> tuple[Page, ...]:
+    """Every page, in the order a spec is best read in; blocks inside a block stand in its `inner`."""
+    found = [_page(name, name, block, "block") for name, block in blocks.KINDS.items()]
+    found.append(_page("every", "every", actions.Tick, "statement"))
+    found.append(_page("on", "on", actions.Event, "statement"))
+    found += [_page(name, name, action, "action") for name, action in blocks.ACTIONS.items()]
+    found += [_page(name, name, source, "source") for name, source in blocks.SOURCES.items()]
+    found += [_page(name, name, link, "link") for name, link in blocks.LINKS.items()]
+    return tuple(found)
+
+
+def every_page(within: Iterable[Page] | None = None) -> Iterator[Page]:
+    """All pages, blocks inside blocks among them."""
+    for page in pages() if within is None else within:
+        yield page
+        yield from every_page(page.inner)
+
+
+def _page(name: str, path: str, block: type, group: Group, around: Callable[[str], str] = str) -> Page:
+    """A page. around: what stands around the block in an example, as `parallel { … }` around an axis."""
+    written, summary, more = described(block)
+    when = "on nan" if name in ("skip", "rollback") else "on finish" if name == "notify" else "every 100 steps"
+    around = (lambda inner: f"{when} {inner}") if group == "action" else around
+    known = settings_of(block)
+    fields: list[Field] = []
+    inner: list[Page] = []
+    for each, (attribute, meta) in known.items():
+        head = f"{name} {meta.only[0]}" if meta.only else _head(name, block)
+        where = f"{path}.{each}"
+        if blocks.is_block(attribute.type):
+            outside = partial("{0} {{ {1} }}".format, head)
+            inner.append(_page(each, where, attribute.type, group, outside))
+            continue
+        found = _field(attribute, meta, where, group)
+        needed = _needed(block, each) if group == "action" or name in blocks.NAMED else []
+        usage = _usage(name, head, found, needed)
+        fields.append(attrs.evolve(found, usage=usage if group in ("link", "statement") else around(usage)))
+    if (free := open_setting(block)) is not None:
+        found = _free_field(*free, path, group)
+        fields.insert(0, attrs.evolve(found, usage=_usage(name, name, found, [])))
+    label = blocks.label_of(block) if group in ("block", "action") else None
+    return Page(
+        name=name,
+        path=path,
+        block=block,
+        group=group,
+        written=written,
+        summary=summary,
+        more=more,
+        label=_label(label, path, group, around, _needed(block, "") if name in blocks.NAMED else []) if label else None,
+        fields=tuple(fields),
+        inner=tuple(inner),
+    )
+
+
+def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:
+    setting = f"{field.name} = {field.example}"
+    if field.group == "link":
+        return f"collate = … -> {name}({setting})"
+    if field.group == "source":
+        sample = f'"{blocks.SAMPLES[name]}", ' if name in blocks.SAMPLES else ""
+        return f"dataset NAME {{ source = {name}({sample}{setting}) }}"
+    if field.group == "statement":
+        return f"every {field.example} log" if name == "every" else f"on nan({field.example}) skip"
+    return f"{head} {{ {', '.join([*needed, setting])} }}"
+
+
+def _free_field(attribute: attrs.Attribute, meta: Setting, path: str, group: Group) -> Field:
+    """The setting whose names are the user's own, as one field called `NAME`."""
+    item = get_args(attribute.type)[1]
+    return Field(
+        name="NAME",
+        path=f"{path}.NAME",
+        doc=meta.doc,
+        kind=type_words(item, meta),
+        choices=(),
+        default="0",
+        values=_values(meta),
+        only=(),
+        role=meta.role,
+        example=meta.example,
+        group=group,
+    )
+
+
+def _needed(block: type, but: str) -> list[str]:
+    """The other settings that an example of one cannot do without."""
+    required = [(a, m) for a, m in settings_of(block).values() if a.default is attrs.NOTHING and spelled(a) != but]
+    return [f"{spelled(attribute)} = {meta.example}" for attribute, meta in required]
+
+
+def _label(
+    attribute: attrs.Attribute, path: str, group: Group, around: Callable[[str], str], needed: list[str]
+) -> Field:
+    """The word or number behind the word that opens a block."""
+    field = _field(attribute, label_setting(attribute), f"{path}.{attribute.name}", group)
+    example = field.choices[0] if field.choices else _SAMPLE_LABELS.get(attribute.name, "NAME")
+    name = path.rpartition(".")[2]
+    body = f" {{ {', '.join(needed)} }}" if needed else ""
+    usage = around(f"{name}({example}){body}" if name in blocks.CALLED else f"{name} {example}{body}")
+    return attrs.evolve(field, is_label=True, example=example, usage=usage)
+
+
+def label_setting(attribute: attrs.Attribute) -> Setting:
+    """A label as if it were a setting: what it says, and its range."""
+    number = int in _parts(attribute.type)
+    doc = _LABELS.get(attribute.name, f"the label of the block: which {attribute.name}")
+    check = at_least(1) if number else attribute.metadata.get("check")
+    return Setting(doc=doc, check=check, example="2" if number else "")
+
+
+def described(block: type) -> tuple[str, str, tuple[str, ...]]:
+    """The forms, the sentence and the further paragraphs of a class' docstring."""
+    first, *more = [" ".join(part.split()) for part in (block.__doc__ or "").strip().split("\n\n")]
+    match = re.fullmatch(r"((?:`[^`]*`|[^`:])*): (.*)", first)
+    assert match is not None, f"the docstring of {block.__name__} does not say how it is written"
+    return match[1], match[2], tuple(more)
+
+
+def _head(name: str, block: type) -> str:
+    """How a block begins in an example."""
+    label = blocks.label_of(block)
+    if label is None or not settings_of(block):
+        return name
+    choices = blocks.choices_of(label.type)
+    return f"{name} {choices[0] if choices else _SAMPLE_LABELS.get(label.name, 'NAME')}"
+
+
+def _field(attribute: attrs.Attribute, meta: Setting, path: str, group: Group) -> Field:
+    choices = blocks.choices_of(attribute.type)
+    required = attribute.default is attrs.NOTHING or bool(meta.required_by)
+    return Field(
+        name=spelled(attribute),
+        path=path,
+        doc=meta.doc,
+        kind=type_words(attribute.type, meta),
+        choices=choices,
+        default=None if required else _default(attribute, choices),
+        values=_values(meta),
+        only=meta.only,
+        role=meta.role,
+        example=meta.example or _example(attribute, choices),
+        group=group,
+    )
+
+
+def _default(attribute: attrs.Attribute, choices: tuple[str, ...]) -> str:
+    value = attribute.default
+    if isinstance(value, float):
+        return f"{value:g}".replace("e-0", "e-")
+    return value if isinstance(value, str) and value in choices else value_text(value)
+
+
+def _values(meta: Setting) -> str:
+    if isinstance(meta.check, Range) and meta.check.percent and meta.units != ("%",):
+        return "not negative, at most 100%"
+    return "" if meta.check is None else meta.check.words
+
+
+def _example(attribute: attrs.Attribute, choices: tuple[str, ...]) -> str:
+    """A value to write: a word that is not the default, or the default itself, or a number."""
+    value = attribute.default
+    listed = any(get_origin(part) is tuple for part in _parts(attribute.type))
+    if choices:
+        word = next((word for word in choices if word not in (value, "auto")), choices[0])
+        word = word if word.isidentifier() or word == "1f1b" else f'"{word}"'
+        return f"[{word}]" if listed else word
+    if isinstance(value, bool):
+        return value_text(not value)
+    if value is not attrs.NOTHING and value is not AUTO and value is not None:
+        return _default(attribute, choices)
+    parts = _parts(attribute.type)
+    if listed:
+        return "[2, 2]"
+    return "true" if bool in parts else "2" if int in parts else "1.0" if float in parts else '"name"'
+
+
+def _parts(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+
+
+def type_words(annotation: Any, meta: Setting) -> str:
+    """A type in words: "whole number or `auto`", "`gpipe` `1f1b`", "steps, tokens, epochs"."""
+    parts = _parts(annotation)
+    words = [_part_words(part, meta) for part in parts if part not in (Auto, NoneType)]
+    words = list(dict.fromkeys(words))
+    words += ["`auto`"] if Auto in parts else []
+    words += ["`none`"] if NoneType in parts else []
+    return " or ".join(words)
+
+
+def _part_words(part: Any, meta: Setting) -> str:
+    if part is bool:
+        return "`true` `false`"
+    if part in _SCALARS:
+        return _SCALARS[part]
+    if part is Quantity:
+        return ", ".join(_MEASURES.get(unit, unit) for unit in meta.units)
+    if get_origin(part) is Literal:
+        return " ".join(f"`{word}`" for word in get_args(part))
+    if get_origin(part) is dict:
+        kinds = _parts(get_args(part)[1])
+        words = [f"{_SCALARS[kind]}s" if kind in _SCALARS else _part_words(kind, meta) for kind in kinds]
+        return f"map of names to {' or '.join(words)}"
+    if get_origin(part) is tuple:
+        item = get_args(part)[0]
+        if get_origin(item) is Literal:
+            return f"list of {_part_words(item, meta)}"
+        return _LISTS.get(item, "actions")
+    return "source"

@@ -1,0 +1,100 @@
+"""What a word of `xtrain docs WORD` speaks of: a page, a setting, or a word of the language that belongs to neither."""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from attrs import frozen
+
+from .. import blocks
+from ..diagnostics.suggest import closest
+from ..schema import later
+from ..schema.setting import open_setting, settings_of
+from .reference import Field, Page, every_page
+from .vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
+
+
+@frozen
+class Word:
+    """A word without a page of its own. written: how it stands in a spec."""
+
+    kind: Literal["statement", "function", "unit", "multiplier", "constant", "event", "later", "choice"]
+    name: str
+    written: str
+    meaning: str
+
+
+Topic = Page | Field | Word
+
+
+def find(topic: str) -> tuple[Topic, ...]:
+    """Everything that goes by a name: a path (`parallel.fsdp.reduce`), or a last part of one (`reduce`, `1f1b`).
+
+    A path with a dataset's name, as `--set` takes it, leads to the setting of all datasets; so does one of a phase.
+    """
+    name = topic.strip().strip("`")
+    parts = name.split(".")
+    if parts[0] in blocks.NAMED and len(parts) == 3:
+        parts = [parts[0], parts[2]]
+    block = blocks.KINDS.get(parts[0])
+    if block is not None and len(parts) == 2 and open_setting(block) and parts[1] not in settings_of(block):
+        parts = [parts[0], "NAME"]
+    path = ".".join(parts)
+    entries = list(_entries())
+    found = [entry for key, entry in entries if key == path]
+    if found and len(parts) > 1:
+        return tuple(found)
+    found += [entry for key, entry in entries if key.endswith(f".{path}") and key != f"{path}.{path}"]
+    if any(isinstance(entry, Page) for entry in found):
+        return tuple(found)
+    return (*found, *_choices(path))
+
+
+def near(topic: str) -> str | None:
+    """The topic that a wrong one was probably meant to be."""
+    entries = list(_entries())
+    names = [key for key, _ in entries]
+    names += [key.rpartition(".")[2] for key in names]
+    names += [word for _, entry in entries if isinstance(entry, Field) for word in entry.choices]
+    return closest(topic.strip(), dict.fromkeys(names))
+
+
+def _entries() -> Iterator[tuple[str, Topic]]:
+    """Path → what it leads to; a path may lead to several things, as `checkpoint` to a block and an action."""
+    for page in every_page():
+        yield page.path, page
+    for page in every_page():
+        for field in (*((page.label,) if page.label else ()), *page.fields):
+            yield field.path, field
+    for word in words():
+        yield word.name, word
+
+
+def words() -> Iterator[Word]:
+    """The words that have no page."""
+    for name, (written, meaning) in STATEMENTS.items():
+        if name not in ("every", "on"):
+            yield Word("statement", name, written, meaning)
+    for name, (written, meaning) in FUNCTIONS.items():
+        yield Word("function", name, written, meaning)
+    for names, meaning in UNITS.items():
+        for name in names:
+            yield Word("unit", name, f"10{name}" if name == "%" else f"10 {name}", meaning)
+    for names, meaning in MULTIPLIERS.items():
+        for name in names:
+            yield Word("multiplier", name, f"8{name}", meaning)
+    for name, meaning in CONSTANTS.items():
+        yield Word("constant", name, name, meaning)
+    for name, (when, default) in EVENTS.items():
+        yield Word("event", name, f"on {name} …", f"{when}; default action: {default}")
+    for kind, names in (("block", later.KINDS), ("action", later.ACTIONS), ("event", later.EVENTS),
+                        ("source", later.SOURCES), ("link", later.LINKS)):  # fmt: skip
+        for name in names:
+            yield Word("later", name, name, f"{kind}; reserved, and not supported by this version (X209)")
+
+
+def _choices(word: str) -> Iterator[Word]:
+    """The settings and labels that know a fixed word."""
+    for page in every_page():
+        for field in (*((page.label,) if page.label else ()), *page.fields):
+            if word in field.choices:
+                yield Word("choice", word, field.path, field.doc)

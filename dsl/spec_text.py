@@ -1,0 +1,135 @@
+"""A `Spec` as text: every value written out, defaults included, in an order that depends on nothing but the schema."""
+
+import re
+from typing import Any
+
+import attrs
+
+from . import blocks
+from .evaluation.values import quantity_text
+from .interval import Interval
+from .metric import Metric
+from .quantity import Quantity
+from .schema.actions import Event, Tick
+from .schema.data import UserCall
+from .schema.setting import AUTO, open_setting, settings_of
+from .spec import Spec
+from .user_parts.files import is_file
+
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|1f1b")
+_RESERVED = ("true", "false", "none", "auto", "then")
+_CALLS = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
+_ACTIONS = {kind: name for name, kind in blocks.ACTIONS.items()}
+
+
+def resolved_text(spec: Spec) -> str:
+    """A spec that loads to one equal to `spec`, without references, includes or defaults left to the reader."""
+    parts = ["\n".join(f"use {used_text(module)}" for module in used)] if (used := spec.used) else []
+    for kind, block in blocks.KINDS.items():
+        if kind in blocks.NAMED:
+            parts += [_block(kind, block, named) for named in getattr(spec, blocks.NAMED[kind]).values()]
+        elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
+            parts.append(_block(kind, block, getattr(spec, kind)))
+    parts.append(f"collate = {' -> '.join(value_text(link) for link in spec.collate)}")
+    parts += ["\n".join(_reaction(reaction) for reaction in group) for group in (spec.ticks, spec.events) if group]
+    return "\n\n".join(parts) + "\n"
+
+
+def used_text(module: str) -> str:
+    """The target of a `use`: the path of a file in quotes, the name of a module without."""
+    return _string(module) if is_file(module) else module
+
+
+def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
+    label = blocks.label_of(block)
+    head = kind if label is None else f"{kind} {_label(getattr(value, label.name))}"
+    lines = []
+    inner = indent + "  "
+    free = open_setting(block)
+    if free is not None:
+        weights = getattr(value, free[0].name)
+        lines += [f"{inner}{_label(name)} = {value_text(weight)}" for name, weight in weights.items()]
+    for name, (attribute, meta) in settings_of(block).items():
+        given = getattr(value, attribute.name)
+        if meta.only and label is not None and getattr(value, label.name) not in meta.only:
+            continue
+        if blocks.is_block(attribute.type):
+            lines.append(inner + _block(name, attribute.type, given, inner))
+        else:
+            lines.append(f"{inner}{name} = {value_text(given)}")
+    if not lines:
+        return head
+    return "\n".join([f"{head} {{", *lines, f"{indent}}}"])
+
+
+def _reaction(reaction: Tick | Event) -> str:
+    actions = " then ".join(_action(action) for action in reaction.actions)
+    if isinstance(reaction, Tick):
+        return f"every {quantity_text(reaction.every)} {actions}"
+    count = "" if reaction.count is None else f"({reaction.count})"
+    return f"on {reaction.event}{count} {actions}"
+
+
+def _action(action: Any) -> str:
+    label = blocks.label_of(type(action))
+    head = _ACTIONS[type(action)]
+    if label is not None and head in blocks.CALLED:
+        head = f"{head}({value_text(getattr(action, label.name))})"
+    elif label is not None:
+        head = f"{head} {_label(getattr(action, label.name))}"
+    fields = [f"{name} = {value_text(getattr(action, name))}" for name in settings_of(type(action))]
+    return f"{head} {{ {', '.join(fields)} }}" if fields else head
+
+
+def is_plain(name: str) -> bool:
+    """Whether a name can be written without quotes, and so stand before a `=`."""
+    return _NAME.fullmatch(name) is not None and name not in _RESERVED
+
+
+def _label(value: Any) -> str:
+    if isinstance(value, str):
+        return value if is_plain(value) else _string(value)
+    return value_text(value)
+
+
+def value_text(value: Any) -> str:
+    """A value as a spec writes it."""
+    if value is AUTO or value is None:
+        return "auto" if value is AUTO else "none"
+    match value:
+        case bool():
+            return str(value).lower()
+        case int() | float():
+            return repr(value)
+        case Metric() | Interval():
+            return str(value)
+        case str():
+            return _string(value)
+        case Quantity():
+            return quantity_text(value)
+        case tuple():
+            return f"[{', '.join(value_text(item) for item in value)}]"
+        case dict():
+            entries = [f"{_label(name)}: {value_text(item)}" for name, item in value.items()]
+            return f"{{ {', '.join(entries)} }}" if entries else "{}"
+        case UserCall():
+            return f"{value.function}({', '.join(f'{k} = {value_text(v)}' for k, v in value.arguments.items())})"
+    return _call(value)
+
+
+def _call(value: Any) -> str:
+    name = _CALLS[type(value)]
+    arguments = []
+    for attribute in attrs.fields(type(value)):
+        given = getattr(value, attribute.name)
+        if "setting" in attribute.metadata:
+            arguments.append(f"{attribute.name} = {value_text(given)}")
+        else:
+            arguments += [value_text(item) for item in (given if isinstance(given, tuple) else (given,))]
+    brackets = bool(arguments) or name in blocks.SOURCES
+    return f"{name}({', '.join(arguments)})" if brackets else name
+
+
+def _string(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return '"' + "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in escaped) + '"'

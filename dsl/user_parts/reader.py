@@ -1,0 +1,284 @@
+"""Reads the user's Python for the parts it declares: by its syntax alone, nothing of it is imported or run."""
+
+import ast
+from collections.abc import Iterator
+from math import isfinite
+from typing import Any, Final, Literal
+
+from attrs import field, frozen
+
+from ..diagnostics.diagnostic import Diagnostics
+from ..diagnostics.source import Source, Span
+from ..diagnostics.suggest import did_you_mean
+from .files import parse_quietly
+from .links import KINDS, LOCAL_MICROBATCH, MICROBATCH, may_give
+from .types import parameter_type, widened
+
+Kind = Literal["source", "collator"]
+DECORATORS: Final[tuple[Kind, ...]] = ("source", "collator")
+# A parameter of a collator that the run fills: random numbers of the row.
+GENERATOR: Final = "generator"
+REQUIRED: Final = object()
+COMPUTED: Final = object()  # a default that only running the file would tell
+
+
+@frozen
+class Parameter:
+    """type: an annotation of `convert`, or Any. default: a value, REQUIRED or COMPUTED. named: by its name alone."""
+
+    name: str
+    type: Any
+    default: Any
+    named: bool
+    span: Span = field(repr=False)
+
+
+@frozen
+class Declared:
+    """A function that a decorator makes a part. does: the first line of its docstring, empty if there is none."""
+
+    kind: Kind
+    name: str
+    parameters: tuple[Parameter, ...]
+    takes: str
+    gives: str
+    does: str
+    span: Span = field(repr=False)
+
+
+def read_parts(source: Source, diagnostics: Diagnostics) -> list[Declared] | None:
+    """The parts a Python file declares, in their order; None if it cannot be parsed. What is wrong is reported."""
+    try:
+        tree = parse_quietly(source.text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        line = getattr(error, "lineno", None) or 1
+        message = f"this is not Python: {getattr(error, 'msg', None) or error}"
+        diagnostics.error("X222", message, _point(source, line, getattr(error, "offset", None) or 1))
+        return None
+    return _Reader(source, diagnostics).run(tree)
+
+
+class _Reader:
+    def __init__(self, source: Source, diagnostics: Diagnostics) -> None:
+        self.source, self.diagnostics = source, diagnostics
+        self.names: dict[str, Kind] = {}  # what `source` and `collator` are called here
+        self.packages: set[str] = set()  # what `xtrain` is called here
+
+    def run(self, tree: ast.Module) -> list[Declared]:
+        for node in ast.walk(tree):
+            self._note_import(node)
+        found: dict[str, Declared] = {}
+        top = set(map(id, tree.body))
+        for node in _functions(tree):
+            for decorator in node.decorator_list:
+                kind = self._kind(decorator)
+                if kind is None:
+                    continue
+                declared = self._declared(node, kind, decorator, top=id(node) in top)
+                if declared is None:
+                    break
+                first = found.setdefault(declared.name, declared)
+                if first is not declared:
+                    notes = [("the first is here", first.span)]
+                    self._wrong(f"`{node.name}` is declared twice", declared.span, "give one another name", notes)
+                break
+        return list(found.values())
+
+    def _note_import(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name == "xtrain":
+                    self.packages.add(alias.asname or alias.name)
+        elif (
+            isinstance(node, ast.ImportFrom)
+            and node.module in ("xtrain", "xtrain.runtime.data.part_decorators")
+            and not node.level
+        ):
+            for alias in node.names:
+                kind = _decorator(alias.name)
+                if kind is not None:
+                    self.names[alias.asname or alias.name] = kind
+
+    def _kind(self, decorator: ast.expr) -> Kind | None:
+        """What a decorator makes of its function; None if it is none of ours."""
+        target = decorator.func if isinstance(decorator, ast.Call) else decorator
+        if isinstance(target, ast.Name):
+            return self.names.get(target.id)
+        if isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name):
+            return _decorator(target.attr) if target.value.id in self.packages else None
+        return None
+
+    def _declared(self, node: "ast.FunctionDef | ast.AsyncFunctionDef", kind: Kind, decorator: ast.expr, *, top: bool):
+        """The part, or None after reporting why it is none that a spec can use."""
+        name = self._name_span(node)
+        if not top:
+            self._wrong(
+                f"`{node.name}` is declared inside something else", name, "move it to the top level of the file"
+            )
+            return None
+        if isinstance(node, ast.AsyncFunctionDef):
+            self._wrong(f"`{node.name}` is an async function", name, "write `def` without `async`")
+            return None
+        takes, gives = "", ""
+        if kind == "collator":
+            kinds = self._kinds(node.name, decorator)
+            if kinds is None:
+                return None
+            takes, gives = kinds
+        elif isinstance(decorator, ast.Call) and (decorator.args or decorator.keywords):
+            self._wrong("`source` takes no arguments", self._span(decorator), "write `@source`")
+            return None
+        parameters = self._parameters(node, kind)
+        if parameters is None or self._random_part(node, takes):
+            return None
+        does = (ast.get_docstring(node) or "").strip().split("\n")[0].strip()
+        return Declared(kind, node.name, parameters, takes, gives, does, name)
+
+    # The decorator of a collator --------------------------------------------------------------------------------------
+
+    def _kinds(self, name: str, decorator: ast.expr) -> tuple[str, str] | None:
+        """What a collator takes and gives."""
+        place = self._span(decorator)
+        example = f'write `@collator(takes="{KINDS[3]}")`'
+        given: dict[str | None, ast.expr] = {}
+        if isinstance(decorator, ast.Call):
+            given = dict(zip(("takes", "gives"), decorator.args, strict=False))
+            given.update({keyword.arg: keyword.value for keyword in decorator.keywords})
+            strange = [keyword for keyword in decorator.keywords if keyword.arg not in ("takes", "gives")]
+            if strange or len(decorator.args) > 2:
+                self._wrong("the arguments of `@collator` are `takes` and `gives`", place, example)
+                return None
+        if "takes" not in given:
+            self._wrong(f"`@collator` of `{name}` lacks `takes`", place, example)
+            return None
+        takes = self._word(given["takes"], KINDS)
+        if takes is None:
+            return None
+        node = given.get("gives")
+        if node is None or (isinstance(node, ast.Constant) and node.value is None):
+            return takes, takes
+        gives = self._word(node, KINDS)
+        if gives is not None and gives not in may_give(takes):
+            maker = {MICROBATCH: "`pack`", LOCAL_MICROBATCH: "`shard`"}.get(gives)
+            last = f"only {maker} gives {gives}" if maker else f"{gives} come before {takes}"
+            hint = f"it may give {' or '.join(may_give(takes))}"
+            self._wrong(f"a collator of {takes} cannot give {gives}: {last}", self._span(node), hint)
+            return None
+        return None if gives is None else (takes, gives)
+
+    def _word(self, node: ast.expr, words: tuple[str, ...]) -> str | None:
+        """One of some words, written out as a string."""
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            self._wrong("`takes` and `gives` are read without running the code", self._span(node),
+                        "write the kind here as a plain string")  # fmt: skip
+            return None
+        if node.value not in words:
+            hint = did_you_mean(node.value, words) or f"there are {', '.join(words)}"
+            self._wrong(f"there is no kind of value called `{node.value}`", self._span(node), hint)
+            return None
+        return node.value
+
+    # Parameters -------------------------------------------------------------------------------------------------------
+
+    def _parameters(self, node: ast.FunctionDef, kind: Kind) -> tuple[Parameter, ...] | None:
+        """Those that a spec gives: without the value that a collator takes, and its random numbers."""
+        arguments = node.args
+        for starred in (arguments.vararg, arguments.kwarg):
+            if starred is not None:
+                sign = "*" if starred is arguments.vararg else "**"
+                message = f"`{sign}{starred.arg}` of `{node.name}` accepts any argument"
+                self._wrong(message, self._span(starred), "name every parameter")
+                return None
+        placed = [*arguments.posonlyargs, *arguments.args]
+        defaults: list[ast.expr | None] = [None] * (len(placed) - len(arguments.defaults))
+        defaults += arguments.defaults
+        pairs = [(each, default, False) for each, default in zip(placed, defaults, strict=True)]
+        if kind == "collator":
+            if not placed:
+                hint = f"write `def {node.name}(samples)`"
+                self._wrong(f"`{node.name}` has no parameter for its input", self._name_span(node), hint)
+                return None
+            pairs = pairs[1:]
+        if arguments.posonlyargs[1 if kind == "collator" else 0 :]:
+            hint = "remove the `/`"
+            self._wrong(f"arguments are given to `{node.name}` by name", self._name_span(node), hint)
+            return None
+        pairs += [
+            (each, default, True) for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+        ]
+        return tuple(
+            self._parameter(each, _default(default), named)
+            for each, default, named in pairs
+            if not (kind == "collator" and each.arg == GENERATOR)
+        )
+
+    def _parameter(self, node: ast.arg, default: Any, named: bool) -> Parameter:
+        kind = parameter_type(node.annotation)
+        kind = kind if default in (REQUIRED, COMPUTED) else widened(kind, default)
+        return Parameter(node.arg, kind, default, named, self._span(node))
+
+    def _random_part(self, node: ast.FunctionDef, takes: str) -> bool:
+        """Whether a collator wants random numbers where each rank holds other positions of a row; reported."""
+        asks = next((a for a in (*node.args.args, *node.args.kwonlyargs) if a.arg == GENERATOR), None)
+        if asks is None or takes != LOCAL_MICROBATCH:
+            return False
+        message = f"random numbers of `{node.name}` for {takes} would depend on the number of ranks"
+        self._wrong(message, self._span(asks), f"let it take {MICROBATCH}, before `shard`")
+        return True
+
+    # Places -----------------------------------------------------------------------------------------------------------
+
+    def _span(self, node: Any) -> Span:
+        start = _offset(self.source, node.lineno, node.col_offset)
+        return Span(self.source, start, max(start + 1, _offset(self.source, node.end_lineno, node.end_col_offset)))
+
+    def _name_span(self, node: "ast.FunctionDef | ast.AsyncFunctionDef") -> Span:
+        begin = _offset(self.source, node.lineno, node.col_offset)
+        start = self.source.text.find(node.name, begin + len("def"))
+        return Span(self.source, start, start + len(node.name))
+
+    def _wrong(self, message: str, span: Span, hint: str, notes: Any = ()) -> None:
+        self.diagnostics.error("X223", message, span, hint=hint, notes=notes)
+
+
+def _functions(tree: ast.Module) -> Iterator["ast.FunctionDef | ast.AsyncFunctionDef"]:
+    """All functions, in the order of the text."""
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    yield from sorted(found, key=lambda node: node.lineno)
+
+
+def _decorator(name: str) -> Kind | None:
+    return next((kind for kind in DECORATORS if kind == name), None)
+
+
+def _default(node: ast.expr | None) -> Any:
+    """A default that a spec can write, as a tuple if it is a list; else REQUIRED or COMPUTED."""
+    if node is None:
+        return REQUIRED
+    try:
+        return _plain(ast.literal_eval(node))
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        return COMPUTED
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return tuple(map(_plain, value))
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _plain(each) for key, each in value.items()}
+    if value is None or isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value)):
+        return value
+    raise ValueError(value)
+
+
+def _point(source: Source, line: int, column: int) -> Span:
+    """A place that Python names by line and column, both from 1."""
+    lines = source.text.count("\n") + 1
+    start = min(source.line_start(min(line, lines)) + column - 1, len(source.text))
+    return Span(source, start, start)
+
+
+def _offset(source: Source, line: int, column: int) -> int:
+    """Where a line (from 1) and a column in bytes of UTF-8 (from 0), as Python counts them, lie in the text."""
+    text = source.line(line)
+    return source.line_start(line) + len(text.encode()[:column].decode(errors="ignore"))

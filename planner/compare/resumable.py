@@ -1,0 +1,262 @@
+"""Whether a checkpoint of one plan can be gone on with under another, why not, and what changes from there on.
+
+same: nothing that is trained differs. safe: differences that a run may have after a stop. resharded: safe, and pieces
+of the state or the rows of a step lie on other ranks. incompatible: the runtime refuses it.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final, get_args
+
+from attrs import frozen
+
+from ..graph.averaging import average_args
+from ..graph.checkpoint_fit import PRECISION, kept, misfits
+from ..plan import Node, Plan
+from ..schedule.horizon import as_known
+from .diff_values import actions_text, recurring
+from .resumable_curve import curve_reasons
+from .resumable_data import data_reasons
+from .resumable_phases import phase_reasons
+from .resumable_rules import OBJECTIVE, OUTSIDE, RULES, Effect, Kind, Reason, Rule
+
+KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
+# Nodes whose being there is itself a setting; that of others follows from the layout or from the formats.
+_SWITCHES: Final = (
+    "setup.activation",
+    "setup.compile",
+    "setup.pretrained",
+    "setup.checkpoint",
+    "setup.log.tensorboard",
+    "setup.log.wandb",
+    "step.clip",
+)
+
+
+@frozen(kw_only=True)
+class Verdict:
+    """The worst of the reasons, which stand the worst first. certain: False if what is read at the start decides."""
+
+    kind: Kind
+    effect: Effect
+    reasons: tuple[Reason, ...]
+
+    @property
+    def refusals(self) -> tuple[Reason, ...]:
+        """The reasons for which a checkpoint is refused."""
+        return tuple(reason for reason in self.reasons if reason.kind == "incompatible")
+
+    @property
+    def certain(self) -> bool:
+        return self.kind != "incompatible" or any(reason.certain for reason in self.refusals)
+
+
+def resumable(a: Plan, b: Plan, step: int | None = None) -> Verdict:
+    """What a checkpoint of `a`, saved after `step` steps if that is known, can be under `b`."""
+    reasons = [] if a.id == b.id else list(_reasons(a, b, step))
+    reasons.sort(key=lambda reason: (-KINDS.index(reason.kind), -EFFECTS.index(reason.effect)))
+    kind = reasons[0].kind if reasons else "same"
+    effect = EFFECTS[max((EFFECTS.index(reason.effect) for reason in reasons), default=0)]
+    return Verdict(kind=kind, effect=effect, reasons=tuple(reasons))
+
+
+def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
+    for misfit in misfits(kept(a), kept(b)):
+        yield Reason(kind="incompatible", path=misfit.path, text=misfit.text)
+    yield from data_reasons(a, b)
+    yield from _layout(a, b)
+    yield from _formats(a, b)
+    yield from phase_reasons(as_known(a), as_known(b), step)
+    yield from curve_reasons(as_known(a), as_known(b), step)
+    yield from _average(a, b)
+    yield from _arguments(a, b)
+    yield from _objective(a, b)
+    yield from _cadence(a, b)
+    yield from _restarts(a, b)
+    yield from _name(a, b)
+
+
+def _layout(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Axes, folds and stages: who holds which piece."""
+    parts = [
+        f"{one.name} {one.size} → {other.size}"
+        for one, other in zip(_axes(a), _axes(b), strict=True)
+        if one.size != other.size
+    ]
+    if not parts and _shards(a) != _shards(b):
+        parts.append(f"sharded over {_shards(a)} → {_shards(b)}")
+    if not parts and _pieces(a) != _pieces(b) and a.parameters == b.parameters:
+        parts.append("the same axes, divided differently")
+    if parts:
+        text = f"{', '.join(parts)}: every rank reads its own shards"
+        yield Reason(kind="resharded", path="parallel", text=text, effect="rounding")
+    stacks = ["parallel" if _args(plan, "setup.parallel.ddp") is None else "ddp" for plan in (a, b)]
+    if stacks[0] != stacks[1]:
+        text = f"{stacks[0]} → {stacks[1]}: gradients are summed in another order"
+        yield Reason(kind="safe", path="parallel.stack", text=text, effect="rounding")
+    where_a, where_b = ((plan.launch["nodes"], plan.mesh.ranks_per_node) for plan in (a, b))
+    if where_a != where_b and a.mesh.world_size == b.mesh.world_size:
+        text = f"{where_a[0]} · {where_a[1]} → {where_b[0]} · {where_b[1]} ranks: the same ranks on other machines"
+        yield Reason(kind="safe", path="launch.nodes", text=text)
+
+
+def _restarts(a: Plan, b: Plan) -> Iterator[Reason]:
+    """How often ranks are started again, and in which worlds."""
+    times = [plan.launch["restarts"] for plan in (a, b)]
+    if times[0] != times[1]:
+        text = f"{times[0]} → {times[1]}: how often failed ranks are restarted"
+        yield Reason(kind="safe", path="fault_tolerance.restarts", text=text)
+    worlds = [", ".join(str(each.world) for each in plan.elastic) or "none" for plan in (a, b)]
+    if worlds[0] != worlds[1]:
+        text = f"{worlds[0]} → {worlds[1]}: the world sizes on which the run may continue"
+        yield Reason(kind="safe", path="fault_tolerance.elastic", text=text)
+
+
+def _axes(plan: Plan) -> list[Any]:
+    """The axes of the mesh, and of the experts' view the one that a spec names."""
+    return [*plan.mesh.axes, next(axis for axis in plan.mesh.expert_axes if axis.name == "ep")]
+
+
+def _shards(plan: Plan) -> str:
+    sizes = {axis.name: axis.size for axis in plan.mesh.axes}
+    wide = [axis for axis in plan.node("setup.mesh").args["shard_axes"] if sizes[axis] > 1]
+    return " · ".join(wide) or "nothing"
+
+
+def _pieces(plan: Plan) -> list[Any]:
+    build, tensor = plan.node("setup.build_model").args, _args(plan, "setup.parallel.tp") or {}
+    cut = next(axis for axis in plan.mesh.expert_axes if axis.name == "ep_fsdp").size > 1
+    experts = (_args(plan, "setup.parallel.expert_fsdp") or {}) if cut else {}
+    return [build["stages"], build["owners"], tensor.get("rules"), experts.get("dimension")]
+
+
+def _args(plan: Plan, node: str) -> dict[str, Any] | None:
+    return next((n.args for n in plan.nodes if n.id == node), None)
+
+
+def _formats(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Formats that may change: parameters to a wider one, and that of the computation."""
+    params = [plan.node("setup.build_model").args["params"] for plan in (a, b)]
+    if PRECISION[params[0]] < PRECISION[params[1]]:
+        text = f"{params[0]} → {params[1]}: the saved state is represented exactly, in a wider format"
+        yield Reason(kind="safe", path="precision.params", text=text, effect="rounding")
+    compute = [_compute(plan, format) for plan, format in zip((a, b), params, strict=True)]
+    if compute[0] != compute[1] and compute != params:
+        text = f"{compute[0]} → {compute[1]}: forward and backward round differently; the state keeps its format"
+        yield Reason(kind="safe", path="precision.compute", text=text, effect="rounding")
+
+
+def _compute(plan: Plan, params: str) -> str:
+    """The format of forward and backward: that of the parameters, unless sharding casts them."""
+    return (_args(plan, "setup.parallel.root_fsdp") or {}).get("compute", params)
+
+
+def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Every argument of every node, by the table of rules; a setting is named once."""
+    before, after = ({node.id: node for node in plan.nodes} for plan in (a, b))
+    named: set[str] = set()
+    for id in {**before, **after}:
+        one, other = before.get(id), after.get(id)
+        op = (one or other).op  # type: ignore[union-attr]
+        if op.startswith(OUTSIDE):
+            continue
+        if op not in RULES:
+            yield _unknown(id, one, other)
+            continue
+        if (one is None or other is None) and op not in _SWITCHES:
+            continue
+        old, new = (node.args if node else {} for node in (one, other))
+        swapped = one is not None and other is not None and one.op != other.op
+        for name in {**old, **new}:
+            if old.get(name) == new.get(name) or (swapped and not (name in old and name in new)):
+                continue
+            if name not in RULES[op]:
+                yield _unknown(f"{id}.{name}", one, other)
+                continue
+            rule = RULES[op][name]
+            if rule is not None and rule.path not in named:
+                named.add(rule.path)
+                yield _allowed(rule, name, *(_said(a, b, rule.path) or (old.get(name), new.get(name))))
+
+
+def _said(a: Plan, b: Plan, path: str) -> tuple[str, str] | None:
+    """A setting as the specs have it, if they have it otherwise; what a node is given can be worked out of it."""
+    values = [next((entry.value for entry in plan.provenance if entry.path == path), None) for plan in (a, b)]
+    before, after = values
+    return None if before is None or after is None or before == after else (before, after)
+
+
+def _unknown(what: str, one: Node | None, other: Node | None) -> Reason:
+    change = "is new" if one is None else "is gone" if other is None else "has changed"
+    text = f"{change}; the effect on a checkpoint is unknown"
+    return Reason(kind="incompatible", path=what, text=text)
+
+
+def _allowed(rule: Rule, name: str, old: Any, new: Any) -> Reason:
+    prefix = "" if rule.path.endswith(name) or "." in rule.path else f"{name} "
+    text = f"{prefix}{_spell(old)} → {_spell(new)}: {rule.text}"
+    return Reason(kind="safe", path=rule.path, text=text, effect=rule.effect)
+
+
+def _average(a: Plan, b: Plan) -> Iterator[Reason]:
+    """Averaged weights that one side alone keeps."""
+    before, after = average_args(a), average_args(b)
+    if before is None and after is not None:
+        text = "none → ema: the average starts from the weights of the checkpoint"
+        yield Reason(kind="safe", path="ema", text=text, effect="learning")
+    elif before is not None and after is None:
+        text = "ema → none: the averaged weights of the checkpoint are dropped"
+        yield Reason(kind="safe", path="ema", text=text)
+
+
+def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
+    for name, rule in OBJECTIVE.items():
+        old, new = getattr(a.architecture, name), getattr(b.architecture, name)
+        if old != new:
+            yield _allowed(rule, name, old, new)
+
+
+def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:
+    """What recurs and how a run ends: when something is looked at or saved."""
+    before, after = recurring(a), recurring(b)
+    for path in {**before, **after}:
+        old, new = before.get(path, "never"), after.get(path, "never")
+        if old != new:
+            why = "evaluating, logging and saving do not change what is trained"
+            if path.startswith("on nan"):
+                why = "it applies to bad steps from here on"
+            text = f"{old} → {new}: {why}"
+            yield Reason(kind="safe", path=path, text=text)
+    old, new = ({node.id: node.args for node in plan.nodes if node.kind in ("tick", "event")} for plan in (a, b))
+    for id in (id for id in old if id in new and old[id] != new[id]):
+        changes = [
+            f"{name} {_spell(old[id].get(name))} → {_spell(new[id].get(name))}"
+            for name in {**old[id], **new[id]}
+            if old[id].get(name) != new[id].get(name)
+        ]
+        text = f"{', '.join(changes)}: evaluating does not change what is trained"
+        yield Reason(kind="safe", path=actions_text((id,), stop=False), text=text)
+    if not b.node("setup.resume").args["resume"]:
+        text = "false: the run starts from step 0 and moves the old run aside; set it to true to resume"
+        yield Reason(kind="safe", path="checkpoint.resume", text=text)
+
+
+def _name(a: Plan, b: Plan) -> Iterator[Reason]:
+    if a.name != b.name:
+        text = f"{a.name} → {b.name}: only the name of the run changes"
+        yield Reason(kind="safe", path="experiment.name", text=text)
+
+
+def _spell(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case float():
+            return f"{value:g}"
+        case list() | tuple():
+            return f"[{', '.join(map(_spell, value))}]"
+        case dict():
+            return ", ".join(f"{key} {_spell(each)}" for key, each in value.items())
+    return str(value)

@@ -1,0 +1,295 @@
+"""Playing a `Tape`: how much is alive in the forward of a block, between it and the backward, and in the backward.
+
+The backward runs operations in reverse order. What an operation keeps is freed when the last one that needs it has run;
+gradients are added in place where nothing else holds one of them (torch.autograd, `InputBuffer::accumulate`). FSDP2
+gathers a unit into one buffer and from there into parameters, asks early for the next unit of a backward, and keeps
+the buffer of an exchange until the next one (torch.distributed.fsdp, `FSDPParamGroup`).
+"""
+
+from collections.abc import Set
+from typing import Literal
+
+from attrs import define, field, frozen
+
+from .op_trace import Op, Tape, Unit, Value
+
+Sums = Literal["own", "keep", "exchange", "each"]
+
+
+@frozen
+class Recompute:
+    """How a block is run again in the backward. saved: words of operations whose results are kept for that.
+
+    choices: what a router decided is kept.
+    """
+
+    saved: frozenset[str] = frozenset()
+    choices: bool = False
+
+
+@frozen(kw_only=True)
+class Handling:
+    """What a backward does with gradients of parameters.
+
+    sums: they are the rank's own, or FSDP keeps them for a later exchange, or exchanges what it has kept now, or
+    exchanges those of each microbatch. again: they are added to those of an earlier microbatch. casts: sums are kept in
+    another format. frees: gathered parameters are freed behind the backward.
+    """
+
+    sums: Sums
+    again: bool
+    casts: bool = False
+    frees: bool = True
+
+
+@frozen
+class Played:
+    """peak: the most alive beside what was there before; net: what there is more afterwards."""
+
+    peak: int
+    net: int
+
+
+def kept(tape: Tape, recompute: Recompute | None) -> int:
+    """Bytes that a block leaves for its backward, its input included."""
+    if recompute is None:
+        return sum({id(value): value.size for op in tape.ops for value in op.keeps}.values())
+    choices = tape.choices if recompute.choices else 0
+    return tape.input.size + choices + sum(value.size for value in _stored(tape, recompute))
+
+
+def second_run(tape: Tape, recompute: Recompute) -> list[Op]:
+    """The operations that are done again in the backward: none after the last that keeps something, nor those whose
+    results were kept."""
+    return [op for op in _until_last_keeper(tape) if op.saved not in recompute.saved]
+
+
+def _until_last_keeper(tape: Tape) -> list[Op]:
+    last = max(place for place, op in enumerate(tape.ops) if op.keeps)
+    return tape.ops[: last + 1]
+
+
+def forward(tape: Tape, unit: Unit | None, recompute: Recompute | None) -> Played:
+    """Play the forward of a block that is the FSDP unit `unit`; before it its input is alive, after it its output."""
+    player = _Player()
+    player.gather(unit)
+    if recompute is None:
+        stays = {id(value) for op in tape.ops for value in op.keeps}
+    else:
+        stays = {id(value) for value in _stored(tape, recompute)}
+    player.run(tape.ops, stays)
+    return Played(player.peak, kept(tape, recompute) - tape.input.size + tape.ops[-1].outputs[0].gradient)
+
+
+def backward(
+    tape: Tape, unit: Unit | None, recompute: Recompute | None, handling: Handling, *, first: bool = False
+) -> Played:
+    """Play the backward of a block; alive before: what it kept, and the gradient of its output.
+
+    With FSDP also the buffer that the unit was gathered in early, and, unless it is the first, that of an exchange.
+    """
+    inner = next((op.closes for op in tape.ops if op.closes is not None), None)
+    player = _Player(handling, buffer=0 if unit is None or first else unit.buffer)
+    player.gather_again(unit, inner or unit)
+    later = {id(tape.input)}  # freed at the end
+    if recompute is not None:
+        later |= {id(value) for value in _stored(tape, recompute)}
+        stays = {id(value) for op in tape.ops for value in op.keeps} | later
+        player.run(_until_last_keeper(tape), stays, known=later, again=True, follower=unit)
+    player.run_back(tape, later, unit if recompute is None else None)
+    player.exchange(unit)
+    player.free(kept(tape, recompute) if recompute is not None else tape.input.size)
+    return Played(player.peak, player.live)
+
+
+def exchange(unit: Unit | None, buffer: int, handling: Handling) -> Played:
+    """The end of the backward of a unit outside of blocks, whose gradients are alive; `buffer`: of the last sums."""
+    player = _Player(handling, buffer=buffer)
+    player.exchange(unit)
+    if handling.sums in ("exchange", "each"):
+        player.free(player.buffer)  # nothing comes after it
+    return Played(player.peak, player.live)
+
+
+def _stored(tape: Tape, recompute: Recompute) -> list[Value]:
+    """Results that selective recomputation keeps."""
+    found = (op for op in tape.ops if op.saved in recompute.saved)
+    return [value for op in found for value in (*op.outputs, *op.extra)]
+
+
+@define
+class _Gradient:
+    """A storage with the gradient of `holders` values."""
+
+    size: int
+    holders: int
+
+
+@define
+class _Player:
+    """Bytes alive beside those at the start, and the most so far. buffer: bytes of the last exchange's."""
+
+    handling: Handling = Handling(sums="own", again=False)
+    buffer: int = 0
+    live: int = 0
+    peak: int = 0
+    _gradients: dict[int, _Gradient] = field(factory=dict)
+
+    def make(self, size: int) -> None:
+        self.live += size
+        self.peak = max(self.peak, self.live)
+
+    def free(self, size: int) -> None:
+        self.live -= size
+
+    def touch(self, size: int) -> None:
+        """Something that is gone at once."""
+        self.peak = max(self.peak, self.live + size)
+
+    def gather(self, unit: Unit | None) -> None:
+        """Forward: the buffer of the unit before is there until this one's has come."""
+        if unit is None:
+            return
+        self.touch(2 * unit.flat)
+        if unit.reshards:
+            self.make(unit.whole)
+        self.touch(unit.flat + (unit.whole if unit.moved else 0))
+
+    def gather_again(self, unit: Unit | None, follower: Unit | None) -> None:
+        """Backward: out of the buffer that was filled early, and into that of the unit which is needed next."""
+        if unit is None or not unit.reshards:
+            return
+        self.make(unit.whole)
+        self.touch(unit.whole if unit.moved else 0)
+        self.free(unit.flat)
+        self.make(follower.flat if follower is not None else 0)
+
+    def run(
+        self,
+        ops: list[Op],
+        stays: Set[int],
+        *,
+        known: Set[int] = frozenset(),
+        again: bool = False,
+        follower: Unit | None = None,
+    ) -> None:
+        """Run operations; values that do not stay are freed after their last use, and freed units let go.
+
+        again: it is the second run, of whose last operation only what it keeps is wanted, and in which units inside
+        keep their parameters. known: values that are there already. follower: the unit whose backward comes next.
+        """
+        uses: dict[int, int] = {}
+        for op in ops:
+            for value in op.inputs:
+                uses[id(value.storage)] = uses.get(id(value.storage), 0) + 1
+        made: set[int] = set()
+        for op in ops:
+            if op.opens is not None:
+                self.gather_again(op.opens, follower) if again else self.gather(op.opens)
+            if op.closes is not None and op.closes.reshards and not again:
+                self.free(op.closes.whole)
+            for value in op.extra if again and op is ops[-1] else (*op.outputs, *op.extra):
+                if id(value) not in known:
+                    self.make(value.size)
+                    made.add(id(value))
+            self.touch(op.scratch[0])
+            for value in op.extra:
+                if id(value) not in stays:
+                    self.free(value.size)
+            for value in op.inputs:
+                storage, number = value.storage, id(value.storage)
+                uses[number] -= 1
+                if not uses[number] and number in made and number not in stays:
+                    made.discard(number)
+                    self.free(storage.size)
+
+    def run_back(self, tape: Tape, later: Set[int], follower: Unit | None) -> None:
+        """Run all operations backwards, from the gradient of the last output, which is alive.
+
+        follower: None if units inside are gathered already.
+        """
+        left: dict[int, int] = {}
+        for op in tape.ops:
+            for value in op.keeps:
+                left[id(value)] = left.get(id(value), 0) + 1
+        last = tape.ops[-1].outputs[0]
+        self._gradients = {id(last): _Gradient(last.gradient, 1)}
+        for op in reversed(tape.ops):
+            if op.closes is not None:
+                if follower is not None:
+                    self.gather_again(op.closes, follower)
+            elif op.opens is not None:
+                self.exchange(op.opens)
+            else:
+                self._step_back(op)
+                for value in op.keeps:
+                    left[id(value)] -= 1
+                    if not left[id(value)] and id(value) not in later:
+                        self.free(value.size)
+
+    def _step_back(self, op: Op) -> None:
+        given = [found for value in op.outputs if (found := self._gradients.pop(id(value), None)) is not None]
+        if op.fresh:
+            self.make(sum(value.gradient for value in op.inputs) + op.weights)
+            self.touch(op.scratch[1])
+            for gradient in given:
+                self._let_go(gradient)
+            new = [_Gradient(value.gradient, 1) for value in op.inputs]
+        else:
+            (gradient,) = given
+            gradient.holders += len(op.inputs) - 1
+            new = [gradient] * len(op.inputs)
+        if self.handling.again and not self.handling.casts and self.handling.sums != "each":
+            self.free(op.weights)  # added in place
+        for value, gradient in zip(op.inputs, new, strict=True):
+            self._give(value, gradient)
+
+    def _let_go(self, gradient: _Gradient) -> None:
+        gradient.holders -= 1
+        if not gradient.holders:
+            self.free(gradient.size)
+
+    def _give(self, value: Value, gradient: _Gradient) -> None:
+        before = self._gradients.get(id(value))
+        if before is None:
+            self._gradients[id(value)] = gradient
+        elif before.holders == 1:
+            self._let_go(gradient)
+        elif gradient.holders == 1:
+            self._let_go(before)
+            self._gradients[id(value)] = gradient
+        else:
+            self.make(gradient.size)
+            self._let_go(gradient)
+            self._let_go(before)
+            self._gradients[id(value)] = _Gradient(gradient.size, 1)
+
+    def exchange(self, unit: Unit | None) -> None:
+        """The end of a unit's backward: parameters go, gradients are exchanged or put by."""
+        if unit is None:
+            return
+        how = self.handling
+        if how.frees:
+            self.free(unit.whole)
+        if how.sums == "keep":
+            if how.casts and how.again:
+                self.free(unit.gradients)
+            elif how.casts:
+                self.touch(unit.largest)
+                self.make(unit.summed - unit.gradients)
+            return
+        gradients = unit.gradients
+        if how.again and how.sums == "exchange":
+            self.free(unit.gradients if how.casts else 0)
+            gradients = unit.summed
+        self.free(self.buffer)
+        self.touch(unit.largest if unit.moved else 0)
+        self.make(unit.buffer)
+        self.free(gradients)
+        self.make(unit.output)
+        if unit.casts_back:
+            self.make(unit.shard)
+            self.free(unit.output)
+        if how.again and how.sums == "each":
+            self.free(unit.shard)  # added to what is there
+        self.buffer = unit.buffer

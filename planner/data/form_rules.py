@@ -1,0 +1,79 @@
+"""Rules about the form of records: plain text, conversations or pairs, each with the settings it has and no others."""
+
+from ...dsl.schema.data import WITH_FIELDS, Dataset
+from ...dsl.schema.setting import AUTO
+from ...dsl.spec import Spec
+from ..findings import Findings
+from .source_args import kind_of
+
+TEXT = "text"  # the field of plain text unless a spec names another
+CHAT = "messages"
+PAIRS = ("prompt", "response")
+
+
+def check_forms(spec: Spec, found: Findings) -> None:
+    """Every dataset is read in one form, and its source has the fields that are named."""
+    for dataset in spec.datasets.values():
+        problem = _problem(dataset)
+        if problem is None:
+            found.passed(f"data.form.{dataset.name}", _said(dataset))
+            continue
+        code, setting, message, hint = problem
+        path = f"dataset.{dataset.name}.{setting}"
+        found.fail(f"data.form.{dataset.name}", code, path, f"dataset {dataset.name}: {message}", hint)
+
+
+def has_turns(dataset: Dataset) -> bool:
+    """Whether its records are conversations or pairs, and nothing contradicts that."""
+    return (dataset.messages is not None or dataset.prompt is not None) and _problem(dataset) is None
+
+
+Problem = tuple[str, str, str, str]
+
+
+def _problem(dataset: Dataset) -> Problem | None:
+    return _fields(dataset) or _form(dataset)
+
+
+def _fields(dataset: Dataset) -> Problem | None:
+    """A field is named, and records of this source have none. As (code, setting, message, hint)."""
+    if isinstance(dataset.source, WITH_FIELDS):
+        return None
+    kind = kind_of(dataset.source)
+    named = [name for name in (CHAT, *PAIRS) if getattr(dataset, name) is not None]
+    named += [TEXT] if dataset.text != TEXT else []
+    if not named:
+        return None
+    what = "token ids" if kind == "tokens" else "whole documents"
+    message = f"{kind} gives {what}, which have no field `{named[0]}`"
+    return "X517", named[0], message, f"leave `{named[0]}` out; jsonl, parquet, arrow and huggingface have fields"
+
+
+def _form(dataset: Dataset) -> Problem | None:
+    """Settings that contradict each other."""
+    pair = [name for name in PAIRS if getattr(dataset, name) is not None]
+    if dataset.messages is not None and pair:
+        hint = "keep the one that the records have"
+        return "X516", pair[0], f"records are conversations (`{CHAT}`) or pairs (`{pair[0]}`), not both", hint
+    if len(pair) == 1:
+        other = PAIRS[1 - PAIRS.index(pair[0])]
+        message = f"`{pair[0]}` without `{other}`"
+        return "X516", pair[0], message, f"name the field of the {other}, or use `text` for plain text"
+    form = CHAT if dataset.messages is not None else PAIRS[0] if pair else ""
+    if form and dataset.text != TEXT:
+        message = f"`{TEXT}` is for plain text, and with `{form}` the records are not plain text"
+        return "X516", TEXT, message, f"leave out `{TEXT}` or `{form}`"
+    if not form:
+        told = ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
+        if told:
+            message = f"`{told[0]}` is for conversations and pairs, and these records are plain text"
+            return "X516", told[0], message, 'name the field: `messages = "messages"`, or remove it'
+    return None
+
+
+def _said(dataset: Dataset) -> str:
+    if dataset.messages is not None:
+        return f"conversations in `{dataset.messages}`"
+    if dataset.prompt is not None:
+        return f"pairs of `{dataset.prompt}` and `{dataset.response}`"
+    return "plain text"

@@ -1,0 +1,82 @@
+"""`Findings`: collects the verdict of every rule that is checked, so that a spec hears of all its mistakes at once."""
+
+from collections.abc import Callable
+from typing import Literal
+
+from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
+from ..dsl.diagnostics.source import Span
+from ..dsl.spec import Origin, Spec
+from .plan import Check
+
+
+def origin_of(spec: Spec, path: str) -> Origin | None:
+    """Where `path` was written; for a value that is not, the nearest block around it.
+
+    `parallel.cp.ring` falls back to `parallel.cp`, then `parallel`.
+    """
+    while path:
+        origin = spec.origins.get(path)
+        if origin is not None and origin.span is not None:
+            return origin
+        path = path.rpartition(".")[0]
+    return None
+
+
+class Findings:
+    """Verdicts in the order in which rules were checked. A rule reports exactly one of passed, warn, fail."""
+
+    def __init__(self, spec: Spec) -> None:
+        self.spec = spec
+        self.checks: list[Check] = []
+        self.diagnostics = Diagnostics()
+
+    @property
+    def failed(self) -> bool:
+        return any(check.status == "fail" for check in self.checks)
+
+    def passed(self, rule: str, evidence: str) -> None:
+        """The rule holds; `evidence` shows the numbers that say so."""
+        self.checks.append(Check(id=rule, status="pass", evidence=evidence))
+
+    def unknown(self, rule: str, evidence: str) -> None:
+        """The rule cannot be decided before the run."""
+        self.checks.append(Check(id=rule, status="unknown", evidence=evidence))
+
+    def fail(
+        self, rule: str, code: str, path: str, message: str, hint: str, mend: Callable[[Span], Fix | None] | None = None
+    ) -> None:
+        """The rule is broken: `message` names the field and the numbers, `hint` a value that would work.
+
+        mend: what to write in the place of what stands at the path, where that is certain.
+        """
+        self._report(rule, "error", code, path, message, hint, mend)
+
+    def warn(self, rule: str, code: str, path: str, message: str, hint: str) -> None:
+        """The plan can be made, but the user should know."""
+        self._report(rule, "warning", code, path, message, hint)
+
+    def _report(
+        self,
+        rule: str,
+        severity: Literal["error", "warning"],
+        code: str,
+        path: str,
+        message: str,
+        hint: str,
+        mend: Callable[[Span], Fix | None] | None = None,
+    ) -> None:
+        origin = origin_of(self.spec, path)
+        span = origin.span if origin else None
+        notes = origin.notes if origin else ()
+        fix = mend(span) if mend is not None and span is not None else None
+        self.diagnostics.add(
+            Diagnostic(severity=severity, code=code, message=message, span=span, hint=hint, notes=notes, fix=fix)
+        )
+        check = Check(
+            id=rule,
+            status="fail" if severity == "error" else "warn",
+            evidence=f"{message}; {hint}",
+            code=code,
+            place=str(span) if span else "",
+        )
+        self.checks.append(check)

@@ -1,0 +1,185 @@
+"""The graph of a plan: what is set up, what a step does, what happens along the way, how it ends."""
+
+from typing import Any
+
+from attrs import evolve, frozen
+
+from ...dsl.schema.setting import Auto
+from ...dsl.spec import Spec
+from ..mesh.cluster import device_kind
+from ..mesh.mesh import AXES
+from ..plan import Edge, Estimates, Node, Timeline
+from ..resolved import Resolved
+from ..schedule.horizon import waits_for_data
+from ..schedule.learning_rate import scheduler_args
+from ..units import amount_in_epochs, plural, seconds_text
+from .actions import ActionNodes
+from .alerts import alert_args, alert_text
+from .averaging import add_average
+from .builder import Builder, check_graph
+from .commands import lay_commands
+from .data_nodes import add_data
+from .log_writers import add_writers
+from .model_nodes import add_model
+from .nonfinite import on_nan
+from .saving import add_resume
+from .step_nodes import add_step
+from .timeline import Schedule, lay_timeline
+
+ROOT = "setup.bootstrap"
+
+
+@frozen
+class Graph:
+    """Nodes and edges, the timeline that names its ticks by node, and the proof that all of it can be executed."""
+
+    nodes: tuple[Node, ...]
+    edges: tuple[Edge, ...]
+    timeline: Timeline
+    proof: str
+
+
+def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Graph:
+    """Put the plan together; features that are off have no node. Raises GraphError for a mistake of the planner."""
+    graph = Builder()
+    _bootstrap(graph, run)
+    _watch(graph, run)
+    model = add_model(graph, run, _mesh(graph, run))
+    optimizer = _optimizer(graph, run, model)
+    averages = add_average(graph, run, model)
+    loader = add_data(graph, run)
+    scheduler = _scheduler(graph, run, optimizer, loader)
+    resume = _resume(graph, run, estimates, loader, optimizer, scheduler, averages, _alerts(graph, run, estimates))
+    last = add_writers(graph, run.spec, _horizon(graph, run.spec, resume))
+    last = add_step(graph, run, last, estimates, schedule)
+    first_tick = len(graph.nodes)
+    publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
+    actions = ActionNodes(graph, run, last)
+    timeline = lay_timeline(
+        schedule,
+        run.batch,
+        run.phases,
+        actions,
+        run.spec.launch,
+        bad_steps=on_nan(run.spec).limit,
+        publishes=publishes,
+    )
+    timeline = evolve(timeline, commands=lay_commands(run.spec, run.training, actions))
+    endings = (last, *(node.id for node in graph.nodes[first_tick:]))
+    drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
+    graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))
+    nodes, edges = tuple(graph.nodes), tuple(graph.edges)
+    return Graph(nodes=nodes, edges=edges, timeline=timeline, proof=check_graph(nodes, edges, ROOT))
+
+
+def _bootstrap(graph: Builder, run: Resolved) -> None:
+    launch, mesh = run.spec.launch, run.layout.mesh
+    args: dict[str, Any] = {
+        "seed": run.spec.experiment.seed,
+        "device": device_kind(run.spec),
+        "threads": None if isinstance(launch.threads, Auto) else launch.threads,
+        "matmul": run.spec.precision.matmul,
+        "axes": [[axis.name, axis.size] for axis in mesh.axes],
+        "stop_deadline_seconds": launch.stop_deadline.value,
+    }
+    device = "cuda where there is one, else cpu" if args["device"] == "auto" else args["device"]
+    does = f"{plural(mesh.world_size, 'rank')} on {plural(run.layout.nodes, 'node')}, {device}, seed {args['seed']}"
+    graph.add("setup", ROOT, does, args=args, axes=run.wide(*AXES))
+
+
+def _watch(graph: Builder, run: Resolved) -> None:
+    stuck = run.spec.fault_tolerance.stuck
+    seconds = None if stuck is None else stuck.value
+    does = "tell of every rank's progress about once a second"
+    if seconds is not None:
+        does += f"; where none is made for {seconds_text(seconds)}, name the ranks that the others wait for, and end"
+    graph.add("setup", "setup.watch", does, args={"stuck_seconds": seconds}, axes=run.wide(*AXES), after=(ROOT,))
+
+
+def _alerts(graph: Builder, run: Resolved, estimates: Estimates) -> str:
+    args = alert_args(run.spec, estimates)
+    return graph.add("setup", "setup.alerts", alert_text(run.spec, args), args=args, after=("setup.watch",))
+
+
+def _mesh(graph: Builder, run: Resolved) -> str:
+    mesh = run.layout.mesh
+    args: dict[str, Any] = {
+        "axes": [[axis.name, axis.size] for axis in mesh.axes],
+        "expert_axes": [[axis.name, axis.size] for axis in mesh.expert_axes],
+        "shard_axes": list(run.shard_axes),
+    }
+    wide = run.wide(*AXES)
+    experts = run.wide("ep_fsdp", "ep") if run.architecture.is_moe else ()
+    does = f"groups of ranks along {run.product(wide)}" if wide else "one rank, no groups"
+    if experts:
+        does += f"; for experts {run.product(experts)}"
+    return graph.add("setup", "setup.mesh", does, args=args, axes=wide, after=(ROOT,))
+
+
+def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
+    chosen = run.spec.optimizer
+    args: dict[str, Any] = {
+        "kind": chosen.kind,
+        "lr": chosen.lr,
+        "betas": list(chosen.betas),
+        "eps": chosen.eps,
+        "weight_decay": chosen.weight_decay,
+    }
+    does = f"{chosen.kind}, two moments in {run.formats.params}, matrices decay by {chosen.weight_decay:g}"
+    return graph.add("setup", "setup.optimizer", does, args=args, after=((model, "model"),))
+
+
+def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> str:
+    """It follows the loader, which knows how many steps the data gives where the budget does not."""
+    args = scheduler_args(run.spec, run.batch)
+    does = f"{args['kind']}, peak {args['lr']:g}, warm-up {_length_text(args['warmup'])}"
+    if "floor" in args:
+        does += f", down to {args['floor']:.0%} of the peak"
+    after = ((optimizer, "optimizer"), (loader, "steps"))
+    return graph.add("setup", "setup.scheduler", does, args=args, after=after)
+
+
+def _resume(
+    graph: Builder,
+    run: Resolved,
+    estimates: Estimates,
+    loader: str,
+    optimizer: str,
+    scheduler: str,
+    averages: list[tuple[str, str]],
+    alerts: str,
+) -> str:
+    """Where everything that has state meets: the last node of the setup."""
+    given = run.spec.cluster.flops
+    args = {"peak_flops": None if isinstance(given, Auto) else given}
+    does = "count steps, seconds and tokens from here on; say how long the run will take once 3 s of steps are measured"
+    observe = graph.add("setup", "setup.observe", does, args=args, after=(ROOT,))
+    before: list[str | tuple[str, str]] = [
+        (loader, "loader"),
+        (optimizer, "optimizer"),
+        (scheduler, "scheduler"),
+        *averages,
+        observe,
+        alerts,
+    ]
+    if run.size("pp") > 1:
+        counts = [run.batch.accumulate]
+        does = f"lay out the schedule for {plural(counts[0], 'microbatch')} and let stages agree on shapes"
+        after = (("setup.parallel.pp", "pipeline"), (loader, "loader"))
+        before.append(
+            graph.add("setup", "setup.schedule_cache", does, args={"counts": counts}, axes=("pp",), after=after)
+        )
+    return add_resume(graph, run, estimates, tuple(before))
+
+
+def _horizon(graph: Builder, spec: Spec, last: str) -> str:
+    if not waits_for_data(spec):
+        return last
+    does = "with the data counted, work out what was given in epochs or shares of them, and check what waited for that"
+    return graph.add("setup", "setup.horizon", does, after=(last,))
+
+
+def _length_text(length: dict[str, Any]) -> str:
+    if "epochs" in length:
+        return amount_in_epochs(length["epochs"])
+    return plural(length["steps"], "step") if "steps" in length else f"{length['fraction']:.0%} of the budget"

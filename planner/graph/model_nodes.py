@@ -1,0 +1,149 @@
+"""The nodes that make a model and prepare its modules: build → tp → cp → ep → activation → routing_replay → compile."""
+
+from typing import Any, Final
+
+from attrs import asdict
+
+from ..architecture import EMBEDDING, HEAD
+from ..mesh.sharding import tensor_rules
+from ..resolved import Resolved, attention_kernels, resolve_save
+from ..units import count_text, plural
+from .builder import Builder
+from .saving import add_pretrained
+from .shard_nodes import add_ddp, add_sharding
+
+BLOCKS: Final = "layers.*"
+EXPERTS: Final = "layers.*.mlp.experts"
+
+
+def add_model(graph: Builder, run: Resolved, after: str) -> str:
+    """Add the chain; the id of its last node, after which the model holds its initial weights."""
+    last = _build(graph, run, after)
+    for part in (_tensor_parallel, _context_parallel, _expert_parallel, _activation, _routing_replay, _compile):
+        last = part(graph, run, last)
+    last = add_sharding(graph, run, last)
+    args = {
+        "seed": run.spec.experiment.seed,
+        "init_std": run.architecture.init_std,
+        "offload": run.spec.parallel.fsdp.offload,
+    }
+    does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
+    last = graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
+    last = add_pretrained(graph, run, last)
+    return add_ddp(graph, run, last)
+
+
+def _build(graph: Builder, run: Resolved, after: str) -> str:
+    arch, spec, pipeline = run.architecture, run.spec, run.pipeline
+    args: dict[str, Any] = {
+        "architecture": asdict(arch),
+        "attention": attention_kernels(spec.model.attention),
+        "params": run.formats.params,
+        "z_loss": spec.loss.z_loss,
+        "chunk_bytes": int(spec.loss.chunk.value),
+        "stages": [list(span) for span in pipeline.spans],
+        "owners": [list(stages) for stages in pipeline.owners],
+    }
+    if arch.is_moe:
+        args["rows"] = run.batch.rows
+    size = f"{count_text(run.inventory.total)} parameters"
+    if arch.is_moe:
+        size += f", {count_text(run.inventory.active)} active"
+    does = f"{arch.family}: {plural(arch.layers, 'block')} of width {arch.dim}, {size}"
+    if run.size("pp") > 1:
+        does += f"; a rank builds its {_range_text(pipeline.blocks())} blocks"
+    does += f", {run.formats.params}, on the meta device"
+    return graph.add("setup", "setup.build_model", does, args=args, after=((after, "meshes"),))
+
+
+def _range_text(counts: list[int]) -> str:
+    """`8`, or `7 to 8` where ranks differ."""
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def _tensor_parallel(graph: Builder, run: Resolved, last: str) -> str:
+    size, tp, arch = run.size("tp"), run.spec.parallel.tp, run.architecture
+    if size == 1:
+        return last
+    rules = [
+        {"pattern": pattern, "style": style, "matches": _owners(run, pattern)} for pattern, style in tensor_rules(arch)
+    ]
+    args = {"size": size, "sequence": tp.sequence, "loss": tp.loss, "rules": rules}
+    extras = [name for name, on in (("sequence between blocks", tp.sequence), ("loss over vocabulary", tp.loss)) if on]
+    matrices = sum(sum(rule["matches"]) for rule in rules)
+    does = f"split {plural(matrices, 'matrix')} over tp={size}: {arch.heads // size} of {arch.heads} heads a rank"
+    if extras:
+        does += f"; {' and '.join(extras)} sharded"
+    return graph.add("setup", "setup.parallel.tp", does, args=args, axes=("tp",), after=((last, "model"),))
+
+
+def _owners(run: Resolved, pattern: str) -> list[int]:
+    """How many modules on each pipeline coordinate a rule of tensor parallelism means."""
+    pipeline = run.pipeline
+    if pattern.startswith(BLOCKS):
+        return pipeline.blocks()
+    tied = run.architecture.tie_embeddings
+    found = []
+    for pp in range(run.size("pp")):
+        first, last = pipeline.holds_first(pp), pipeline.holds_last(pp)
+        found.append(int({EMBEDDING: first or (last and tied), HEAD: last}[pattern]))
+    return found
+
+
+def _context_parallel(graph: Builder, run: Resolved, last: str) -> str:
+    if run.context == 1:
+        return last
+    ring, ulysses, arch = run.size("ring"), run.size("ulysses"), run.architecture
+    args = {"ring": ring, "ulysses": ulysses, "matches": run.pipeline.blocks()}
+    heads = arch.heads // run.size("tp")
+    parts = []
+    if ulysses > 1:
+        parts.append(f"{heads // ulysses} of {heads} heads over whole parts (ulysses={ulysses})")
+    if ring > 1:
+        parts.append(f"keys and values go round {ring} ranks (ring={ring})")
+    does = f"attention over rows spread over {run.context} ranks: {', '.join(parts)}"
+    axes = run.wide("ring", "ulysses")
+    return graph.add("setup", "setup.parallel.cp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
+    size, arch = run.layout.ep, run.architecture
+    if size == 1:
+        return last
+    does = f"keep {arch.experts // size} of {arch.experts} experts a rank, tokens travel over ep={size}"
+    args = {"size": size, "pattern": EXPERTS, "matches": run.pipeline.blocks()}
+    return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
+
+
+def _activation(graph: Builder, run: Resolved, last: str) -> str:
+    chosen = run.spec.activation
+    if chosen.mode == "none":
+        return last
+    save = list(resolve_save(run.spec, run.layout)) if chosen.mode == "selective" else []
+    matches = run.recomputed
+    args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": matches}
+    kept = f"all but {', '.join(save)}" if save else "keep what goes in"
+    does = f"compute {sum(matches)} of {plural(run.architecture.layers, 'block')} again in the backward: {kept}"
+    return graph.add("setup", "setup.activation", does, args=args, after=((last, "model"),))
+
+
+def _routing_replay(graph: Builder, run: Resolved, last: str) -> str:
+    if run.spec.activation.mode == "none" or run.layout.ep == 1:
+        return last
+    args = {"matches": run.recomputed}
+    blocks = plural(sum(run.recomputed), "block")
+    does = f"of {blocks}, send tokens in the backward to the experts they were sent to in the forward"
+    return graph.add("setup", "setup.routing_replay", does, args=args, after=((last, "model"),))
+
+
+# What torch calls them; CUDA graphs are left out, as FSDP gives a block other memory for its weights every time.
+COMPILE_MODES: Final = {"default": "default", "max_autotune": "max-autotune-no-cudagraphs"}
+
+
+def _compile(graph: Builder, run: Resolved, last: str) -> str:
+    mode = run.spec.compile.mode
+    if mode == "none":
+        return last
+    args = {"mode": COMPILE_MODES[mode], "pattern": BLOCKS, "matches": run.pipeline.blocks()}
+    does = f"torch.compile of {plural(run.architecture.layers, 'block')}, each by itself; compiled in the first step"
+    return graph.add("setup", "setup.compile", does, args=args, after=((last, "model"),))

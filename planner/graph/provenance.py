@@ -1,0 +1,241 @@
+"""Where every value of a plan came from: text, `let`, `param`, `--set`, a default, or a derivation and its reason."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import evolve
+
+from ...dsl.blocks import SOURCES, is_block, label_of
+from ...dsl.quantity import Quantity
+from ...dsl.schema.actions import Action, EvalAction, NotifyAction
+from ...dsl.schema.data import Dataset, Shard, Source, UserCall
+from ...dsl.schema.setting import Auto, settings_of
+from ...dsl.spec import Spec
+from ..architecture import Architecture
+from ..data.chain import resolve_chain
+from ..data.data_rules import alignment, packed_together, packing
+from ..data.source_args import reads
+from ..plan import Provenance
+from ..resolved import Resolved, resolve_align, resolve_save
+from ..units import bytes_text
+from .alerts import alert_reasons
+from .timeline import Schedule
+
+_SOURCES = {kind: name for name, kind in SOURCES.items()}
+AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
+
+
+def settings_provenance(spec: Spec) -> list[Provenance]:
+    """One entry for every setting this spec has, by dotted path, in the order of the schema."""
+    return [_entry(spec, path, value) for path, value in setting_values(spec)]
+
+
+def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
+    """(dotted path, value) of every setting; those that the chosen family or kind does not have are left out."""
+    yield "experiment.name", spec.experiment.name
+    yield from _block("experiment", spec.experiment)
+    yield "model.family", spec.model.family
+    yield from _block("model", spec.model, spec.model.family)
+    yield "tokenizer", spec.tokenizer.source
+    for dataset in spec.datasets.values():
+        yield from _dataset(dataset)
+    for name, weight in spec.mixture.weights.items():
+        yield f"mixture.{name}", weight
+    if spec.mixture.weights:
+        yield from _block("mixture", spec.mixture)
+    for phase in spec.phases.values():
+        yield from _block(f"phase.{phase.name}", phase)
+    yield from _block("batch", spec.batch)
+    yield "collate", spec.collate
+    for name, block in (("loss", spec.loss), ("optimizer", spec.optimizer), ("scheduler", spec.scheduler)):
+        yield f"{name}.kind", block.kind
+        yield from _block(name, block, block.kind)
+    if spec.ema is not None:
+        yield from _block("ema", spec.ema)
+    yield from _block("precision", spec.precision)
+    yield "parallel.stack", spec.parallel.stack
+    for axis in AXIS_BLOCKS:
+        block = getattr(spec.parallel, axis)
+        yield f"parallel.{axis}.size", block.size
+        yield from _block(f"parallel.{axis}", block)
+    yield "activation.mode", spec.activation.mode
+    yield from _block("activation", spec.activation)
+    yield from _block("compile", spec.compile)
+    for number, tick in enumerate(spec.ticks):
+        yield f"every.{number}.every", tick.every
+        yield from _actions(f"every.{number}", tick.actions)
+    for number, event in enumerate(spec.events):
+        yield f"on.{number}.event", event.event
+        if event.event == "nan":
+            yield f"on.{number}.count", event.count
+        yield from _actions(f"on.{number}", event.actions)
+    yield from _block("checkpoint", spec.checkpoint)
+    yield from _block("fault_tolerance", spec.fault_tolerance)
+    yield from _block("alerts", spec.alerts)
+    yield from _block("log", spec.log)
+    yield from _block("workspace", spec.workspace)
+    yield from _block("launch", spec.launch)
+    yield "cluster.preset", spec.cluster.preset
+    yield from _block("cluster", spec.cluster)
+
+
+def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]]:
+    for number, action in enumerate(actions):
+        if isinstance(action, EvalAction):
+            yield f"{path}.actions.{number}.dataset", action.dataset
+        if isinstance(action, NotifyAction):
+            yield f"{path}.actions.{number}.command", action.command
+        yield from _block(f"{path}.actions.{number}", action)
+
+
+def _dataset(dataset: Dataset) -> Iterator[tuple[str, Any]]:
+    """The settings of a dataset that its form of records has."""
+    form = reads(dataset)["form"]
+    names = {"text": ("messages", "prompt", "response", "train_on", "template"), "chat": ("text", "prompt", "response")}
+    left_out = names.get(form, ("text", "messages"))
+    for path, value in _block(f"dataset.{dataset.name}", dataset):
+        if path.rpartition(".")[2] not in left_out:
+            yield path, value
+
+
+def _block(path: str, block: Any, label: str = "") -> Iterator[tuple[str, Any]]:
+    for name, (attribute, setting) in settings_of(type(block)).items():
+        if setting.only and label not in setting.only:
+            continue
+        value = getattr(block, attribute.name)
+        if is_block(attribute.type):
+            yield from _block(f"{path}.{name}", value)
+        else:
+            yield f"{path}.{name}", value
+
+
+def _entry(spec: Spec, path: str, value: Any) -> Provenance:
+    origin = spec.origins.get(path)
+    if origin is None:
+        return Provenance(path=path, value=spell(value), origin="default")
+    place = str(origin.span) if origin.span else ""
+    return Provenance(path=path, value=spell(value), origin=origin.kind, place=place)
+
+
+def spell(value: Any) -> str:
+    """A value as a spec would write it."""
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case None:
+            return "none"
+        case float():
+            return f"{value:g}"
+        case Auto() | int() | str() | Quantity():
+            return str(value)
+        case tuple():
+            links = all(hasattr(item, "__attrs_attrs__") for item in value)
+            return (" -> " if links else ", ").join(spell(item) for item in value).join(("", "") if links else "[]")
+        case dict():
+            return (
+                ", ".join(f"{name}: {spell(item)}" for name, item in value.items()).join(("{ ", " }"))
+                if value
+                else "{}"
+            )
+        case UserCall():
+            return f"{value.function}({', '.join(f'{name} = {spell(item)}' for name, item in value.arguments.items())})"
+    if type(value) in _SOURCES:
+        return _spell_source(value)
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(value).__name__).strip("_")
+
+
+def _spell_source(value: Source) -> str:
+    """`jsonl(data/*.jsonl)`, `synthetic(length = 64)`: patterns or name, and what is not left at its default."""
+    name, label = _SOURCES[type(value)], label_of(type(value))
+    first = getattr(value, label.name) if label is not None else ()
+    arguments = [spell(each) for each in (first if isinstance(first, tuple) else (first,))]
+    for setting, (attribute, _) in settings_of(type(value)).items():
+        given = getattr(value, attribute.name)
+        if given != attribute.default:
+            arguments.append(f"{setting} = {spell(given)}")
+    return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: Schedule) -> list[Provenance]:
+    """What the planner worked out: entries that stand in for `auto`, and numbers no setting has."""
+    spec, architecture, layout, batch, formats = run.spec, run.architecture, run.layout, run.batch, run.formats
+    values: dict[str, Any] = {
+        "parallel.fsdp.size": layout.size("fsdp"),
+        "parallel.fsdp.replicate": layout.size("replicate"),
+        "parallel.cp.ring": layout.size("ring"),
+        "parallel.cp.ulysses": layout.size("ulysses"),
+        "launch.nodes": layout.nodes,
+        "launch.ranks_per_node": layout.mesh.ranks_per_node,
+        "world_size": layout.mesh.world_size,
+        "batch.accumulate": batch.accumulate,
+        "batch.rows": batch.rows,
+        "steps": batch.steps,
+        "tokens_per_step": f"{batch.tokens_per_step:,}",
+        "precision.compute": formats.compute,
+        "parallel.fsdp.reduce": formats.reduce,
+    }
+    reasons = {**shape_reasons, **layout.reasons, **batch.reasons}
+    reasons["tokens_per_step"] = f"rows {batch.rows:,} · sequence {batch.sequence:,}"
+    if spec.precision.compute == "auto":
+        reasons["precision.compute"] = "the format of the parameters"
+    if spec.parallel.fsdp.reduce == "auto":
+        reasons["parallel.fsdp.reduce"] = "the format of the parameters"
+    chosen = {
+        **{path: (_value(path, architecture, values), how) for path, how in reasons.items()},
+        **run.staging.reasons,
+    }
+    chosen |= _parallel_choices(run) | alert_reasons(spec)
+    found = []
+    for path, (value, how) in chosen.items():
+        found.append(Provenance(path=path, value=spell(value), origin="derived", how=how))
+    for path, (value, how) in schedule.reasons.items():
+        found.append(Provenance(path=path, value=value, origin="default", how=how))
+    return found
+
+
+def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any:
+    return getattr(architecture, path.removeprefix("model.")) if path.startswith("model.") else values[path]
+
+
+def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
+    """What follows from axes that have more than one rank."""
+    spec, layout, ring, pp = run.spec, run.layout, run.size("ring"), run.size("pp")
+    found: dict[str, tuple[Any, str]] = {}
+    if ring > 1 and isinstance(alignment(spec), Auto):
+        found["collate.pack.align"] = (resolve_align(spec, ring), f"2 · ring {ring} chunks of each document")
+    group = packed_together(packing(spec))
+    if group and isinstance(packing(spec).group, Auto):
+        found["collate.pack.group"] = (group, "larger groups fill rows better by at most 0.01 %")
+    chain = resolve_chain(spec, ring, layout.size("ulysses"))
+    if chain != spec.collate:
+        why = f"rows are sharded over cp {spec.parallel.cp.size}" if Shard() in chain else "cp is 1"
+        found["collate"] = (chain, why)
+    if spec.parallel.fsdp.sync == "auto" and run.dense_fsdp:
+        found["parallel.fsdp.sync"] = (run.sync, _why_sync(run))
+    if pp > 1 and isinstance(spec.parallel.fsdp.reshard, Auto):
+        found["parallel.fsdp.reshard"] = (False, "a pipeline uses a block once for each microbatch")
+    if spec.activation.mode == "selective" and isinstance(spec.activation.save, Auto):
+        found["activation.save"] = (
+            resolve_save(spec, layout),
+            "operations that are expensive to recompute or to send again",
+        )
+    return found
+
+
+def _why_sync(run: Resolved) -> str:
+    if run.size("pp") > 1:
+        return "the schedule of a pipeline sums once a step"
+    if run.batch.accumulate == 1:
+        return "a step has one microbatch"
+    whole = bytes_text(run.whole_gradients)
+    return f"{whole} of whole gradients {'are cheap to keep' if run.sync == 'step' else 'would be kept until then'}"
+
+
+def merge(stated: list[Provenance], derived: list[Provenance]) -> tuple[Provenance, ...]:
+    """A derived value takes the place of the `auto` it resolves, and keeps the place where that was written."""
+    replacements = {entry.path: entry for entry in derived}
+    merged = []
+    for entry in stated:
+        replacement = replacements.pop(entry.path, None)
+        merged.append(entry if replacement is None else evolve(replacement, place=entry.place))
+    return (*merged, *replacements.values())

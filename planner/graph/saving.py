@@ -1,0 +1,186 @@
+"""Where a run begins and how its state is saved: the nodes of `checkpoint { … }`, and the rules for it."""
+
+from typing import Any, Final
+
+from ...dsl.diagnostics.suggest import did_you_mean
+from ...dsl.schema.actions import CheckpointAction, EvalAction, StopAction
+from ...dsl.schema.actions import Tick as TickSpec
+from ...dsl.spec import Spec
+from ..canonical import portable
+from ..findings import Findings
+from ..mesh.cluster import device_kind
+from ..mesh.mesh import AXES
+from ..plan import Estimates
+from ..resolved import Resolved
+from ..schedule.arithmetic import Arithmetic
+from ..schedule.counts import is_due, steps_due, times_due
+from ..units import bytes_text
+from .builder import Builder
+from .nonfinite import on_nan
+from .timeline import Schedule, recurring
+
+# What a run that saves nothing does without.
+OF_WRITING: Final = ("backend", "mode", "overlap", "keep", "best", "model", "failures")
+
+
+def pretrained(spec: Spec) -> str | None:
+    """Whose weights a run begins with; a full state takes their place."""
+    chosen = spec.checkpoint
+    return chosen.pretrained if chosen.from_ is None else None
+
+
+# Saves of one file that must be kept and wait while another is written; the next one waits for room.
+WAITING: Final = 2
+
+
+def copies(spec: Spec) -> int:
+    """How many copies of a rank's state there are in memory at most, all for saves that are not written yet."""
+    chosen = spec.checkpoint
+    if chosen.mode == "sync":
+        return 0
+    if chosen.backend == "dcp":
+        return 1
+    newest = chosen.overlap == "latest"
+    return 1 + newest + (WAITING if chosen.best is not None or not newest else 0)
+
+
+def saves_beside(spec: Spec, schedule: Schedule) -> bool:
+    """Whether the state is copied beside the next step; not for what the run ends with, which is waited for.
+
+    For a single file it is copied before that step begins, so that several copies can wait to be written.
+    """
+    ticks = (t for t in schedule.ticks if not any(isinstance(action, StopAction) for action in t.actions))
+    beside = spec.checkpoint.mode != "sync" and spec.checkpoint.backend == "dcp"
+    return beside and any(isinstance(action, CheckpointAction) for tick in ticks for action in tick.actions)
+
+
+def puts_off(spec: Spec, schedule: Schedule) -> bool:
+    """Whether a save that comes due during another one, or behind a bad step, is made later."""
+    return bool(put_off_text(spec, schedule))
+
+
+def put_off_text(spec: Spec, schedule: Schedule) -> str:
+    """What `step.put_off_save` does, in a line; empty where no save is put off."""
+    ticks = (t for t in schedule.ticks if not any(isinstance(action, StopAction) for action in t.actions))
+    along = any(isinstance(action, CheckpointAction) for tick in ticks for action in tick.actions)
+    causes = ["behind a bad step"] if along and on_nan(spec).bears else []
+    if spec.checkpoint.overlap == "latest" and saves_beside(spec, schedule):
+        causes.insert(0, "while another checkpoint was being written")
+    return f"save now what came due {' or '.join(causes)}, if that is over" if causes else ""
+
+
+def add_pretrained(graph: Builder, run: Resolved, last: str) -> str:
+    path = pretrained(run.spec)
+    if path is None:
+        return last
+    does = f"begin with the weights of {path} instead; where the run goes on they are read from its own checkpoint"
+    return graph.add("setup", "setup.pretrained", does, args={"path": portable(path)}, after=((last, "model"),))
+
+
+def add_resume(graph: Builder, run: Resolved, estimates: Estimates, after: tuple[str | tuple[str, str], ...]) -> str:
+    """The nodes that read and prepare to write a full state; the last node of the setup."""
+    chosen = run.spec.checkpoint
+    own = "go on from the latest checkpoint of this run"
+    origin = f"the state of {chosen.from_}" if chosen.from_ is not None else "step 0"
+    start = f"{own}, if any, else begin with {origin}" if chosen.resume else f"begin with {origin}"
+    if chosen.from_ is None:
+        start = f"{own}, if any" if chosen.resume else "start at step 0"
+    args: dict[str, Any] = {
+        "resume": chosen.resume,
+        "origin": None if chosen.from_ is None else portable(chosen.from_),
+        "verify": chosen.verify,
+    }
+    does = f"{start}; its {'checksums are' if chosen.verify == 'content' else 'sizes are'} compared"
+    last = graph.add("setup", "setup.resume", does, args=args, axes=run.wide(*AXES), after=after)
+    return _saving(graph, run, estimates, last) if chosen.enabled else last
+
+
+def _saving(graph: Builder, run: Resolved, estimates: Estimates, last: str) -> str:
+    chosen, on_cpu = run.spec.checkpoint, device_kind(run.spec) == "cpu"
+    keep = chosen.keep
+    parts = [
+        "every checkpoint is kept" if keep is None else f"the newest {keep} are kept" if keep > 1 else "one is kept"
+    ]
+    if chosen.best is not None:
+        parts.append(f"and the one with the least {chosen.best}")
+    if chosen.backend == "file":
+        parts.append("each of one file, which latest.pt, best.pt and model.pt name as well")
+    if chosen.mode != "sync":
+        share = estimates.copy_bytes
+        locked = "page-locked" if chosen.mode == "async_pinned" and not on_cpu else "host"
+        number = copies(run.spec)
+        beside = f"a copy in {locked} memory, about {bytes_text(share)} a rank"
+        if chosen.backend == "file":
+            beside = f"at most {number} copies in {locked} memory, about {bytes_text(number * share)} together"
+        parts.append(f"written beside training from {beside}")
+    args: dict[str, Any] = {
+        "backend": chosen.backend,
+        "keep": keep,
+        "mode": "async" if chosen.mode == "async_pinned" and on_cpu else chosen.mode,
+        "copies": copies(run.spec),
+        "overlap": "wait" if chosen.mode == "sync" else chosen.overlap,  # no save comes during another one
+        "best": None if chosen.best is None else chosen.best.key,
+        "failures": chosen.failures,
+    }
+    return graph.add("setup", "setup.checkpoint", ", ".join(parts), args=args, axes=run.wide(*AXES), after=(last,))
+
+
+# Rules ----------------------------------------------------------------------------------------------------------------
+
+
+def check_backend(spec: Spec, world: int, found: Findings) -> None:
+    """One file has one writer."""
+    rule = path = "checkpoint.backend"
+    if spec.checkpoint.backend != "file" or not spec.checkpoint.enabled:
+        return
+    if world > 1:
+        message = f"a checkpoint of one file is written by one process, and this run has {world:,} ranks"
+        found.fail(rule, "X621", path, message, "use `backend = dcp`, of which every rank writes a part")
+    else:
+        found.passed(rule, "one process writes the one file")
+
+
+def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
+    """The best checkpoint needs somebody who measures, at steps at which something is saved."""
+    best = spec.checkpoint.best
+    if best is None or not spec.checkpoint.enabled:
+        return
+    rule, path = "checkpoint.best", "checkpoint.best"
+    measures = [t for t in schedule.ticks if any(_evaluates(action, best.dataset) for action in t.actions)]
+    if best.dataset not in spec.datasets:
+        hint = did_you_mean(best.dataset, spec.datasets) or f"datasets: {', '.join(spec.datasets)}"
+        found.fail(rule, "X620", path, f"best uses the loss on {best.dataset}, and there is no such dataset", hint)
+    elif not measures:
+        hint = f"add `every 500 steps eval {best.dataset}`"
+        found.fail(rule, "X620", path, f"best uses {best}, and no tick evaluates it", hint)
+    elif batch.steps is not None and not _meet(schedule, measures, best.dataset, batch):
+        message = f"{best} is never evaluated in a step in which a checkpoint is saved, so no checkpoint is the best"
+        found.warn(rule, "W602", path, message, f"evaluate {best.dataset} as often as checkpoints are saved")
+    else:
+        found.passed(rule, f"{best} is measured where checkpoints are saved")
+
+
+def _evaluates(action: Any, dataset: str) -> bool:
+    return isinstance(action, EvalAction) and action.dataset == dataset
+
+
+def _meet(schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Arithmetic) -> bool:
+    """Whether anything that measures ever falls into a step with a save; the end of the run is one. Yes where that
+    hangs on the clock."""
+    assert batch.steps is not None
+    saves = [t for t in schedule.ticks if any(isinstance(action, CheckpointAction) for action in t.actions)]
+    if any(_share_a_step(one, other, batch) for one in measures for other in saves):
+        return True
+    ends = any(_evaluates(action, dataset) for action in schedule.events["finish"])
+    known = [tick for each in measures if (tick := recurring(each, batch)).steps or tick.tokens]
+    return ends or any(is_due(tick, batch.steps, batch.tokens_per_step) for tick in known)
+
+
+def _share_a_step(one: TickSpec, other: TickSpec, batch: Arithmetic) -> bool:
+    """Whether two ticks ever fire in the same step; yes where that hangs on the clock."""
+    steps, each = batch.steps or 0, batch.tokens_per_step
+    known = [tick for tick in (recurring(one, batch), recurring(other, batch)) if tick.steps or tick.tokens]
+    if len(known) < 2:
+        return True
+    together = steps_due(known, steps, each)
+    return together is None or together < sum(times_due(tick, steps, each) for tick in known)

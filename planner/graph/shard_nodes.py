@@ -1,0 +1,106 @@
+"""The nodes that spread a model's state over ranks: expert_fsdp → fsdp → root_fsdp → pipeline, or ddp."""
+
+from typing import Any
+
+from ..mesh.stages import end_names
+from ..model.inventory import block_tensors
+from ..resolved import Resolved
+from ..units import BYTES, bytes_text, count_text, plural
+from .builder import Builder
+
+
+def add_sharding(graph: Builder, run: Resolved, last: str) -> str:
+    """Add the chain; the id of its last node."""
+    for part in (_expert_fsdp, _fsdp, _root_fsdp, _pipeline):
+        last = part(graph, run, last)
+    return last
+
+
+def _expert_fsdp(graph: Builder, run: Resolved, last: str) -> str:
+    if not run.expert_fsdp:
+        return last
+    cuts, layers = run.cuts, run.architecture.layers
+    axes = run.wide("ep_replicate", "ep_fsdp")
+    experts = [t for t in block_tensors(run.inventory) if t.expert]
+    args = {
+        "pattern": "layers.*.mlp.experts",
+        "matches": run.pipeline.blocks(),
+        "dimension": cuts.expert_dimension,
+        **_policy(run, run.reshard),
+    }
+    does = f"shard experts of {plural(layers, 'block')}"
+    does += _cut_text(run, axes, cuts.gathered(experts), cuts.largest(experts))
+    return graph.add("setup", "setup.parallel.expert_fsdp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _policy(run: Resolved, reshard: bool) -> dict[str, Any]:
+    formats, offload = run.formats, run.spec.parallel.fsdp.offload
+    return {"compute": formats.compute, "reduce": formats.reduce, "reshard": reshard, "offload": offload}
+
+
+def _dense_axes(run: Resolved) -> tuple[str, ...]:
+    return run.wide("replicate", *run.shard_axes)
+
+
+def _fsdp(graph: Builder, run: Resolved, last: str) -> str:
+    if not run.dense_fsdp:
+        return last
+    axes, cuts, layers = _dense_axes(run), run.cuts, run.architecture.layers
+    dense = [t for t in block_tensors(run.inventory) if not t.expert]
+    args = {"pattern": "layers.*", "matches": run.pipeline.blocks(), **_policy(run, run.reshard)}
+    does = f"shard {plural(layers, 'block')}" + _cut_text(run, axes, cuts.gathered(dense), cuts.largest(dense))
+    if not axes and run.expert_fsdp:
+        does = f"make units of {plural(layers, 'block')}, in which the experts sum their gradients once a step"
+    return graph.add("setup", "setup.parallel.fsdp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def _cut_text(run: Resolved, axes: tuple[str, ...], before: int, after: int) -> str:
+    """What cutting does to the blocks of one pipeline rank, `before` and `after` elements a block."""
+    held, width = max(run.pipeline.blocks()), BYTES[run.formats.params]
+    host = ", in host memory" if run.spec.parallel.fsdp.offload else ""
+    if not axes:
+        if run.formats.compute == run.formats.params:
+            return host.replace(",", ":", 1)
+        return f": computed in {run.formats.compute}, kept in {run.formats.params}{host}"
+    cut = f" over {run.product(axes)}: {bytes_text(before * held * width)} → {bytes_text(after * held * width)} a rank"
+    return f"{cut}{host}, gradients summed in {run.formats.reduce}"
+
+
+def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
+    if not run.dense_fsdp:
+        return last
+    # The head's backward follows its forward, and the embedding's forward comes first: nothing is gained by letting go.
+    args = _policy(run, reshard=False)
+    ends = {t.name: t for t in run.inventory.tensors if not t.name.startswith("layers.")}
+    largest = max(
+        run.cuts.gathered(ends[name] for name in end_names(run.architecture, run.pipeline, pp))
+        for pp in range(run.size("pp"))
+    )
+    does = f"the same for embedding, last norm and head: {count_text(largest)} parameters, gathered once a microbatch"
+    if run.size("pp") > 1:
+        does = f"the same for the ends of the model, up to {count_text(largest)} parameters, gathered once a step"
+    axes = _dense_axes(run)
+    return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
+
+
+def add_ddp(graph: Builder, run: Resolved, last: str) -> str:
+    """Add the node of the stack ddp, which wraps a model that has its weights; the id of the last node."""
+    if not run.ddp:
+        return last
+    copy = bytes_text(BYTES[run.formats.params] * run.inventory.total)
+    does = f"a copy of {copy} on each of {plural(run.size('replicate'), 'rank')}, gradients summed as they come"
+    axes = run.wide("replicate")
+    return graph.add("setup", "setup.parallel.ddp", does, axes=axes, after=((last, "model"),))
+
+
+def _pipeline(graph: Builder, run: Resolved, last: str) -> str:
+    size, pp, pipeline = run.size("pp"), run.spec.parallel.pp, run.pipeline
+    if size == 1:
+        return last
+    args = {"size": size, "schedule": pp.schedule, "stages_per_rank": run.staging.stages_per_rank}
+    counts = [final - first + 1 for first, final in pipeline.spans]
+    shown = " + ".join(map(str, counts))
+    if len(counts) > 8:
+        shown = f"{min(counts)} to {max(counts)}" if min(counts) != max(counts) else f"{counts[0]}"
+    does = f"{plural(len(counts), 'stage')} of {shown} layers over pp={size}, schedule {pp.schedule}"
+    return graph.add("setup", "setup.parallel.pp", does, args=args, axes=("pp",), after=((last, "model"),))

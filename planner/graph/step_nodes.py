@@ -1,0 +1,90 @@
+"""The nodes of one optimizer step, in the order in which they run."""
+
+from typing import Any
+
+from ..mesh.mesh import AXES
+from ..mesh.sharding import folded_axes
+from ..plan import Estimates
+from ..resolved import Resolved
+from ..schedule.stops import agree_args
+from ..units import count_text, flops_text, plural, seconds_text
+from .averaging import update_text
+from .builder import Builder
+from .nonfinite import bad_step_text, on_nan
+from .saving import put_off_text, saves_beside
+from .timeline import Schedule
+
+
+def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, schedule: Schedule) -> str:
+    """Add the chain; the id of its last node."""
+    spec, batch = run.spec, run.batch
+    everyone = run.wide(*AXES)
+    last = after
+
+    def then(op: str, does: str, args: dict[str, Any] | None = None, axes: tuple[str, ...] = (), id: str = "") -> None:
+        nonlocal last
+        last = graph.add("step", op, does, id=id, args=args, axes=axes, after=(last,))
+
+    readers = run.pipeline.readers
+    rows = plural(batch.rows // run.layout.mesh.data_ranks, "row")
+    does = f"take {rows} a data rank from the loader"
+    if len(readers) < run.size("pp"):
+        does += f", on pp {' and '.join(map(str, readers))}, which hold the ends of the model"
+    then("step.fetch", does, {"readers": readers}, run.wide("replicate", "fsdp"))
+    if len(readers) < run.size("pp"):
+        does = f"the lengths of documents go from pp {readers[0]} to the stages that read no rows"
+        then("step.share_outline", does, {"source": readers[0]}, ("pp",))
+    agree = "one all-reduce" if everyone else "count"
+    empty = spec.fault_tolerance.empty_steps
+    args = {**agree_args(spec), "empty_steps": empty}
+    asks = [f"a limit of {seconds_text(args['time_limit_seconds'])}"] if "time_limit_seconds" in args else []
+    asks += [f"the file {args['stop_file']}"] if "stop_file" in args else []
+    does = ", ".join((f"{agree}: valid tokens and documents of the step", "stop requests", *asks, "clock"))
+    does += f"; {plural(empty, 'step')} in a row without a token to learn from {'end' if empty > 1 else 'ends'} the run"
+    then("step.agree", does, args, everyone)
+    if put_off := put_off_text(spec, schedule):
+        then("step.put_off_save", put_off)
+    then("step.zero_gradients", "release the gradients of the step before")
+    share = estimates.flops_per_step / run.layout.mesh.world_size
+    does = f"{plural(batch.accumulate, 'microbatch')}, loss summed and divided by the tokens of the whole step"
+    op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}
+    if run.size("pp") > 1:
+        op, args, does = "step.pipeline", {"accumulate": batch.accumulate}, f"{does}; bubble {estimates.bubble:.0%}"
+    elif run.sync == "microbatch":
+        does += ", gradients summed over ranks after each"
+    then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
+    _add_syncs(run, then)
+    clip = spec.optimizer.clip
+    if clip is None:
+        then("step.gradient_norm", "global gradient norm, for the record; nothing is clipped", axes=everyone)
+    else:
+        then("step.clip", f"global gradient norm, scaled down to {clip:g}", {"max_norm": clip}, everyone)
+    policy = on_nan(spec)
+    then("step.check_finite", bad_step_text(policy), {"limit": policy.limit})
+    then("step.schedule", "learning rate of this step, a closed form of its number")
+    if saves_beside(spec, schedule):
+        then("step.await_copy", "the copy of a state that is being saved is complete before anything writes to it")
+    then("step.optimizer", f"{spec.optimizer.kind} updates the parameters a rank owns")
+    if (speed := run.architecture.router_bias_speed) > 0:
+        does = f"move each expert's bias by {speed:g} towards an even load, from the counts of all ranks"
+        then("step.router_bias", does, {"speed": speed}, everyone)
+    if spec.ema is not None:
+        then("step.ema", update_text(run))
+    then("step.measure", "add the step to what the next log line and alerts speak of")
+    return last
+
+
+def _add_syncs(run: Resolved, then: Any) -> None:
+    """Sums of gradients that FSDP does not make."""
+    tp, parallel = run.size("tp"), run.spec.parallel
+    if tp > 1 and not run.dense_fsdp:
+        does = f"sum gradients of norms and other weights that tp={tp} does not cut"
+        then("step.tensor_grad_sync", does, {"axes": ["tp"]}, ("tp",))
+    if run.size("pp") > 1 and run.architecture.tie_embeddings:
+        table = count_text(run.architecture.vocab * run.architecture.dim)
+        does = f"sum the gradients of the embedding, {table} parameters, and of its copy, the head on the last stage"
+        then("step.tied_grad_sync", does, {"axes": ["pp"]}, ("pp",))
+    unfolded = run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(parallel)))
+    if unfolded:
+        does = f"sum gradients over {run.product(unfolded)}, which fsdp does not cover"
+        then("step.context_grad_sync", does, {"axes": list(unfolded)}, unfolded)

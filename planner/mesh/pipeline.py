@@ -1,0 +1,153 @@
+"""`pp` of a spec → `Pipeline`: how many stages a rank has, which layers each has, and whether the schedule can run."""
+
+from attrs import field, frozen
+
+from ...dsl.schema.setting import Auto
+from ...dsl.spec import Spec
+from ..architecture import Architecture
+from ..findings import Findings
+from ..model.inventory import block_matmul_parameters
+from ..schedule.arithmetic import Arithmetic
+from .layout import Layout
+from .mesh import nearest_multiples
+from .stages import Pipeline, balance, pipeline_of
+
+SINGLE = ("gpipe", "1f1b")  # one stage on a rank
+TWO_STAGES = ("interleaved_1f1b", "zbv")  # two stages on a rank, unless others are asked for
+ZERO_BUBBLE = ("zero_bubble", "zbv")  # backward in two parts, of which the second comes later
+IN_ROUNDS = ("interleaved_1f1b", "zero_bubble")  # microbatches go round in groups of equal size
+
+
+@frozen(kw_only=True)
+class Staging:
+    """The pipeline, its stages on a rank, and for what was derived the reason and the value (by path in the spec)."""
+
+    pipeline: Pipeline
+    stages_per_rank: int
+    reasons: dict[str, tuple[object, str]] = field(factory=dict)
+
+
+def lay_stages(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> Staging:
+    """Deal layers out to stages and stages to ranks; what does not fit is reported, and some stages stand in for it."""
+    size = layout.size("pp")
+    if size == 1:
+        return Staging(pipeline=pipeline_of([architecture.layers], 1, "1f1b"), stages_per_rank=1)
+    reasons: dict[str, tuple[object, str]] = {}
+    each = _stages_per_rank(spec, reasons, found)
+    stages = size * each
+    if architecture.layers < stages:
+        message = f"{architecture.layers} layers cannot fill pp {size} · stages_per_rank {each} = {stages} stages"
+        hint = f"use pp {max(architecture.layers // each, 1)}, or layers {stages}"
+        found.fail("mesh.pp.layers", "X404", "parallel.pp.size", message, hint)
+        return Staging(pipeline=pipeline_of([1] * stages, size, spec.parallel.pp.schedule), stages_per_rank=each)
+    embedding, head = _costs(spec, architecture, reasons)
+    even = balance(architecture.layers, stages, embedding, head)
+    counts = _counts(spec, architecture, even, each, reasons, found)
+    return Staging(pipeline=pipeline_of(counts, size, spec.parallel.pp.schedule), stages_per_rank=each, reasons=reasons)
+
+
+def _stages_per_rank(spec: Spec, reasons: dict[str, tuple[object, str]], found: Findings) -> int:
+    pp = spec.parallel.pp
+    wanted = 2 if pp.schedule in TWO_STAGES else 1
+    each = pp.stages_per_rank
+    if isinstance(each, Auto):
+        why = f"schedule {pp.schedule} runs {'two stages' if wanted == 2 else 'one stage'} on a rank"
+        reasons["parallel.pp.stages_per_rank"] = (wanted, why)
+        return wanted
+    rule, path = "mesh.pp.schedule", "parallel.pp.stages_per_rank"
+    if each > 1 and pp.schedule in SINGLE:
+        message = f"schedule {pp.schedule} runs one stage on a rank, not {each}"
+        found.fail(rule, "X404", path, message, "use schedule interleaved_1f1b, or stages_per_rank 1")
+    elif each != 2 and pp.schedule == "zbv":
+        message = f"schedule zbv runs two stages on a rank, there and back, not {each}"
+        found.fail(rule, "X404", path, message, "use stages_per_rank 2, or leave it auto")
+        return 2
+    else:
+        found.passed(rule, f"schedule {pp.schedule} can run stages_per_rank {each}")
+    return each
+
+
+def _costs(spec: Spec, architecture: Architecture, reasons: dict[str, tuple[object, str]]) -> tuple[float, float]:
+    """What embedding and head cost, in layers: matrix products decide, and a lookup is none."""
+    pp = spec.parallel.pp
+    embedding, head = pp.embedding_cost, pp.head_cost
+    if isinstance(head, Auto):
+        table, block = architecture.vocab * architecture.dim, block_matmul_parameters(architecture)
+        head = round(table / block, 2)
+        if isinstance(pp.layers, Auto):
+            reasons["parallel.pp.head_cost"] = (head, f"vocab · dim = {table:,} / {block:,} weights of a block")
+    return (0.0 if isinstance(embedding, Auto) else embedding), head
+
+
+def _counts(
+    spec: Spec,
+    architecture: Architecture,
+    even: list[int],
+    each: int,
+    reasons: dict[str, tuple[object, str]],
+    found: Findings,
+) -> list[int]:
+    """The layers of every stage: those that are given, if they fit, else `even`."""
+    pp, stages = spec.parallel.pp, len(even)
+    given = pp.layers
+    if isinstance(given, Auto):
+        reasons["parallel.pp.layers"] = (tuple(even), "minimises the most expensive stage")
+        found.passed("mesh.pp.layers", f"{architecture.layers} layers on {stages} stages")
+        return even
+    hint = f"use layers [{', '.join(map(str, even))}]"
+    rule, path = "mesh.pp.layers", "parallel.pp.layers"
+    if len(given) != stages:
+        message = f"layers speaks of {len(given)} stages, but pp {pp.size} · stages_per_rank {each} = {stages}"
+        found.fail(rule, "X404", path, message, hint)
+    elif min(given) < 1:
+        empty = next(stage for stage, count in enumerate(given) if count < 1)
+        found.fail(rule, "X404", path, f"stage {empty} has {given[empty]} layers, and each needs one at least", hint)
+    elif sum(given) != architecture.layers:
+        total = f"{' + '.join(map(str, given))} = {sum(given)}"
+        message = f"the stages have {total} layers, but the model {architecture.layers}"
+        found.fail(rule, "X404", path, message, hint)
+    else:
+        found.passed(rule, f"{sum(given)} layers on {stages} stages")
+        _check_costs(spec, found)
+        return list(given)
+    return even
+
+
+def _check_costs(spec: Spec, found: Findings) -> None:
+    """Costs balance stages, and there is nothing to balance where the layers of each are given."""
+    pp = spec.parallel.pp
+    idle = [name for name in ("embedding_cost", "head_cost") if not isinstance(getattr(pp, name), Auto)]
+    if idle:
+        message = f"layers says what each stage has, so {' and '.join(idle)} would change nothing"
+        found.fail("mesh.pp.costs", "X404", f"parallel.pp.{idle[0]}", message, f"use {idle[0]} auto, or layers auto")
+
+
+def check_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
+    """A schedule needs enough microbatches for all ranks, and some need them in rounds of equal size.
+
+    torch.distributed.pipelining 2.13: n microbatches make n // pp rounds, which must divide n.
+    """
+    size, count, pp = layout.size("pp"), batch.accumulate, spec.parallel.pp
+    if size == 1 or (layout.doubtful and isinstance(spec.batch.accumulate, Auto)):
+        return
+    rule, rounds = "mesh.pp.microbatches", max(count // size, 1)
+    if count < size:
+        message = f"{count} microbatches of a step cannot fill a pipeline of {size} ranks"
+        found.fail(rule, "X411", *_more(spec, layout, batch, message, f"{size}", " or more"))
+    elif pp.schedule in IN_ROUNDS and count % rounds:
+        wanted = f"{count} // pp {size} = {rounds} equal rounds"
+        message = f"schedule {pp.schedule} runs microbatches in {wanted}, not {count}"
+        found.fail(rule, "X411", *_more(spec, layout, batch, message, nearest_multiples(count, size)))
+    else:
+        found.passed(rule, f"{count} microbatches for {size} pipeline ranks")
+
+
+def _more(
+    spec: Spec, layout: Layout, batch: Arithmetic, message: str, counts: str, rest: str = ""
+) -> tuple[str, str, str]:
+    """(path, message, hint): other microbatches, asked for by the setting that is written."""
+    if isinstance(spec.batch.accumulate, Auto) and not isinstance(spec.batch.rows, Auto):
+        each = batch.micro * layout.mesh.data_ranks
+        rows = " or ".join(str(int(count) * each) for count in counts.split(" or "))
+        return "batch.rows", f"rows {batch.rows}: {message}", f"use rows {rows}{rest}"
+    return "batch.accumulate", message, f"use accumulate {counts}{rest}"

@@ -1,0 +1,92 @@
+"""What each rank owns: the exact local shape of every parameter, from the plan alone.
+
+The runtime holds the model it has built and cut against this, so plan and code cannot drift apart. The estimates of a
+plan are those of the first rank of every pipeline coordinate, which has the largest piece of everything.
+"""
+
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+from ..architecture import ParameterSpec
+from ..plan import Mesh, Plan
+from ..units import BYTES
+from .sharding import Cuts, Place
+from .stages import Pipeline, end_names
+
+STATES = 4  # parameters, gradients, two moments: all in the format of the parameters
+
+
+def held(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
+    """Name → local shape of every parameter of a rank, in the order of the inventory.
+
+    A piece may have no rows. A tied head on the last stage is there as `embed_tokens.weight`. Raises IndexError for a
+    rank outside the world.
+    """
+    if not 0 <= rank < plan.mesh.world_size:
+        raise IndexError(f"rank {rank} of {plan.mesh.world_size}")
+    cuts, place = _cuts(plan), _place(plan, rank)
+    return {tensor.name: cuts.shape(tensor, place) for tensor in _owned(plan, rank)}
+
+
+def held_parameters(plan: Plan, rank: int) -> int:
+    """Elements of all parameters that a rank owns."""
+    return sum(map(prod, held(plan, rank).values()))
+
+
+def held_bytes(plan: Plan, rank: int) -> int:
+    """Bytes of model state on a rank: parameters, their gradients, two moments, and averages where they are kept."""
+    averages = BYTES[format] if (format := _args(plan, "setup.ema").get("format")) else 0
+    return (STATES * BYTES[plan.node("setup.build_model").args["params"]] + averages) * held_parameters(plan, rank)
+
+
+def _owned(plan: Plan, rank: int) -> Iterator[ParameterSpec]:
+    """The parameters whose stage lies on a rank, whole."""
+    args = plan.node("setup.build_model").args
+    pipeline = Pipeline(
+        spans=tuple((first, last) for first, last in args["stages"]), owners=tuple(map(tuple, args["owners"]))
+    )
+    pp = plan.mesh.coordinates(rank)["pp"]
+    layers, ends = set(pipeline.layers(pp)), end_names(plan.architecture, pipeline, pp)
+    for tensor in plan.parameters.tensors:
+        kind, _, rest = tensor.name.partition(".")
+        if int(rest.partition(".")[0]) in layers if kind == "layers" else tensor.name in ends:
+            yield tensor
+
+
+def _cuts(plan: Plan) -> Cuts:
+    """The cuts that the nodes of a plan make; what has no node is not cut."""
+    tensor = _args(plan, "setup.parallel.tp")
+    experts = _args(plan, "setup.parallel.expert_fsdp")
+    sharded = bool(_args(plan, "setup.parallel.fsdp"))
+    return Cuts(
+        tp=tensor.get("size", 1),
+        fsdp=prod(plan.mesh.size(axis) for axis in _shard_axes(plan)) if sharded else 1,
+        ep=_args(plan, "setup.parallel.ep").get("size", 1),
+        ep_fsdp=_expert_size(plan.mesh, "ep_fsdp") if experts else 1,
+        expert_dimension=experts.get("dimension", 0),
+        rules=tuple((rule["pattern"], rule["style"]) for rule in tensor.get("rules", ())),
+    )
+
+
+def _place(plan: Plan, rank: int) -> Place:
+    """Where a rank stands along the cuts; over several shard axes it counts from the outer to the inner one."""
+    coordinates = plan.mesh.coordinates(rank)
+    shard = 0
+    for axis in _shard_axes(plan):
+        shard = shard * plan.mesh.size(axis) + coordinates[axis]
+    expert = {axis.name: rank // axis.stride % axis.size for axis in plan.mesh.expert_axes}
+    return Place(tp=coordinates["tp"], shard=shard, ep=expert["ep"], ep_fsdp=expert["ep_fsdp"])
+
+
+def _shard_axes(plan: Plan) -> list[str]:
+    return plan.node("setup.mesh").args["shard_axes"]
+
+
+def _expert_size(mesh: Mesh, name: str) -> int:
+    return next(axis.size for axis in mesh.expert_axes if axis.name == name)
+
+
+def _args(plan: Plan, node: str) -> dict[str, Any]:
+    """The arguments of a node, none if the plan does not have it."""
+    return next((n.args for n in plan.nodes if n.id == node), {})

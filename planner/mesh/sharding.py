@@ -1,0 +1,142 @@
+"""How parameters are cut: by rules of tensor parallelism, by FSDP over the shard axes, by expert parallelism."""
+
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from math import prod
+from typing import Final
+
+from attrs import field, frozen
+
+from ...dsl.schema.parallel import Parallel
+from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
+from ..plan import Mesh
+
+# Which matrices tensor parallelism cuts: pattern over the modules that own a weight, and the style, which names the
+# dimension: column and embedding cut the output features or the rows of the table (0), row the input features (1).
+ATTENTION_RULES: Final = (
+    ("layers.*.self_attn.q_proj", "column"),
+    ("layers.*.self_attn.k_proj", "column"),
+    ("layers.*.self_attn.v_proj", "column"),
+    ("layers.*.self_attn.o_proj", "row"),
+)
+DENSE_RULES: Final = (
+    ("layers.*.mlp.gate_proj", "column"),
+    ("layers.*.mlp.up_proj", "column"),
+    ("layers.*.mlp.down_proj", "row"),
+)
+DIMENSION: Final = {"column": 0, "embedding": 0, "row": 1}
+
+Rules = tuple[tuple[str, str], ...]
+
+
+def tensor_rules(architecture: Architecture) -> Rules:
+    """(pattern, style) of every matrix that is cut; experts, routers, shared experts and norms are whole."""
+    dense = () if architecture.is_moe else DENSE_RULES
+    head = () if architecture.tie_embeddings else ((HEAD, "column"),)
+    return (*ATTENTION_RULES, *dense, (EMBEDDING, "embedding"), *head)
+
+
+def fits(name: str, pattern: str) -> bool:
+    """Whether a pattern means a module: `*` stands for one part of its name."""
+    return name.count(".") == pattern.count(".") and fnmatchcase(name, pattern)
+
+
+def piece(extent: int, parts: int, index: int) -> int:
+    """Rows of the piece `index` where torch.chunk cuts `extent` rows: all equal but the last ones, which may be 0."""
+    size = -(-extent // parts)
+    return max(0, min(size, extent - index * size))
+
+
+def found_again(extent: int, tp: int, shards: int) -> bool:
+    """Whether torch finds the pieces that tp and then FSDP cut from a dimension.
+
+    It takes every shard for one that tp has cut last (`_StridedShard`), which differs where pieces are uneven.
+    """
+    every = [[piece(piece(extent, tp, t), shards, shard) for t in range(tp)] for shard in range(shards)]
+    return all([piece(sum(pieces), tp, t) for t in range(tp)] == pieces for pieces in every)
+
+
+@frozen(kw_only=True)
+class Place:
+    """The place of a rank along the cuts; the first place has the largest piece of every parameter."""
+
+    tp: int = 0
+    shard: int = 0
+    ep: int = 0
+    ep_fsdp: int = 0
+
+
+FIRST: Final = Place()
+
+
+@frozen(kw_only=True)
+class Cuts:
+    """Into how many pieces the axes cut a parameter: dense ones by tp then fsdp, experts by ep then ep_fsdp."""
+
+    tp: int
+    fsdp: int
+    ep: int
+    ep_fsdp: int
+    expert_dimension: int
+    rules: Rules = field(default=())
+
+    def shape(self, parameter: ParameterSpec, place: Place = FIRST) -> tuple[int, ...]:
+        """The piece of a parameter that a rank owns."""
+        shape = list(self.gathered_shape(parameter, place))
+        if parameter.expert:
+            shape[self.expert_dimension] = piece(shape[self.expert_dimension], self.ep_fsdp, place.ep_fsdp)
+        else:
+            shape[0] = piece(shape[0], self.fsdp, place.shard)
+        return tuple(shape)
+
+    def gathered_shape(self, parameter: ParameterSpec, place: Place = FIRST) -> tuple[int, ...]:
+        """A piece before FSDP cuts it: what a rank computes with."""
+        shape = list(parameter.shape)
+        if parameter.expert:
+            shape[0] = piece(shape[0], self.ep, place.ep)
+        elif self.tp > 1:
+            owner = parameter.name.rpartition(".")[0]
+            for pattern, style in self.rules:
+                if fits(owner, pattern):
+                    shape[DIMENSION[style]] = piece(shape[DIMENSION[style]], self.tp, place.tp)
+        return tuple(shape)
+
+    def largest(self, parameters: Iterable[ParameterSpec]) -> int:
+        """Elements that the rank with the largest pieces owns."""
+        return sum(prod(self.shape(parameter)) for parameter in parameters)
+
+    def gathered(self, parameters: Iterable[ParameterSpec]) -> int:
+        """Elements that it computes with."""
+        return sum(prod(self.gathered_shape(parameter)) for parameter in parameters)
+
+
+def folded_axes(parallel: Parallel) -> tuple[str, ...]:
+    """The context axes that shard parameters together with fsdp."""
+    return {"all": ("ring", "ulysses"), "ring_only": ("ring",), "ulysses_only": ("ulysses",), "none": ()}[
+        parallel.cp.fold
+    ]
+
+
+def shard_axes(parallel: Parallel, mesh: Mesh) -> tuple[str, ...]:
+    """The axes over which FSDP cuts a dense parameter, outer to inner; context axes only where they have ranks."""
+    return ("fsdp", *(axis for axis in folded_axes(parallel) if mesh.size(axis) > 1))
+
+
+def cuts_of(parallel: Parallel, mesh: Mesh, architecture: Architecture) -> Cuts:
+    """The cuts a mesh makes; with the stack ddp, none.
+
+    Expert matrices [E, K, N] are cut along K, which leaves whole experts on a rank; torch wants that even, so otherwise
+    along E.
+    """
+    if parallel.stack == "ddp":
+        return Cuts(tp=1, fsdp=1, ep=1, ep_fsdp=1, expert_dimension=1)
+    ep, ep_fsdp = mesh.expert_axes[3].size, mesh.expert_axes[2].size
+    even = all(width % ep_fsdp == 0 for width in (architecture.dim, architecture.expert_ffn))
+    return Cuts(
+        tp=mesh.size("tp"),
+        fsdp=prod(mesh.size(axis) for axis in shard_axes(parallel, mesh)),
+        ep=ep,
+        ep_fsdp=ep_fsdp,
+        expert_dimension=1 if even else 0,
+        rules=tensor_rules(architecture),
+    )

@@ -1,0 +1,99 @@
+"""Which layers belong to which pipeline stage, and which stages to which rank."""
+
+from attrs import frozen
+
+from ..architecture import EMBEDDING, HEAD, Architecture
+
+
+@frozen(kw_only=True)
+class Pipeline:
+    """The stages of a model. Without a pipeline there is one stage on one coordinate.
+
+    spans: [first, last] layer of every stage, both included. owners: the stages of every pipeline coordinate, in the
+    order in which a microbatch visits them.
+    """
+
+    spans: tuple[tuple[int, int], ...]
+    owners: tuple[tuple[int, ...], ...]
+
+    @property
+    def readers(self) -> list[int]:
+        """The coordinates that read rows: the first stage takes inputs, the last one labels."""
+        return sorted({self.owner(0), self.owner(len(self.spans) - 1)})
+
+    def owner(self, stage: int) -> int:
+        return next(pp for pp, stages in enumerate(self.owners) if stage in stages)
+
+    def layers(self, pp: int) -> list[int]:
+        """The numbers of the layers on a coordinate."""
+        spans = (self.spans[stage] for stage in self.owners[pp])
+        return [layer for first, last in spans for layer in range(first, last + 1)]
+
+    def blocks(self) -> list[int]:
+        """The number of blocks on each coordinate."""
+        return [len(self.layers(pp)) for pp in range(len(self.owners))]
+
+    def holds_first(self, pp: int) -> bool:
+        return 0 in self.owners[pp]
+
+    def holds_last(self, pp: int) -> bool:
+        return len(self.spans) - 1 in self.owners[pp]
+
+
+def pipeline_of(counts: list[int], size: int, schedule: str) -> Pipeline:
+    """The pipeline whose stages have `counts` layers each, on `size` ranks."""
+    spans, first = [], 0
+    for count in counts:
+        spans.append((first, first + count - 1))
+        first += count
+    turns = len(counts) // size
+    owners = tuple(tuple(stages_of_rank(pp, size, turns, schedule)) for pp in range(size))
+    return Pipeline(spans=tuple(spans), owners=owners)
+
+
+def stages_of_rank(pp: int, size: int, stages_per_rank: int, schedule: str) -> list[int]:
+    """The stages of pipeline coordinate `pp`.
+
+    They are dealt out in turn, so that a microbatch visits every rank each round; `zbv` comes back the way it went, so
+    that the last stage lies beside the first (Qi et al., arXiv 2401.10241).
+    """
+    if schedule == "zbv" and stages_per_rank == 2:
+        return [pp, 2 * size - 1 - pp]
+    return [pp + size * turn for turn in range(stages_per_rank)]
+
+
+def balance(layers: int, stages: int, embedding_cost: float = 0.0, head_cost: float = 0.0) -> list[int]:
+    """Layers of every stage, at least one each, so that minimises the most expensive stage.
+
+    A layer costs 1, and the ends of the model what is given. Each stage has one layer, and the others go one by one to
+    the stage that is cheapest so far; among equals to those in the middle, then to the first, then to the last, as the
+    ends also wait longest (Llama 3, arXiv 2407.21783, section 3.3.2). `layers` must be at least `stages`.
+    """
+    costs = [1.0] * stages
+    costs[0] += embedding_cost
+    costs[-1] += head_cost
+    counts = [1] * stages
+    middle_first = [*range(1, stages - 1), 0, stages - 1] if stages > 1 else [0]
+    for _ in range(layers - stages):
+        cheapest = min(middle_first, key=costs.__getitem__)
+        costs[cheapest] += 1
+        counts[cheapest] += 1
+    return counts
+
+
+def end_names(architecture: Architecture, pipeline: Pipeline, pp: int) -> list[str]:
+    """The parameters besides blocks on a coordinate, in the order of the inventory.
+
+    A tied head on another rank than the embedding is a copy of it under the same name.
+    """
+    names = (name for stage in pipeline.owners[pp] for name in stage_end_names(architecture, pipeline, stage))
+    return list(dict.fromkeys(names))
+
+
+def stage_end_names(architecture: Architecture, pipeline: Pipeline, stage: int) -> list[str]:
+    """Those of one stage."""
+    first, last = stage == 0, stage == len(pipeline.spans) - 1
+    names = [f"{EMBEDDING}.weight"] if first or (architecture.tie_embeddings and last) else []
+    if last:
+        names += ["norm.weight"] if architecture.tie_embeddings else ["norm.weight", f"{HEAD}.weight"]
+    return names

@@ -1,0 +1,159 @@
+"""`model` of a spec → `Architecture`: every number of the model resolved, with the reason for those nobody wrote."""
+
+from typing import Any
+
+from attrs import field, frozen
+
+from ...dsl.schema.model import MOE
+from ...dsl.schema.setting import Auto
+from ...dsl.spec import Spec
+from ..architecture import Architecture
+from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
+from ..data.vocabulary import tokenizer_size
+from ..findings import Findings
+
+FFN_MULTIPLE = 64
+
+
+@frozen
+class Shape:
+    """The model, and for every number that was derived its reason (by path in the spec)."""
+
+    architecture: Architecture
+    reasons: dict[str, str] = field(factory=dict)
+
+
+def derive_architecture(spec: Spec, found: Findings) -> Shape:
+    """Resolve every `auto` of `model`. What cannot be resolved is reported and replaced, so that checking goes on."""
+    model = spec.model
+    reasons: dict[str, str] = {}
+
+    def resolved(name: str, value: Any, derived: Any, why: str) -> Any:
+        if not isinstance(value, Auto):
+            return value
+        reasons[f"model.{name}"] = why
+        return derived
+
+    moe = model.family in MOE
+    ffn = resolved("ffn", model.ffn, default_ffn(model.dim), f"8/3 · dim {model.dim}, rounded up to a multiple of 64")
+    experts: dict[str, Any] = {}
+    if moe:
+        if not isinstance(model.expert_ffn, Auto):  # no layer has the width `ffn`, whatever was written
+            reasons.pop("model.ffn", None)
+            ffn = default_ffn(model.dim)
+        experts = {
+            "experts": model.experts,
+            "experts_per_token": model.experts_per_token,
+            "expert_ffn": resolved("expert_ffn", model.expert_ffn, ffn, f"ffn {ffn}"),
+            "shared_experts": model.shared_experts,
+            "router_score": model.router.score,
+            "router_normalise": model.router.normalise,
+            # Biases decide who is chosen: where all are, they do nothing.
+            "router_bias_speed": model.router.bias_speed if model.experts_per_token < model.experts else 0.0,
+            "router_aux_loss": model.router.aux_loss,
+            "router_z_loss": model.router.z_loss,
+        }
+    qwen = model.family.startswith("qwen3")
+    architecture = Architecture(
+        family=model.family,
+        dim=model.dim,
+        layers=model.layers,
+        heads=model.heads,
+        kv_heads=resolved("kv_heads", model.kv_heads, model.heads, f"as many as heads {model.heads}"),
+        head_dim=_head_dim(spec, reasons, found),
+        ffn=ffn,
+        vocab=_vocab(spec, reasons, found),
+        rope_theta=model.rope_theta,
+        norm_eps=model.norm_eps,
+        tie_embeddings=model.tie_embeddings,
+        qk_norm=resolved("qk_norm", model.qk_norm, qwen, f"{'part' if qwen else 'no part'} of a {model.family} block"),
+        init_std=model.init_std,
+        **experts,
+    )
+    if moe:
+        _check_routing(architecture, found)
+    _check_heads(architecture, found)
+    return Shape(architecture, reasons)
+
+
+def default_ffn(dim: int) -> int:
+    """8/3 · dim rounded up to a multiple of 64: the three matrices of SwiGLU then hold the 8 · dim² parameters of the
+    two of a plain 4 · dim layer (Shazeer, arXiv 2002.05202)."""
+    return -(-8 * dim // (3 * FFN_MULTIPLE)) * FFN_MULTIPLE
+
+
+def _head_dim(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
+    model = spec.model
+    if not isinstance(model.head_dim, Auto):
+        width = model.head_dim
+    elif model.dim % model.heads == 0:
+        width = model.dim // model.heads
+        reasons["model.head_dim"] = f"dim {model.dim} / heads {model.heads}"
+    else:
+        message = f"heads {model.heads} do not divide dim {model.dim}"
+        options = " or ".join(map(str, _nearest_divisors(model.dim, model.heads)))
+        found.fail("model.head_dim", "X408", "model.heads", message, f"use heads {options}, or give head_dim")
+        return 2
+    if width % 2:
+        message = f"head_dim {width} is odd, but rotary positions turn pairs"
+        found.fail("model.head_dim", "X408", "model.head_dim", message, f"use head_dim {width + 1}")
+    else:
+        found.passed("model.head_dim", f"head_dim {width} is even")
+    return width
+
+
+def _nearest_divisors(number: int, wanted: int) -> list[int]:
+    """The divisors of `number` next to `wanted`, which is none: one below and, where there is one, one above."""
+    below = next(d for d in range(min(wanted, number), 0, -1) if number % d == 0)
+    above = next((d for d in range(wanted + 1, number + 1) if number % d == 0), None)
+    return [below] if above is None else [below, above]
+
+
+def _check_heads(architecture: Architecture, found: Findings) -> None:
+    heads, kv_heads = architecture.heads, architecture.kv_heads
+    if heads % kv_heads:
+        divisor = next(d for d in range(min(kv_heads, heads), 0, -1) if heads % d == 0)
+        message = f"kv_heads {kv_heads} do not divide heads {heads}"
+        found.fail("model.groups", "X408", "model.kv_heads", message, f"use kv_heads {divisor}")
+    else:
+        found.passed("model.groups", f"{heads // kv_heads} query heads share each of {kv_heads} key/value heads")
+
+
+def _check_routing(architecture: Architecture, found: Findings) -> None:
+    chosen, experts = architecture.experts_per_token, architecture.experts
+    if chosen > experts:
+        message = f"experts_per_token {chosen} exceeds experts {experts}"
+        found.fail("model.routing", "X412", "model.experts_per_token", message, f"use {experts} or fewer")
+    else:
+        found.passed("model.routing", f"{chosen} of {experts} experts a token")
+
+
+def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
+    source, vocab = spec.tokenizer.source, spec.model.vocab
+    try:
+        size = tokenizer_size(source)
+    except TokenizerUnreadable as problem:
+        missing = isinstance(problem, TokenizerMissing)
+        if isinstance(vocab, Auto) or not missing:
+            hint = "correct the path, write `tokenizer bytes`, or give `vocab` in `model` to plan without the tokenizer"
+            hint = hint if missing else problem.remedy or "give the folder of a tokenizer, or write `tokenizer bytes`"
+            found.fail("data.tokenizer", "X505", "tokenizer", f"tokenizer cannot be read: {problem}", hint)
+            return 2 if isinstance(vocab, Auto) else vocab
+        found.warn(
+            "data.tokenizer",
+            "W505",
+            "tokenizer",
+            f"tokenizer cannot be read: {problem}",
+            f"planned with vocab {vocab}; the run needs the tokenizer",
+        )
+        return vocab
+    found.passed("data.tokenizer", f"`{source}` has {size:,} ids")
+    if isinstance(vocab, Auto):
+        reasons["model.vocab"] = f"the size of tokenizer `{source}`"
+        return size
+    if vocab < size:
+        message = f"vocab {vocab} is smaller than the {size} ids of the tokenizer"
+        found.fail("data.vocab", "X506", "model.vocab", message, f"use vocab {size}, or leave it auto")
+    else:
+        found.passed("data.vocab", f"vocab {vocab:,} holds the {size:,} ids of the tokenizer")
+    return vocab

@@ -1,0 +1,107 @@
+"""Closed forms held against a trace: for every category of memory and every collective a check with both numbers."""
+
+from collections.abc import Iterable
+from typing import Final
+
+from attrs import evolve, frozen
+
+from ..plan import Check, Plan, RankClass, Status, Traced, Traffic
+from ..units import bytes_text
+from .render_memory import CATEGORIES
+
+TOLERANCE: Final = 0.10
+NEGLIGIBLE: Final = 1e-3  # of what a rank holds or sends in all: less decides nothing, however far it is off
+PREFIX: Final = "trace."
+
+
+@frozen(kw_only=True)
+class Compared:
+    """One figure by both ways, on one rank; `whole` is what it is a part of."""
+
+    rank: int
+    closed: int
+    traced: int
+    whole: int
+
+    @property
+    def apart(self) -> float:
+        """Difference as a share of the larger; 0 where it is negligible."""
+        difference = abs(self.closed - self.traced)
+        return difference / max(self.closed, self.traced) if difference > NEGLIGIBLE * self.whole else 0.0
+
+
+def ranks_to_trace(plan: Plan) -> tuple[int, ...]:
+    """The first rank of every pipeline coordinate, but only one of neighbours whose closed forms are the same."""
+    found: list[RankClass] = []
+    for one in plan.estimates.classes:
+        if not found or evolve(one, pp=found[-1].pp) != found[-1]:
+            found.append(one)
+    each = plan.mesh.world_size // plan.mesh.size("pp")
+    return tuple(one.pp * each for one in found)
+
+
+def with_trace(plan: Plan, traced: tuple[Traced, ...]) -> Plan:
+    """The plan with its trace, and with the checks that hold both against each other."""
+    own = tuple(check for check in plan.checks if not check.id.startswith(PREFIX))
+    return evolve(plan, traced=traced, checks=(*own, *agreement(evolve(plan, traced=traced))))
+
+
+def agreement(plan: Plan) -> tuple[Check, ...]:
+    """A check for each figure, with the rank on which both ways are furthest apart; beyond TOLERANCE it warns."""
+    pairs = [(each, _class(plan, each)) for each in plan.traced]
+    if not pairs:
+        return ()
+    return (*_memory(pairs), *_traffic(pairs))
+
+
+def _class(plan: Plan, traced: Traced) -> RankClass:
+    return next(each for each in plan.estimates.classes if each.pp == traced.pp)
+
+
+def _memory(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
+    """What is alive at the peak. The reserve is from outside: no trace sees it."""
+    for name in CATEGORIES:
+        if name == "reserve":
+            continue
+        found = [
+            Compared(
+                rank=traced.rank,
+                closed=getattr(one.memory, name),
+                traced=getattr(traced.memory, name),
+                whole=traced.memory.total_bytes,
+            )
+            for traced, one in pairs
+        ]
+        if any(each.closed or each.traced for each in found):
+            yield _check(f"memory.{name}", found)
+
+
+def _traffic(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
+    kinds = dict.fromkeys((each.axis, each.op) for traced, one in pairs for each in (*one.traffic, *traced.traffic))
+    for axis, op in kinds:
+        bytes_found, calls_found = [], []
+        for traced, one in pairs:
+            closed, seen = _sum(one.traffic, axis, op), _sum(traced.traffic, axis, op)
+            whole = _sum(traced.traffic)
+            calls_found.append(Compared(rank=traced.rank, closed=closed[0], traced=seen[0], whole=whole[0]))
+            bytes_found.append(Compared(rank=traced.rank, closed=closed[1], traced=seen[1], whole=whole[1]))
+        yield _check(f"traffic.{axis}.{op}".replace(" · ", "_"), bytes_found, calls_found)
+
+
+def _sum(traffic: Iterable[Traffic], axis: str = "", op: str = "") -> tuple[int, int]:
+    """(calls, bytes) of one kind, or of all."""
+    chosen = [each for each in traffic if not axis or (each.axis, each.op) == (axis, op)]
+    return sum(each.count for each in chosen), sum(each.bytes for each in chosen)
+
+
+def _check(id: str, sizes: list[Compared], counts: list[Compared] | None = None) -> Check:
+    size = max(sizes, key=lambda each: each.apart)
+    text = f"formula {bytes_text(size.closed)}, trace {bytes_text(size.traced)}"
+    apart = size.apart
+    if counts is not None:
+        count = max(counts, key=lambda each: each.apart)
+        text += f"; {count.closed:,} calls, {count.traced:,}"
+        apart = max(apart, count.apart)
+    status: Status = "warn" if apart > TOLERANCE else "pass"
+    text += f" on rank {size.rank:,}" + (f", {apart:.0%} apart" if apart > 0 else "")
+    return Check(id=f"{PREFIX}{id}", status=status, evidence=text)

@@ -1,0 +1,146 @@
+"""The head of the page: what is planned, on what, whether it fits and how long it takes; the model; who said what."""
+
+from collections import Counter
+
+from ... import __version__
+from ..costs.headroom import Verdict, headroom, no_times
+from ..identity import fingerprint
+from ..plan import Cluster, Plan
+from ..units import WIDTH, amount_in_epochs, amount_text, bytes_text, count_text, plural, rate_text, seconds_text
+from .text import Detail, Page, clip
+
+# Derived values that repeat what another line says, or that nobody asks for.
+QUIET = {"world_size", "steps", "tokens_per_step", "precision.compute", "parallel.fsdp.reduce", "launch.ranks_per_node"}
+QUIET |= {"model.qk_norm", "batch.accumulate", "collate", "parallel.pp.layers", "parallel.fsdp.reshard"}
+CHOSEN = ("derived", "set", "param", "let")
+STYLES: dict[Verdict, str] = {"fits": "green", "tight": "yellow", "does not fit": "red", "unknown": "dim"}
+
+
+def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
+    """What is planned, the names it goes by, and the machines; `short` leaves the machines out."""
+    nodes = plan.launch["nodes"]
+    where = plural(plan.mesh.world_size, "rank") + (f" on {plural(nodes, 'node')}" if nodes > 1 else "")
+    device = {"auto": "cuda or cpu"}.get(plan.launch["device"], plan.launch["device"])
+    steps = "an unknown number of steps" if plan.timeline.steps is None else plural(plan.timeline.steps, "step")
+    page.line(clip(f"{plan.name}: {steps} on {where}, {device}", WIDTH), "bold")
+    if short:
+        page.line(clip(f"{plan.spec} · seed {plan.seed} · plan {plan.id} · experiment {plan.config_id}", WIDTH), "dim")
+        return
+    text = f" · text {fingerprint(plan.spec_text)}" if plan.spec_text else ""
+    page.line(clip(f"{plan.spec} · seed {plan.seed} · xtrain {__version__}", WIDTH), "dim")
+    page.line(clip(f"plan {plan.id} · experiment {plan.config_id}{text}", WIDTH), "dim")
+    page.line(clip(cluster_text(plan.cluster), WIDTH), "dim")
+
+
+def cluster_text(cluster: Cluster) -> str:
+    """The machines with the unit of every number; what nobody says is unknown."""
+    if cluster.preset == "none":
+        return "cluster unknown: add `cluster h100 { … }` to estimate memory and time"
+    parts = [
+        f"cluster {cluster.preset}: {plural(cluster.nodes, 'node')} × {plural(cluster.devices, 'device')}",
+        f"{_known(cluster.memory_bytes and bytes_text(cluster.memory_bytes), 'memory')}, "
+        f"{_known(cluster.flops and rate_text(cluster.flops, 'FLOP/s'), 'speed')} each",
+        "link " + _known(cluster.link and rate_text(cluster.link, "B/s")),
+        "network " + _known(cluster.network and rate_text(cluster.network, "B/s")),
+    ]
+    return " · ".join(parts)
+
+
+def _known(text: str | float | None, what: str = "") -> str:
+    return str(text) if text else f"{what} unknown".lstrip()
+
+
+def show_glance(page: Page, plan: Plan) -> None:
+    """The four things a decision rests on."""
+    page.line()
+    room = headroom(plan)
+    counts = Counter(check.status for check in plan.checks)
+    verdicts = ", ".join(f"{counts[each]} {each}" for each in ("fail", "warn", "unknown", "pass") if counts[each])
+    worst = "red" if counts["fail"] else "yellow" if counts["warn"] else "green"
+    rows = [
+        ("memory", page.paint(room.verdict, STYLES[room.verdict]) + f": {room.text}"),
+        ("step", _step_text(plan)),
+        ("run", _run_text(plan)),
+        ("checks", page.paint(verdicts, worst)),
+    ]
+    for name, text in rows:
+        page.line(f"  {name:<6}  {text}")
+
+
+def _step_text(plan: Plan) -> str:
+    times = plan.estimates.times
+    tokens = f"{count_text(plan.estimates.tokens_per_step)} tokens a step"
+    if times is None:
+        return f"unknown: {no_times(plan)}; {tokens}"
+    low, high = times.mfu * times.step / times.slow, times.mfu * times.step / times.fast
+    span = f" ({seconds_text(times.fast)} to {seconds_text(times.slow)})" if times.fast != times.slow else ""
+    mfu = f"MFU {times.mfu:.0%}" + (f" ({low:.0%} to {high:.0%})" if span else "")
+    return f"{seconds_text(times.step)}{span} · {count_text(times.tokens_per_second)} tokens/s · {mfu}"
+
+
+def _run_text(plan: Plan) -> str:
+    times, timeline = plan.estimates.times, plan.timeline
+    if timeline.steps is None or timeline.tokens is None:
+        return f"{amount_in_epochs(timeline.epochs or 0.0)}; steps are unknown until the data is counted"
+    amount = f"{plural(timeline.steps, 'step')}, {count_text(timeline.tokens)} tokens"
+    if times is None:
+        return f"{amount}; how long is unknown"
+    seconds = timeline.steps * times.step
+    hours = seconds * plan.mesh.world_size / 3600
+    price = plan.cluster.price
+    cost = "" if price is None else f" · cost {amount_text(hours * price)}"
+    return f"{seconds_text(seconds)} · {amount_text(hours)} device-hours{cost} · {amount}"
+
+
+def show_model(page: Page, plan: Plan, detail: Detail) -> None:
+    """Its size and its shape."""
+    arch, count = plan.architecture, plan.parameters
+    size = f"{count.total:,} parameters"
+    if arch.is_moe:
+        size += f", {count.active:,} active"
+    page.heading("MODEL", size)
+    heads = f"{arch.heads} heads of {arch.head_dim}"
+    if arch.kv_heads != arch.heads:
+        heads += f" ({arch.kv_heads} kv)"
+    wide = f"{arch.experts} experts of {arch.expert_ffn}, {arch.experts_per_token} a token"
+    parts = [
+        arch.family,
+        f"{plural(arch.layers, 'block')} of width {arch.dim}",
+        heads,
+        wide if arch.is_moe else f"ffn {arch.ffn}",
+        f"vocab {arch.vocab:,}" + (", tied" if arch.tie_embeddings else ""),
+    ]
+    page.wrapped(" · ".join(parts))
+    if detail.full:
+        rows = [(tensor.name, " · ".join(map(str, tensor.shape))) for tensor in plan.parameters.tensors]
+        page.table(rows, styles=("", "dim"))
+
+
+def show_values(page: Page, plan: Plan, detail: Detail) -> None:
+    """What was derived, and what came from elsewhere than the plain text; defaults and literals are only counted."""
+    if detail.full:
+        _all_values(page, plan)
+        return
+    chosen = [
+        (entry.path, entry.value, f"= {entry.how}" if entry.how else f"{entry.origin} {entry.place}".strip())
+        for entry in plan.provenance
+        if entry.path not in QUIET and entry.origin in CHOSEN
+    ]
+    page.heading("VALUES", _origins(plan))
+    most = detail.most(12)
+    page.table([(path, clip(value, 40), how) for path, value, how in chosen[:most]], styles=("", "cyan", "dim"))
+    page.more(len(chosen) - most, "values")
+
+
+def _all_values(page: Page, plan: Plan) -> None:
+    page.heading("VALUES", _origins(plan))
+    rows = []
+    for entry in plan.provenance:
+        how = f" = {entry.how}" if entry.how else ""
+        rows.append((entry.path, f"{entry.value}  ({entry.origin}{how}{f', {entry.place}' if entry.place else ''})"))
+    page.described(rows)
+
+
+def _origins(plan: Plan) -> str:
+    origins = Counter(entry.origin for entry in plan.provenance)
+    return ", ".join(f"{count} {origin}" for origin, count in sorted(origins.items()))

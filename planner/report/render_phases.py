@@ -1,0 +1,77 @@
+"""The part of the page about what is trained on when: phases, the share of each dataset, the learning rate in them."""
+
+from ..compare.resumable_phases import mix_text, start_text
+from ..plan import Phase, Plan
+from ..schedule.learning_curve import learning_rate
+from ..schedule.mixture_sampler import Draw
+from ..schedule.phases import in_order
+from ..units import amount_in_epochs, count_text, plural
+from .text import Detail, Page
+
+HEAD = ("phase", "steps", "learning rate", "dataset", "share", "rows", "tokens")
+
+
+def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
+    """A line for each dataset of each phase, and the sums; nothing where one dataset is all there is."""
+    phases, datasets = plan.timeline.phases, plan.node("setup.loader").args["datasets"]
+    if len(phases) == 1 and len(datasets) == 1 and not detail.full:
+        return
+    weights = "shares of rows" if not any(phase.passes for phase in phases) else "how often an epoch takes each"
+    page.heading("PHASES", f"{plural(len(phases), 'phase')}, {plural(len(datasets), 'dataset')}, {weights}")
+    rate = plan.node("setup.scheduler").args
+    lengths = (rate["warmup"], rate.get("decay") or {})
+    waits = any(phase.first is None and phase.epochs for phase in phases) or any("epochs" in each for each in lengths)
+    if plan.timeline.steps is None or waits:
+        page.described([(phase.name, _uncounted(phase)) for phase in phases])
+        return
+    rows = phase_rows(plan)
+    most = detail.most(14)
+    page.table([HEAD, *rows[:most]], align="<<<<>>>", styles=("cyan", "", "", "", "", "", ""))
+    page.more(len(rows) - most, "phases")
+
+
+def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
+    """Phase, its steps from 1, the rate of the first and the last, then dataset, share, rows and tokens in it.
+
+    Rows are those that the run draws, from its first step to its last; with weights in epochs they depend on the data.
+    """
+    steps, loader = plan.timeline.steps, plan.node("setup.loader").args
+    assert steps is not None
+    rate = learning_rate(plan.node("setup.scheduler").args, steps, plan.timeline.phases)
+    begins = in_order(plan.timeline.phases, steps)
+    ends = [first for first, _ in begins[1:]] + [steps]
+    table: list[tuple[str, ...]] = []
+    taken = dict.fromkeys(loader["datasets"], 0)
+    for (first, phase), end in zip(begins, ends, strict=True):
+        scale = f" (× {phase.lr_scale:g})" if phase.lr_scale != 1 else ""
+        span = f"{first + 1:,} to {end:,}" if end > first + 1 else f"{end:,}"
+        head = (phase.name, span, f"{rate(first):.3g} → {rate(end - 1):.3g}{scale}")
+        if phase.passes is not None:
+            for name, epochs in phase.passes.items():
+                if epochs > 0:
+                    table.append((*head, name, amount_in_epochs(epochs), "", ""))
+                    head = ("", "", "")
+            continue
+        draw = Draw.of(tuple(phase.shares.values()), loader["seed"], phase.name)
+        drawn = draw.counts(0, (end - first) * loader["rows"])
+        for (name, share), rows in zip(phase.shares.items(), drawn, strict=True):
+            taken[name] += rows
+            if share > 0:
+                table.append((*head, *_amounts(name, share, rows, loader["sequence"])))
+                head = ("", "", "")
+    if len(begins) > 1 and not any(phase.passes for _, phase in begins):
+        head = ("all", f"{steps:,}", "")
+        for name, rows in taken.items():
+            table.append((*head, *_amounts(name, rows / (steps * loader["rows"]), rows, loader["sequence"])))
+            head = ("", "", "")
+    return table
+
+
+def _amounts(name: str, share: float, rows: int, sequence: int) -> tuple[str, ...]:
+    return name, f"{share:.1%}", f"{rows:,}", count_text(rows * sequence)
+
+
+def _uncounted(phase: Phase) -> str:
+    start = f"from step {phase.first + 1:,}" if phase.first is not None else f"from {start_text(phase)}"
+    scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
+    return f"{start}: {mix_text(phase)}{scale}"

@@ -1,0 +1,227 @@
+"""The parts of the page about the run as a whole: how many tokens, the learning rate, what happens along the way."""
+
+from typing import Any
+
+from ..costs.disk import disk_of
+from ..costs.headroom import no_times
+from ..graph.averaging import average_args
+from ..graph.log_writers import TENSORBOARD, WANDB
+from ..plan import Node, Plan, Tick
+from ..schedule.counts import count_node, count_saves
+from ..schedule.learning_curve import length_in_steps
+from ..units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
+from .render_data import epoch_text
+from .text import Detail, Page
+
+
+def show_training(page: Page, plan: Plan, detail: Detail) -> None:
+    """The arithmetic of the budget, the break points of the learning rate, checkpoints, ticks and reactions."""
+    page.heading("TRAINING")
+    rows = [*_amounts(plan), _learning_rate(plan), *_average(plan), *_checkpoints(plan), *_duration(plan)]
+    page.table(rows, align="<>", styles=("", "", "dim"))
+    page.line()
+    ticks, most = _ticks(plan), detail.most(12)
+    page.table(ticks[:most], align="<<>", styles=("cyan", "", "", "dim"))
+    page.more(len(ticks) - most, "training")
+    commands = ", ".join(command.name for command in plan.timeline.commands)
+    page.wrapped(f"xtrain control  {commands}", rest=" " * 18)
+    page.wrapped(f"alerts          {_alerts(plan)}", rest=" " * 18)
+    if takers := _takers(plan):
+        page.wrapped(f"records         {takers}", rest=" " * 18)
+    if detail.full:
+        page.described([(node.id, node.does) for kind in ("tick", "event") for node in plan.nodes if node.kind == kind])
+
+
+def _amounts(plan: Plan) -> list[tuple[str, str, str]]:
+    """Tokens and steps, and how they follow from each other."""
+    timeline, loader = plan.timeline, plan.node("setup.loader").args
+    rows, sequence, micro = loader["rows"], loader["sequence"], loader["micro"]
+    product = (
+        f"{micro * sequence:,} a microbatch · {loader['accumulate']} · {plural(plan.mesh.data_ranks, 'data rank')}"
+    )
+    table = [("tokens a step", f"{rows * sequence:,}", f"{plural(rows, 'row')} of {sequence:,}; {product}")]
+    if timeline.steps is None or timeline.tokens is None:
+        epochs = amount_in_epochs(timeline.epochs or 0.0)
+        return [*table, ("steps", "unknown", f"{epochs} of data that has not been counted yet")]
+    ratio = timeline.tokens / plan.parameters.total
+    how = next((entry.how for entry in plan.provenance if entry.path == "steps"), "") or "the budget"
+    if timeline.epochs is not None:
+        how = f"{amount_in_epochs(timeline.epochs)} of {epoch_text(plan)}"
+    active = ""
+    if plan.architecture.is_moe:
+        active = f", {timeline.tokens / plan.parameters.active:.3g} an active one"
+    return [
+        *table,
+        ("steps", f"{timeline.steps:,}", how),
+        ("tokens", count_text(timeline.tokens), f"{ratio:.3g} a parameter{active}"),
+    ]
+
+
+def _learning_rate(plan: Plan) -> tuple[str, str, str]:
+    args = plan.node("setup.scheduler").args
+    return ("learning rate", f"{args['lr']:g}", ", ".join(breakpoints(args)))
+
+
+def _average(plan: Plan) -> list[tuple[str, str, str]]:
+    """How the averaged weights move, and who works with them."""
+    args = average_args(plan)
+    if args is None:
+        return []
+    often = "every step" if args["every"] == 1 else f"every {plural(args['every'], 'step')}"
+    looked_at = any(node.args.get("averaged") for node in plan.nodes)
+    uses = [word for word, on in (("evaluated", looked_at), ("published", args["publish"])) if on]
+    return [("averages", f"{args['decay']:g} stays", f"{often}, in {args['format']}, {' and '.join(uses) or 'kept'}")]
+
+
+def breakpoints(args: dict[str, Any]) -> list[str]:
+    """Where the learning rate turns, from the arguments of `setup.scheduler`; shares of a budget nobody has counted."""
+    steps, rise = args["steps"], args["warmup"]
+    parts = []
+    if any(rise.values()):
+        parts.append(f"warm-up over {_length(rise)}")
+    if args["kind"] == "constant":
+        return [*parts, "then constant" if parts else "constant"]
+    shape = args.get("shape", args["kind"])
+    end = f"{args['floor'] * args['lr']:.3g} at {'the end' if steps is None else f'step {steps:,}'}"
+    if args["kind"] == "wsd":
+        fall = args["decay"]
+        known = steps is not None and "epochs" not in {**fall, **rise}
+        start = f"step {_turn(args):,}" if known else f"the last {_length(fall)}"
+        parts.append(f"constant to {start}")
+    return [*parts, f"{shape} to {end}"]
+
+
+def _turn(args: dict[str, Any]) -> int:
+    """The step at which the final fall begins, where all lengths are known."""
+    rise, fall = (length_in_steps(args[name], args["steps"]) for name in ("warmup", "decay"))
+    return max(args["steps"] - fall, rise)
+
+
+def _length(length: dict[str, Any]) -> str:
+    if "epochs" in length:
+        return amount_in_epochs(length["epochs"])
+    return plural(length["steps"], "step") if "steps" in length else f"{100 * length['fraction']:.3g}%"
+
+
+def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
+    """How large they are, how often one is written, how many are kept."""
+    size = plan.estimates.checkpoint_bytes
+    saving = next((node for node in plan.nodes if node.op == "setup.checkpoint"), None)
+    if saving is None:
+        return [("checkpoint", bytes_text(size), "none is written")]
+    keep = saving.args["keep"]
+    ticks = [tick for tick in plan.timeline.ticks if any(plan.node(n).op == "tick.checkpoint" for n in tick.nodes)]
+    written = count_saves(plan)
+    clocks = any(tick.seconds is not None for tick in ticks)
+    times = "depends on the clock" if clocks else "as many as the number of steps allows"
+    if written is not None:
+        times = f"{written:,} written"
+    best = " + best" if saving.args["best"] is not None else ""
+    kept = "all are kept" if keep is None else f"{keep}{best} kept"
+    if disk := disk_of(plan, written):
+        kept += f": {bytes_text(disk.rest)} on disk"
+        kept += f", at most {bytes_text(disk.most)}" if disk.most > disk.rest else ""
+    found = f"{times}, {kept}"
+    every = next((t.steps for t in ticks if t.steps), None)
+    if plan.estimates.times is not None and every:
+        found += f"; one every {seconds_text(every * plan.estimates.times.step)}"
+    if copies := saving.args["copies"]:
+        share = bytes_text(copies * plan.estimates.copy_bytes)
+        found += f"; {copies} {'copy' if copies == 1 else 'copies'} in host memory at most: {share} a rank"
+    return [("checkpoint", bytes_text(size), found)]
+
+
+def _duration(plan: Plan) -> list[tuple[str, str, str]]:
+    """Wall time, device-hours and cost; evaluations and checkpoints come on top."""
+    times, steps = plan.estimates.times, plan.timeline.steps
+    if times is None or steps is None:
+        why = no_times(plan) if times is None else "steps are not known"
+        return [("wall time", "unknown", why)]
+    wall, world, price = steps * times.step, plan.mesh.world_size, plan.cluster.price
+    span = ""
+    if times.fast != times.slow:
+        span = f"{seconds_text(steps * times.fast)} to {seconds_text(steps * times.slow)}; "
+    hours = wall * world / 3600
+    cost = (
+        "cost unknown: no cluster.price" if price is None else f"cost {amount_text(hours * price)} at {price:g} an hour"
+    )
+    return [
+        ("wall time", seconds_text(wall), f"{span}without evaluations and checkpoints"),
+        ("device-hours", amount_text(hours), cost),
+    ]
+
+
+def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
+    defaults = {entry.path for entry in plan.provenance if entry.origin == "default"}
+    rows = []
+    for tick in plan.timeline.ticks:
+        names = [_name(plan.node(node)) for node in tick.nodes] + (["stop"] if tick.stop else [])
+        by_default = names in (["log"], ["checkpoint"]) and f"every.{names[0]}" in defaults
+        note = "default" if by_default else _in_all(plan, tick)
+        rows.append((f"every {tick.period}", " then ".join(names), _count(tick), note))
+    reactions: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
+    for reaction in plan.timeline.reactions:
+        names = [_name(plan.node(node)) for node in reaction.nodes] + (["stop"] if reaction.stop else [])
+        by_default = "default" if f"on.{reaction.event}" in defaults else ""
+        if by_default and reaction.event == "finish" and len(names) > 1:
+            by_default = "checkpoint by default"  # what else happens there was declared
+        elif "notify" in names:
+            by_default = ""
+        reactions.setdefault((" then ".join(names), by_default), []).append(reaction.name)
+    rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in reactions.items()]
+    if (stuck := plan.node("setup.watch").args["stuck_seconds"]) is not None:
+        by_default = "default" if "fault_tolerance.stuck" in defaults else ""
+        rows.append((f"no progress for {seconds_text(stuck)}", "report stuck ranks, then end", "", by_default))
+    if (empty := plan.node("step.agree").args.get("empty_steps")) is not None:
+        by_default = "default" if "fault_tolerance.empty_steps" in defaults else ""
+        rows.append((f"{plural(empty, 'empty step')} in a row", "the run fails", "", by_default))
+    return rows
+
+
+def _alerts(plan: Plan) -> str:
+    """What is raised an alert about, with the thresholds, as `alerts` of a spec names them."""
+    args = plan.node("setup.alerts").args
+    found = ["nonfinite", *(f"{name} {args[name]:g}" for name in ("loss_spike", "slow") if args[name] is not None)]
+    found += [f"{name} {100 * args[name]:.3g}%" for name in ("starvation", "memory") if args[name] is not None]
+    if args["disk_share"] is not None:
+        found.append(f"disk {100 * args['disk_share']:.3g}% (at most {bytes_text(args['disk_most_bytes'])})")
+    found += [f"disk {bytes_text(args['disk_bytes'])}"] if args["disk_bytes"] is not None else []
+    found += [f"stalled {seconds_text(args['stalled_seconds'])}"] if args["stalled_seconds"] is not None else []
+    return ", ".join(found)
+
+
+def _takers(plan: Plan) -> str:
+    """Who takes the records of the run besides its own files; empty where nobody does."""
+    nodes = {node.op: node.args for node in plan.nodes}
+    found = [f"TensorBoard in {nodes[TENSORBOARD]['folder']}/"] if TENSORBOARD in nodes else []
+    if (wandb := nodes.get(WANDB)) is not None:
+        found.append(f"W&B, project {wandb['project']}, {wandb['mode']}")
+    return f"also to {' and '.join(found)}" if found else ""
+
+
+def _name(node: Node) -> str:
+    """`eval web`, `log`."""
+    action = node.op.partition(".")[2]
+    return f"{action} {node.args['dataset']}" if action == "eval" else action
+
+
+def _count(tick: Tick) -> str:
+    if tick.count is None:
+        return "by the clock" if tick.seconds is not None else ""
+    return times_text(tick.count)
+
+
+def _in_all(plan: Plan, tick: Tick) -> str:
+    """How often what a tick does happens in all, where that is not as often as the tick does something."""
+    if tick.count is None:
+        return ""
+    found = []
+    for id in tick.nodes:
+        node = plan.node(id)
+        saves = node.op == "tick.checkpoint"
+        count = count_saves(plan) if saves else count_node(plan, id)
+        names = [{plan.node(n).op if saves else n for n in other.nodes} for other in plan.timeline.ticks]
+        shared = sum((node.op if saves else id) in each for each in names) > 1
+        if count is not None and count != tick.count and (shared or node.op == "tick.profile"):
+            found.append(f"{_name(node)} {count:,}")
+    return f"in all {', '.join(found)}" if found else ""

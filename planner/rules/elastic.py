@@ -1,0 +1,242 @@
+"""`fault_tolerance.elastic`: the world sizes on which the run may continue, each with the same rows in every step.
+
+The axis that is `auto`, fsdp, takes what a world leaves it; the other axes stay. Fewer data ranks take more
+microbatches for the same rows, and so learn the same. Rows of a step are those of the ranks `launch` declares, else of
+the largest world in the range that works as the spec is written: they do not depend on the world a plan is made for.
+"""
+
+from collections.abc import Callable, Iterator
+from math import prod
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, field, frozen
+
+from ...dsl.interval import Interval
+from ...dsl.schema.setting import AUTO, Auto
+from ...dsl.spec import Spec
+from ..plan import RefusedWorlds
+from ..units import plural
+from .rule_inputs import Verdicts
+
+if TYPE_CHECKING:
+    from .validate import Sound
+
+Examine = Callable[[Spec, int, Verdicts], "Sound | None"]
+
+# Worlds tried for one that works as written, of those that the rows come out on: what the largest of them fail at,
+# smaller ones fail at as well.
+TRIES: Final = 48
+SHOWN: Final = 8
+# Numbers of ranks in a range: more are a slip of the keyboard, and would take seconds to go through.
+WIDEST: Final = 2**16
+
+
+@frozen(kw_only=True)
+class Elastic:
+    """spec: the one to plan, with the rows that all worlds share, and without `elastic`. world: to plan it for.
+
+    worlds: those that work, the smallest first, with what the rules have made of each. why_rows: where rows come from.
+    """
+
+    spec: Spec
+    world: int | None
+    worlds: "dict[int, Sound]" = field(factory=dict)
+    refused: tuple[RefusedWorlds, ...] = ()
+    why_rows: str = ""
+
+
+def settle_worlds(spec: Spec, world: int | None, found: Verdicts, examine: Examine) -> Elastic:
+    """Find the worlds of a spec; what is wrong with its range is reported.
+
+    world: as asked for, None for the one that `launch` declares, else the largest that works. examine: the rules.
+    """
+    given = spec.fault_tolerance.elastic
+    bare = evolve(spec, fault_tolerance=evolve(spec.fault_tolerance, elastic=None))
+    if given is None:
+        return Elastic(spec=spec, world=world)
+    rule = "elastic.worlds"
+    if found.doubts:
+        found.unknown(rule, "it rests on a setting that is wrong")
+        return Elastic(spec=bare, world=world)
+    if given.high - given.low >= WIDEST:
+        message = f"elastic {given} speaks of {given.high - given.low + 1:,} numbers of ranks"
+        hint = f"choose a range of {WIDEST:,} at most"
+        found.fail(rule, "X430", "fault_tolerance.elastic", message, hint)
+        return Elastic(spec=bare, world=world)
+    if not _may_give_way(spec, found) or not _is_inside(spec, given, world, found):
+        return Elastic(spec=bare, world=world)
+    _check_use(spec, found)
+    search = _Search(bare, given, examine)
+    reference = search.reference(_declared(spec))
+    if reference is None and search.fails_alike:
+        found.unknown(rule, "it rests on something that is wrong on every number of ranks")
+        return Elastic(spec=bare, world=world or max(search.reasons))
+    if reference is None:
+        first = search.first_reason
+        found.fail(
+            rule, "X430", "fault_tolerance.elastic", f"none of {given} ranks works: {first}",
+            "choose a range that has ranks this spec can run on, or change the spec",
+        )  # fmt: skip
+        return Elastic(spec=bare, world=world)
+    number, sound = reference
+    rows = sound.batch.rows
+    adapted = evolve(bare, batch=evolve(bare.batch, rows=rows, accumulate=AUTO))
+    worlds = search.all(adapted, rows)
+    refused = search.refused()
+    if len(worlds) < 2:
+        only = f"only one number of ranks works, {next(iter(worlds))}" if worlds else "no number of ranks works"
+        reasons = "; ".join(f"{each.worlds}: {each.reason}" for each in refused[:3])
+        hint = f"a step of {plural(rows, 'row')} must come out on each; {reasons}" if reasons else "widen the range"
+        found.fail(rule, "X430", "fault_tolerance.elastic", f"of {given} {only}", hint)
+        return Elastic(spec=bare, world=world)
+    found.passed(rule, f"{', '.join(map(str, worlds))} of {given} ranks take {plural(rows, 'row')} a step")
+    chosen = world or _declared(spec) or max(worlds)
+    why = "" if not isinstance(spec.batch.rows, Auto) else f"those of {plural(number, 'rank')}, whatever the world"
+    return Elastic(spec=adapted, world=chosen, worlds=worlds, refused=refused, why_rows=why)
+
+
+def _declared(spec: Spec) -> int | None:
+    """The world that `launch` says."""
+    nodes, each = spec.launch.nodes, spec.launch.ranks_per_node
+    if isinstance(each, Auto):
+        return None
+    return each * (1 if isinstance(nodes, Auto) else nodes)
+
+
+def _may_give_way(spec: Spec, found: Verdicts) -> bool:
+    if isinstance(spec.parallel.fsdp.size, Auto):
+        return True
+    found.fail(
+        "elastic.axis", "X428", "fault_tolerance.elastic", "no axis is `auto`: the axes give one number of ranks alone",
+        "write `fsdp auto`, or leave `elastic` out",
+    )  # fmt: skip
+    return False
+
+
+def _is_inside(spec: Spec, given: Interval, world: int | None, found: Verdicts) -> bool:
+    declared = _declared(spec)
+    for who, count in (("--world", world), ("launch", declared)):
+        if count is not None and count not in given:
+            low, high = min(count, given.low), max(count, given.high)
+            message = f"{who} says {plural(count, 'rank')}, and elastic is {given}"
+            found.fail("elastic.range", "X429", "fault_tolerance.elastic", message, f"use elastic {low}..{high}")
+            return False
+    return True
+
+
+def _check_use(spec: Spec, found: Verdicts) -> None:
+    if spec.fault_tolerance.restarts:
+        found.passed("elastic.use", f"used by up to {plural(spec.fault_tolerance.restarts, 'restart')}")
+        return
+    found.warn(
+        "elastic.use", "W431", "fault_tolerance.elastic",
+        "restarts is 0: no run is started again with fewer ranks, unless torchrun or Slurm does so",
+        "add `restarts = 3`, or leave `elastic` out",
+    )  # fmt: skip
+
+
+@frozen
+class _Search:
+    """Tries the worlds of a range. reasons: why a world does not work, in words that worlds with the same share."""
+
+    spec: Spec
+    given: Interval
+    examine: Examine
+    reasons: dict[int, str] = field(factory=dict, init=False)
+
+    @property
+    def fixed(self) -> int:
+        """Ranks of the axes that stay."""
+        return prod(self._sizes.values())
+
+    @property
+    def _sizes(self) -> dict[str, int]:
+        parallel = self.spec.parallel
+        sizes = {
+            "pp": parallel.pp.size,
+            "replicate": parallel.fsdp.replicate,
+            "cp": parallel.cp.size,
+            "tp": parallel.tp.size,
+        }
+        return {axis: size for axis, size in sizes.items() if isinstance(size, int)}
+
+    def reference(self, declared: int | None) -> "tuple[int, Sound] | None":
+        """The world whose rows all others take, and what the rules make of it as the spec is written."""
+        rows = self.spec.batch.rows
+        even = [world for world in self._multiples() if isinstance(rows, Auto) or self._comes_out(rows, world)]
+        candidates = [declared] if declared else even[: -TRIES - 1 : -1]
+        for world in candidates:
+            sound = self._tried(self.spec, world)
+            if sound is not None:
+                return world, sound
+        return None
+
+    @property
+    def fails_alike(self) -> bool:
+        """Whether several worlds fail at the same: it has to do with none of them, and is told where it stands."""
+        return len(self.reasons) > 1 and len(set(self.reasons.values())) == 1
+
+    @property
+    def first_reason(self) -> str:
+        world = max(self.reasons, default=None)
+        if world is None:
+            return f"the other axes need a multiple of {self._product}"
+        return f"{plural(world, 'rank')}: {self.reasons[world]}"
+
+    def all(self, spec: Spec, rows: int) -> "dict[int, Sound]":
+        """What the rules make of every world that works with these rows."""
+        self.reasons.clear()
+        multiples = set(self._multiples())
+        found: dict[int, Sound] = {}
+        for world in range(self.given.low, self.given.high + 1):
+            if world not in multiples:
+                self.reasons[world] = f"not a multiple of {self._product}"
+            elif not self._comes_out(rows, world):
+                even = f"microbatches of {spec.batch.micro} on each data rank"
+                self.reasons[world] = f"{plural(rows, 'row')} a step do not come out even in {even}"
+            elif (sound := self._tried(spec, world)) is not None:
+                found[world] = sound
+        return found
+
+    def _comes_out(self, rows: int, world: int) -> bool:
+        """Whether rows of a step are whole microbatches on each data rank."""
+        others = prod(size for axis, size in self._sizes.items() if axis != "replicate")
+        return rows % (self.spec.batch.micro * (world // others)) == 0
+
+    @property
+    def _product(self) -> str:
+        parts = [f"{axis} {size}" for axis, size in self._sizes.items() if size > 1]
+        return f"{' · '.join(parts)} = {self.fixed}" if len(parts) > 1 else parts[0] if parts else "1"
+
+    def _multiples(self) -> Iterator[int]:
+        first = -(-self.given.low // self.fixed) * self.fixed
+        return iter(range(first, self.given.high + 1, self.fixed))
+
+    def _tried(self, spec: Spec, world: int) -> "Sound | None":
+        found = Verdicts(spec)
+        sound = self.examine(spec, world, found)
+        if sound is None:
+            failed = next((check for check in found.checks if check.status == "fail"), None)
+            self.reasons[world] = failed.evidence.partition("; ")[0] if failed else "it does not fit"
+        return sound
+
+    def refused(self) -> tuple[RefusedWorlds, ...]:
+        """The worlds that do not work, those with the same reason together."""
+        worlds_of: dict[str, list[int]] = {}
+        for world, reason in sorted(self.reasons.items()):
+            worlds_of.setdefault(reason, []).append(world)
+        return tuple(RefusedWorlds(worlds=_listed(worlds), reason=reason) for reason, worlds in worlds_of.items())
+
+
+def _listed(worlds: list[int]) -> str:
+    """`3`, `3, 5..7`, or how many where that would be long."""
+    runs: list[list[int]] = []
+    for world in worlds:
+        if runs and world == runs[-1][-1] + 1:
+            runs[-1].append(world)
+        else:
+            runs.append([world])
+    parts = [f"{run[0]}..{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    if len(parts) <= SHOWN:
+        return ", ".join(parts)
+    return f"{', '.join(parts[:3])}, … ({len(worlds):,} of them)"

@@ -1,0 +1,237 @@
+"""What each rule rests on: a rule has a verdict only if all settings are known that could change it.
+
+With one setting in doubt, because its own mistake has been reported, an error that only follows from what stands in
+for it would send the user after a mistake nobody made.
+"""
+
+from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
+from typing import Final, Literal
+
+from ...dsl.diagnostics.diagnostic import Fix
+from ...dsl.diagnostics.source import Span
+from ...dsl.schema.setting import Auto
+from ...dsl.spec import Spec
+from ..findings import Findings
+
+# Rule → paths of settings, as in `Spec.origins`; a word in braces is one of the groups of `_GROUPS` or `_group`.
+PREMISES: Final[dict[str, tuple[str, ...]]] = {
+    "model.head_dim": ("model.dim", "model.heads", "model.head_dim"),
+    "model.groups": ("{kv_heads}",),
+    "model.routing": ("model.family", "model.experts", "model.experts_per_token"),
+    "data.tokenizer": ("tokenizer.source", "model.vocab"),
+    "data.vocab": ("tokenizer.source", "model.vocab"),
+    "data.training": ("dataset", "dataset.*.holdout", "mixture.*"),
+    "data.mixture": ("{datasets}", "mixture.*"),
+    "idle.mixture": ("{datasets}", "mixture.*", "phase"),
+    "idle.mixture.temperature": ("{datasets}", "mixture.*", "phase", "phase.*.mix"),
+    "data.mix.*": ("{datasets}", "phase.{}.mix"),
+    "data.weights": ("{datasets}", "mixture.*", "phase", "phase.*.from"),
+    "data.weights.*": ("{datasets}", "mixture.*", "phase.{}.mix"),
+    "data.epochs": ("{datasets}", "mixture.*"),
+    "data.epochs.*": ("{datasets}", "mixture.*", "phase.{}.mix"),
+    "data.form.*": tuple(
+        f"dataset.{{}}.{name}" for name in ("source", "text", "messages", "prompt", "response", "train_on", "template")
+    ),
+    "data.template.*": (*(f"dataset.{{}}.{name}" for name in ("template", "messages", "prompt")), "tokenizer.source"),
+    "data.separator.*": ("dataset.{}.source", "tokenizer.source"),
+    "data.files.*": ("dataset.{}.source",),
+    "data.eval.*": ("dataset", "dataset.*.name", "dataset.{}.holdout"),
+    "data.collate": ("collate",),
+    "data.group": ("collate",),
+    "data.dealing": ("collate", "batch.micro", "{accumulate}", "{data_ranks}"),
+    "mesh.auto": ("parallel.pp.size", "parallel.fsdp.size", "parallel.fsdp.replicate", "parallel.tp.size"),
+    "mesh.cp": ("parallel.cp.size", "parallel.cp.ring", "parallel.cp.ulysses"),
+    "mesh.world": ("{world}",),
+    "mesh.nodes": ("{world}",),
+    "cluster.nodes": ("{world}",),
+    "cluster.devices": ("{world}",),
+    "cluster.device": ("cluster.preset", "launch.device"),
+    "mesh.ep": ("parallel.ep.size", "{world}"),
+    "mesh.ep.family": ("parallel.ep.size", "model.family", "model.experts"),
+    "mesh.ep.experts": ("parallel.ep.size", "model.family", "model.experts"),
+    "mesh.tp.heads": ("parallel.tp.size", "model.heads"),
+    "mesh.tp.kv_heads": ("parallel.tp.size", "{kv_heads}"),
+    "mesh.tp.ffn": ("parallel.tp.size", "model.family", "{ffn}"),
+    "mesh.tp.vocab": ("parallel.tp.size", "model.vocab", "tokenizer.source", "{world}", "parallel.cp.fold"),
+    "mesh.ulysses.heads": ("parallel.tp.size", "model.heads", "{context}"),
+    "mesh.ulysses.kv_heads": ("parallel.tp.size", "{kv_heads}", "{context}"),
+    "model.attention": ("model.attention", "launch.device", "cluster.preset"),
+    "mesh.ring.attention": ("model.attention", "{context}"),
+    "mesh.pp.schedule": ("parallel.pp.size", "parallel.pp.schedule", "parallel.pp.stages_per_rank"),
+    "mesh.pp.layers": ("{stages}", "parallel.pp.layers", "model.layers"),
+    "mesh.pp.costs": ("parallel.pp.size", "parallel.pp.layers", "parallel.pp.embedding_cost", "parallel.pp.head_cost"),
+    "mesh.pp.microbatches": ("parallel.pp.size", "parallel.pp.schedule", "{accumulate}"),
+    "mesh.pp.reshard": ("parallel.pp.size", "parallel.pp.schedule", "parallel.fsdp.reshard"),
+    "mesh.pp.sync": ("parallel.pp.size", "parallel.fsdp.sync"),
+    "mesh.pp.tied": ("parallel.pp.size", "parallel.pp.schedule", "model.tie_embeddings"),
+    "mesh.pp.compile": ("parallel.pp.size", "parallel.pp.schedule", "compile.mode"),
+    "mesh.offload": ("parallel.fsdp.offload", "launch.device", "cluster.preset"),
+    "mesh.ddp.*": ("parallel.stack", "parallel.{}", "precision.params", "precision.compute"),
+    "activation.every": ("activation.mode", "activation.every", "model.layers"),
+    "activation.save": ("activation.mode", "activation.save", "parallel.ep.size", "{context}"),
+    "batch.sequence": ("batch.sequence", "model.family", "parallel.tp.size", "parallel.tp.sequence", "{context}"),
+    "data.align": ("collate", "batch.sequence", "{context}"),
+    "log.wandb.*": ("log.wandb.{}",),
+    "elastic.axis": ("fault_tolerance.elastic", "parallel.fsdp.size"),
+    "elastic.range": ("fault_tolerance.elastic", "launch.nodes", "launch.ranks_per_node"),
+    "elastic.use": ("fault_tolerance.elastic", "fault_tolerance.restarts"),
+    "health.stuck": ("*",),  # of the time that a step takes, which hangs on everything
+    "batch.rows": ("batch.micro", "batch.accumulate", "batch.rows", "{data_ranks}"),
+    "schedule.phase.*.start": ("phase.{}.from", "{steps}", "batch.sequence", "{rows}"),
+    "schedule.phases": ("phase.*.from", "{steps}"),
+    "schedule.phase.*.order": ("phase", "phase.*.from", "{steps}", "batch.sequence", "{rows}"),
+    "schedule.warmup": ("scheduler.kind", "scheduler.warmup", "{decay}", "{steps}"),
+    "schedule.*.nan": ("{}.actions",),
+    "schedule.nan": ("on.*.event", "on.*.actions", "on.*.count"),
+    "checkpoint.rollback": (
+        "on.*.event",
+        "on.*.actions",
+        "every.*.actions",
+        "every.*.every",
+        "checkpoint.enabled",
+        "checkpoint.keep",
+        "{steps}",
+    ),
+    "schedule.*.ends": ("{}.event", "{}.actions", "{}.actions.*"),
+    "schedule.*.length": ("{}.every", "{}.actions", "{}.actions.*", "launch.device", "cluster.preset", "{tokens}"),
+    "schedule.*.alone": (
+        "every.*.every",
+        "every.*.actions",
+        "every.*.actions.*",
+        "launch.device",
+        "cluster.preset",
+        "{steps}",
+        "{tokens}",
+    ),
+    "schedule.on.*": ("on", "on.*.event", "on.*.actions", "{stops}"),
+    "schedule.alert.*": (
+        "on.*.event",
+        "on.*.actions",
+        "alerts.*",
+        "launch.device",
+        "cluster.preset",
+    ),
+    "alerts.stalled": ("alerts.stalled", "fault_tolerance.stuck"),
+    "schedule.every.*.requeue": ("every.{}.actions",),
+    "schedule.stop_file": ("launch.stop_file",),
+    "schedule.stop_at": ("launch.stop_at", "{steps}", "{tokens}"),
+    "schedule.stop_after": ("launch.stop_after", "{steps}", "{tokens}"),
+    "checkpoint.*.place": ("checkpoint.from", "checkpoint.{}", "checkpoint.resume", "workspace.*", "experiment.name"),
+    "checkpoint.backend": ("checkpoint.backend", "checkpoint.enabled", "{world}"),
+    "checkpoint.from": ("checkpoint.from", "{steps}"),
+    "checkpoint.from.stop_at": ("checkpoint.from", "launch.stop_at", "{steps}", "{tokens}"),
+    "checkpoint.best": (
+        "checkpoint.best",
+        "checkpoint.enabled",
+        "dataset",
+        "dataset.*.name",
+        "every.*.actions",
+        "every.*.every",
+        "on.*.event",
+        "on.*.actions",
+        "{steps}",
+    ),
+    "ema.every": ("ema.every", "{steps}"),
+    "schedule.every.*.every": ("every.{}.every", "{steps}", "{tokens}"),
+}
+
+
+class Verdicts(Findings):
+    """Findings of those rules only whose premises are not in doubt; the others are noted as unknown."""
+
+    def __init__(self, spec: Spec, doubts: frozenset[str] = frozenset()) -> None:
+        super().__init__(spec)
+        self.doubts = doubts
+
+    def doubt(self, *paths: str) -> None:
+        """Rely on these settings no more."""
+        self.doubts |= frozenset(paths)
+
+    def _report(
+        self,
+        rule: str,
+        severity: Literal["error", "warning"],
+        code: str,
+        path: str,
+        message: str,
+        hint: str,
+        mend: Callable[[Span], Fix | None] | None = None,
+    ) -> None:
+        if self.doubts and any(in_doubt(premise, self.doubts) for premise in premises(rule, self.spec)):
+            self.unknown(rule, "it rests on a setting that is wrong")
+        else:
+            super()._report(rule, severity, code, path, message, hint, mend)
+
+
+def in_doubt(premise: str, doubts: frozenset[str]) -> bool:
+    """Whether a setting, or with `*` any of those it stands for, is in doubt."""
+    if premise in doubts:
+        return True
+    return any("*" in premise + doubt and (fnmatchcase(doubt, premise) or fnmatchcase(premise, doubt))
+               for doubt in doubts)  # fmt: skip
+
+
+def premises(rule: str, spec: Spec) -> Iterator[str]:
+    """The paths of the settings that a rule rests on in this spec."""
+    paths = PREMISES.get(rule)
+    if paths is not None:
+        yield from _expanded(paths, spec)
+        return
+    for pattern, paths in PREMISES.items():
+        before, star, after = pattern.partition("*")
+        if star and rule.startswith(before) and rule.endswith(after):
+            name = rule[len(before) : len(rule) - len(after)]
+            yield from _expanded(tuple(path.replace("{}", name) for path in paths), spec)
+            return
+    yield "*"  # of a rule that is not listed: everything
+
+
+def _expanded(paths: tuple[str, ...], spec: Spec) -> Iterator[str]:
+    for path in paths:
+        if path.startswith("{"):
+            yield from _expanded(_group(path.strip("{}"), spec), spec)
+        else:
+            yield path
+
+
+def _group(name: str, spec: Spec) -> tuple[str, ...]:
+    """Settings that rules share; what is written rests on nothing, what is derived on all it is derived from."""
+    parallel, batch = spec.parallel, spec.batch
+    match name:
+        case "datasets":
+            return ("dataset", "dataset.*.name", "dataset.*.holdout")
+        case "world":
+            sizes = tuple(f"parallel.{axis}.size" for axis in ("pp", "fsdp", "tp", "cp"))
+            context = ("parallel.cp.ring", "parallel.cp.ulysses")
+            return (*sizes, *context, "parallel.fsdp.replicate", "{machines}")
+        case "machines":
+            return ("launch.nodes", "launch.ranks_per_node", "cluster.nodes", "cluster.devices")
+        case "data_ranks":
+            rest = ("{world}",) if isinstance(parallel.fsdp.size, Auto) else ()
+            return ("parallel.fsdp.size", "parallel.fsdp.replicate", *rest)
+        case "kv_heads":
+            return ("model.heads", "model.kv_heads")
+        case "context":
+            own = ("parallel.cp.size", "parallel.cp.ring", "parallel.cp.ulysses")
+            derived = isinstance(parallel.cp.ring, Auto) and isinstance(parallel.cp.ulysses, Auto)
+            return (*own, "{kv_heads}", "parallel.tp.size") if derived and parallel.cp.size > 1 else own
+        case "ffn":
+            return ("model.ffn", *(("model.dim",) if isinstance(spec.model.ffn, Auto) else ()))
+        case "stages":
+            return ("parallel.pp.size", "parallel.pp.stages_per_rank", "parallel.pp.schedule")
+        case "accumulate":
+            rest = ("batch.rows", "batch.micro", "{data_ranks}") if isinstance(batch.accumulate, Auto) else ()
+            return ("batch.accumulate", *rest)
+        case "rows":
+            rest = ("batch.micro", "batch.accumulate", "{data_ranks}") if isinstance(batch.rows, Auto) else ()
+            return ("batch.rows", *rest)
+        case "steps":
+            return ("experiment.budget", *(("{tokens}",) if spec.experiment.budget.unit == "tokens" else ()))
+        case "tokens":
+            return ("batch.sequence", "{rows}") if spec.experiment.budget.unit != "epochs" else ()
+        case "stops":
+            return ("launch.time_limit", "launch.stop_at", "launch.stop_after", "launch.stop_file")
+        case "decay":
+            return ("scheduler.decay",) if spec.scheduler.kind == "wsd" else ()
+    raise AssertionError(name)

@@ -1,0 +1,98 @@
+"""Every rule of the planner on a spec, without making a plan of it."""
+
+from functools import partial
+
+from attrs import evolve, frozen
+
+from ...dsl.diagnostics.diagnostic import Diagnostics
+from ...dsl.spec import Spec
+from ..data.data_rules import check_data
+from ..graph.alerts import check_alerts
+from ..graph.averaging import check_average
+from ..graph.log_writers import check_log
+from ..graph.nonfinite import check_nan
+from ..graph.profiling import check_profiles
+from ..graph.saving import check_backend, check_saving
+from ..graph.timeline import Schedule, check_ticks, fill_schedule
+from ..mesh.layout import Layout, lay_out
+from ..mesh.pipeline import Staging, check_microbatches, lay_stages
+from ..model.derive import Shape, derive_architecture
+from ..plan import Phase
+from ..schedule.arithmetic import Arithmetic, Counts, derive_arithmetic
+from ..schedule.learning_rate import check_schedule
+from ..schedule.stops import check_events, check_stops
+from .beginning import check_beginning
+from .elastic import Elastic, settle_worlds
+from .idle_rules import check_idle, check_idle_accumulation
+from .module_rules import check_modules
+from .phase_rules import check_phases
+from .rule_inputs import Verdicts
+from .stack_rules import check_stack
+from .topology import check_topology
+
+
+def check_spec(spec: Spec, world: int | None = None, doubts: frozenset[str] = frozenset()) -> Diagnostics:
+    """All that `compile_plan` would say, without the plan.
+
+    doubts: paths of settings that are wrong; what the spec has in their place, and all that follows from it, is not
+    spoken of.
+    """
+    found = Verdicts(spec, doubts)
+    examine(spec, world, found)
+    return found.diagnostics
+
+
+@frozen
+class Sound:
+    """What was derived from a spec that every rule lets pass."""
+
+    shape: Shape
+    layout: Layout
+    staging: Staging
+    batch: Arithmetic
+    phases: tuple[Phase, ...]
+    schedule: Schedule
+    elastic: Elastic
+
+
+def examine(spec: Spec, world: int | None, found: Verdicts, counted: Counts | None = None) -> Sound | None:
+    """Derive and check everything; None if any rule fails.
+
+    counted: what is known of the data. What comes of it is no part of a plan, which does not know its data.
+    """
+    elastic = settle_worlds(spec, world, found, partial(examine, counted=counted))
+    spec, world = elastic.spec, elastic.world
+    shape = derive_architecture(spec, found)
+    check_data(spec, found)
+    arch = shape.architecture
+    layout = lay_out(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
+    if layout.doubtful:
+        found.doubt("parallel.fsdp.size")  # and with it the number of data ranks
+    batch = derive_arithmetic(spec, layout.mesh, found, counted)
+    staging = lay_stages(spec, arch, layout, found)
+    check_microbatches(spec, layout, batch, found)
+    check_topology(spec, arch, layout, batch, found)
+    check_stack(spec, found)
+    check_modules(spec, arch, layout, found)
+    check_schedule(spec, batch, found)
+    schedule = fill_schedule(spec, batch.declared_steps)
+    check_ticks(schedule, batch, spec.launch, found)
+    check_events(spec, found)
+    check_profiles(spec, batch, found)
+    check_alerts(spec, found)
+    check_log(spec, found)
+    check_stops(spec.launch, batch, found)
+    check_saving(spec, schedule, batch, found)
+    check_beginning(spec, batch, found)
+    check_average(spec, batch, found)
+    check_backend(spec, layout.mesh.world_size, found)
+    check_nan(spec, schedule, batch, found)
+    phases = check_phases(spec, batch, found)
+    if found.failed or layout.doubtful:
+        return None
+    check_idle(spec, layout, batch, found)
+    if elastic.worlds and not elastic.why_rows:
+        check_idle_accumulation(spec, found)
+    if elastic.why_rows:
+        batch = evolve(batch, reasons={**batch.reasons, "batch.rows": elastic.why_rows})
+    return Sound(shape, layout, staging, batch, phases, schedule, elastic)

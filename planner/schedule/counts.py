@@ -1,0 +1,184 @@
+"""When a tick is due, and how often what a plan declares happens, counted without training.
+
+Counted is the whole run, up to where `stop_at` ends it, however many starts it takes, if each goes on where the one
+before has stopped and no step is trained twice.
+"""
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from math import lcm
+
+from attrs import evolve, frozen
+
+from ..plan import Plan, Tick, Timeline
+
+# So many steps are looked at one by one before a count is given up.
+MOST_LOOKED_AT = 1_000_000
+
+
+def is_due(tick: Tick, step: int, tokens_per_step: int) -> bool:
+    """Whether a tick in steps or tokens fires after a step (from 1): in tokens, where these pass a multiple."""
+    if tick.steps is not None:
+        return step % tick.steps == 0
+    assert tick.tokens is not None
+    return passes(step * tokens_per_step, tokens_per_step, tick.tokens)
+
+
+def passes(tokens: int, tokens_per_step: int, period: int | Fraction) -> bool:
+    """Whether the last step of those that took so many tokens has reached another multiple of a period."""
+    return tokens // period > (tokens - tokens_per_step) // period
+
+
+def times_due(tick: Tick, step: int, tokens_per_step: int) -> int:
+    """How often a tick in steps or tokens is due up to a step, that one counted."""
+    if tick.steps is not None:
+        return step // tick.steps
+    assert tick.tokens is not None
+    return min(step, step * tokens_per_step // tick.tokens)
+
+
+def next_due(tick: Tick, step: int, tokens_per_step: int) -> int:
+    """The first step behind `step` after which a tick in steps or tokens is due."""
+    if tick.steps is not None:
+        return step // tick.steps * tick.steps + tick.steps
+    assert tick.tokens is not None
+    if tick.tokens <= tokens_per_step:
+        return step + 1
+    multiple = step * tokens_per_step // tick.tokens + 1
+    return -(-multiple * tick.tokens // tokens_per_step)
+
+
+def steps_due(ticks: Sequence[Tick], steps: int, tokens_per_step: int) -> int | None:
+    """The number of steps up to `steps` in which any of some ticks is due; None where it is too long to count."""
+    whole = lcm(*(tick.steps or (Fraction(tick.tokens or 1) / tokens_per_step).numerator for tick in ticks))
+    if whole >= steps:
+        return _steps_due(ticks, steps, tokens_per_step)
+    # From there on it is all the same again.
+    once, rest = (_steps_due(ticks, number, tokens_per_step) for number in (whole, steps % whole))
+    return None if once is None or rest is None else steps // whole * once + rest
+
+
+def _steps_due(ticks: Sequence[Tick], steps: int, tokens_per_step: int) -> int | None:
+    often, *rarer = sorted(ticks, key=lambda tick: -times_due(tick, steps, tokens_per_step))
+    found = times_due(often, steps, tokens_per_step)
+    if sum(times_due(tick, steps, tokens_per_step) for tick in rarer) > MOST_LOOKED_AT:
+        return None
+    for number, tick in enumerate(rarer):
+        before = (often, *rarer[:number])
+        for step in _all_due(tick, steps, tokens_per_step):
+            found += not any(is_due(other, step, tokens_per_step) for other in before)
+    return found
+
+
+def _all_due(tick: Tick, steps: int, tokens_per_step: int) -> Iterator[int]:
+    step = next_due(tick, 0, tokens_per_step)
+    while step <= steps:
+        yield step
+        step = next_due(tick, step, tokens_per_step)
+
+
+def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], tokens_per_step: int) -> Timeline:
+    """How often each tick does something.
+
+    unrecorded: of each tick that does nothing but profile, the steps that pass before one is recorded.
+    """
+
+    def count(tick: Tick, before: int | None) -> int | None:
+        last = last_step(timeline)
+        if last is None or tick.seconds is not None or _is_uncounted(tick):
+            return None
+        if before is not None:
+            return count_profiles(tick, timeline, tokens_per_step, before)
+        return times_due(tick, last, tokens_per_step)
+
+    pairs = zip(timeline.ticks, unrecorded, strict=True)
+    return evolve(timeline, ticks=tuple(evolve(tick, count=count(tick, before)) for tick, before in pairs))
+
+
+@frozen
+class Start:
+    """A start of the run, from behind the step `begin` to the step `end`. by_limit: `stop_at` or `stop_after` ends it,
+    so that what is declared on `stop_at` happens."""
+
+    begin: int
+    end: int
+    by_limit: bool
+
+
+def starts(timeline: Timeline, tokens_per_step: int) -> Iterator[Start]:
+    """All starts of the run; none where its steps are not known. A clock that stops it is not among the causes."""
+    last = last_step(timeline)
+    if timeline.steps is None or last is None:
+        return
+    stopping = [tick for tick in timeline.ticks if tick.stop and tick.seconds is None]
+    begin = 0
+    while begin < last:
+        limit = last if timeline.stop_after is None else min(last, begin + timeline.stop_after)
+        end = min([limit, *(next_due(tick, begin, tokens_per_step) for tick in stopping)])
+        stopped = end < timeline.steps and any(is_due(tick, end, tokens_per_step) for tick in stopping)
+        yield Start(begin, end, by_limit=end < timeline.steps and not stopped)
+        begin = end
+
+
+def last_step(timeline: Timeline) -> int | None:
+    """The step that no start of the run gets beyond; None where that, or where its starts end, is not known."""
+    waits = timeline.stop_at_amount or timeline.stop_after_amount
+    if timeline.steps is None or waits or any(tick.stop and _is_uncounted(tick) for tick in timeline.ticks):
+        return None
+    return timeline.steps if timeline.stop_at is None else min(timeline.steps, timeline.stop_at)
+
+
+def _is_uncounted(tick: Tick) -> bool:
+    return tick.steps is None and tick.tokens is None and tick.seconds is None
+
+
+def count_profiles(tick: Tick, timeline: Timeline, tokens_per_step: int, before: int) -> int | None:
+    """How many profiles a tick in steps or tokens begins that record a step. before: steps that pass unrecorded."""
+    found = 0
+    for number, start in enumerate(starts(timeline, tokens_per_step)):
+        if number == MOST_LOOKED_AT:
+            return None
+        latest = max(start.end - 1 - before, start.begin)
+        found += times_due(tick, latest, tokens_per_step) - times_due(tick, start.begin, tokens_per_step)
+    return found
+
+
+def count_node(plan: Plan, node: str) -> int | None:
+    """How often the ticks of a plan run a node, once in a step however many of them are due; None: nobody knows.
+
+    Of a profile: how often it records anything.
+    """
+    timeline, tokens_per_step = plan.timeline, plan.estimates.tokens_per_step
+    ticks = [tick for tick in timeline.ticks if node in tick.nodes]
+    last = last_step(timeline)
+    if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
+        return None
+    if plan.node(node).op == "tick.profile":
+        args = plan.node(node).args
+        counts = [count_profiles(tick, timeline, tokens_per_step, args["wait"] + args["warmup"]) for tick in ticks]
+        return None if None in counts else sum(count or 0 for count in counts)
+    return steps_due(ticks, last, tokens_per_step)
+
+
+def count_saves(plan: Plan) -> int | None:
+    """How many checkpoints the run writes, each step once; None where that is not known. What a signal or an alert asks
+    for comes on top."""
+
+    def saves(nodes: Sequence[str]) -> bool:
+        return any(plan.node(node).op == "tick.checkpoint" for node in nodes)
+
+    timeline, tokens_per_step = plan.timeline, plan.estimates.tokens_per_step
+    ticks = [tick for tick in timeline.ticks if saves(tick.nodes)]
+    on = {reaction.event for reaction in timeline.reactions if saves(reaction.nodes)}
+    last = last_step(timeline)
+    if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
+        return None
+    found = steps_due(ticks, last, tokens_per_step) if ticks else 0
+    if found is None:
+        return None
+    for number, start in enumerate(starts(timeline, tokens_per_step) if on else ()):
+        if number == MOST_LOOKED_AT:
+            return None
+        event = "stop_at" if start.by_limit else "finish" if start.end == timeline.steps else ""
+        found += event in on and not any(is_due(tick, start.end, tokens_per_step) for tick in ticks)
+    return found

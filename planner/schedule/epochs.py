@@ -1,0 +1,64 @@
+"""Epochs: how many rows one has, how many steps so many of them are, and what is drawn in each of them.
+
+Known once the rows of the datasets are counted: the same numbers on every rank, wherever they are worked out.
+"""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from math import ceil
+
+from attrs import evolve
+
+from ..plan import Phase
+from .mixture_sampler import Draw
+
+
+def exact(number: float) -> Fraction:
+    """A number as it was written, not as the nearest binary one: 0.1 of 10 rows is one row."""
+    return Fraction(str(number))
+
+
+def rows_of_epoch(phases: Sequence[Phase], rows: Mapping[str, int]) -> Fraction:
+    """Rows of one epoch of a run whose phases, in order, are `phases`; `rows`: of each dataset for training, by name.
+
+    Where the weights that a run begins with are in epochs, it takes each dataset so often. Else it has as many rows as
+    the datasets that any phase trains on have together.
+    """
+    if phases[0].passes is not None:
+        return sum(_rows_in_epoch(phases[0], tuple(phases[0].passes), rows), Fraction(0))
+    names = {name for phase in phases for name, amount in phase.amounts.items() if amount > 0}
+    return Fraction(sum(rows[name] for name in names))
+
+
+def counted(phases: Sequence[Phase], rows: Mapping[str, int]) -> tuple[Phase, ...]:
+    """The same phases with the shares that weights in epochs come to, where the datasets have so many rows."""
+    return tuple(phase if phase.passes is None else evolve(phase, shares=_shares(phase, rows)) for phase in phases)
+
+
+def _shares(phase: Phase, rows: Mapping[str, int]) -> dict[str, float]:
+    taken = _rows_in_epoch(phase, tuple(phase.amounts), rows)
+    return {name: float(own / sum(taken)) for name, own in zip(phase.amounts, taken, strict=True)}
+
+
+def draw_of(phase: Phase, datasets: Sequence[str], rows: Mapping[str, int], seed: int) -> Draw:
+    """Which of `datasets` each row of a phase comes from; one that the phase does not name has no part in it.
+
+    Weights in epochs are drawn alike in all phases, so that those with the same ones go on with one draw.
+    """
+    if phase.passes is None:
+        return Draw.of([phase.shares.get(name, 0.0) for name in datasets], seed, phase.name)
+    return Draw.of_epochs(_rows_in_epoch(phase, datasets, rows), seed)
+
+
+def _rows_in_epoch(phase: Phase, datasets: Sequence[str], rows: Mapping[str, int]) -> list[Fraction]:
+    """Rows of each dataset in one epoch of a phase with weights in epochs."""
+    assert phase.passes is not None
+    taken = [(name, exact(phase.passes.get(name, 0.0))) for name in datasets]
+    return [epochs * rows[name] if epochs else Fraction(0) for name, epochs in taken]
+
+
+def steps_of_epochs(epochs: float, rows: Fraction | int, rows_per_step: int, taken: int = 0) -> int:
+    """Steps that take `epochs` epochs of `rows` rows each, of which `taken` rows were taken before; rounded up, as
+    every step takes all its rows. Below 0 where more were taken."""
+    left = exact(epochs) * rows - taken
+    return ceil(left / rows_per_step)

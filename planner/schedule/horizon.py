@@ -1,0 +1,157 @@
+"""The timeline of a run whose data is counted: every epoch, and every share of a budget in them, as steps and tokens.
+
+A plan does not know the data, so that what is counted in epochs stays as it was declared. Whoever has counted the rows
+fills the rest in here: the run before its first step, and pages and checks where a store of tokens is at hand.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import evolve
+
+from ...dsl.spec import Spec
+from ..plan import Phase, Plan, Tick, Timeline, Uncounted
+from .arithmetic import Arithmetic
+from .counts import with_counts
+from .epochs import counted, rows_of_epoch
+from .mixing import in_epochs, weights
+from .stops import share_of, tokens_of
+
+
+def waits(plan: Plan) -> bool:
+    """Whether anything of a plan is known only once its data is counted."""
+    return waits_with(plan.timeline, plan.node("setup.scheduler").args)
+
+
+def waits_with(timeline: Timeline, rate: Mapping[str, Any]) -> bool:
+    """The same of its timeline and the arguments of its learning rate."""
+    return (
+        timeline.steps is None
+        or any(tick.epochs is not None for tick in timeline.ticks)
+        or any(phase.epochs is not None or phase.passes is not None for phase in timeline.phases)
+        or timeline.stop_at_amount is not None
+        or timeline.stop_after_amount is not None
+        or any("epochs" in (rate.get(name) or {}) for name in ("warmup", "decay"))
+    )
+
+
+def waits_for_data(spec: Spec) -> bool:
+    """The same of a spec: whether any amount in it is one of epochs, or a share of a budget in them."""
+    if any(in_epochs(weights(spec, phase)) for phase in (None, *spec.phases.values())):
+        return True
+    amounts = [spec.experiment.budget, *(tick.every for tick in spec.ticks)]
+    amounts += [phase.from_ for phase in spec.phases.values()]
+    amounts += [each for each in (spec.launch.stop_at, spec.launch.stop_after) if each is not None]
+    amounts += [spec.scheduler.warmup, *([spec.scheduler.decay] if spec.scheduler.kind == "wsd" else [])]
+    return any(amount.unit == "epochs" for amount in amounts)
+
+
+def arithmetic_of(plan: Plan) -> Arithmetic:
+    """The rows of a step and the budget of a plan, with nothing counted."""
+    args = plan.node("setup.loader").args
+    names = ("micro", "accumulate", "rows", "sequence", "steps", "epochs")
+    return Arithmetic(**{name: args[name] for name in names})
+
+
+def counted_arithmetic(plan: Plan, rows: Mapping[str, int], *, done_steps: int = 0, done_rows: int = 0) -> Arithmetic:
+    """The same with the data counted.
+
+    rows: of each dataset that is trained on; done_steps, done_rows: how many steps the run has behind it, and how many
+    of these rows it took in them.
+    """
+    epoch_rows = rows_of_epoch(plan.timeline.phases, rows)
+    return arithmetic_of(plan).counted(epoch_rows, done_steps=done_steps, done_rows=done_rows)
+
+
+def known_arithmetic(plan: Plan) -> Arithmetic:
+    """The same, counted if the plan was made where its data has been counted."""
+    return arithmetic_of(plan) if plan.counted is None else counted_arithmetic(plan, plan.counted.rows)
+
+
+def known_timeline(plan: Plan) -> Timeline:
+    """The timeline of a plan with all that is known of it, and how often each tick does something."""
+    if plan.counted is None:
+        return plan.timeline
+    timeline, batch = plan.timeline, known_arithmetic(plan)
+    unrecorded = [_unrecorded(plan, tick) for tick in timeline.ticks]
+    return with_counts(counted_timeline(timeline, batch, plan.counted.rows), unrecorded, batch.tokens_per_step)
+
+
+def _unrecorded(plan: Plan, tick: Tick) -> int | None:
+    """Of a tick that does nothing but profile: the steps that pass before one is recorded."""
+    nodes = [plan.node(node) for node in tick.nodes]
+    if not nodes or tick.stop or any(node.op != "tick.profile" for node in nodes):
+        return None
+    return min(node.args["wait"] + node.args["warmup"] for node in nodes)
+
+
+def known_rate(plan: Plan) -> dict[str, Any]:
+    """The arguments of the learning rate with all that is known of them."""
+    return counted_rate(plan.node("setup.scheduler").args, known_arithmetic(plan))
+
+
+def as_known(plan: Plan) -> Plan:
+    """The plan as pages show it: its timeline and its learning rate with all that is known of them."""
+    nodes = tuple(evolve(node, args=known_rate(plan)) if node.op == "setup.scheduler" else node for node in plan.nodes)
+    return plan if plan.counted is None else evolve(plan, timeline=known_timeline(plan), nodes=nodes)
+
+
+def counted_timeline(timeline: Timeline, batch: Arithmetic, rows: Mapping[str, int]) -> Timeline:
+    """`timeline` with what `batch` knows: steps, the first step of each phase, the period of each tick, the stops.
+
+    rows: of each dataset, for the shares that weights in epochs come to.
+    """
+    phases = counted(timeline.phases, rows)
+    if batch.epoch_rows is None:
+        return evolve(timeline, phases=phases)
+    return evolve(
+        timeline,
+        steps=batch.steps,
+        tokens=batch.tokens,
+        phases=tuple(_phase(phase, batch) for phase in phases),
+        ticks=tuple(_tick(tick, batch) for tick in timeline.ticks),
+        stop_at=_stop(timeline.stop_at, timeline.stop_at_amount, batch.step_behind, batch),
+        stop_after=_stop(timeline.stop_after, timeline.stop_after_amount, batch.steps_in, batch),
+        stop_at_amount=None,
+        stop_after_amount=None,
+    )
+
+
+def counted_rate(args: Mapping[str, Any], batch: Arithmetic) -> dict[str, Any]:
+    """The arguments of the learning rate with lengths in epochs as steps; shares of the budget stay what they are."""
+    found = {**args, "steps": batch.steps}
+    for name in ("warmup", "decay"):
+        epochs = (args.get(name) or {}).get("epochs")
+        if epochs is not None and (steps := batch.steps_in(epochs)) is not None:
+            found[name] = {"steps": steps}
+    return found
+
+
+def _phase(phase: Phase, batch: Arithmetic) -> Phase:
+    if phase.epochs is not None:
+        return evolve(phase, first=batch.step_behind(phase.epochs))
+    if phase.fraction is not None and batch.steps is not None:
+        return evolve(phase, first=round(phase.fraction * batch.steps))
+    return phase
+
+
+def _tick(tick: Tick, batch: Arithmetic) -> Tick:
+    if tick.epochs is None and tick.fraction is None:
+        return tick
+    steps, tokens = None, None
+    if tick.fraction is not None and batch.steps is not None:
+        steps = share_of(tick.fraction, batch.steps)
+    elif tick.epochs is not None and batch.epoch_rows is not None:
+        tokens = tokens_of(tick.epochs, batch.epoch_rows, batch.sequence)
+    return evolve(tick, steps=steps, tokens=tokens)
+
+
+def _stop(
+    steps: int | None, amount: Uncounted | None, of_epochs: Callable[[float], int | None], batch: Arithmetic
+) -> int | None:
+    """steps: as planned, where that is known; of_epochs: how many steps so many epochs are."""
+    if amount is None:
+        return steps
+    if amount.epochs is not None:
+        return of_epochs(amount.epochs)
+    return None if amount.fraction is None or batch.steps is None else share_of(amount.fraction, batch.steps)

@@ -1,0 +1,191 @@
+"""What stops a run before its end: signals, limits of time and of steps; the rules for what is declared for them."""
+
+from fractions import Fraction
+from math import ceil
+from pathlib import PurePath
+from typing import Any, Final, Literal
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.actions import (
+    Action,
+    Event,
+    EventName,
+    NotifyAction,
+    RequeueAction,
+    RollbackAction,
+    SkipAction,
+    StopAction,
+)
+from ...dsl.schema.experiment import Launch
+from ...dsl.spec import Spec
+from ..canonical import portable
+from ..findings import Findings
+from ..plan import Uncounted
+from ..units import plural
+from .arithmetic import Arithmetic
+from .epochs import exact
+
+# Of several at once the first one decides.
+SIGNALS: Final[tuple[EventName, ...]] = ("sigint", "sigterm", "sigusr1")
+# Event → the settings of `launch`, one of which causes it, as they might be written.
+LIMITS: Final[dict[EventName, dict[str, str]]] = {
+    "time_limit": {"time_limit": "time_limit = 4 h"},
+    "stop_file": {"stop_file": 'stop_file = "STOP"'},
+    "stop_at": {"stop_at": "stop_at = 1000 steps", "stop_after": "stop_after = 200 steps"},
+}
+# With these a run is over.
+ENDINGS: Final = ("finish", *SIGNALS, *LIMITS)
+REQUEUE: Final = "on sigusr1 checkpoint then requeue then stop"
+
+
+def occurs(event: EventName, launch: Launch) -> bool:
+    """Whether anything can cause an event."""
+    return event not in LIMITS or any(getattr(launch, setting) is not None for setting in LIMITS[event])
+
+
+def agree_args(spec: Spec) -> dict[str, Any]:
+    """What the first rank alone looks for, as arguments of `step.agree`: time that is over, a file that is there."""
+    launch, args = spec.launch, {}
+    if launch.time_limit is not None:
+        args["time_limit_seconds"] = launch.time_limit.value
+    if launch.stop_file is not None:
+        args["stop_file"] = portable(launch.stop_file)
+    return args
+
+
+def actions_on(events: tuple[Event, ...], name: EventName) -> tuple[Action, ...]:
+    """All that is declared for an event, in the order in which it is."""
+    return tuple(action for event in events if event.event == name for action in event.actions)
+
+
+def check_events(spec: Spec, found: Findings) -> None:
+    """What stops a run ends it: whoever sent it, a scheduler or a person, ends the ranks if they do not."""
+    for number, event in enumerate(spec.events):
+        actions, rule, path = actions_on(spec.events, event.event), f"schedule.on.{event.event}", f"on.{number}"
+        if event.event not in ENDINGS:
+            continue  # what does not come from outside has rules of its own
+        if not occurs(event.event, spec.launch):
+            names, example = " or ".join(LIMITS[event.event]), next(iter(LIMITS[event.event].values()))
+            message = f"on {event.event} can never occur: launch.{names} is not set"
+            found.fail(rule, "X610", path, message, f"add `launch {{ {example} }}`, or leave the reaction out")
+        elif all(isinstance(action, SkipAction | RollbackAction) for action in actions):
+            continue  # they belong under `on nan`, which is said elsewhere
+        elif event.event != "finish" and not (only_tells(actions) or _stops(actions)):
+            message = f"on {event.event} does not stop the run, which will be ended soon in any case"
+            found.fail(rule, "X605", path, message, "add `then stop`")
+        elif (message := _misplaced(event.event, actions)) is not None:
+            found.fail(rule, "X611", path, message, f"write it last, as in `{REQUEUE}`")
+    for number, tick in enumerate(spec.ticks):
+        if any(isinstance(action, RequeueAction) for action in tick.actions):
+            message = "a tick has the action requeue, but a job is requeued when its run stops"
+            found.fail(f"schedule.every.{number}.requeue", "X611", f"every.{number}", message, f"write `{REQUEUE}`")
+
+
+def only_tells(actions: tuple[Action, ...]) -> bool:
+    """Whether nothing is declared for an event that takes the place of what happens by default."""
+    return all(isinstance(action, NotifyAction) for action in actions)
+
+
+def _stops(actions: tuple[Action, ...]) -> bool:
+    return any(isinstance(action, StopAction) for action in actions)
+
+
+def _misplaced(event: EventName, actions: tuple[Action, ...]) -> str | None:
+    """What is wrong with where `requeue` stands, if anything is."""
+    places = [place for place, action in enumerate(actions) if isinstance(action, RequeueAction)]
+    if not places:
+        return None
+    if event == "finish":
+        return "on finish has the action requeue, but a finished run has nothing left to train"
+    if any(not isinstance(action, RequeueAction | StopAction) for action in actions[places[0] :]):
+        return f"on {event}: other actions follow requeue, and Slurm ends the job as soon as it is asked"
+    return None
+
+
+def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:
+    """Where the run is to stop must be known in steps, and should lie before its end; a file needs a name."""
+    if launch.stop_file is not None and PurePath(launch.stop_file).name in ("", ".."):
+        message = f'stop_file "{launch.stop_file}" names no file'
+        found.fail("schedule.stop_file", "X304", "launch.stop_file", message, 'name one, such as `stop_file = "STOP"`')
+    for name, amount in (("stop_at", launch.stop_at), ("stop_after", launch.stop_after)):
+        if amount is None:
+            continue
+        rule, path = f"schedule.{name}", f"launch.{name}"
+        steps = _limit_of(name, amount, batch)
+        if steps is None:
+            found.unknown(rule, f"{name} {amount}: the number of steps is known only when the data has been counted")
+        elif batch.steps is not None and steps >= batch.steps:
+            message = f"{name} {amount} is not before the end of the run, which has {batch.steps:,} steps"
+            found.warn(rule, "W603", path, message, f"use fewer than {batch.steps:,} steps, or remove it")
+        else:
+            when = f"after step {steps:,}" if name == "stop_at" else f"each start after {plural(steps, 'step')}"
+            found.passed(rule, f"the run stops {when}")
+
+
+def _limit_of(name: str, amount: Quantity, batch: Arithmetic) -> int | None:
+    """`stop_at`: the step; `stop_after`: a number of steps. None where that is known only once the data is counted."""
+    if amount.unit == "epochs":
+        epochs = float(amount.value)
+        return batch.step_behind(epochs) if name == "stop_at" else batch.steps_in(epochs)
+    known = counted(amount, batch)
+    if known is None:
+        return None
+    return int(known.value) if known.unit == "steps" else -(-int(known.value) // batch.tokens_per_step)
+
+
+def limit_args(launch: Launch, batch: Arithmetic) -> dict[str, Any]:
+    """`stop_at` and `stop_after` as a timeline has them: in steps, or in what is not counted yet."""
+    found: dict[str, Any] = {}
+    for name, amount in (("stop_at", launch.stop_at), ("stop_after", launch.stop_after)):
+        if amount is not None and (steps := _limit_of(name, amount, batch)) is not None:
+            found[name] = steps
+        elif amount is not None:
+            found[f"{name}_amount"] = uncounted(amount)
+    return found
+
+
+@frozen
+class Period:
+    """How often something recurs: so many `steps`, `tokens` or `seconds`. Tokens of a part of an epoch need not be a
+    whole number."""
+
+    value: int | Fraction
+    unit: Literal["steps", "tokens", "seconds"]
+
+
+def counted(amount: Quantity, batch: Arithmetic) -> Period | None:
+    """The period of an amount; None for epochs, or a share of a budget in them, of data that is not counted.
+
+    An epoch has as many tokens as there are positions in its rows.
+    """
+    match amount.unit:
+        case "steps" | "tokens":
+            return Period(max(ceil(amount.value), 1), amount.unit)
+        case "seconds":
+            return Period(Fraction(amount.value), "seconds")
+        case "%" if batch.steps is not None:
+            return Period(share_of(amount.fraction, batch.steps), "steps")
+        case "epochs" if batch.epoch_rows is not None:
+            return Period(tokens_of(float(amount.value), batch.epoch_rows, batch.sequence), "tokens")
+    return None
+
+
+def share_of(fraction: float, steps: int) -> int:
+    """A share of so many steps, rounded up; at least 1."""
+    return max(ceil(exact(fraction) * steps), 1)
+
+
+def tokens_of(epochs: float, epoch_rows: Fraction, sequence: int) -> int | Fraction:
+    """The positions in the rows of so many epochs."""
+    tokens = exact(epochs) * epoch_rows * sequence
+    return int(tokens) if tokens.denominator == 1 else tokens
+
+
+def uncounted(amount: Quantity) -> Uncounted:
+    """The same as a plan has it until the data is counted."""
+    if amount.unit == "%":
+        return Uncounted(fraction=amount.fraction)
+    assert amount.unit == "epochs"
+    return Uncounted(epochs=float(amount.value))

@@ -1,0 +1,110 @@
+"""`tick.eval`: the loss on held-out documents, over every valid token once."""
+
+import math
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from ...planner.plan import Plan
+from ...records.step_events import EvalEvent
+from ..checkpoint.saver import Saver
+from ..input.feed import Feed
+from ..models.batch import ModelBatch
+from ..models.parts import Parts
+from ..monitoring.heartbeat import Beat
+from ..ops import op
+from ..parallel.mesh import Meshes
+from ..parallelize.fsdp import reshard
+from ..parallelize.outline import Outlines
+from ..parallelize.pipeline import Pipeline
+from ..reporting.records import Records
+from ..state import Progress, Rank, Step
+from ..training.ema import Ema, Weights
+
+
+@op("tick.eval")
+def evaluate(
+    plan: Plan,
+    model: Parts,
+    feed: Feed,
+    rank: Rank,
+    records: Records,
+    progress: Progress,
+    meshes: Meshes,
+    node_id: str,
+    dataset: str,
+    rows: int | None,
+    pipeline: Pipeline | None = None,
+    averaged: bool = False,
+    ema: Ema | None = None,
+    saver: Saver | None = None,
+    beat: Beat | None = None,
+):
+    """Sum of losses over all ranks divided by the sum of valid tokens: no average of averages.
+
+    averaged: of the averaged weights, once there are any.
+    """
+    weights = Weights(ema=ema if averaged else None, saver=saver)
+    loader = feed.evaluation(dataset, rows, rank)
+    outlines = Outlines.of(plan, feed, rank, meshes)
+    counts = rank.speaks and rank.coordinates["pp"] == 0
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        begin = time.perf_counter()
+        model.train(False)
+        sums = torch.zeros(2, dtype=torch.float64, device=rank.device)
+
+        def batches() -> Iterator[ModelBatch]:
+            for microbatch in outlines.completed(loader, len(loader)):
+                if beat is not None:
+                    beat.mark()
+                sums[1] += microbatch.num_valid if counts else 0
+                yield ModelBatch.of(microbatch, rank.device)
+
+        with weights.in_place() as which:
+            for batch in forwarded(model, pipeline, batches()):
+                if batch.cross_entropy is not None and rank.speaks:
+                    sums[0] += batch.cross_entropy
+            if rank.world_size > 1:
+                dist.all_reduce(sums)
+            reshard(model)
+        model.train()
+        total, tokens = sums.tolist()
+        loss = total / tokens if tokens else math.nan
+        seconds = time.perf_counter() - begin
+        records.event(
+            EvalEvent(
+                step=progress.step,
+                node=node_id,
+                dataset=dataset,
+                weights=which,
+                loss=loss,
+                tokens=int(tokens),
+                batches=len(loader),
+                seconds=seconds,
+            )
+        )
+        if not tokens:
+            message = f"eval {dataset}: the held-out rows have no valid token, so there is no loss"
+            records.warn(message, step=progress.step)
+        metric = f"eval/{dataset}/loss"
+        progress.measured[metric] = progress.step, loss
+        records.measured({metric: loss})
+        if saver is not None:
+            saver.measured(metric)
+
+    return run
+
+
+def forwarded(model: Parts, pipeline: Pipeline | None, batches: Iterator[ModelBatch]) -> Iterator[ModelBatch]:
+    """Every batch after its forward, through all stages. Collective."""
+    if pipeline is None:
+        for batch in batches:
+            model.whole(None, batch)
+            yield batch
+        return
+    for batch, _ in pipeline.forward(batches):
+        yield batch

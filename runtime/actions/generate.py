@@ -1,0 +1,177 @@
+"""`tick.generate`: continue prompts with the model as it is, to look at what it has learned.
+
+Shapes: S positions so far, V vocabulary.
+"""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from attrs import frozen
+from torch import Tensor
+
+from ...records.step_events import GenerateEvent, Sample
+from ..checkpoint.saver import Saver
+from ..data.collate.batch import IGNORE_INDEX, Microbatch
+from ..data.documents.tokenizers import Tokenizer
+from ..input.feed import Feed
+from ..models.batch import ModelBatch
+from ..models.parts import Parts
+from ..monitoring.heartbeat import Beat
+from ..ops import op
+from ..parallelize.fsdp import reshard
+from ..parallelize.pipeline import Pipeline
+from ..reporting.records import Records
+from ..state import Progress, Rank, Step
+from ..training.ema import Ema, Weights
+
+
+@frozen(kw_only=True, eq=False)
+class Writer:
+    """The model as something that continues texts, whatever it is cut over. Every call is collective.
+
+    local_part: leaves a rank its positions of a row, under context parallel. multiple: what the number of positions has
+    to be a multiple of.
+    """
+
+    model: Parts
+    rank: Rank
+    local_part: Callable[[Microbatch], Microbatch] | None = None
+    multiple: int = 1
+    pipeline: Pipeline | None = None
+    beat: Beat | None = None
+
+    @torch.no_grad()
+    def next_token(self, ids: list[int], temperature: float, top_p: float, generator: torch.Generator) -> int:
+        """The token after `ids`: one rank draws it, all learn of it."""
+        if self.beat is not None:
+            self.beat.mark()
+        logits_V = self._logits(ids)
+        token = -1 if logits_V is None else draw(logits_V.cpu().float(), temperature, top_p, generator)
+        if self.rank.world_size > 1:
+            told = torch.tensor(token, device=self.rank.device)
+            dist.broadcast(told, src=0 if self.pipeline is None else self.pipeline.last_rank)
+            token = int(told)
+        return token
+
+    def _logits(self, ids: list[int]) -> Tensor | None:
+        """Logits [V] of the token after `ids`, where the last stage of a pipeline is."""
+        batch = self._batch(ids)
+        if self.pipeline is None:
+            return self.model.whole(None, batch)[0]
+        ((_, logits_BV),) = self.pipeline.forward([batch])
+        return None if logits_BV is None else logits_BV[0]
+
+    def _batch(self, ids: list[int]) -> ModelBatch:
+        """One document, filled up behind its end where no token before it can see that."""
+        length = -(-len(ids) // self.multiple) * self.multiple
+        tokens_BS = torch.zeros(1, length, dtype=torch.int64)
+        tokens_BS[0, : len(ids)] = torch.tensor(ids)
+        positions_BS = torch.arange(length)[None]
+        batch = Microbatch(
+            input_ids_BS=tokens_BS,
+            labels_BS=torch.full_like(tokens_BS, IGNORE_INDEX),
+            positions_BS=positions_BS,
+            real_BS=positions_BS < len(ids),
+            cumulative_lengths=torch.tensor([0, length], dtype=torch.int32),
+            real_lengths=torch.tensor([len(ids)], dtype=torch.int32),
+            num_valid=0,
+        )
+        if self.local_part is not None:
+            batch = self.local_part(batch)
+        batch = ModelBatch.of(batch, self.rank.device)
+        batch.last_BS = batch.positions_BS == len(ids) - 1
+        return batch
+
+
+def writer(model: Parts, rank: Rank, feed: Feed, pipeline: Pipeline | None, beat: Beat | None = None) -> Writer:
+    """The writer of a running plan."""
+    axes = model.axes
+    sizes = [1 if group is None else group.size() for group in (axes.ring, axes.ulysses)]
+    pieces = 1 if axes.tensor is None else axes.tensor.size
+    return Writer(
+        model=model,
+        rank=rank,
+        local_part=feed.collate.local_part,
+        multiple=(2 * sizes[0] if sizes[0] > 1 else 1) * sizes[1] * pieces,
+        pipeline=pipeline,
+        beat=beat,
+    )
+
+
+@op("tick.generate")
+def generate(
+    model: Parts,
+    tokenizer: Tokenizer,
+    rank: Rank,
+    records: Records,
+    progress: Progress,
+    feed: Feed,
+    node_id: str,
+    prompts: list[str],
+    tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
+    pipeline: Pipeline | None = None,
+    averaged: bool = False,
+    ema: Ema | None = None,
+    saver: Saver | None = None,
+    beat: Beat | None = None,
+):
+    """Every rank runs the model, one draws; the draw depends on the seed and the prompt alone.
+
+    averaged: with the averaged weights, once there are any.
+    """
+    author = writer(model, rank, feed, pipeline, beat)
+    weights = Weights(ema=ema if averaged else None, saver=saver)
+
+    def run(step: Step) -> None:
+        begin = time.perf_counter()
+        model.train(False)
+        # A text is longer with every token: compiled for one length, a block is of no use for the next.
+        with weights.in_place() as which, torch.compiler.set_stance("force_eager"):
+            samples = [
+                Sample(p, continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)) for p in prompts
+            ]
+            reshard(model)
+        model.train()
+        seconds = time.perf_counter() - begin
+        records.event(GenerateEvent(step=progress.step, node=node_id, weights=which, samples=samples, seconds=seconds))
+
+    return run
+
+
+def continue_text(
+    author: Writer, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, top_p: float, seed: int
+) -> str:
+    """The text that follows `prompt`, at most `tokens` tokens, ending early at the end of a document. Collective."""
+    ids = prompt_tokens(tokenizer, prompt)
+    begin = len(ids)
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(tokens):
+        following = author.next_token(ids, temperature, top_p, generator)
+        if following == tokenizer.eos:
+            break
+        ids.append(following)
+    return tokenizer.decode(ids[begin:])
+
+
+def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The tokens of a prompt, begun as a document is. The names of special tokens stand for these: a prompt may be a
+    conversation, written out as its template does."""
+    ids = tokenizer.encode_rendered([prompt])[0].ids.tolist()
+    # Without a bos of its own a tokenizer begins texts with eos, and conversations with what their template says.
+    begun = bool(ids) and (ids[0] == tokenizer.bos or (not tokenizer.has_bos and ids[0] in tokenizer.specials))
+    return ids if begun else [tokenizer.bos, *ids]
+
+
+def draw(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+    """Nucleus sampling (Holtzman et al. 2020) from the fewest tokens that hold `top_p`; temperature 0: the argmax."""
+    if temperature == 0:
+        return int(logits_V.argmax())
+    probability_V, order_V = torch.softmax(logits_V / temperature, dim=-1).sort(descending=True)
+    before_V = probability_V.cumsum(-1) - probability_V
+    kept_V = probability_V * (before_V < top_p)
+    return int(order_V[torch.multinomial(kept_V, 1, generator=generator)])

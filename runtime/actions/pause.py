@@ -1,0 +1,45 @@
+"""`event.pause`: what a command does that nothing else in a plan does: wait."""
+
+import time
+from collections.abc import Callable
+
+from ...records.run_events import PausedEvent
+from ..control.agreement import Agreement
+from ..control.commands import Control
+from ..monitoring.heartbeat import Beat
+from ..ops import op
+from ..profiling.under_way import UnderWay
+from ..reporting.records import Records
+from ..state import Progress, Step
+
+StepCall = Callable[[Step], None]
+# Between two looks of ranks that wait: nobody notices a fifth of a second, and nothing is busy meanwhile.
+WAIT_SECONDS = 0.2
+
+
+@op("event.pause")
+def pause(
+    control: Control,
+    agreement: Agreement,
+    records: Records,
+    progress: Progress,
+    under_way: UnderWay,
+    beat: Beat | None = None,
+) -> StepCall:
+    """Wait until the run is to go on. Commands are carried out meanwhile; raises Halt if it is to stop."""
+
+    def run(step: Step) -> None:
+        assert control.order is not None
+        under_way.cut_short("the run is paused")
+        records.flush(progress.step)  # who looks at a run that waits is to see its last step
+        control.paused, began = True, time.monotonic()
+        control.tell(control.order, "done", f"the run is paused after step {progress.step:,}")
+        while control.paused and not control.stopping:
+            time.sleep(WAIT_SECONDS)
+            if beat is not None:
+                beat.mark()
+            agreement.meet_waiting()
+            control.carry_out(step)
+        records.event(PausedEvent(step=progress.step, seconds=time.monotonic() - began))
+
+    return run

@@ -1,0 +1,44 @@
+"""`event.requeue`: ask Slurm to start the job again."""
+
+import os
+import subprocess
+from collections.abc import Callable
+
+from ...records.run_events import RequeueEvent
+from ..ops import op
+from ..reporting.records import Records
+from ..state import Progress, Rank, Step
+
+PATIENCE_SECONDS = 60
+
+
+@op("event.requeue")
+def requeue(rank: Rank, records: Records, progress: Progress) -> Callable[[Step], None]:
+    """`scontrol requeue` with the id of this job, by the first rank; where that cannot be, a warning says why."""
+
+    def run(step: Step) -> None:
+        if not rank.is_first:
+            return
+        job = os.environ.get("SLURM_JOB_ID")
+        failure = "this is not a Slurm job: SLURM_JOB_ID is not set" if job is None else ask_slurm(job)
+        if failure is None and job is not None:
+            records.event(RequeueEvent(step=progress.step, job=job))
+        else:
+            records.warn(f"requeue: {failure}", step=progress.step)
+
+    return run
+
+
+def ask_slurm(job: str) -> str | None:
+    """Put a job back into the queue; None, or why that failed."""
+    command = ["scontrol", "requeue", job]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+    except FileNotFoundError:
+        return "the command scontrol was not found"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"`{' '.join(command)}` failed: {error}"
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip()
+        return f"`{' '.join(command)}` failed with exit code {done.returncode}: {said or 'no output'}"
+    return None

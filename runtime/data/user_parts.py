@@ -1,0 +1,282 @@
+"""The user's own sources and collators: loaded from the module that the plan names, if it says what it said then.
+
+Each process that calls a part loads it for itself. What goes wrong in the user's code is told with its file and line.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest, module_files
+from ...planner.canonical import canonical
+from ...planner.data.chain import own_modules
+from ...planner.plan import Plan
+from ..errors import EnvironmentFault
+from .errors import DataError
+from .part_decorators import MARK, Mark
+
+_PRIVATE = "xtrain_parts"
+_ROOMS = tuple(Path(__file__).parents[1] / room for room in ("cli", "dsl", "planner", "runtime", "tui"))
+
+
+class PartFailed(DataError):
+    """The user's own code has raised, or gave something that it may not; diagnostic code X512."""
+
+    code = "X512"
+
+
+class PartChanged(EnvironmentFault):
+    """The user's own code is not what the plan was made of; every rank finds the same."""
+
+    agreed = True
+
+    def __init__(self, message: str) -> None:
+        super().__init__("X713", message)
+
+
+@frozen
+class Part:
+    """One source or collator with its arguments, as a plan names it. Light and picklable: code is loaded where it runs.
+
+    base: the folder of the spec, which the path of a module starts at.
+    """
+
+    kind: str
+    module: str
+    function: str
+    digest: str
+    arguments: dict[str, Any]
+    base: Path
+
+    def load(self) -> Callable[..., Any]:
+        """The function. Raises PartChanged if it is not what was planned, PartFailed if its module fails."""
+        function = getattr(_loaded(self.module, self.digest, self.base), self.function, None)
+        mark = getattr(function, MARK, None)
+        if not isinstance(mark, Mark) or mark.kind != self.kind or not callable(function):
+            raise _changed(f"{self.module} has no {self.kind} called `{self.function}`")
+        return function
+
+    def failed(self, message: str) -> "PartFailed":
+        """The error that it did what it may not, with the place where it is declared."""
+        code = getattr(inspect.unwrap(self.load()), "__code__", None)
+        line = None if code is None else code.co_firstlineno
+        return PartFailed(f"{self.told} {message}", path=_path(self), line=line)
+
+    @property
+    def told(self) -> str:
+        """It in a sentence: "source `name`"."""
+        return f"{self.kind} `{self.function}`"
+
+
+def part_of(kind: str, options: Mapping[str, Any], base: Path) -> Part:
+    """The part that the arguments of a plan's node name; maps among its arguments have their keys in order, which a
+    plan that was read back may have lost."""
+    module, function, digest = (options[name] for name in ("module", "function", "digest"))
+    return Part(kind, module, function, digest, canonical(options["arguments"]), base.absolute())
+
+
+def spec_folder(spec: str) -> Path:
+    """The folder that paths of modules start at, of `plan.spec`."""
+    return Path(spec).parent
+
+
+def user_source(options: Mapping[str, Any], base: Path) -> Iterator[str | dict[str, Any]]:
+    """What a source of the user's own yields: texts, or dicts of named fields.
+
+    options: module, function, digest and arguments, as `setup.data` has them. base: the folder of the spec.
+    Raises PartChanged, and PartFailed for what the code raises or yields, also between two documents.
+    """
+    part = part_of("source", options, base)
+    with failures_of(part):
+        found = part.load()(**part.arguments)
+        if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
+            raise part.failed(f"returns one {_kind(found)}, and it must yield documents")
+        documents = iter(found)
+    number = 0
+    while True:
+        with failures_of(part):
+            document = next(documents, _END)
+        if document is _END:
+            return
+        number += 1
+        if isinstance(document, str):
+            yield document
+        elif isinstance(document, Mapping):
+            yield dict(document)
+        else:
+            message = f"gave {_kind(document)} as document {number:,}, and a document is a text or a dict"
+            raise part.failed(message)
+
+
+def kept_parts(plan: Plan, directory: Path) -> dict[str, bytes]:
+    """Name in `directory` → content of the files of the user's parts, with what they import beside them, for where the
+    spec there finds them.
+
+    Files outside the folder of the spec stay where they are. Raises PartChanged if one is not what was planned.
+    """
+    found: dict[str, bytes] = {}
+    base = spec_folder(plan.spec).absolute()
+    for name, digest in own_modules(plan).items():
+        module = _planned(name, digest, base)
+        if not is_file(name) or name.startswith(("/", "..")):
+            continue
+        for path in module_files(module):
+            copy = Path(name).parent / path.relative_to(module.root)
+            if not (directory / copy).exists() or not (directory / copy).samefile(path):
+                found[copy.as_posix()] = path.read_bytes()
+    return found
+
+
+_END = object()
+
+
+def _kind(value: Any) -> str:
+    return "None" if value is None else type(value).__name__
+
+
+def _path(part: Part) -> Path | None:
+    try:
+        return _near(find_module(part.module, part.base).path)
+    except ModuleMissing:
+        return None
+
+
+def _near(path: Path) -> Path:
+    """A path as people would write it: relative if it lies below the working folder."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _changed(message: str) -> PartChanged:
+    return PartChanged(f"{message}\n  Plan the spec again: the plan then says what the code is now.")
+
+
+# Loading --------------------------------------------------------------------------------------------------------------
+
+
+@cache
+def _loaded(module: str, digest: str, base: Path) -> ModuleType:
+    """The module, once a process, if it has the digest."""
+    found = _planned(module, digest, base)
+    name = _near(found.path).as_posix()
+    with failures_in(found.path, f"loading {name}"):
+        loaded = _import_file(found) if not found.name else _import_name(found)
+    path = getattr(loaded, "__file__", None)
+    if path is None or not Path(path).samefile(found.path):
+        raise _changed(f"`{module}` is loaded from {path}, not from {name}")
+    return loaded
+
+
+def _planned(module: str, digest: str, base: Path) -> PartModule:
+    """Where a module lies. Raises PartChanged if it does not have the digest."""
+    try:
+        found = find_module(module, base)
+        now = module_digest(found)
+    except (ModuleMissing, OSError) as error:
+        reason = str(error) if isinstance(error, ModuleMissing) else f"cannot read `{module}`: {error.strerror}"
+        raise _changed(reason) from error
+    if now != digest:
+        name = _near(found.path).as_posix()
+        raise _changed(f"{name}, or a module that it imports, has changed since the plan was made")
+    return found
+
+
+def _import_file(module: PartModule) -> ModuleType:
+    """Run a file as a module of a name that nothing else has; modules beside it can be imported from it."""
+    path = module.path.absolute()
+    name = f"{_PRIVATE}_{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)  # behind all others, so that it hides nothing
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[name] = loaded
+    try:
+        spec.loader.exec_module(loaded)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return loaded
+
+
+def _import_name(module: PartModule) -> ModuleType:
+    here = os.getcwd()  # noqa: PTH109
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    return importlib.import_module(module.name)
+
+
+# Failures -------------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def failures_of(part: Part) -> Iterator[None]:
+    """Turn what the code of a part raises into PartFailed, with the line of the user's file."""
+    with failures_in(_path(part), part.told):
+        yield
+
+
+@contextmanager
+def failures_in(path: Path | None, doing: str) -> Iterator[None]:
+    """Turn what is raised inside into PartFailed. path: the user's file. doing: what was under way, in words."""
+    try:
+        yield
+    except (DataError, EnvironmentFault):
+        raise
+    except (Exception, SystemExit) as error:
+        # It may not end the process that it is called in, either; Ctrl-C may.
+        file, line = _place(error, path)
+        first = _first_cause(error)
+        cause = ""
+        if first is not error:
+            where, at = _place(first, path)
+            cause = f", because of {_named(first)}" + (f" ({where}:{at})" if at is not None else "")
+        raise PartFailed(f"{doing}: {_named(error)}{cause}", path=file, line=line) from None
+
+
+def _named(error: BaseException) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Where a chain of exceptions began."""
+    seen = [error]
+    while True:
+        before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+        if before is None or before in seen:
+            return error
+        seen.append(before)
+        error = before
+
+
+def _place(error: BaseException, path: Path | None) -> tuple[Path | None, int | None]:
+    """The innermost line of the user's own files that an exception came through."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return _near(Path(error.filename)), error.lineno
+    if path is None:
+        return None, None
+    inside = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename, path)]
+    if not inside:
+        return path, None
+    return _near(Path(inside[-1].filename).absolute()), inside[-1].lineno
+
+
+def _is_own(filename: str, path: Path) -> bool:
+    """Whether a file is the user's: in the folder of theirs, and no library that happens to lie there."""
+    file = Path(filename).absolute()
+    library = "site-packages" in file.parts or any(file.is_relative_to(room) for room in _ROOMS)
+    return file.is_relative_to(path.absolute().parent) and not library

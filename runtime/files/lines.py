@@ -1,0 +1,232 @@
+"""Files of records: `JsonLines` appends to one, `Pen` does so in a thread; how a line reads is said in `records`."""
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import msgspec
+from attrs import define, field
+
+from ...records.lines import as_object, json_line, line_of, object_of
+from ...records.metrics import RankMetrics, StepMetrics
+from ...records.record import Record
+from ..errors import EnvironmentFault
+from .background_queue import ROOM, Outlet
+
+# Seconds that an event is waited for, to be in its file: a disk that takes longer does not answer.
+EVENT_SECONDS: Final = 2.0
+_BLOCK: Final = 1 << 20
+
+
+@define(eq=False)
+class JsonLines:
+    """Appends records to a file. A line reaches the file as a whole, so a reader never sees half of one for long.
+
+    Half a line that a killed process or a full disk has left is ended by the next writer, whose own lines stay whole.
+    """
+
+    path: Path
+    _fd: int | None = field(default=None, init=False)
+
+    def write(self, record: Record) -> None:
+        """Raises EnvironmentFault where the disk does not take it."""
+        try:
+            if self._fd is None:
+                self._fd = self._opened()
+            content = line_of(record)
+            while content:
+                content = content[os.write(self._fd, content) :]
+        except OSError as error:
+            with suppress(OSError):
+                self.close()  # half a line may stand there
+            raise EnvironmentFault("X706", f"{self.path} cannot be written: {error.strerror}") from error
+
+    def _opened(self) -> int:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            os.write(fd, b"\n")
+        return fd
+
+    def close(self) -> None:
+        if self._fd is not None:
+            fd, self._fd = self._fd, None
+            os.close(fd)
+
+
+@define(eq=False)
+class _Line:
+    """A record on its way to a file. awaited: somebody wants to know what became of it."""
+
+    lines: JsonLines
+    record: Record
+    awaited: bool
+    error: Exception | None = None
+
+
+class Pen:
+    """Writes the records of several files in the order in which they come, in a thread of its own.
+
+    Nobody waits for a disk but those who ask to. hangs: what was waited for was not written in time, and nothing has
+    been since: until it is, nobody waits again.
+    """
+
+    def __init__(self, *, room: int = ROOM) -> None:
+        self.hangs = False
+        self._outlet = Outlet("writing records", self._carry, room=room)
+        self._fault: Exception | None = None
+
+    def write(self, lines: JsonLines, record: Record, size: int) -> bool:
+        """Whether there was room to wait in. size: how many values it has. Raises what `raise_fault` does."""
+        self.raise_fault()
+        return self._outlet.put(_Line(lines, record, awaited=False), size)
+
+    def write_now(self, lines: JsonLines, record: Record, seconds: float = EVENT_SECONDS) -> None:
+        """Write behind all that came before, and return when that is done or so many seconds have passed.
+
+        Raises EnvironmentFault where the disk does not take it. There is always room for it.
+        """
+        line = _Line(lines, record, awaited=seconds > 0 and not self.hangs)
+        if not line.awaited:
+            self._outlet.send(line)
+            return
+        line.awaited = self._outlet.deliver(line, seconds)
+        self.hangs = not line.awaited
+        if line.error is not None:
+            raise line.error
+
+    def settle(self, seconds: float | None) -> bool:
+        """Whether all is in its file, within so many seconds. Raises what has gone wrong."""
+        settled = self._outlet.deliver(None, seconds)
+        self.raise_fault()
+        return settled
+
+    def close(self, seconds: float) -> bool:
+        """Whether all was written that can be, within so many seconds; the thread has ended then."""
+        return self._outlet.close(seconds)
+
+    def raise_fault(self) -> None:
+        """Raise what has gone wrong with the first record that nobody waited for and that could not be written."""
+        if self._fault is not None:
+            raise self._fault
+
+    def _carry(self, line: _Line) -> None:
+        try:
+            line.lines.write(line.record)
+        except Exception as error:  # told where somebody can hear it
+            line.error = error
+            if not line.awaited and self._fault is None:
+                self._fault = error
+        self.hangs = False
+
+
+class Sizes:
+    """How many values records of steps have: as many as another one with as many keys, which is a cheap question."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, int] = {}
+
+    def of(self, record: StepMetrics | RankMetrics) -> int:
+        size = self._known.get(len(record.rest))
+        if size is None:
+            size = self._known[len(record.rest)] = _size_of_rest(record.rest)
+        nodes = record.node_seconds if isinstance(record, RankMetrics) else None
+        return size + len(nodes or ()) + len(record.__struct_fields__)
+
+
+@define(eq=False)
+class QueuedLines:
+    """A file of records that nobody waits for. lost: how many found no room, because the disk did not keep up."""
+
+    lines: JsonLines
+    pen: Pen
+    lost: int = 0
+    _sizes: Sizes = field(factory=Sizes)
+
+    def write(self, record: StepMetrics | RankMetrics) -> bool:
+        """Whether it is on its way to the file; a record says how many before it are not (`dropped`), if any.
+
+        Raises EnvironmentFault where the disk did not take an earlier one.
+        """
+        size = self._sizes.of(record)
+        found = msgspec.structs.replace(record, dropped=self.lost) if self.lost else record
+        written = self.pen.write(self.lines, found, size)
+        self.lost += not written
+        return written
+
+
+def _size_of_rest(rest: dict[str, Any]) -> int:
+    return len(rest) + sum(len(value) for value in rest.values() if isinstance(value, list | dict))
+
+
+def last_step(path: Path) -> int:
+    """The step of the last record of a file; 0 where there is none that is whole."""
+    with suppress(OSError), path.open("rb") as file:
+        step = (object_of(_last_line(file)[1]) or {}).get("step")
+        return step if isinstance(step, int) else 0
+    return 0
+
+
+def add_to_last(path: Path, metrics: StepMetrics) -> bool:
+    """Add what was measured to the last record of a file if it is that of the same step. The file is replaced by
+    another one, as a reader must not see half of it.
+
+    `time` of the record stays. Whether there was such a record. Raises OSError.
+    """
+    rest = path.with_suffix(".tmp")
+    with path.open("rb") as file:
+        begin, line = _last_line(file)
+        record = object_of(line) or {}
+        if record.get("step") != metrics.step or "time" not in record:
+            return False
+        file.seek(0)
+        with rest.open("wb") as new:
+            left = begin
+            while left and (block := file.read(min(left, _BLOCK))):
+                new.write(block)
+                left -= len(block)
+            new.write(json_line({**record, **as_object(metrics), "time": record["time"]}))
+    rest.replace(path)
+    return True
+
+
+def _last_line(file: BinaryIO) -> tuple[int, bytes]:
+    """Where it begins, and what it is, without its end."""
+    end = file.seek(0, os.SEEK_END)
+    begin, tail = end, b""
+    while begin and b"\n" not in tail[:-1]:
+        begin = max(0, begin - _BLOCK)
+        file.seek(begin)
+        tail = file.read(end - begin)
+    line = tail.rstrip(b"\n").rpartition(b"\n")[2]
+    return begin + len(tail.rstrip(b"\n")) - len(line), line
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file; 0 if there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
+def trim_after(path: Path, step: int, superseded: Path) -> int:
+    """Drop the records of steps after `step` from a metrics file: they are about to be computed again.
+
+    What is dropped is kept in `superseded`. Returns how many records that were.
+    """
+    if not path.exists():
+        return 0
+    keep: list[bytes] = []
+    drop: list[bytes] = []
+    for line in path.read_bytes().splitlines(keepends=True):
+        found = (object_of(line) or {}).get("step")
+        late = not isinstance(found, int) or found > step  # or the torn last line of a killed run
+        (drop if late else keep).append(line)
+    if drop:
+        superseded.parent.mkdir(parents=True, exist_ok=True)
+        with superseded.open("ab") as out:
+            out.writelines(drop)
+        rest = path.with_suffix(".tmp")
+        rest.write_bytes(b"".join(keep))
+        rest.replace(path)
+    return len(drop)

@@ -1,0 +1,325 @@
+"""`setup.tokenizer`, `setup.data`, `collate.*`, `setup.loader`: the data half of a run, node by node."""
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any, get_args
+
+import torch.distributed as dist
+from attrs import define, evolve
+
+from ...planner.plan import Phase, Plan, Timeline
+from ...planner.schedule.arithmetic import Arithmetic
+from ...planner.schedule.horizon import counted_arithmetic, counted_timeline
+from ...planner.schedule.phases import phase_at
+from ...records.start_events import DataEvent, TokeniseEvent
+from ..data.collate import collators
+from ..data.collate.batch import Microbatch
+from ..data.collate.collators import Chain
+from ..data.documents.tokenizers import Tokenizer, load_tokenizer
+from ..data.errors import DataError
+from ..data.loading.loader import EvalLoader, RowLoader
+from ..data.loading.loader_state import Remarks
+from ..data.loading.prepared import PreparedDataset, opened_from, prepared_from
+from ..data.loading.reading_ahead import ReadingAhead
+from ..data.loading.training_rows import TrainingRows, curriculum_of
+from ..data.packing.pack import Method
+from ..data.stores.progress import Progress, every
+from ..data.stores.store import BAD
+from ..monitoring.heartbeat import Beat
+from ..monitoring.waiting import first_of_machine
+from ..ops import op
+from ..reporting.records import Records
+from ..state import Rank
+from .reading_processes import ReaderProcesses
+
+# Between two events of a long build.
+TOLD_EVERY_SECONDS = 10.0
+ALONE = Phase(name="train", first=0, fraction=None, shares={})
+
+
+@define
+class Feed:
+    """What the loop reads: the training loader, how many steps it is good for, and what evaluation needs.
+
+    planned: the timeline of the plan, with what is not counted in it; batch: what is counted. None of both where there
+    is no run, but a trace of its program. ahead: reads the next steps while one computes, if that is wanted.
+    """
+
+    loader: RowLoader
+    collate: Chain
+    micro: int
+    steps: int
+    datasets: dict[str, PreparedDataset]
+    phases: tuple[Phase, ...] = (ALONE,)
+    planned: Timeline | None = None
+    batch: Arithmetic | None = None
+    ahead: ReadingAhead | None = None
+
+    def microbatches(self, step: int) -> list[Microbatch]:
+        """Those of this rank in optimizer step `step`, from 0."""
+        return self.loader.microbatches(step) if self.ahead is None else self.ahead.take(step)
+
+    def phase(self, step: int) -> Phase:
+        """The phase that a step lies in."""
+        return phase_at(self.phases, step, self.steps)
+
+    def rows_taken(self, step: int) -> dict[str, int]:
+        """Rows of each dataset that were taken before `step`; empty where one dataset alone is trained on."""
+        return self.loader.rows_taken(step) if len(self.loader.datasets) > 1 else {}
+
+    def resume(self, state: dict[str, Any]) -> Remarks:
+        """Go on from what a checkpoint says of the loader. Raises DataError if its rows are not those of this data."""
+        remarks = self.loader.restore(state, self.steps)
+        if self.batch is not None and self.batch.epoch_rows is not None:
+            taken = sum(self.loader.rows_taken(state["step"]).values())
+            self.batch = self.batch.counted(self.batch.epoch_rows, done_steps=state["step"], done_rows=taken)
+            timeline = self.timeline
+            assert timeline.steps is not None
+            self.steps, self.phases = timeline.steps, timeline.phases
+            self.loader.curriculum = evolve(self.loader.curriculum, steps=self.steps, phases=self.phases)
+        return remarks
+
+    @property
+    def timeline(self) -> Timeline:
+        """The timeline of the run with nothing in it left to be counted."""
+        assert self.planned is not None and self.batch is not None
+        rows = {dataset.name: dataset.order.num_rows for dataset in self.loader.datasets}
+        return counted_timeline(self.planned, self.batch, rows)
+
+    def tokens_taken(self, step: int) -> int:
+        """Positions in the rows of its data that the run has taken before `step`."""
+        assert self.batch is not None
+        return self.batch.rows_before(step) * self.batch.sequence
+
+    def epoch(self, step: int) -> float | None:
+        """How many epochs of its data the run has taken before `step`."""
+        epoch = None if self.batch is None else self.batch.epochs_before(step)
+        return None if epoch is None else round(epoch, 6)
+
+    def evaluation(self, dataset: str, max_rows: int | None, rank: Rank) -> EvalLoader:
+        prepared = self.datasets[dataset]
+        return EvalLoader(
+            store=prepared.store,
+            documents=prepared.heldout_documents,
+            rows=prepared.heldout_rows,
+            collate=self.collate,
+            micro=self.micro,
+            data_rank=rank.data_rank,
+            data_ranks=rank.data_ranks,
+            max_rows=max_rows,
+        )
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        if self.ahead is not None:
+            self.ahead.close()
+
+
+@op("setup.tokenizer", gives="tokenizer")
+def open_tokenizer(source: str) -> Tokenizer:
+    """`bytes`, or a folder relative to the working folder."""
+    return load_tokenizer(source, Path.cwd())
+
+
+@op("setup.data", gives="prepared")
+def prepare_dataset(
+    plan: Plan,
+    rank: Rank,
+    tokenizer: Tokenizer,
+    records: Records,
+    prepared: dict[str, PreparedDataset],
+    beat: Beat,
+    node_id: str,
+    dataset: str,
+    kind: str,
+    patterns: list[str],
+    options: dict[str, Any],
+    reads: dict[str, Any],
+    holdout: float,
+    oversized: str,
+    bad_records: int,
+    seed: int,
+    sequence: int,
+    align: int,
+    method: Method = "sequential",
+    group: int = 1,
+) -> dict[str, PreparedDataset]:
+    """Tokenise, split off the hold-out, pack both parts into rows of `sequence` positions: once, then cached.
+
+    Documents take a multiple of `align` positions in a row; `group` of them are packed together unless they are packed
+    in their order. One rank of a machine builds, the others then open what it has built.
+    """
+    node = plan.node(node_id)
+
+    def tell(line: str, now: Progress) -> None:
+        records.event(TokeniseEvent(step=0, dataset=dataset, message=line, **now.as_json()))
+
+    report = every(TOLD_EVERY_SECONDS, tell)
+    ready = first_of_machine(rank, lambda: prepared_from(plan, node, tokenizer, progress=report), beat)
+    if rank.world_size > 1:
+        said: list[Any] = [None if ready is None else ready.store.names]
+        dist.broadcast_object_list(said, src=0)
+        (names,) = said
+        ready = ready or opened_from(plan, node, names) or prepared_from(plan, node, tokenizer)
+        if ready.store.key != names[0]:
+            raise DataError(
+                f"dataset {dataset}: rank {rank.rank} reads other data than rank 0",
+                remedy="All machines need the same files.",
+            )
+    assert ready is not None
+    _tell_losses(records, ready, oversized)
+    return {**prepared, dataset: ready}
+
+
+def _tell_losses(records: Records, prepared: PreparedDataset, oversized: str) -> None:
+    name = prepared.name
+    bad_records = prepared.store.bad_records
+    for bad in bad_records.first:
+        records.warn(f"dataset {name}: {bad.origin}: {bad.reason}", step=0)
+    if more := bad_records.count - len(bad_records.first):
+        listed = f"cache/tokens/{prepared.store.folder}/{BAD}"
+        message = f"dataset {name}: {more:,} more bad records, all of them listed in {listed} below workspace.root"
+        records.warn(message, step=0)
+    for part, rows in (("training", prepared.train_rows), ("hold-out", prepared.heldout_rows)):
+        if rows.num_truncated or rows.num_skipped:
+            message = (
+                f"dataset {name}, {part}: {rows.num_truncated:,} documents cut, {rows.num_skipped:,} left out, "
+                f"{rows.num_dropped_positions:,} tokens in all, as oversized = {oversized} says"
+            )
+            records.warn(message, step=0)
+
+
+@op("collate.to_tensor", gives="stages")
+def to_tensor(stages: list[collators.Stage]) -> list[collators.Stage]:
+    return [*stages, collators.to_tensor()]
+
+
+@op("collate.flatten", gives="stages")
+def flatten(stages: list[collators.Stage]) -> list[collators.Stage]:
+    return [*stages, collators.flatten()]
+
+
+@op("collate.shift_tokens", gives="stages")
+def shift_tokens(stages: list[collators.Stage]) -> list[collators.Stage]:
+    return [*stages, collators.shift_tokens()]
+
+
+@op("collate.pack", gives="stages")
+def pack(
+    stages: list[collators.Stage], method: Method, capacity: int, align: int = 1, group: int = 1
+) -> list[collators.Stage]:
+    """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
+    assert method in get_args(Method) and group >= 1
+    return [*stages, collators.pack(capacity=capacity, align=align)]
+
+
+@op("collate.shard", gives="stages")
+def shard(stages: list[collators.Stage], rank: Rank, ring: int, ulysses: int) -> list[collators.Stage]:
+    """Keep this rank's positions of every row: zigzag over the ring, then contiguous over ulysses."""
+    at = rank.coordinates
+    part = collators.shard(ring=ring, ulysses=ulysses, ring_rank=at["ring"], ulysses_rank=at["ulysses"])
+    return [*stages, part]
+
+
+@op("collate.microbatches", gives="collate")
+def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> Chain:
+    """The chain as one function; the loader deals `micro` rows to it `accumulate` times a step."""
+    assert micro > 0 and accumulate > 0
+    return collators.compose(stages)
+
+
+@op("setup.loader", gives="feed")
+def build_loader(
+    plan: Plan,
+    rank: Rank,
+    records: Records,
+    prepared: dict[str, PreparedDataset],
+    collate: Chain,
+    datasets: list[str],
+    micro: int,
+    accumulate: int,
+    rows: int,
+    sequence: int,
+    seed: int,
+    steps: int | None,
+    epochs: float | None,
+    prefetch: int,
+    workers: int,
+    balance: bool = False,
+) -> Feed:
+    """The rows of every step, dealt to data ranks, by what attention costs in them if `balance` says so.
+
+    With a budget in epochs the steps are known from here on. `prefetch` steps are read while another one computes, by a
+    thread, or by `workers` processes.
+    """
+    trained = tuple(TrainingRows.of(name, prepared[name].parts["training"], seed) for name in datasets)
+    counts = {each.name: each.order.num_rows for each in trained}
+    curriculum = curriculum_of(plan, counts)
+    assert steps in (None, curriculum.steps) and seed == curriculum.seed
+    loader = RowLoader(
+        datasets=trained,
+        curriculum=curriculum,
+        collate=collate,
+        micro=micro,
+        accumulate=accumulate,
+        data_rank=rank.data_rank,
+        data_ranks=rank.data_ranks,
+        balance=balance,
+    )
+    assert loader.rows_per_step == rows and {each.reader.rows.capacity for each in trained} == {sequence}
+    loader.make_ready()
+    batch = counted_arithmetic(plan, counts)
+    assert epochs == batch.epochs
+    tell_rows(records, trained, curriculum.steps, batch)
+    _tell_repeats(records, curriculum.phases, trained, rows)
+    feed = Feed(
+        loader=loader,
+        collate=collate,
+        micro=micro,
+        steps=curriculum.steps,
+        datasets=prepared,
+        phases=curriculum.phases,
+        planned=plan.timeline,
+        batch=batch,
+    )
+    feed.ahead = ahead_of(feed, plan, rank, records, prefetch, workers)
+    return feed
+
+
+def ahead_of(feed: Feed, plan: Plan, rank: Rank, records: Records, prefetch: int, workers: int) -> ReadingAhead | None:
+    """What reads `prefetch` steps ahead, here or in `workers` processes; None if every step reads for itself."""
+    if prefetch == 0:
+        return None
+
+    def here(first: int, until: int) -> Generator[list[Microbatch]]:
+        return (feed.loader.microbatches(step) for step in range(first, until))
+
+    def warn(step: int, message: str) -> None:
+        records.warn(message, step=step, every_rank=True)
+
+    def elsewhere(first: int, until: int) -> Generator[list[Microbatch]]:
+        others = ReaderProcesses(plan=plan, rank=rank, loader=feed.loader, count=workers, warn=warn)
+        return others.reads(first, until)
+
+    # Every process has a step under way; what has come from them waits here.
+    waiting = max(1, prefetch - workers)
+    return ReadingAhead(elsewhere if workers else here, ahead=waiting, end=lambda: feed.steps, device=rank.device)
+
+
+def tell_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, batch: Arithmetic) -> None:
+    """Say how many rows each dataset has, how many steps the run takes, and how many rows and tokens an epoch has."""
+    rows = {each.name: each.order.num_rows for each in trained}
+    epoch = float(batch.epoch_rows or 0)
+    tokens = epoch * batch.sequence
+    records.event(DataEvent(step=0, rows=rows, steps=steps, epoch_rows=epoch, epoch_tokens=tokens, epochs=batch.epochs))
+
+
+def _tell_repeats(records: Records, phases: tuple[Phase, ...], trained: tuple[TrainingRows, ...], rows: int) -> None:
+    """Say where a step takes more rows of a dataset than it has."""
+    for dataset in trained:
+        most = rows if len(trained) == 1 else round(max(phase.shares.get(dataset.name, 0) for phase in phases) * rows)
+        if dataset.order.num_rows < most:
+            some = f"{most:,}" if len(trained) == 1 else f"up to {most:,} of them"
+            have = f"dataset {dataset.name} has {dataset.order.num_rows:,} rows"
+            message = f"{have}, and a step takes {some}: some rows are repeated in a step"
+            records.warn(message, step=0)

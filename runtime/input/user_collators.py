@@ -1,0 +1,174 @@
+"""`collate.user`: a collator of the user's own as a stage of the chain.
+
+It is called once for each row and sees nothing but that row, so that what it makes does not depend on how rows are
+dealt to ranks and microbatches. Rows of padding are not shown to it. What it gives is checked: a mistake there would
+otherwise be found, if at all, as a loss that is a little off.
+"""
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from hashlib import blake2b
+from threading import Lock
+from typing import Any
+
+import numpy as np
+from attrs import define, evolve
+
+from ...dsl.user_parts.links import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_ROWS, TOKEN_SAMPLES
+from ...dsl.user_parts.reader import GENERATOR
+from ...planner.plan import Plan
+from ..data.collate.batch import Microbatch
+from ..data.collate.collators import Sample, Samples, Stage, TensorRow
+from ..data.collate.microbatch_rows import join_rows, split_rows
+from ..data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
+from ..data.packing.row_reader import UNTOLD, RawRow
+from ..data.user_parts import Part, failures_of, part_of, spec_folder
+from ..ops import op
+
+# First words of what random numbers are seeded by, so that training and evaluation have nothing in common.
+_TRAINING, _EVALUATION = 1, 2
+# A thread may read ahead while another evaluates; the user's code need not know.
+_TURN = Lock()
+
+
+@op("collate.user", gives="stages")
+def user_collator(
+    plan: Plan,
+    node_id: str,
+    stages: list[Stage],
+    module: str,
+    function: str,
+    digest: str,
+    arguments: dict[str, Any],
+    takes: str,
+    gives: str,
+) -> list[Stage]:
+    """Append the stage. Raises PartChanged if the code is not what was planned, PartFailed if it cannot be loaded."""
+    options = {"module": module, "function": function, "digest": digest, "arguments": arguments}
+    part = part_of("collator", options, spec_folder(plan.spec))
+    calls = UserCollator(
+        part=part,
+        node=node_id,
+        takes=takes,
+        gives=gives,
+        vocab=plan.architecture.vocab,
+        seed=plan.seed,
+        random=GENERATOR in inspect.signature(part.load()).parameters,
+    )
+    return [*stages, Stage(name=function, takes=takes, gives=gives, function=calls)]
+
+
+@define(kw_only=True, frozen=True, eq=False)
+class UserCollator:
+    """Calls a collator row by row. It can be pickled: the user's code is loaded in the process that runs it."""
+
+    part: Part
+    node: str
+    """Its node in the plan: two of one name draw different numbers."""
+    takes: str
+    gives: str
+    vocab: int
+    """Token ids lie below it."""
+    seed: int
+    random: bool
+    """Whether it asks for random numbers."""
+
+    def __call__(self, value: Any) -> Any:
+        """The value of all rows after the collator. Raises PartFailed for what it raises or gives."""
+        if isinstance(value, Samples):
+            return self._of_samples(value)
+        if isinstance(value, Microbatch):
+            return join_rows([self._microbatch(row) for row in split_rows(value)])
+        if self.gives in (TOKEN_SAMPLES, LABELLED_SAMPLES):
+            cut = [
+                self._samples(row, n, row.dataset, row.position) if row.segments else [] for n, row in enumerate(value)
+            ]
+            return _gathered(cut)
+        return [self._row(row) for row in value]
+
+    # Kinds of value ---------------------------------------------------------------------------------------------------
+
+    def _of_samples(self, value: Samples) -> Samples:
+        rows: list[list[Sample]] = [[] for _ in range(value.num_rows)]
+        for sample in value.samples:
+            # Labels are a view of the tokens: without a copy, writing one would write the other.
+            labels = None if sample.labels is None else sample.labels.clone()
+            rows[sample.row].append(evolve(sample, labels=labels))
+        made = [
+            self._samples(row, number, row[0].dataset, row[0].position) if row else []
+            for number, row in enumerate(rows)
+        ]
+        return _gathered(made)
+
+    def _samples(self, shown: Any, row: int, dataset: int, position: int) -> list[Sample]:
+        """What the collator makes of row `row` of the microbatch."""
+        given = self._call(shown, position)
+        with self._telling(position):
+            if isinstance(given, str | bytes | Samples) or not hasattr(given, "__iter__"):
+                raise Wrong(f"gave {kind_of(given)}, where a list of samples belongs")
+        with _TURN, failures_of(self.part):
+            samples = list(given)  # it may be a generator
+        with self._telling(position):
+            labelled = self.gives == LABELLED_SAMPLES
+            return check_samples(samples, row, dataset, position, self.vocab, labelled=labelled)
+
+    def _row(self, row: RawRow | TensorRow) -> Any:
+        kind = TensorRow if self.gives == TENSOR_ROWS else RawRow
+        if not row.segments:
+            return kind(segments=[], dataset=row.dataset, position=row.position)
+        given = self._call(row, row.position)
+        with self._telling(row.position):
+            return check_row(given, kind, row, self.vocab)
+
+    def _microbatch(self, row: Microbatch) -> Microbatch:
+        if not bool(row.real_BS.any()):
+            return row
+        position = UNTOLD if row.place_B is None else int(row.place_B[0])
+        given = self._call(row, position)
+        with self._telling(position):
+            return check_microbatch(given, row, self.vocab, local=self.gives == LOCAL_MICROBATCH)
+
+    # Calls ------------------------------------------------------------------------------------------------------------
+
+    def _call(self, shown: Any, position: int) -> Any:
+        function = self.part.load()
+        # Copies: what a call does to a list that it is given must not be there for the next row.
+        arguments = deepcopy(self.part.arguments)
+        if self.random:
+            arguments[GENERATOR] = self._generator(shown, position)
+        with _TURN, failures_of(self.part):
+            return function(shown, **arguments)
+
+    def _generator(self, shown: Any, position: int) -> np.random.Generator:
+        """Random numbers of a row: of its place in the run, which no layout changes; in evaluation, of its tokens."""
+        whose = blake2b(self.node.encode(), digest_size=8)
+        if position == UNTOLD:
+            for tokens in _token_arrays(shown):
+                whose.update(np.ascontiguousarray(tokens, dtype=np.int64).data)
+        kind, place = (_EVALUATION, 0) if position == UNTOLD else (_TRAINING, position)
+        return np.random.default_rng([kind, self.seed, place, int.from_bytes(whose.digest(), "little")])
+
+    @contextmanager
+    def _telling(self, position: int) -> Iterator[None]:
+        """Turn Wrong into PartFailed, with the place of the function and of the row."""
+        try:
+            yield
+        except Wrong as wrong:
+            whose = "a row of evaluation" if position == UNTOLD else f"row {position:,} of the run"
+            raise self.part.failed(f"{wrong} ({whose})") from None
+
+
+def _gathered(rows: list[list[Sample]]) -> Samples:
+    return Samples(num_rows=len(rows), samples=tuple(sample for row in rows for sample in row))
+
+
+def _token_arrays(shown: Any) -> list[Any]:
+    """The tokens of a row, in whatever kind of value."""
+    match shown:
+        case Microbatch():
+            return [shown.input_ids_BS]
+        case RawRow() | TensorRow():
+            return list(shown.segments)
+    return [sample.tokens for sample in shown]

@@ -1,0 +1,100 @@
+"""The last record of a run, written by the launcher where no rank could: after a failure, or when all were killed."""
+
+from signal import SIGINT, Signals
+
+from ...planner.schedule.stops import SIGNALS
+from ...records.event import Event
+from ...records.lines import objects_since, read_all
+from ...records.metrics import StepMetrics
+from ...records.paths import EVENTS_FILE, METRICS_FILE
+from ...records.run_events import FailureEvent, RunEndEvent, SignalEvent, StuckEvent
+from ...records.start_events import SetupDoneEvent
+from ..control.signals import EVENTS
+from ..errors import EnvironmentFault
+from ..files.lines import JsonLines
+from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
+from ..run_directory.workspace import Workspace
+from .failure_cause import Fall, failures_in, stopped_early
+from .launch import Ended
+
+
+def conclude(workspace: Workspace, said: list[Event], ended: Ended, fall: Fall, *, report: str = "") -> int:
+    """Write the causes that nobody has told, then how the run has ended; returns the exit code.
+
+    said: the events of the last gang. report: what is to be said of the gangs before it.
+    """
+    lines = JsonLines(workspace.directory / EVENTS_FILE)
+    failures = failures_in(said)
+    logged = read_all(StepMetrics, objects_since(workspace.directory / METRICS_FILE))
+    step = max((metrics.step or 0 for metrics in logged), default=0)
+    # A stop request that comes before the loop has begun finds nothing to save; one that no rank answered is a failure.
+    begun = any(isinstance(event, SetupDoneEvent) for event in said)
+    early = "interrupted" if ended.at_once else stopped_early(said, ended)
+    if early is not None:
+        reason = "Ctrl-C was pressed a second time" if ended.at_once else f"{fall.reason} before the first step"
+        numbers = {int(SIGINT)} if ended.at_once else {-code for code in ended.failures.values() if code < 0}
+        return _stopped(lines, step, early, numbers, reason)
+    asked = STATUS_OF_SIGNAL.get(ended.signal)
+    untold = untold_causes(said, ended)
+    status = asked if asked and not (failures or untold or begun) else "failed"
+    if ended.signal is not None and status != "failed":
+        reason = f"{ended.who} received {Signals(ended.signal).name} {ended.when}"
+        return _stopped(lines, step, status, {ended.signal}, reason)
+    log = workspace.directory / "logs" / workspace.attempt
+    told: list[tuple[int | None, str]] = [
+        (rank, f"{reason}{_unsaid(ended.failures[rank])}; its output is in {log}") for rank, reason in untold.items()
+    ]
+    if not failures and not told:
+        told = [(None, "the ranks were killed before they had saved" if ended.signal else fall.reason)]
+    if report:
+        told.append((None, report))
+    for rank, error in told:
+        found = rank is not None and ended.failures.get(rank) == EXIT_CODES["environment"]
+        exit_code, code = (3, "X706") if found else (1, "")
+        failure = FailureEvent(step=step, rank=rank, error=error, exit_code=exit_code, traceback="", code=code)
+        failures.append(failure)
+        lines.write(failure)
+    code = 3 if any(failure.exit_code == 3 for failure in failures) else EXIT_CODES[status]
+    return _end(lines, step, status, code, fall.reason)
+
+
+def _unsaid(exit_code: int) -> str:
+    """What may be the matter with a rank that found a fault of its environment, and could not write that down."""
+    return ", and could not record the reason: is the disk full?" if exit_code == EXIT_CODES["environment"] else ""
+
+
+def _stopped(lines: JsonLines, step: int, status: str, numbers: set[int], reason: str) -> int:
+    """Of several signals the one is named that a rank would have answered first."""
+    name = min((EVENTS[Signals(number)] for number in numbers), key=SIGNALS.index)
+    lines.write(SignalEvent(step=step, name=name, reason=reason))
+    return _end(lines, step, status, EXIT_CODES[status], reason)
+
+
+def _end(lines: JsonLines, step: int, status: str, exit_code: int, reason: str) -> int:
+    lines.write(RunEndEvent(step=step, status=status, exit_code=exit_code, seconds=None, loss=None, reason=reason))
+    lines.close()
+    return exit_code
+
+
+def untold_causes(said: list[Event], ended: Ended) -> dict[int, str]:
+    """Rank → how it ended, of those that had no chance to tell, or have left without a word.
+
+    Where all ranks have agreed on a failure a single rank speaks for all: that others left as well is no news. Where
+    ranks were found to stand still one failure names all of them, and the rest was ended because of them.
+    """
+    if any(isinstance(event, StuckEvent) for event in said):
+        return {}
+    failures = failures_in(said)
+    spoken = {failure.rank for failure in failures}
+    agreed = any(failure.agreed for failure in failures)
+    causes = {rank: reason for rank, reason in ended.causes().items() if rank not in spoken}
+    return {rank: reason for rank, reason in causes.items() if not agreed or ended.failures[rank] < 0}
+
+
+def report_fault(workspace: Workspace, step: int, fault: EnvironmentFault) -> list[Event]:
+    """Write what is wrong with the environment where the launcher itself has found it; the records that say so."""
+    lines = JsonLines(workspace.directory / EVENTS_FILE)
+    said = FailureEvent(step=step, rank=None, error=str(fault), exit_code=3, traceback="", code=fault.code)
+    lines.write(said)
+    lines.close()
+    return [said]

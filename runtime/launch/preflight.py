@@ -1,0 +1,126 @@
+"""What can be known of this machine before ranks are started: better told now than by sixty-four of them."""
+
+import os
+from pathlib import Path
+
+from attrs import frozen
+
+from ...dsl.schema.cluster import ACCELERATORS
+from ...planner.plan import Plan
+from ...planner.units import bytes_text, plural
+from ..data.documents.encoder import DocumentEncoder
+from ..data.documents.tokenizers import load_tokenizer
+from ..data.loading.prepared import source_of
+from ..errors import EnvironmentFault
+from ..reporting.packages import check_packages
+
+# What a driver reports is a little below the data sheet, which a plan takes its figure from.
+REPORTED = 0.97
+
+
+@frozen(kw_only=True)
+class Devices:
+    """What the ranks of this machine compute on: `name` of a device, `memory` bytes for each rank."""
+
+    kind: str
+    name: str
+    memory: int
+
+
+def check_machine(plan: Plan, local_ranks: int) -> list[str]:
+    """Raise EnvironmentFault or DataError if the plan cannot run here: packages, devices, tokenizer, data files.
+
+    What the plan counts on and is otherwise here, without stopping it, comes back in words.
+    """
+    check_packages(plan)
+    remarks = check_devices(plan, find_devices(plan, local_ranks))
+    tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
+    for node in plan.nodes:
+        if node.op == "setup.data":
+            source_of(plan, node, tokenizer)
+            DocumentEncoder(tokenizer, node.args["reads"])  # reads the template of conversations
+    return remarks
+
+
+def find_devices(plan: Plan, local_ranks: int) -> Devices:
+    """The devices that so many ranks of this machine would take. Raises EnvironmentFault if there are too few."""
+    import torch
+
+    asked = plan.launch["device"]
+    if asked == "cpu" or (asked == "auto" and not torch.cuda.is_available()):
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        name = f"this machine, shared by {plural(local_ranks, 'rank')},"
+        return Devices(kind="cpu", name=name, memory=memory // local_ranks)
+    count = torch.cuda.device_count()
+    if count < local_ranks:
+        message = f"{local_ranks} ranks need a CUDA device each, and this machine has {count}"
+        raise EnvironmentFault("X702", f"{message}; use --world {count}, or launch.device = cpu")
+    devices = [torch.cuda.get_device_properties(index) for index in range(local_ranks)]
+    least = min(devices, key=lambda device: device.total_memory)
+    return Devices(kind="cuda", name=least.name, memory=least.total_memory)
+
+
+def check_devices(plan: Plan, here: Devices) -> list[str]:
+    """Raise EnvironmentFault if a device has less memory than the plan counts on, or than its rank's states take.
+
+    Returns what differs otherwise from the machines of the plan, in words.
+    """
+    cluster, has = plan.cluster, f"{here.name} has {bytes_text(here.memory)}"
+    if cluster.memory_bytes is not None and here.memory < REPORTED * cluster.memory_bytes:
+        message = f"the plan assumes {bytes_text(cluster.memory_bytes)} of memory for a rank, and {has}"
+        hint = f"plan for this machine, with --set cluster.memory='{here.memory >> 20} MiB'"
+        raise EnvironmentFault("X712", f"{message}; {hint}")
+    fullest = max((each.memory for each in plan.estimates.classes), key=lambda memory: memory.total_bytes)
+    states = max(0 if each.memory.offloaded else each.memory.states for each in plan.estimates.classes)
+    if states > here.memory:
+        message = f"parameters, gradients and optimizer state take {bytes_text(states)} on a rank, and {has}"
+        raise EnvironmentFault("X712", f"{message}; spread them over more ranks")
+    remarks = []
+    if cluster.memory_bytes is None and fullest.total_bytes > here.memory:
+        remarks.append(f"the planned memory of a rank is {bytes_text(fullest.total_bytes)}, and {has}")
+    if cluster.preset in (*ACCELERATORS, "cpu"):
+        expected = here.kind == "cpu" if cluster.preset == "cpu" else cluster.preset in here.name.lower()
+        if not expected:
+            name = here.name.partition(",")[0]
+            remarks.append(
+                f"the plan is for {cluster.preset}, and the device is {name}: the predicted times do not apply"
+            )
+    return remarks
+
+
+def check_one_machine(plan: Plan) -> None:
+    """Raise EnvironmentFault if the plan is for several machines: this command starts the ranks of one."""
+    nodes = plan.launch["nodes"]
+    if nodes > 1:
+        raise EnvironmentFault(
+            "X703",
+            f"the plan is for {nodes} nodes, and `xtrain run` starts ranks on one node; start it on each node with "
+            f"`torchrun --nnodes {nodes} --nproc-per-node {plan.launch['ranks_per_node']} … -m xtrain run …`, "
+            "or set launch.nodes=1",
+        )
+
+
+def check_device(plan: Plan, device: str) -> None:
+    """Raise EnvironmentFault if the plan needs cuda and `device` is another, as `launch.device = auto` can turn out."""
+    if device == "cuda":
+        return
+    build = plan.node("setup.build_model").args
+    wants = [f"attention {kernel}" for kernel in ("flex",) if build["attention"].get(device) == kernel]
+    wants += ["fsdp offload"] if plan.node("setup.weights").args["offload"] else []
+    if wants:
+        raise EnvironmentFault("X702", f"{' and '.join(wants)} needs cuda, and the device of this rank is {device}")
+
+
+def check_world(plan: Plan, started: int, here: int | None = None) -> None:
+    """Raise EnvironmentFault if another number of ranks was started than planned, in all or on this machine (`here`).
+
+    Which axes leave a machine, and so how long a step takes, follows from where its ranks are.
+    """
+    planned = plan.mesh.world_size
+    if started != planned:
+        message = f"the plan is for {planned} ranks and {started} were started"
+        raise EnvironmentFault("X703", f"{message}; start {planned}, or plan for {started} with --world {started}")
+    each = plan.mesh.ranks_per_node
+    if here is not None and here != each:
+        message = f"the plan puts {plural(each, 'rank')} on a machine and {here} were started on this one"
+        raise EnvironmentFault("X703", f"{message}; start {each}, or plan with launch.ranks_per_node = {here}")

@@ -1,0 +1,142 @@
+"""Gangs of ranks, one after the other: a gang that falls over something ranks had not agreed on is started again.
+
+A restart goes on from the last checkpoint, as after a stop. Nothing is started again that would fail the same way: a
+spec or an environment that is wrong, numbers that are not finite, a stop that was asked for.
+"""
+
+import os
+from typing import Final
+
+from attrs import define, field, frozen
+
+from ...planner.plan import Plan
+from ...planner.units import plural
+from ...records.events import events_since
+from ...records.paths import EVENTS_FILE
+from ...records.run_events import RestartEvent
+from ..checkpoint.layout import CheckpointFolder
+from ..checkpoint.sources import starting_point
+from ..errors import EnvironmentFault
+from ..files.lines import JsonLines, size_of
+from ..provenance.start import FIRST_STEP, RESTART
+from ..run_directory.workspace import Workspace, reopen
+from .conclusion import conclude, report_fault
+from .failure_cause import Fall, exit_code_of, fall_of
+from .launch import Ended, launch
+from .leftovers import end_leftovers
+from .stop_notes import StopNotes
+from .worlds import fewer_ranks
+
+# Gangs in a row that fall before their set-up is done: another one would fall as well.
+AT_ONCE: Final = 3
+# Seconds before another gang, twice as many each time: what has failed for a moment may have come back.
+SHORTEST: Final = 1.0
+LONGEST: Final = 30.0
+
+
+@frozen(kw_only=True)
+class Try:
+    """A gang that has fallen: why, on how many ranks, and the step of the checkpoint that there was when it began."""
+
+    fall: Fall
+    world: int
+    step: int
+
+
+@define(kw_only=True)
+class Gangs:
+    """Runs a plan in a workspace until it has ended, or is not to be started again."""
+
+    plan: Plan
+    workspace: Workspace
+    tries: list[Try] = field(factory=list)
+    _notes: StopNotes = field(factory=StopNotes)
+
+    def run(self) -> int:
+        """The exit code of the run. Main thread only."""
+        events = self.workspace.directory / EVENTS_FILE
+        self._notes.listen()
+        while True:
+            begin, step = size_of(events), self._saved_step()
+            if not self.tries:
+                os.environ[FIRST_STEP] = str(starting_point(self.plan, self.workspace.directory).step)
+            os.environ[RESTART] = str(len(self.tries))
+            ended = self._launch()
+            self._notes.listen()
+            said = events_since(events, begin)
+            fall = fall_of(said, ended)
+            if fall is None:
+                return exit_code_of(said)
+            self.tries.append(Try(fall=fall, world=self.plan.mesh.world_size, step=step))
+            if not self._may_go_on():
+                return conclude(self.workspace, said, ended, fall, report=self._report())
+            try:
+                ready = self._begin_again(fall)
+            except EnvironmentFault as fault:
+                said = report_fault(self.workspace, self._saved_step(), fault)
+                return conclude(self.workspace, said, Ended(), fall)
+            if not ready:
+                stopped = Ended(signal=self._notes.signal, when="before the ranks were started again")
+                return conclude(self.workspace, [], stopped, fall)
+
+    def _launch(self) -> Ended:
+        return launch(
+            self.workspace.directory,
+            self.workspace.attempt,
+            ranks=self.plan.mesh.world_size,
+            stop_seconds=self.plan.launch["stop_deadline_seconds"],
+            notes=self._notes,
+        )
+
+    def _may_go_on(self) -> bool:
+        last = self.tries[-AT_ONCE:]
+        at_once = len(last) == AT_ONCE and not any(each.fall.begun for each in last)
+        return last[-1].fall.again and len(self.tries) <= self.plan.launch["restarts"] and not at_once
+
+    def _begin_again(self, fall: Fall) -> bool:
+        """Make everything ready for another gang; False if a stop was asked for meanwhile."""
+        directory, number = self.workspace.directory, len(self.tries)
+        os.environ[RESTART] = str(number)
+        end_leftovers(directory)
+        self.plan = fewer_ranks(self.plan, again=self._same_rank_again()) or self.plan
+        lines = JsonLines(directory / EVENTS_FILE)
+        lines.write(
+            RestartEvent(
+                step=starting_point(self.plan, directory).step,
+                number=number,
+                of=self.plan.launch["restarts"],
+                reason=fall.reason,
+                world=self.plan.mesh.world_size,
+            )
+        )
+        lines.close()
+        if self._notes.wait(min(SHORTEST * 2 ** (number - 1), LONGEST)):
+            return False
+        self.workspace = reopen(self.workspace, self.plan)
+        return self._notes.signal is None
+
+    def _same_rank_again(self) -> bool:
+        """Whether the last two gangs fell over the same rank, with no new checkpoint between."""
+        if len(self.tries) < 2:
+            return False
+        before, now = self.tries[-2:]
+        same = set(before.fall.ranks) & set(now.fall.ranks)
+        return bool(same) and before.world == now.world and self._saved_step() <= now.step
+
+    def _saved_step(self) -> int:
+        """The step of the newest checkpoint that is whole; 0 for none."""
+        latest = CheckpointFolder(self.workspace.directory / "checkpoints").latest()
+        return latest.step if latest is not None else 0
+
+    def _report(self) -> str:
+        """All gangs that have fallen, where there was more than one."""
+        if len(self.tries) < 2:
+            return ""
+        used = len(self.tries) > self.plan.launch["restarts"]
+        why = "all restarts are used up" if used else "a restart would fail in the same way"
+        lines = [f"given up after {len(self.tries)} starts: {why}"]
+        for number, each in enumerate(self.tries, start=1):
+            where = f"from step {each.step:,}" if each.step else "from the beginning"
+            ranks = plural(each.world, "rank")
+            lines.append(f"start {number}, {where}, on {ranks}: {each.fall.reason}")
+        return "\n".join(lines)

@@ -1,0 +1,87 @@
+"""`setup.activation`, `setup.routing_replay` and `setup.compile`: how blocks run, not what they compute."""
+
+from collections.abc import Iterator
+from itertools import chain
+
+from attrs import frozen
+from torch import nn
+
+from ..ops import PlanMismatch, op
+from ..parallel.rules import matching
+from ..state import Rank
+from .moe import MoE
+from .parts import Parts
+from .recompute import SAVED, Recompute
+from .transformer import Block
+
+
+@op("setup.activation")
+def recompute_blocks(
+    model: Parts, rank: Rank, mode: str, every: int, pattern: str, matches: list[int], save: list[str] | None = None
+) -> None:
+    """Run blocks again in the backward: of every so many neighbours in the whole model the last one.
+
+    mode: `full` keeps what a block is given, `selective` also the results of the operators named in `save`.
+    matches: how many blocks that concerns. Raises PlanMismatch for another number of them, and for a mode or a word of
+    `save` that this version does not know.
+    """
+    words = (save or []) if mode == "selective" else []
+    unknown = [word for word in words if word not in SAVED]
+    if mode not in ("full", "selective") or unknown:
+        raise PlanMismatch(f"activation mode `{mode}` with save {unknown or words} is not known")
+    operators = frozenset(chain.from_iterable(SAVED[word] for word in words))
+    for _, block in matching(_Every(model, every), pattern, matches, rank):
+        assert isinstance(block, Block)
+        block.recompute = Recompute(save=operators, routes=isinstance(block.mlp, MoE))
+
+
+@frozen
+class _Every:
+    """The last one of every `number` neighbouring blocks, counted in the whole model."""
+
+    model: Parts
+    number: int
+
+    def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, module in self.model.named_modules():
+            if isinstance(module, Block) and (int(name.rsplit(".", 1)[1]) + 1) % self.number == 0:
+                yield name, module
+
+
+@op("setup.routing_replay")
+def replay_routing(model: Parts, rank: Rank, matches: list[int]) -> None:
+    """Let recomputed blocks take the experts they took in the forward. `matches`: how many blocks that concerns.
+
+    Choosing again can choose otherwise, and ranks that disagree about who sends what to whom wait for ever.
+    """
+    found = [block for block in model.modules() if isinstance(block, Block) and isinstance(block.mlp, MoE)]
+    recomputes = [block.recompute for block in found if isinstance(block.recompute, Recompute)]
+    expected = matches[rank.coordinates["pp"]]
+    if len(recomputes) != expected:
+        raise PlanMismatch(f"{len(recomputes)} blocks with experts are recomputed, and the plan says {expected}")
+    for recompute in recomputes:
+        recompute.keep_choices = True
+
+
+@op("setup.compile")
+def compile_blocks(model: Parts, rank: Rank, mode: str, pattern: str, matches: list[int]) -> None:
+    """Compile every block in place, so that no name changes; shapes are taken as fixed, which packed rows are.
+
+    Where tokens go to experts no shape is fixed: of such a block everything but that is compiled, each part by itself.
+    """
+    for _, block in matching(model, pattern, matches, rank):
+        assert isinstance(block, Block)
+        if isinstance(block.mlp, MoE):
+            compiled = [
+                block.input_layernorm,
+                block.self_attn,
+                block.post_attention_layernorm,
+                block.mlp.shared_experts,
+            ]
+        else:
+            compiled = [block]
+            if isinstance(block.recompute, Recompute):
+                block.recompute.compiled = True
+        for module in compiled:
+            if module is not None:
+                module.compile(dynamic=False, mode=mode)

@@ -1,0 +1,84 @@
+"""`setup.build_model`: a rank's own stages on the meta device, held against the plan's inventory name by name."""
+
+import torch
+
+from ...planner.architecture import Architecture
+from ...planner.plan import Plan
+from ..ops import PlanMismatch, op
+from ..parallel.axes import Axes
+from ..state import Rank
+from .loss import Head
+from .parts import Parts
+from .transformer import Span, Transformer
+
+DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
+
+
+@op("setup.build_model", gives="model")
+def build_model(
+    plan: Plan,
+    rank: Rank,
+    architecture: Architecture,
+    attention: dict[str, str],
+    params: str,
+    z_loss: float,
+    chunk_bytes: int,
+    stages: list[list[int]],
+    owners: list[list[int]],
+    rows: int = 1,
+) -> Parts:
+    """Build without memory; `setup.weights` gives it values.
+
+    attention: device type → kernel. stages: [first, last] layer of every stage. owners: the stages of each pipeline
+    coordinate. rows: those of a step, over which the losses of a router are averaged.
+    """
+    axes = Axes()
+    head = Head(vocabulary=architecture.vocab, z_weight=z_loss, chunk_bytes=chunk_bytes)
+    kernel = attention[rank.device.type]
+    with torch.device("meta"):
+        parts = tuple(
+            Transformer(architecture, span, axes=axes, kernel=kernel, head=head, rows=rows).to(DTYPES[params])
+            for span in spans(stages, owners[rank.coordinates["pp"]])
+        )
+    model = Parts(parts, axes)
+    assert_matches_plan(model, plan)
+    return model
+
+
+def compute_format(plan: Plan) -> str:
+    """The number format of forward and backward: that of the parameters, unless sharding casts them."""
+    casts = [node.args["compute"] for node in plan.nodes if node.op == "setup.parallel.root_fsdp"]
+    return casts[0] if casts else plan.node("setup.build_model").args["params"]
+
+
+def spans(stages: list[list[int]], own: list[int]) -> list[Span]:
+    """What the stages `own` are made of."""
+    last = len(stages) - 1
+    return [Span(*stages[stage], embeds=stage == 0, predicts=stage == last) for stage in own]
+
+
+def assert_matches_plan(model: Parts, plan: Plan) -> None:
+    """Raise PlanMismatch unless the parts have the plan's parameters of their layers, by name and whole shape."""
+    built = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    wanted = {p.name: p.shape for p in plan.parameters.tensors if _belongs(p.name, model)}
+    if built == wanted:
+        return
+    missing, extra = wanted.items() - built.items(), built.items() - wanted.items()
+    raise PlanMismatch(
+        f"the model is not the planned one: planned but not built {sorted(missing)[:5]}, "
+        f"built but not planned {sorted(extra)[:5]}"
+    )
+
+
+def _belongs(name: str, model: Parts) -> bool:
+    tied = model.parts[0].arch.tie_embeddings
+    for span in (part.span for part in model.parts):
+        if name.startswith("layers."):
+            mine = span.first <= int(name.split(".")[1]) <= span.last
+        elif name.startswith("embed_tokens."):
+            mine = span.embeds or (span.predicts and tied)
+        else:
+            mine = span.predicts
+        if mine:
+            return True
+    return False

@@ -1,0 +1,45 @@
+"""Model and optimizer as one flat dict of tensors under the parameters' own names, so any layout can read it."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from .parts import Parts
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+def model_tensors(model: Parts, prefix: str = "model.") -> dict[str, Tensor]:
+    """`model.<name>` → parameter or buffer that is part of the model's state; shards stay shards."""
+    tensors = {f"{prefix}{name}": parameter.detach() for name, parameter in model.named_parameters()}
+    for part in model.parts:
+        kept = part.state_dict().keys()
+        tensors |= {f"{prefix}{name}": buffer for name, buffer in part.named_buffers() if name in kept}
+    return tensors
+
+
+def optimizer_tensors(model: Parts, optimizer: Optimizer) -> dict[str, Tensor]:
+    """`optimizer.<name>.<moment>` → state, with zeros made for parameters that have not been updated yet."""
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        state = optimizer.state[parameter]
+        if not state:
+            # As AdamW makes them itself at its first step; the count is a tensor of the parameter's device when fused.
+            device = parameter.device
+            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+            for moment in MOMENTS:
+                state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+        tensors |= {f"optimizer.{name}.{key}": state[key] for key in ("step", *MOMENTS)}
+    return tensors
+
+
+@contextmanager
+def quiet_alone() -> Iterator[None]:
+    """Keep torch from warning that one process saves or loads by itself, which is what was asked for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield

@@ -1,0 +1,75 @@
+"""`setup.weights`: initial values that depend on the seed and the parameter's name alone, not on the layout."""
+
+import math
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ...planner.mesh.placement import held
+from ...planner.plan import Plan
+from ..ops import PlanMismatch, op
+from ..state import Rank
+from .parts import Parts
+
+# Their outputs are added to the residual stream 2·layers times (GPT-2: scaled down by the root of that).
+RESIDUAL = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
+
+
+@op("setup.weights")
+@torch.no_grad()
+def initialise(plan: Plan, model: Parts, rank: Rank, seed: int, init_std: float, offload: bool) -> None:
+    """Give memory and values to every parameter: norms 1, matrices normal with `init_std`; buffers are zero.
+
+    offload: parameters live in host memory.
+
+    Each value is drawn in fp32 for the whole parameter and then cut, so every rank of every layout, and every number
+    format, starts from the same model. Raises PlanMismatch if what this rank holds is not what the plan says.
+    """
+    device = torch.device("cpu") if offload else rank.device
+    for part in model.parts:
+        part.to_empty(device=device)
+    assert_held(plan, model, rank)
+    residual_std = init_std / math.sqrt(2 * plan.architecture.layers)
+    for name, parameter in model.named_parameters():
+        std = residual_std if name.endswith(RESIDUAL) else init_std
+        fill(parameter, initial_values(name, tuple(parameter.shape), std, seed, rank.device))
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            # Where the work is done, wherever the parameters live.
+            setattr(module, name, torch.zeros_like(buffer, device=rank.device))
+
+
+def assert_held(plan: Plan, model: Parts, rank: Rank) -> None:
+    """Hold the pieces of this rank against the plan, by name and local shape."""
+    planned = held(plan, rank.rank)
+    built = {name: tuple(_piece(p).shape) for name, p in model.named_parameters()}
+    if built != planned:
+        different = sorted(n for n in built.keys() | planned.keys() if built.get(n) != planned.get(n))
+        shown = "; ".join(f"{n}: planned {planned.get(n)}, built {built.get(n)}" for n in different[:5])
+        raise PlanMismatch(f"rank {rank.rank} does not hold what the plan says: {shown}")
+
+
+def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int, device: torch.device) -> Tensor:
+    """The whole parameter `name` in fp32."""
+    if len(shape) == 1:
+        return torch.ones(shape, device=device)
+    digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
+    # The top bit stays clear: some generators take signed seeds.
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)
+    return torch.empty(shape, device=device).normal_(0.0, std, generator=generator)
+
+
+def fill(parameter: Tensor, whole: Tensor) -> None:
+    """Copy this rank's piece of `whole` into `parameter`, in its number format."""
+    whole = whole.to(parameter.dtype)
+    if isinstance(parameter, DTensor):
+        cut = distribute_tensor(whole, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        parameter.to_local().copy_(cut.to_local())
+    else:
+        parameter.copy_(whole)
+
+
+def _piece(parameter: Tensor) -> Tensor:
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter

@@ -1,0 +1,66 @@
+"""What all ranks do together about an alert: they hear of it where they agree, and act behind the step."""
+
+import threading
+from collections.abc import Callable
+
+from attrs import define, field
+
+from ...planner.plan import Plan, Reaction
+from ..state import Step
+from ..timers import Clocks
+
+StepCall = Callable[[Step], None]
+NOTIFY = "tick.notify"
+
+
+@define(eq=False)
+class Occasions:
+    """The reactions of a plan to alerts that are more than commands, and which of them are due.
+
+    `due` is all that a step without one looks at. Nothing is exchanged where the plan has no such reaction.
+    """
+
+    reactions: tuple[Reaction, ...]
+    due: list[Reaction] = field(factory=list)
+    _waiting: int = 0  # a bit for each reaction; of the first rank
+    _lock: threading.Lock = field(factory=threading.Lock)
+    _clocks: Clocks | None = None
+    _number: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan, alerts: tuple[str, ...]) -> "Occasions":
+        """alerts: the events that are some."""
+
+        def acts(reaction: Reaction) -> bool:
+            return reaction.stop or any(plan.node(node).op != NOTIFY for node in reaction.nodes)
+
+        return cls(tuple(each for each in plan.timeline.reactions if each.event in alerts and acts(each)))
+
+    def ask_through(self, clocks: Clocks) -> None:
+        """Let all ranks hear of what is raised, if any of it concerns them."""
+        if self.reactions:
+            self._clocks, self._number = clocks, clocks.ask_for(self._take)
+
+    def raised(self, kind: str) -> None:
+        """An alert was raised; of the first rank, any thread."""
+        for number, reaction in enumerate(self.reactions):
+            if reaction.event == kind:
+                with self._lock:
+                    self._waiting |= 1 << number
+
+    def _take(self) -> float:
+        if not self._waiting:
+            return 0
+        with self._lock:
+            found, self._waiting = self._waiting, 0
+        return found
+
+    def hear(self) -> None:
+        """After an agreement: what is due behind this step, on all ranks alike."""
+        if self._clocks is not None and (heard := self._clocks.value(self._number)):
+            self.due += [each for number, each in enumerate(self.reactions) if heard >> number & 1]
+
+    def take(self) -> list[Reaction]:
+        """What is due, once."""
+        found, self.due = self.due, []
+        return found

@@ -1,0 +1,53 @@
+"""`tick.health`: one small sum over all ranks, timed. Says which rank comes last, and how long a sum takes."""
+
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from ...records.step_events import HealthEvent
+from ..ops import op
+from ..reporting.records import Records
+from ..state import Progress, Rank, Step
+from .heartbeat import Beat
+
+
+@op("tick.health")
+def probe(
+    rank: Rank, records: Records, progress: Progress, beat: Beat, node_id: str, limit_seconds: float
+) -> Callable[[Step], None]:
+    """Let all ranks meet, and meet again. Whoever waits least in the first sum was last; the second is the network's.
+
+    Durations are compared, and never times: clocks of machines differ. A rank that does not come within the limit is
+    named as one that is stuck, by `setup.watch`.
+    """
+
+    def run(step: Step) -> None:
+        beat.limit = limit_seconds
+        waited = [_seconds_of_sum(rank), _seconds_of_sum(rank)]
+        found = torch.tensor(waited, dtype=torch.float64, device=rank.device)
+        everyone = [torch.empty_like(found) for _ in range(rank.world_size)]
+        if rank.world_size > 1:
+            dist.all_gather(everyone, found)
+        else:
+            everyone = [found]
+        beat.limit = None
+        firsts, seconds = torch.stack(everyone).T.tolist()
+        slowest = min(range(rank.world_size), key=firsts.__getitem__)
+        late = max(firsts) - firsts[slowest]
+        most = max(seconds)
+        records.event(HealthEvent(step=progress.step, node=node_id, seconds=most, slowest=slowest, late_seconds=late))
+
+    return run
+
+
+def _seconds_of_sum(rank: Rank) -> float:
+    """How long this rank is in a sum over all, until its result is there."""
+    begin = time.perf_counter()
+    ones = torch.ones(1, dtype=torch.float64, device=rank.device)
+    if rank.world_size > 1:
+        dist.all_reduce(ones)
+    if ones.item() != rank.world_size:
+        raise RuntimeError(f"a sum of ones over {rank.world_size} ranks gives {ones.item():g}")
+    return time.perf_counter() - begin

@@ -1,0 +1,77 @@
+"""How fast a run computes: three shares of what its devices could do at best, and what they are made of.
+
+All three count a multiplication and an addition as two operations, forward and backward, on all ranks together:
+
+| share        | products with weights             | attention                                       |
+| ------------ | --------------------------------- | ----------------------------------------------- |
+| `mfu`        | of every token of a document      | Σ s² over documents of s tokens                 |
+| `mfu_causal` | the same                          | Σ s (s + 1) / 2: what a causal mask leaves      |
+| `hfu`        | of every position, also padding,  | Σ l² over segments of l positions, padding too, |
+|              | and those that are done again     | and what is done again                          |
+"""
+
+from attrs import define, frozen
+
+from ...planner.plan import Work
+from ..data.collate.documents import DocumentSums
+
+
+@define
+class Counted:
+    """What some steps were computed of, on all ranks together.
+
+    valid_tokens: those that were learned from. positions: all of them, padding included. Else as in DocumentSums.
+    """
+
+    valid_tokens: int = 0
+    positions: int = 0
+    tokens: int = 0
+    pairs: int = 0
+    laid_pairs: int = 0
+
+    def add(self, valid_tokens: int, positions: int, documents: DocumentSums) -> None:
+        """Count one more step."""
+        self.valid_tokens += valid_tokens
+        self.positions += positions
+        self.tokens += documents.tokens
+        self.pairs += documents.pairs
+        self.laid_pairs += documents.laid_pairs
+
+
+@frozen(kw_only=True)
+class Rates:
+    """work: of one model. devices: how many compute it. peak: operations a second that all of them could do together,
+    None where that is not known of each."""
+
+    work: Work
+    devices: int
+    peak: float | None
+
+    def of(self, counted: Counted, seconds: float) -> dict[str, float]:
+        """The figures of a record by name, of steps that took `seconds` together; shares only where `peak` is known."""
+        if seconds <= 0:
+            return {}
+        model = self.model_flops(counted)
+        found = {
+            "valid_tokens_per_second": counted.valid_tokens / seconds,
+            "tflops": model / seconds / self.devices / 1e12,
+        }
+        if self.peak is not None:
+            found["mfu"] = model / seconds / self.peak
+            found["mfu_causal"] = self.causal_flops(counted) / seconds / self.peak
+            found["hfu"] = self.hardware_flops(counted) / seconds / self.peak
+        return found
+
+    def model_flops(self, counted: Counted) -> int:
+        """As PaLM counts (arXiv 2204.02311, appendix B): nothing off for causality, nothing for recomputation."""
+        return self.work.position * counted.tokens + self.work.pair * counted.pairs
+
+    def causal_flops(self, counted: Counted) -> float:
+        """The same with attention to earlier positions and the own one alone."""
+        return self.work.position * counted.tokens + self.work.pair * (counted.pairs + counted.tokens) / 2
+
+    def hardware_flops(self, counted: Counted) -> int:
+        """What devices are given to do, as the plan counts it: padding and second runs, and attention in full."""
+        products = self.work.position + self.work.position_again
+        attention = self.work.pair + self.work.pair_again
+        return products * counted.positions + attention * counted.laid_pairs

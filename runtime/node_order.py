@@ -1,0 +1,53 @@
+"""In which order nodes are walked, which op a node means, and when a tick is due."""
+
+from collections.abc import Callable, Sequence
+
+import networkx as nx
+from attrs import frozen
+
+from ..planner.plan import Node, Plan, Tick
+from ..planner.schedule.counts import is_due, passes
+from .ops import OPS, Op, PlanMismatch
+from .state import Step
+from .timers import Clocks
+
+StepCall = Callable[[Step], None]
+
+
+@frozen
+class DueTick:
+    """A tick, counted, with its nodes bound, by their ids; `due` is asked once after every step."""
+
+    tick: Tick
+    calls: dict[str, StepCall]
+    clock: int | None
+
+    def due(self, step: int, tokens: int, of_epochs: int, tokens_per_step: int, clocks: Clocks) -> bool:
+        """After `step` steps of the run. tokens: that it has taken; of_epochs: those of the data its epochs are of."""
+        if self.clock is not None:
+            return clocks.due(self.clock)
+        if self.tick.tokens is not None:
+            return passes(of_epochs if self.tick.epochs is not None else tokens, tokens_per_step, self.tick.tokens)
+        return is_due(self.tick, step, tokens_per_step)
+
+
+def nodes_due(ticks: Sequence[DueTick]) -> dict[str, StepCall]:
+    """What ticks that are due in the same step run, in their order: a node that several of them name runs once."""
+    return {node: call for tick in ticks for node, call in tick.calls.items()}
+
+
+def op_of(node: Node) -> Op:
+    if node.op not in OPS:
+        raise PlanMismatch(f"node `{node.id}` needs op `{node.op}`, which this version of xtrain does not have")
+    return OPS[node.op]
+
+
+def topological(plan: Plan) -> list[Node]:
+    """Nodes in an order that respects every edge, the plan's own order where the edges leave a choice."""
+    graph = nx.DiGraph()
+    place = {node.id: number for number, node in enumerate(plan.nodes)}
+    graph.add_nodes_from(place)
+    graph.add_edges_from((edge.before, edge.after) for edge in plan.edges)
+    order = nx.lexicographical_topological_sort(graph, key=place.__getitem__)
+    by_id = {node.id: node for node in plan.nodes}
+    return [by_id[node_id] for node_id in order]

@@ -1,0 +1,34 @@
+"""`setup.parallel.ddp`: the whole model on every rank, gradients summed by DistributedDataParallel."""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
+from torch.nn.parallel import DistributedDataParallel
+
+from ..models.parts import Parts
+from ..monitoring.waits import WAITS
+from ..ops import op
+
+
+@op("setup.parallel.ddp", gives="ddp")
+def replicate(model: Parts) -> DistributedDataParallel:
+    """Wrap the model for training."""
+    # Every rank has drawn the same weights from their names: there is nothing to broadcast.
+    ddp = DistributedDataParallel(model.whole, init_sync=False, broadcast_buffers=False)
+    ddp.register_comm_hook(None, _sum)
+    return ddp
+
+
+def _sum(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    """Add up, where DDP's own hook would average: the loss is divided by the tokens of all ranks already."""
+    whole = bucket.buffer()
+    work = dist.all_reduce(whole, async_op=True)
+    assert work is not None
+    came = WAITS.bucket_sent(last=bucket.is_last())
+
+    def take(_: object) -> Tensor:
+        came()
+        return whole
+
+    return work.get_future().then(take)

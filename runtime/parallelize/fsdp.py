@@ -1,0 +1,108 @@
+"""`setup.parallel.fsdp` and `root_fsdp`: FSDP2 over the shard axes, gradients summed, never averaged.
+
+The loss is already divided by the valid tokens of the whole step, so reduce-scatter only adds.
+"""
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
+from torch.distributed.tensor import Shard
+from torch.nn.parallel import DistributedDataParallel
+
+from ..models.build import DTYPES
+from ..models.moe import Experts
+from ..models.parts import Parts
+from ..ops import op
+from ..parallel.mesh import Meshes
+from ..parallel.rules import matching
+from ..state import Rank
+
+
+def make_unit(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    compute: str,
+    reduce: str,
+    reshard: bool,
+    offload: bool,
+    dimension: int = 0,
+) -> None:
+    """Shard what no unit inside `module` has sharded, along `dimension` of every parameter, and have gradients added.
+
+    offload: shards, their gradients and the optimizer state live in host memory.
+    """
+    fully_shard(
+        module,
+        mesh=mesh,
+        shard_placement_fn=lambda parameter: Shard(dimension),
+        mp_policy=MixedPrecisionPolicy(param_dtype=DTYPES[compute], reduce_dtype=DTYPES[reduce]),
+        reshard_after_forward=reshard,
+        offload_policy=CPUOffloadPolicy() if offload else OffloadPolicy(),
+        ignored_params=set() if isinstance(module, Experts) else whole_experts(module),
+    )
+    sum_gradients(module)
+
+
+def whole_experts(module: nn.Module) -> set[nn.Parameter]:
+    """Parameters of experts that expert FSDP does not shard: a rank owns them alone, no dense mesh has a part in it."""
+    experts = [m for m in module.modules() if isinstance(m, Experts) and not isinstance(m, FSDPModule)]
+    return {parameter for m in experts for parameter in m.parameters()}
+
+
+def sum_gradients(module: nn.Module) -> None:
+    """Make one FSDP module add gradients: neither setting reaches the modules below it (torch 2.11 to 2.13)."""
+    assert isinstance(module, FSDPModule)
+    module.set_gradient_divide_factor(1.0)
+    module.set_force_sum_reduction_for_comms(True)
+
+
+@op("setup.parallel.fsdp")
+def shard_blocks(
+    model: Parts,
+    rank: Rank,
+    meshes: Meshes,
+    pattern: str,
+    matches: list[int],
+    compute: str,
+    reduce: str,
+    reshard: bool,
+    offload: bool,
+) -> None:
+    """Make every module whose name fits `pattern` a unit of its own.
+
+    Raises PlanMismatch unless as many do as the plan says.
+    """
+    for _, unit in matching(model, pattern, matches, rank):
+        make_unit(unit, meshes.fsdp, compute=compute, reduce=reduce, reshard=reshard, offload=offload)
+
+
+@op("setup.parallel.root_fsdp")
+def shard_root(model: Parts, meshes: Meshes, compute: str, reduce: str, reshard: bool, offload: bool) -> None:
+    """Shard what the blocks left of every part: embedding, last norm and head, as one unit."""
+    for part in model.parts:
+        make_unit(part, meshes.fsdp, compute=compute, reduce=reduce, reshard=reshard, offload=offload)
+
+
+def reshard(model: Parts) -> None:
+    """Free gathered parameters everywhere.
+
+    After a forward without backward the root keeps them, and `parameters()` would name those instead of the shards.
+    """
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def sync_gradients(model: nn.Module, on: bool) -> None:
+    """Reduce gradients in the coming backward, or only add them up on this rank."""
+    if isinstance(model, FSDPModule):
+        model.set_requires_gradient_sync(on)
+    elif isinstance(model, DistributedDataParallel):
+        model.require_backward_grad_sync = on

@@ -1,0 +1,147 @@
+"""Gradients of the whole model: sums that no layer of parallelism makes by itself, and the norm.
+
+Expert gradients never need a sum here: tokens of every rank of a row came to the experts, and expert FSDP covers the
+rest.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ...planner.mesh.mesh import groups
+from ...planner.plan import Mesh, Plan
+from ..models.parts import Parts
+from ..ops import op
+from ..parallel.fake import numbers
+from ..parallel.mesh import Meshes
+from ..state import Rank, Step
+
+TIED = "embed_tokens.weight"
+
+
+class GradientNorm:
+    """Measures the global norm with one all-reduce, which carries the loss of the step along.
+
+    A rank adds the square of its shard divided by the number of ranks that hold the same shard, so that the sum over
+    all ranks counts each element once, whatever is sharded or replicated over what.
+    """
+
+    def __init__(self, model: Parts, rank: Rank) -> None:
+        named = list(model.named_parameters())
+        self._parameters, self._rank = [p for _, p in named], rank
+        tied = rank.pipeline_ranks > 1 and model.parts[0].arch.tie_embeddings
+        ranks = rank.world_size // rank.pipeline_ranks
+        copies = [held_by(p, ranks) * (2 if tied and name == TIED else 1) for name, p in named]
+        weights = [1.0 / count for count in copies]
+        self._weights = torch.tensor(weights, dtype=torch.float64, device=rank.device)
+        self._grads: list[Tensor] = []
+        self.value = float("nan")
+
+    @torch.no_grad()
+    def measure(self, loss_sum: Tensor) -> float:
+        """Take the norm of the gradients as they are now; returns `loss_sum` summed over all ranks."""
+        assert all(p.grad is not None for p in self._parameters), "every parameter is part of every step"
+        self._grads = [_local(p.grad) for p in self._parameters if p.grad is not None]
+        grads = [_at_least_fp32(g) for g in self._grads]
+        norms = torch.stack(torch._foreach_norm(grads)).double()  # pyright: ignore[reportPrivateImportUsage]
+        sums = torch.stack((norms.square().to(self._weights.device) @ self._weights, loss_sum.double()))
+        if self._rank.world_size > 1:
+            dist.all_reduce(sums)
+        squared, total = numbers(sums, [1.0, 1.0])
+        self.value = math.sqrt(squared) if squared >= 0 else float("nan")
+        return total
+
+    @torch.no_grad()
+    def scale(self, max_norm: float) -> None:
+        """Shrink the measured gradients to `max_norm`; smaller ones stay as they are."""
+        if self.value > max_norm:
+            factor = max_norm / (self.value + 1e-6)
+            torch._foreach_mul_(self._grads, factor)  # pyright: ignore[reportPrivateImportUsage]
+        self._grads = []
+
+
+def held_by(parameter: Tensor, ranks: int) -> int:
+    """How many of the `ranks` that share a pipeline stage hold the same elements as this one."""
+    if not isinstance(parameter, DTensor):
+        return ranks
+    mesh, placements = parameter.device_mesh, parameter.placements
+    shards = math.prod(mesh.size(i) for i, placement in enumerate(placements) if not placement.is_replicate())
+    return ranks // shards
+
+
+@op("step.tensor_grad_sync")
+def sum_partial(model: Parts, axes: list[str]) -> Callable[[Step], None]:
+    """Sum the gradients that every tensor-parallel rank has one summand of; fsdp, where it is, does that itself."""
+    assert axes == ["tp"]
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        for parameter in model.parameters():
+            grad = parameter.grad
+            if isinstance(grad, DTensor) and isinstance(parameter, DTensor) and grad.placements != parameter.placements:
+                parameter.grad = grad.redistribute(placements=parameter.placements)
+
+    return run
+
+
+@op("step.context_grad_sync")
+def sum_over_context(model: Parts, meshes: Meshes, axes: list[str]) -> Callable[[Step], None]:
+    """Sum dense gradients over the context axes that fsdp does not cover: each rank saw other positions."""
+    dense = [parameter for name, parameter in model.named_parameters() if ".mlp.experts." not in name]
+    every = [meshes.group(axis) for axis in axes]
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        for group in every:
+            _sum([_local(p.grad) for p in dense if p.grad is not None], group)
+
+    return run
+
+
+@op("step.tied_grad_sync")
+def sum_tied(plan: Plan, model: Parts, rank: Rank, axes: list[str]) -> Callable[[Step], None]:
+    """Sum the gradient of an embedding that is also the head over the two stages that hold a copy of it."""
+    assert axes == ["pp"]
+    parameters = dict(model.named_parameters())
+    ends = _ends(plan.mesh, rank)
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        if ends is not None:
+            grad = parameters[TIED].grad
+            assert grad is not None
+            _sum([_local(grad)], ends)
+
+    return run
+
+
+def _ends(mesh: Mesh, rank: Rank) -> dist.ProcessGroup | None:
+    """First and last rank of this rank's pipeline, if it is one of them. Collective: every rank makes all groups."""
+    found = None
+    for pipeline in groups(mesh, "pp"):
+        pair = [pipeline[0], pipeline[-1]]
+        group = dist.new_group(pair, group_desc="ends of the pipeline")
+        if rank.rank in pair:
+            assert isinstance(group, dist.ProcessGroup)
+            found = group
+    return found
+
+
+def _sum(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
+    works = [dist.all_reduce(tensor, group=group, async_op=True) for tensor in tensors if tensor.numel()]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def _local(grad: Tensor | nn.Parameter | None) -> Tensor:
+    assert grad is not None
+    return grad.to_local() if isinstance(grad, DTensor) else grad
+
+
+def _at_least_fp32(grad: Tensor) -> Tensor:
+    return grad if grad.dtype in (torch.float32, torch.float64) else grad.float()

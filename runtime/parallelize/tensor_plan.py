@@ -1,0 +1,50 @@
+"""`setup.parallel.tp`: matrices cut over the tensor axis by the rules of the plan; the rest is whole on each rank."""
+
+from typing import Any
+
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
+
+from ...planner.mesh.sharding import DIMENSION
+from ..models.layers import RMSNorm
+from ..models.parts import Parts
+from ..ops import op
+from ..parallel.axes import TensorAxis
+from ..parallel.mesh import Meshes
+from ..parallel.rules import matching
+from ..state import Rank
+
+# These see the heads of this rank only, whatever is whole between blocks.
+BY_HEAD = ("q_norm", "k_norm")
+
+
+@op("setup.parallel.tp")
+def cut_matrices(
+    model: Parts, meshes: Meshes, rank: Rank, size: int, sequence: bool, loss: bool, rules: list[dict[str, Any]]
+) -> None:
+    """Turn every dense parameter into a DTensor over tp. Experts are not: expert parallel spreads them over tp too.
+
+    Raises PlanMismatch if a rule fits another number of modules than the plan says.
+    """
+    mesh = meshes.dense["tp"]
+    assert mesh.size() == size
+    model.axes.tensor = TensorAxis(group=meshes.group("tp"), sequence=sequence, loss=loss)
+    model.axes.row = meshes.group("row")
+    cut: set[nn.Module] = set()
+    for rule in rules:
+        for _, module in matching(model, rule["pattern"], rule["matches"], rank):
+            _place(module, mesh, Shard(DIMENSION[rule["style"]]))
+            cut.add(module)
+    for name, module in model.named_modules():
+        if module in cut or name.endswith("mlp.experts"):
+            continue
+        _place(module, mesh, Replicate())
+        if isinstance(module, RMSNorm):
+            module.partial = sequence or name.endswith(BY_HEAD)
+
+
+def _place(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
+    for name, parameter in module.named_parameters(recurse=False):
+        cut = distribute_tensor(parameter.detach(), mesh, [placement], src_data_rank=None)
+        module.register_parameter(name, nn.Parameter(cut))

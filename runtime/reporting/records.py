@@ -1,0 +1,178 @@
+"""What a rank reports: numbers of steps and events, each into its file, and to whoever else takes them."""
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import define, field
+from msgspec.structs import replace
+
+from ...records.event import Event
+from ...records.lines import read
+from ...records.metrics import StepMetrics
+from ...records.paths import EVENTS_FILE, METRICS_FILE, rank_lines_path
+from ...records.run_events import WarningEvent
+from ..files.lines import EVENT_SECONDS, JsonLines, Pen, QueuedLines, add_to_last, last_step, trim_after
+from .sink import Branch
+
+# Seconds that whoever needs all records in their files waits for a disk.
+SETTLE_SECONDS: Final = 60.0
+# Seconds at the end for what has not been written.
+CLOSE_SECONDS: Final = 10.0
+
+
+@define(eq=False)
+class Records:
+    """Where a rank reports. `metrics` and `events` are written by the first rank alone, `own` by every rank.
+
+    A step has one record: what is logged and what evaluations measure behind it is gathered in `pending`, and written
+    once nothing more is to come. It is written by a thread: a step does not wait for a disk. Events are written in
+    order with records, and waited for: what an event speaks of lies in the files before it, but for the record of the
+    step under way. Faults of a disk are raised by whatever is reported next.
+    """
+
+    directory: Path
+    rank: int
+    pen: Pen
+    metrics: QueuedLines
+    own: QueuedLines
+    events: JsonLines
+    pending: StepMetrics | None = None
+    branches: list[Branch] = field(factory=list)
+    _last_step: int | None = None
+    """Of the last record in `metrics`; None where the file has to be asked."""
+    _told_of_lost: bool = False
+    _closed: bool = False
+
+    @classmethod
+    def open(cls, directory: Path, rank: int) -> "Records":
+        pen = Pen()
+        return cls(
+            directory=directory,
+            rank=rank,
+            pen=pen,
+            metrics=QueuedLines(JsonLines(directory / METRICS_FILE), pen),
+            own=QueuedLines(JsonLines(rank_lines_path(directory, rank)), pen),
+            events=JsonLines(directory / EVENTS_FILE),
+        )
+
+    def event(self, event: Event, *, every_rank: bool = False) -> None:
+        """Report something that happened; only the first rank writes, unless the event is a rank's own.
+
+        Raises EnvironmentFault where the disk does not take it.
+        """
+        if self.rank == 0 or every_rank:
+            self._event(event)
+
+    def warn(self, message: str, *, step: int, code: str = "", every_rank: bool = False) -> None:
+        """Report that something was left out or has failed."""
+        self.event(WarningEvent(step=step, message=message, code=code), every_rank=every_rank)
+
+    def _event(self, event: Event, seconds: float = EVENT_SECONDS) -> None:
+        for branch in self.branches:
+            branch.event(event)
+        if self._closed:
+            self.events.write(event)
+        else:
+            self.pen.write_now(self.events, event, seconds)
+
+    def log(self, metrics: StepMetrics) -> None:
+        """The record of the step that has just ended. Never waits."""
+        self.pending = replace(metrics, rest=self.pending.rest | metrics.rest) if self.pending else metrics
+
+    def measured(self, found: dict[str, Any]) -> None:
+        """Numbers that belong into the record of the step that has just ended, by their names. Never waits."""
+        before = self.pending or StepMetrics(step=None, time=None)
+        self.pending = replace(before, rest=before.rest | found)
+
+    def flush(self, step: int) -> None:
+        """Write the record of the step that has ended, if anything was added to it; should the file have one of that
+        step already, as where a run stops with an evaluation, what was measured is added to that.
+
+        Waits only in that case. Raises EnvironmentFault where the disk did not take an earlier record.
+        """
+        self.pen.raise_fault()
+        pending, self.pending = self.pending, None
+        if pending is None or self.rank != 0:
+            return
+        record = replace(pending, step=step, time=pending.time or time.time())
+        for branch in self.branches:
+            branch.metric(record)
+        if self._step_of_last() == step and self._added(record):
+            return
+        self._last_step = step
+        if self.metrics.write(record) and not self._told_of_lost:
+            self._tell_of_lost(step)
+
+    def go_on_with(self, record: dict[str, Any], step: int) -> None:
+        """The run goes on behind a step whose record was gathered when it was saved: it is still to be written, unless
+        that was done."""
+        if self.rank == 0 and self._step_of_last() < step:
+            self.pending = read(StepMetrics, record)
+
+    def _step_of_last(self) -> int:
+        if self._last_step is None:
+            self._last_step = last_step(self.metrics.lines.path)
+        return self._last_step
+
+    def _added(self, record: StepMetrics) -> bool:
+        """Whether the last record in the file has all of it now."""
+        with suppress(OSError):
+            if self.pen.settle(EVENT_SECONDS):
+                self.metrics.lines.close()
+                return add_to_last(self.metrics.lines.path, record)
+        return False
+
+    def settle(self, step: int = 0) -> None:
+        """Return when all that was reported is in its file; a disk that does not answer is not waited for for ever, and
+        a warning says so.
+
+        Raises EnvironmentFault where the disk did not take something.
+        """
+        if not self.pen.settle(SETTLE_SECONDS):
+            message = (
+                f"rank {self.rank}: the disk of {self.directory} did not write all records within {SETTLE_SECONDS:g} s;"
+            )
+            message += " if the run is killed before it does, these records are lost"
+            self._event(WarningEvent(step=step, message=message), seconds=0)
+        for branch in self.branches:
+            branch.settle()
+
+    def undo_after(self, step: int) -> None:
+        """Move the records of later steps out of metrics.jsonl: they will be computed again. Raises OSError."""
+        self.pen.settle(None)
+        self.metrics.lines.close()
+        self._last_step = None
+        superseded = self.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
+        trim_after(self.metrics.lines.path, step, superseded)
+
+    def attempts(self) -> int:
+        """How often this run has been started before."""
+        if not self.events.path.exists():
+            return 0
+        with self.events.path.open("rb") as lines:
+            return sum(b'"event":"run_start"' in line for line in lines)
+
+    def end_branches(self, exit_code: int, seconds: float) -> None:
+        """All that was reported has been handed to whoever else takes it, as far as each does so in so many seconds."""
+        ending, self.branches = self.branches, []  # what is reported of one is no business of another that has ended
+        for branch in ending:
+            branch.end(exit_code, seconds)
+
+    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+        """All that can be written in so many seconds is written; what is reported later is written at once."""
+        lost = self.metrics.lost + self.own.lost
+        if self.rank == 0 and lost and not self._told_of_lost:
+            self._tell_of_lost(0)
+        if self.pen.close(seconds):  # else a thread hangs in one of them
+            self._closed = True
+            for lines in (self.metrics.lines, self.events, self.own.lines):
+                lines.close()
+
+    def _tell_of_lost(self, step: int) -> None:
+        """Say, once, that records are missing; the records themselves say how many."""
+        if lost := self.metrics.lost + self.own.lost:
+            self._told_of_lost = True
+            message = f"{lost} records were dropped: the disk of {self.directory} was too slow"
+            self._event(WarningEvent(step=step, message=message), seconds=0)

@@ -1,0 +1,110 @@
+"""What the storages of a rank are for, said while it runs."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import define, field
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+
+from ...planner.plan import Memory
+from ..models.batch import ModelBatch
+from ..models.parts import Parts
+from ..training.ema import Ema
+from .ledger import Ledger, bytes_of, pieces
+
+# In host memory, where the plan says so.
+STATES = ("parameters", "gradients", "optimizer", "averages")
+
+
+@define(kw_only=True, eq=False)
+class Holdings:
+    """Gives storages their category when it can be seen what they are for, and sums them up in the end."""
+
+    model: Parts
+    optimizer: Optimizer
+    ema: Ema | None
+    ledger: Ledger
+    offloaded: bool
+    _forwards: list[int] = field(factory=list, init=False)  # where in the ledger's time a forward has ended
+    _units: list[Any] = field(init=False)
+
+    @_units.default  # pyright: ignore[reportAttributeAccessIssue]
+    def _find_units(self) -> list[Any]:
+        groups = [m._get_fsdp_state()._fsdp_param_group for m in self.model.modules() if isinstance(m, FSDPModule)]
+        return [group for group in groups if group is not None]
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._forwards.clear()
+        self.ledger.begin("lasting")
+        self.ledger.assign("parameters", pieces(self.model.parameters()))
+        self.ledger.assign("optimizer", pieces(self._moments()))
+        self.ledger.assign("averages", pieces(self._averages()))
+
+    def forward_begins(self, batches: list[ModelBatch]) -> None:
+        """`batches`: those that wait, too."""
+        self.name_gradients()
+        for batch in batches:
+            tensors = (batch.input_ids_BS, batch.labels_BS, batch.positions_BS, batch.real_BS, batch.dataset_B)
+            self.ledger.assign("batch", pieces((*tensors, batch.packing.document_BS)))
+
+    def forward_ends(self, objective: Tensor | None) -> None:
+        """`objective`: what the last stage gives."""
+        if objective is not None:
+            self.ledger.assign("loss", pieces(left_by_head(objective)))
+        gathered = (tensor for p in self._sharded() for tensor in p.all_gather_outputs)
+        self.ledger.assign("unsharded", gathered)
+        self._forwards.append(self.ledger.now)
+
+    def name_gradients(self) -> None:
+        """A rank's own gradients, and whole ones that are still to be exchanged."""
+        self.ledger.assign("gradients", pieces(p.grad for p in self.model.parameters()))
+        self.ledger.assign("unreduced", pieces(self._whole_gradients()))
+
+    def memory(self) -> Memory:
+        """All categories: each when most of it was alive, but activations after a forward."""
+        ledger, parameters = self.ledger, list(self.model.parameters())
+        states = {
+            "parameters": bytes_of(pieces(parameters)),
+            "gradients": bytes_of(pieces(p.grad for p in parameters)),
+            "optimizer": bytes_of(pieces(self._moments())),
+            "averages": bytes_of(pieces(self._averages())),
+        }
+        rest = {name: max(ledger.over_time(name)) for name in ("unsharded", "unreduced", "loss")}
+        left = ledger.over_time("")
+        rest["activations"] = max(left[end - 1] for end in self._forwards)
+        on_device = sum(rest.values()) + (0 if self.offloaded else sum(states.values()))
+        peak = max(ledger.over_time(but=STATES if self.offloaded else ()))
+        return Memory(**states, **rest, working=max(0, peak - on_device), offloaded=self.offloaded)
+
+    def _moments(self) -> Iterator[Tensor]:
+        for state in self.optimizer.state.values():
+            yield from (state["exp_avg"], state["exp_avg_sq"])
+
+    def _averages(self) -> Iterator[Tensor]:
+        """Those of parameters: the others are as small as what they are of."""
+        if self.ema is not None:
+            yield from (self.ema.averages[name] for name, _ in self.model.named_parameters())
+
+    def _sharded(self) -> Iterator[Any]:
+        """What FSDP knows of every parameter that it shards."""
+        for unit in self._units:
+            yield from unit.fsdp_params
+
+    def _whole_gradients(self) -> Iterator[Tensor | None]:
+        for parameter in self._sharded():
+            yield parameter.unsharded_accumulated_grad
+            if hasattr(parameter, "_unsharded_param"):
+                yield parameter._unsharded_param.grad
+
+
+def left_by_head(objective: Tensor) -> list[Tensor | None]:
+    """The gradients that the chunked loss has computed in its forward: its node in the graph keeps them."""
+    node: Any = objective.grad_fn
+    while node is not None:
+        if hasattr(node, "grads"):
+            return list(node.grads)
+        node = node.next_functions[0][0] if node.next_functions else None
+    raise AssertionError("the last stage ends with a loss")

@@ -1,0 +1,63 @@
+"""Looks on while a rank runs: every operator is told to the ledger and the wire."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from .collective_recorder import DDP, Wire
+from .ledger import Ledger
+
+LABEL = torch.ops.profiler._record_function_enter_new.default
+DEVICE = torch.ops.prim.device.default
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+BROADCAST = torch.ops.c10d.broadcast_.default
+
+
+class Watch(TorchDispatchMode):
+    """heard: what another rank says, where it broadcasts something. ends: what to do when a label of torch ends."""
+
+    def __init__(self, ledger: Ledger, wire: Wire) -> None:
+        super().__init__()
+        self.ledger, self.wire = ledger, wire
+        self.heard: Tensor | None = None
+        self.ends: dict[str, Callable[[], None]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is DEVICE:
+            return args[0].fake_device  # what the fake mode would say, which takes it a tenth of a trace
+        if DTensor in types:
+            return NotImplemented  # its parts are what counts, and they come by themselves
+        if func is WAIT:
+            return args[0]  # of what is not fake, no new tensor comes either
+        out = func(*args, **(kwargs or {}))
+        self._tell(out)
+        namespace = func.namespace
+        if namespace == "profiler":
+            self._label(args[0] if func is LABEL else None)
+        elif namespace in ("c10d", "_c10d_functional"):
+            if self.wire.see(func, args, out) == DDP:
+                self.ledger.assign("unreduced", args[0])  # a bucket of gradients
+            if func is BROADCAST and self.heard is not None:
+                args[0][0].copy_(self.heard)
+        return out
+
+    def _tell(self, out: Any) -> None:
+        if isinstance(out, FakeTensor):
+            self.ledger.see(out)
+        elif isinstance(out, tuple | list):
+            for part in out:
+                self._tell(part)
+
+    def _label(self, begins: str | None) -> None:
+        """A label begins, or the innermost one ends."""
+        if begins is not None:
+            self.wire.labels.append(begins)
+        else:
+            end = self.ends.get(self.wire.labels.pop())
+            if end is not None:
+                end()

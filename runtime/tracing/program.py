@@ -1,0 +1,192 @@
+"""`Program`: a rank of a plan, as far as a trace runs it."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.fsdp import FSDPModule
+from torch.optim import Optimizer
+
+from ...planner.graph.alerts import ALERTS
+from ...planner.plan import Node, Plan
+from ..control.agreement import Agreement
+from ..control.commands import Control
+from ..control.signals import StopRequests
+from ..data.collate.collators import Chain
+from ..data.collate.outline import encode_outline
+from ..input.feed import Feed
+from ..models.parts import Parts
+from ..models.transformer import Transformer
+from ..monitoring.alert_actions import Occasions
+from ..monitoring.poller import Lookout
+from ..node_order import op_of, topological
+from ..parallel.fake import FakeDevice
+from ..state import Progress, Rank, Step
+from ..timers import Clocks
+from .batch import FullRows
+from .collective_recorder import Wire
+from .ledger import Ledger
+from .memory_owners import Holdings
+from .observer import Watch
+from .schedule import skip_vote
+
+# What a trace does without: data, time, files, and compiling.
+LEFT_OUT = frozenset(
+    {
+        "setup.bootstrap",
+        "setup.watch",
+        "setup.tokenizer",
+        "setup.data",
+        "setup.loader",
+        "setup.scheduler",
+        "setup.observe",
+        "setup.alerts",
+        "setup.pretrained",
+        "setup.resume",
+        "setup.checkpoint",
+        "setup.compile",
+        "step.put_off_save",
+        "step.await_copy",
+        "step.check_finite",
+        "step.schedule",
+        "step.measure",
+    }
+)
+# Its tensors have values: where documents lie decides what comes after it.
+OUTLINE = "step.share_outline"
+CAPABILITIES = {"a100": 8, "h100": 9, "h200": 9, "b200": 10}
+
+
+class Program:
+    """Set up, then run for one step: `holdings` and `wire` have then seen what is held and what is sent."""
+
+    holdings: Holdings
+    rows: FullRows
+
+    def __init__(self, plan: Plan, rank: Rank) -> None:
+        self.plan = plan
+        self.wire = Wire(plan=plan)
+        self._ledger = Ledger()
+        self._watch = Watch(self._ledger, self.wire)
+        self._fake = FakeDevice(device_kind(plan), CAPABILITIES.get(plan.cluster.preset, 0))
+        clocks = Clocks()
+        for tick in plan.timeline.ticks:
+            if tick.seconds is not None:
+                clocks.add(tick.seconds)
+        if any(node.op == "step.put_off_save" for node in plan.nodes):
+            clocks.ask_for(lambda: False)
+        requests = StopRequests(deadline_seconds=0.0, report=print)  # nobody makes any
+        control = Control((), call=lambda node: print)
+        self._resources: dict[str, Any] = {
+            "plan": plan,
+            "rank": rank,
+            "stages": [],
+            "clocks": clocks,
+            "agreement": Agreement(requests, clocks, control, Occasions.of(plan, ALERTS)),
+            "lookout": Lookout(report=print),
+            "progress": Progress(),
+        }
+
+    @property
+    def model(self) -> Parts:
+        return self._resources["model"]
+
+    def set_up(self) -> None:
+        """Everything before the first step; weights and what follows them without memory."""
+        # Of the links of `collate` the one that cuts rows: they are made up, whatever the others would make of them.
+        setup = [n for n in topological(self.plan) if n.kind == "setup" or n.op == "collate.shard"]
+        setup = [n for n in setup if n.op not in LEFT_OUT]
+        first = next(place for place, node in enumerate(setup) if node.op == "setup.weights")
+        for node in setup[:first]:
+            self._execute(node)
+        self.wire.know(self._resources["meshes"])
+        with self._watching():
+            for node in setup[first:]:
+                self._execute(node)
+            self._make_moments()
+            for part in self.model.parts:
+                if isinstance(part, FSDPModule):
+                    part._get_fsdp_state()._lazy_init()  # from then on its units know their names
+        if "pipeline" in self._resources:
+            skip_vote(self._resources["pipeline"])
+        self._look_on()
+        collate = Chain(stages=tuple(self._resources["stages"]))
+        self.rows = FullRows.of(self.plan, collate)
+        loader: Any = self.rows
+        micro = self.rows.whole.positions_BS.shape[0]
+        self._resources["feed"] = Feed(loader=loader, collate=collate, micro=micro, steps=1, datasets={})
+
+    def step(self) -> None:
+        """The nodes of a step, one after the other, as the loop calls them."""
+        nodes = [n for n in topological(self.plan) if n.kind == "step" and n.op not in LEFT_OUT]
+        step = Step(index=0)
+        with self._watching():
+            calls = [(n.id, op_of(n).bind(n, self._resources)()) for n in nodes]
+            gc.collect()
+            self.holdings.begin()
+            self.wire.begin()
+            for node, call in calls:
+                self.wire.node = node
+                with self._others() if node == OUTLINE else ExitStack():
+                    call(step)
+                self.holdings.name_gradients()
+            self.wire.node = None
+
+    def _execute(self, node: Node) -> None:
+        op = op_of(node)
+        result = op.bind(node, self._resources)()
+        if op.gives:
+            self._resources[op.gives] = result
+
+    def _watching(self) -> ExitStack:
+        stack = ExitStack()
+        for context in (self._fake, self._watch, self._ledger.watching_sizes()):
+            stack.enter_context(context)
+        return stack
+
+    @contextmanager
+    def _others(self) -> Iterator[None]:
+        """Tensors have values, and what is broadcast is the outline of rows that others have read."""
+        with unset_fake_temporarily():
+            self._watch.heard = encode_outline([self.rows.whole] * self.rows.accumulate)
+            yield
+            self._watch.heard = None
+
+    def _make_moments(self) -> None:
+        """The optimizer makes its state in the first step; what is traced is a later one."""
+        optimizer: Optimizer = self._resources["optimizer"]
+        for parameter in self.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def _look_on(self) -> None:
+        self.holdings = Holdings(
+            model=self.model,
+            optimizer=self._resources["optimizer"],
+            ema=self._resources.get("ema"),
+            ledger=self._ledger,
+            offloaded=self.plan.node("setup.weights").args["offload"],
+        )
+        # Gradients that are not exchanged in this backward are whole from here on.
+        self._watch.ends["FSDP::root_post_backward_callback"] = self.holdings.name_gradients
+        for part in self.model.parts:
+            part.register_forward_pre_hook(self._before, prepend=True)
+            part.register_forward_hook(self._after)
+
+    def _before(self, part: Transformer, args: tuple[Any, ...]) -> None:
+        self.wire.mark()
+        self.holdings.forward_begins([*part.inbox, *args[1:]])
+
+    def _after(self, part: Transformer, args: tuple[Any, ...], out: Tensor) -> None:
+        self.holdings.forward_ends(out if part.span.predicts else None)
+
+
+def device_kind(plan: Plan) -> str:
+    """The device that the run is for; where that is left to the machine, the one that training is done on."""
+    device = plan.node("setup.bootstrap").args["device"]
+    return "cpu" if device == "cpu" else "cuda"
