@@ -82,7 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _list(seen: "list[Seen]", *, verified: bool) -> None:
-    from ..planner.report.text import Page, shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
+    from ..planner.report.text import Page
     from ..planner.units import bytes_text
 
     page = Page(color=shows_color(sys.stdout))
@@ -127,7 +128,8 @@ def _contents(each: "Seen") -> str:
 
 
 def _show(seen: "list[Seen]") -> None:
-    from ..planner.report.text import Page, shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
+    from ..planner.report.text import Page
     from ..planner.units import bytes_text, plural
 
     page = Page(color=shows_color(sys.stdout))

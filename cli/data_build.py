@@ -149,7 +149,8 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", argume
 
 
 def _print_identity(name: str, source: "Source", identity: "StoreIdentity") -> None:
-    from ..planner.report.text import Page, shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
+    from ..planner.report.text import Page
     from ..planner.units import bytes_text, plural
 
     title, size = source.kind, source.num_bytes()
@@ -171,7 +172,8 @@ def _shown(value: Any) -> str:
 
 
 def _print_result(found: dict[str, Any]) -> None:
-    from ..planner.report.text import Page, shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
+    from ..planner.report.text import Page
     from ..planner.units import plural, seconds_text
 
     state = {"there": "was there already", "built": "built", "resumed": "gone on with and completed"}[found["state"]]

@@ -53,7 +53,8 @@ def show(plan: "Plan", arguments: argparse.Namespace) -> int:
 
     Raises DataError for data that cannot be used.
     """
-    from ..planner.report.text import Page, shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
+    from ..planner.report.text import Page
     from ..runtime.data.loading.prepared import prepared_from
     from ..runtime.data.loading.training_rows import curriculum_of
     from ..runtime.data.look import data_nodes, laid_out, tokenizer_of, written_out

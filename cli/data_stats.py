@@ -16,7 +16,8 @@ def add_stats(views: "argparse._SubParsersAction[argparse.ArgumentParser]") -> a
 
 def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
     """Print them. Raises DataError for data that cannot be used."""
-    from ..planner.report.text import Page, shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
+    from ..planner.report.text import Page
     from ..planner.units import plural
     from ..runtime.data.loading.prepared import prepared_from
     from ..runtime.data.look import data_nodes, drawn, epoch, statistics, tokenizer_of

@@ -44,11 +44,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 compared, 1 they differ and --exit-code was given, 2 an argument cannot be read."""
-    from ..dsl.diagnostics.diagnostic import Diagnostics
+    from ..dsl.diagnostics.diagnostic import Diagnostics, shows_color
     from ..planner.compare.diff import compare_plans, to_json
     from ..planner.compare.diff_sides import going_on, open_sides, run_command
     from ..planner.report.render_diff import render_diff
-    from ..planner.report.text import shows_color
 
     paths = [arguments.a] if arguments.b is None else [arguments.a, arguments.b]
     a, b, diagnostics = open_sides(paths, arguments.sets, arguments.world)

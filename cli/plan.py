@@ -96,8 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _warn(compiled: "Compiled", arguments: argparse.Namespace) -> None:
     """Say on stderr what is to be said about the spec, but for what stands on the page that follows."""
-    from ..dsl.diagnostics.diagnostic import Diagnostics
-    from ..planner.report.text import shows_color
+    from ..dsl.diagnostics.diagnostic import Diagnostics, shows_color
 
     page = (
         arguments.format == "text"

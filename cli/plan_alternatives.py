@@ -48,9 +48,9 @@ def _problem(arguments: argparse.Namespace) -> str:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
+    from ..dsl.diagnostics.diagnostic import shows_color
     from ..planner.compare.alternatives import compare
     from ..planner.report.render_alternatives import figures, render_alternatives
-    from ..planner.report.text import shows_color
 
     found = compare(arguments.spec, arguments.compare, arguments.sets, arguments.world)
     if arguments.format == "json":
@@ -72,11 +72,11 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _fit(arguments: argparse.Namespace) -> int:
+    from ..dsl.diagnostics.diagnostic import shows_color
     from ..dsl.load import load_spec
     from ..planner.compare.fit import Unsearchable, any_layout, search
     from ..planner.compile import compile_plan
     from ..planner.report.render_alternatives import figures, render_fit
-    from ..planner.report.text import shows_color
 
     loaded = load_spec(arguments.spec, arguments.sets)
     if loaded.spec is None:

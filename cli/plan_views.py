@@ -34,7 +34,7 @@ def is_given(value: object) -> bool:
 
 
 def _colored() -> bool:
-    from ..planner.report.text import shows_color
+    from ..dsl.diagnostics.diagnostic import shows_color
 
     return shows_color(sys.stdout)
 

@@ -124,8 +124,8 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
         from ..planner.compare.plan_origin import signed
 
         return evolve(compiled, plan=signed(plan, arguments.sets, arguments.world))
+    from ..dsl.diagnostics.diagnostic import shows_color
     from ..planner.compare.drift import accepted, find_drift
-    from ..planner.report.text import shows_color
 
     found = find_drift(plan)
     if arguments.accept_drift:

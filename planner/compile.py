@@ -5,7 +5,7 @@ from typing import Any, TextIO
 
 from attrs import evolve, frozen
 
-from ..dsl.diagnostics.diagnostic import Diagnostics
+from ..dsl.diagnostics.diagnostic import Diagnostics, shows_color
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .canonical import portable
@@ -19,7 +19,6 @@ from .mesh.layout import Layout
 from .mesh.sharding import cuts_of
 from .model.inventory import count_parameters
 from .plan import Cluster, Counted, ElasticWorld, Estimates, Plan
-from .report.text import shows_color
 from .resolved import Resolved, resolve_formats
 from .rules.cost_rules import check_costs
 from .rules.rule_inputs import Verdicts

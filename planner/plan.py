@@ -71,8 +71,9 @@ class Tick:
     tokens: int | Fraction | None = None
     seconds: float | None = None
     count: int | None = None
-    """How often it does something in the whole run, as `planner/schedule/counts.py` counts; None where that depends on the clock
-    or on unknown data. A node that several ticks name runs once in a step: `count_node` counts these together."""
+    """How often it does something in the whole run, as `planner/schedule/counts.py` counts; None where that depends on
+    the clock or on unknown data. A node that several ticks name runs once in a step: `count_node` counts these
+    together."""
     stop: bool = False
     epochs: float | None = None
     fraction: float | None = None

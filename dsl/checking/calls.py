@@ -1,7 +1,7 @@
 """Calls that make an object of the schema: `text("*.txt")` as a source, `pack(sequential)` as a link of `collate`."""
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any, Final, get_origin
+from typing import Any, Final, get_origin
 
 import attrs
 
@@ -14,11 +14,9 @@ from ..evaluation.values import FAILED, Called, Items, Value, Word, describe
 from ..schema import later
 from ..schema.data import UserCall
 from ..schema.setting import settings_of
+from .context import Context, Converter
 from .part_calls import kind_wanted
 from .type_errors import Mismatch, joined
-
-if TYPE_CHECKING:
-    from .context import Context, Converter
 
 _NAMES: dict[type, str] = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
 # The end of a path → the source that reads such files; `text` reads the rest.
@@ -26,7 +24,7 @@ _ENDS: Final = {".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow", ".np
 _LATER = (*later.SOURCES, *later.LINKS)
 
 
-def convert_call(kinds: tuple[type, ...], value: Value, context: "Context", around: "Converter") -> Any:
+def convert_call(kinds: tuple[type, ...], value: Value, context: Context, around: Converter) -> Any:
     """The object that a call stands for, one of some classes. Raises Mismatch; FAILED if an argument was wrong."""
     names = {_NAMES[kind]: kind for kind in kinds if kind is not UserCall}
     data = value.data
@@ -77,11 +75,9 @@ def _call_meant(value: Value, names: dict[str, type]) -> str | None:
     return None
 
 
-def convert_links(item: Any, values: tuple[Value, ...], context: "Context", around: "Converter") -> Any:
+def convert_links(item: Any, values: tuple[Value, ...], context: Context, around: Converter) -> Any:
     """The links of a chain; all that is wrong with any of them is reported."""
-    from .convert import convert
-
-    found = [convert(item, value, context, around) for value in values]
+    found = [around.convert(item, value, context) for value in values]
     return FAILED if any(link is FAILED for link in found) else tuple(found)
 
 
@@ -101,10 +97,7 @@ def _variadic(kind: type) -> attrs.Attribute | None:
     return blocks.label_of(kind)
 
 
-def _build(kind: type, call: Called, value: Value, around: "Converter") -> Any:
-    from .context import Context
-    from .convert import convert
-
+def _build(kind: type, call: Called, value: Value, around: Converter) -> Any:
     errors = _ArgumentErrors(around)
     known, variadic = settings_of(kind), _variadic(kind)
     arguments: dict[str, Any] = {}
@@ -132,7 +125,7 @@ def _build(kind: type, call: Called, value: Value, around: "Converter") -> Any:
             given[name] = (span, each)
     for name, (_, each) in given.items():
         attribute, meta = known[name]
-        arguments[name] = convert(attribute.type, each, Context(name, call.name, kind, meta), around)
+        arguments[name] = around.convert(attribute.type, each, Context(name, call.name, kind, meta))
     if any(argument is FAILED for argument in arguments.values()):
         return FAILED
     return kind(**arguments)
@@ -143,7 +136,7 @@ def _is_later(kind: type, name: str, value: Value) -> bool:
     return isinstance(text, str) and text in later.WORDS.get((kind, name), ())
 
 
-def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: "Converter") -> Any:
+def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: Converter) -> Any:
     """The positional arguments of `text` and its like: at least one string; of `huggingface`, exactly one."""
     single = get_origin(attribute.type) is not tuple
     if not call.positional:
@@ -178,7 +171,7 @@ def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: "C
 
 
 class _ArgumentErrors:
-    def __init__(self, around: "Converter") -> None:
+    def __init__(self, around: Converter) -> None:
         self.diagnostics = around.diagnostics
 
     def too_many(self, name: str, limit: int, extra: Value) -> None:

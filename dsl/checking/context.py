@@ -1,18 +1,18 @@
 """What a conversion of a value knows of the setting it is for, and of its surroundings."""
 
 from collections.abc import Mapping as MappingOf
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
 
 from ..diagnostics.diagnostic import Diagnostics
 from ..evaluation.evaluate import Definition
-from ..evaluation.values import FAILED, Failed
+from ..evaluation.values import FAILED, Failed, Value
 from ..schema.setting import Setting
-from .type_errors import (
-    Mismatch,
-)
-from .user_parts import Parts
+from .type_errors import Mismatch
+
+if TYPE_CHECKING:
+    from .user_parts import Parts
 
 
 @frozen
@@ -46,7 +46,11 @@ class Converter(Protocol):
     def constants(self) -> MappingOf[str, Definition]: ...
 
     @property
-    def parts(self) -> Parts: ...
+    def parts(self) -> "Parts": ...
+
+    def convert(self, annotation: Any, value: Value, context: Context) -> Any:
+        """See `convert.convert`."""
+        ...
 
 
 def report(wrong: Mismatch, around: Converter) -> Failed:

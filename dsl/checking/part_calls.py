@@ -1,6 +1,6 @@
 """`Part`: a source or collator of the user's own, and what a spec gives for the parameters of its function."""
 
-from typing import TYPE_CHECKING, Any, Union, get_args, get_origin
+from typing import Any, Union, get_args, get_origin
 
 from attrs import define, field
 
@@ -12,13 +12,11 @@ from ..quantity import Quantity
 from ..schema.data import UserCall
 from ..schema.setting import Setting
 from ..user_parts.reader import COMPUTED, REQUIRED, Declared, Kind, Parameter
+from .context import Context, Converter, report
 from .type_errors import Mismatch, joined, list_mismatch, map_mismatch
 
-if TYPE_CHECKING:
-    from .context import Context, Converter
 
-
-def kind_wanted(context: "Context") -> Kind:
+def kind_wanted(context: Context) -> Kind:
     """The kind of part that a setting takes."""
     return "source" if context.name == "source" else "collator"
 
@@ -33,7 +31,7 @@ class Part:
     use: Span = field(repr=False)
     used: bool = False
 
-    def convert(self, call: Called, value: Value, context: "Context", around: "Converter") -> Any:
+    def convert(self, call: Called, value: Value, context: Context, around: Converter) -> Any:
         """The call as a `UserCall`; FAILED after reporting what is wrong. Raises Mismatch where it does not belong."""
         declared, name = self.declared, self.declared.name
         self.used = True
@@ -72,7 +70,7 @@ class Part:
         brackets = bool(needed) or self.declared.kind == "source"
         return f"{self.declared.name}({', '.join(needed)})" if brackets else self.declared.name
 
-    def _given(self, call: Called, around: "Converter") -> dict[str, Value] | None:
+    def _given(self, call: Called, around: Converter) -> dict[str, Value] | None:
         """What is written for each parameter; None after reporting what there is no parameter for."""
         name, parameters = call.name, self.declared.parameters
         placed = [parameter.name for parameter in parameters if not parameter.named]
@@ -103,31 +101,27 @@ class Part:
             good = False
         return given if good else None
 
-    def _argument(self, parameter: Parameter, value: Value, around: "Converter") -> Any:
+    def _argument(self, parameter: Parameter, value: Value, around: Converter) -> Any:
         """The value for a parameter, lists as tuples; FAILED after reporting that it does not fit."""
-        from .context import Context
-
         context = Context(
             parameter.name, self.declared.name, UserCall, Setting(doc=f"argument of {self.declared.name}")
         )
         return _argument(parameter.type, value, context, around)
 
 
-def _argument(kind: Any, value: Value, context: "Context", around: "Converter") -> Any:
-    from .context import report
-    from .convert import convert
+def _argument(kind: Any, value: Value, context: Context, around: Converter) -> Any:
 
     if value.data is FAILED:
         return FAILED
     if Any not in _mentioned(kind):
-        return convert(kind, value, context, around)
+        return around.convert(kind, value, context)
     try:
         return _unchecked(kind, value, context, around)
     except Mismatch as wrong:
         return report(wrong, around)
 
 
-def _unchecked(kind: Any, value: Value, context: "Context", around: "Converter") -> Any:
+def _unchecked(kind: Any, value: Value, context: Context, around: Converter) -> Any:
     """For a type that says little: anything a spec can write that means something to Python. Raises Mismatch."""
     data = value.data
     if get_origin(kind) is Union:

@@ -99,6 +99,10 @@ class Structurer:
         self.doubts.forget(path)
         return []
 
+    def convert(self, annotation: Any, value: Value, context: Context) -> Any:
+        """A value as the annotated type; FAILED after reporting what is wrong with it."""
+        return convert(annotation, value, context, self)
+
     # Blocks -----------------------------------------------------------------------------------------------------------
 
     def block(self, block: type, section: Section, path: str) -> Any:

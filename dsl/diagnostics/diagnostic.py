@@ -164,8 +164,8 @@ _TAB = "    "
 
 
 def shows_color(stream: TextIO) -> bool:
-    """Whether a stream is a terminal whose user has not asked for plain text (NO_COLOR)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR")
+    """Whether it is a terminal whose user does not object (https://no-color.org)."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def render(diagnostic: Diagnostic, *, color: bool = False) -> str:

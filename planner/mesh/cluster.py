@@ -1,7 +1,7 @@
 """`cluster` of a spec → `Cluster`: what the machines can do, from the spec or the data sheet of a preset.
 
-Sources: NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, H200 SXM and HGX B200 (products as in `peaks.py`; half of
-NVLink's figure, which counts both directions; one ConnectX of 200 or 400 Gb/s a device).
+Sources: NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, H200 SXM and HGX B200 (products as in `hardware_specs.py`;
+half of NVLink's figure, which counts both directions; one ConnectX of 200 or 400 Gb/s a device).
 """
 
 from typing import Final

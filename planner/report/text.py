@@ -1,9 +1,8 @@
 """A page of plain text: headings, aligned tables, wrapped lines, and colour where a terminal shows it."""
 
-import os
 from collections.abc import Sequence
 from textwrap import wrap
-from typing import Final, TextIO
+from typing import Final
 
 from attrs import frozen
 
@@ -96,11 +95,6 @@ class Page:
                 shown = shown.rjust(widths[column]) if align[column] == ">" else shown.ljust(widths[column])
                 cells.append(self.paint(shown, styles[column] if column < len(styles) else ""))
             self._lines.append(("  " + "  ".join(cells)).rstrip())
-
-
-def shows_color(stream: TextIO) -> bool:
-    """Whether it is a terminal whose user does not object (https://no-color.org)."""
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def shorten(text: str, width: int) -> str:

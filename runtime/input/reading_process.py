@@ -1,4 +1,4 @@
-"""A process that reads for a rank: `python -m xtrain.runtime.input.reading_process FD`, started by `ReaderProcesses`."""
+"""A process that reads rows for a rank: `python -m xtrain.runtime.input.reading_process FD`."""
 
 import ctypes
 import os

@@ -1,7 +1,7 @@
 """Which rows of which dataset every step takes: a closed form of its number, phase by phase.
 
-A draw (`planner/schedule/mixture_sampler.py`) says whose turn it is. A dataset gives its own rows in its own order, epoch after epoch: its
-cursor counts them.
+`planner/schedule/mixture_sampler.py` says whose turn it is. A dataset gives its own rows in its own order, epoch after
+epoch: its cursor counts them.
 """
 
 from bisect import bisect_right
