@@ -1,4 +1,4 @@
-"""What the light verbs load, and in which direction the rooms import."""
+"""What the light verbs load, and the drawing of who imports whom."""
 
 import ast
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from structure import PAGE, drawing, page_with
 from xtrain.cli.main import VERBS
 
 ROOT = Path(__file__).parents[2]
@@ -98,29 +99,5 @@ def test_light_verbs_load_nothing_heavy():
     assert not wrong
 
 
-def imports(path: Path) -> list[tuple[int, str]]:
-    """(relative level, dotted module) of every import in a file, at whatever depth of the code."""
-    found = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            found.append((node.level, node.module or ""))
-    return found
-
-
-@pytest.mark.parametrize("room", BELOW)
-def test_rooms_import_only_downwards(room):
-    files = sorted((ROOT / room).rglob("*.py"))
-    assert files
-    for path in files:
-        depth = len(path.relative_to(ROOT).parts)  # as many dots lead to the package itself
-        for level, module in imports(path):
-            top = module.split(".")[0]
-            if level == depth:
-                assert top in BELOW[room] or module == "", f"{path}: imports {module}"
-            elif level == 0:
-                assert top not in FOREIGN[room], f"{path}: imports {module}"
-                assert top != "xtrain", f"{path}: imports inside the project are relative"
-            else:
-                assert level < depth
+def test_the_page_draws_the_folders_as_they_are():
+    assert page_with(drawing()) == PAGE.read_text(), "run `python tests/support/structure.py --write`"
