@@ -22,7 +22,7 @@ from xtrain.planner.costs.local import local_of
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.planner.rules.rule_inputs import Verdicts
-from xtrain.planner.rules.validate import examine
+from xtrain.planner.rules.validate import validate
 from xtrain.planner.units import BYTES
 
 ROOT: Final = Path(__file__).parents[1]
@@ -235,7 +235,7 @@ class HeadRow:
             path = Path(folder) / "head.xtrain"
             path.write_text(HEAD.format(params=self.params, chunk=self.tokens * 4 * HEAD_VOCAB // 2**20))
             spec = load_spec(path).require()
-        sound = examine(spec, None, Verdicts(spec))
+        sound = validate(spec, None, Verdicts(spec))
         assert sound is not None
         run = resolve(spec, sound)
         gradients = BYTES[self.params] * HEAD_DIM * (HEAD_TOKENS + HEAD_VOCAB)

@@ -28,7 +28,7 @@ from killing import MOMENTS, VICTIMS, Start, command, logged
 from torch.distributed.checkpoint import FileSystemReader
 
 from xtrain.runtime.checkpoint.backend import read_tensors
-from xtrain.runtime.checkpoint.layout import POINTERS, CheckpointFolder, Entry
+from xtrain.runtime.checkpoint.layout import POINTERS, CheckpointEntry, CheckpointFolder
 from xtrain.runtime.checkpoint.sidecar import TENSORS
 
 STEPS = 20
@@ -150,7 +150,7 @@ def unsound(folder: CheckpointFolder, before: int) -> tuple[list[Fault], int]:
     faults: list[Fault] = []
     for pointer in POINTERS:
         while named := folder.named(pointer):
-            entry = Entry(folder.root / named, int(named[-12:]))
+            entry = CheckpointEntry(folder.root / named, int(named[-12:]))
             flaws = entry.flaws(content=True)
             if folder.named(pointer) == named:  # else a living launcher has started others
                 faults += [f"{pointer} names {named}: {flaw}" for flaw in flaws]

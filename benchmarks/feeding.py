@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan import PlanPhase
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
@@ -75,7 +75,7 @@ def loader(stores: list[TokenStore], capacity: int, micro: int) -> RowLoader:
         rows = pack_rows(store.lengths_of(documents), capacity, "split", method="multipack", group=100_000)
         datasets.append(TrainingRows.of(store.key, RowReader(store=store, documents=documents, rows=rows), seed=0))
     names = tuple(dataset.name for dataset in datasets)
-    whole = Phase(name="train", first=0, fraction=None, shares={name: 1 / len(names) for name in names})
+    whole = PlanPhase(name="train", first=0, fraction=None, shares={name: 1 / len(names) for name in names})
     return RowLoader(
         datasets=tuple(datasets),
         curriculum=Curriculum(datasets=names, phases=(whole,), steps=1 << 20, rows_per_step=micro, seed=0),

@@ -20,10 +20,10 @@ import torch
 from msgspec.structs import replace
 
 from xtrain.records.metrics import RankMetrics, StepMetrics
-from xtrain.runtime.files.lines import JsonLines
+from xtrain.runtime.files.lines import JsonLinesFile
 from xtrain.runtime.reporting.packages import _is_installed
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.reporting.sink import Branch, Writer
+from xtrain.runtime.reporting.sink import RecordSink, RecordWriter
 from xtrain.runtime.reporting.tensorboard_writer import TensorBoardWriter
 from xtrain.runtime.reporting.wandb_writer import WandbWriter
 
@@ -58,13 +58,13 @@ def timed(report: Report, steps: int) -> dict[str, float]:
 
 
 def direct(folder: Path, steps: int) -> dict[str, float]:
-    metrics, own = JsonLines(folder / "metrics.jsonl"), JsonLines(folder / "own.jsonl")
+    metrics, own = JsonLinesFile(folder / "metrics.jsonl"), JsonLinesFile(folder / "own.jsonl")
     return timed(lambda record, of_rank: (metrics.write(record), own.write(of_rank), None)[-1], steps)
 
 
-def queued(folder: Path, steps: int, *writers: Writer) -> dict[str, float]:
+def queued(folder: Path, steps: int, *writers: RecordWriter) -> dict[str, float]:
     records = Records.open(folder, 0)
-    records.branches += [Branch(writer, print) for writer in writers]
+    records.branches += [RecordSink(writer, print) for writer in writers]
     for branch in records.branches:
         branch.begin()
         branch._outlet.deliver(None, 60)
@@ -99,7 +99,7 @@ def main() -> None:
     print(json.dumps(found))
 
 
-def writer_of(kind: str, folder: Path) -> Writer:
+def writer_of(kind: str, folder: Path) -> RecordWriter:
     if kind == "tensorboard":
         return TensorBoardWriter(folder=folder / "tensorboard", step=0, texts={})
     chosen = dict.fromkeys(("entity", "name", "group", "notes"), None) | {"project": "recording", "tags": []}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .arguments import add_sets
 
 if TYPE_CHECKING:
-    from ..dsl.autofix import Mended
+    from ..dsl.autofix import FixedTexts
     from ..dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
 
 EPILOG = """\
@@ -58,10 +58,10 @@ def _check(path: str, arguments: argparse.Namespace) -> int:
 
 
 def _fix(path: str, arguments: argparse.Namespace) -> int:
-    from ..dsl.autofix import mend
+    from ..dsl.autofix import apply_fixes
     from ..planner.load import check_from_spec
 
-    mended = mend(lambda texts: check_from_spec(path, arguments.sets, texts))
+    mended = apply_fixes(lambda texts: check_from_spec(path, arguments.sets, texts))
     if arguments.diff:
         _show_difference(mended)
         if mended.fixed:
@@ -78,7 +78,7 @@ def _fix(path: str, arguments: argparse.Namespace) -> int:
     return 2 if mended.diagnostics.has_errors else 0
 
 
-def _show_difference(mended: "Mended") -> None:
+def _show_difference(mended: "FixedTexts") -> None:
     from ..dsl.diagnostics.diagnostic import shows_color
     from .rewrite import difference
 

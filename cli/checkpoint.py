@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..runtime.checkpoint.look import Seen
+    from ..runtime.checkpoint.look import SeenCheckpoint
 
 EPILOG = """\
 PATH is a run, a lineage or root of runs, a folder of checkpoints, or one checkpoint.
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1 if arguments.action == "verify" and any(each.flaws for each in seen) else 0
 
 
-def _list(seen: "list[Seen]", *, verified: bool) -> None:
+def _list(seen: "list[SeenCheckpoint]", *, verified: bool) -> None:
     from ..dsl.diagnostics.diagnostic import shows_color
     from ..planner.report.text import Page
     from ..planner.units import bytes_text
@@ -98,7 +98,7 @@ def _list(seen: "list[Seen]", *, verified: bool) -> None:
     sys.stdout.write(str(page).lstrip("\n"))
 
 
-def _epoch(each: "Seen") -> str:
+def _epoch(each: "SeenCheckpoint") -> str:
     """`epoch-2` where an epoch ends with it, which can be called that; else how far the run was in its data."""
     if each.state.get("epoch_ended") is not None:
         return f"epoch-{each.state['epoch_ended']}"
@@ -106,19 +106,19 @@ def _epoch(each: "Seen") -> str:
     return "" if epoch is None else f"{epoch:.3g} epochs"
 
 
-def _measured(each: "Seen") -> str:
+def _measured(each: "SeenCheckpoint") -> str:
     metrics = each.state.get("metrics") or {}
     return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
-def _age(each: "Seen") -> str:
+def _age(each: "SeenCheckpoint") -> str:
     from ..planner.units import seconds_text
 
     saved = each.state.get("time")
     return "" if saved is None else f"{seconds_text(max(time.time() - saved, 1))} ago"
 
 
-def _contents(each: "Seen") -> str:
+def _contents(each: "SeenCheckpoint") -> str:
     """What it holds, with a word about averaged weights."""
     average = each.state.get("ema")
     if not average:
@@ -127,7 +127,7 @@ def _contents(each: "Seen") -> str:
     return f"the full state, with an average of {of}" if each.entry.is_full else f"averaged weights alone: {of}"
 
 
-def _show(seen: "list[Seen]") -> None:
+def _show(seen: "list[SeenCheckpoint]") -> None:
     from ..dsl.diagnostics.diagnostic import shows_color
     from ..planner.report.text import Page
     from ..planner.units import bytes_text, plural
@@ -156,7 +156,7 @@ def _show(seen: "list[Seen]") -> None:
     sys.stdout.write(str(page).lstrip("\n"))
 
 
-def _behind(each: "Seen") -> str:
+def _behind(each: "SeenCheckpoint") -> str:
     """What the run had behind it."""
     text = f"after {each.entry.step:,} steps, {each.state.get('tokens', 0):,} tokens"
     epoch, ended = each.state.get("epoch"), each.state.get("epoch_ended")

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from ..tui.board.terminal import Terminal
 
 if TYPE_CHECKING:
-    from ..runtime.run_directory.workspace import Workspace
+    from ..runtime.run_directory.workspace import RunDirectory
 
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 # Of what the launcher has said meanwhile, so much is shown afterwards; all of it stays in the file.
@@ -32,7 +32,7 @@ class Dashboard:
     While the dashboard has the terminal, what this process writes goes to `said`, a file among the logs.
     """
 
-    def __init__(self, workspace: "Workspace") -> None:
+    def __init__(self, workspace: "RunDirectory") -> None:
         from ..records.paths import EVENTS_FILE, METRICS_FILE
         from ..runtime.files.lines import size_of
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..planner.plan import Node, Plan
-    from ..runtime.data.documents.tokenizers import Tokenizer
-    from ..runtime.data.sources.source import Source
+    from ..runtime.data.documents.tokenizers import TextTokenizer
+    from ..runtime.data.sources.source import DataSource
     from ..runtime.data.tokenising.build import StoreIdentity
 
 EPILOG = """\
@@ -93,11 +93,11 @@ def _stoppable() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", arguments: argparse.Namespace) -> None:
+def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", arguments: argparse.Namespace) -> None:
     from ..runtime.data.documents.encoder import DocumentEncoder
     from ..runtime.data.loading.prepared import packed_from, source_of
     from ..runtime.data.stores.cache_folder import move_aside
-    from ..runtime.data.stores.progress import Progress
+    from ..runtime.data.stores.progress import DataProgress
     from ..runtime.data.stores.store import damage, open_named
     from ..runtime.data.tokenising.build import build_store, identify
     from .data_progress import shown
@@ -120,7 +120,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", argume
         move_aside(folder)
     with shown(name) as show:
 
-        def report(now: Progress) -> None:
+        def report(now: DataProgress) -> None:
             nonlocal kept
             kept = max(kept, now.kept)
             show(now)
@@ -148,7 +148,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "Tokenizer", argume
         _print_result(found)
 
 
-def _print_identity(name: str, source: "Source", identity: "StoreIdentity") -> None:
+def _print_identity(name: str, source: "DataSource", identity: "StoreIdentity") -> None:
     from ..dsl.diagnostics.diagnostic import shows_color
     from ..planner.report.text import Page
     from ..planner.units import bytes_text, plural

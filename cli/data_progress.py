@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runtime.data.stores.progress import Progress, Report
+    from ..runtime.data.stores.progress import DataProgress, Report
 
 LINE_SECONDS = 10.0
 
@@ -31,9 +31,9 @@ def _bar(name: str) -> "Iterator[Report]":
     from rich.progress import Progress as Bars
     from rich.table import Column
 
-    from ..runtime.data.stores.progress import Pace, in_words
+    from ..runtime.data.stores.progress import ReadingPace, in_words
 
-    pace = Pace()
+    pace = ReadingPace()
     # In the end the line goes: what was done is told in other words.
     bars = Bars(
         TextColumn("{task.fields[dataset]}", table_column=Column(no_wrap=True, min_width=len(name))),
@@ -49,7 +49,7 @@ def _bar(name: str) -> "Iterator[Report]":
     with bars:
         task = bars.add_task("", dataset=name, total=None, start=False)
 
-        def report(now: "Progress") -> None:
+        def report(now: "DataProgress") -> None:
             pace.look(now)
             bars.start_task(task)
             bars.update(task, description=in_words(now, pace), total=now.total, completed=now.done)

@@ -8,14 +8,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..planner.units import plural
-from .flowing import Part, flow, plain, width
+from .flowing import TextPart, flow, plain, width
 
 if TYPE_CHECKING:
     from ..planner.plan import Plan
     from ..planner.report.text import Page
     from ..runtime.data.loading.curriculum import Curriculum
     from ..runtime.data.loading.prepared import PreparedDataset
-    from ..runtime.data.look import Laid, Row, Segment, Stretch
+    from ..runtime.data.look import DocumentSpan, Segment, SegmentInRow, ShownRow
     from ..runtime.data.packing.row_reader import RowReader
 
     Chosen = tuple[str, RowReader, int, int | None]
@@ -127,14 +127,14 @@ def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step
         yield name, readers[name], index, place
 
 
-def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[Laid]]":
+def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[SegmentInRow]]":
     """What the user's own collators make of a row: a step is given that. Takes torch, which they are written for."""
     from ..runtime.data.packing.row_reader import UNTOLD
     from ..runtime.input.look_collated import collated
 
     run, trained = collated(plan), plan.node("setup.loader").args["datasets"]
 
-    def of(name: str, reader: "RowReader", index: int, place: int | None) -> "list[Laid]":
+    def of(name: str, reader: "RowReader", index: int, place: int | None) -> "list[SegmentInRow]":
         told = place is not None and len(trained) > 1
         dataset = trained.index(name) if told else UNTOLD
         return run(reader.row(index, dataset=dataset, position=UNTOLD if place is None else place))
@@ -142,8 +142,8 @@ def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[L
     return of
 
 
-def _as_json(row: "Row", *, tokens: bool) -> dict[str, Any]:
-    def stretch(one: "Stretch") -> dict[str, Any]:
+def _as_json(row: "ShownRow", *, tokens: bool) -> dict[str, Any]:
+    def stretch(one: "DocumentSpan") -> dict[str, Any]:
         told = {"trained": one.trained, "tokens": len(one.ids), "text": one.text}
         return told | ({"ids": one.ids, "pieces": one.pieces} if tokens else {})
 
@@ -163,19 +163,19 @@ class _View:
         self._width = width()
         self._marked = False
 
-    def add(self, row: "Row", rows_per_step: int) -> None:
+    def add(self, row: "ShownRow", rows_per_step: int) -> None:
         """Header, fill, and every segment."""
         self._page.line()
         where = f"  row {row.index:,}"
         if row.place is not None:
             step, within = divmod(row.place, rows_per_step)
             where += f" · step {step + 1:,}, row {within + 1:,} of {rows_per_step:,}"
-        flow(self._page, [Part(row.dataset, "bold"), Part(where, "dim")], self._width, rest="  ")
+        flow(self._page, [TextPart(row.dataset, "bold"), TextPart(where, "dim")], self._width, rest="  ")
         padding = row.capacity - row.filled
         told = f" {row.filled / row.capacity:.1%} of {row.capacity:,} positions filled"
         told += f", {row.trained / row.filled:.1%} of them trained" if row.filled else ""
         told += f", {padding:,} of padding" if padding else ""
-        flow(self._page, [*self._bar(row), Part(told, "dim")], self._width, first="  ", rest="  ")
+        flow(self._page, [*self._bar(row), TextPart(told, "dim")], self._width, first="  ", rest="  ")
         for number, segment in enumerate(row.segments):
             self._add_segment(segment, STYLES[number % len(STYLES)])
 
@@ -186,24 +186,28 @@ class _View:
         told = " Coloured, a document each: trained. Dim: only read." if self._color else marked
         first = " The first token of a document is never predicted."
         behind = f" Rows are shown behind {', '.join(own)}." if own else ""
-        flow(self._page, [Part(f"█ trained, ▒ only read, ░ padding.{told}{first}{behind}", "dim")], self._width)
+        flow(self._page, [TextPart(f"█ trained, ▒ only read, ░ padding.{told}{first}{behind}", "dim")], self._width)
 
-    def _bar(self, row: "Row") -> list[Part]:
+    def _bar(self, row: "ShownRow") -> list[TextPart]:
         columns = max(8, min(BAR, self._width // 3))
         trained = round(row.trained / row.capacity * columns)
         filled = max(trained, round(row.filled / row.capacity * columns))
-        return [Part("█" * trained, "green"), Part("▒" * (filled - trained)), Part("░" * (columns - filled), "dim")]
+        return [
+            TextPart("█" * trained, "green"),
+            TextPart("▒" * (filled - trained)),
+            TextPart("░" * (columns - filled), "dim"),
+        ]
 
     def _add_segment(self, segment: "Segment", style: str) -> None:
         trained = f", {segment.trained:,} trained" if segment.trained < segment.tokens else ""
         whose = "" if segment.document is None else f"document {segment.document:,} from {segment.start:,}, "
         other = f", {segment.other:,} labels are not the next token" if segment.other else ""
         said = f"{whose}{plural(segment.tokens, 'token')}{trained}{other}"
-        flow(self._page, [Part(said, "dim")], self._width, first="  ", rest="    ")
+        flow(self._page, [TextPart(said, "dim")], self._width, first="  ", rest="    ")
         parts = self._single(segment, style) if self._tokens else self._text(segment, style)
         flow(self._page, parts, self._width, first="    ", rest="    ")
 
-    def _text(self, segment: "Segment", style: str) -> Iterator[Part]:
+    def _text(self, segment: "Segment", style: str) -> Iterator[TextPart]:
         stretches = segment.stretches
         whole = self._full or sum(len(one.text) for one in stretches) <= SHOWN
         long = sum(len(one.text) > SHORTEST for one in stretches)
@@ -211,14 +215,14 @@ class _View:
         shown = 0
         for number, stretch in enumerate(stretches):
             if not whole and shown > 2 * SHOWN:
-                yield Part(f" … {plural(len(stretches) - number, 'more stretch')}", "dim")
+                yield TextPart(f" … {plural(len(stretches) - number, 'more stretch')}", "dim")
                 return
             text = stretch.text if each is None else _shortened(stretch.text, each)
             shown += len(text)
             # A document of its own begins with bos: everybody knows that nothing predicts it.
             bare = number == 0 and len(stretch.ids) == 1 and segment.start == 0
             text = plain(text.replace("\n", "⏎ "))
-            yield Part(*self._marks(text, stretch.trained or bare, "dim" if not stretch.trained else style))
+            yield TextPart(*self._marks(text, stretch.trained or bare, "dim" if not stretch.trained else style))
 
     def _marks(self, text: str, bare: bool, style: str) -> tuple[str, str]:
         if self._color or bare:
@@ -226,7 +230,7 @@ class _View:
         self._marked = True
         return f"{READ[0]}{text}{READ[1]}", style
 
-    def _single(self, segment: "Segment", style: str) -> Iterator[Part]:
+    def _single(self, segment: "Segment", style: str) -> Iterator[TextPart]:
         total = sum(len(stretch.ids) for stretch in segment.stretches)
         left = total if self._full else TOKENS
         for stretch in segment.stretches:
@@ -237,15 +241,15 @@ class _View:
             total -= len(some)
             opening, closing = ("", "") if self._color or stretch.trained else READ
             self._marked = self._marked or bool(opening)
-            yield Part(opening)
+            yield TextPart(opening)
             for number, (piece, token) in enumerate(some):
-                yield Part(plain(piece).replace(" ", "␣"), style if stretch.trained else "dim")
-                yield Part(f" {token}", "dim", whole=True)
-                yield Part(closing if number == len(some) - 1 else "")
-                yield Part(" │", "dim", whole=True)
-                yield Part(" ")
+                yield TextPart(plain(piece).replace(" ", "␣"), style if stretch.trained else "dim")
+                yield TextPart(f" {token}", "dim", whole=True)
+                yield TextPart(closing if number == len(some) - 1 else "")
+                yield TextPart(" │", "dim", whole=True)
+                yield TextPart(" ")
         if total:
-            yield Part(f"… {plural(total, 'more token')}", "dim")
+            yield TextPart(f"… {plural(total, 'more token')}", "dim")
 
 
 def _shortened(text: str, most: int) -> str:

@@ -15,7 +15,7 @@ _SIGNS = {"\n": "⏎", "\t": "⇥", "\x7f": "␡"}
 
 
 @frozen
-class Part:
+class TextPart:
     """A piece of text in one style of a page; a style of "" is none. No line ends within what is `whole`."""
 
     text: str
@@ -33,7 +33,7 @@ def plain(text: str) -> str:
     return text if text.isascii() and text.isprintable() else "".join(map(_sign, text))
 
 
-def flow(page: Page, parts: Iterable[Part], columns: int, *, first: str = "", rest: str = "") -> None:
+def flow(page: Page, parts: Iterable[TextPart], columns: int, *, first: str = "", rest: str = "") -> None:
     """Add lines of at most `columns`, broken behind a blank where there is one; `first` and `rest` are margins."""
     line: list[tuple[str, str]] = []
     used, blank = _columns(first), -1

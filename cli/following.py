@@ -4,13 +4,13 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ..runtime.run_directory.workspace import Workspace
+    from ..runtime.run_directory.workspace import RunDirectory
 
 
 class Following:
     """Shows the run in a thread, until the block ends."""
 
-    def __init__(self, workspace: "Workspace", ui: str) -> None:
+    def __init__(self, workspace: "RunDirectory", ui: str) -> None:
         from ..records.paths import EVENTS_FILE, METRICS_FILE
         from ..runtime.files.lines import size_of
         from ..tui.lines.view import follow

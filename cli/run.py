@@ -16,7 +16,7 @@ from .refused import Refused, refusals
 
 if TYPE_CHECKING:
     from ..planner.load import Compiled
-    from ..runtime.run_directory.workspace import Workspace
+    from ..runtime.run_directory.workspace import RunDirectory
 
 VIEWS = ("tui", "console", "plain", "json", "none")
 
@@ -140,7 +140,7 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     from ..planner.report.render import render_summary
     from ..planner.units import plural
     from ..runtime.launch.preflight import check_machine, check_one_machine
-    from ..runtime.launch.restarts import Gangs
+    from ..runtime.launch.restarts import RestartLoop
     from ..runtime.launch.worlds import fewer_ranks
     from ..runtime.run_directory.workspace import open_workspace
     from ..tui.lines.view import choose_ui
@@ -160,10 +160,10 @@ def _run_launcher(compiled: "Compiled", ui: str | None) -> int:
     if ui in ("console", "plain"):
         print(render_summary(plan), flush=True)
     with Dashboard(workspace) if opens else Following(workspace, ui):
-        return Gangs(plan=plan, workspace=workspace).run()
+        return RestartLoop(plan=plan, workspace=workspace).run()
 
 
-def _tell(workspace: "Workspace") -> None:
+def _tell(workspace: "RunDirectory") -> None:
     """Say what is not as it was when the run was last started, what had to make way, and where the run was last."""
     if workspace.aside:
         print(f"note: {workspace.aside.text()}", file=sys.stderr)

@@ -20,25 +20,25 @@ if TYPE_CHECKING:
     from ..planner.plan import Plan
     from ..records.run_events import FailureEvent
     from ..runtime.launch.launch import Ended
-    from ..runtime.launch.rendezvous import Door
-    from ..runtime.run_directory.workspace import Workspace
+    from ..runtime.launch.rendezvous import RendezvousHost
+    from ..runtime.run_directory.workspace import RunDirectory
 
 
 def is_first() -> bool:
     return os.environ["RANK"] == "0"
 
 
-def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[Workspace], None]") -> int:
+def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[RunDirectory], None]") -> int:
     """The first rank. compiled: gives the plan, or raises Refused. notes: tells of what an opened directory is like."""
     from ..runtime.launch.cause import write_cause
-    from ..runtime.launch.rendezvous import Door
+    from ..runtime.launch.rendezvous import RendezvousHost
     from ..runtime.outcome import leave
 
-    door: Door | None = None
+    host: RendezvousHost | None = None
     try:
         with refusals():
             # Before anything that takes time: the others wait there, and notice if this rank is gone.
-            door = Door.open() if int(os.environ["WORLD_SIZE"]) > 1 else None
+            host = RendezvousHost.open() if int(os.environ["WORLD_SIZE"]) > 1 else None
         found = compiled()
         with refusals():
             plan = _checked(found)
@@ -46,12 +46,12 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[W
     except Refused as refused:
         code = refused.tell()
         write_cause(str(refused))
-        if door is not None:
-            door.dismiss(code)
+        if host is not None:
+            host.send_away(code)
         leave(code)
         return code
     notes(workspace)
-    return First(workspace, plan, door).run(ui)
+    return First(workspace, plan, host).run(ui)
 
 
 def join() -> int:
@@ -60,23 +60,23 @@ def join() -> int:
     from ..runtime.control.signals import end_at_once
     from ..runtime.errors import EnvironmentFault
     from ..runtime.launch.cause import write_cause
-    from ..runtime.launch.rendezvous import CannotTakePart, Dismissed, Guest
+    from ..runtime.launch.rendezvous import CannotTakePart, RendezvousMember, SentAway
     from ..runtime.outcome import EXIT_CODES, leave
     from ..runtime.worker import planned, run_rank
 
     end_at_once()
     try:
-        guest = Guest.arrive()
+        member = RendezvousMember.arrive()
         try:
-            directory = Path(guest.told["directory"])
-            plan = planned(directory, guest.told["plan"])
+            directory = Path(member.told["directory"])
+            plan = planned(directory, member.told["plan"])
             _check_place(plan)
         except EnvironmentFault as fault:
-            guest.cannot(fault.code, str(fault))
-            raise Dismissed(3) from None
-        os.environ.update(guest.told["environment"])
-        store = guest.ready()
-    except Dismissed as away:
+            member.cannot(fault.code, str(fault))
+            raise SentAway(3) from None
+        os.environ.update(member.told["environment"])
+        store = member.ready()
+    except SentAway as away:
         write_cause("", of_first=True)
         leave(away.code)
         return away.code
@@ -119,7 +119,7 @@ def _check_place(plan: "Plan") -> None:
             print(f"warning[W707]: {remark}", file=sys.stderr)
 
 
-def _opened(plan: "Plan", text: str) -> "Workspace":
+def _opened(plan: "Plan", text: str) -> "RunDirectory":
     """The run directory. Whether this start goes on from an earlier one of the same launcher is decided here, for all
     ranks: agents count the starts of their own ranks, each for itself."""
     from ..runtime.provenance.code import read_code
@@ -134,13 +134,13 @@ def _opened(plan: "Plan", text: str) -> "Workspace":
 
 
 class First:
-    """The first rank behind the door: runs, and has the last word."""
+    """The first rank that admits the others: runs, and has the last word."""
 
-    def __init__(self, workspace: "Workspace", plan: "Plan", door: "Door | None") -> None:
+    def __init__(self, workspace: "RunDirectory", plan: "Plan", host: "RendezvousHost | None") -> None:
         from ..records.paths import EVENTS_FILE
         from ..runtime.files.lines import size_of
 
-        self._workspace, self._plan, self._door = workspace, plan, door
+        self._workspace, self._plan, self._host = workspace, plan, host
         self._events = workspace.directory / EVENTS_FILE
         self._begin = size_of(self._events)
         self._following: Following | None = None
@@ -162,7 +162,7 @@ class First:
             try:
                 environment = {RESTART: os.environ[RESTART]}
                 told = {"directory": str(directory), "plan": self._plan.id, "environment": environment}
-                store = self._door.invite(**told) if self._door else None
+                store = self._host.admit(**told) if self._host else None
             except CannotTakePart as fault:
                 from ..runtime.launch.conclusion import report_fault
 
@@ -207,12 +207,12 @@ class First:
         from ..runtime.errors import EnvironmentFault
         from ..runtime.launch.cause import write_cause
         from ..runtime.launch.conclusion import conclude
-        from ..runtime.launch.failure_cause import exit_code_of, failures_in, fall_of
+        from ..runtime.launch.failure_cause import exit_code_of, failures_in, find_failure_cause
         from ..runtime.outcome import EXIT_CODES
 
         self._ending.acquire()
         said = events_since(self._events, self._begin)
-        fall = fall_of(said, ended)
+        fall = find_failure_cause(said, ended)
         if fall is None:
             return exit_code_of(said)
         try:

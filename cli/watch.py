@@ -69,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _follow(directory: Path, ui: str) -> int:
     from ..tui.lines.view import choose_ui, follow
-    from ..tui.model.watchman import Watchman
+    from ..tui.model.run_watcher import RunWatcher
 
-    watchman = Watchman(directory)
+    watchman = RunWatcher(directory)
     state = follow(directory, ui=choose_ui(ui, sys.stdout), finished=threading.Event(), why_over=watchman.why_over)
     return 4 if state.end is None else 0

@@ -19,7 +19,7 @@ _Cost = tuple[int, ...]
 
 
 @frozen
-class Mended:
+class FixedTexts:
     """texts: path → what each file that changed should hold. fixed: the diagnostics whose fixes were applied, in the
     order of their application. diagnostics: what is still to be said.
     """
@@ -29,7 +29,7 @@ class Mended:
     diagnostics: Diagnostics
 
 
-def mend(check: Check) -> Mended:
+def apply_fixes(check: Check) -> FixedTexts:
     """Apply all fixes. check: what is to be said of a spec when some of its files hold other texts than on disk."""
     first, trials = _State({}, (), check({})), TRIALS
     state, refused, seen = first, set[_Key](), {_frozen(first.texts)}
@@ -49,7 +49,7 @@ def mend(check: Check) -> Mended:
         state = together
         seen.add(_frozen(state.texts))
     state = state if state.cost < first.cost else first
-    return Mended(state.texts, state.fixed, state.diagnostics)
+    return FixedTexts(state.texts, state.fixed, state.diagnostics)
 
 
 def fixable(diagnostics: Diagnostics) -> int:

@@ -10,7 +10,7 @@ from .checking.user_parts import check_unused, read_uses
 from .diagnostics.diagnostic import Diagnostics, SpecErrors
 from .diagnostics.source import Source
 from .evaluation.evaluate import Evaluator
-from .evaluation.includes import Reading, read_spec
+from .evaluation.includes import ReadStatements, read_spec
 from .evaluation.merge import resolve
 from .overrides.overrides import PATH, override_source, read_overrides, set_fields, set_params
 from .spec import Spec
@@ -75,7 +75,7 @@ def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mappin
     return Loaded(None, diagnostics, sources, spec if settled else None, frozenset(structurer.doubts.paths))
 
 
-def _check_unused(reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
+def _check_unused(reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
     """Evaluate constants that nothing refers to, for their mistakes; warn of them if all else is well.
 
     With errors about, one of them may be a reference that could not be read.

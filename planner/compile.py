@@ -18,11 +18,11 @@ from .mesh.cluster import device_kind, resolve_cluster
 from .mesh.layout import Layout
 from .mesh.sharding import cuts_of
 from .model.inventory import count_parameters
-from .plan import Cluster, Counted, ElasticWorld, Estimates, Plan
+from .plan import Counted, ElasticWorld, Estimates, Hardware, Plan
 from .resolved import Resolved, resolve_formats
 from .rules.cost_rules import check_costs
 from .rules.rule_inputs import Verdicts
-from .rules.validate import Sound, examine
+from .rules.validate import ValidatedSpec, validate
 from .schedule.arithmetic import Counts
 from .schedule.epochs import rows_of_epoch
 from .schedule.horizon import waits
@@ -61,7 +61,7 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", c
     With `count` rules that wait for the data are checked too, where it has been counted. The plan is the same.
     """
     found = Verdicts(spec)
-    sound = examine(spec, world, found)
+    sound = validate(spec, world, found)
     if sound is None:
         return Compiled(None, found.diagnostics)
     of_costs = Verdicts(spec)
@@ -72,7 +72,7 @@ def compile_plan(spec: Spec, *, world: int | None = None, spec_text: str = "", c
     if counted is not None:  # then the rules say of the spec what holds of it with this data
         found = Verdicts(spec)
         rows = rows_of_epoch(plan.timeline.phases, counted.rows)
-        if examine(spec, world, found, Counts(epoch_rows=rows)) is None:
+        if validate(spec, world, found, Counts(epoch_rows=rows)) is None:
             return Compiled(None, found.diagnostics)
     found.diagnostics.extend(of_costs.diagnostics)
     return Compiled(evolve(plan, checks=(*found.checks, *of_costs.checks), counted=counted), found.diagnostics)
@@ -89,14 +89,14 @@ class Appraisal:
 def appraise(spec: Spec, world: int | None = None) -> Appraisal:
     """The estimates of `compile_plan`, some times as fast, for who compares many layouts."""
     found = Verdicts(spec)
-    sound = examine(spec, world, found)
+    sound = validate(spec, world, found)
     if sound is None:
         return Appraisal(None, found.diagnostics)
     run = resolve(sound.elastic.spec, sound)
     return Appraisal(estimate(run, cluster_of(run)), found.diagnostics)
 
 
-def resolve(spec: Spec, sound: Sound) -> Resolved:
+def resolve(spec: Spec, sound: ValidatedSpec) -> Resolved:
     """The spec with nothing left to choose."""
     arch, mesh = sound.shape.architecture, sound.layout.mesh
     return Resolved(
@@ -113,12 +113,12 @@ def resolve(spec: Spec, sound: Sound) -> Resolved:
     )
 
 
-def cluster_of(run: Resolved) -> Cluster:
+def cluster_of(run: Resolved) -> Hardware:
     """The machines under a run."""
     return resolve_cluster(run.spec, run.formats.compute, run.layout.nodes, run.layout.mesh.ranks_per_node)
 
 
-def _with_worlds(plan: Plan, sound: Sound) -> Plan:
+def _with_worlds(plan: Plan, sound: ValidatedSpec) -> Plan:
     """The plan with the other worlds that its run may go on in; each has a plan that knows of all of them alike."""
     elastic = sound.elastic
     plans = {
@@ -132,7 +132,7 @@ def _with_worlds(plan: Plan, sound: Sound) -> Plan:
     return evolve(plan, id=plan_id(plan))
 
 
-def _world(plan: Plan, sound: Sound) -> ElasticWorld:
+def _world(plan: Plan, sound: ValidatedSpec) -> ElasticWorld:
     times = plan.estimates.times
     return ElasticWorld(
         world=plan.mesh.world_size,
@@ -143,7 +143,7 @@ def _world(plan: Plan, sound: Sound) -> ElasticWorld:
     )
 
 
-def _assemble(spec: Spec, sound: Sound, spec_text: str, found: Findings) -> Plan:
+def _assemble(spec: Spec, sound: ValidatedSpec, spec_text: str, found: Findings) -> Plan:
     run = resolve(sound.elastic.spec, sound)
     layout, mesh, schedule = sound.layout, sound.layout.mesh, sound.schedule
     cluster = cluster_of(run)

@@ -58,7 +58,7 @@ class Uncounted:
 
 
 @frozen(kw_only=True)
-class Tick:
+class PlanTick:
     """When an action recurs: in a plan one of `steps`, `tokens`, `seconds`, `epochs`, `fraction` is set; `nodes` run
     one after the other, then the run stops if `stop` says so.
 
@@ -91,7 +91,7 @@ class Tick:
 
 
 @frozen(kw_only=True)
-class Reaction:
+class Trigger:
     """What happens on an event: the nodes to run, and whether the run stops afterwards. count: of `nan`, how many bad
     steps in a row are the event; those before it are left out."""
 
@@ -120,7 +120,7 @@ class Command:
 
 
 @frozen(kw_only=True)
-class Phase:
+class PlanPhase:
     """A stretch of the run, up to the next phase, with one mixture of datasets.
 
     first: index of its first optimizer step, from 0; None until the data is counted where it begins behind so many
@@ -156,9 +156,9 @@ class Timeline:
     steps: int | None
     tokens: int | None
     epochs: float | None
-    phases: tuple[Phase, ...]
-    ticks: tuple[Tick, ...]
-    reactions: tuple[Reaction, ...]
+    phases: tuple[PlanPhase, ...]
+    ticks: tuple[PlanTick, ...]
+    reactions: tuple[Trigger, ...]
     stop_at: int | None = None
     stop_after: int | None = None
     commands: tuple[Command, ...] = ()
@@ -179,7 +179,7 @@ class Parameters:
 
 
 @frozen(kw_only=True)
-class Cluster:
+class Hardware:
     """The machines a run is planned for; None where neither the spec nor a preset says.
 
     memory_bytes: of one device. flops: operations a second of one device in dense products of the compute format, of
@@ -421,7 +421,7 @@ class RefusedWorlds:
 
 
 @frozen(kw_only=True)
-class Made:
+class PlanOrigin:
     """How a plan that is saved was made, so that a change of the spec or of the code is seen before it is run.
 
     sets: the `--set` texts. world: that of `--world`, None where the spec says it. version, source: of xtrain, and the
@@ -470,14 +470,14 @@ class Plan:
     checks: tuple[Check, ...]
     workspace: dict[str, Any]
     launch: dict[str, Any]
-    cluster: Cluster
+    cluster: Hardware
     config: dict[str, Any]
     config_id: str
     id: str = ""
     elastic: tuple[ElasticWorld, ...] = ()
     refused: tuple[RefusedWorlds, ...] = ()
     traced: tuple[Traced, ...] = ()
-    made: Made | None = None
+    made: PlanOrigin | None = None
     counted: Counted | None = None
 
     def node(self, node_id: str) -> Node:

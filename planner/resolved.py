@@ -10,11 +10,11 @@ from .architecture import Architecture
 from .data.data_rules import alignment
 from .mesh.cluster import device_kind
 from .mesh.layout import Layout
-from .mesh.pipeline import Staging
+from .mesh.pipeline import StageAssignment
 from .mesh.sharding import Cuts, shard_axes
 from .mesh.stages import Pipeline
 from .model.inventory import checkpoint_bytes
-from .plan import Parameters, Phase
+from .plan import Parameters, PlanPhase
 from .schedule.arithmetic import Arithmetic
 from .units import BYTES
 
@@ -91,11 +91,11 @@ class Resolved:
     layout: Layout
     batch: Arithmetic
     training: tuple[str, ...]
-    phases: tuple[Phase, ...]
+    phases: tuple[PlanPhase, ...]
     formats: Formats
     inventory: Parameters
     cuts: Cuts
-    staging: Staging
+    staging: StageAssignment
 
     @property
     def pipeline(self) -> Pipeline:

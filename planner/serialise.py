@@ -18,20 +18,20 @@ from .mesh.mesh import AXES, EXPERT_AXES, build_mesh
 from .plan import (
     FORMAT,
     Check,
-    Cluster,
     Counted,
     Edge,
     ElasticWorld,
     Estimates,
-    Made,
+    Hardware,
     Mesh,
     Node,
     Parameters,
-    Phase,
     Plan,
+    PlanOrigin,
+    PlanPhase,
+    PlanTick,
     Provenance,
     RefusedWorlds,
-    Tick,
     Timeline,
     Traced,
 )
@@ -42,8 +42,8 @@ OUTSIDE_ID = ("id", "format", "spec", "spec_text", "provenance", "checks", "trac
 
 # Fields that are written only where they say something: plans that were made before there were any keep their ids.
 LATER: dict[type, tuple[str, ...]] = {
-    Tick: ("epochs", "fraction"),
-    Phase: ("passes", "epochs"),
+    PlanTick: ("epochs", "fraction"),
+    PlanPhase: ("passes", "epochs"),
     Timeline: ("stop_at_amount", "stop_after_amount"),
 }
 
@@ -257,11 +257,11 @@ def _read(content: dict[str, Any]) -> Plan:
         checks=convert(content["checks"], tuple[Check, ...]),
         workspace=content["workspace"],
         launch=content["launch"],
-        cluster=convert(content["cluster"], Cluster),
+        cluster=convert(content["cluster"], Hardware),
         elastic=convert(content["elastic"], tuple[ElasticWorld, ...]),
         refused=convert(content["refused"], tuple[RefusedWorlds, ...]),
         traced=convert(content["traced"], tuple[Traced, ...]),
-        made=convert(content["made"], Made) if content["made"] else None,
+        made=convert(content["made"], PlanOrigin) if content["made"] else None,
         counted=convert(content["counted"], Counted) if content.get("counted") else None,
         config=content["config"],
         config_id=content["config_id"],

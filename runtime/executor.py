@@ -14,7 +14,7 @@ from attrs import evolve
 from torch.distributed.distributed_c10d import Store
 
 from ..planner.graph.alerts import ALERTS
-from ..planner.plan import Node, Plan, Tick, Timeline
+from ..planner.plan import Node, Plan, PlanTick, Timeline
 from ..planner.schedule.stops import SIGNALS
 from ..planner.units import plural
 from ..records.run_events import RunEndEvent, SignalEvent, StopEvent
@@ -30,15 +30,15 @@ from .data.errors import DataError
 from .errors import EnvironmentFault
 from .files import durable
 from .input.feed import Feed
-from .monitoring.alert_actions import NOTIFY, Occasions
+from .monitoring.alert_actions import NOTIFY, AlertActions
 from .monitoring.failing import lost_a_peer, report_deadline, report_failure
-from .monitoring.heartbeat import LASTING, Beat
+from .monitoring.heartbeat import LASTING, HeartbeatWriter
 from .monitoring.memory import forget_peak
 from .monitoring.notify import Notifier
-from .monitoring.poller import Lookout
+from .monitoring.poller import Poller
 from .monitoring.time_left import TimeLeft
 from .monitoring.waits import WAITS
-from .monitoring.watch import Watch
+from .monitoring.watch import Watchdog
 from .node_order import DueTick, StepCall, nodes_due, op_of, topological
 from .ops import OPS, PlanMismatch, load_ops
 from .outcome import EXIT_CODES
@@ -47,7 +47,7 @@ from .profiling import out_of_memory
 from .profiling.under_way import UnderWay
 from .provenance.start import first_step
 from .reporting.records import Records
-from .shutdown import take_leave
+from .shutdown import report_end
 from .state import Halt, NonFinite, NothingLearned, Progress, Resources, SkipStep, Step
 from .timers import Clocks
 from .training.observe import Window
@@ -73,16 +73,16 @@ class Executor:
         """leave: ends the process from any thread, where the others have been given up. store: in which the ranks of
         this start have met, if they have; they then share a screen, which the first one writes on."""
         self.plan = plan
-        self.beat = Beat()
+        self.beat = HeartbeatWriter()
         self.records = Records.open(directory, rank)
         self.progress = Progress()
         self.requests = StopRequests(deadline_seconds=300.0, report=self._report_deadline)
         self.clocks = Clocks()
         self.control = Control(plan.timeline.commands, self._call)
-        self.lookout = Lookout(report=self._warn)
+        self.lookout = Poller(report=self._warn)
         self.under_way = UnderWay()
         self.notifier = Notifier(self.records, self.progress, plan.timeline.steps)
-        self.occasions = Occasions.of(plan, ALERTS)
+        self.occasions = AlertActions.of(plan, ALERTS)
         self.resources: Resources = {
             "plan": plan,
             "records": self.records,
@@ -351,7 +351,7 @@ class Executor:
             call(step)
         self.records.flush(self.progress.step)
 
-    def _due_tick(self, tick: Tick) -> DueTick:
+    def _due_tick(self, tick: PlanTick) -> DueTick:
         clock = self.clocks.add(tick.seconds) if tick.seconds is not None else None
         return DueTick(tick, {node: self._call(node) for node in tick.nodes}, clock)
 
@@ -381,7 +381,7 @@ class Executor:
         """Raises EnvironmentFault where a disk takes no word of it."""
         failed, code = _failed(status), EXIT_CODES[status]
         saver = self.resources.get("saver")
-        take_leave(self.records, self.requests, self.notifier, saver, exit_code=code, failed=failed)
+        report_end(self.records, self.requests, self.notifier, saver, exit_code=code, failed=failed)
         if not failed:  # of a failure only the launcher can say when all has been told
             loss = self._last_step.loss if self._last_step and isfinite(self._last_step.loss) else None
             reason = (self._reason or "a command: stop") if status in ("stopped", "interrupted") else ""
@@ -397,7 +397,7 @@ class Executor:
             )
 
     def _report(self, error: BaseException, *, exit_code: int = 1, trace: bool) -> None:
-        watch: Watch | None = self.resources.get("watch")
+        watch: Watchdog | None = self.resources.get("watch")
         if watch is not None and lost_a_peer(error):
             watch.leave_if_condemned()
         place, more = self._under_way or f"step {self.progress.step + 1}", ""
@@ -427,7 +427,7 @@ class Executor:
             if node.kind == "shutdown" and node.op in OPS and not (failed and node.op == "shutdown.leave"):
                 self.beat.at(node.id, lasting=True)
                 op_of(node).bind(node, {**self.resources, "node_id": node.id})()
-        watch: Watch | None = self.resources.get("watch")
+        watch: Watchdog | None = self.resources.get("watch")
         if watch is not None:
             watch.close()
 

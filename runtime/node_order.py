@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import networkx as nx
 from attrs import frozen
 
-from ..planner.plan import Node, Plan, Tick
+from ..planner.plan import Node, Plan, PlanTick
 from ..planner.schedule.counts import is_due, passes
 from .ops import OPS, Op, PlanMismatch
 from .state import Step
@@ -18,7 +18,7 @@ StepCall = Callable[[Step], None]
 class DueTick:
     """A tick, counted, with its nodes bound, by their ids; `due` is asked once after every step."""
 
-    tick: Tick
+    tick: PlanTick
     calls: dict[str, StepCall]
     clock: int | None
 

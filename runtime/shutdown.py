@@ -21,7 +21,7 @@ LEAVING: Final = 0.1
 AFTER_FAILURE: Final = 10.0
 
 
-def take_leave(
+def report_end(
     records: Records, requests: StopRequests, notifier: Notifier, saver: Saver | None, *, exit_code: int, failed: bool
 ) -> None:
     """A save that is being written has its name, commands and writers have been told all, as far as there is time."""
@@ -44,7 +44,7 @@ def drain(records: Records, requests: StopRequests, saver: Saver | None = None, 
 
 
 @op("shutdown.leave")
-def leave() -> None:
+def leave_group() -> None:
     """Wait for the others, then leave the process group."""
     if dist.is_initialized():
         dist.barrier()

@@ -34,7 +34,7 @@ class Rank:
         return self.rank == 0
 
     @property
-    def speaks(self) -> bool:
+    def is_tp_first(self) -> bool:
         """Whether what this rank counts of its positions is to be summed: tensor-parallel peers count the same."""
         return self.coordinates["tp"] == 0
 

@@ -19,16 +19,16 @@ from .control.agreement import Agreement, Limits
 from .data.collate.documents import DocumentSums
 from .input.feed import Feed
 from .models.batch import ModelBatch
-from .models.parts import Parts
-from .monitoring.alerts import Alerts
-from .monitoring.heartbeat import Beat
-from .monitoring.poller import Lookout
+from .models.parts import ModelParts
+from .monitoring.alerts import AlertMonitor
+from .monitoring.heartbeat import HeartbeatWriter
+from .monitoring.poller import Poller
 from .ops import op
 from .parallel.mesh import Meshes
 from .parallelize.fsdp import sync_gradients
 from .parallelize.gradients import GradientNorm
 from .parallelize.outline import Outlines
-from .parallelize.pipeline import Pipeline
+from .parallelize.pipeline import PipelineSchedule
 from .reporting.records import Records
 from .state import NothingLearned, Progress, Rank, SkipStep, Step
 from .training.observe import Window
@@ -84,7 +84,7 @@ def outline(plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int) -> 
 def agree(
     rank: Rank,
     agreement: Agreement,
-    lookout: Lookout,
+    lookout: Poller,
     progress: Progress,
     time_limit_seconds: float | None = None,
     stop_file: str | None = None,
@@ -101,7 +101,7 @@ def agree(
     agreement.among(rank, limits)
     if limits is not None:
         lookout.looks["a stop file"] = limits.look
-    counts = rank.speaks and rank.coordinates["pp"] == 0
+    counts = rank.is_tp_first and rank.coordinates["pp"] == 0
     # Of the ranks that share rows one counts the documents in them.
     measures = counts and rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0
 
@@ -143,12 +143,12 @@ def zero_gradients(optimizer: Optimizer) -> StepCall:
 
 @op("step.forward_backward")
 def forward_backward(
-    model: Parts,
+    model: ModelParts,
     rank: Rank,
     accumulate: int,
     sync: str,
     ddp: DistributedDataParallel | None = None,
-    beat: Beat | None = None,
+    beat: HeartbeatWriter | None = None,
 ) -> StepCall:
     """Sum of token losses over the step's valid tokens, microbatch by microbatch.
 
@@ -156,7 +156,7 @@ def forward_backward(
     backward of the last microbatch, and where `sync` is `microbatch` in that of every one.
     """
     whole = ddp or model.whole
-    beat = beat or Beat()  # nobody looks at that one
+    beat = beat or HeartbeatWriter()  # nobody looks at that one
 
     def run(step: Step) -> None:
         assert len(step.microbatches) == accumulate
@@ -176,7 +176,7 @@ def forward_backward(
 
 
 @op("step.pipeline")
-def pipelined(pipeline: Pipeline, rank: Rank, accumulate: int) -> StepCall:
+def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int) -> StepCall:
     """The same over the stages of a pipeline: its schedule decides which microbatch goes when."""
 
     def run(step: Step) -> None:
@@ -189,7 +189,7 @@ def pipelined(pipeline: Pipeline, rank: Rank, accumulate: int) -> StepCall:
 
 
 @op("step.clip")
-def clip(model: Parts, rank: Rank, max_norm: float) -> StepCall:
+def clip(model: ModelParts, rank: Rank, max_norm: float) -> StepCall:
     """Scale gradients so that their norm over all ranks is at most `max_norm`."""
     norm = GradientNorm(model, rank)
 
@@ -201,7 +201,7 @@ def clip(model: Parts, rank: Rank, max_norm: float) -> StepCall:
 
 
 @op("step.gradient_norm")
-def gradient_norm(model: Parts, rank: Rank) -> StepCall:
+def gradient_norm(model: ModelParts, rank: Rank) -> StepCall:
     """Measure the norm of the gradients over all ranks; nothing is scaled."""
     norm = GradientNorm(model, rank)
 
@@ -213,7 +213,7 @@ def gradient_norm(model: Parts, rank: Rank) -> StepCall:
 
 def _reduce(step: Step, norm: GradientNorm, rank: Rank) -> None:
     assert step.loss_sum is not None
-    loss_sum = norm.measure(step.loss_sum if rank.speaks else torch.zeros_like(step.loss_sum))
+    loss_sum = norm.measure(step.loss_sum if rank.is_tp_first else torch.zeros_like(step.loss_sum))
     step.loss = loss_sum / step.valid_tokens
     step.grad_norm = norm.value
 
@@ -239,7 +239,7 @@ def update(optimizer: Optimizer) -> StepCall:
 
 
 @op("step.measure")
-def measure(window: Window, rank: Rank, alerts: Alerts | None = None) -> StepCall:
+def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None) -> StepCall:
     """Add the step to what the next log line and alerts speak of, and let go of its microbatches."""
     watched = alerts if rank.is_first else None
 

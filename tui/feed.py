@@ -56,7 +56,7 @@ class _Lane:
         return ready
 
 
-class Feed:
+class RecordFeed:
     """Reads `metrics.jsonl` and `events.jsonl` of `directory` on from `offsets` (file name → byte)."""
 
     def __init__(

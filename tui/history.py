@@ -72,7 +72,7 @@ class History:
         return History(last=last, at=at, curve=kept, stride=self.stride, num_seen=self.num_seen)
 
 
-class Recorder:
+class HistoryRecorder:
     """Adds metrics records to a `History`; mutable, so that a million of them cost little."""
 
     def __init__(self, history: History) -> None:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from attrs import evolve, field, frozen
 
 from .events import Checkpoint, Evaluation, Failure, RunEnd, RunStart, SetupNode, text, whole
-from .history import History, Recorder
+from .history import History, HistoryRecorder
 from .raised import Raised, after
 from .tail import Record
 from .words import number
@@ -141,12 +141,12 @@ def reduce(state: RunState, record: Record) -> RunState:
 
 def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
     """`state` after all of `records`: the same as reducing them one by one, and much faster over many steps."""
-    recorder: Recorder | None = None
+    recorder: HistoryRecorder | None = None
     for record in records:
         if "event" not in record:
             if "loss" not in record and "tokens" not in record:
                 continue  # losses of evaluations: in a step that is not logged, or beside its record in old runs
-            recorder = recorder or Recorder(state.history)
+            recorder = recorder or HistoryRecorder(state.history)
             recorder.add(record)
             continue
         if recorder is not None:

@@ -16,7 +16,7 @@ from ..schema.data import UserCall
 from ..schema.setting import settings_of
 from .context import Context, Converter
 from .part_calls import kind_wanted
-from .type_errors import Mismatch, joined
+from .type_errors import TypeMismatch, joined
 
 _NAMES: dict[type, str] = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
 # The end of a path → the source that reads such files; `text` reads the rest.
@@ -37,16 +37,16 @@ def convert_call(kinds: tuple[type, ...], value: Value, context: Context, around
         message = f"{context.subject} must be {forms}, not {describe(data)}"
         meant = _call_meant(value, names)
         if meant is not None and isinstance(data, Items):
-            raise Mismatch(
+            raise TypeMismatch(
                 "X301", message, value, hint=f"join links by an arrow: `{meant}`", fix=Fix(value.span, meant)
             )
         hint, fix = (f"write `{meant}`", Fix(value.span, meant)) if meant else (None, None)
-        raise Mismatch("X301", message, value, hint=hint, fix=fix)
+        raise TypeMismatch("X301", message, value, hint=hint, fix=fix)
     place = Value(data, span, value.via)
     if UserCall in kinds and name in around.parts:
         return around.parts[name].convert(call, value, context, around)
     if name in _LATER:
-        raise Mismatch("X209", f"`{name}` is not supported yet", place, hint=f"choose {joined(_forms(names))}")
+        raise TypeMismatch("X209", f"`{name}` is not supported yet", place, hint=f"choose {joined(_forms(names))}")
     if name not in names:
         if UserCall in kinds and around.parts.unread:
             return FAILED  # it may be a part of a module that could not be read, which is reported
@@ -55,12 +55,12 @@ def convert_call(kinds: tuple[type, ...], value: Value, context: Context, around
         meant = closest(name, known)
         hint = f"did you mean `{meant}`?" if meant else None
         notes = ((f"{context.subject} is one of {', '.join((*_forms(names), *own))}", None),)
-        raise Mismatch("X219", f"{context.subject} has no `{name}`", place, hint=hint, notes=notes,
+        raise TypeMismatch("X219", f"{context.subject} has no `{name}`", place, hint=hint, notes=notes,
                        fix=renamed(span, name, known))  # fmt: skip
     if isinstance(data, Word) and name in blocks.SOURCES:
         form = next(form for form in _forms(names) if form.startswith(f"{name}("))
         fix = Fix(span, form) if _variadic(names[name]) is None else None
-        raise Mismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{form}`", fix=fix)
+        raise TypeMismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{form}`", fix=fix)
     return _build(names[name], call, value, around)
 
 
@@ -142,7 +142,7 @@ def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: Co
     if not call.positional:
         needed = "the name of a dataset, or a folder" if single else "the path of a file, or a pattern"
         hint = f'write `{call.name}("{blocks.SAMPLES[call.name]}")`'
-        raise Mismatch("X220", f"`{call.name}` needs {needed}", value, hint=hint)
+        raise TypeMismatch("X220", f"`{call.name}` needs {needed}", value, hint=hint)
     if single and len(call.positional) > 1:
         _ArgumentErrors(around).too_many(call.name, 1, call.positional[1])
         return FAILED

@@ -9,10 +9,10 @@ from ..diagnostics.diagnostic import Diagnostics
 from ..evaluation.evaluate import Definition
 from ..evaluation.values import FAILED, Failed, Value
 from ..schema.setting import Setting
-from .type_errors import Mismatch
+from .type_errors import TypeMismatch
 
 if TYPE_CHECKING:
-    from .user_parts import Parts
+    from .user_parts import DeclaredParts
 
 
 @frozen
@@ -46,14 +46,14 @@ class Converter(Protocol):
     def constants(self) -> MappingOf[str, Definition]: ...
 
     @property
-    def parts(self) -> "Parts": ...
+    def parts(self) -> "DeclaredParts": ...
 
     def convert(self, annotation: Any, value: Value, context: Context) -> Any:
         """See `convert.convert`."""
         ...
 
 
-def report(wrong: Mismatch, around: Converter) -> Failed:
+def report(wrong: TypeMismatch, around: Converter) -> Failed:
     """Tell of a value that does not fit; what stands in for it."""
     place = wrong.value
     around.diagnostics.error(

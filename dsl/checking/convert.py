@@ -18,7 +18,7 @@ from ..schema.setting import AUTO, Auto, Setting
 from .calls import convert_call, convert_links
 from .context import Context, Converter, report
 from .type_errors import (
-    Mismatch,
+    TypeMismatch,
     interval_mismatch,
     list_mismatch,
     map_mismatch,
@@ -36,7 +36,7 @@ def convert(annotation: Any, value: Value, context: Context, around: Converter) 
         return FAILED
     try:
         found = _convert(annotation, value, context, around)
-    except Mismatch as wrong:
+    except TypeMismatch as wrong:
         return report(wrong, around)
     if found is FAILED:
         return FAILED
@@ -134,7 +134,7 @@ def _quantity(value: Value, context: Context) -> Quantity:
         return Quantity(int(data.value), data.unit)
     if isinstance(data.value, float) and data.unit in WHOLE_UNITS:
         shown = f"{data.value:g} {data.unit}"
-        raise Mismatch(
+        raise TypeMismatch(
             "X306", f"{context.subject} must be a whole number of {data.unit}, and this is {shown}", value,
             hint="round it with `round`, `ceil` or `floor`",
         )  # fmt: skip
@@ -152,7 +152,7 @@ def _interval(annotation: Any, value: Value, context: Context, around: Converter
         return FAILED
     if low > high:
         turned = f"{high}..{low}"
-        raise Mismatch(
+        raise TypeMismatch(
             "X304", f"{context.subject} goes down from {low} to {high}", value, hint=f"write `{turned}`",
             fix=Fix(value.span, turned),
         )  # fmt: skip
@@ -165,7 +165,7 @@ def _metric(data: Any, value: Value, context: Context) -> Metric:
     found = Metric.read(text) if isinstance(text, str) else None
     if found is None:
         message = f"{context.subject} must be {FORM}, not {describe(data)}"
-        raise Mismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
+        raise TypeMismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
     return found
 
 
@@ -193,5 +193,5 @@ def _scalar(kind: type, annotation: Any, value: Value, context: Context, around:
         if not computed:
             hint = f"write `{whole}`" if exact else f"write a whole number, such as `{max(whole, 1)}`"
             fix = Fix(value.span, str(whole)) if exact else None
-        raise Mismatch("X306", f"{context.subject} must be a whole number{came_to}", value, hint=hint, fix=fix)
+        raise TypeMismatch("X306", f"{context.subject} must be a whole number{came_to}", value, hint=hint, fix=fix)
     raise mismatch(kind, annotation, value, context, around.constants)

@@ -12,7 +12,7 @@ from ..diagnostics.fixes import renamed
 from ..diagnostics.source import Source, Span
 from ..diagnostics.suggest import closest
 from ..diagnostics.synonyms import ours
-from ..evaluation.sections import Entry, Section, Tree
+from ..evaluation.sections import Section, SectionEntry, Tree
 from ..evaluation.values import FAILED, Items, Mapping, Value
 from ..schema import later
 from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
@@ -22,7 +22,7 @@ _SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal"}
 _LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')
 
 
-class FieldErrors:
+class NameErrors:
     """Reports mistakes about names; each method is one kind of mistake."""
 
     def __init__(self, diagnostics: Diagnostics) -> None:
@@ -106,7 +106,7 @@ class FieldErrors:
             name = _SAMPLE_NAMES[kind]
             self.diagnostics.error("X207", f"a `{kind}` needs a name", head, hint=f"write `{kind} {name} {{ … }}`")
 
-    def _outside(self, name: str, entry: Entry) -> None:
+    def _outside(self, name: str, entry: SectionEntry) -> None:
         owner = _owners(name)
         if name in blocks.KINDS or name in later.KINDS:
             hint = f"write `{name} {{ … }}`"
@@ -196,7 +196,7 @@ class FieldErrors:
             "X210", f"`{name}` is a setting and needs `=`", section.head, hint=f"write `{name} = {written}`", fix=fix
         )
 
-    def value_for_block(self, entry: Entry, name: str, block: type) -> None:
+    def value_for_block(self, entry: SectionEntry, name: str, block: type) -> None:
         """`tp = 2` where `tp 2` was meant."""
         label = blocks.label_of(block)
         labelled = label is not None
@@ -247,7 +247,7 @@ class FieldErrors:
         self.diagnostics.error("X209", f"{what} is not supported yet", span)
 
 
-def _as_block(name: str, block: type, entry: Entry) -> Fix | None:
+def _as_block(name: str, block: type, entry: SectionEntry) -> Fix | None:
     """`tp = 2` as `tp 2`, and `router = { … }` as `router { … }`."""
     data, value, label = entry.value.data, entry.value.span, blocks.label_of(block)
     if value.source is not entry.name_span.source or not value.text:

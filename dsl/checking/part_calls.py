@@ -1,4 +1,4 @@
-"""`Part`: a source or collator of the user's own, and what a spec gives for the parameters of its function."""
+"""`DeclaredPart`: a source or collator of the user's own, and what a spec gives for the parameters of its function."""
 
 from typing import Any, Union, get_args, get_origin
 
@@ -13,7 +13,7 @@ from ..schema.data import UserCall
 from ..schema.setting import Setting
 from ..user_parts.reader import COMPUTED, REQUIRED, Declared, Kind, Parameter
 from .context import Context, Converter, report
-from .type_errors import Mismatch, joined, list_mismatch, map_mismatch
+from .type_errors import TypeMismatch, joined, list_mismatch, map_mismatch
 
 
 def kind_wanted(context: Context) -> Kind:
@@ -22,7 +22,7 @@ def kind_wanted(context: Context) -> Kind:
 
 
 @define(eq=False)
-class Part:
+class DeclaredPart:
     """module: as a plan names it. digest: of what it says. use: the statement that makes it known."""
 
     declared: Declared
@@ -41,16 +41,16 @@ class Part:
         if declared.kind != wanted:
             where = "is the `source` of a dataset" if declared.kind == "source" else "is a link of `collate`"
             message = f"`{name}` is a {declared.kind}, and {context.subject} takes a {wanted}"
-            raise Mismatch("X219", message, place, hint=f"a {declared.kind} {where}", notes=note)
+            raise TypeMismatch("X219", message, place, hint=f"a {declared.kind} {where}", notes=note)
         if isinstance(value.data, Word) and declared.kind == "source":
-            raise Mismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{self.form()}`", notes=note)
+            raise TypeMismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{self.form()}`", notes=note)
         given = self._given(call, around)
         if given is None:
             return FAILED
         missing = [p.name for p in declared.parameters if p.default is REQUIRED and p.name not in given]
         if missing:
             needed = joined([f"`{each}`" for each in missing], "and")
-            raise Mismatch("X220", f"`{name}` needs {needed}", place, hint=f"write `{self.form()}`", notes=note)
+            raise TypeMismatch("X220", f"`{name}` needs {needed}", place, hint=f"write `{self.form()}`", notes=note)
         arguments: dict[str, Any] = {}
         for parameter in declared.parameters:
             if parameter.name in given:
@@ -117,7 +117,7 @@ def _argument(kind: Any, value: Value, context: Context, around: Converter) -> A
         return around.convert(kind, value, context)
     try:
         return _unchecked(kind, value, context, around)
-    except Mismatch as wrong:
+    except TypeMismatch as wrong:
         return report(wrong, around)
 
 
@@ -141,15 +141,19 @@ def _unchecked(kind: Any, value: Value, context: Context, around: Converter) -> 
             return FAILED if any(each is FAILED for each in items.values()) else items
         case Quantity():
             message = f"{context.subject} is a plain number, and this is {describe(data)}"
-            raise Mismatch(
+            raise TypeMismatch(
                 "X302", message, value, hint=f"arguments of Python functions have no units: write `{_bare(data)}`"
             )
         case Word(text=text):
-            raise Mismatch("X202", f"`{text}` is not defined", value, hint=f'a string is written in quotes: `"{text}"`')
+            raise TypeMismatch(
+                "X202", f"`{text}` is not defined", value, hint=f'a string is written in quotes: `"{text}"`'
+            )
     if data is None or isinstance(data, bool | str) or is_number(data):
         return data
     message = f"{context.subject} of `{context.kind}` cannot be {describe(data)}"
-    raise Mismatch("X301", message, value, hint="write a number, a string, `true`, `false`, `none`, a list or a map")
+    raise TypeMismatch(
+        "X301", message, value, hint="write a number, a string, `true`, `false`, `none`, a list or a map"
+    )
 
 
 def _bare(data: Quantity) -> str:

@@ -17,10 +17,10 @@ from ..schema.setting import Setting, open_setting, settings_of, spelled
 from ..spec import Origin, Spec
 from .context import Context
 from .convert import convert
-from .name_errors import FieldErrors, label_word
-from .triggers import structure_reactions
-from .unknown_settings import Doubts, stand_in, stand_in_block, stand_in_of
-from .user_parts import Parts
+from .name_errors import NameErrors, label_word
+from .triggers import structure_triggers
+from .unknown_settings import UnknownSettings, stand_in, stand_in_block, stand_in_of
+from .user_parts import DeclaredParts
 
 _MISSING = object()
 
@@ -31,9 +31,9 @@ class Structurer:
     def __init__(self, evaluator: Evaluator, diagnostics: Diagnostics, constants: Mapping[str, Definition]) -> None:
         self.evaluator, self.diagnostics, self.constants = evaluator, diagnostics, constants
         self.origins: dict[str, Origin] = {}
-        self.errors = FieldErrors(diagnostics)
-        self.doubts = Doubts()
-        self.parts = Parts()
+        self.errors = NameErrors(diagnostics)
+        self.doubts = UnknownSettings()
+        self.parts = DeclaredParts()
 
     def spec(self, tree: Tree, path: str, source: Source | None) -> Spec:
         """The whole spec. If anything is wrong with it, that is reported, and `doubts` has the paths not to rely on."""
@@ -59,7 +59,7 @@ class Structurer:
                 label: self.block(blocks.KINDS[kind], section, f"{kind}.{label}") for label, section in sections.items()
             }
         self._collate(tree, built)
-        ticks, events = structure_reactions(tree.reactions, self)
+        ticks, events = structure_triggers(tree.reactions, self)
         given = {kind: value for kind, value in built.items() if value is not _MISSING}
         return Spec(path=path, ticks=ticks, events=events, origins=self.origins, **given)
 

@@ -9,7 +9,7 @@ from ..diagnostics.diagnostic import Fix
 from ..diagnostics.fixes import renamed
 from ..diagnostics.suggest import closest
 from ..evaluation.evaluate import Names
-from ..evaluation.sections import Label, Reaction, Section
+from ..evaluation.sections import Label, Section, TriggerSection
 from ..evaluation.values import FAILED, Value, describe
 from ..quantity import Quantity
 from ..schema import later
@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from .structure import Structurer
 
 
-def structure_reactions(reactions: list[Reaction], around: "Structurer") -> tuple[tuple[Tick, ...], tuple[Event, ...]]:
+def structure_triggers(
+    reactions: list[TriggerSection], around: "Structurer"
+) -> tuple[tuple[Tick, ...], tuple[Event, ...]]:
     """All ticks and events that can be understood, and of those the actions; what is wrong is reported."""
     ticks: list[Tick] = []
     events: list[Event] = []
@@ -40,7 +42,7 @@ def structure_reactions(reactions: list[Reaction], around: "Structurer") -> tupl
     return tuple(ticks), tuple(events)
 
 
-def _tick(reaction: Reaction, path: str, around: "Structurer") -> Tick | None:
+def _tick(reaction: TriggerSection, path: str, around: "Structurer") -> Tick | None:
     if _misspelt_unit(reaction, around):
         return None
     value, period = reaction.override, reaction.period
@@ -63,7 +65,7 @@ def _tick(reaction: Reaction, path: str, around: "Structurer") -> Tick | None:
     return Tick(every=every, actions=actions)
 
 
-def _misspelt_unit(reaction: Reaction, around: "Structurer") -> bool:
+def _misspelt_unit(reaction: TriggerSection, around: "Structurer") -> bool:
     """`every 10 stpes log` reads as the action `stpes` with the label `log`; say what was meant."""
     name, section = reaction.actions[0]
     period = reaction.period
@@ -89,7 +91,7 @@ def _misspelt_unit(reaction: Reaction, around: "Structurer") -> bool:
     return True
 
 
-def _event(reaction: Reaction, path: str, around: "Structurer") -> Event:
+def _event(reaction: TriggerSection, path: str, around: "Structurer") -> Event:
     assert reaction.event is not None
     name = reaction.event
     around.origins[path] = Origin("text", attrs.evolve(reaction.span, end=name.span.end))
@@ -110,7 +112,7 @@ def _event(reaction: Reaction, path: str, around: "Structurer") -> Event:
     return Event(event="finish", actions=actions)  # the actions can be checked all the same
 
 
-def _count(reaction: Reaction, name: s.Name, path: str, around: "Structurer") -> int | None:
+def _count(reaction: TriggerSection, name: s.Name, path: str, around: "Structurer") -> int | None:
     """The n of `nan(n)`; None where it is not given, or is wrong, which is reported."""
     given = reaction.arguments
     if reaction.override is not None:
@@ -138,7 +140,7 @@ def _number(value: Value, path: str, around: "Structurer") -> int | None:
     return count
 
 
-def _actions(reaction: Reaction, path: str, around: "Structurer") -> tuple[Any, ...]:
+def _actions(reaction: TriggerSection, path: str, around: "Structurer") -> tuple[Any, ...]:
     found: list[Any] = []
     for name, section in reaction.actions:
         place = f"{path}.actions.{len(found)}"

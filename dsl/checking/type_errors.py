@@ -32,7 +32,7 @@ _UNIT_EXAMPLES = {
 _TRUTH = {"true": "true", "yes": "true", "on": "true", "false": "false", "no": "false", "off": "false"}
 
 
-class Mismatch(Exception):
+class TypeMismatch(Exception):
     """A value that does not fit; `convert` reports it."""
 
     def __init__(
@@ -86,7 +86,7 @@ def joined(words: list[str], word: str = "or") -> str:
 
 def mismatch(
     kind: type, annotation: Any, value: Value, context: "Context", constants: MappingOf[str, Definition]
-) -> Mismatch:
+) -> TypeMismatch:
     """For a setting that wants a number, a string or a truth value."""
     data, text = value.data, value.span.text
     must = f"{context.subject} must be {wanted(annotation)}"
@@ -94,13 +94,13 @@ def mismatch(
         return _unknown_name(data, must, value, annotation, constants)
     if isinstance(data, Word):
         fix = Fix(value.span, f'"{text}"')
-        return Mismatch("X301", f"{must}, not a name", value, hint=f'write `"{text}"`', fix=fix)
+        return TypeMismatch("X301", f"{must}, not a name", value, hint=f'write `"{text}"`', fix=fix)
     if isinstance(data, Quantity) and kind in (int, float):
         return _unit_where_none_belongs(data, annotation, value, context)
     message = f"{must}, not {describe(data)}"
     hint: str | None = None
     if isinstance(data, str) and kind in (int, float) and _is_numeral(data):
-        return Mismatch("X301", message, value, hint=f"write `{data.strip()}` without quotes",
+        return TypeMismatch("X301", message, value, hint=f"write `{data.strip()}` without quotes",
                         fix=Fix(value.span, data.strip()))  # fmt: skip
     fix: Fix | None = None
     if kind is bool and (is_number(data) and data in (0, 1)):
@@ -111,23 +111,23 @@ def mismatch(
         hint, fix = "give the value itself, not a list", Fix(value.span, data.values[0].span.text)
     elif context.meta.example:
         hint = f"for instance `{context.name} = {context.meta.example}`"
-    return Mismatch("X301", message, value, hint=hint or (f"write `{fix.text}`" if fix else None), fix=fix)
+    return TypeMismatch("X301", message, value, hint=hint or (f"write `{fix.text}`" if fix else None), fix=fix)
 
 
 def _unknown_name(
     word: Word, must: str, value: Value, annotation: Any, constants: MappingOf[str, Definition]
-) -> Mismatch:
+) -> TypeMismatch:
     notes: tuple[Note, ...] = ()
     fix: Fix | None = None
     lower = word.text.lower()
     truth = bool in (annotation, *get_args(annotation))
     if truth and lower in _TRUTH:
         fix = Fix(value.span, _TRUTH[lower])
-        return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint=f"write `{fix.text}`", fix=fix)
+        return TypeMismatch("X301", f"{must}, not the name `{word.text}`", value, hint=f"write `{fix.text}`", fix=fix)
     if lower in ("null", "nil") and NoneType in get_args(annotation):
         hint = "write `none`"
         fix = Fix(value.span, "none")
-        return Mismatch("X301", f"{must}, not the name `{word.text}`", value, hint=hint, fix=fix)
+        return TypeMismatch("X301", f"{must}, not the name `{word.text}`", value, hint=hint, fix=fix)
     definition = constants.get(word.text)
     if definition is not None:
         notes = ((f"this `{word.text}` is a `let`, which exists only in its own file", definition.name.span),)
@@ -137,10 +137,10 @@ def _unknown_name(
         fix = renamed(value.span, word.text, (*constants, "true", "false", "none", "auto"))
     else:
         hint = f"write {wanted(annotation)}, or the name of a `let` or `param`"
-    return Mismatch("X202", f"`{word.text}` is not defined", value, hint=hint, notes=notes, fix=fix)
+    return TypeMismatch("X202", f"`{word.text}` is not defined", value, hint=hint, notes=notes, fix=fix)
 
 
-def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, context: "Context") -> Mismatch:
+def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, context: "Context") -> TypeMismatch:
     plain = "is a plain number"
     if Quantity in get_args(annotation):
         plain += f" or {_units_wanted(context.meta.units)}"
@@ -151,7 +151,7 @@ def _unit_where_none_belongs(data: Quantity, annotation: Any, value: Value, cont
         amount = None if whole else f"{data.fraction:g}"
     # A count is the same number without its unit; whoever wrote bytes or seconds may have meant another setting.
     counted = amount is not None and data.unit not in ("bytes", "seconds")
-    return Mismatch(
+    return TypeMismatch(
         "X302", message, value, hint=f"write `{amount}`" if amount else "write a whole number",
         fix=Fix(value.span, amount) if counted and amount else None,
     )  # fmt: skip
@@ -167,7 +167,7 @@ def _is_numeral(text: str) -> bool:
     return token.type == "NUMBER" and token.end == len(stripped)
 
 
-def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") -> Mismatch:
+def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") -> TypeMismatch:
     """For a setting that wants a list."""
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(value.data)}"
     data = value.data
@@ -175,31 +175,31 @@ def list_mismatch(item: Any, annotation: Any, value: Value, context: "Context") 
     fits = (item is str and isinstance(data, str)) or (item in (int, float) and is_number(data))
     fits = fits or word in choices_of(item)
     fix = Fix(value.span, f"[{value.span.text}]") if fits else None
-    return Mismatch("X301", message, value, hint=f"write `[{value.span.text}]`" if fits else None, fix=fix)
+    return TypeMismatch("X301", message, value, hint=f"write `[{value.span.text}]`" if fits else None, fix=fix)
 
 
-def interval_mismatch(annotation: Any, value: Value, context: "Context") -> Mismatch:
+def interval_mismatch(annotation: Any, value: Value, context: "Context") -> TypeMismatch:
     """For a setting that wants a range."""
     data = value.data
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(data)}"
     ends = [each for each in data.values if is_number(each.data)] if isinstance(data, Items) else []
     if len(ends) == 2:  # `[2, 4]`
         written = "..".join(each.span.text for each in ends)
-        return Mismatch("X301", message, value, hint=f"write `{written}`", fix=Fix(value.span, written))
+        return TypeMismatch("X301", message, value, hint=f"write `{written}`", fix=Fix(value.span, written))
     if isinstance(data, Word):
-        return Mismatch("X202", f"`{data.text}` is not defined", value, hint=f"write {wanted(annotation)}, "
+        return TypeMismatch("X202", f"`{data.text}` is not defined", value, hint=f"write {wanted(annotation)}, "
                         f"for instance `{context.meta.example}`")  # fmt: skip
-    return Mismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
+    return TypeMismatch("X301", message, value, hint=f"for instance `{context.name} = {context.meta.example}`")
 
 
-def map_mismatch(annotation: Any, value: Value, context: "Context") -> Mismatch:
+def map_mismatch(annotation: Any, value: Value, context: "Context") -> TypeMismatch:
     """For a setting that wants a map."""
     message = f"{context.subject} must be {wanted(annotation)}, not {describe(value.data)}"
     hint = f"for instance `{context.name} = {context.meta.example}`" if context.meta.example else None
-    return Mismatch("X301", message, value, hint=hint)
+    return TypeMismatch("X301", message, value, hint=hint)
 
 
-def quantity_mismatch(value: Value, context: "Context") -> Mismatch:
+def quantity_mismatch(value: Value, context: "Context") -> TypeMismatch:
     """For a setting that wants a quantity: a wrong unit, none at all, or no number."""
     data, units = value.data, context.meta.units
     must = f"{context.subject} must be {_units_wanted(units)}"
@@ -212,22 +212,24 @@ def quantity_mismatch(value: Value, context: "Context") -> Mismatch:
         fix = Fix(value.span, forms[0].strip("`")) if len(forms) == 1 else None
         if amount.endswith("B") and units == ("bytes",):
             fix, forms = None, [f"`{amount[:-1]} B` or `{amount[:-1]} GiB`; `B` without a space is the multiplier 10^9"]
-        return Mismatch("X302", f"{must}; this number has no unit", value, hint=f"write {joined(forms)}", fix=fix)
+        return TypeMismatch("X302", f"{must}; this number has no unit", value, hint=f"write {joined(forms)}", fix=fix)
     examples = joined([f"`{_UNIT_EXAMPLES[unit]}`" for unit in units])
     if isinstance(data, Quantity):
         hint, fix = f"for instance {examples}", None
         if data.unit == "bytes" and "tokens" in units and value.span.text.endswith(" B"):
             meant = f"{value.span.text[:-1].strip()}B tokens"
             hint, fix = f"write `{meant}`; after a space, `B` means bytes", Fix(value.span, meant)
-        return Mismatch("X302", f"{must}, not {describe(data)}", value, hint=hint, fix=fix)
+        return TypeMismatch("X302", f"{must}, not {describe(data)}", value, hint=hint, fix=fix)
     if isinstance(data, Word):
-        return Mismatch("X202", f"`{data.text}` is not defined", value, hint=f"write {examples}")
+        return TypeMismatch("X202", f"`{data.text}` is not defined", value, hint=f"write {examples}")
     if isinstance(data, str):
         bare = data.strip()
         good = _is_numeral(bare)
         hint = f"write `{bare}` without quotes" if good else f"for instance {examples}"
-        return Mismatch("X301", f"{must}, not a string", value, hint=hint, fix=Fix(value.span, bare) if good else None)
-    return Mismatch("X301", f"{must}, not {describe(data)}", value, hint=f"for instance {examples}")
+        return TypeMismatch(
+            "X301", f"{must}, not a string", value, hint=hint, fix=Fix(value.span, bare) if good else None
+        )
+    return TypeMismatch("X301", f"{must}, not {describe(data)}", value, hint=f"for instance {examples}")
 
 
 def _with_unit(amount: str, unit: str) -> str:
@@ -236,14 +238,14 @@ def _with_unit(amount: str, unit: str) -> str:
     return f"{amount} {({'seconds': 's', 'bytes': 'B'}).get(unit, unit)}"
 
 
-def word_mismatch(kind: Any, text: str | None, value: Value, context: "Context") -> Mismatch:
+def word_mismatch(kind: Any, text: str | None, value: Value, context: "Context") -> TypeMismatch:
     """For a setting that wants one of some fixed words."""
     choices = choices_of(kind)
     if text is None:
         must = f"{context.subject} must be {joined([f'`{choice}`' for choice in choices])}"
-        return Mismatch("X301", f"{must}, not {describe(value.data)}", value, hint="choose one of these words")
+        return TypeMismatch("X301", f"{must}, not {describe(value.data)}", value, hint="choose one of these words")
     if text in later.WORDS.get((context.block, context.name), ()):
-        return Mismatch("X209", f"`{text}` as {context.subject} is not supported yet", value,
+        return TypeMismatch("X209", f"`{text}` as {context.subject} is not supported yet", value,
                         hint=f"choose {joined([f'`{choice}`' for choice in choices])}")  # fmt: skip
     meant = closest(text, choices)
     message = f"{context.subject} cannot be `{text}`"
@@ -252,8 +254,8 @@ def word_mismatch(kind: Any, text: str | None, value: Value, context: "Context")
     one_of: tuple[Note, ...] = ((f"one of {', '.join(choices)}", None),) if len(choices) > 1 else ()
     if meant is None:
         hint = f"write `{choices[0]}`" if len(choices) == 1 else f"choose one of {', '.join(choices)}"
-        return Mismatch("X305", message, value, hint=hint)
+        return TypeMismatch("X305", message, value, hint=hint)
     sure = certain(text, choices)
     # A choice that begins with a digit is a word only in quotes, but for the one that the lexer knows.
     fix = Fix(value.span, sure if sure.isidentifier() or sure == "1f1b" else f'"{sure}"') if sure else None
-    return Mismatch("X305", message, value, hint=f"did you mean `{meant}`?", notes=one_of, fix=fix)
+    return TypeMismatch("X305", message, value, hint=f"did you mean `{meant}`?", notes=one_of, fix=fix)

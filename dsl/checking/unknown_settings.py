@@ -1,4 +1,4 @@
-"""`Doubts`: which settings of a spec with mistakes nobody can know, and what stands in for them.
+"""`UnknownSettings`: which settings of a spec with mistakes nobody can know, and what stands in for them.
 
 A setting is in doubt if its value is wrong or could not be read, and also if a mistake elsewhere may have been meant
 for it: a misspelt name, a statement that could not be read, a setting in the wrong block.
@@ -21,7 +21,7 @@ from ..schema.setting import Setting, open_setting, settings_of, spelled
 _PLAIN: Final = {bool: False, int: 2, float: 1.0, str: ""}
 
 
-class Doubts:
+class UnknownSettings:
     """paths: as those of `Spec.origins`; `dataset` stands for which datasets there are, `*` for any name.
 
     misspelt: those of them that a misspelt name was meant for. unread: a whole file or the end of one could not be

@@ -14,7 +14,7 @@ from ..schema import later
 from ..syntax import tree as s
 from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
 from ..user_parts.reader import Kind, read_parts
-from .part_calls import Part
+from .part_calls import DeclaredPart
 
 # Words that a spec understands in another way; nodes of a plan go by some of them.
 _TAKEN: Final = frozenset((
@@ -23,7 +23,7 @@ _TAKEN: Final = frozenset((
 ))  # fmt: skip
 
 
-class Parts(dict[str, Part]):
+class DeclaredParts(dict[str, DeclaredPart]):
     """Name → part. unread: something that a `use` names could not be read, so that a part may be missing here."""
 
     unread: bool = False
@@ -33,18 +33,18 @@ class Parts(dict[str, Part]):
         return [name for name, part in self.items() if part.declared.kind == kind]
 
 
-def read_uses(uses: Iterable[s.Use], spec: str, order: int, diagnostics: Diagnostics) -> Parts:
+def read_uses(uses: Iterable[s.Use], spec: str, order: int, diagnostics: Diagnostics) -> DeclaredParts:
     """The parts that `use` statements of the spec at `spec` and of its includes make known.
 
     order: of the first of their files among all sources. What is wrong with a module is reported, with its place.
     """
-    reader = _Reader(Path(os.path.dirname(spec)), order, diagnostics)  # noqa: PTH120
+    reader = _UseReader(Path(os.path.dirname(spec)), order, diagnostics)  # noqa: PTH120
     for use in uses:
         reader.take(use)
     return reader.parts
 
 
-def check_unused(parts: Parts, uses: Iterable[s.Use], diagnostics: Diagnostics) -> None:
+def check_unused(parts: DeclaredParts, uses: Iterable[s.Use], diagnostics: Diagnostics) -> None:
     """Warn of modules none of whose parts is used."""
     for use in uses:
         own = [part for part in parts.values() if part.use == use.target.span]
@@ -54,10 +54,10 @@ def check_unused(parts: Parts, uses: Iterable[s.Use], diagnostics: Diagnostics) 
             diagnostics.warning("W204", message, use.span, hint=f"remove it, or use {names}")
 
 
-class _Reader:
+class _UseReader:
     def __init__(self, folder: Path, order: int, diagnostics: Diagnostics) -> None:
         self.folder, self.order, self.diagnostics = folder, order, diagnostics
-        self.parts = Parts()
+        self.parts = DeclaredParts()
         self.seen: set[str] = set()
 
     def take(self, use: s.Use) -> None:
@@ -149,4 +149,4 @@ class _Reader:
                 message, hint = f"two functions are called `{each.name}`", "give one another name"
                 self.diagnostics.error("X224", message, each.span, hint=hint, notes=notes)
             else:
-                self.parts[each.name] = Part(each, module, digest, span)
+                self.parts[each.name] = DeclaredPart(each, module, digest, span)

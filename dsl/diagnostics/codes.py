@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from .page import Code
+from .page import CodePage
 from .pages_alerts import PAGES as ALERTS
 from .pages_data import PAGES as DATA
 from .pages_elastic import PAGES as WORLDS
@@ -12,7 +12,9 @@ from .pages_text import PAGES as TEXT
 from .pages_values import PAGES as VALUES
 from .suggest import closest
 
-CODES: Final[dict[str, Code]] = {page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS, *WORLDS, *ALERTS)}
+CODES: Final[dict[str, CodePage]] = {
+    page.code: page for page in (*TEXT, *VALUES, *PLAN, *DATA, *PARTS, *WORLDS, *ALERTS)
+}
 
 
 def near(code: str) -> str | None:

@@ -1,4 +1,4 @@
-"""`Code`: a diagnostic's stable code and the page that explains it."""
+"""`CodePage`: a diagnostic's stable code and the page that explains it."""
 
 import textwrap
 
@@ -6,7 +6,7 @@ from attrs import frozen
 
 
 @frozen
-class Code:
+class CodePage:
     """A stable code. meaning: why it is reported. wrong: text that causes it; right: what to write instead.
 
     An empty `wrong` means that no text alone causes it.

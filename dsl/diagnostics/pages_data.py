@@ -2,35 +2,35 @@
 
 from typing import Final
 
-from .page import Code
+from .page import CodePage
 
 PAGES: Final = (
-    Code("X501", "an evaluation of an unknown dataset", """
+    CodePage("X501", "an evaluation of an unknown dataset", """
         `eval NAME` evaluates the held-out part of a dataset of this spec.
         """, "every 100 steps eval webb  # the dataset is called web", "every 100 steps eval web"),
-    Code("X502", "nothing to train on", """
+    CodePage("X502", "nothing to train on", """
         A spec needs a dataset with a `holdout` below 100%, and `mixture`, if there is one, must give it a weight.
         """, "dataset web { source = python_stdlib(), holdout = 100% }",
         "dataset web { source = python_stdlib(), holdout = 1% }"),
-    Code("X503", "several datasets to train on", """
+    CodePage("X503", "several datasets to train on", """
         With several datasets, `mixture` gives a weight to each dataset that is trained on. Datasets that are only
         evaluated have `holdout = 100%`.
         """, 'dataset web { source = text("web/*.txt") }\ndataset code { source = text("code/*.txt") }',
         'dataset web { source = text("web/*.txt") }\ndataset code { source = text("code/*.txt") }\n'
         "mixture { web = 0.8, code = 0.2 }"),
-    Code("X504", "an evaluation of a dataset without hold-out", """
+    CodePage("X504", "an evaluation of a dataset without hold-out", """
         `eval` uses the documents that training never sees; a dataset without hold-out has none.
         """, "dataset web { source = python_stdlib() }\nevery 100 steps eval web",
         "dataset web { source = python_stdlib(), holdout = 1% }\nevery 100 steps eval web"),
-    Code("X505", "the tokenizer cannot be read", """
+    CodePage("X505", "the tokenizer cannot be read", """
         The folder or file is missing, or is not a tokenizer. The size of the tokenizer's vocabulary is needed for the
         embedding; give `model.vocab` to plan without the tokenizer.
         """, 'tokenizer "no/such/folder"', "tokenizer bytes"),
-    Code("X506", "the vocabulary is smaller than the tokenizer", """
+    CodePage("X506", "the vocabulary is smaller than the tokenizer", """
         Every token id needs a row of the embedding.
         """, "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6, vocab = 100 }",
         "tokenizer bytes\nmodel qwen3 { dim = 192, layers = 4, heads = 6 }"),
-    Code("X507", "data that cannot be used as given", """
+    CodePage("X507", "data that cannot be used as given", """
         The planner reports what it can see without reading the files: a pattern that matches only folders, a file where
         a folder is named, a separator that is not a token id, conversations or pairs for which neither the dataset nor
         the tokenizer has a chat template. The run reports the rest: no file matches a pattern (patterns are relative to
@@ -38,44 +38,44 @@ PAGES: Final = (
         """, 'tokenizer bytes\ndataset qa { source = jsonl("qa.jsonl"), prompt = "question", response = "answer" }',
         'tokenizer bytes\n'
         'dataset qa { source = jsonl("qa.jsonl"), prompt = "question", response = "answer", template = "plain" }'),
-    Code("X508", "the links of collate do not fit", """
+    CodePage("X508", "the links of collate do not fit", """
         The input of each link must be the output of the link before it: rows of token arrays, rows of token tensors,
         token samples, labelled samples, microbatch.
         """, "collate = flatten -> to_tensor -> shift_tokens -> pack(sequential)",
         "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential)"),
-    Code("X509", "a group with sequential packing", """
+    CodePage("X509", "a group with sequential packing", """
         `group` says how many documents are reordered and packed together. `sequential` keeps the order of the
         documents, and has no groups.
         """, "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential, group = 1k)",
         "collate = to_tensor -> flatten -> shift_tokens -> pack(multipack, group = 1k)"),
-    Code("X513", "a weight of an unknown dataset", """
+    CodePage("X513", "a weight of an unknown dataset", """
         The names in `mixture`, and in the `mix` of a phase, are those of datasets of this spec. `temperature` is a
         setting of `mixture`, so a dataset called `temperature` cannot be part of a mixture.
         """, "dataset web { source = python_stdlib() }\nmixture { webb = 1 }",
         "dataset web { source = python_stdlib() }\nmixture { web = 1 }"),
-    Code("X514", "every weight is zero", """
+    CodePage("X514", "every weight is zero", """
         Every phase must train on at least one dataset. A dataset that `mix` does not name keeps its weight of
         `mixture`, and a weight of 0 stays 0 at any temperature.
         """, "dataset web { source = python_stdlib() }\nmixture { web = 0 }",
         "dataset web { source = python_stdlib() }\nmixture { web = 1 }"),
-    Code("X515", "a weight of a dataset that is held out completely", """
+    CodePage("X515", "a weight of a dataset that is held out completely", """
         With `holdout = 100%` every document is kept for evaluation, and nothing is left to train on.
         """, "dataset web { source = python_stdlib(), holdout = 100% }\ndataset noise { source = synthetic() }\n"
         "mixture { web = 1, noise = 1 }",
         "dataset web { source = python_stdlib(), holdout = 1% }\ndataset noise { source = synthetic() }\n"
         "mixture { web = 1, noise = 1 }"),
-    Code("X516", "contradictory settings of a record's format", """
+    CodePage("X516", "contradictory settings of a record's format", """
         Records are plain text in the field `text`, conversations in the field `messages`, or pairs of `prompt` and
         `response`: one of the three. `train_on` and `template` are for conversations and pairs; all of a plain text is
         trained on.
         """, 'dataset qa { source = jsonl("qa.jsonl"), prompt = "question" }',
         'dataset qa { source = jsonl("qa.jsonl"), prompt = "question", response = "answer" }'),
-    Code("X517", "a field of a source that has none", """
+    CodePage("X517", "a field of a source that has none", """
         Records of jsonl, parquet, arrow, huggingface and of your own sources have fields. `text`, `python_stdlib` and
         `synthetic` give whole documents, and `tokens` gives token ids: they have no fields.
         """, 'dataset web { source = text("web/*.txt"), text = "content" }',
         'dataset web { source = jsonl("web/*.jsonl"), text = "content" }'),
-    Code("X518", "weights in epochs beside plain weights", """
+    CodePage("X518", "weights in epochs beside plain weights", """
         A plain weight is a share of the rows. A weight in epochs says how often each epoch of the mixture takes all
         rows of a dataset; its share follows from the number of these rows. The two cannot be mixed: all weights of a
         mixture are of one kind, and so are all weights of a phase, including those that it keeps from `mixture`.
@@ -83,28 +83,28 @@ PAGES: Final = (
         "mixture { web = 2 epochs, noise = 0.5 }",
         "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
         "mixture { web = 2 epochs, noise = 0.5 epochs }"),
-    Code("X519", "a temperature with weights in epochs", """
+    CodePage("X519", "a temperature with weights in epochs", """
         The temperature makes shares more or less even. Weights in epochs are exact numbers, to which no temperature
         applies.
         """, "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
         "mixture { web = 2 epochs, noise = 1 epoch, temperature = 2 }",
         "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"
         "mixture { web = 2 epochs, noise = 1 epoch }"),
-    Code("W501", "no file matches yet", """
+    CodePage("W501", "no file matches yet", """
         No file on this machine matches the pattern of a dataset, or a folder, template or checkpoint that the spec
         names does not exist. The plan can be made without it; the run needs it. A path that exists and is something
         else is an error (X507, X720).
         """, 'dataset web { source = text("no/such/*.txt") }'),
-    Code("W502", "no rows to balance", """
+    CodePage("W502", "no rows to balance", """
         `pack(best_fit)` distributes the rows of a step over the data ranks so that attention costs every rank about the
         same. With one data rank, or one row per rank and step, there is nothing to distribute, and `pack(multipack)`
         gives the same rows.
         """, "collate = to_tensor -> flatten -> shift_tokens -> pack(best_fit)",
         "collate = to_tensor -> flatten -> shift_tokens -> pack(multipack)"),
-    Code("W505", "the tokenizer cannot be read yet", """
+    CodePage("W505", "the tokenizer cannot be read yet", """
         The plan takes the size of the embedding from `model.vocab`; the run will need the tokenizer.
         """, 'tokenizer "no/such/folder"'),
-    Code("W506", "a dataset that nothing uses", """
+    CodePage("W506", "a dataset that nothing uses", """
         The dataset has no weight in `mixture` or in a phase, and no `eval` names it, so it is never read.
         """, "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\nmixture { web = 1 }",
         "dataset web { source = python_stdlib() }\ndataset noise { source = synthetic() }\n"

@@ -2,37 +2,37 @@
 
 from typing import Final
 
-from .page import Code
+from .page import CodePage
 
 PAGES: Final = (
-    Code("X221", "a module that cannot be read", """
+    CodePage("X221", "a module that cannot be read", """
         `use "parts.py"` names a file, relative to the spec; `use package.module` names a module in the working folder
         or on Python's path. xtrain reads the file without importing it; it must be Python, saved as UTF-8.
         """, 'use "nowhere.py"'),
-    Code("X222", "a module without sources and collators", """
+    CodePage("X222", "a module without sources and collators", """
         A module that `use` names must be valid Python and declare at least one part: a function decorated with
         `@source` or `@collator(takes=…)`, both imported from `xtrain`.
         """),
-    Code("X223", "a source or collator with a wrong declaration", """
+    CodePage("X223", "a source or collator with a wrong declaration", """
         xtrain reads the declaration without running the code, so the function must stand at the top level of its file,
         name every parameter (no `*args`, `**kwargs` or `/`), and must not be `async`. A collator gives the kind of its
         input (`takes`) and, if different, of its output (`gives`) as strings: rows of token arrays, rows of token
         tensors, token samples, labelled samples, microbatch, or part of a microbatch. Only `pack` makes a microbatch,
         and only `shard` a part of a microbatch.
         """),
-    Code("X224", "a source or collator whose name is taken", """
+    CodePage("X224", "a source or collator whose name is taken", """
         A source or collator of your own cannot have the name of a built-in source, link or function, and no two of
         yours can have the same name.
         """),
-    Code("W204", "a module of which nothing is used", """
+    CodePage("W204", "a module of which nothing is used", """
         No dataset and no link of `collate` uses anything that this module declares, so its `use` has no effect.
         """),
-    Code("X512", "a source or collator of your own failed", """
+    CodePage("X512", "a source or collator of your own failed", """
         Your function raised an exception or returned an invalid value: a document that is neither a string nor a dict,
         a sample with the wrong shapes or types, a token id outside the vocabulary. The file and the line are those of
         your code.
         """),
-    Code("X713", "your own code has changed since the plan was made", """
+    CodePage("X713", "your own code has changed since the plan was made", """
         A plan holds a digest of each module that `use` names, together with your own modules that it imports, so that
         only the planned code is run. Plan the spec again after a change.
         """),

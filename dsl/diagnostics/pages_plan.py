@@ -2,66 +2,66 @@
 
 from typing import Final
 
-from .page import Code
+from .page import CodePage
 
 PAGES: Final = (
-    Code("X401", "the axes do not give the world size", """
+    CodePage("X401", "the axes do not give the world size", """
         The world size is pp · replicate · fsdp · ring · ulysses · tp ranks, spread evenly over the nodes. With `fsdp
         auto` the remaining ranks go to fsdp, and the product of the other axes must divide the world size; with fixed
         sizes the product of all axes must be the world size.
         """, "launch { nodes = 1, ranks_per_node = 8 }\nparallel { tp 3, fsdp auto }",
         "launch { nodes = 1, ranks_per_node = 8 }\nparallel { tp 2, fsdp auto }"),
-    Code("X402", "heads cannot be divided among tp or ulysses ranks", """
+    CodePage("X402", "heads cannot be divided among tp or ulysses ranks", """
         Tensor parallelism gives each rank whole heads, and ulysses exchanges whole heads: `heads` must be a multiple of
         tp, and the heads of one rank a multiple of ulysses.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { tp 4 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { tp 2 }"),
-    Code("X403", "key and value heads cannot be divided among tp or ulysses ranks", """
+    CodePage("X403", "key and value heads cannot be divided among tp or ulysses ranks", """
         `kv_heads` must be a multiple of tp, because each rank holds whole key and value heads. The key and value heads
         of one rank must be a multiple of ulysses, or ulysses a multiple of them: if there are fewer heads than ranks,
         each is copied to the same number of ranks.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, kv_heads = 3 }\nparallel { tp 2 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6, kv_heads = 2 }\nparallel { tp 2 }"),
-    Code("X404", "layers and pipeline stages do not fit", """
+    CodePage("X404", "layers and pipeline stages do not fit", """
         Each of the pp · stages_per_rank stages needs at least one layer. If `layers` is given, it has one number per
         stage, and they add up to the layers of the model. gpipe and 1f1b run one stage on a rank, zbv two,
         interleaved_1f1b and zero_bubble any number.
         """, "model qwen3 { dim = 192, layers = 2, heads = 6 }\nparallel { pp 4 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { pp 4 }"),
-    Code("X405", "the sequence cannot be divided", """
+    CodePage("X405", "the sequence cannot be divided", """
         With `tp N { sequence = true }`, and with experts in any case, the length of a row must be a multiple of tp;
         ring attention cuts it into 2 · ring chunks for load balance, and each chunk must be a multiple of ulysses.
         """, "batch { sequence = 513 }\nparallel { tp 2 }", "batch { sequence = 512 }\nparallel { tp 2 }"),
-    Code("X406", "experts cannot be divided among ep ranks", """
+    CodePage("X406", "experts cannot be divided among ep ranks", """
         Expert parallelism gives each rank whole experts: `experts` must be a multiple of ep.
         """, "parallel { ep 3 }  # with experts = 8", "parallel { ep 4 }  # with experts = 8"),
-    Code("X407", "ep does not fit into the ranks of a replica", """
+    CodePage("X407", "ep does not fit into the ranks of a replica", """
         ep adds no ranks: it reuses the ranks of fsdp · ring · ulysses · tp, and must divide that product.
         """, "parallel { ep 8, fsdp 4 }", "parallel { ep 4, fsdp 4 }"),
-    Code("X408", "the sizes of attention do not match", """
+    CodePage("X408", "the sizes of attention do not match", """
         `dim` must be a multiple of `heads` unless `head_dim` is given; the width of a head must be even, for rotary
         positions; `heads` must be a multiple of `kv_heads`.
         """, "model qwen3 { dim = 100, layers = 4, heads = 6 }", "model qwen3 { dim = 192, layers = 4, heads = 6 }"),
-    Code("X409", "experts on a dense model", """
+    CodePage("X409", "experts on a dense model", """
         Expert parallelism spreads experts over ranks, and only the families qwen3_moe and mixtral have experts.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { ep 2 }",
         "model qwen3_moe { dim = 192, layers = 4, heads = 6, experts = 8 }\nparallel { ep 2 }"),
-    Code("X410", "more than one axis is auto", """
+    CodePage("X410", "more than one axis is auto", """
         The size of an axis that is `auto` is the world size divided by the other axes, so only one axis can be auto.
         """, "parallel { fsdp auto, pp auto }", "parallel { fsdp auto, pp 2 }"),
-    Code("X411", "microbatches that the pipeline cannot run", """
+    CodePage("X411", "microbatches that the pipeline cannot run", """
         A pipeline needs at least as many microbatches in a step as it has ranks. The schedules interleaved_1f1b and
         zero_bubble run n microbatches in n // pp rounds of equal size; a multiple of pp always works.
         """, "batch { sequence = 512, accumulate = 2 }\nparallel { pp 4 }",
         "batch { sequence = 512, accumulate = 8 }\nparallel { pp 4 }"),
-    Code("X412", "more experts for a token than there are", """
+    CodePage("X412", "more experts for a token than there are", """
         A token is sent to different experts, so `experts_per_token` is at most `experts`.
         """, "model mixtral { dim = 192, layers = 4, heads = 6, experts = 2, experts_per_token = 4 }",
         "model mixtral { dim = 192, layers = 4, heads = 6, experts = 8, experts_per_token = 2 }"),
-    Code("X413", "cp is not ring · ulysses", """
+    CodePage("X413", "cp is not ring · ulysses", """
         The ranks of context parallelism are ring · ulysses; if both are given, their product is the size.
         """, "parallel { cp 4 { ring = 2, ulysses = 4 } }", "parallel { cp 4 { ring = 2, ulysses = 2 } }"),
-    Code("X414", "documents are not aligned", """
+    CodePage("X414", "documents are not aligned", """
         A ring cuts every document into 2 · ring equal chunks, an early and a late one for each rank. Documents are
         padded to a multiple of `align` positions before they are packed, so `align` must be a multiple of 2 · ring and
         divide the length of a row. `auto` is the smallest such number; give a number to pack the same rows on another
@@ -71,12 +71,12 @@ PAGES: Final = (
         "collate = to_tensor -> flatten -> shift_tokens -> pack(align = 2)",
         "parallel { cp 2 { ring = 2, ulysses = 1 } }\n"
         "collate = to_tensor -> flatten -> shift_tokens -> pack(align = 4)"),
-    Code("X415", "the stack ddp with something that it does not support", """
+    CodePage("X415", "the stack ddp with something that it does not support", """
         `stack = ddp` keeps a full replica of the model on every rank and lets torch's DistributedDataParallel sum the
         gradients. It supports no other axes, no sharding and one number format. Leave `fsdp` auto, so that all ranks
         are replicas, or give their number: `fsdp auto { replicate = 4 }`.
         """, "parallel { stack = ddp, tp 2 }", "parallel { stack = ddp, fsdp auto { replicate = 2 } }"),
-    Code("X416", "a zero-bubble schedule with an incompatible setting", """
+    CodePage("X416", "a zero-bubble schedule with an incompatible setting", """
         The schedules zero_bubble and zbv compute the gradients of weights later than those of activations. Parameters
         that `reshard` has freed in between lose their gradients without an error from torch, and the backward of a
         compiled block cannot be split. zbv places the first and the last stage on the same rank, where a tied embedding
@@ -84,254 +84,254 @@ PAGES: Final = (
         """, "batch { sequence = 512, accumulate = 8 }\n"
         "parallel { pp 2 { schedule = zbv }, fsdp auto { reshard = true } }",
         "batch { sequence = 512, accumulate = 8 }\nparallel { pp 2 { schedule = zbv }, fsdp auto }"),
-    Code("X417", "offload on a CPU", """
+    CodePage("X417", "offload on a CPU", """
         `offload` keeps parameters, gradients and optimizer state in host memory and copies them to the CUDA device
         block by block. On a CPU they are in host memory already.
         """, "launch { device = cpu }\nparallel { fsdp auto { offload = true } }",
         "launch { device = cuda }\nparallel { fsdp auto { offload = true } }"),
-    Code("X418", "recomputation that changes nothing", """
+    CodePage("X418", "recomputation that changes nothing", """
         With `every = n` every n-th block is recomputed, so n is at most the number of layers. `save` names operations
         whose results selective recomputation keeps; the blocks must have them: there is an all_to_all only with ep or
         ulysses.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 5 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nactivation full { every = 2 }"),
-    Code("X419", "an attention kernel that cannot be used here", """
+    CodePage("X419", "an attention kernel that cannot be used here", """
         flex has no backward on a CPU. The kernels flex and mask need whole rows, and ring attention exchanges parts of
         rows: with a ring use `attention` auto or documents.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, attention = mask }\nparallel { cp 2 { ring = 2 } }",
         "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { cp 2 { ring = 2 } }"),
-    Code("X420", "widths cannot be divided among tp ranks", """
+    CodePage("X420", "widths cannot be divided among tp ranks", """
         Tensor parallelism splits the feed-forward layers evenly: `ffn` must be a multiple of tp. The vocabulary may be
         split unevenly, as long as every rank has some rows and torch can combine it with fsdp shards; rounding `vocab`
         up to a multiple of tp always works, and the additional ids are then never used.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 511 }\nparallel { tp 2 }",
         "model qwen3 { dim = 192, layers = 4, heads = 6, ffn = 512 }\nparallel { tp 2 }"),
-    Code("X427", "gradients of a pipeline are summed once a step", """
+    CodePage("X427", "gradients of a pipeline are summed once a step", """
         With `sync = microbatch` gradients are summed over ranks after every microbatch. Pipeline schedules sum them
         once, after the last microbatch of the step.
         """, "parallel { pp 2, fsdp auto { sync = microbatch } }", "parallel { pp 2, fsdp auto }"),
-    Code("X421", "the cluster is smaller than the run", """
+    CodePage("X421", "the cluster is smaller than the run", """
         `cluster` says how many machines there are and how many devices each has, and the run needs more than that: use
         fewer ranks, or correct the cluster.
         """, "cluster h100 { nodes = 1, devices = 8 }\nparallel { fsdp 16 }",
         "cluster h100 { nodes = 2, devices = 8 }\nparallel { fsdp 16 }"),
-    Code("X422", "the cluster has other devices than the run asks for", """
+    CodePage("X422", "the cluster has other devices than the run asks for", """
         A preset of `cluster` names the device of its machines, and `launch.device` asks for one of another kind.
         """, "cluster h100 { nodes = 1 }\nlaunch { device = cpu }", "cluster h100 { nodes = 1 }"),
-    Code("X601", "rows is not micro · accumulate · data ranks", """
+    CodePage("X601", "rows is not micro · accumulate · data ranks", """
         A step takes micro · accumulate · data ranks rows. If `rows` is given as well, it must be that product.
         """, "batch { sequence = 512, micro = 8, accumulate = 1, rows = 30 }",
         "batch { sequence = 512, micro = 8, rows = 32 }"),
-    Code("X602", "warm-up and decay are longer than the training", """
+    CodePage("X602", "warm-up and decay are longer than the training", """
         Warm-up and decay of the learning rate have to fit into the budget. If one of them is given in epochs, this is
         checked by the plan if the tokenized data is in the cache, and otherwise by the run before its first step, which
         then ends with exit code 3.
         """, "experiment try { budget = 100 steps }\nscheduler cosine { warmup = 200 steps }",
         "experiment try { budget = 1k steps }\nscheduler cosine { warmup = 200 steps }"),
-    Code("X605", "a stop event that does not stop the run", """
+    CodePage("X605", "a stop event that does not stop the run", """
         Whoever sends a signal (a scheduler, a launcher, a person) will end the processes soon anyway, and a limit must
         be kept. The actions of these events must end with `stop`, so that the run stops in time and nothing is lost.
         """, "on sigterm checkpoint", "on sigterm checkpoint then stop"),
-    Code("X606", "two phases begin with the same step", """
+    CodePage("X606", "two phases begin with the same step", """
         Each phase lasts until the next one begins. If two phases begin with the same step, the first has no steps.
         """, "phase warm { from = 10%, lr_scale = 0.5 }\nphase cool { from = 10%, lr_scale = 0.1 }",
         "phase warm { from = 10%, lr_scale = 0.5 }\nphase cool { from = 80%, lr_scale = 0.1 }"),
-    Code("X607", "a phase begins when the run has ended", """
+    CodePage("X607", "a phase begins when the run has ended", """
         The start of a phase lies at or after the end of the budget, so that the phase has no steps. If the start is
         given in epochs, this may be found by the run, once its data is counted (see X602).
         """, "experiment try { budget = 100 steps }\nphase anneal { from = 200 steps, lr_scale = 0.5 }",
         "experiment try { budget = 100 steps }\nphase anneal { from = 90%, lr_scale = 0.5 }"),
-    Code("X610", "a reaction to something that cannot occur", """
+    CodePage("X610", "a reaction to something that cannot occur", """
         `time_limit`, `stop_at` and `stop_file` are settings of `launch`, and the events of these names occur only where
         they are set. Without the setting the reaction would never run.
         """, "on time_limit checkpoint then requeue then stop",
         "launch { time_limit = 4 h }\non time_limit checkpoint then requeue then stop"),
-    Code("X611", "requeue out of place", """
+    CodePage("X611", "requeue out of place", """
         `requeue` asks Slurm to requeue the job, and Slurm ends the job as soon as it is asked. `requeue` must be the
         last action before `stop`, on an event that stops the run.
         """, "on sigusr1 requeue then checkpoint then stop", "on sigusr1 checkpoint then requeue then stop"),
-    Code("X612", "a wrong reaction to non-finite steps", """
+    CodePage("X612", "a wrong reaction to non-finite steps", """
         `on nan(n)` has exactly one of these actions: `skip` skips such steps and ends the run as failed at the n-th in
         a row, `rollback` goes back to the last good checkpoint, `stop` ends the run as failed. `skip` and `rollback`
         are allowed nowhere else. `checkpoint` is not allowed there: the weights may be damaged, and the last checkpoint
         before must stay the latest.
         """, "on nan checkpoint then stop", "on nan(3) rollback"),
-    Code("X613", "a rollback in a run that saves nothing", """
+    CodePage("X613", "a rollback in a run that saves nothing", """
         `on nan rollback` goes back to a checkpoint of the run, and `checkpoint.enabled` is false.
         """, "checkpoint { enabled = false }\non nan(3) rollback", "on nan(3) rollback"),
-    Code("X614", "a profile without steps to record", """
+    CodePage("X614", "a profile without steps to record", """
         A profile, and the history of a memory snapshot, record the steps that follow. After `stop`, and on `finish`, a
         signal or a limit, no steps follow.
         """, "on finish profile", "every 500 steps profile"),
-    Code("X615", "two profiles at once", """
+    CodePage("X615", "two profiles at once", """
         A profile takes wait + warmup + active steps, and a process can record one profile at a time. The period of a
         profile must be at least that long, and two ticks must not profile at the same time. If the ticks depend on the
         clock, the run skips the later profile with a warning.
         """, "every 4 steps profile { active = 8 }", "every 100 steps profile { active = 8 }"),
-    Code("X620", "a best checkpoint by a metric that is not measured", """
+    CodePage("X620", "a best checkpoint by a metric that is not measured", """
         `best` selects by the loss on the held-out part of a dataset, and a tick has to measure it: `eval` of that
         dataset, in steps in which a checkpoint is saved.
         """, "checkpoint { best = eval.web.loss }  # and no `every … eval web`",
         "every 500 steps eval web then checkpoint\ncheckpoint { best = eval.web.loss }"),
-    Code("X621", "a checkpoint of one file with several ranks", """
+    CodePage("X621", "a checkpoint of one file with several ranks", """
         With `backend = file` one process writes the whole checkpoint into one file. With several ranks each holds a
         part of the state, and with `dcp` each rank writes its own part; a run on any number of ranks can resume from a
         checkpoint of either backend.
         """, "parallel { fsdp 2 }\ncheckpoint { backend = file }",
         "parallel { fsdp 2 }\ncheckpoint { backend = dcp }"),
-    Code("X622", "a name that W&B does not accept", """
+    CodePage("X622", "a name that W&B does not accept", """
         A project has no `/`, `\\`, `#`, `?`, `%` or `:` in its name, no name has more than 128 characters, and a tag
         has 1 to 64. W&B would refuse it after the run has started.
         """, 'log { wandb { project = "team/llama" } }', 'log { wandb { project = "llama", entity = "team" } }'),
-    Code("X702", "a device is missing", """
+    CodePage("X702", "a device is missing", """
         The run needs a device that this machine does not have, or more devices than it has.
         """),
-    Code("X703", "the wrong number of ranks", """
+    CodePage("X703", "the wrong number of ranks", """
         The number of processes that were started is not the world size of the plan.
         """),
-    Code("X704", "a plan that cannot be used", """
+    CodePage("X704", "a plan that cannot be used", """
         The file is missing, is not a plan, has the format of another version, or its content is no longer what its id
         says. Plans are not edited: change the spec and plan it again.
         """),
-    Code("X705", "a checkpoint does not fit the plan", """
+    CodePage("X705", "a checkpoint does not fit the plan", """
         The checkpoint holds the state of another model, of a wider number format, or of other data. The message says
         what differs; `xtrain diff RUN SPEC` reports the same before a run is started.
         """),
-    Code("X706", "the run directory cannot be written", """
+    CodePage("X706", "the run directory cannot be written", """
         The run directory below `workspace.root` cannot be created or written: permissions, a full disk, or a file in
         its place. `xtrain checkpoint prune RUN --keep 1 --yes` frees disk space by removing old checkpoints.
         """),
-    Code("X707", "another process runs in the run directory", """
+    CodePage("X707", "another process runs in the run directory", """
         The same experiment is running already. Wait until it ends, or give this run another name with `workspace.run`.
         """),
-    Code("X708", "no checkpoint yet", """
+    CodePage("X708", "no checkpoint yet", """
         The run has not saved a checkpoint that can be used.
         """),
-    Code("X709", "an environment variable is not set", """
+    CodePage("X709", "an environment variable is not set", """
         `env("NAME")` without a default needs the variable. Give a default as the second argument.
         """, 'workspace { root = env("NO_SUCH_VARIABLE") }', 'workspace { root = env("NO_SUCH_VARIABLE", "runs") }'),
-    Code("X710", "the spec has changed since the plan was made", """
+    CodePage("X710", "the spec has changed since the plan was made", """
         The spec of a saved plan, planned again in the same way, now gives another plan. The notes name the values that
         differ. Plan the spec again, or run the saved plan unchanged with `--accept-drift`. What a spec reads, such as a
         tokenizer or an environment variable, counts as part of the spec.
         """),
-    Code("X711", "xtrain has changed since the plan was made", """
+    CodePage("X711", "xtrain has changed since the plan was made", """
         The plan was made by xtrain with other source files: the same nodes may now be executed differently, and the
         spec may give another plan. Plan the spec again, or run the saved plan unchanged with `--accept-drift`.
         """),
-    Code("X712", "a device has less memory than the plan counts on", """
+    CodePage("X712", "a device has less memory than the plan counts on", """
         The devices of this machine have less memory than `cluster` says; or the parameters, gradients and optimizer
         states of a rank alone are larger than the memory of a device.
         """),
-    Code("X714", "data workers keep dying", """
+    CodePage("X714", "data workers keep dying", """
         With `workers` in `batch`, separate processes read the data. A worker that dies is replaced and nothing is lost,
         but here three in a row died at the same step. They may have run out of memory, or a collator of yours ends its
         process. The log of the rank says more; with `workers = 0` the rank itself reads the data.
         """),
-    Code("X715", "a package is missing", """
+    CodePage("X715", "a package is missing", """
         `log` needs a package that is not installed: `pip install 'xtrain[tensorboard]'` for TensorBoard event files,
         `pip install 'xtrain[wandb]'` for Weights & Biases.
         """),
-    Code("X716", "the ranks do not find each other", """
+    CodePage("X716", "the ranks do not find each other", """
         Ranks that another launcher has started meet at MASTER_ADDR and MASTER_PORT before they begin. Nothing answers
         there, the first rank has ended, or others have not come half an hour after it was ready. What stands above it
         on the screen, or in the log of the rank that is missing, says why; see also whether every machine reaches that
         address, and whether another program has the port.
         """),
-    Code("X720", "there is no such checkpoint", """
+    CodePage("X720", "there is no such checkpoint", """
         `checkpoint.from`, `checkpoint.pretrained` or a command names a path, and there is no intact checkpoint: the
         path must be a folder `ckpt-s…` or `model-s…`, one of the pointers beside them, or a run that has a checkpoint.
         The planner reports a path that holds something else; the run reports a missing or damaged checkpoint.
         """),
-    Code("X721", "a checkpoint could not be written", """
+    CodePage("X721", "a checkpoint could not be written", """
         The disk is full, cannot be written to, or failed. Earlier checkpoints are untouched and the half-written folder
         is removed. Training continues and the next save tries again, until `checkpoint.failures` saves in a row have
         failed; at the end of a run and on a signal a save has to succeed. Free some disk space and run the same command
         again: the run resumes from its last checkpoint. With a smaller `checkpoint.keep` it first removes old
         checkpoints; `xtrain checkpoint prune RUN --keep 1 --yes` does so without starting the run.
         """),
-    Code("X722", "nothing is left to train", """
+    CodePage("X722", "nothing is left to train", """
         The checkpoint that the run would start from has already reached the step at which the budget ends. The budget
         counts from step 0, also for a run that starts from another run's checkpoint: use a larger budget. To start from
         the weights alone, use `checkpoint.pretrained`; to end a run where it is, set its budget to the step of its
         checkpoint. A run that has ended can be started again: it reports this and exits.
         """),
-    Code("W401", "a setting that changes nothing here", """
+    CodePage("W401", "a setting that changes nothing here", """
         Because of other settings this setting has no effect: for instance, it concerns an axis of size 1, gradient
         reduction where nothing is sharded, saving where nothing is saved, the width of a layer that the model does not
         have, the decay of a constant learning rate, fp32 products where all are fp64, or a GPU feature on a CPU; or a
         mixture has one dataset, or a phase has the shares and the learning rate of the phase before it. The run does
         the same without the setting, and is the same experiment.
         """, "parallel { tp 1 { loss = false } }", "parallel { tp 2 { loss = false } }"),
-    Code("W423", "a device has too little memory for the run", """
+    CodePage("W423", "a device has too little memory for the run", """
         The rank that needs most memory would need more than a device has, or leave less than 8 % free, which
         fragmentation or uneven expert load can use up after days. The figures are estimates; `xtrain plan --trace`
         gives exact ones. The hint names settings that were tried: with each of them the run would fit.
         """, "cluster h100 { devices = 1 }\nmodel llama { dim = 4Ki, layers = 32, heads = 32 }",
         "cluster h100 { devices = 8 }\nmodel llama { dim = 4Ki, layers = 32, heads = 32 }"),
-    Code("W424", "a large pipeline bubble", """
+    CodePage("W424", "a large pipeline bubble", """
         The ranks of a pipeline are idle while it fills and drains, here for more than a fifth of a step. More
         microbatches make this bubble smaller, and so do several stages on a rank: with p ranks, v stages on each and m
         microbatches it is (p - 1) / (v · m + p - 1) of a step.
         """, "cluster h100 { devices = 8 }\nbatch { sequence = 512, accumulate = 8 }\nparallel { pp 8, fsdp 1 }",
         "cluster h100 { devices = 8 }\nbatch { sequence = 512, accumulate = 64 }\nparallel { pp 8, fsdp 1 }"),
-    Code("W425", "tensor parallel between machines", """
+    CodePage("W425", "tensor parallel between machines", """
         Tensor parallelism exchanges activations in every layer and waits for them. Inside a machine links are about ten
         times as fast as between machines: keep tp inside a machine and use fsdp or pp for the remaining ranks.
         """, "launch { nodes = 2, ranks_per_node = 2 }\nparallel { tp 4, fsdp auto }",
         "launch { nodes = 2, ranks_per_node = 2 }\nparallel { tp 2, fsdp auto }"),
-    Code("W426", "tensor parallel that is not needed", """
+    CodePage("W426", "tensor parallel that is not needed", """
         The run fits with fsdp alone, and a step would be faster: tensor parallelism makes matrix products smaller and
         waits for communication in each layer, which costs 15 to 20 points of MFU in published runs of models that fit
         without it.
         """, "cluster h100 { devices = 8 }\nparallel { tp 2, fsdp auto }",
         "cluster h100 { devices = 8 }\nparallel { fsdp auto }"),
-    Code("W601", "a tick that never fires", """
+    CodePage("W601", "a tick that never fires", """
         The period is longer than the whole run; or the action is a profile, and the run has no step left to record.
         """, "experiment try { budget = 100 steps }\nevery 200 steps log",
         "experiment try { budget = 100 steps }\nevery 20 steps log"),
-    Code("W602", "a best checkpoint that is never found", """
+    CodePage("W602", "a best checkpoint that is never found", """
         A checkpoint can only be the best if its own state was evaluated, so `eval` and `checkpoint` have to come in the
         same step. With these periods they never do.
         """, "experiment try { budget = 100 steps }\nevery 9 steps eval web\nevery 20 steps checkpoint\n"
         "checkpoint { best = eval.web.loss }",
         "experiment try { budget = 100 steps }\nevery 10 steps eval web\nevery 20 steps checkpoint\n"
         "checkpoint { best = eval.web.loss }"),
-    Code("W603", "a stop that is never reached", """
+    CodePage("W603", "a stop that is never reached", """
         `stop_at` and `stop_after` of `launch` stop a run before its budget is used up. Here the budget is used up
         first.
         """, "experiment try { budget = 100 steps }\nlaunch { stop_at = 200 steps }",
         "experiment try { budget = 100 steps }\nlaunch { stop_at = 50 steps }"),
-    Code("W608", "a checkpoint that has reached the end of the run", """
+    CodePage("W608", "a checkpoint that has reached the end of the run", """
         The checkpoint of `checkpoint.from` has reached the step at which the budget or `launch.stop_at` ends: its steps
         count. A run that starts there is refused (X722).
         """, 'experiment try { budget = 5 steps }\ncheckpoint { from = "runs/a/b/checkpoints/ckpt-s000000000034" }',
         'experiment try { budget = 39 steps }\ncheckpoint { from = "runs/a/b/checkpoints/ckpt-s000000000034" }'),
-    Code("W604", "a rollback with little to go back to", """
+    CodePage("W604", "a rollback with little to go back to", """
         `on nan rollback` goes back to a checkpoint that was saved during the run. Either none is saved, or only one is
         kept: if that one is already affected, there is no older one.
         """, "checkpoint { keep = 1 }\non nan(3) rollback", "checkpoint { keep = 3 }\non nan(3) rollback"),
-    Code("W605", "an average that is never updated", """
+    CodePage("W605", "an average that is never updated", """
         `ema { every }` is longer than the whole run, so that there are no averaged weights: the trained weights are
         evaluated and published instead.
         """, "experiment try { budget = 100 steps }\nema { every = 200 }",
         "experiment try { budget = 100 steps }\nema { every = 5 }"),
-    Code("W606", "a stuck timeout that is too short", """
+    CodePage("W606", "a stuck timeout that is too short", """
         A rank reports progress once per microbatch, and in a pipeline once per step. Here this is likely to take longer
         than `stuck`, after which ranks count as stuck and the run is ended: use a longer time.
         """, "cluster cpu { flops = 100G, link = 10 GiB, network = 1 GiB }\n"
         "batch { sequence = 4Ki, micro = 64 }\nfault_tolerance { stuck = 1 s }",
         "cluster cpu { flops = 100G, link = 10 GiB, network = 1 GiB }\n"
         "batch { sequence = 4Ki, micro = 64 }\nfault_tolerance { stuck = 30 min }"),
-    Code("W705", "the spec of a plan cannot be compared", """
+    CodePage("W705", "the spec of a plan cannot be compared", """
         A saved plan contains its spec and can be run anywhere. The file of the spec is not at the path that the plan
         names, or the plan does not say how it was made, so that the two cannot be compared.
         """),
-    Code("W706", "a plan is run in spite of drift", """
+    CodePage("W706", "a plan is run in spite of drift", """
         The spec or xtrain itself has changed since the plan was made, and with `--accept-drift` the plan is run
         unchanged.
         """),
-    Code("W707", "the machine is not the planned one", """
+    CodePage("W707", "the machine is not the planned one", """
         The plan can run here, but its estimates were made for other devices.
         """),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from ..schema.setting import AUTO
 from ..syntax import tree as s
 from .arithmetic import ArithmeticFailure, binary, negative
 from .functions import FUNCTIONS, call
-from .values import FAILED, Bounds, Called, Items, Links, Mapping, Step, Value, Word, describe
+from .values import FAILED, Bounds, Called, Items, Links, Mapping, Value, ValueStep, Word, describe
 
 _CONSTANTS = {"true": True, "false": False, "none": None, "auto": AUTO}
 _DEEPEST = 200  # nested expressions; a spec written by hand has less than ten
@@ -81,7 +81,7 @@ class Evaluator:
                 return self._gather(span, [self.value(item, names, depth + 1) for item in items], Items)
             case s.Chain(span=span, links=links):
                 return self._gather(span, [self.value(link, names, depth + 1) for link in links], Links)
-            case s.Interval(span=span, low=low, high=high):
+            case s.IntervalExpression(span=span, low=low, high=high):
                 ends = self.value(low, names, depth + 1), self.value(high, names, depth + 1)
                 return self._interval(span, *ends, names)
             case s.Map():
@@ -124,7 +124,7 @@ class Evaluator:
         found = self.definition(definition, depth)
         kind = "set" if definition.replaced else definition.kind
         span = definition.replaced.span if definition.replaced else definition.name.span
-        return Value(found.data, node.span, (Step(kind, node.text, span), *found.via))
+        return Value(found.data, node.span, (ValueStep(kind, node.text, span), *found.via))
 
     def _negative(self, span: Any, operand: Value, names: Names) -> Value:
         if not self._usable(operand, names):
@@ -194,7 +194,7 @@ class Evaluator:
             return self._failed(failure, node.span, tuple(positional), node.span)
         via = _join(*(value.via for value in positional))
         if name == "env":
-            via = (*via, Step("env", str(positional[0].data), node.span))
+            via = (*via, ValueStep("env", str(positional[0].data), node.span))
         return Value(result, node.span, via)
 
     def _gather(self, span: Any, values: list[Value], kind: type) -> Value:
@@ -225,5 +225,5 @@ class Evaluator:
         return Value(FAILED, span)
 
 
-def _join(*trails: tuple[Step, ...]) -> tuple[Step, ...]:
+def _join(*trails: tuple[ValueStep, ...]) -> tuple[ValueStep, ...]:
     return tuple(dict.fromkeys(step for trail in trails for step in trail))

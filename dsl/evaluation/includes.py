@@ -19,7 +19,7 @@ _DEEPEST: Final = 100  # files that include one another
 
 
 @define(eq=False)
-class Reading:
+class ReadStatements:
     """All files of a spec. statements: what they say, includes spliced in.
 
     broken: something could not be read; unread: a file, or the end of one, that may hold anything.
@@ -39,10 +39,10 @@ class Reading:
             yield from names.lets.values()
 
 
-def read_spec(path: str, diagnostics: Diagnostics, texts: Mapping[str, str] | None = None) -> Reading:
+def read_spec(path: str, diagnostics: Diagnostics, texts: Mapping[str, str] | None = None) -> ReadStatements:
     """Read the spec at `path`; what cannot be read is reported. texts: path → text that stands for what is on disk."""
-    reading = Reading()
-    _Reader(reading, diagnostics, texts or {}).splice(path, None, ())
+    reading = ReadStatements()
+    _IncludeReader(reading, diagnostics, texts or {}).splice(path, None, ())
     return reading
 
 
@@ -107,8 +107,8 @@ def _other_name(place: Span | None, meant: Path) -> Fix | None:
     return Fix(place, f'"{folder}{sign}{meant.name}"')
 
 
-class _Reader:
-    def __init__(self, reading: Reading, diagnostics: Diagnostics, texts: Mapping[str, str]) -> None:
+class _IncludeReader:
+    def __init__(self, reading: ReadStatements, diagnostics: Diagnostics, texts: Mapping[str, str]) -> None:
         self.reading, self.diagnostics, self.texts = reading, diagnostics, texts
         self.seen: dict[str, Span | None] = {}
 

@@ -6,8 +6,8 @@ from ..diagnostics.fixes import without
 from ..diagnostics.source import Span
 from ..syntax import tree as s
 from .evaluate import Evaluator, Names
-from .includes import Reading
-from .sections import Entry, Label, Reaction, Section, Tree
+from .includes import ReadStatements
+from .sections import Label, Section, SectionEntry, Tree, TriggerSection
 from .values import Value, Word
 
 _DEEPEST = 50  # blocks inside blocks; the language has two levels, and a text without closing braces any number
@@ -16,7 +16,7 @@ _STATEMENT_WORDS = {
 }  # fmt: skip
 
 
-def resolve(reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Tree:
+def resolve(reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> Tree:
     """Merge all statements of a reading; what no statement can say is reported."""
     tree = Tree(Section("spec", broken=reading.broken), unread=reading.unread)
     resolver = _Resolver(tree, evaluator, diagnostics)
@@ -41,10 +41,10 @@ class _Resolver:
             case s.Assign():
                 self._assign(self.tree.root, item, names, item.span)
             case s.Every(period=period, actions=actions):
-                self._react(Reaction(item.span, names, self._actions(actions, names), period=period))
+                self._react(TriggerSection(item.span, names, self._actions(actions, names), period=period))
             case s.On(event=event, arguments=arguments, actions=actions):
                 found = self._actions(actions, names)
-                self._react(Reaction(item.span, names, found, event=event, arguments=arguments))
+                self._react(TriggerSection(item.span, names, found, event=event, arguments=arguments))
             case s.Use():
                 self.tree.uses.append(item)
             case s.Broken():
@@ -52,7 +52,7 @@ class _Resolver:
             case _:
                 raise AssertionError(item)  # includes and definitions are gone
 
-    def _react(self, reaction: Reaction) -> None:
+    def _react(self, reaction: TriggerSection) -> None:
         self.tree.reactions.append(reaction)
 
     def _actions(self, actions: tuple[s.Block, ...], names: Names) -> list[tuple[s.Name, Section]]:
@@ -128,7 +128,7 @@ class _Resolver:
             return
         written[name] = item.name.span
         section.lost.discard(name)
-        section.entries[name] = Entry(item.name.span, value)
+        section.entries[name] = SectionEntry(item.name.span, value)
 
     def _refused(self, section: Section, name: str, item: s.Assign, value: Value, around: Span) -> bool:
         """Tell of a setting that its file has given the section before; whether that is a mistake."""

@@ -9,7 +9,7 @@ from .values import Value
 
 
 @define(eq=False)
-class Entry:
+class SectionEntry:
     """`name = value`; name_span: where the name stands."""
 
     name_span: Span
@@ -39,7 +39,7 @@ class Section:
     bare: list[Span] = field(factory=list)
     labels: list[Label] = field(factory=list)
     arguments: tuple[s.Argument, ...] | None = None  # of an action that takes them in brackets
-    entries: dict[str, Entry] = field(factory=dict)
+    entries: dict[str, SectionEntry] = field(factory=dict)
     blocks: dict[str, "Section"] = field(factory=dict)
     broken: bool = False
     lost: set[str] = field(factory=set)  # names of settings whose value could not be read
@@ -54,7 +54,7 @@ class Section:
 
 
 @define(eq=False)
-class Reaction:
+class TriggerSection:
     """An `every` or `on` statement: exactly one of period and event is given. arguments: behind the event.
 
     override: what `--set` says in place of the period, or of the number behind the event.
@@ -78,7 +78,7 @@ class Tree:
 
     root: Section
     named: dict[str, dict[str, Section]] = field(factory=dict)
-    reactions: list[Reaction] = field(factory=list)
+    reactions: list[TriggerSection] = field(factory=list)
     uses: list[s.Use] = field(factory=list)
     unread: bool = False
 

@@ -12,7 +12,7 @@ from ..syntax.numbers import UNIT_WORDS
 
 
 @frozen
-class Step:
+class ValueStep:
     """A name that a value came through. kind: `let`, `param`, `set` or `env`; span: where the name got its value."""
 
     kind: str
@@ -36,7 +36,7 @@ class Value:
 
     data: Any
     span: Span
-    via: tuple[Step, ...] = field(default=(), eq=False)
+    via: tuple[ValueStep, ...] = field(default=(), eq=False)
 
     @property
     def notes(self) -> tuple[Note, ...]:

@@ -7,8 +7,8 @@ from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import Source, Span
 from ..evaluation.evaluate import Definition, Evaluator
-from ..evaluation.includes import Reading
-from ..evaluation.sections import Entry, Section, Tree
+from ..evaluation.includes import ReadStatements
+from ..evaluation.sections import Section, SectionEntry, Tree
 from ..evaluation.values import FAILED, Value, describe
 from ..quantity import Quantity
 from ..schema.setting import settings_of
@@ -51,7 +51,7 @@ def read_overrides(source: Source, diagnostics: Diagnostics) -> list[Override]:
 
 
 def set_params(
-    overrides: list[Override], reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics
+    overrides: list[Override], reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
 ) -> list[Override]:
     """Apply those that name a `param`; the others come back."""
     rest = []
@@ -69,7 +69,7 @@ def set_params(
 
 
 def _set_param(
-    definition: Definition, override: Override, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics
+    definition: Definition, override: Override, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
 ) -> None:
     """Replace the default of a `param` by a value of the same type and unit."""
     default = evaluator.definition(definition)
@@ -109,7 +109,7 @@ def _kind(data: Any) -> str:
 
 
 def set_fields(
-    overrides: list[Override], tree: Tree, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics
+    overrides: list[Override], tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
 ) -> None:
     """Apply overrides of settings and labels to the tree; a path that leads nowhere is reported."""
     for override in overrides:
@@ -117,14 +117,14 @@ def set_fields(
 
 
 def _set_field(
-    override: Override, tree: Tree, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics
+    override: Override, tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
 ) -> None:
     name, span = override.parts[0]
     rest = override.parts[1:]
     if name == "collate" and not rest:
         value = value_of(override.value, reading, evaluator, diagnostics)
         if value is not None:
-            tree.root.entries["collate"] = Entry(span, value, PATH)
+            tree.root.entries["collate"] = SectionEntry(span, value, PATH)
         return
     if name in ("every", "on"):
         apply = set_tick if name == "every" else set_event

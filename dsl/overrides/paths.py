@@ -10,8 +10,8 @@ from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import Span
 from ..diagnostics.suggest import closest
 from ..evaluation.evaluate import Evaluator, Names
-from ..evaluation.includes import Reading
-from ..evaluation.sections import Entry, Label, Section
+from ..evaluation.includes import ReadStatements
+from ..evaluation.sections import Label, Section, SectionEntry
 from ..evaluation.values import Value
 from ..schema.setting import Auto, open_setting, settings_of
 from ..syntax.parser import parse_expression
@@ -31,7 +31,7 @@ class Override:
 
 
 def descend(
-    block: type, section: Section, override: Override, rest: tuple[tuple[str, Span], ...], reading: Reading,
+    block: type, section: Section, override: Override, rest: tuple[tuple[str, Span], ...], reading: ReadStatements,
     evaluator: Evaluator, diagnostics: Diagnostics,
 ) -> None:  # fmt: skip
     """Follow the path through nested blocks to a setting or a label."""
@@ -55,7 +55,7 @@ def descend(
     if name not in known and free is not None and len(rest) == 1:
         value = value_of(override.value, reading, evaluator, diagnostics)
         if value is not None:
-            section.entries[name] = Entry(span, value, PATH)
+            section.entries[name] = SectionEntry(span, value, PATH)
             section.lost.discard(name)
         return
     if name not in known:
@@ -76,7 +76,7 @@ def descend(
     takes_text = (str in _parts(attribute.type) or is_word) and not automatic
     value = (text_of if takes_text else value_of)(override.value, reading, evaluator, diagnostics)
     if value is not None:
-        section.entries[name] = Entry(span, value, PATH)
+        section.entries[name] = SectionEntry(span, value, PATH)
         section.lost.discard(name)
 
 
@@ -94,13 +94,13 @@ def no_such(name: str, span: Span, candidates: Any, what: str, diagnostics: Diag
     )  # fmt: skip
 
 
-def value_of(span: Span, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Value | None:
+def value_of(span: Span, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> Value | None:
     """The expression at a place, which may refer to params; None after reporting that it is none."""
     node = parse_expression(span.source, span.start, span.end, diagnostics)
     return None if node is None else evaluator.value(node, Names(reading.params))
 
 
-def text_of(span: Span, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> Value:
+def text_of(span: Span, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> Value:
     """The text at a place, which may but need not stand in quotes; `none` is the constant."""
     quiet = Diagnostics()
     node = parse_expression(span.source, span.start, span.end, quiet)

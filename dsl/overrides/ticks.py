@@ -5,8 +5,8 @@ from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import Span
 from ..diagnostics.suggest import closest
 from ..evaluation.evaluate import Evaluator, Names
-from ..evaluation.includes import Reading
-from ..evaluation.sections import Reaction, Section, Tree
+from ..evaluation.includes import ReadStatements
+from ..evaluation.sections import Section, Tree, TriggerSection
 from ..evaluation.values import Value, Word
 from ..quantity import Quantity
 from ..schema.setting import settings_of
@@ -15,14 +15,16 @@ from .addresses import BY_DEFAULT, Addresses, Done
 from .paths import Override, Parts, descend, value_of
 
 
-def set_tick(override: Override, tree: Tree, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
+def set_tick(
+    override: Override, tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
+) -> None:
     """`every.ADDRESS`, the period of a tick, or `every.ADDRESS.SETTING`, of what it does."""
     ticks = [each for each in tree.reactions if each.event is None]
     rest, addresses = override.parts[1:], _addresses(ticks)
     name = ".".join(part for part, _ in rest)
     places = addresses.places(name)
     if len(rest) == 1 and not places and name in BY_DEFAULT:
-        tick = Reaction(override.span, Names(reading.params), [(s.Name(_path(override), name), Section(name))])
+        tick = TriggerSection(override.span, Names(reading.params), [(s.Name(_path(override), name), Section(name))])
         tree.reactions.append(tick)
         ticks, places = [tick], [(0, 0)]
     if len(places) == 1:
@@ -40,7 +42,9 @@ def set_tick(override: Override, tree: Tree, reading: Reading, evaluator: Evalua
         diagnostics.error("X217", message, _path(override), hint=hint)
 
 
-def set_event(override: Override, tree: Tree, reading: Reading, evaluator: Evaluator, diagnostics: Diagnostics) -> None:
+def set_event(
+    override: Override, tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
+) -> None:
     """`on.EVENT.ADDRESS.SETTING`, of what is done on an event, or `on.nan`, the number behind it."""
     events = [each for each in tree.reactions if each.event is not None]
     head, *path = override.parts
@@ -65,7 +69,7 @@ def set_event(override: Override, tree: Tree, reading: Reading, evaluator: Evalu
 
 
 def _set_action(
-    reactions: list[Reaction], addresses: Addresses, rest: Parts, override: Override, reading: Reading,
+    reactions: list[TriggerSection], addresses: Addresses, rest: Parts, override: Override, reading: ReadStatements,
     evaluator: Evaluator, diagnostics: Diagnostics,
 ) -> bool:  # fmt: skip
     """Give an action a setting, by the end of a path. False if the path before its last part means no action."""
@@ -86,7 +90,7 @@ def _set_action(
     return bool(places)
 
 
-def _addresses(reactions: list[Reaction]) -> Addresses:
+def _addresses(reactions: list[TriggerSection]) -> Addresses:
     return Addresses([[_done(name, section) for name, section in each.actions] for each in reactions])
 
 
@@ -96,8 +100,8 @@ def _done(name: s.Name, section: Section) -> Done:
 
 
 def _ambiguous(
-    prefix: str, reactions: list[Reaction], addresses: Addresses, places: list[tuple[int, int]], override: Override,
-    diagnostics: Diagnostics, setting: str = "",
+    prefix: str, reactions: list[TriggerSection], addresses: Addresses, places: list[tuple[int, int]],
+    override: Override, diagnostics: Diagnostics, setting: str = "",
 ) -> None:  # fmt: skip
     """Report a path that may mean several ticks, and the paths that mean one."""
     names = [".".join(filter(None, (prefix, addresses.name(*place), setting))) for place in places]

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ..schema import later
-from .reference import ROLES, Field, Page, every_page, pages
+from .reference import ROLES, Field, ReferencePage, every_page, pages
 from .vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
 
 _INTRODUCTION: Final = """\
@@ -48,7 +48,7 @@ _GROUPS: Final = (
 )
 
 
-def _statements(found: Iterable[Page]) -> list[str]:
+def _statements(found: Iterable[ReferencePage]) -> list[str]:
     rows = [(_code(written), meaning) for written, meaning in STATEMENTS.values()]
     tick = next(page for page in found if page.name == "every")
     (amount,) = tick.fields
@@ -61,7 +61,7 @@ def _statements(found: Iterable[Page]) -> list[str]:
     ]
 
 
-def _page(page: Page, level: str) -> list[str]:
+def _page(page: ReferencePage, level: str) -> list[str]:
     parts = [f"{level} {page.name}\n", f"{page.written}: {page.summary}\n", *(f"{text}\n" for text in page.more)]
     if page.label or page.fields:
         parts.append(_fields(page))
@@ -73,7 +73,7 @@ def _page(page: Page, level: str) -> list[str]:
     return parts
 
 
-def _fields(page: Page) -> str:
+def _fields(page: ReferencePage) -> str:
     """The settings of a page, its label first."""
     rows = [_row(field) for field in (*((page.label,) if page.label else ()), *page.fields)]
     return _table(("setting", "type", "default", "role", "meaning"), rows)

@@ -62,7 +62,7 @@ class Field:
 
 
 @frozen(kw_only=True)
-class Page:
+class ReferencePage:
     """A block, action, source or link. group: which of these. written: its forms, in backquotes. more: paragraphs."""
 
     name: str
@@ -74,10 +74,10 @@ class Page:
     more: tuple[str, ...]
     label: Field | None
     fields: tuple[Field, ...]
-    inner: tuple["Page", ...] = field(repr=False)
+    inner: tuple["ReferencePage", ...] = field(repr=False)
 
 
-def pages() -> tuple[Page, ...]:
+def pages() -> tuple[ReferencePage, ...]:
     """Every page, in the order a spec is best read in; blocks inside a block stand in its `inner`."""
     found = [_page(name, name, block, "block") for name, block in blocks.KINDS.items()]
     found.append(_page("every", "every", actions.Tick, "statement"))
@@ -88,21 +88,21 @@ def pages() -> tuple[Page, ...]:
     return tuple(found)
 
 
-def every_page(within: Iterable[Page] | None = None) -> Iterator[Page]:
+def every_page(within: Iterable[ReferencePage] | None = None) -> Iterator[ReferencePage]:
     """All pages, blocks inside blocks among them."""
     for page in pages() if within is None else within:
         yield page
         yield from every_page(page.inner)
 
 
-def _page(name: str, path: str, block: type, group: Group, around: Callable[[str], str] = str) -> Page:
+def _page(name: str, path: str, block: type, group: Group, around: Callable[[str], str] = str) -> ReferencePage:
     """A page. around: what stands around the block in an example, as `parallel { … }` around an axis."""
     written, summary, more = described(block)
     when = "on nan" if name in ("skip", "rollback") else "on finish" if name == "notify" else "every 100 steps"
     around = (lambda inner: f"{when} {inner}") if group == "action" else around
     known = settings_of(block)
     fields: list[Field] = []
-    inner: list[Page] = []
+    inner: list[ReferencePage] = []
     for each, (attribute, meta) in known.items():
         head = f"{name} {meta.only[0]}" if meta.only else _head(name, block)
         where = f"{path}.{each}"
@@ -118,7 +118,7 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
         found = _free_field(*free, path, group)
         fields.insert(0, attrs.evolve(found, usage=_usage(name, name, found, [])))
     label = blocks.label_of(block) if group in ("block", "action") else None
-    return Page(
+    return ReferencePage(
         name=name,
         path=path,
         block=block,

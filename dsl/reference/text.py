@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from .. import blocks
-from .reference import ROLES, Field, Page, pages
-from .topics import Topic, Word
+from .reference import ROLES, Field, ReferencePage, pages
+from .topics import Topic, TopicWord
 from .vocabulary import EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
 
 _BOLD: Final = "\x1b[1m"
@@ -46,7 +46,7 @@ class ReferenceText:
         parts: list[str] = []
         lines: list[tuple[str, str]] = []
         for topic in found:
-            if isinstance(topic, Page):
+            if isinstance(topic, ReferencePage):
                 parts.append(self.page(topic))
             elif alone and isinstance(topic, Field):
                 parts.append(self.field(topic))
@@ -60,7 +60,7 @@ class ReferenceText:
             parts.append("\n".join(self._table("Settings", lines)).rstrip("\n") + "\n")
         return "\n".join(parts)
 
-    def page(self, page: Page) -> str:
+    def page(self, page: ReferencePage) -> str:
         """A block, action, source or link with its settings."""
         lines = [
             f"{self._bold(page.path)}  {self._dim(page.group)}",
@@ -101,7 +101,7 @@ class ReferenceText:
             lines += wrapped[1:]
         return "\n".join(lines) + "\n"
 
-    def _word(self, word: Word) -> str:
+    def _word(self, word: TopicWord) -> str:
         lines = [f"{self._bold(word.name)}  {self._dim(_KINDS[word.kind])}", ""]
         if word.written != word.name:
             lines += [f"  {word.written}", ""]

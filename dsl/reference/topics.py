@@ -9,12 +9,12 @@ from .. import blocks
 from ..diagnostics.suggest import closest
 from ..schema import later
 from ..schema.setting import open_setting, settings_of
-from .reference import Field, Page, every_page
+from .reference import Field, ReferencePage, every_page
 from .vocabulary import CONSTANTS, EVENTS, FUNCTIONS, MULTIPLIERS, STATEMENTS, UNITS
 
 
 @frozen
-class Word:
+class TopicWord:
     """A word without a page of its own. written: how it stands in a spec."""
 
     kind: Literal["statement", "function", "unit", "multiplier", "constant", "event", "later", "choice"]
@@ -23,7 +23,7 @@ class Word:
     meaning: str
 
 
-Topic = Page | Field | Word
+Topic = ReferencePage | Field | TopicWord
 
 
 def find(topic: str) -> tuple[Topic, ...]:
@@ -44,7 +44,7 @@ def find(topic: str) -> tuple[Topic, ...]:
     if found and len(parts) > 1:
         return tuple(found)
     found += [entry for key, entry in entries if key.endswith(f".{path}") and key != f"{path}.{path}"]
-    if any(isinstance(entry, Page) for entry in found):
+    if any(isinstance(entry, ReferencePage) for entry in found):
         return tuple(found)
     return (*found, *_choices(path))
 
@@ -69,32 +69,32 @@ def _entries() -> Iterator[tuple[str, Topic]]:
         yield word.name, word
 
 
-def words() -> Iterator[Word]:
+def words() -> Iterator[TopicWord]:
     """The words that have no page."""
     for name, (written, meaning) in STATEMENTS.items():
         if name not in ("every", "on"):
-            yield Word("statement", name, written, meaning)
+            yield TopicWord("statement", name, written, meaning)
     for name, (written, meaning) in FUNCTIONS.items():
-        yield Word("function", name, written, meaning)
+        yield TopicWord("function", name, written, meaning)
     for names, meaning in UNITS.items():
         for name in names:
-            yield Word("unit", name, f"10{name}" if name == "%" else f"10 {name}", meaning)
+            yield TopicWord("unit", name, f"10{name}" if name == "%" else f"10 {name}", meaning)
     for names, meaning in MULTIPLIERS.items():
         for name in names:
-            yield Word("multiplier", name, f"8{name}", meaning)
+            yield TopicWord("multiplier", name, f"8{name}", meaning)
     for name, meaning in CONSTANTS.items():
-        yield Word("constant", name, name, meaning)
+        yield TopicWord("constant", name, name, meaning)
     for name, (when, default) in EVENTS.items():
-        yield Word("event", name, f"on {name} …", f"{when}; default action: {default}")
+        yield TopicWord("event", name, f"on {name} …", f"{when}; default action: {default}")
     for kind, names in (("block", later.KINDS), ("action", later.ACTIONS), ("event", later.EVENTS),
                         ("source", later.SOURCES), ("link", later.LINKS)):  # fmt: skip
         for name in names:
-            yield Word("later", name, name, f"{kind}; reserved, and not supported by this version (X209)")
+            yield TopicWord("later", name, name, f"{kind}; reserved, and not supported by this version (X209)")
 
 
-def _choices(word: str) -> Iterator[Word]:
+def _choices(word: str) -> Iterator[TopicWord]:
     """The settings and labels that know a fixed word."""
     for page in every_page():
         for field in (*((page.label,) if page.label else ()), *page.fields):
             if word in field.choices:
-                yield Word("choice", word, field.path, field.doc)
+                yield TopicWord("choice", word, field.path, field.doc)

@@ -10,12 +10,12 @@ from attrs import fields
 
 from ..diagnostics.diagnostic import Diagnostics, SpecErrors
 from ..diagnostics.source import Source
-from .layout import lay_out
+from .layout import layout_tokens
 from .lexer import tokenize
 from .numbers import spelling
 from .parser import parse_file
 from .tokens import CLOSERS, OPENERS, Token
-from .tree import Node
+from .tree import SyntaxNode
 
 _OPERATORS = ("PLUS", "MINUS", "STAR", "SLASH", "DSLASH", "PERCENT", "POW")
 _UNARY_AFTER = frozenset({*OPENERS, *_OPERATORS, "_EQ", "_COLON", "_COMMA", "_ARROW", "_TO", "EVERY"})
@@ -35,7 +35,7 @@ def format_source(source: Source) -> str:
     if diagnostics.has_errors:
         raise SpecErrors(diagnostics)
     tokens = tokenize(source, diagnostics)
-    lay_out(tokens, source, diagnostics)  # tells keywords from names
+    layout_tokens(tokens, source, diagnostics)  # tells keywords from names
     text = _Printer(tokens).run()
     written = Source(source.path, text)
     after = parse_file(written, diagnostics)
@@ -60,7 +60,7 @@ def same(left: Any, right: Any) -> bool:
             if len(one) != len(other):
                 return False
             pairs += zip(one, other, strict=True)
-        elif isinstance(one, Node):
+        elif isinstance(one, SyntaxNode):
             pairs += [(getattr(one, a.name), getattr(other, a.name)) for a in fields(type(one)) if a.eq]
         elif one != other:
             return False

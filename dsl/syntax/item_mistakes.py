@@ -1,13 +1,13 @@
-"""The usual mistakes in the form of blocks and statements, each a rule: a `Misfit` to an `Explanation`, or None."""
+"""Usual mistakes in the form of blocks and statements, each a rule from `UnexpectedToken` to `Explanation` or None."""
 
 from typing import Any, Final
 
 from ..diagnostics.source import Span
 from .tokens import STATEMENTS, Token
-from .unexpected_token import ENDS, LABELS, OPERATORS, Explanation, Misfit, mistake
+from .unexpected_token import ENDS, LABELS, OPERATORS, Explanation, UnexpectedToken, mistake
 
 
-def _body_without_braces(m: Misfit) -> Explanation | None:
+def _body_without_braces(m: UnexpectedToken) -> Explanation | None:
     """`model qwen3:`, `model qwen3 (dim = 192)`, `model qwen3 dim = 192`, `tp -2`."""
     token, head = m.token, m.head
     if m.begin.type != "NAME" or not all(t.type in LABELS for t in head):
@@ -35,7 +35,7 @@ def _body_without_braces(m: Misfit) -> Explanation | None:
     return mistake("X101", message, token.span, f"write `{written}`", fix=fix, fix_at=whole)
 
 
-def _closer(m: Misfit) -> Token | None:
+def _closer(m: UnexpectedToken) -> Token | None:
     """The bracket that closes the misfit, if what it holds are settings."""
     inner = m.tokens[m.at + 1 : m.at + 3]
     if [token.type for token in inner] != ["NAME", "_EQ"]:
@@ -43,7 +43,7 @@ def _closer(m: Misfit) -> Token | None:
     return next((t for t in m.tokens[m.at + 1 :] if t.type == "RPAR" and t.depth == m.token.depth), None)
 
 
-def _value_with_body(m: Misfit) -> Explanation | None:
+def _value_with_body(m: UnexpectedToken) -> Explanation | None:
     """`model = qwen3 { … }`."""
     if m.begin.type in ("EVERY", "ON") or m.token.type != "LBRACE" or "LBRACE" in m.accepts:
         return None
@@ -55,7 +55,7 @@ def _value_with_body(m: Misfit) -> Explanation | None:
     return mistake("X101", "a value has no body", m.token.span, hint, fix=" " if labelled else None, fix_at=fix_at)
 
 
-def _reaction(m: Misfit) -> Explanation | None:
+def _reaction(m: UnexpectedToken) -> Explanation | None:
     """`every` or `on` that stops before its actions, or has signs around them."""
     if m.begin.type not in ("EVERY", "ON"):
         return None
@@ -79,14 +79,14 @@ def _reaction(m: Misfit) -> Explanation | None:
     return None
 
 
-def _keyword_as_name(m: Misfit) -> Explanation | None:
+def _keyword_as_name(m: UnexpectedToken) -> Explanation | None:
     if m.before.type not in STATEMENTS.values() or m.token.type not in ("_EQ", "LBRACE"):
         return None
     message = f"`{m.before.text}` starts a statement and cannot be a name here"
     return mistake("X101", message, m.before.span, "choose another name")
 
 
-def _bare_path(m: Misfit) -> Explanation | None:
+def _bare_path(m: UnexpectedToken) -> Explanation | None:
     if m.begin.type != "INCLUDE" or len(m.head) != 1 or m.token.type in ENDS:
         return None
     line = m.token.source.text[m.token.start :].split("\n", 1)[0].split("#", 1)[0].rstrip()
@@ -106,7 +106,7 @@ def _bare_path(m: Misfit) -> Explanation | None:
 ITEM_RULES: Final = (_body_without_braces, _keyword_as_name, _reaction, _value_with_body, _bare_path)
 
 
-def beginning(m: Misfit) -> Explanation | None:
+def beginning(m: UnexpectedToken) -> Explanation | None:
     """A token that no item begins with."""
     token, span = m.token, m.token.span
     if "BROKEN" not in m.accepts:
@@ -141,7 +141,7 @@ def beginning(m: Misfit) -> Explanation | None:
     return None
 
 
-def _line_above(m: Misfit) -> dict[str, Any]:
+def _line_above(m: UnexpectedToken) -> dict[str, Any]:
     """The fix that joins the token to the line above, unless a comment is in the way."""
     behind = next((t.end for t in reversed(m.tokens[: m.at]) if t.type != "_NEWLINE"), None)
     if behind is None:
@@ -152,7 +152,7 @@ def _line_above(m: Misfit) -> dict[str, Any]:
     return {"fix": " ", "fix_at": Span(m.token.source, behind, m.token.start)}
 
 
-def _groups(m: Misfit) -> bool:
+def _groups(m: UnexpectedToken) -> bool:
     """Whether the number and the one before the comma are groups of digits: `1,000`."""
     first = m.tokens[max(m.at - 2, 0)]
     digits = m.token.text.split()[0]

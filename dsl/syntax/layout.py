@@ -14,7 +14,7 @@ _BEFORE_A_VALUE = frozenset(
 )  # fmt: skip
 
 
-def lay_out(tokens: list[Token], source: Source, diagnostics: Diagnostics) -> tuple[list[Token], bool]:
+def layout_tokens(tokens: list[Token], source: Source, diagnostics: Diagnostics) -> tuple[list[Token], bool]:
     """The tokens the parser sees, and whether brackets had to be repaired.
 
     Comments go. A line end counts only between items, once, and not behind a comma or an opening bracket. Words that

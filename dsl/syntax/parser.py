@@ -9,7 +9,7 @@ from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import Source
-from .layout import lay_out
+from .layout import layout_tokens
 from .lexer import CORRECTED, tokenize
 from .syntax_errors import explain
 from .tokens import SEPARATORS, Token
@@ -20,7 +20,7 @@ from .unexpected_token import Explanation
 
 def parse_file(source: Source, diagnostics: Diagnostics) -> File:
     """The syntax tree of a whole text; items that cannot be read are `Broken` in it."""
-    tokens, repaired = lay_out(tokenize(source, diagnostics), source, diagnostics)
+    tokens, repaired = layout_tokens(tokenize(source, diagnostics), source, diagnostics)
     swallowed = any(t.type == "ERROR" and t.end == len(source.text) for t in tokens)
     items = _Parse(tokens, diagnostics).run()
     return File(source, items, broken=repaired or swallowed, unread=swallowed)
@@ -31,7 +31,7 @@ def parse_expression(source: Source, start: int, end: int, diagnostics: Diagnost
     found = Diagnostics()
     # The grammar has one start rule, so the expression is read as the value of a setting without name.
     before = [Token("NAME", source, start, start), Token("_EQ", source, start, start)]
-    tokens, _ = lay_out([*before, *tokenize(source, found, start, end)], source, found)
+    tokens, _ = layout_tokens([*before, *tokenize(source, found, start, end)], source, found)
     tokens[-1].start = tokens[-1].end = end
     items = _Parse(tokens, found).run()
     if not found.has_errors and len(items) != 1:

@@ -7,7 +7,7 @@ from ..quantity import Quantity
 from .item_mistakes import ITEM_RULES, beginning
 from .numbers import MULTIPLIERS, UNIT_WORDS, certain_unit, near_unit
 from .tokens import OPENERS, STATEMENTS, Token
-from .unexpected_token import ENDS, OPERATORS, VALUES, Explanation, Misfit, mistake, shown
+from .unexpected_token import ENDS, OPERATORS, VALUES, Explanation, UnexpectedToken, mistake, shown
 
 _MULTIPLIERS_IN_WORDS: Final = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
 _UNITS: Final = "units: steps tokens epochs samples, s min h d, B KiB MiB GiB, %"
@@ -16,7 +16,7 @@ _WHOLE_VALUES: Final = ("RBRACE", "RPAR", "RSQB", "STRING", "NUMBER", "TRUE", "F
 
 def explain(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Explanation:
     """Why `tokens[at]` does not fit, in the item that begins at `tokens[first]`, where `accepts` would have."""
-    misfit = Misfit(tokens, at, first, accepts)
+    misfit = UnexpectedToken(tokens, at, first, accepts)
     if at > first:
         for rule in (*ITEM_RULES, *_VALUE_RULES):
             found = rule(misfit)
@@ -26,7 +26,7 @@ def explain(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Expl
     return beginning(misfit) or mistake("X101", f"unexpected {misfit.found}", misfit.place, hint)
 
 
-def _wrong_sign(m: Misfit) -> Explanation | None:
+def _wrong_sign(m: UnexpectedToken) -> Explanation | None:
     if m.token.type == "_COLON" and "_EQ" in m.accepts:
         message = f"`{m.before.text}` is given its value with `=`, not `:`"
         fix = "=" if m.before.end < m.token.start else " ="
@@ -38,7 +38,7 @@ def _wrong_sign(m: Misfit) -> Explanation | None:
     return None
 
 
-def _missing_value(m: Misfit) -> Explanation | None:
+def _missing_value(m: UnexpectedToken) -> Explanation | None:
     if not m.accepts >= VALUES or m.token.type not in ENDS:
         return None
     if m.before.type in OPERATORS or m.before.type in ("_EQ", "_ARROW", "_COLON", "_TO"):
@@ -50,7 +50,7 @@ def _missing_value(m: Misfit) -> Explanation | None:
     return None
 
 
-def _word_behind_number(m: Misfit) -> Explanation | None:
+def _word_behind_number(m: UnexpectedToken) -> Explanation | None:
     """`8 k`, `20 B tokens`, `10 stpes`: a word behind a number that is no unit."""
     token, before = m.token, m.before
     if before.type != "NUMBER" or token.type != "NAME" or token.span.line != before.span.line:
@@ -82,7 +82,7 @@ def _word_behind_number(m: Misfit) -> Explanation | None:
     return mistake("X107", f"`{word}` is not a unit", token.span, hint, fix=sure, fix_at=fix_at)
 
 
-def _missing_separator(m: Misfit) -> Explanation | None:
+def _missing_separator(m: UnexpectedToken) -> Explanation | None:
     """Two items, entries or elements without a line end or comma between them."""
     token, before = m.token, m.before
     if "_COMMA" not in m.accepts:
@@ -101,7 +101,7 @@ def _missing_separator(m: Misfit) -> Explanation | None:
     return None
 
 
-def _unit_behind_name(m: Misfit) -> Explanation | None:
+def _unit_behind_name(m: UnexpectedToken) -> Explanation | None:
     token, before = m.token, m.before
     if token.type != "NAME" or token.text not in UNIT_WORDS or before.type not in ("NAME", "RPAR"):
         return None
@@ -110,7 +110,7 @@ def _unit_behind_name(m: Misfit) -> Explanation | None:
     return mistake("X107", message, token.span, hint, fix=f"* 1 {token.text}")
 
 
-def _string_behind_name(m: Misfit) -> Explanation | None:
+def _string_behind_name(m: UnexpectedToken) -> Explanation | None:
     if m.token.type != "STRING" or m.before.type != "NAME":
         return None
     hint = f"write `{m.before.text}({shown(m.token)})`"
@@ -120,7 +120,7 @@ def _string_behind_name(m: Misfit) -> Explanation | None:
     return mistake("X101", "arguments are written in parentheses", m.token.span, hint, fix=fix, fix_at=whole)
 
 
-def _point(m: Misfit) -> Explanation | None:
+def _point(m: UnexpectedToken) -> Explanation | None:
     """`.5`, `5.`, `1.2.3` and `2...4`: a number has one point and digits on both sides of it, a range has two."""
     token = m.token
     if token.type != "_DOT":
@@ -141,7 +141,7 @@ def _point(m: Misfit) -> Explanation | None:
     return None
 
 
-def _comment_sign(m: Misfit) -> Explanation | None:
+def _comment_sign(m: UnexpectedToken) -> Explanation | None:
     for token in (*m.head, m.token):
         if token.type == "DSLASH" and token.span.line == m.token.span.line:
             message = "a comment begins with `#`, and `//` divides"
@@ -150,12 +150,12 @@ def _comment_sign(m: Misfit) -> Explanation | None:
     return None
 
 
-def _comment_of_words(m: Misfit) -> Explanation | None:
+def _comment_of_words(m: UnexpectedToken) -> Explanation | None:
     """`micro = 8 // rows of a step`: words side by side behind the sign."""
     return _comment_sign(m) if _is_prose(m) else None
 
 
-def _is_prose(m: Misfit) -> bool:
+def _is_prose(m: UnexpectedToken) -> bool:
     goes_on = m.after.type in ("_EQ", "_COLON", "LBRACE", "LPAR")
     return m.before.type == "NAME" and m.token.type == "NAME" and not goes_on
 

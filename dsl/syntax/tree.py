@@ -7,7 +7,7 @@ from ..quantity import Quantity
 
 
 @frozen
-class Node:
+class SyntaxNode:
     """Something that was written at `span`."""
 
     span: Span = field(eq=False, repr=False)
@@ -17,29 +17,29 @@ class Node:
 
 
 @frozen
-class Name(Node):
+class Name(SyntaxNode):
     text: str
 
 
 @frozen
-class Number(Node):
+class Number(SyntaxNode):
     value: int | float | Quantity
 
 
 @frozen
-class String(Node):
+class String(SyntaxNode):
     value: str
 
 
 @frozen
-class Constant(Node):
+class Constant(SyntaxNode):
     """`true`, `false`, `none` or `auto`."""
 
     word: str
 
 
 @frozen
-class Reference(Node):
+class Reference(SyntaxNode):
     """`width`, `eval.code.loss`: a constant, a fixed word of a setting, or a path."""
 
     parts: tuple[str, ...]
@@ -50,12 +50,12 @@ class Reference(Node):
 
 
 @frozen
-class Negative(Node):
+class Negative(SyntaxNode):
     operand: "Expression"
 
 
 @frozen
-class Binary(Node):
+class Binary(SyntaxNode):
     """operator: one of `+ - * / // % **`."""
 
     operator: str
@@ -64,42 +64,42 @@ class Binary(Node):
 
 
 @frozen
-class ListOf(Node):
+class ListOf(SyntaxNode):
     items: tuple["Expression", ...]
 
 
 @frozen
-class Entry(Node):
+class Entry(SyntaxNode):
     key: Name | String
     value: "Expression"
 
 
 @frozen
-class Map(Node):
+class Map(SyntaxNode):
     entries: tuple[Entry, ...]
 
 
 @frozen
-class Argument(Node):
+class Argument(SyntaxNode):
     name: Name | None
     value: "Expression"
 
 
 @frozen
-class Call(Node):
+class Call(SyntaxNode):
     function: Name
     arguments: tuple[Argument, ...]
 
 
 @frozen
-class Chain(Node):
+class Chain(SyntaxNode):
     """`a -> b -> c`."""
 
     links: tuple["Expression", ...]
 
 
 @frozen
-class Interval(Node):
+class IntervalExpression(SyntaxNode):
     """`a..b`."""
 
     low: "Expression"
@@ -107,32 +107,43 @@ class Interval(Node):
 
 
 @frozen
-class Unread(Node):
+class Unread(SyntaxNode):
     """A value whose brackets had to be guessed; nothing more is said about it."""
 
 
 Expression = (
-    Unread | Number | String | Constant | Reference | Negative | Binary | ListOf | Map | Call | Chain | Interval
+    Unread
+    | Number
+    | String
+    | Constant
+    | Reference
+    | Negative
+    | Binary
+    | ListOf
+    | Map
+    | Call
+    | Chain
+    | IntervalExpression
 )
 
 # Statements -----------------------------------------------------------------------------------------------------------
 
 
 @frozen
-class Broken(Node):
+class Broken(SyntaxNode):
     """An item that could not be read. name: what it would have set, where that much was clear."""
 
     name: str | None = None
 
 
 @frozen
-class Assign(Node):
+class Assign(SyntaxNode):
     name: Name
     value: Expression
 
 
 @frozen
-class Body(Node):
+class Body(SyntaxNode):
     """broken: its brackets had to be guessed, so that something may be missing that was written."""
 
     items: tuple["Item", ...]
@@ -143,7 +154,7 @@ Label = Name | String | Number | Constant
 
 
 @frozen
-class Block(Node):
+class Block(SyntaxNode):
     """arguments: of an action that takes them in brackets, else None."""
 
     kind: Name
@@ -153,35 +164,35 @@ class Block(Node):
 
 
 @frozen
-class Let(Node):
+class Let(SyntaxNode):
     name: Name
     value: Expression
 
 
 @frozen
-class Param(Node):
+class Param(SyntaxNode):
     name: Name
     value: Expression
 
 
 @frozen
-class Include(Node):
+class Include(SyntaxNode):
     path: String
 
 
 @frozen
-class Use(Node):
+class Use(SyntaxNode):
     target: String | Reference
 
 
 @frozen
-class Every(Node):
+class Every(SyntaxNode):
     period: Expression
     actions: tuple[Block, ...]
 
 
 @frozen
-class On(Node):
+class On(SyntaxNode):
     event: Name
     arguments: tuple[Argument, ...]
     actions: tuple[Block, ...]

@@ -100,9 +100,9 @@ class TreeBuilder(Transformer):
     def chain(self, parts: Parts) -> s.Chain:
         return s.Chain(parts[0].span.to(parts[-1].span), tuple(parts))
 
-    def interval(self, parts: Parts) -> s.Interval:
+    def interval(self, parts: Parts) -> s.IntervalExpression:
         low, high = parts
-        return s.Interval(low.span.to(high.span), low, high)
+        return s.IntervalExpression(low.span.to(high.span), low, high)
 
     def binary(self, parts: Parts) -> s.Binary:
         left, operator, right = parts

@@ -1,4 +1,4 @@
-"""`Misfit`: a token that does not fit and what is around it; `Explanation`: what is said about it."""
+"""`UnexpectedToken`: a token that does not fit and what is around it; `Explanation`: what is said about it."""
 
 from typing import Final
 
@@ -29,7 +29,7 @@ class Explanation:
 
 
 @frozen
-class Misfit:
+class UnexpectedToken:
     """The token `tokens[at]` in the item that begins at `tokens[first]`, where one of `accepts` would have fitted."""
 
     tokens: list[Token]

@@ -55,10 +55,10 @@ def read_parts(source: Source, diagnostics: Diagnostics) -> list[Declared] | Non
         message = f"this is not Python: {getattr(error, 'msg', None) or error}"
         diagnostics.error("X222", message, _point(source, line, getattr(error, "offset", None) or 1))
         return None
-    return _Reader(source, diagnostics).run(tree)
+    return _PartReader(source, diagnostics).run(tree)
 
 
-class _Reader:
+class _PartReader:
     def __init__(self, source: Source, diagnostics: Diagnostics) -> None:
         self.source, self.diagnostics = source, diagnostics
         self.names: dict[str, Kind] = {}  # what `source` and `collator` are called here

@@ -64,7 +64,7 @@ class TrafficChange:
 
 
 @frozen(kw_only=True)
-class Difference:
+class PlanDifference:
     """What there is to say of plan `b` against plan `a`."""
 
     a: Plan
@@ -82,9 +82,9 @@ class Difference:
         return self.a.id != self.b.id
 
 
-def compare_plans(a: Plan, b: Plan, step: int | None = None) -> Difference:
+def compare_plans(a: Plan, b: Plan, step: int | None = None) -> PlanDifference:
     """Everything that differs; `step` is that of the checkpoint of `a`, if it is known."""
-    return Difference(
+    return PlanDifference(
         a=a,
         b=b,
         verdict=resumable(a, b, step),
@@ -198,7 +198,7 @@ def _amount_rows(plan: Plan) -> list[tuple[str, str, float | None]]:
     ]
 
 
-def to_json(found: Difference) -> dict[str, Any]:
+def to_json(found: PlanDifference) -> dict[str, Any]:
     """The difference as a JSON object; the sides and the command that goes on are added by who knows the files."""
     return {
         "differ": found.differ,

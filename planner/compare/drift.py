@@ -15,7 +15,7 @@ from ...dsl.diagnostics.diagnostic import Diagnostics, Note
 from ..compile import Compiled
 from ..data.chain import own_modules
 from ..load import plan_from_spec, plan_from_text
-from ..plan import Made, Plan
+from ..plan import Plan, PlanOrigin
 from .diff_values import ValueChange, changed_values
 from .plan_origin import source_fingerprint
 
@@ -72,7 +72,7 @@ def _changed_code(plan: Plan, found: Diagnostics) -> bool:
     return True
 
 
-def _compare_spec(plan: Plan, made: Made, found: Diagnostics) -> None:
+def _compare_spec(plan: Plan, made: PlanOrigin, found: Diagnostics) -> None:
     """Plan the spec again as it was planned; what differs is the spec's doing, unless the text in the plan does so."""
     now = plan_from_spec(plan.spec, made.sets, made.world)
     if now.plan is not None and now.plan.id == plan.id:

@@ -17,7 +17,7 @@ from ...dsl.schema.setting import AUTO, Auto
 from ...dsl.spec import Spec
 from ..compile import appraise
 from ..costs.headroom import TIGHT
-from ..plan import Cluster, Estimates, Plan
+from ..plan import Estimates, Hardware, Plan
 from ..units import bytes_text, seconds_text
 
 Mode = Literal["none", "selective", "full"]
@@ -60,7 +60,7 @@ class Fit:
 
     world: int
     rows: int
-    cluster: Cluster
+    cluster: Hardware
     best: tuple[Candidate, ...]
     fallen: tuple[Candidate, ...]
 
@@ -119,7 +119,7 @@ class _Layout:
     micro: int
 
 
-def _layouts(spec: Spec, world: int, cluster: Cluster) -> Iterator[_Layout]:
+def _layouts(spec: Spec, world: int, cluster: Hardware) -> Iterator[_Layout]:
     """All that a person would consider: tp inside a machine, copies one to a machine, powers of two of rows."""
     moe = spec.model.family in MOE
     sequence = spec.batch.sequence

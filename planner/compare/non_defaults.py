@@ -12,7 +12,7 @@ from ..plan import Plan, Provenance
 WRITTEN: Final = ("text", "let", "param", "set")
 
 
-def departures(plan: Plan) -> tuple[Provenance, ...]:
+def non_defaults(plan: Plan) -> tuple[Provenance, ...]:
     """Every written value but those that only repeat a default, in the order of the schema."""
     return tuple(
         entry for entry in plan.provenance if entry.origin in WRITTEN and entry.value != default_text(entry.path)

@@ -9,7 +9,7 @@ from typing import Final
 from attrs import evolve
 
 from ... import __version__
-from ..plan import Made, Plan
+from ..plan import Plan, PlanOrigin
 
 # The rooms that decide what a plan is and what it does; how it is shown or asked for does not.
 ROOMS: Final = ("dsl", "planner", "runtime")
@@ -18,7 +18,7 @@ PACKAGE: Final = Path(__file__).parents[2]
 
 def signed(plan: Plan, sets: Sequence[str], world: int | None) -> Plan:
     """`plan` with a note that it was made of its spec with these `--set` texts and this `--world`."""
-    made = Made(sets=tuple(sets), world=world, version=__version__, source=source_fingerprint())
+    made = PlanOrigin(sets=tuple(sets), world=world, version=__version__, source=source_fingerprint())
     return evolve(plan, made=made)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final, get_args
 from attrs import frozen
 
 from ..graph.averaging import average_args
-from ..graph.checkpoint_fit import PRECISION, kept, misfits
+from ..graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches
 from ..plan import Node, Plan
 from ..schedule.horizon import as_known
 from .diff_values import actions_text, recurring
@@ -61,7 +61,7 @@ def resumable(a: Plan, b: Plan, step: int | None = None) -> Verdict:
 
 
 def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
-    for misfit in misfits(kept(a), kept(b)):
+    for misfit in mismatches(checkpoint_contents(a), checkpoint_contents(b)):
         yield Reason(kind="incompatible", path=misfit.path, text=misfit.text)
     yield from data_reasons(a, b)
     yield from _layout(a, b)

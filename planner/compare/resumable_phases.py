@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import evolve
 
-from ..plan import Phase, Plan
+from ..plan import Plan, PlanPhase
 from ..schedule.phases import first_step, in_order
 from ..units import amount_in_epochs
 from .resumable_data import renamed
@@ -76,7 +76,7 @@ def _counted(plan: Plan) -> bool:
     return timeline.steps is not None and not any(phase.first is None and phase.epochs for phase in timeline.phases)
 
 
-def _holds(phases: list[tuple[int, Phase]], step: int) -> tuple[Any, ...]:
+def _holds(phases: list[tuple[int, PlanPhase]], step: int) -> tuple[Any, ...]:
     """What decides about a step: its datasets, the factor, and where there are several, how much of each and since
     when; shares are drawn by the name of the phase too."""
     *before, (first, phase) = [pair for pair in phases if pair[0] <= step]
@@ -92,7 +92,7 @@ def _holds(phases: list[tuple[int, Phase]], step: int) -> tuple[Any, ...]:
     return list(mixed.items()), phase.lr_scale, first, "epochs"
 
 
-def _mixed(phase: Phase) -> dict[str, float]:
+def _mixed(phase: PlanPhase) -> dict[str, float]:
     return {name: amount for name, amount in phase.amounts.items() if amount > 0}
 
 
@@ -109,19 +109,19 @@ def _from_there(parts: int | None, step: int | None) -> str:
     return "each dataset continues at its own position, with the new shares"
 
 
-def _path(phase: Phase, plan: Plan) -> str:
+def _path(phase: PlanPhase, plan: Plan) -> str:
     """The block that says so: the first phase is nobody's unless it was declared."""
     declared = any(entry.path.startswith(f"phase.{phase.name}.") for entry in plan.provenance)
     return f"phase.{phase.name}" if declared else "mixture"
 
 
-def phase_text(phase: Phase, plan: Plan) -> str:
+def phase_text(phase: PlanPhase, plan: Plan) -> str:
     """`web 80%, code 20%, learning rate × 0.5 from step 181`."""
     scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
     return f"{mix_text(phase)}{scale} {_start(phase, plan)}"
 
 
-def _changes(old: Phase, new: Phase, a: Plan, b: Plan) -> list[str]:
+def _changes(old: PlanPhase, new: PlanPhase, a: Plan, b: Plan) -> list[str]:
     changes = []
     if _start(old, a) != _start(new, b):
         changes.append(f"{_start(old, a)} → {_start(new, b)}")
@@ -132,19 +132,19 @@ def _changes(old: Phase, new: Phase, a: Plan, b: Plan) -> list[str]:
     return changes
 
 
-def _start(phase: Phase, plan: Plan) -> str:
+def _start(phase: PlanPhase, plan: Plan) -> str:
     total = plan.timeline.steps
     if phase.first is None and (total is None or phase.epochs is not None):
         return f"from {start_text(phase)}"
     return f"from step {first_step(phase, total or 0) + 1:,}"
 
 
-def start_text(phase: Phase) -> str:
+def start_text(phase: PlanPhase) -> str:
     """Where a phase begins that waits for its data to be counted: `0.9 of the budget`, `2 epochs`."""
     return amount_in_epochs(phase.epochs) if phase.epochs is not None else f"{phase.fraction or 0:.4g} of the budget"
 
 
-def mix_text(phase: Phase) -> str:
+def mix_text(phase: PlanPhase) -> str:
     """`web 80%, code 20%` or `web 1 epoch, code 3 epochs`; datasets that it does not take are left out."""
     if phase.passes is not None:
         return ", ".join(f"{name} {amount_in_epochs(epochs)}" for name, epochs in _mixed(phase).items())

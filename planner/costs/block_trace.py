@@ -5,13 +5,13 @@ from attrs import frozen
 from ..resolved import Resolved
 from .expert_trace import add_experts, add_swiglu
 from .local import Local
-from .op_trace import ALL_TO_ALL, ATTENTION, Call, Tape, Unit, Value
+from .op_trace import ALL_TO_ALL, ATTENTION, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
 
 TP, CP = "setup.parallel.tp", "setup.parallel.cp"
 
 
 @frozen
-class Axes:
+class BlockAxes:
     """Names of axes as they stand in `Traffic`; an empty name: one rank. sequence: as of `tp`."""
 
     tensor: str
@@ -23,9 +23,9 @@ class Axes:
     experts: int
 
 
-def axes_of(run: Resolved) -> Axes:
+def axes_of(run: Resolved) -> BlockAxes:
     row = run.wide("ring", "ulysses", "tp")
-    return Axes(
+    return BlockAxes(
         tensor="tp" if run.size("tp") > 1 else "",
         sequence=run.spec.parallel.tp.sequence,
         ring=run.size("ring"),
@@ -36,10 +36,10 @@ def axes_of(run: Resolved) -> Axes:
     )
 
 
-def block_tape(run: Resolved, local: Local, experts: Unit | None) -> Tape:
+def block_trace(run: Resolved, local: Local, experts: FsdpUnit | None) -> OpTrace:
     """One block; `experts`: the FSDP unit of its experts, if they are one."""
     arch, axes = run.architecture, axes_of(run)
-    tape = Tape(Value(local.stream, local.stream))
+    tape = OpTrace(TracedTensor(local.stream, local.stream))
     x = tape.input
     normed = add_norm(tape, x, local.between, local.dim, local)
     x = tape.add(x, _attention(tape, normed, local, axes, qk_norm=arch.qk_norm))
@@ -54,7 +54,7 @@ def block_tape(run: Resolved, local: Local, experts: Unit | None) -> Tape:
     return tape
 
 
-def add_norm(tape: Tape, x: Value, rows: int, width: int, local: Local) -> Value:
+def add_norm(tape: OpTrace, x: TracedTensor, rows: int, width: int, local: Local) -> TracedTensor:
     """RMSNorm over `width` of each of `rows`: keeps what goes in, and of every row one over its root mean square."""
     size, exact = rows * width * local.width, rows * width * local.exact
     casts = local.exact != local.width
@@ -68,43 +68,45 @@ def add_norm(tape: Tape, x: Value, rows: int, width: int, local: Local) -> Value
     )
 
 
-def enter(tape: Tape, x: Value, local: Local, axes: Axes) -> Value:
+def enter(tape: OpTrace, x: TracedTensor, local: Local, axes: BlockAxes) -> TracedTensor:
     """Activations between blocks → whole ones, before matrices that tensor parallel cuts by output."""
     if not axes.tensor:
         return x
     size = local.whole
     if not axes.sequence:
-        return tape.views(x, back_calls=(Call("tp", "all_reduce", TP, size),))[0]
+        return tape.views(x, back_calls=(CollectiveCall("tp", "all_reduce", TP, size),))[0]
     return tape.op(
         x,
         makes=size,
         scratch=(size, size),
-        calls=(Call("tp", "all_gather", TP, size),),
-        back_calls=(Call("tp", "reduce_scatter", TP, size),),
+        calls=(CollectiveCall("tp", "all_gather", TP, size),),
+        back_calls=(CollectiveCall("tp", "reduce_scatter", TP, size),),
     )
 
 
-def leave(tape: Tape, x: Value, local: Local, axes: Axes) -> Value:
+def leave(tape: OpTrace, x: TracedTensor, local: Local, axes: BlockAxes) -> TracedTensor:
     """Partial sums → activations between blocks, after matrices that tensor parallel cuts by input."""
     if not axes.tensor:
         return x
     size = local.whole
     if not axes.sequence:
-        return tape.op(x, makes=size, fresh=False, scratch=(0, 0), calls=(Call("tp", "all_reduce", TP, size),))
+        return tape.op(
+            x, makes=size, fresh=False, scratch=(0, 0), calls=(CollectiveCall("tp", "all_reduce", TP, size),)
+        )
     return tape.op(
         x,
         makes=local.stream,
         scratch=(size, size),
-        calls=(Call("tp", "reduce_scatter", TP, size),),
-        back_calls=(Call("tp", "all_gather", TP, size),),
+        calls=(CollectiveCall("tp", "reduce_scatter", TP, size),),
+        back_calls=(CollectiveCall("tp", "all_gather", TP, size),),
     )
 
 
-def _attention(tape: Tape, normed: Value, local: Local, axes: Axes, *, qk_norm: bool) -> Value:
+def _attention(tape: OpTrace, normed: TracedTensor, local: Local, axes: BlockAxes, *, qk_norm: bool) -> TracedTensor:
     x = enter(tape, normed, local, axes)
     query, key = local.heads * local.head_dim, local.kv_heads * local.head_dim
 
-    def project(width: int, heads: int, rotated: bool) -> Value:
+    def project(width: int, heads: int, rotated: bool) -> TracedTensor:
         size, weight = local.tokens * width * local.width, width * local.dim * local.width
         y = tape.linear(x, size, weight=weight, flops=2 * local.tokens * width * local.dim)
         if rotated and qk_norm:
@@ -120,7 +122,9 @@ def _attention(tape: Tape, normed: Value, local: Local, axes: Axes, *, qk_norm: 
     return leave(tape, tape.linear(out, local.whole, weight=query * local.dim * local.width, flops=flops), local, axes)
 
 
-def _kernel(tape: Tape, q: Value, k: Value, v: Value, local: Local, axes: Axes) -> Value:
+def _kernel(
+    tape: OpTrace, q: TracedTensor, k: TracedTensor, v: TracedTensor, local: Local, axes: BlockAxes
+) -> TracedTensor:
     """From queries, keys and values to what the output matrix takes."""
     size, flops = local.queries, 4 * local.tokens * local.sequence * local.heads * local.head_dim
     statistics = local.tokens * local.heads * local.exact  # logsumexp of the scores
@@ -135,7 +139,7 @@ def _kernel(tape: Tape, q: Value, k: Value, v: Value, local: Local, axes: Axes) 
             flops=flops,
             attends=True,
         )
-    parts: tuple[Value, ...] = (q, k, v)
+    parts: tuple[TracedTensor, ...] = (q, k, v)
     if axes.ulysses > 1:
         parts = (_to_heads(tape, q, k, v, local),)
     out = (
@@ -156,29 +160,31 @@ def _kernel(tape: Tape, q: Value, k: Value, v: Value, local: Local, axes: Axes) 
     return _to_positions(tape, out, local) if axes.ulysses > 1 else out
 
 
-def _to_heads(tape: Tape, q: Value, k: Value, v: Value, local: Local) -> Value:
+def _to_heads(tape: OpTrace, q: TracedTensor, k: TracedTensor, v: TracedTensor, local: Local) -> TracedTensor:
     """One exchange of all three, which stay together."""
     size = local.tokens * (local.heads + 2 * local.spread_kv) * local.head_dim * local.width
-    call = Call("ulysses", "all_to_all", CP, size)
+    call = CollectiveCall("ulysses", "all_to_all", CP, size)
     sent = tape.op(q, k, v, makes=size, scratch=(size, size))
     received = tape.op(sent, makes=size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
     return tape.op(received, makes=size)
 
 
-def _to_positions(tape: Tape, out: Value, local: Local) -> Value:
-    call = Call("ulysses", "all_to_all", CP, out.size)
+def _to_positions(tape: OpTrace, out: TracedTensor, local: Local) -> TracedTensor:
+    call = CollectiveCall("ulysses", "all_to_all", CP, out.size)
     sent = tape.op(out, makes=out.size)
     received = tape.op(sent, makes=out.size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
     return tape.op(received, makes=out.size)
 
 
-def _ring(tape: Tape, parts: tuple[Value, ...], local: Local, axes: Axes, flops: int, statistics: int) -> Value:
+def _ring(
+    tape: OpTrace, parts: tuple[TracedTensor, ...], local: Local, axes: BlockAxes, flops: int, statistics: int
+) -> TracedTensor:
     """Keys and values go round; their gradients too, one message more, in the format of exact sums."""
     keys = 2 * local.tokens * local.spread_kv * local.head_dim
     queries = local.queries // local.width
     width, exact = local.width, local.exact
-    around = [Call("ring", op, CP, keys * width) for op in ("send", "recv")] * (axes.ring - 1)
-    back = [Call("ring", op, CP, keys * exact) for op in ("send", "recv")] * axes.ring
+    around = [CollectiveCall("ring", op, CP, keys * width) for op in ("send", "recv")] * (axes.ring - 1)
+    back = [CollectiveCall("ring", op, CP, keys * exact) for op in ("send", "recv")] * axes.ring
     repeated = 2 * queries * width if local.heads != local.spread_kv else 0
     sums = queries * exact + keys * (exact + width)
     scores, each = local.scores, queries * width

@@ -7,7 +7,7 @@ from typing import Final
 from attrs import frozen
 
 from ..graph.averaging import average_args
-from ..graph.checkpoint_fit import kept
+from ..graph.checkpoint_fit import checkpoint_contents
 from ..model.inventory import weight_bytes
 from ..plan import Plan
 from ..units import BYTES
@@ -24,7 +24,7 @@ OF_A_FILE: Final = 128
 
 
 @frozen(kw_only=True)
-class Disk:
+class DiskUse:
     """Bytes in `checkpoints/` of a run that is not stopped in between.
 
     full, weights: of one full checkpoint, and of the weights alone, 0 where none are saved. rest: when nothing is being
@@ -37,7 +37,7 @@ class Disk:
     most: int
 
 
-def disk_of(plan: Plan, saves: int | None) -> Disk | None:
+def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
     """saves: how many full checkpoints are written in all, None where nobody knows. None where nothing is saved, or
     nobody knows how much."""
     saving = next((node.args for node in plan.nodes if node.op == "setup.checkpoint"), None)
@@ -49,7 +49,7 @@ def disk_of(plan: Plan, saves: int | None) -> Disk | None:
     most = stays + (saving["keep"] is not None)
     if saves is not None:
         stays, most = min(stays, saves), min(most, saves)
-    return Disk(full=full, weights=weights, rest=stays * full + weights, most=most * full + weights)
+    return DiskUse(full=full, weights=weights, rest=stays * full + weights, most=most * full + weights)
 
 
 def _full(plan: Plan, backend: str) -> int:
@@ -76,15 +76,15 @@ def _pieces(plan: Plan) -> int:
     axes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     shards = prod(axes[axis] for axis in plan.node("setup.mesh").args["shard_axes"])
     experts = axes["ep"] * axes["ep_fsdp"]
-    found = len(kept(plan)["buffers"])
+    found = len(checkpoint_contents(plan)["buffers"])
     for tensor in plan.parameters.tensors:
         found += experts if tensor.expert else shards * (axes["tp"] if len(tensor.shape) > 1 else 1)
     return found
 
 
 def _buffer_bytes(plan: Plan) -> int:
-    return sum(BYTES["fp32"] * prod(shape) for shape in kept(plan)["buffers"].values())
+    return sum(BYTES["fp32"] * prod(shape) for shape in checkpoint_contents(plan)["buffers"].values())
 
 
 def _sidecar(plan: Plan) -> int:
-    return len(json.dumps(kept(plan), indent=1)) + OF_COUNTERS + plan.mesh.world_size * OF_A_FILE
+    return len(json.dumps(checkpoint_contents(plan), indent=1)) + OF_COUNTERS + plan.mesh.world_size * OF_A_FILE

@@ -5,7 +5,7 @@ from typing import Final
 from attrs import evolve
 
 from ..model.inventory import block_matmul_parameters, training_work
-from ..plan import Cluster, Estimates, RankClass, Traffic, Work
+from ..plan import Estimates, Hardware, RankClass, Traffic, Work
 from ..resolved import Resolved
 from .bubble import bubble
 from .memory import memory_of, stage_plays
@@ -32,7 +32,7 @@ SOURCES: Final = {
 }
 
 
-def estimate(run: Resolved, cluster: Cluster) -> Estimates:
+def estimate(run: Resolved, cluster: Hardware) -> Estimates:
     """All estimates of a run."""
     tokens = run.batch.tokens_per_step
     stages = stage_plays(run, cluster)
@@ -54,7 +54,7 @@ def estimate(run: Resolved, cluster: Cluster) -> Estimates:
     )
 
 
-def _classes(run: Resolved, cluster: Cluster, stages: list[list[StagePlay]]) -> tuple[RankClass, ...]:
+def _classes(run: Resolved, cluster: Hardware, stages: list[list[StagePlay]]) -> tuple[RankClass, ...]:
     memory, wires = memory_of(run, stages), wires_of(run, stages)
     ranks = run.layout.mesh.world_size // run.size("pp")
     found = []

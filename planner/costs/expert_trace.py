@@ -5,13 +5,15 @@ Tokens are taken as dealt out evenly: every expert gets tokens · experts_per_to
 
 from ..resolved import Resolved
 from .local import INDEX, Local
-from .op_trace import ALL_TO_ALL, Call, Tape, Unit, Value
+from .op_trace import ALL_TO_ALL, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
 
 TP, EP = "setup.parallel.tp", "setup.parallel.ep"
 MOST_PARTS = 8  # experts of a rank that are played one by one; of more, several count as one
 
 
-def add_experts(tape: Tape, normed: Value, run: Resolved, local: Local, unit: Unit | None) -> Value:
+def add_experts(
+    tape: OpTrace, normed: TracedTensor, run: Resolved, local: Local, unit: FsdpUnit | None
+) -> TracedTensor:
     """From the normed residual stream to what is added to it; `unit`: the experts' own FSDP unit."""
     tp, arch = run.size("tp"), run.architecture
     spread = tp > 1 and not run.spec.parallel.tp.sequence
@@ -23,7 +25,7 @@ def add_experts(tape: Tape, normed: Value, run: Resolved, local: Local, unit: Un
     return _join(tape, out, local) if spread else out
 
 
-def add_swiglu(tape: Tape, x: Value, tokens: int, ffn: int, local: Local) -> Value:
+def add_swiglu(tape: OpTrace, x: TracedTensor, tokens: int, ffn: int, local: Local) -> TracedTensor:
     """down(silu(gate(x)) · up(x))"""
     inner, outer, weight = tokens * ffn * local.width, tokens * local.dim * local.width, ffn * local.dim * local.width
     flops = 2 * tokens * ffn * local.dim
@@ -34,19 +36,19 @@ def add_swiglu(tape: Tape, x: Value, tokens: int, ffn: int, local: Local) -> Val
     return tape.linear(product, outer, weight=weight, flops=flops)
 
 
-def _own_piece(tape: Tape, x: Value, local: Local) -> Value:
+def _own_piece(tape: OpTrace, x: TracedTensor, local: Local) -> TracedTensor:
     """Padding, which copies, and a rank's piece of the positions."""
     whole = tape.op(x, makes=local.whole)
-    call = Call("tp", "all_gather", TP, local.whole)
+    call = CollectiveCall("tp", "all_gather", TP, local.whole)
     return tape.op(whole, makes=local.routed * local.dim * local.width, scratch=(0, local.whole), back_calls=(call,))
 
 
-def _join(tape: Tape, piece: Value, local: Local) -> Value:
-    call = Call("tp", "all_gather", TP, local.whole)
+def _join(tape: OpTrace, piece: TracedTensor, local: Local) -> TracedTensor:
+    call = CollectiveCall("tp", "all_gather", TP, local.whole)
     return tape.op(piece, makes=local.whole, scratch=(local.whole, 0), calls=(call,))
 
 
-def _route(tape: Tape, x: Value, run: Resolved, local: Local) -> Value:
+def _route(tape: OpTrace, x: TracedTensor, run: Resolved, local: Local) -> TracedTensor:
     """The weights of what experts make of a token; the losses of the router are part of it."""
     arch, tokens, exact = run.architecture, local.routed, local.exact
     casts = local.width != exact
@@ -58,7 +60,7 @@ def _route(tape: Tape, x: Value, run: Resolved, local: Local) -> Value:
     logits = tape.linear(x, scores_size, weight=weight * local.width, flops=flops)
     row = run.wide("ring", "ulysses", "tp")
     node = "setup.parallel.cp" if run.context > 1 else TP
-    counts = Call(" · ".join(row), "all_reduce", node, local.rows * (arch.experts + 1) * INDEX)
+    counts = CollectiveCall(" · ".join(row), "all_reduce", node, local.rows * (arch.experts + 1) * INDEX)
     scores = tape.op(logits, makes=scores_size, keeps_output=True, calls=(counts,) if row else ())
     chosen = tokens * arch.experts_per_token * INDEX
     tape.choices = chosen
@@ -74,15 +76,15 @@ def _route(tape: Tape, x: Value, run: Resolved, local: Local) -> Value:
     return tape.op(weights, makes=size, keeps=(weights,), extra=(one,)) if arch.router_normalise else weights
 
 
-def _to_experts(tape: Tape, x: Value, run: Resolved, local: Local, unit: Unit | None) -> Value:
+def _to_experts(tape: OpTrace, x: TracedTensor, run: Resolved, local: Local, unit: FsdpUnit | None) -> TracedTensor:
     """Every token once for each of its experts, through them, and back into the order of tokens."""
     arch, ep = run.architecture, run.layout.ep
     count = local.routed * arch.experts_per_token
     size, order = count * local.dim * local.width, count * INDEX
     rows = tape.op(x, makes=size, extra=(order, order), scratch=(order, size))
-    call = Call("ep", "all_to_all", EP, size)
+    call = CollectiveCall("ep", "all_to_all", EP, size)
     if ep > 1:
-        counts = Call("ep", "all_to_all", EP, arch.experts * INDEX)
+        counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * INDEX)
         rows = tape.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
         rows = tape.op(rows, makes=size, extra=(order, order))
     tape.mark(opens=unit)
@@ -96,7 +98,7 @@ def _to_experts(tape: Tape, x: Value, run: Resolved, local: Local, unit: Unit | 
     return tape.op(rows, makes=size)
 
 
-def _experts(tape: Tape, rows: Value, count: int, experts: int, ffn: int, local: Local) -> Value:
+def _experts(tape: OpTrace, rows: TracedTensor, count: int, experts: int, ffn: int, local: Local) -> TracedTensor:
     """SwiGLUs side by side: one kernel for all, or one after the other."""
     weight = experts * ffn * local.dim * local.width
     parts = 1 if local.grouped else min(experts, MOST_PARTS)
@@ -113,7 +115,7 @@ def _experts(tape: Tape, rows: Value, count: int, experts: int, ffn: int, local:
     return found[0] if local.grouped else tape.op(*found, makes=rows.size, fresh=False)
 
 
-def _weigh(tape: Tape, out: Value, weights: Value, local: Local) -> Value:
+def _weigh(tape: OpTrace, out: TracedTensor, weights: TracedTensor, local: Local) -> TracedTensor:
     """Σ weight · output, in exact sums."""
     exact, size = local.routed * local.dim * local.exact, local.routed * local.dim * local.width
     scratch = (3 * exact, out.size + 2 * exact)

@@ -8,14 +8,14 @@ from ..mesh.stages import stage_end_names
 from ..model.inventory import block_tensors
 from ..resolved import Resolved
 from ..units import BYTES
-from .op_trace import Call, Unit
+from .op_trace import CollectiveCall, FsdpUnit
 from .pipeline_order import Action, gathered_stages, order
 from .stage_play import StagePlay
 
 FSDP, ROOT, EXPERTS = "setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp"
 SINGLE = ("gpipe", "1f1b")
 
-Times = tuple[Call, int]
+Times = tuple[CollectiveCall, int]
 
 
 def gathers_of(run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[Times]:
@@ -28,7 +28,7 @@ def gathers_of(run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[Time
             (stage.units.experts, "ep_fsdp", EXPERTS, blocks * len(stage.blocks)),
         ):
             if unit is not None and unit.shards > 1:
-                yield Call(axis, "all_gather", node, unit.whole), times
+                yield CollectiveCall(axis, "all_gather", node, unit.whole), times
 
 
 def sums_of(run: Resolved, stages: list[StagePlay]) -> Iterator[Times]:
@@ -49,7 +49,7 @@ def sums_of(run: Resolved, stages: list[StagePlay]) -> Iterator[Times]:
             own = [t for t in run.inventory.tensors if t.name in ends]
             for tensors, units in ((own, 1), (block_tensors(run.inventory), blocks)):
                 for tensor in partial(run, tensors):
-                    yield Call("tp", "all_reduce", "setup.parallel.tp", tensor.size * width), times * units
+                    yield CollectiveCall("tp", "all_reduce", "setup.parallel.tp", tensor.size * width), times * units
 
 
 def exchanges(run: Resolved) -> int:
@@ -65,11 +65,11 @@ def partial(run: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
     return [t for t in tensors if t.name.endswith((*by_position, *always)) or ".shared_experts." in t.name]
 
 
-def _exchange(unit: Unit, axis: str, copies: str, node: str, times: int) -> Iterator[Times]:
+def _exchange(unit: FsdpUnit, axis: str, copies: str, node: str, times: int) -> Iterator[Times]:
     if unit.shards > 1:
-        yield Call(axis, "reduce_scatter", node, unit.buffer), times
+        yield CollectiveCall(axis, "reduce_scatter", node, unit.buffer), times
     if unit.copies > 1:
-        yield Call(copies, "all_reduce", node, unit.output), times
+        yield CollectiveCall(copies, "all_reduce", node, unit.output), times
 
 
 def _at_once(run: Resolved) -> bool:

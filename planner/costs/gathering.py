@@ -10,7 +10,7 @@ from ..mesh.stages import stage_end_names
 from ..model.inventory import block_tensors
 from ..resolved import Resolved
 from ..units import BYTES
-from .op_trace import Unit
+from .op_trace import FsdpUnit
 
 
 @frozen
@@ -18,9 +18,9 @@ class Units:
     """dense: of a block, without its experts where these are a unit. experts: of a block. roots: of each stage, what
     blocks leave of it. None: FSDP has no part in it."""
 
-    dense: Unit | None
-    experts: Unit | None
-    roots: tuple[Unit | None, ...]
+    dense: FsdpUnit | None
+    experts: FsdpUnit | None
+    roots: tuple[FsdpUnit | None, ...]
 
 
 def units_of(run: Resolved) -> Units:
@@ -40,11 +40,11 @@ def units_of(run: Resolved) -> Units:
     )
 
 
-def _dense_unit(run: Resolved, tensors: Iterable[ParameterSpec], *, reshards: bool) -> Unit:
+def _dense_unit(run: Resolved, tensors: Iterable[ParameterSpec], *, reshards: bool) -> FsdpUnit:
     return _unit(run, tensors, 0, run.cuts.fsdp, run.size("replicate"), reshards=reshards)
 
 
-def _expert_unit(run: Resolved, tensors: Iterable[ParameterSpec]) -> Unit:
+def _expert_unit(run: Resolved, tensors: Iterable[ParameterSpec]) -> FsdpUnit:
     sizes = {axis.name: axis.size for axis in run.layout.mesh.expert_axes}
     dimension = run.cuts.expert_dimension
     return _unit(run, tensors, dimension, run.cuts.ep_fsdp, sizes["ep_replicate"], reshards=run.reshard)
@@ -52,12 +52,12 @@ def _expert_unit(run: Resolved, tensors: Iterable[ParameterSpec]) -> Unit:
 
 def _unit(
     run: Resolved, tensors: Iterable[ParameterSpec], dimension: int, shards: int, copies: int, *, reshards: bool
-) -> Unit:
+) -> FsdpUnit:
     shapes = [run.cuts.gathered_shape(tensor) for tensor in tensors]
     elements = [prod(shape) for shape in shapes]
     padded = sum(prod(shape) // shape[dimension] * -(-shape[dimension] // shards) * shards for shape in shapes)
     compute, reduce = BYTES[run.formats.compute], BYTES[run.formats.reduce]
-    return Unit(
+    return FsdpUnit(
         whole=padded * compute,
         gradients=sum(elements) * compute,
         summed=sum(elements) * reduce,

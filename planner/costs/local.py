@@ -3,7 +3,7 @@
 from attrs import frozen
 
 from ..mesh.cluster import device_kind
-from ..plan import Cluster
+from ..plan import Hardware
 from ..resolved import Resolved, attention_kernels
 from ..units import BYTES
 
@@ -60,7 +60,7 @@ class Local:
         return self.tokens * self.kv_heads * self.head_dim * self.width
 
 
-def local_of(run: Resolved, cluster: Cluster) -> Local:
+def local_of(run: Resolved, cluster: Hardware) -> Local:
     """The sizes on every rank of `run`; those of the rank with the most, where they differ."""
     arch, batch, spec = run.architecture, run.batch, run.spec
     tp, ulysses = run.size("tp"), run.size("ulysses")

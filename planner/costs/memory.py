@@ -6,10 +6,10 @@ and the order in which the schedule of a pipeline runs forwards and backwards.
 
 from ..mesh.stages import end_names
 from ..model.inventory import block_tensors
-from ..plan import Cluster, Memory
+from ..plan import Hardware, Memory
 from ..resolved import Resolved, resolve_save
 from ..units import BYTES
-from .block_trace import block_tape
+from .block_trace import block_trace
 from .gathering import units_of
 from .head_memory import ends_of
 from .local import local_of
@@ -32,10 +32,10 @@ def memory_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Memory]:
     return found
 
 
-def stage_plays(run: Resolved, cluster: Cluster) -> list[list[StagePlay]]:
+def stage_plays(run: Resolved, cluster: Hardware) -> list[list[StagePlay]]:
     """The stages of every pipeline coordinate."""
     local, units = local_of(run, cluster), units_of(run)
-    plays = Plays(block_tape(run, local, units.experts), units.dense, recompute_of(run))
+    plays = Plays(block_trace(run, local, units.experts), units.dense, recompute_of(run))
     ends, every, last = ends_of(run, local), run.spec.activation.every, len(run.pipeline.spans) - 1
     again = plays.recompute is not None
 

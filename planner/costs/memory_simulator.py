@@ -1,4 +1,4 @@
-"""Playing a `Tape`: how much is alive in the forward of a block, between it and the backward, and in the backward.
+"""Playing a `OpTrace`: how much is alive in the forward of a block, between it and the backward, and in the backward.
 
 The backward runs operations in reverse order. What an operation keeps is freed when the last one that needs it has run;
 gradients are added in place where nothing else holds one of them (torch.autograd, `InputBuffer::accumulate`). FSDP2
@@ -11,7 +11,7 @@ from typing import Literal
 
 from attrs import define, field, frozen
 
-from .op_trace import Op, Tape, Unit, Value
+from .op_trace import FsdpUnit, OpTrace, TracedOp, TracedTensor
 
 Sums = Literal["own", "keep", "exchange", "each"]
 
@@ -50,7 +50,7 @@ class Played:
     net: int
 
 
-def kept(tape: Tape, recompute: Recompute | None) -> int:
+def bytes_for_backward(tape: OpTrace, recompute: Recompute | None) -> int:
     """Bytes that a block leaves for its backward, its input included."""
     if recompute is None:
         return sum({id(value): value.size for op in tape.ops for value in op.keeps}.values())
@@ -58,18 +58,18 @@ def kept(tape: Tape, recompute: Recompute | None) -> int:
     return tape.input.size + choices + sum(value.size for value in _stored(tape, recompute))
 
 
-def second_run(tape: Tape, recompute: Recompute) -> list[Op]:
+def second_run(tape: OpTrace, recompute: Recompute) -> list[TracedOp]:
     """The operations that are done again in the backward: none after the last that keeps something, nor those whose
     results were kept."""
     return [op for op in _until_last_keeper(tape) if op.saved not in recompute.saved]
 
 
-def _until_last_keeper(tape: Tape) -> list[Op]:
+def _until_last_keeper(tape: OpTrace) -> list[TracedOp]:
     last = max(place for place, op in enumerate(tape.ops) if op.keeps)
     return tape.ops[: last + 1]
 
 
-def forward(tape: Tape, unit: Unit | None, recompute: Recompute | None) -> Played:
+def forward(tape: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) -> Played:
     """Play the forward of a block that is the FSDP unit `unit`; before it its input is alive, after it its output."""
     player = _Player()
     player.gather(unit)
@@ -78,11 +78,11 @@ def forward(tape: Tape, unit: Unit | None, recompute: Recompute | None) -> Playe
     else:
         stays = {id(value) for value in _stored(tape, recompute)}
     player.run(tape.ops, stays)
-    return Played(player.peak, kept(tape, recompute) - tape.input.size + tape.ops[-1].outputs[0].gradient)
+    return Played(player.peak, bytes_for_backward(tape, recompute) - tape.input.size + tape.ops[-1].outputs[0].gradient)
 
 
 def backward(
-    tape: Tape, unit: Unit | None, recompute: Recompute | None, handling: Handling, *, first: bool = False
+    tape: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None, handling: Handling, *, first: bool = False
 ) -> Played:
     """Play the backward of a block; alive before: what it kept, and the gradient of its output.
 
@@ -98,11 +98,11 @@ def backward(
         player.run(_until_last_keeper(tape), stays, known=later, again=True, follower=unit)
     player.run_back(tape, later, unit if recompute is None else None)
     player.exchange(unit)
-    player.free(kept(tape, recompute) if recompute is not None else tape.input.size)
+    player.free(bytes_for_backward(tape, recompute) if recompute is not None else tape.input.size)
     return Played(player.peak, player.live)
 
 
-def exchange(unit: Unit | None, buffer: int, handling: Handling) -> Played:
+def exchange(unit: FsdpUnit | None, buffer: int, handling: Handling) -> Played:
     """The end of the backward of a unit outside of blocks, whose gradients are alive; `buffer`: of the last sums."""
     player = _Player(handling, buffer=buffer)
     player.exchange(unit)
@@ -111,7 +111,7 @@ def exchange(unit: Unit | None, buffer: int, handling: Handling) -> Played:
     return Played(player.peak, player.live)
 
 
-def _stored(tape: Tape, recompute: Recompute) -> list[Value]:
+def _stored(tape: OpTrace, recompute: Recompute) -> list[TracedTensor]:
     """Results that selective recomputation keeps."""
     found = (op for op in tape.ops if op.saved in recompute.saved)
     return [value for op in found for value in (*op.outputs, *op.extra)]
@@ -146,7 +146,7 @@ class _Player:
         """Something that is gone at once."""
         self.peak = max(self.peak, self.live + size)
 
-    def gather(self, unit: Unit | None) -> None:
+    def gather(self, unit: FsdpUnit | None) -> None:
         """Forward: the buffer of the unit before is there until this one's has come."""
         if unit is None:
             return
@@ -155,7 +155,7 @@ class _Player:
             self.make(unit.whole)
         self.touch(unit.flat + (unit.whole if unit.moved else 0))
 
-    def gather_again(self, unit: Unit | None, follower: Unit | None) -> None:
+    def gather_again(self, unit: FsdpUnit | None, follower: FsdpUnit | None) -> None:
         """Backward: out of the buffer that was filled early, and into that of the unit which is needed next."""
         if unit is None or not unit.reshards:
             return
@@ -166,12 +166,12 @@ class _Player:
 
     def run(
         self,
-        ops: list[Op],
+        ops: list[TracedOp],
         stays: Set[int],
         *,
         known: Set[int] = frozenset(),
         again: bool = False,
-        follower: Unit | None = None,
+        follower: FsdpUnit | None = None,
     ) -> None:
         """Run operations; values that do not stay are freed after their last use, and freed units let go.
 
@@ -203,7 +203,7 @@ class _Player:
                     made.discard(number)
                     self.free(storage.size)
 
-    def run_back(self, tape: Tape, later: Set[int], follower: Unit | None) -> None:
+    def run_back(self, tape: OpTrace, later: Set[int], follower: FsdpUnit | None) -> None:
         """Run all operations backwards, from the gradient of the last output, which is alive.
 
         follower: None if units inside are gathered already.
@@ -227,7 +227,7 @@ class _Player:
                     if not left[id(value)] and id(value) not in later:
                         self.free(value.size)
 
-    def _step_back(self, op: Op) -> None:
+    def _step_back(self, op: TracedOp) -> None:
         given = [found for value in op.outputs if (found := self._gradients.pop(id(value), None)) is not None]
         if op.fresh:
             self.make(sum(value.gradient for value in op.inputs) + op.weights)
@@ -249,7 +249,7 @@ class _Player:
         if not gradient.holders:
             self.free(gradient.size)
 
-    def _give(self, value: Value, gradient: _Gradient) -> None:
+    def _give(self, value: TracedTensor, gradient: _Gradient) -> None:
         before = self._gradients.get(id(value))
         if before is None:
             self._gradients[id(value)] = gradient
@@ -264,7 +264,7 @@ class _Player:
             self._let_go(before)
             self._gradients[id(value)] = _Gradient(gradient.size, 1)
 
-    def exchange(self, unit: Unit | None) -> None:
+    def exchange(self, unit: FsdpUnit | None) -> None:
         """The end of a unit's backward: parameters go, gradients are exchanged or put by."""
         if unit is None:
             return

@@ -1,4 +1,4 @@
-"""`Tape`: a forward written down as what every operation makes, keeps for its backward and sends, in bytes.
+"""`OpTrace`: a forward written down as what every operation makes, keeps for its backward and sends, in bytes.
 
 It is to a block of the model what a graph of autograd is: played forward and backward (`replay`), it says how much is
 alive at any moment, which the sizes of single tensors do not.
@@ -17,7 +17,7 @@ ALL_TO_ALL: Final = "all_to_all"
 
 
 @define(eq=False)
-class Value:
+class TracedTensor:
     """A tensor: the bytes of its storage, or none if it is a view `of` another, and those of its gradient.
 
     keepers: how many operations need the storage in the backward.
@@ -25,16 +25,16 @@ class Value:
 
     size: int
     gradient: int
-    of: "Value | None" = None
+    of: "TracedTensor | None" = None
     keepers: int = 0
 
     @property
-    def storage(self) -> "Value":
+    def storage(self) -> "TracedTensor":
         return self if self.of is None else self.of.storage
 
 
 @frozen
-class Call:
+class CollectiveCall:
     """One collective: its axis and node as in `Traffic`, and the larger of what goes in and what comes out."""
 
     axis: str
@@ -44,7 +44,7 @@ class Call:
 
 
 @frozen(kw_only=True)
-class Unit:
+class FsdpUnit:
     """Parameters that FSDP gathers and exchanges together, in bytes on one rank.
 
     whole: gathered, in the format of the computation, uneven shards padded. gradients, summed: of the pieces the rank
@@ -79,7 +79,7 @@ class Unit:
 
 
 @define(eq=False, kw_only=True)
-class Op:
+class TracedOp:
     """One operation.
 
     inputs, outputs: what gradients flow to and from. extra: what it makes beside. keeps: what it needs in the backward.
@@ -89,35 +89,35 @@ class Op:
     positions of a document. opens, closes: an FSDP unit whose module begins here, or ends.
     """
 
-    inputs: tuple[Value, ...] = ()
-    outputs: tuple[Value, ...] = ()
-    extra: tuple[Value, ...] = ()
-    keeps: tuple[Value, ...] = ()
+    inputs: tuple[TracedTensor, ...] = ()
+    outputs: tuple[TracedTensor, ...] = ()
+    extra: tuple[TracedTensor, ...] = ()
+    keeps: tuple[TracedTensor, ...] = ()
     fresh: bool = True
     weights: int = 0
     scratch: tuple[int, int] = (0, 0)
     saved: str = ""
     flops: int = 0
     attends: bool = False
-    calls: tuple[Call, ...] = ()
-    back_calls: tuple[Call, ...] = ()
-    opens: Unit | None = None
-    closes: Unit | None = None
+    calls: tuple[CollectiveCall, ...] = ()
+    back_calls: tuple[CollectiveCall, ...] = ()
+    opens: FsdpUnit | None = None
+    closes: FsdpUnit | None = None
 
 
 @define(eq=False)
-class Tape:
+class OpTrace:
     """The operations of a block in order, from its `input`. choices: bytes of what its router decided."""
 
-    input: Value
-    ops: list[Op] = field(factory=list)
+    input: TracedTensor
+    ops: list[TracedOp] = field(factory=list)
     choices: int = 0
 
     def op(
         self,
-        *inputs: Value,
+        *inputs: TracedTensor,
         makes: int,
-        keeps: Sequence[Value] = (),
+        keeps: Sequence[TracedTensor] = (),
         keeps_output: bool = False,
         extra: Sequence[int] = (),
         fresh: bool = True,
@@ -126,17 +126,17 @@ class Tape:
         saved: str = "",
         flops: int = 0,
         attends: bool = False,
-        calls: Sequence[Call] = (),
-        back_calls: Sequence[Call] = (),
-    ) -> Value:
+        calls: Sequence[CollectiveCall] = (),
+        back_calls: Sequence[CollectiveCall] = (),
+    ) -> TracedTensor:
         """Record an operation that makes a value of `makes` bytes; `extra`: sizes of others that it makes and keeps."""
-        output = Value(makes, makes)
-        others = tuple(Value(size, 0) for size in extra)
+        output = TracedTensor(makes, makes)
+        others = tuple(TracedTensor(size, 0) for size in extra)
         kept = tuple(value.storage for value in (*keeps, *others, *((output,) if keeps_output else ())))
         for value in kept:
             value.keepers += 1
         self.ops.append(
-            Op(
+            TracedOp(
                 inputs=inputs,
                 outputs=(output,),
                 extra=others,
@@ -153,21 +153,23 @@ class Tape:
         )
         return output
 
-    def views(self, x: Value, parts: int = 1, *, scratch: int = 0, back_calls: Sequence[Call] = ()) -> list[Value]:
+    def views(
+        self, x: TracedTensor, parts: int = 1, *, scratch: int = 0, back_calls: Sequence[CollectiveCall] = ()
+    ) -> list[TracedTensor]:
         """`x` in equal parts that share its storage, whose gradients are put together anew; `scratch`: meanwhile."""
-        outputs = tuple(Value(0, x.gradient // parts, x) for _ in range(parts))
-        self.ops.append(Op(inputs=(x,), outputs=outputs, scratch=(0, scratch), back_calls=tuple(back_calls)))
+        outputs = tuple(TracedTensor(0, x.gradient // parts, x) for _ in range(parts))
+        self.ops.append(TracedOp(inputs=(x,), outputs=outputs, scratch=(0, scratch), back_calls=tuple(back_calls)))
         return list(outputs)
 
-    def add(self, left: Value, right: Value) -> Value:
+    def add(self, left: TracedTensor, right: TracedTensor) -> TracedTensor:
         """A sum, whose gradient is that of both."""
         return self.op(left, right, makes=left.gradient, fresh=False)
 
-    def linear(self, x: Value, makes: int, *, weight: int, flops: int) -> Value:
+    def linear(self, x: TracedTensor, makes: int, *, weight: int, flops: int) -> TracedTensor:
         """x · Wᵀ, which keeps x; `weight`: bytes of the gradient of W."""
         return self.op(x, makes=makes, keeps=(x,), weights=weight, saved=MATMUL, flops=flops)
 
-    def mark(self, *, opens: Unit | None = None, closes: Unit | None = None) -> None:
+    def mark(self, *, opens: FsdpUnit | None = None, closes: FsdpUnit | None = None) -> None:
         """An FSDP unit inside the block begins or ends here; None: there is none."""
         if opens is not None or closes is not None:
-            self.ops.append(Op(opens=opens, closes=closes))
+            self.ops.append(TracedOp(opens=opens, closes=closes))

@@ -8,26 +8,26 @@ from attrs import define, field, frozen
 from .gathering import Units
 from .head_memory import Ends
 from .local import Local
-from .memory_simulator import Handling, Played, Recompute, backward, exchange, forward, kept
-from .op_trace import Op, Tape, Unit
+from .memory_simulator import Handling, Played, Recompute, backward, bytes_for_backward, exchange, forward
+from .op_trace import FsdpUnit, OpTrace, TracedOp
 
 
 @define
 class Plays:
     """A block, and plays of it and of stages, each made once."""
 
-    tape: Tape
-    unit: Unit | None
+    tape: OpTrace
+    unit: FsdpUnit | None
     recompute: Recompute | None
     _found: dict[tuple[Hashable, ...], Played] = field(factory=dict)
 
     @property
-    def owners(self) -> list[Op]:
+    def owners(self) -> list[TracedOp]:
         """Operations with parameters."""
         return [op for op in self.tape.ops if op.weights]
 
     def kept(self, again: bool) -> int:
-        return kept(self.tape, self.recompute if again else None)
+        return bytes_for_backward(self.tape, self.recompute if again else None)
 
     def forward(self, again: bool) -> Played:
         how = self.recompute if again else None
@@ -57,7 +57,7 @@ class StagePlay:
     stage: int
     plays: Plays
     units: Units
-    root: Unit | None
+    root: FsdpUnit | None
     local: Local
     ends: Ends
     blocks: tuple[bool, ...]

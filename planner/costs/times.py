@@ -9,7 +9,7 @@ from typing import Final
 
 from attrs import evolve
 
-from ..plan import Cluster, Mesh, RankClass, Times, Traffic, TrafficOp
+from ..plan import Hardware, Mesh, RankClass, Times, Traffic, TrafficOp
 
 # Seconds that a call takes beside its bytes, inside a machine and between machines.
 LATENCY: Final = (10e-6, 25e-6)
@@ -23,7 +23,7 @@ def is_exposed(op: TrafficOp, node: str) -> bool:
     return node not in BESIDE and op not in PASSED
 
 
-def call_seconds(mesh: Mesh, cluster: Cluster, axis: str, op: TrafficOp, count: int, size: int) -> float | None:
+def call_seconds(mesh: Mesh, cluster: Hardware, axis: str, op: TrafficOp, count: int, size: int) -> float | None:
     """Seconds of `count` calls of `size` bytes in all, by ring algorithms; None where the link's speed is not known.
 
     Of n ranks, a gather or an exchange sends (n - 1) / n of the bytes from each, an all-reduce twice that (Thakur et
@@ -43,7 +43,7 @@ def call_seconds(mesh: Mesh, cluster: Cluster, axis: str, op: TrafficOp, count: 
 
 
 def predict(
-    cluster: Cluster, classes: tuple[RankClass, ...], bubble: float, *, world: int, tokens: int, flops: int
+    cluster: Hardware, classes: tuple[RankClass, ...], bubble: float, *, world: int, tokens: int, flops: int
 ) -> Times | None:
     """The step of the slowest ranks; None where the speed of devices or links is not known.
 
@@ -79,7 +79,7 @@ def _busy(one: RankClass, speed: float, efficiency: float) -> tuple[float, float
     return computing + exposed, computing, exposed
 
 
-def timed(traffic: tuple[Traffic, ...], mesh: Mesh, cluster: Cluster) -> tuple[Traffic, ...]:
+def timed(traffic: tuple[Traffic, ...], mesh: Mesh, cluster: Hardware) -> tuple[Traffic, ...]:
     """The same calls with the seconds that they take."""
     return tuple(
         evolve(each, seconds=call_seconds(mesh, cluster, each.axis, each.op, each.count, each.bytes))

@@ -27,7 +27,7 @@ from .bucket_traffic import bucket_sizes
 from .fsdp_traffic import gathers_of, partial, sums_of
 from .local import INDEX
 from .memory_simulator import second_run
-from .op_trace import Call
+from .op_trace import CollectiveCall
 from .stage_play import StagePlay
 
 PP = "setup.parallel.pp"
@@ -40,13 +40,13 @@ class Wires:
     counts: Counter[tuple[str, TrafficOp, str]] = field(factory=Counter)
     bytes: Counter[tuple[str, TrafficOp, str]] = field(factory=Counter)
 
-    def add(self, call: Call, times: int = 1) -> None:
+    def add(self, call: CollectiveCall, times: int = 1) -> None:
         if call.axis and times:
             key = (call.axis, call.op, call.node)
             self.counts[key] += times
             self.bytes[key] += times * call.bytes
 
-    def add_all(self, calls: Iterable[Call], times: int = 1) -> None:
+    def add_all(self, calls: Iterable[CollectiveCall], times: int = 1) -> None:
         for call in calls:
             self.add(call, times)
 
@@ -90,22 +90,22 @@ def _ends(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
     tensor, local = run.spec.parallel.tp, stage.local
     whole = local.whole
     if stage.embeds:
-        wires.add(Call("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
+        wires.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
         if tensor.sequence:
-            wires.add(Call("tp", "all_gather", TP, whole), count)
+            wires.add(CollectiveCall("tp", "all_gather", TP, whole), count)
     if stage.predicts:
         if tensor.sequence:
-            wires.add(Call("tp", "all_gather", TP, whole), count)
-        wires.add(Call("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
+            wires.add(CollectiveCall("tp", "all_gather", TP, whole), count)
+        wires.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
         alive = local.vocab if tensor.loss else run.architecture.vocab
         piece = max(1, int(run.spec.loss.chunk.value) // (4 * alive))
         for first in range(0, local.tokens, piece):
             exact = min(piece, local.tokens - first) * local.exact
             if tensor.loss:
-                wires.add(Call("tp", "all_reduce", TP, exact), count)
-                wires.add(Call("tp", "all_reduce", TP, 2 * exact), count)
+                wires.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
+                wires.add(CollectiveCall("tp", "all_reduce", TP, 2 * exact), count)
             else:
-                wires.add(Call("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
+                wires.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
 
 
 def _between(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
@@ -115,8 +115,8 @@ def _between(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
     size = stage.local.stream
     for there in (not stage.predicts and not stage.beside, not stage.embeds and not stage.behind):
         if there:
-            wires.add(Call("pp", "send", PP, size), count)
-            wires.add(Call("pp", "recv", PP, size), count)
+            wires.add(CollectiveCall("pp", "send", PP, size), count)
+            wires.add(CollectiveCall("pp", "recv", PP, size), count)
 
 
 def _around(wires: Wires, run: Resolved, pp: int) -> None:
@@ -125,17 +125,19 @@ def _around(wires: Wires, run: Resolved, pp: int) -> None:
     world = " · ".join(run.wide(*AXES))
     if len(run.pipeline.readers) < run.size("pp"):
         size = 4 * batch.accumulate * batch.micro * batch.sequence
-        wires.add(Call("pp", "broadcast", "step.share_outline", size))
+        wires.add(CollectiveCall("pp", "broadcast", "step.share_outline", size))
     schedule = fill_schedule(spec, batch.declared_steps)
     clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
     # Valid tokens and three sums over documents, signals, limits, commands, the clocks and whether a save is done;
     # square of the norm, and the loss.
     asked = len(SIGNALS) + bool(agree_args(spec)) + 2  # a command from outside, and its number
     asked += acts_together(spec)
-    wires.add(Call(world, "all_reduce", "step.agree", (4 + asked + clocks) * 8))
-    wires.add(Call(world, "all_reduce", "step.gradient_norm" if spec.optimizer.clip is None else "step.clip", 2 * 8))
+    wires.add(CollectiveCall(world, "all_reduce", "step.agree", (4 + asked + clocks) * 8))
+    wires.add(
+        CollectiveCall(world, "all_reduce", "step.gradient_norm" if spec.optimizer.clip is None else "step.clip", 2 * 8)
+    )
     if arch.router_bias_speed > 0:
-        wires.add(Call(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
+        wires.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
     _gradient_sums(wires, run, pp)
 
 
@@ -144,18 +146,18 @@ def _gradient_sums(wires: Wires, run: Resolved, pp: int) -> None:
     width, arch = BYTES[run.formats.params], run.architecture
     if run.ddp and run.size("replicate") > 1:
         for size in bucket_sizes(run):
-            wires.add(Call("replicate", "all_reduce", "setup.parallel.ddp", size))
+            wires.add(CollectiveCall("replicate", "all_reduce", "setup.parallel.ddp", size))
     if run.size("tp") > 1 and not run.dense_fsdp:
         for tensor in partial(run, _owned(run, pp)):
-            wires.add(Call("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
+            wires.add(CollectiveCall("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
     if run.size("pp") > 1 and arch.tie_embeddings and (run.pipeline.holds_first(pp) or run.pipeline.holds_last(pp)):
         (table,) = [t for t in run.inventory.tensors if t.name == f"{EMBEDDING}.weight"]
-        wires.add(Call("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
+        wires.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
     for axis in run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(run.spec.parallel))):
         for tensor in _owned(run, pp):
             if not tensor.expert:
                 size = prod(run.cuts.shape(tensor))
-                wires.add(Call(axis, "all_reduce", "step.context_grad_sync", size * width))
+                wires.add(CollectiveCall(axis, "all_reduce", "step.context_grad_sync", size * width))
 
 
 def _owned(run: Resolved, pp: int) -> list[ParameterSpec]:

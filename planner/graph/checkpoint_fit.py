@@ -34,7 +34,7 @@ STREAM: Final = {
 
 
 @frozen(kw_only=True)
-class Misfit:
+class CheckpointMismatch:
     """Why a checkpoint cannot be gone on with. path: the setting that it hangs on."""
 
     path: str
@@ -44,7 +44,7 @@ class Misfit:
         return f"{self.path} {self.text}"
 
 
-def kept(plan: Plan) -> dict[str, Any]:
+def checkpoint_contents(plan: Plan) -> dict[str, Any]:
     """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
     build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
     biased = range(arch.layers if arch.is_moe and arch.router_bias_speed else 0)
@@ -67,28 +67,28 @@ def alignment(plan: Plan) -> int:
     return plan.node("collate.pack").args["align"]
 
 
-def misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
+def mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
     """Why a checkpoint that says `saved` does not fit a plan that keeps `planned`.
 
     What an old checkpoint does not say is not held against it.
     """
     saved = {**planned, **saved}
-    found = weight_misfits(saved, planned)
+    found = weight_mismatches(saved, planned)
     before, after = saved["params"], planned["params"]
     if PRECISION[after] < PRECISION[before]:
         text = f"{before} → {after}: parameters and moments would be rounded"
-        found.append(Misfit(path="precision.params", text=text))
+        found.append(CheckpointMismatch(path="precision.params", text=text))
     if saved["optimizer"] != planned["optimizer"]:
         text = f"{saved['optimizer']} → {planned['optimizer']}: the optimizer states are not compatible"
-        found.append(Misfit(path="optimizer.kind", text=text))
+        found.append(CheckpointMismatch(path="optimizer.kind", text=text))
     for name, (path, meaning) in STREAM.items():
         before, after = saved["loader"].get(name), planned["loader"][name]
         if before != after:
-            found.append(Misfit(path=path, text=f"{before} → {after}: {meaning}"))
+            found.append(CheckpointMismatch(path=path, text=f"{before} → {after}: {meaning}"))
     return found
 
 
-def weight_misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
+def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
     """Why the weights alone of a checkpoint do not fit; their format may be any."""
     saved = {**planned, **saved}
     found = [*_model(saved, planned)]
@@ -96,11 +96,11 @@ def weight_misfits(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfi
         before, after = (_spell(each["model"]["router_bias_speed"]) for each in (saved, planned))
         has, lacks = ("the plan has", "the checkpoint") if planned["buffers"] else ("the checkpoint has", "the plan")
         text = f"{before} → {after}: {has} load-balancing biases of routers, and {lacks} has none"
-        found.append(Misfit(path="model.router.bias_speed", text=text))
+        found.append(CheckpointMismatch(path="model.router.bias_speed", text=text))
     return found
 
 
-def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
+def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
     before, after = saved["model"], planned["model"]
     changed = [name for name in after if before.get(name) != after[name]]
     found = []
@@ -112,11 +112,11 @@ def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[Misfit]:
         path = f"model.{causes[0]}" if len(causes) == 1 else "model"
         values = values.removeprefix(f"{causes[0]} ") if len(causes) == 1 else values
         difference = tensor_difference(saved["tensors"], planned["tensors"])
-        found.append(Misfit(path=path, text=f"{values}: {difference}" if values else difference))
+        found.append(CheckpointMismatch(path=path, text=f"{values}: {difference}" if values else difference))
     for name in changed:
         if name in MEANING and not (shapes and name in _WIDTHS):
             text = f"{_spell(before.get(name))} → {_spell(after[name])}: the same weights would give other results"
-            found.append(Misfit(path=setting_path(name), text=text))
+            found.append(CheckpointMismatch(path=setting_path(name), text=text))
     return found
 
 

@@ -9,7 +9,7 @@ from ..plan import Command
 from .actions import CONTROL, ActionNodes
 
 
-def lay_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) -> tuple[Command, ...]:
+def build_commands(spec: Spec, training: tuple[str, ...], nodes: ActionNodes) -> tuple[Command, ...]:
     """Everything that can be asked of this run, each with the nodes that carry it out between two steps.
 
     training: the datasets that are trained on. Those, and what else is evaluated, can be evaluated on if they hold

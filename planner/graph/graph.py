@@ -17,14 +17,14 @@ from .actions import ActionNodes
 from .alerts import alert_args, alert_text
 from .averaging import add_average
 from .builder import Builder, check_graph
-from .commands import lay_commands
+from .commands import build_commands
 from .data_nodes import add_data
 from .log_writers import add_writers
 from .model_nodes import add_model
 from .nonfinite import on_nan
 from .saving import add_resume
 from .step_nodes import add_step
-from .timeline import Schedule, lay_timeline
+from .timeline import Schedule, build_timeline
 
 ROOT = "setup.bootstrap"
 
@@ -55,7 +55,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     first_tick = len(graph.nodes)
     publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model
     actions = ActionNodes(graph, run, last)
-    timeline = lay_timeline(
+    timeline = build_timeline(
         schedule,
         run.batch,
         run.phases,
@@ -64,7 +64,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
         bad_steps=on_nan(run.spec).limit,
         publishes=publishes,
     )
-    timeline = evolve(timeline, commands=lay_commands(run.spec, run.training, actions))
+    timeline = evolve(timeline, commands=build_commands(run.spec, run.training, actions))
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))
     drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
     graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))

@@ -97,7 +97,7 @@ def _who(action: ProfileAction | MemorySnapshotAction, run: Resolved) -> str:
 
 
 @frozen
-class Span:
+class ProfiledSteps:
     """A tick whose action goes on with the steps behind it. period: the fewest steps between two of its starts."""
 
     path: str
@@ -145,7 +145,7 @@ def _needs_steps(action: Action) -> str | None:
     return "history" if watched else None
 
 
-def _spans(spec: Spec, batch: Arithmetic) -> Iterator[Span]:
+def _spans(spec: Spec, batch: Arithmetic) -> Iterator[ProfiledSteps]:
     """Those whose period can be counted; of a clock the run sees what it does."""
     for number, tick in enumerate(spec.ticks):
         period = _steps_between(tick, batch)
@@ -158,7 +158,7 @@ def _spans(spec: Spec, batch: Arithmetic) -> Iterator[Span]:
             elif isinstance(action, MemorySnapshotAction):
                 length, name = history_steps(action, spec), "memory_snapshot"
             if length and period:
-                yield Span(f"every.{number}", str(tick.every), name, period, length)
+                yield ProfiledSteps(f"every.{number}", str(tick.every), name, period, length)
 
 
 def _steps_between(tick: Tick, batch: Arithmetic) -> int:
@@ -168,7 +168,7 @@ def _steps_between(tick: Tick, batch: Arithmetic) -> int:
     return int(every.value) if every.unit == "steps" else max(int(every.value) // batch.tokens_per_step, 1)
 
 
-def meeting(one: Span, other: Span, steps: int | None) -> int | None:
+def meeting(one: ProfiledSteps, other: ProfiledSteps, steps: int | None) -> int | None:
     """The first step after which one begins while the other is under way; None: never."""
     often, rare = sorted((one, other), key=lambda span: span.period)
     whole = lcm(often.period, rare.period)  # from there on it is all the same again

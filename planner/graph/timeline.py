@@ -19,7 +19,7 @@ from ...dsl.schema.actions import Tick as TickSpec
 from ...dsl.schema.experiment import Launch
 from ...dsl.spec import Spec
 from ..findings import Findings
-from ..plan import Phase, Reaction, Tick, Timeline
+from ..plan import PlanPhase, PlanTick, Timeline, Trigger
 from ..schedule.arithmetic import Arithmetic
 from ..schedule.counts import next_due, times_due, with_counts
 from ..schedule.order import in_order
@@ -137,7 +137,7 @@ def check_ticks(schedule: Schedule, batch: Arithmetic, launch: Launch, found: Fi
 
 
 def _check_fires(
-    tick: TickSpec, known: Tick, batch: Arithmetic, launch: Launch, rule: str, path: str, found: Findings
+    tick: TickSpec, known: PlanTick, batch: Arithmetic, launch: Launch, rule: str, path: str, found: Findings
 ) -> None:
     """A tick in steps or tokens should come before the budget is used up, a profile with steps left to record."""
     steps, each = batch.steps or 0, batch.tokens_per_step
@@ -154,10 +154,10 @@ def _check_fires(
         found.passed(rule, f"every {tick.every} fires {count:,} times")
 
 
-def lay_timeline(
+def build_timeline(
     schedule: Schedule,
     batch: Arithmetic,
-    phases: tuple[Phase, ...],
+    phases: tuple[PlanPhase, ...],
     nodes: ActionNodes,
     launch: Launch,
     *,
@@ -175,7 +175,7 @@ def lay_timeline(
         ids = tuple(nodes.add(action, last=stop) for action in tick.actions if not isinstance(action, StopAction))
         ticks.append(recurring(tick, batch, ids))
     reactions = tuple(
-        Reaction(
+        Trigger(
             event=name,
             nodes=(
                 *(_told(schedule, nodes, bad_steps, bad_steps) if name == "nan" else ()),
@@ -192,7 +192,7 @@ def lay_timeline(
         for name, actions in schedule.events.items()
     )
     for count in sorted({count or bad_steps for count in schedule.bad_steps} - {bad_steps}):
-        reactions += (Reaction(event="nan", nodes=_told(schedule, nodes, count, bad_steps), stop=False, count=count),)
+        reactions += (Trigger(event="nan", nodes=_told(schedule, nodes, count, bad_steps), stop=False, count=count),)
     timeline = Timeline(
         steps=batch.steps,
         tokens=batch.tokens,
@@ -211,14 +211,14 @@ def _told(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) ->
     return tuple(nodes.add(each, "nan") for each in told)
 
 
-def recurring(tick: TickSpec, batch: Arithmetic, nodes: tuple[str, ...] = ()) -> Tick:
+def recurring(tick: TickSpec, batch: Arithmetic, nodes: tuple[str, ...] = ()) -> PlanTick:
     """A tick as a plan has it, without how often it fires: its period, or what that is to be worked out of."""
     stop = any(isinstance(action, StopAction) for action in tick.actions)
     every = counted(tick.every, batch)
     if every is None:
         amount = uncounted(tick.every)
-        return Tick(nodes=nodes, stop=stop, epochs=amount.epochs, fraction=amount.fraction)
-    return Tick(
+        return PlanTick(nodes=nodes, stop=stop, epochs=amount.epochs, fraction=amount.fraction)
+    return PlanTick(
         nodes=nodes,
         steps=int(every.value) if every.unit == "steps" else None,
         tokens=every.value if every.unit == "tokens" else None,

@@ -1,4 +1,4 @@
-"""`cluster` of a spec → `Cluster`: what the machines can do, from the spec or the data sheet of a preset.
+"""`cluster` of a spec → `Hardware`: what the machines can do, from the spec or the data sheet of a preset.
 
 Sources: NVIDIA's data sheets of A100 SXM 80 GB, H100 SXM, H200 SXM and HGX B200 (products as in `hardware_specs.py`;
 half of NVLink's figure, which counts both directions; one ConnectX of 200 or 400 Gb/s a device).
@@ -13,12 +13,12 @@ from ...dsl.schema.cluster import ACCELERATORS
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..findings import Findings
-from ..plan import Cluster
+from ..plan import Hardware
 from .hardware_specs import PEAKS, Peaks, product_format
 
 
 @frozen(kw_only=True)
-class Sheet:
+class DeviceSheet:
     """A data sheet: bytes, operations a second by format, bytes a second one way."""
 
     memory: int
@@ -28,11 +28,11 @@ class Sheet:
 
 
 GB: Final = 1e9
-SHEETS: Final[dict[str, Sheet]] = {
-    "a100": Sheet(memory=80 * 2**30, flops=PEAKS["A100"], link=300 * GB, network=25 * GB),
-    "h100": Sheet(memory=80 * 2**30, flops=PEAKS["H100 SXM"], link=450 * GB, network=50 * GB),
-    "h200": Sheet(memory=140 * 2**30, flops=PEAKS["H200 SXM"], link=450 * GB, network=50 * GB),
-    "b200": Sheet(memory=179 * 2**30, flops=PEAKS["B200"], link=900 * GB, network=50 * GB),
+SHEETS: Final[dict[str, DeviceSheet]] = {
+    "a100": DeviceSheet(memory=80 * 2**30, flops=PEAKS["A100"], link=300 * GB, network=25 * GB),
+    "h100": DeviceSheet(memory=80 * 2**30, flops=PEAKS["H100 SXM"], link=450 * GB, network=50 * GB),
+    "h200": DeviceSheet(memory=140 * 2**30, flops=PEAKS["H200 SXM"], link=450 * GB, network=50 * GB),
+    "b200": DeviceSheet(memory=179 * 2**30, flops=PEAKS["B200"], link=900 * GB, network=50 * GB),
 }
 RANGE: Final = (0.40, 0.60)  # an assumption: docs/accuracy.md counts how many published runs lie within it
 
@@ -46,12 +46,12 @@ def device_kind(spec: Spec) -> str:
     return "cpu" if spec.cluster.preset == "cpu" else "auto"
 
 
-def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -> Cluster:
+def resolve_cluster(spec: Spec, compute: str, nodes: int, ranks_per_node: int) -> Hardware:
     """What the machines can do, with `compute` as the format of products; None where nobody knows."""
     given, sheet = spec.cluster, SHEETS.get(spec.cluster.preset)
     product = product_format(compute, spec.precision.matmul)
     low, high = (given.efficiency.fraction,) * 2 if isinstance(given.efficiency, Quantity) else RANGE
-    return Cluster(
+    return Hardware(
         preset=given.preset,
         nodes=nodes if isinstance(given.nodes, Auto) else given.nodes,
         devices=ranks_per_node if isinstance(given.devices, Auto) else given.devices,

@@ -36,7 +36,7 @@ class Layout:
         return self.mesh.size(axis)
 
 
-def lay_out(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: Findings) -> Layout:
+def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: Findings) -> Layout:
     """Resolve `parallel` and `launch` for `world` ranks; if no mesh fits, `found` says why and the layout is doubtful.
 
     `world` None: the ranks `launch` names, else as many as the axes need.

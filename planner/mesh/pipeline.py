@@ -19,7 +19,7 @@ IN_ROUNDS = ("interleaved_1f1b", "zero_bubble")  # microbatches go round in grou
 
 
 @frozen(kw_only=True)
-class Staging:
+class StageAssignment:
     """The pipeline, its stages on a rank, and for what was derived the reason and the value (by path in the spec)."""
 
     pipeline: Pipeline
@@ -27,11 +27,11 @@ class Staging:
     reasons: dict[str, tuple[object, str]] = field(factory=dict)
 
 
-def lay_stages(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> Staging:
+def assign_stages(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> StageAssignment:
     """Deal layers out to stages and stages to ranks; what does not fit is reported, and some stages stand in for it."""
     size = layout.size("pp")
     if size == 1:
-        return Staging(pipeline=pipeline_of([architecture.layers], 1, "1f1b"), stages_per_rank=1)
+        return StageAssignment(pipeline=pipeline_of([architecture.layers], 1, "1f1b"), stages_per_rank=1)
     reasons: dict[str, tuple[object, str]] = {}
     each = _stages_per_rank(spec, reasons, found)
     stages = size * each
@@ -39,11 +39,15 @@ def lay_stages(spec: Spec, architecture: Architecture, layout: Layout, found: Fi
         message = f"{architecture.layers} layers cannot fill pp {size} · stages_per_rank {each} = {stages} stages"
         hint = f"use pp {max(architecture.layers // each, 1)}, or layers {stages}"
         found.fail("mesh.pp.layers", "X404", "parallel.pp.size", message, hint)
-        return Staging(pipeline=pipeline_of([1] * stages, size, spec.parallel.pp.schedule), stages_per_rank=each)
+        return StageAssignment(
+            pipeline=pipeline_of([1] * stages, size, spec.parallel.pp.schedule), stages_per_rank=each
+        )
     embedding, head = _costs(spec, architecture, reasons)
     even = balance(architecture.layers, stages, embedding, head)
     counts = _counts(spec, architecture, even, each, reasons, found)
-    return Staging(pipeline=pipeline_of(counts, size, spec.parallel.pp.schedule), stages_per_rank=each, reasons=reasons)
+    return StageAssignment(
+        pipeline=pipeline_of(counts, size, spec.parallel.pp.schedule), stages_per_rank=each, reasons=reasons
+    )
 
 
 def _stages_per_rank(spec: Spec, reasons: dict[str, tuple[object, str]], found: Findings) -> int:

@@ -17,7 +17,7 @@ from .stages import Pipeline, end_names
 STATES = 4  # parameters, gradients, two moments: all in the format of the parameters
 
 
-def held(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
+def local_shapes(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
     """Name → local shape of every parameter of a rank, in the order of the inventory.
 
     A piece may have no rows. A tied head on the last stage is there as `embed_tokens.weight`. Raises IndexError for a
@@ -29,15 +29,15 @@ def held(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
     return {tensor.name: cuts.shape(tensor, place) for tensor in _owned(plan, rank)}
 
 
-def held_parameters(plan: Plan, rank: int) -> int:
+def local_parameters(plan: Plan, rank: int) -> int:
     """Elements of all parameters that a rank owns."""
-    return sum(map(prod, held(plan, rank).values()))
+    return sum(map(prod, local_shapes(plan, rank).values()))
 
 
-def held_bytes(plan: Plan, rank: int) -> int:
+def local_bytes(plan: Plan, rank: int) -> int:
     """Bytes of model state on a rank: parameters, their gradients, two moments, and averages where they are kept."""
     averages = BYTES[format] if (format := _args(plan, "setup.ema").get("format")) else 0
-    return (STATES * BYTES[plan.node("setup.build_model").args["params"]] + averages) * held_parameters(plan, rank)
+    return (STATES * BYTES[plan.node("setup.build_model").args["params"]] + averages) * local_parameters(plan, rank)
 
 
 def _owned(plan: Plan, rank: int) -> Iterator[ParameterSpec]:

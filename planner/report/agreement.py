@@ -15,7 +15,7 @@ PREFIX: Final = "trace."
 
 
 @frozen(kw_only=True)
-class Compared:
+class TraceComparison:
     """One figure by both ways, on one rank; `whole` is what it is a part of."""
 
     rank: int
@@ -64,7 +64,7 @@ def _memory(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
         if name == "reserve":
             continue
         found = [
-            Compared(
+            TraceComparison(
                 rank=traced.rank,
                 closed=getattr(one.memory, name),
                 traced=getattr(traced.memory, name),
@@ -83,8 +83,8 @@ def _traffic(pairs: list[tuple[Traced, RankClass]]) -> Iterable[Check]:
         for traced, one in pairs:
             closed, seen = _sum(one.traffic, axis, op), _sum(traced.traffic, axis, op)
             whole = _sum(traced.traffic)
-            calls_found.append(Compared(rank=traced.rank, closed=closed[0], traced=seen[0], whole=whole[0]))
-            bytes_found.append(Compared(rank=traced.rank, closed=closed[1], traced=seen[1], whole=whole[1]))
+            calls_found.append(TraceComparison(rank=traced.rank, closed=closed[0], traced=seen[0], whole=whole[0]))
+            bytes_found.append(TraceComparison(rank=traced.rank, closed=closed[1], traced=seen[1], whole=whole[1]))
         yield _check(f"traffic.{axis}.{op}".replace(" · ", "_"), bytes_found, calls_found)
 
 
@@ -94,7 +94,7 @@ def _sum(traffic: Iterable[Traffic], axis: str = "", op: str = "") -> tuple[int,
     return sum(each.count for each in chosen), sum(each.bytes for each in chosen)
 
 
-def _check(id: str, sizes: list[Compared], counts: list[Compared] | None = None) -> Check:
+def _check(id: str, sizes: list[TraceComparison], counts: list[TraceComparison] | None = None) -> Check:
     size = max(sizes, key=lambda each: each.apart)
     text = f"formula {bytes_text(size.closed)}, trace {bytes_text(size.traced)}"
     apart = size.apart

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from ..plan import Node, NodeKind, Plan, Reaction
+from ..plan import Node, NodeKind, Plan, Trigger
 
 GROUPS: Final[dict[NodeKind, str]] = {
     "setup": "setup",
@@ -92,7 +92,7 @@ def _label(plan: Plan, node: Node) -> str:
     return f"{name}\n{second}" if second else name
 
 
-def _event(reaction: Reaction) -> str:
+def _event(reaction: Trigger) -> str:
     return f"{reaction.name}, then stop" if reaction.stop else reaction.name
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..compare.alternatives import Alternative
 from ..compare.fit import Candidate, Fit, reason_text
-from ..plan import Cluster, Estimates, Plan
+from ..plan import Estimates, Hardware, Plan
 from ..units import bytes_text, count_text, plural, seconds_text
 from .text import Page, clip
 
@@ -90,7 +90,7 @@ def _known(candidate: Candidate) -> Estimates:
     return candidate.estimates
 
 
-def figures(estimates: Estimates, cluster: Cluster) -> dict[str, Any]:
+def figures(estimates: Estimates, cluster: Hardware) -> dict[str, Any]:
     """What an alternative is judged by; None where it is not known."""
     times, memory = estimates.times, cluster.memory_bytes
     total = max(each.memory.total_bytes for each in estimates.classes)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final
 
-from ..compare.diff import CATEGORIES, Amount, ClassMemory, Difference, NodeChange
+from ..compare.diff import CATEGORIES, Amount, ClassMemory, NodeChange, PlanDifference
 from ..compare.diff_values import GROUPS, ValueChange
 from ..compare.resumable import Verdict
 from ..plan import Plan, Provenance
@@ -28,7 +28,7 @@ MOST_OF_A_VALUE: Final = 23  # columns, so that two of them, a path and a place 
 
 
 def render_diff(
-    found: Difference,
+    found: PlanDifference,
     names: tuple[str, str],
     going_on: tuple[str, ...] = (),
     *,
@@ -147,7 +147,7 @@ def _memory(page: Page, classes: tuple[ClassMemory, ...]) -> None:
         page.line(f"  and {len(classes) - MOST_CLASSES - 1} more pipeline coordinates: --json", "dim")
 
 
-def _traffic(page: Page, found: Difference) -> None:
+def _traffic(page: Page, found: PlanDifference) -> None:
     if not found.traffic:
         return
     page.heading("TRAFFIC", "a rank, a step: calls and bytes")

@@ -5,7 +5,7 @@ from collections import Counter
 from ... import __version__
 from ..costs.headroom import Verdict, headroom, no_times
 from ..identity import fingerprint
-from ..plan import Cluster, Plan
+from ..plan import Hardware, Plan
 from ..units import WIDTH, amount_in_epochs, amount_text, bytes_text, count_text, plural, rate_text, seconds_text
 from .text import Detail, Page, clip
 
@@ -32,7 +32,7 @@ def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
     page.line(clip(cluster_text(plan.cluster), WIDTH), "dim")
 
 
-def cluster_text(cluster: Cluster) -> str:
+def cluster_text(cluster: Hardware) -> str:
     """The machines with the unit of every number; what nobody says is unknown."""
     if cluster.preset == "none":
         return "cluster unknown: add `cluster h100 { … }` to estimate memory and time"

@@ -1,6 +1,6 @@
 """The part of the page about ranks: axes and the links they use, the grid of ranks."""
 
-from ..plan import Axis, Cluster, Mesh, Plan
+from ..plan import Axis, Hardware, Mesh, Plan
 from ..units import WIDTH, plural, rate_text
 from .text import Detail, Page
 
@@ -37,7 +37,7 @@ def show_mesh(page: Page, plan: Plan, detail: Detail) -> None:
     _grid(page, plan, wide, detail)
 
 
-def _axis(axis: Axis, world: int, cluster: Cluster) -> tuple[str, ...]:
+def _axis(axis: Axis, world: int, cluster: Hardware) -> tuple[str, ...]:
     """`apart`: between the rank numbers of neighbours. `groups`: how many there are, of `size` ranks each."""
     over = link_text(axis.crosses_nodes, cluster)
     return (
@@ -50,7 +50,7 @@ def _axis(axis: Axis, world: int, cluster: Cluster) -> tuple[str, ...]:
     )
 
 
-def link_text(crosses: bool, cluster: Cluster) -> str:
+def link_text(crosses: bool, cluster: Hardware) -> str:
     """What the messages of an axis travel over: `network 50 GB/s`, or `link` inside a machine."""
     speed = cluster.network if crosses else cluster.link
     return ("network" if crosses else "link") + (f" {rate_text(speed, 'B/s')}" if speed else "")

@@ -1,9 +1,9 @@
 """The part of the page about what is trained on when: phases, the share of each dataset, the learning rate in them."""
 
 from ..compare.resumable_phases import mix_text, start_text
-from ..plan import Phase, Plan
+from ..plan import Plan, PlanPhase
 from ..schedule.learning_curve import learning_rate
-from ..schedule.mixture_sampler import Draw
+from ..schedule.mixture_sampler import MixtureSampler
 from ..schedule.phases import in_order
 from ..units import amount_in_epochs, count_text, plural
 from .text import Detail, Page
@@ -52,7 +52,7 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
                     table.append((*head, name, amount_in_epochs(epochs), "", ""))
                     head = ("", "", "")
             continue
-        draw = Draw.of(tuple(phase.shares.values()), loader["seed"], phase.name)
+        draw = MixtureSampler.of(tuple(phase.shares.values()), loader["seed"], phase.name)
         drawn = draw.counts(0, (end - first) * loader["rows"])
         for (name, share), rows in zip(phase.shares.items(), drawn, strict=True):
             taken[name] += rows
@@ -71,7 +71,7 @@ def _amounts(name: str, share: float, rows: int, sequence: int) -> tuple[str, ..
     return name, f"{share:.1%}", f"{rows:,}", count_text(rows * sequence)
 
 
-def _uncounted(phase: Phase) -> str:
+def _uncounted(phase: PlanPhase) -> str:
     start = f"from step {phase.first + 1:,}" if phase.first is not None else f"from {start_text(phase)}"
     scale = f", learning rate × {phase.lr_scale:g}" if phase.lr_scale != 1 else ""
     return f"{start}: {mix_text(phase)}{scale}"

@@ -6,7 +6,7 @@ from ..costs.disk import disk_of
 from ..costs.headroom import no_times
 from ..graph.averaging import average_args
 from ..graph.log_writers import TENSORBOARD, WANDB
-from ..plan import Node, Plan, Tick
+from ..plan import Node, Plan, PlanTick
 from ..schedule.counts import count_node, count_saves
 from ..schedule.learning_curve import length_in_steps
 from ..units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
@@ -205,13 +205,13 @@ def _name(node: Node) -> str:
     return f"{action} {node.args['dataset']}" if action == "eval" else action
 
 
-def _count(tick: Tick) -> str:
+def _count(tick: PlanTick) -> str:
     if tick.count is None:
         return "by the clock" if tick.seconds is not None else ""
     return times_text(tick.count)
 
 
-def _in_all(plan: Plan, tick: Tick) -> str:
+def _in_all(plan: Plan, tick: PlanTick) -> str:
     """How often what a tick does happens in all, where that is not as often as the tick does something."""
     if tick.count is None:
         return ""

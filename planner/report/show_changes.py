@@ -20,7 +20,7 @@ class Changed:
 
 
 @frozen(kw_only=True)
-class Changes:
+class PlanChanges:
     """From one plan to another. figures: name → text before and after; renamed: whether it is another experiment."""
 
     gone: tuple[str, ...]
@@ -34,10 +34,10 @@ class Changes:
         return not (self.gone or self.new or self.changed or self.figures or self.renamed)
 
 
-def changes(before: Plan, after: Plan) -> Changes:
+def changes(before: Plan, after: Plan) -> PlanChanges:
     """Everything that is done or estimated otherwise."""
     old, new = ({node.id: node for node in plan.nodes} for plan in (before, after))
-    return Changes(
+    return PlanChanges(
         gone=tuple(id for id in old if id not in new),
         new=tuple(id for id in new if id not in old),
         changed=tuple(_changed(old[id], new[id]) for id in old if id in new and old[id] != new[id]),

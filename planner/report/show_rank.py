@@ -2,7 +2,7 @@
 
 from math import prod
 
-from ..mesh.placement import held
+from ..mesh.placement import local_shapes
 from ..plan import Axis, Plan, RankClass
 from ..units import BYTES, bytes_text, count_text, plural, seconds_text
 from .render_memory import CATEGORIES
@@ -84,7 +84,7 @@ def _stages(page: Page, plan: Plan, rank: int) -> None:
 def _parameters(page: Page, plan: Plan, rank: int) -> None:
     """What the rank owns, and some tensors whole and as it has them."""
     width = BYTES[plan.node("setup.build_model").args["params"]]
-    local = held(plan, rank)
+    local = local_shapes(plan, rank)
     whole = {tensor.name: tensor.shape for tensor in plan.parameters.tensors}
     elements = sum(map(prod, local.values()))
     amount = f"{elements:,} in {plural(len(local), 'tensor')}, {bytes_text(elements * width)} of {_total(plan, width)}"

@@ -15,9 +15,9 @@ from ...dsl.spec import Spec
 from ..compile import compile_plan
 from ..graph.provenance import spell
 from ..plan import Plan, Provenance
-from ..rules.rule_inputs import in_doubt, premises
+from ..rules.rule_inputs import is_unknown, rule_inputs
 from ..units import plural
-from .show_changes import Changes, changes
+from .show_changes import PlanChanges, changes
 from .show_neighbour import find_slot, neighbours, replaced
 from .text import Page, clip
 
@@ -148,8 +148,8 @@ def _rules(page: Page, plan: Plan, spec: Spec, path: str) -> None:
     doubt = frozenset({path})
     found = []
     for check in plan.checks:
-        rests = list(premises(check.id, spec))
-        if rests != ["*"] and any(in_doubt(premise, doubt) for premise in rests):
+        rests = list(rule_inputs(check.id, spec))
+        if rests != ["*"] and any(is_unknown(premise, doubt) for premise in rests):
             found.append((f"{check.status} {check.id}", check.evidence))
     if found:
         page.heading("RULES", "that use this value")
@@ -215,7 +215,7 @@ def _planned(options: list[Option]) -> _Trial:
     return _Trial(value="", plan=None, refused=tuple(refused))
 
 
-def _change_rows(found: Changes) -> list[tuple[str, str]]:
+def _change_rows(found: PlanChanges) -> list[tuple[str, str]]:
     rows = [("gone", id) for id in found.gone] + [("new", id) for id in found.new]
     for node in found.changed:
         if node.args:

@@ -13,7 +13,7 @@ from ..costs.bubble import waiting
 from ..costs.headroom import TIGHT
 from ..findings import Findings
 from ..mesh.mesh import largest_divisor
-from ..plan import Cluster, Estimates
+from ..plan import Estimates, Hardware
 from ..resolved import Resolved
 from ..units import bytes_text, count_text, seconds_text
 from .remedies import Change, Judge, fullest, remedies, same_rows
@@ -21,7 +21,7 @@ from .remedies import Change, Judge, fullest, remedies, same_rows
 WAITS: Final = 0.20  # of a step, above which a pipeline wastes more than most runs do
 
 
-def check_costs(run: Resolved, cluster: Cluster, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
+def check_costs(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
     """Report what is dear about a run, and give its estimates back with remedies where memory does not suffice.
 
     judge: estimates a changed spec on as many ranks.
@@ -50,7 +50,7 @@ def _check_stuck(run: Resolved, estimates: Estimates, found: Findings) -> None:
     found.warn("health.stuck", "W606", "fault_tolerance.stuck", message, f"use {ceil(longest / 30)} min or more")
 
 
-def _check_memory(run: Resolved, cluster: Cluster, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
+def _check_memory(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> Estimates:
     rule, need, device = "memory.device", fullest(estimates), cluster.memory_bytes
     if device is None:
         found.unknown(rule, f"the fullest rank needs {bytes_text(need)}, and the memory of a device is unknown")
@@ -119,7 +119,7 @@ def _check_nodes(run: Resolved, found: Findings) -> None:
         found.passed(rule, f"the ranks of tp {tp} are on one machine")
 
 
-def _check_need(run: Resolved, cluster: Cluster, estimates: Estimates, found: Findings, judge: Judge) -> None:
+def _check_need(run: Resolved, cluster: Hardware, estimates: Estimates, found: Findings, judge: Judge) -> None:
     """Tensor parallel where fsdp alone would do: smaller products and waiting in each layer cost 15 to 20 points of MFU
     in published runs (KempnerForge on H200, 7 B to 13 B parameters)."""
     tp, parallel = run.size("tp"), run.spec.parallel

@@ -10,7 +10,7 @@ from ...dsl.spec import Origin, Spec
 from ..plan import Plan
 from ..schedule.arithmetic import Counts
 from .rule_inputs import Verdicts
-from .validate import examine
+from .validate import validate
 
 
 class Unreadable(Exception):
@@ -27,7 +27,7 @@ def check_counted(plan: Plan, counts: Counts) -> Diagnostics:
     if loaded.spec is None:
         raise Unreadable(loaded.diagnostics.errors[0].message)
     found = Verdicts(_placed(loaded.spec, plan))
-    examine(found.spec, plan.mesh.world_size, found, counts)
+    validate(found.spec, plan.mesh.world_size, found, counts)
     said = {(check.code, check.evidence) for check in plan.checks}
     new = Diagnostics()
     new.extend(each for each in found.diagnostics if (each.code, _evidence(each)) not in said)

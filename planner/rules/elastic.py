@@ -19,9 +19,9 @@ from ..units import plural
 from .rule_inputs import Verdicts
 
 if TYPE_CHECKING:
-    from .validate import Sound
+    from .validate import ValidatedSpec
 
-Examine = Callable[[Spec, int, Verdicts], "Sound | None"]
+Examine = Callable[[Spec, int, Verdicts], "ValidatedSpec | None"]
 
 # Worlds tried for one that works as written, of those that the rows come out on: what the largest of them fail at,
 # smaller ones fail at as well.
@@ -40,7 +40,7 @@ class Elastic:
 
     spec: Spec
     world: int | None
-    worlds: "dict[int, Sound]" = field(factory=dict)
+    worlds: "dict[int, ValidatedSpec]" = field(factory=dict)
     refused: tuple[RefusedWorlds, ...] = ()
     why_rows: str = ""
 
@@ -160,7 +160,7 @@ class _Search:
         }
         return {axis: size for axis, size in sizes.items() if isinstance(size, int)}
 
-    def reference(self, declared: int | None) -> "tuple[int, Sound] | None":
+    def reference(self, declared: int | None) -> "tuple[int, ValidatedSpec] | None":
         """The world whose rows all others take, and what the rules make of it as the spec is written."""
         rows = self.spec.batch.rows
         even = [world for world in self._multiples() if isinstance(rows, Auto) or self._comes_out(rows, world)]
@@ -183,11 +183,11 @@ class _Search:
             return f"the other axes need a multiple of {self._product}"
         return f"{plural(world, 'rank')}: {self.reasons[world]}"
 
-    def all(self, spec: Spec, rows: int) -> "dict[int, Sound]":
+    def all(self, spec: Spec, rows: int) -> "dict[int, ValidatedSpec]":
         """What the rules make of every world that works with these rows."""
         self.reasons.clear()
         multiples = set(self._multiples())
-        found: dict[int, Sound] = {}
+        found: dict[int, ValidatedSpec] = {}
         for world in range(self.given.low, self.given.high + 1):
             if world not in multiples:
                 self.reasons[world] = f"not a multiple of {self._product}"
@@ -212,7 +212,7 @@ class _Search:
         first = -(-self.given.low // self.fixed) * self.fixed
         return iter(range(first, self.given.high + 1, self.fixed))
 
-    def _tried(self, spec: Spec, world: int) -> "Sound | None":
+    def _tried(self, spec: Spec, world: int) -> "ValidatedSpec | None":
         found = Verdicts(spec)
         sound = self.examine(spec, world, found)
         if sound is None:

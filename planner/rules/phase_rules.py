@@ -4,18 +4,18 @@ from itertools import pairwise
 
 from ...dsl.spec import Spec
 from ..findings import Findings
-from ..plan import Phase
+from ..plan import PlanPhase
 from ..schedule.arithmetic import Arithmetic
-from ..schedule.mixing import lay_phases, start_of, trainable
+from ..schedule.mixing import build_phases, start_of, trainable
 from ..units import amount_in_epochs, plural
 
 
-def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[Phase, ...]:
+def check_phases(spec: Spec, batch: Arithmetic, found: Findings) -> tuple[PlanPhase, ...]:
     """Check where phases begin; the phases of the run in order, which are worth something only if nothing failed."""
     for name in spec.phases:
         _check_start(spec, name, batch, found)
     _check_order(spec, batch, found)
-    phases = lay_phases(spec, batch)
+    phases = build_phases(spec, batch)
     _check_idle(spec, phases, found)
     return phases
 
@@ -63,7 +63,7 @@ def _check_order(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         found.unknown(rule, "which phase comes first is known once the data is counted")
 
 
-def _check_idle(spec: Spec, phases: tuple[Phase, ...], found: Findings) -> None:
+def _check_idle(spec: Spec, phases: tuple[PlanPhase, ...], found: Findings) -> None:
     """Warn of a phase in which nothing is other than before it."""
     if found.failed or not trainable(spec):
         return

@@ -11,7 +11,7 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..costs.headroom import TIGHT
-from ..plan import Cluster, Estimates, Remedy
+from ..plan import Estimates, Hardware, Remedy
 from ..resolved import Resolved
 
 Judge = Callable[[Spec], Estimates | None]  # None: that spec has no plan
@@ -42,7 +42,7 @@ class Change:
         return spec
 
 
-def remedies(run: Resolved, cluster: Cluster, judge: Judge) -> tuple[Remedy, ...]:
+def remedies(run: Resolved, cluster: Hardware, judge: Judge) -> tuple[Remedy, ...]:
     """The cheapest changes after which the fullest rank fits with room to spare, at most three.
 
     One change alone if any suffices, else two together; where nothing suffices, those that save most. Cheapest is what

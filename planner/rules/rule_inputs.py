@@ -158,13 +158,13 @@ class Verdicts(Findings):
         hint: str,
         mend: Callable[[Span], Fix | None] | None = None,
     ) -> None:
-        if self.doubts and any(in_doubt(premise, self.doubts) for premise in premises(rule, self.spec)):
+        if self.doubts and any(is_unknown(premise, self.doubts) for premise in rule_inputs(rule, self.spec)):
             self.unknown(rule, "it rests on a setting that is wrong")
         else:
             super()._report(rule, severity, code, path, message, hint, mend)
 
 
-def in_doubt(premise: str, doubts: frozenset[str]) -> bool:
+def is_unknown(premise: str, doubts: frozenset[str]) -> bool:
     """Whether a setting, or with `*` any of those it stands for, is in doubt."""
     if premise in doubts:
         return True
@@ -172,7 +172,7 @@ def in_doubt(premise: str, doubts: frozenset[str]) -> bool:
                for doubt in doubts)  # fmt: skip
 
 
-def premises(rule: str, spec: Spec) -> Iterator[str]:
+def rule_inputs(rule: str, spec: Spec) -> Iterator[str]:
     """The paths of the settings that a rule rests on in this spec."""
     paths = PREMISES.get(rule)
     if paths is not None:

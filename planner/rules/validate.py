@@ -14,10 +14,10 @@ from ..graph.nonfinite import check_nan
 from ..graph.profiling import check_profiles
 from ..graph.saving import check_backend, check_saving
 from ..graph.timeline import Schedule, check_ticks, fill_schedule
-from ..mesh.layout import Layout, lay_out
-from ..mesh.pipeline import Staging, check_microbatches, lay_stages
+from ..mesh.layout import Layout, build_layout
+from ..mesh.pipeline import StageAssignment, assign_stages, check_microbatches
 from ..model.derive import Shape, derive_architecture
-from ..plan import Phase
+from ..plan import PlanPhase
 from ..schedule.arithmetic import Arithmetic, Counts, derive_arithmetic
 from ..schedule.learning_rate import check_schedule
 from ..schedule.stops import check_events, check_stops
@@ -38,38 +38,38 @@ def check_spec(spec: Spec, world: int | None = None, doubts: frozenset[str] = fr
     spoken of.
     """
     found = Verdicts(spec, doubts)
-    examine(spec, world, found)
+    validate(spec, world, found)
     return found.diagnostics
 
 
 @frozen
-class Sound:
+class ValidatedSpec:
     """What was derived from a spec that every rule lets pass."""
 
     shape: Shape
     layout: Layout
-    staging: Staging
+    staging: StageAssignment
     batch: Arithmetic
-    phases: tuple[Phase, ...]
+    phases: tuple[PlanPhase, ...]
     schedule: Schedule
     elastic: Elastic
 
 
-def examine(spec: Spec, world: int | None, found: Verdicts, counted: Counts | None = None) -> Sound | None:
+def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | None = None) -> ValidatedSpec | None:
     """Derive and check everything; None if any rule fails.
 
     counted: what is known of the data. What comes of it is no part of a plan, which does not know its data.
     """
-    elastic = settle_worlds(spec, world, found, partial(examine, counted=counted))
+    elastic = settle_worlds(spec, world, found, partial(validate, counted=counted))
     spec, world = elastic.spec, elastic.world
     shape = derive_architecture(spec, found)
     check_data(spec, found)
     arch = shape.architecture
-    layout = lay_out(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
+    layout = build_layout(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
     if layout.doubtful:
         found.doubt("parallel.fsdp.size")  # and with it the number of data ranks
     batch = derive_arithmetic(spec, layout.mesh, found, counted)
-    staging = lay_stages(spec, arch, layout, found)
+    staging = assign_stages(spec, arch, layout, found)
     check_microbatches(spec, layout, batch, found)
     check_topology(spec, arch, layout, batch, found)
     check_stack(spec, found)
@@ -95,4 +95,4 @@ def examine(spec: Spec, world: int | None, found: Verdicts, counted: Counts | No
         check_idle_accumulation(spec, found)
     if elastic.why_rows:
         batch = evolve(batch, reasons={**batch.reasons, "batch.rows": elastic.why_rows})
-    return Sound(shape, layout, staging, batch, phases, schedule, elastic)
+    return ValidatedSpec(shape, layout, staging, batch, phases, schedule, elastic)

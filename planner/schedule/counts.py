@@ -10,13 +10,13 @@ from math import lcm
 
 from attrs import evolve, frozen
 
-from ..plan import Plan, Tick, Timeline
+from ..plan import Plan, PlanTick, Timeline
 
 # So many steps are looked at one by one before a count is given up.
 MOST_LOOKED_AT = 1_000_000
 
 
-def is_due(tick: Tick, step: int, tokens_per_step: int) -> bool:
+def is_due(tick: PlanTick, step: int, tokens_per_step: int) -> bool:
     """Whether a tick in steps or tokens fires after a step (from 1): in tokens, where these pass a multiple."""
     if tick.steps is not None:
         return step % tick.steps == 0
@@ -29,7 +29,7 @@ def passes(tokens: int, tokens_per_step: int, period: int | Fraction) -> bool:
     return tokens // period > (tokens - tokens_per_step) // period
 
 
-def times_due(tick: Tick, step: int, tokens_per_step: int) -> int:
+def times_due(tick: PlanTick, step: int, tokens_per_step: int) -> int:
     """How often a tick in steps or tokens is due up to a step, that one counted."""
     if tick.steps is not None:
         return step // tick.steps
@@ -37,7 +37,7 @@ def times_due(tick: Tick, step: int, tokens_per_step: int) -> int:
     return min(step, step * tokens_per_step // tick.tokens)
 
 
-def next_due(tick: Tick, step: int, tokens_per_step: int) -> int:
+def next_due(tick: PlanTick, step: int, tokens_per_step: int) -> int:
     """The first step behind `step` after which a tick in steps or tokens is due."""
     if tick.steps is not None:
         return step // tick.steps * tick.steps + tick.steps
@@ -48,7 +48,7 @@ def next_due(tick: Tick, step: int, tokens_per_step: int) -> int:
     return -(-multiple * tick.tokens // tokens_per_step)
 
 
-def steps_due(ticks: Sequence[Tick], steps: int, tokens_per_step: int) -> int | None:
+def steps_due(ticks: Sequence[PlanTick], steps: int, tokens_per_step: int) -> int | None:
     """The number of steps up to `steps` in which any of some ticks is due; None where it is too long to count."""
     whole = lcm(*(tick.steps or (Fraction(tick.tokens or 1) / tokens_per_step).numerator for tick in ticks))
     if whole >= steps:
@@ -58,7 +58,7 @@ def steps_due(ticks: Sequence[Tick], steps: int, tokens_per_step: int) -> int | 
     return None if once is None or rest is None else steps // whole * once + rest
 
 
-def _steps_due(ticks: Sequence[Tick], steps: int, tokens_per_step: int) -> int | None:
+def _steps_due(ticks: Sequence[PlanTick], steps: int, tokens_per_step: int) -> int | None:
     often, *rarer = sorted(ticks, key=lambda tick: -times_due(tick, steps, tokens_per_step))
     found = times_due(often, steps, tokens_per_step)
     if sum(times_due(tick, steps, tokens_per_step) for tick in rarer) > MOST_LOOKED_AT:
@@ -70,7 +70,7 @@ def _steps_due(ticks: Sequence[Tick], steps: int, tokens_per_step: int) -> int |
     return found
 
 
-def _all_due(tick: Tick, steps: int, tokens_per_step: int) -> Iterator[int]:
+def _all_due(tick: PlanTick, steps: int, tokens_per_step: int) -> Iterator[int]:
     step = next_due(tick, 0, tokens_per_step)
     while step <= steps:
         yield step
@@ -83,7 +83,7 @@ def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], tokens_per
     unrecorded: of each tick that does nothing but profile, the steps that pass before one is recorded.
     """
 
-    def count(tick: Tick, before: int | None) -> int | None:
+    def count(tick: PlanTick, before: int | None) -> int | None:
         last = last_step(timeline)
         if last is None or tick.seconds is not None or _is_uncounted(tick):
             return None
@@ -96,7 +96,7 @@ def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], tokens_per
 
 
 @frozen
-class Start:
+class CountStart:
     """A start of the run, from behind the step `begin` to the step `end`. by_limit: `stop_at` or `stop_after` ends it,
     so that what is declared on `stop_at` happens."""
 
@@ -105,7 +105,7 @@ class Start:
     by_limit: bool
 
 
-def starts(timeline: Timeline, tokens_per_step: int) -> Iterator[Start]:
+def starts(timeline: Timeline, tokens_per_step: int) -> Iterator[CountStart]:
     """All starts of the run; none where its steps are not known. A clock that stops it is not among the causes."""
     last = last_step(timeline)
     if timeline.steps is None or last is None:
@@ -116,7 +116,7 @@ def starts(timeline: Timeline, tokens_per_step: int) -> Iterator[Start]:
         limit = last if timeline.stop_after is None else min(last, begin + timeline.stop_after)
         end = min([limit, *(next_due(tick, begin, tokens_per_step) for tick in stopping)])
         stopped = end < timeline.steps and any(is_due(tick, end, tokens_per_step) for tick in stopping)
-        yield Start(begin, end, by_limit=end < timeline.steps and not stopped)
+        yield CountStart(begin, end, by_limit=end < timeline.steps and not stopped)
         begin = end
 
 
@@ -128,11 +128,11 @@ def last_step(timeline: Timeline) -> int | None:
     return timeline.steps if timeline.stop_at is None else min(timeline.steps, timeline.stop_at)
 
 
-def _is_uncounted(tick: Tick) -> bool:
+def _is_uncounted(tick: PlanTick) -> bool:
     return tick.steps is None and tick.tokens is None and tick.seconds is None
 
 
-def count_profiles(tick: Tick, timeline: Timeline, tokens_per_step: int, before: int) -> int | None:
+def count_profiles(tick: PlanTick, timeline: Timeline, tokens_per_step: int, before: int) -> int | None:
     """How many profiles a tick in steps or tokens begins that record a step. before: steps that pass unrecorded."""
     found = 0
     for number, start in enumerate(starts(timeline, tokens_per_step)):

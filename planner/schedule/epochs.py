@@ -9,8 +9,8 @@ from math import ceil
 
 from attrs import evolve
 
-from ..plan import Phase
-from .mixture_sampler import Draw
+from ..plan import PlanPhase
+from .mixture_sampler import MixtureSampler
 
 
 def exact(number: float) -> Fraction:
@@ -18,7 +18,7 @@ def exact(number: float) -> Fraction:
     return Fraction(str(number))
 
 
-def rows_of_epoch(phases: Sequence[Phase], rows: Mapping[str, int]) -> Fraction:
+def rows_of_epoch(phases: Sequence[PlanPhase], rows: Mapping[str, int]) -> Fraction:
     """Rows of one epoch of a run whose phases, in order, are `phases`; `rows`: of each dataset for training, by name.
 
     Where the weights that a run begins with are in epochs, it takes each dataset so often. Else it has as many rows as
@@ -30,27 +30,27 @@ def rows_of_epoch(phases: Sequence[Phase], rows: Mapping[str, int]) -> Fraction:
     return Fraction(sum(rows[name] for name in names))
 
 
-def counted(phases: Sequence[Phase], rows: Mapping[str, int]) -> tuple[Phase, ...]:
+def counted(phases: Sequence[PlanPhase], rows: Mapping[str, int]) -> tuple[PlanPhase, ...]:
     """The same phases with the shares that weights in epochs come to, where the datasets have so many rows."""
     return tuple(phase if phase.passes is None else evolve(phase, shares=_shares(phase, rows)) for phase in phases)
 
 
-def _shares(phase: Phase, rows: Mapping[str, int]) -> dict[str, float]:
+def _shares(phase: PlanPhase, rows: Mapping[str, int]) -> dict[str, float]:
     taken = _rows_in_epoch(phase, tuple(phase.amounts), rows)
     return {name: float(own / sum(taken)) for name, own in zip(phase.amounts, taken, strict=True)}
 
 
-def draw_of(phase: Phase, datasets: Sequence[str], rows: Mapping[str, int], seed: int) -> Draw:
+def sampler_of(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str, int], seed: int) -> MixtureSampler:
     """Which of `datasets` each row of a phase comes from; one that the phase does not name has no part in it.
 
     Weights in epochs are drawn alike in all phases, so that those with the same ones go on with one draw.
     """
     if phase.passes is None:
-        return Draw.of([phase.shares.get(name, 0.0) for name in datasets], seed, phase.name)
-    return Draw.of_epochs(_rows_in_epoch(phase, datasets, rows), seed)
+        return MixtureSampler.of([phase.shares.get(name, 0.0) for name in datasets], seed, phase.name)
+    return MixtureSampler.of_epochs(_rows_in_epoch(phase, datasets, rows), seed)
 
 
-def _rows_in_epoch(phase: Phase, datasets: Sequence[str], rows: Mapping[str, int]) -> list[Fraction]:
+def _rows_in_epoch(phase: PlanPhase, datasets: Sequence[str], rows: Mapping[str, int]) -> list[Fraction]:
     """Rows of each dataset in one epoch of a phase with weights in epochs."""
     assert phase.passes is not None
     taken = [(name, exact(phase.passes.get(name, 0.0))) for name in datasets]

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from ...dsl.spec import Spec
-from ..plan import Phase, Plan, Tick, Timeline, Uncounted
+from ..plan import Plan, PlanPhase, PlanTick, Timeline, Uncounted
 from .arithmetic import Arithmetic
 from .counts import with_counts
 from .epochs import counted, rows_of_epoch
@@ -77,7 +77,7 @@ def known_timeline(plan: Plan) -> Timeline:
     return with_counts(counted_timeline(timeline, batch, plan.counted.rows), unrecorded, batch.tokens_per_step)
 
 
-def _unrecorded(plan: Plan, tick: Tick) -> int | None:
+def _unrecorded(plan: Plan, tick: PlanTick) -> int | None:
     """Of a tick that does nothing but profile: the steps that pass before one is recorded."""
     nodes = [plan.node(node) for node in tick.nodes]
     if not nodes or tick.stop or any(node.op != "tick.profile" for node in nodes):
@@ -127,7 +127,7 @@ def counted_rate(args: Mapping[str, Any], batch: Arithmetic) -> dict[str, Any]:
     return found
 
 
-def _phase(phase: Phase, batch: Arithmetic) -> Phase:
+def _phase(phase: PlanPhase, batch: Arithmetic) -> PlanPhase:
     if phase.epochs is not None:
         return evolve(phase, first=batch.step_behind(phase.epochs))
     if phase.fraction is not None and batch.steps is not None:
@@ -135,7 +135,7 @@ def _phase(phase: Phase, batch: Arithmetic) -> Phase:
     return phase
 
 
-def _tick(tick: Tick, batch: Arithmetic) -> Tick:
+def _tick(tick: PlanTick, batch: Arithmetic) -> PlanTick:
     if tick.epochs is None and tick.fraction is None:
         return tick
     steps, tokens = None, None

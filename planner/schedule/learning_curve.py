@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..plan import Phase
+from ..plan import PlanPhase
 from .phases import phase_at
 
 Rate = Callable[[int], float]
@@ -22,7 +22,7 @@ SHAPES: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def learning_rate(args: dict[str, Any], total: int, phases: Sequence[Phase] = ()) -> Rate:
+def learning_rate(args: dict[str, Any], total: int, phases: Sequence[PlanPhase] = ()) -> Rate:
     """Step index (from 0) → learning rate, by the arguments of `setup.scheduler`, over `total` steps.
 
     phases: of the timeline; the rate is multiplied by the `lr_scale` of the phase that a step lies in.

@@ -9,7 +9,7 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.data import Dataset, Weight
 from ...dsl.schema.data import Phase as PhaseSpec
 from ...dsl.spec import Spec
-from ..plan import Phase
+from ..plan import PlanPhase
 from ..units import amount_in_epochs
 from .arithmetic import Arithmetic
 
@@ -72,7 +72,7 @@ def shares(weights: Mapping[str, float], temperature: float) -> dict[str, float]
     return {name: power / total for name, power in powers.items()}
 
 
-def lay_phases(spec: Spec, batch: Arithmetic) -> tuple[Phase, ...]:
+def build_phases(spec: Spec, batch: Arithmetic) -> tuple[PlanPhase, ...]:
     """The phases of a run in order. Shares are those of the datasets that any of them trains on."""
     declared = [_phase(spec, phase, start_of(phase.from_, batch)) for phase in spec.phases.values()]
     found = sorted(declared, key=lambda phase: (phase.first or 0, phase.fraction or 0.0, phase.epochs or 0.0))
@@ -93,10 +93,10 @@ def _only(found: dict[str, float], names: Sequence[str]) -> dict[str, float]:
     return {name: found[name] for name in names if name in found}
 
 
-def _phase(spec: Spec, phase: PhaseSpec | None, first: int | None) -> Phase:
+def _phase(spec: Spec, phase: PhaseSpec | None, first: int | None) -> PlanPhase:
     start = phase.from_ if phase is not None and first is None else None
     in_passes, found = in_epochs(weights(spec, phase)), amounts(spec, phase)
-    return Phase(
+    return PlanPhase(
         name=phase.name if phase is not None else _free_name(spec),
         first=first,
         fraction=start.fraction if start is not None and start.unit == "%" else None,
@@ -130,6 +130,6 @@ def start_of(start: Quantity, batch: Arithmetic) -> int | None:
     return None if batch.steps is None else round(batch.steps * start.fraction)
 
 
-def trained_on(phases: Sequence[Phase]) -> tuple[str, ...]:
+def trained_on(phases: Sequence[PlanPhase]) -> tuple[str, ...]:
     """The datasets that any phase takes rows of, in the order of the spec."""
     return tuple(name for name in phases[0].amounts if any(phase.amounts[name] > 0 for phase in phases))

@@ -26,7 +26,7 @@ LONGEST: Final = 1 << 62
 
 
 @frozen
-class Draw:
+class MixtureSampler:
     """An endless sequence of dataset numbers with given shares."""
 
     offset: int
@@ -35,7 +35,7 @@ class Draw:
     stride: int = STRIDE
 
     @classmethod
-    def of(cls, shares: Sequence[float], seed: int, phase: str) -> "Draw":
+    def of(cls, shares: Sequence[float], seed: int, phase: str) -> "MixtureSampler":
         """Shares need not add up to 1; at least one is positive, and one of 0 is never drawn."""
         exact = [Fraction(share) for share in shares]
         total = sum(exact)
@@ -45,7 +45,7 @@ class Draw:
         return cls(int.from_bytes(digest, "little"), tuple(int(part * TURN / total) for part in sums))
 
     @classmethod
-    def of_epochs(cls, rows: Sequence[Fraction], seed: int) -> "Draw":
+    def of_epochs(cls, rows: Sequence[Fraction], seed: int) -> "MixtureSampler":
         """Of `rows`, those that one epoch takes of each dataset, of which some are more than none.
 
         Each turn takes exactly these; where they are fractions it is as many epochs as make them whole.

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from ..plan import Phase
+from ..plan import PlanPhase
 
 
-def first_step(phase: Phase, total: int) -> int:
+def first_step(phase: PlanPhase, total: int) -> int:
     """The index of the first step of a phase in a run of `total` steps."""
     if phase.first is not None:
         return phase.first
@@ -13,7 +13,7 @@ def first_step(phase: Phase, total: int) -> int:
     return round(phase.fraction * total)
 
 
-def in_order(phases: Sequence[Phase], total: int) -> list[tuple[int, Phase]]:
+def in_order(phases: Sequence[PlanPhase], total: int) -> list[tuple[int, PlanPhase]]:
     """(first step, phase) by first step. Of phases that begin together only the last one has steps: it alone is there.
 
     Starts in steps and in shares of a budget that had not been counted come into their order here.
@@ -22,6 +22,6 @@ def in_order(phases: Sequence[Phase], total: int) -> list[tuple[int, Phase]]:
     return sorted(begins.items(), key=lambda pair: pair[0])
 
 
-def phase_at(phases: Sequence[Phase], step: int, total: int) -> Phase:
+def phase_at(phases: Sequence[PlanPhase], step: int, total: int) -> PlanPhase:
     """The phase that a step (from 0) lies in: the last one that has begun. Behind the last step it is the last one."""
     return [phase for first, phase in in_order(phases, total) if first <= step][-1]

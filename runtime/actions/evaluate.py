@@ -12,22 +12,22 @@ from ...records.step_events import EvalEvent
 from ..checkpoint.saver import Saver
 from ..input.feed import Feed
 from ..models.batch import ModelBatch
-from ..models.parts import Parts
-from ..monitoring.heartbeat import Beat
+from ..models.parts import ModelParts
+from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallel.mesh import Meshes
 from ..parallelize.fsdp import reshard
 from ..parallelize.outline import Outlines
-from ..parallelize.pipeline import Pipeline
+from ..parallelize.pipeline import PipelineSchedule
 from ..reporting.records import Records
 from ..state import Progress, Rank, Step
-from ..training.ema import Ema, Weights
+from ..training.ema import WeightAverages, Weights
 
 
 @op("tick.eval")
 def evaluate(
     plan: Plan,
-    model: Parts,
+    model: ModelParts,
     feed: Feed,
     rank: Rank,
     records: Records,
@@ -36,11 +36,11 @@ def evaluate(
     node_id: str,
     dataset: str,
     rows: int | None,
-    pipeline: Pipeline | None = None,
+    pipeline: PipelineSchedule | None = None,
     averaged: bool = False,
-    ema: Ema | None = None,
+    ema: WeightAverages | None = None,
     saver: Saver | None = None,
-    beat: Beat | None = None,
+    beat: HeartbeatWriter | None = None,
 ):
     """Sum of losses over all ranks divided by the sum of valid tokens: no average of averages.
 
@@ -49,7 +49,7 @@ def evaluate(
     weights = Weights(ema=ema if averaged else None, saver=saver)
     loader = feed.evaluation(dataset, rows, rank)
     outlines = Outlines.of(plan, feed, rank, meshes)
-    counts = rank.speaks and rank.coordinates["pp"] == 0
+    counts = rank.is_tp_first and rank.coordinates["pp"] == 0
 
     @torch.no_grad()
     def run(step: Step) -> None:
@@ -66,7 +66,7 @@ def evaluate(
 
         with weights.in_place() as which:
             for batch in forwarded(model, pipeline, batches()):
-                if batch.cross_entropy is not None and rank.speaks:
+                if batch.cross_entropy is not None and rank.is_tp_first:
                     sums[0] += batch.cross_entropy
             if rank.world_size > 1:
                 dist.all_reduce(sums)
@@ -99,7 +99,9 @@ def evaluate(
     return run
 
 
-def forwarded(model: Parts, pipeline: Pipeline | None, batches: Iterator[ModelBatch]) -> Iterator[ModelBatch]:
+def forwarded(
+    model: ModelParts, pipeline: PipelineSchedule | None, batches: Iterator[ModelBatch]
+) -> Iterator[ModelBatch]:
     """Every batch after its forward, through all stages. Collective."""
     if pipeline is None:
         for batch in batches:

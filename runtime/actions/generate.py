@@ -14,33 +14,33 @@ from torch import Tensor
 from ...records.step_events import GenerateEvent, Sample
 from ..checkpoint.saver import Saver
 from ..data.collate.batch import IGNORE_INDEX, Microbatch
-from ..data.documents.tokenizers import Tokenizer
+from ..data.documents.tokenizers import TextTokenizer
 from ..input.feed import Feed
 from ..models.batch import ModelBatch
-from ..models.parts import Parts
-from ..monitoring.heartbeat import Beat
+from ..models.parts import ModelParts
+from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..parallelize.fsdp import reshard
-from ..parallelize.pipeline import Pipeline
+from ..parallelize.pipeline import PipelineSchedule
 from ..reporting.records import Records
 from ..state import Progress, Rank, Step
-from ..training.ema import Ema, Weights
+from ..training.ema import WeightAverages, Weights
 
 
 @frozen(kw_only=True, eq=False)
-class Writer:
+class TextGenerator:
     """The model as something that continues texts, whatever it is cut over. Every call is collective.
 
     local_part: leaves a rank its positions of a row, under context parallel. multiple: what the number of positions has
     to be a multiple of.
     """
 
-    model: Parts
+    model: ModelParts
     rank: Rank
     local_part: Callable[[Microbatch], Microbatch] | None = None
     multiple: int = 1
-    pipeline: Pipeline | None = None
-    beat: Beat | None = None
+    pipeline: PipelineSchedule | None = None
+    beat: HeartbeatWriter | None = None
 
     @torch.no_grad()
     def next_token(self, ids: list[int], temperature: float, top_p: float, generator: torch.Generator) -> int:
@@ -85,12 +85,14 @@ class Writer:
         return batch
 
 
-def writer(model: Parts, rank: Rank, feed: Feed, pipeline: Pipeline | None, beat: Beat | None = None) -> Writer:
+def writer(
+    model: ModelParts, rank: Rank, feed: Feed, pipeline: PipelineSchedule | None, beat: HeartbeatWriter | None = None
+) -> TextGenerator:
     """The writer of a running plan."""
     axes = model.axes
     sizes = [1 if group is None else group.size() for group in (axes.ring, axes.ulysses)]
     pieces = 1 if axes.tensor is None else axes.tensor.size
-    return Writer(
+    return TextGenerator(
         model=model,
         rank=rank,
         local_part=feed.collate.local_part,
@@ -102,8 +104,8 @@ def writer(model: Parts, rank: Rank, feed: Feed, pipeline: Pipeline | None, beat
 
 @op("tick.generate")
 def generate(
-    model: Parts,
-    tokenizer: Tokenizer,
+    model: ModelParts,
+    tokenizer: TextTokenizer,
     rank: Rank,
     records: Records,
     progress: Progress,
@@ -114,11 +116,11 @@ def generate(
     temperature: float,
     top_p: float,
     seed: int,
-    pipeline: Pipeline | None = None,
+    pipeline: PipelineSchedule | None = None,
     averaged: bool = False,
-    ema: Ema | None = None,
+    ema: WeightAverages | None = None,
     saver: Saver | None = None,
-    beat: Beat | None = None,
+    beat: HeartbeatWriter | None = None,
 ):
     """Every rank runs the model, one draws; the draw depends on the seed and the prompt alone.
 
@@ -144,7 +146,13 @@ def generate(
 
 
 def continue_text(
-    author: Writer, tokenizer: Tokenizer, prompt: str, tokens: int, temperature: float, top_p: float, seed: int
+    author: TextGenerator,
+    tokenizer: TextTokenizer,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    top_p: float,
+    seed: int,
 ) -> str:
     """The text that follows `prompt`, at most `tokens` tokens, ending early at the end of a document. Collective."""
     ids = prompt_tokens(tokenizer, prompt)
@@ -158,7 +166,7 @@ def continue_text(
     return tokenizer.decode(ids[begin:])
 
 
-def prompt_tokens(tokenizer: Tokenizer, prompt: str) -> list[int]:
+def prompt_tokens(tokenizer: TextTokenizer, prompt: str) -> list[int]:
     """The tokens of a prompt, begun as a document is. The names of special tokens stand for these: a prompt may be a
     conversation, written out as its template does."""
     ids = tokenizer.encode_rendered([prompt])[0].ids.tolist()

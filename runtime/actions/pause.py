@@ -6,7 +6,7 @@ from collections.abc import Callable
 from ...records.run_events import PausedEvent
 from ..control.agreement import Agreement
 from ..control.commands import Control
-from ..monitoring.heartbeat import Beat
+from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..profiling.under_way import UnderWay
 from ..reporting.records import Records
@@ -24,7 +24,7 @@ def pause(
     records: Records,
     progress: Progress,
     under_way: UnderWay,
-    beat: Beat | None = None,
+    beat: HeartbeatWriter | None = None,
 ) -> StepCall:
     """Wait until the run is to go on. Commands are carried out meanwhile; raises Halt if it is to stop."""
 

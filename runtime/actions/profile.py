@@ -7,8 +7,8 @@ from torch.optim import Optimizer
 from ...planner.plan import Plan
 from ..control.commands import Control
 from ..input.feed import Feed
-from ..models.parts import Parts
-from ..monitoring.heartbeat import Beat
+from ..models.parts import ModelParts
+from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..profiling.found import planned_of
 from ..profiling.profile import Profile, Subject
@@ -16,7 +16,7 @@ from ..profiling.snapshot import Snapshot
 from ..profiling.under_way import UnderWay
 from ..reporting.records import Records
 from ..state import Progress, Rank, Step
-from ..training.ema import Ema
+from ..training.ema import WeightAverages
 
 StepCall = Callable[[Step], None]
 
@@ -36,7 +36,7 @@ def profile(
     stacks: bool,
     memory: bool,
     ranks: list[int] | None = None,
-    beat: Beat | None = None,
+    beat: HeartbeatWriter | None = None,
 ) -> StepCall:
     """Begin a profile with the next step, where the run has a step left to record and no other is under way."""
     subject = Subject(
@@ -75,7 +75,7 @@ def profile_on_request(
     stacks: bool,
     memory: bool,
     ranks: list[int] | None = None,
-    beat: Beat | None = None,
+    beat: HeartbeatWriter | None = None,
 ) -> StepCall:
     """Begin a profile of as many steps as were asked for; the answer is given when it has ended."""
 
@@ -110,7 +110,7 @@ def profile_on_request(
 def memory_snapshot(
     node_id: str,
     plan: Plan,
-    model: Parts,
+    model: ModelParts,
     optimizer: Optimizer,
     rank: Rank,
     records: Records,
@@ -118,8 +118,8 @@ def memory_snapshot(
     under_way: UnderWay,
     history: int,
     ranks: list[int] | None = None,
-    ema: Ema | None = None,
-    beat: Beat | None = None,
+    ema: WeightAverages | None = None,
+    beat: HeartbeatWriter | None = None,
 ) -> StepCall:
     """Look at what is held, at once or when so many more steps have ended, where no other look is under way."""
     planned = planned_of(plan, rank)

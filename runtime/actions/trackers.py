@@ -6,7 +6,7 @@ from ...planner.plan import Plan
 from ..ops import op
 from ..provenance.metadata import typed_value
 from ..reporting.records import Records
-from ..reporting.sink import Branch, Writer
+from ..reporting.sink import RecordSink, RecordWriter
 from ..reporting.tensorboard_writer import TensorBoardWriter
 from ..reporting.wandb_writer import WandbWriter
 from ..state import Progress, Rank
@@ -66,8 +66,8 @@ def config_of_plan(plan: Plan) -> dict[str, Any]:
     return found
 
 
-def _begin(writer: Writer, records: Records, progress: Progress) -> None:
-    branch = Branch(writer, lambda message: records.warn(message, step=progress.step))
+def _begin(writer: RecordWriter, records: Records, progress: Progress) -> None:
+    branch = RecordSink(writer, lambda message: records.warn(message, step=progress.step))
     records.branches.append(branch)
     branch.begin()
 

@@ -14,19 +14,19 @@ from ..checkpoint.backend import read_tensors
 from ..checkpoint.chosen_weights import evaluated, prefix
 from ..checkpoint.model_check import check_weights
 from ..checkpoint.sources import find, find_named
-from ..data.documents.tokenizers import Tokenizer, load_tokenizer
+from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import EnvironmentFault
 from ..models.build import build_model
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..models.tensors import model_tensors
 from ..state import Rank
-from .generate import Writer, continue_text
+from .generate import TextGenerator, continue_text
 
 
 @frozen(eq=False)
 class TrainedRun:
-    writer: Writer
-    tokenizer: Tokenizer
+    writer: TextGenerator
+    tokenizer: TextTokenizer
 
     @classmethod
     def load(cls, directory: Path, device: str, checkpoint: str | None = None) -> "TrainedRun":
@@ -47,7 +47,7 @@ class TrainedRun:
         folder = json.loads((directory / "metadata" / "environment.json").read_text())["folder"]
         tokenizer = load_tokenizer(plan.node("setup.tokenizer").args["source"], Path(folder))
         model.train(False)
-        return cls(Writer(model=model, rank=rank), tokenizer)
+        return cls(TextGenerator(model=model, rank=rank), tokenizer)
 
     def continue_text(self, prompt: str, tokens: int, temperature: float, top_p: float, seed: int) -> str:
         return continue_text(self.writer, self.tokenizer, prompt, tokens, temperature, top_p, seed)
@@ -66,7 +66,7 @@ def _alone(device: torch.device) -> Rank:
     )
 
 
-def _whole_model(plan: Plan, rank: Rank) -> Parts:
+def _whole_model(plan: Plan, rank: Rank) -> ModelParts:
     """The model in one piece, whatever it was cut over while it was trained; its memory holds nothing yet."""
     args = dict(plan.node("setup.build_model").args)
     whole = {"stages": [[0, plan.architecture.layers - 1]], "owners": [[0]]}

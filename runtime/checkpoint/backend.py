@@ -9,7 +9,7 @@ from typing import Any, Literal
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from ..models.tensors import quiet_alone
-from ..parallel.collective_errors import Together
+from ..parallel.collective_errors import CollectiveErrors
 from . import writer
 from .one_file import reader as file_reader
 from .one_file import writer as file_writer
@@ -18,7 +18,9 @@ from .sidecar import TENSORS
 Backend = Literal["dcp", "file"]
 
 
-def write_tensors(backend: Backend, tensors: dict[str, Any], folder: Path, together: Together) -> dict[str, str]:
+def write_tensors(
+    backend: Backend, tensors: dict[str, Any], folder: Path, together: CollectiveErrors
+) -> dict[str, str]:
     """Write name → tensor into an empty folder that all ranks see; name → checksum of all files, which are then on the
     disk. Collective. Raises StorageFailed on all ranks alike."""
     if backend == "dcp":
@@ -26,7 +28,7 @@ def write_tensors(backend: Backend, tensors: dict[str, Any], folder: Path, toget
     return together.first(lambda: file_writer.write_file(tensors, folder))
 
 
-def read_tensors(tensors: dict[str, Any], folder: Path, together: Together | None = None) -> None:
+def read_tensors(tensors: dict[str, Any], folder: Path, together: CollectiveErrors | None = None) -> None:
     """Fill name → tensor, of whatever layout, with what a checkpoint of any layout and form holds under these names.
 
     Collective; without `together` this process is alone. Raises OSError, or CheckpointException where a name is

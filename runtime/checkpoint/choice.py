@@ -3,15 +3,17 @@
 from collections.abc import Callable
 
 from ..errors import ResumeRefused, StorageFailed
-from ..parallel.collective_errors import Together
-from .layout import CheckpointFolder, Entry
+from ..parallel.collective_errors import CollectiveErrors
+from .layout import CheckpointEntry, CheckpointFolder
 from .sidecar import flaws
 
 # Told of every checkpoint that is passed over: (it, why).
-Report = Callable[[Entry, str], None]
+Report = Callable[[CheckpointEntry, str], None]
 
 
-def choose(folder: CheckpointFolder, together: Together, *, content: bool, report: Report) -> Entry | None:
+def choose(
+    folder: CheckpointFolder, together: CollectiveErrors, *, content: bool, report: Report
+) -> CheckpointEntry | None:
     """The checkpoint `latest` names or else the newest that is sound; None if the folder has none at all.
 
     content: read all of it and compare checksums, the files dealt among ranks. Collective, with one result for all.
@@ -31,7 +33,7 @@ def choose(folder: CheckpointFolder, together: Together, *, content: bool, repor
     return None
 
 
-def flaw_of(entry: Entry, together: Together, *, content: bool) -> str:
+def flaw_of(entry: CheckpointEntry, together: CollectiveErrors, *, content: bool) -> str:
     """What is wrong with a checkpoint; empty if nothing is. Collective, with one result for all."""
     part = (together.rank, together.size)
     try:

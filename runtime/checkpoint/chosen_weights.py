@@ -1,25 +1,25 @@
 """Which weights of a checkpoint are read where weights alone are wanted: the trained or the averaged ones."""
 
 from ..training.ema import Which
-from .layout import Entry
+from .layout import CheckpointEntry
 
 
-def prefix(entry: Entry, which: Which) -> str:
+def prefix(entry: CheckpointEntry, which: Which) -> str:
     """What stands before the name of such a weight in a checkpoint; one of weights alone has only one kind of them."""
     return "ema." if which == "averaged" and entry.is_full else "model."
 
 
-def published(entry: Entry) -> Which:
+def published(entry: CheckpointEntry) -> Which:
     """The weights that a run would publish of a full state, or has published."""
     return "averaged" if _is_of_averages(entry, "publish") else "trained"
 
 
-def evaluated(entry: Entry) -> Which:
+def evaluated(entry: CheckpointEntry) -> Which:
     """The weights of a full state that its run looked at; of weights alone those that they are."""
     return "averaged" if _is_of_averages(entry, "eval") else "trained"
 
 
-def _is_of_averages(entry: Entry, use: str) -> bool:
+def _is_of_averages(entry: CheckpointEntry, use: str) -> bool:
     """Whether averages are taken for some use: of a full state where they hold any weights yet."""
     state = entry.state()
     if not entry.is_full:

@@ -11,12 +11,12 @@ from torch import Tensor
 from ..errors import StorageFailed
 from .file_queue import SaveQueue
 from .file_snapshots import Snapshots
-from .saver import Job, Saver
+from .saver import SaveJob, Saver
 
 
 @define(eq=False)
 class _Queued:
-    job: Job
+    job: SaveJob
     copy: dict[str, Tensor]
 
 
@@ -62,7 +62,7 @@ class FileSaver(Saver):
         else:
             self._count(raises=True)
 
-    def _begin(self, job: Job, tensors: dict[str, Any]) -> None:
+    def _begin(self, job: SaveJob, tensors: dict[str, Any]) -> None:
         kept = self.overlap == "wait" or self._may_be_best(job)
         self._drop_newest()
         if kept:
@@ -98,7 +98,7 @@ class FileSaver(Saver):
                 raise outcome
             self._take(outcome, raises=raises)
 
-    def _may_be_best(self, job: Job) -> bool:
+    def _may_be_best(self, job: SaveJob) -> bool:
         """Whether nothing that is saved or waits to be has measured less."""
         value = job.state["metrics"].get(self.best)
         waiting = (queued.job.state["metrics"].get(self.best) for queued in self.queue.unfinished())

@@ -9,21 +9,21 @@ from attrs import frozen
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...planner.graph.checkpoint_fit import kept
+from ...planner.graph.checkpoint_fit import checkpoint_contents
 from ...planner.plan import Plan
 from ..data.errors import DataError
 from ..data.loading.loader_state import Remarks
 from ..errors import ResumeRefused
 from ..input.feed import Feed
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..models.tensors import model_tensors, optimizer_tensors
-from ..parallel.collective_errors import Together
+from ..parallel.collective_errors import CollectiveErrors
 from ..parallelize.fsdp import reshard
 from ..state import Progress, Rank
 from ..training import random_streams as streams
-from ..training.ema import Ema
+from ..training.ema import WeightAverages
 from .backend import read_tensors
-from .layout import Entry
+from .layout import CheckpointEntry
 from .rollback_state import onward
 
 # The learning rate needs no place of its own: it is a closed form of the counters.
@@ -48,8 +48,8 @@ class FullState:
 
     plan: Plan
     rank: Rank
-    model: Parts
-    ema: Ema | None
+    model: ModelParts
+    ema: WeightAverages | None
     optimizer: Optimizer
     feed: Feed
     progress: Progress
@@ -85,7 +85,7 @@ class FullState:
             **self._epochs(step),
             **({"ema": self.ema.kept()} if self.ema is not None else {}),
             "rng": self._told_streams(streams.streams(self.rank.device)),
-            **kept(self.plan),
+            **checkpoint_contents(self.plan),
             "loader": self.feed.loader.state(step),
         }
 
@@ -98,7 +98,7 @@ class FullState:
 
     # Putting back -----------------------------------------------------------------------------------------------------
 
-    def restore(self, entry: Entry, together: Together) -> Restored:
+    def restore(self, entry: CheckpointEntry, together: CollectiveErrors) -> Restored:
         """Put back what a full checkpoint holds, in place; where the run has gone back to it, with the data that comes
         behind what was left out. Collective.
 

@@ -24,7 +24,7 @@ from .sidecar import TENSORS, flaws, read_late_metrics, read_sidecar
 
 
 @frozen
-class Entry:
+class CheckpointEntry:
     """One published checkpoint, sound or not. step: optimizer steps behind its state."""
 
     path: Path
@@ -61,15 +61,15 @@ class CheckpointFolder:
     def model_path(self, step: int) -> Path:
         return self.root / f"model-s{step:012d}"
 
-    def published(self) -> list[Entry]:
+    def published(self) -> list[CheckpointEntry]:
         """All full checkpoints that have a name, oldest first, sound or not."""
         return self._named(FULL)
 
-    def models(self) -> list[Entry]:
+    def models(self) -> list[CheckpointEntry]:
         """The same of weights alone."""
         return self._named(WEIGHTS)
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CheckpointEntry]:
         """Full checkpoints of which every file has its size, oldest first."""
         return [entry for entry in self.published() if not entry.flaws()]
 
@@ -89,12 +89,12 @@ class CheckpointFolder:
         """Where the one file of what a pointer names lies as well, under a name that stays."""
         return self.root / f"{pointer}{ALIAS}"
 
-    def pointed(self, pointer: Pointer) -> Entry | None:
+    def pointed(self, pointer: Pointer) -> CheckpointEntry | None:
         """What a pointer names, if every file of it has its size."""
         found = entry_of(self.root / self.named(pointer))
         return found if found is not None and not found.flaws() else None
 
-    def at_epoch(self, number: int) -> Entry | None:
+    def at_epoch(self, number: int) -> CheckpointEntry | None:
         """The newest full checkpoint that this epoch, counted from 1, has ended with."""
         return next((entry for entry in reversed(self.entries()) if entry.state().get("epoch_ended") == number), None)
 
@@ -103,34 +103,34 @@ class CheckpointFolder:
         names = {pointer: self.named(pointer) for pointer in POINTERS}
         return {name: tuple(p for p in POINTERS if names[p] == name) for name in names.values() if name}
 
-    def old(self, keep: int) -> list[Entry]:
+    def old(self, keep: int) -> list[CheckpointEntry]:
         """All but the newest `keep`; what `best` names is not counted, and what any pointer names is not among them."""
         protected = self.protected()
         counted = [entry for entry in self.entries() if "best" not in protected.get(entry.name, ())]
         return [entry for entry in counted[:-keep] if entry.name not in protected and not self._aliased(entry)]
 
-    def candidates(self) -> list[Entry]:
+    def candidates(self) -> list[CheckpointEntry]:
         """What a run can go on from, the best choice first: what `latest` names, then the others, newest first."""
         named = self.named()
         return sorted(self.published(), key=lambda entry: (entry.name == named, entry.step), reverse=True)
 
-    def latest(self) -> Entry | None:
+    def latest(self) -> CheckpointEntry | None:
         """The first of the candidates of which every file has its size."""
         return next((entry for entry in self.candidates() if not entry.flaws()), None)
 
-    def _aliased(self, entry: Entry) -> bool:
+    def _aliased(self, entry: CheckpointEntry) -> bool:
         """Whether a file beside the pointers still is that of a checkpoint, because a crash came before the next."""
         return any(means(self.alias(pointer), entry.path / TENSORS) for pointer in POINTERS)
 
-    def least(self, metric: str, *, besides: str) -> Entry | None:
+    def least(self, metric: str, *, besides: str) -> CheckpointEntry | None:
         """The full checkpoint, of all but one, that has measured the least of a metric; the oldest of equals."""
         found = [(value, entry) for entry in self.entries() if entry.name != besides
                  if (value := entry.state().get("metrics", {}).get(metric)) is not None]  # fmt: skip
         return min(found, key=lambda each: each[0])[1] if found else None
 
-    def _named(self, pattern: re.Pattern[str]) -> list[Entry]:
+    def _named(self, pattern: re.Pattern[str]) -> list[CheckpointEntry]:
         found = [(path, pattern.fullmatch(path.name)) for path in self._paths()]
-        return sorted((Entry(path, int(m[1])) for path, m in found if m), key=lambda entry: entry.step)
+        return sorted((CheckpointEntry(path, int(m[1])) for path, m in found if m), key=lambda entry: entry.step)
 
     def _paths(self) -> list[Path]:
         return list(self.root.iterdir()) if self.root.is_dir() else []
@@ -142,10 +142,10 @@ def epoch_named(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-def entry_of(path: Path) -> Entry | None:
+def entry_of(path: Path) -> CheckpointEntry | None:
     """The checkpoint in a folder; None where its name is not that of one or it is not there."""
     match = FULL.fullmatch(path.name) or WEIGHTS.fullmatch(path.name)
-    return Entry(path, int(match[1])) if match and path.is_dir() else None
+    return CheckpointEntry(path, int(match[1])) if match and path.is_dir() else None
 
 
 def size_bytes(path: Path) -> int:

@@ -5,15 +5,15 @@ from typing import Any
 
 from attrs import frozen
 
-from .layout import CheckpointFolder, Entry, entry_of, size_bytes
+from .layout import CheckpointEntry, CheckpointFolder, entry_of, size_bytes
 from .sidecar import total_bytes
 
 
 @frozen(kw_only=True)
-class Seen:
+class SeenCheckpoint:
     """A checkpoint as it is listed. flaws: by sizes alone unless content was read; pointers: that name it."""
 
-    entry: Entry
+    entry: CheckpointEntry
     run: str
     pointers: tuple[str, ...]
     flaws: tuple[str, ...]
@@ -63,7 +63,7 @@ def folders(path: Path) -> list[CheckpointFolder]:
     return []
 
 
-def below(path: Path, *, content: bool = False) -> list[Seen]:
+def below(path: Path, *, content: bool = False) -> list[SeenCheckpoint]:
     """All checkpoints below a path, by run and step; a checkpoint itself is the only one. content: read all of each."""
     if entry := entry_of(path):
         return [_seen(entry, CheckpointFolder(path.parent), content)]
@@ -74,13 +74,13 @@ def below(path: Path, *, content: bool = False) -> list[Seen]:
     ]
 
 
-def _seen(entry: Entry, folder: CheckpointFolder, content: bool) -> Seen:
+def _seen(entry: CheckpointEntry, folder: CheckpointFolder, content: bool) -> SeenCheckpoint:
     try:
         state = entry.state()
         size = total_bytes(state)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         state, size = {}, size_bytes(entry.path)
-    return Seen(
+    return SeenCheckpoint(
         entry=entry,
         run=str(folder.root.parent if folder.root.name == "checkpoints" else folder.root),
         pointers=folder.protected().get(entry.name, ()),

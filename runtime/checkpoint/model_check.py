@@ -1,24 +1,24 @@
 """Whether a checkpoint is of the model, and of the stream of rows, that a plan speaks of."""
 
-from ...planner.graph.checkpoint_fit import Misfit, kept, misfits, weight_misfits
+from ...planner.graph.checkpoint_fit import CheckpointMismatch, checkpoint_contents, mismatches, weight_mismatches
 from ...planner.plan import Plan
 from ..errors import ResumeRefused
-from .layout import Entry
+from .layout import CheckpointEntry
 
 MOST = 3
 
 
-def check_model(plan: Plan, entry: Entry) -> None:
+def check_model(plan: Plan, entry: CheckpointEntry) -> None:
     """Raise ResumeRefused unless what the checkpoint says of itself fits the plan."""
-    _refuse(entry, misfits(entry.state(), kept(plan)))
+    _refuse(entry, mismatches(entry.state(), checkpoint_contents(plan)))
 
 
-def check_weights(plan: Plan, entry: Entry) -> None:
+def check_weights(plan: Plan, entry: CheckpointEntry) -> None:
     """Raise ResumeRefused unless its weights are those of the plan's model."""
-    _refuse(entry, weight_misfits(entry.state(), kept(plan)))
+    _refuse(entry, weight_mismatches(entry.state(), checkpoint_contents(plan)))
 
 
-def _refuse(entry: Entry, found: list[Misfit]) -> None:
+def _refuse(entry: CheckpointEntry, found: list[CheckpointMismatch]) -> None:
     if found:
         more = f"; and {len(found) - MOST} more differences" if len(found) > MOST else ""
         raise ResumeRefused(f"{entry.path} does not fit: {'; '.join(map(str, found[:MOST]))}{more}")

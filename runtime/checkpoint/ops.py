@@ -11,15 +11,15 @@ from ...planner.plan import Plan
 from ...records.start_events import PretrainedEvent, ResumedEvent
 from ..errors import ResumeRefused
 from ..input.feed import Feed
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..models.tensors import model_tensors
 from ..ops import op
-from ..parallel.collective_errors import Together
+from ..parallel.collective_errors import CollectiveErrors
 from ..provenance.metadata import made_by
 from ..reporting.records import Records
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
-from ..training.ema import Ema
+from ..training.ema import WeightAverages
 from ..training.observe import Window
 from .backend import Backend, read_tensors
 from .choice import choose, flaw_of
@@ -27,13 +27,13 @@ from .chosen_weights import prefix, published
 from .file_saver import FileSaver
 from .file_snapshots import Snapshots
 from .full_state import FullState, Restored
-from .layout import CheckpointFolder, Entry
+from .layout import CheckpointEntry, CheckpointFolder
 from .model_check import check_model, check_weights
 from .publish import Publisher
 from .rollback_state import finish_rollback
 from .saver import Mode, Overlap, Saver
-from .sources import Start, begun_from, find, starting_point
-from .staging import Staging
+from .sources import StartingPoint, begun_from, find, starting_point
+from .staging import HostCopy
 from .transaction import Transaction
 
 StepCall = Callable[[Step], None]
@@ -46,20 +46,20 @@ WORDS: Final = {
 
 
 @frozen
-class Begun:
+class Beginning:
     """With what the run begins, and its live state from there on."""
 
-    start: Start
+    start: StartingPoint
     state: FullState
 
 
 @op("setup.pretrained")
-def read_pretrained(plan: Plan, model: Parts, rank: Rank, records: Records, path: str) -> None:
+def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records, path: str) -> None:
     """Take over the weights of another run, and nothing else of it; where this run goes on, they are read there."""
     if starting_point(plan, records.directory).entry is not None:
         return
     entry = find(Path(path), weights=True)
-    together = Together.of(rank)
+    together = CollectiveErrors.of(rank)
     check_weights(plan, entry)
     if flaw := flaw_of(entry, together, content=True):
         raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
@@ -71,7 +71,7 @@ def read_pretrained(plan: Plan, model: Parts, rank: Rank, records: Records, path
 @op("setup.resume", gives="begun")
 def resume(
     plan: Plan,
-    model: Parts,
+    model: ModelParts,
     optimizer: Optimizer,
     feed: Feed,
     rank: Rank,
@@ -81,12 +81,12 @@ def resume(
     resume: bool,
     origin: str | None,
     verify: Verify,
-    ema: Ema | None = None,
-) -> Begun:
+    ema: WeightAverages | None = None,
+) -> Beginning:
     """Take over the full state that the run begins with, if there is one: the one named, or the latest of the run."""
     state = FullState(plan=plan, rank=rank, model=model, ema=ema, optimizer=optimizer, feed=feed, progress=progress)
     window.clear()
-    together = Together.of(rank)
+    together = CollectiveErrors.of(rank)
     together.first(lambda: finish_rollback(records.directory))
     start = together.first(lambda: starting_point(plan, records.directory))
     if start.own:
@@ -94,16 +94,16 @@ def resume(
     elif start.entry is not None and (flaw := flaw_of(start.entry, together, content=verify == "content")):
         raise ResumeRefused(f"the checkpoint {start.entry.path} is damaged: {flaw}")
     if start.entry is None:
-        return Begun(start, state)
+        return Beginning(start, state)
     check_model(plan, start.entry)
     restored = state.restore(start.entry, together)
     if start.own and (record := start.entry.state().get("record")):
         records.go_on_with(record, start.step)
     _report(restored, state, start, records)
-    return Begun(start, state)
+    return Beginning(start, state)
 
 
-def _report(restored: Restored, state: FullState, start: Start, records: Records) -> None:
+def _report(restored: Restored, state: FullState, start: StartingPoint, records: Records) -> None:
     """Say what a run goes on from, and in what it does not go on as before."""
     assert start.entry is not None
     messages = restored.remarks.in_words() if restored.remarks else []
@@ -120,11 +120,11 @@ def _report(restored: Restored, state: FullState, start: Start, records: Records
     records.event(ResumedEvent(step=start.step, path=path, source=source, groups=groups))
 
 
-def _soundest(start: Start, together: Together, records: Records, *, content: bool) -> Start:
+def _soundest(start: StartingPoint, together: CollectiveErrors, records: Records, *, content: bool) -> StartingPoint:
     """The newest checkpoint of the run whose content is sound, with a word about each that is not."""
     folder = CheckpointFolder(records.directory / "checkpoints")
 
-    def report(entry: Entry, flaw: str) -> None:
+    def report(entry: CheckpointEntry, flaw: str) -> None:
         message = f"checkpoint {entry.name} is damaged and was skipped: {flaw}"
         records.warn(message, step=entry.step)
 
@@ -137,13 +137,13 @@ def _soundest(start: Start, together: Together, records: Records, *, content: bo
     if entry.step < start.step:
         # The launcher judged by sizes: what was recorded after this checkpoint will be computed again.
         together.first(lambda: records.undo_after(entry.step))
-    return Start(entry=entry, own=True, anew=False)
+    return StartingPoint(entry=entry, own=True, anew=False)
 
 
 @op("setup.checkpoint", gives="saver")
 def prepare_saving(
     plan: Plan,
-    begun: Begun,
+    begun: Beginning,
     rank: Rank,
     records: Records,
     backend: Backend,
@@ -157,7 +157,7 @@ def prepare_saving(
     """How this run saves, from here on; what it does not keep any more is removed."""
     start = begun.start
     publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"), best)
-    transaction = Transaction(publisher=publisher, together=Together.of(rank), keep=keep, backend=backend)
+    transaction = Transaction(publisher=publisher, together=CollectiveErrors.of(rank), keep=keep, backend=backend)
     common: dict[str, Any] = {
         "state": begun.state,
         "records": records,
@@ -180,7 +180,7 @@ def _saver(common: dict[str, Any], mode: Mode, copies: int, rank: Rank) -> Saver
     if mode == "sync":
         return Saver(**common, staging=None)
     if common["transaction"].backend == "dcp":
-        staging = Staging(pinned=pinned, device=rank.device)
+        staging = HostCopy(pinned=pinned, device=rank.device)
         staging.prepare(common["state"].tensors())
         return Saver(**common, staging=staging)
     snapshots = Snapshots(most=copies, pinned=pinned and rank.device.type == "cuda")

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from ...planner.graph.checkpoint_names import POINTERS, Pointer
 from ..files import durable
-from .layout import CheckpointFolder, Entry
+from .layout import CheckpointEntry, CheckpointFolder
 from .sidecar import TENSORS, write_sidecar
 
 
@@ -113,7 +113,7 @@ class Publisher:
                     self._follow(pointer)
         return durable.set_aside(final)
 
-    def _other(self, pointer: Pointer, name: str) -> Entry | None:
+    def _other(self, pointer: Pointer, name: str) -> CheckpointEntry | None:
         """What a pointer is to name instead."""
         if pointer == "latest":
             return next((entry for entry in reversed(self.folder.entries()) if entry.name != name), None)

@@ -11,16 +11,16 @@ from collections.abc import Callable
 from ...planner.plan import Plan
 from ...records.step_events import RollbackEvent
 from ..input.feed import Feed
-from ..models.parts import Parts
-from ..models.router import Router
+from ..models.parts import ModelParts
+from ..models.router import ExpertRouter
 from ..ops import op
 from ..profiling.under_way import UnderWay
 from ..reporting.records import Records
 from ..state import BadSteps, NonFinite, Progress, Step
-from ..training.nonfinite import told
+from ..training.nonfinite import bad_steps_text
 from ..training.observe import Window
 from .choice import flaw_of
-from .layout import CheckpointFolder, Entry
+from .layout import CheckpointEntry, CheckpointFolder
 from .rollback_state import Rollback, seal_of
 from .saver import Saver
 
@@ -30,7 +30,7 @@ StepCall = Callable[[Step], None]
 @op("event.rollback")
 def roll_back(
     plan: Plan,
-    model: Parts,
+    model: ModelParts,
     feed: Feed,
     progress: Progress,
     records: Records,
@@ -65,7 +65,7 @@ def roll_back(
         saver.state.restore(entry, together)
         saver.saved_step, saver.put_off = entry.step, ""
         for module in model.modules():
-            if isinstance(module, Router):
+            if isinstance(module, ExpertRouter):
                 module.begin_anew()
         window.clear()
         records.pending = None
@@ -88,7 +88,7 @@ def roll_back(
     return run
 
 
-def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[Entry | None, list[str]]:
+def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[CheckpointEntry | None, list[str]]:
     """The newest sound checkpoint that no bad step stands behind, and why newer ones were passed over. Collective."""
     bad, folder, together = progress.bad, saver.folder, saver.transaction.together
     # What it went back to last has led here without a single good step: the fault lies in it or before it.
@@ -104,7 +104,7 @@ def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[Entry |
     return None, passed
 
 
-def _candidates(folder: CheckpointFolder, until: int) -> list[tuple[Entry, bool]]:
+def _candidates(folder: CheckpointFolder, until: int) -> list[tuple[CheckpointEntry, bool]]:
     """Checkpoints of at most so many steps, newest first, with whether the step before each was a bad one."""
     found = []
     for entry in reversed(folder.published()):
@@ -117,7 +117,7 @@ def _candidates(folder: CheckpointFolder, until: int) -> list[tuple[Entry, bool]
     return found
 
 
-def _write(folder: CheckpointFolder, entry: Entry, step: Step, loader: dict, counts: BadSteps) -> None:
+def _write(folder: CheckpointFolder, entry: CheckpointEntry, step: Step, loader: dict, counts: BadSteps) -> None:
     """Once this has returned, a run that is killed goes on in the same way."""
     newer = {other.name: seal for other in folder.published() if other.step > entry.step and (seal := seal_of(other))}
     rollback = Rollback(
@@ -133,7 +133,7 @@ def _write(folder: CheckpointFolder, entry: Entry, step: Step, loader: dict, cou
 
 
 def _failure(step: Step, bad: BadSteps, why: str) -> NonFinite:
-    return NonFinite(step.index + 1, step.loss, step.grad_norm, f"{told(bad)}; {why}")
+    return NonFinite(step.index + 1, step.loss, step.grad_norm, f"{bad_steps_text(bad)}; {why}")
 
 
 def _nothing_left(passed: list[str], bad: BadSteps) -> str:

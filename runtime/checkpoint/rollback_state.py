@@ -13,7 +13,7 @@ from attrs import asdict, frozen
 
 from ..errors import ResumeRefused
 from ..files import durable
-from .layout import CheckpointFolder, Entry
+from .layout import CheckpointEntry, CheckpointFolder
 from .publish import Publisher
 
 FILE: Final = "rollback.json"
@@ -71,7 +71,7 @@ def finish_rollback(directory: Path) -> None:
         rollback.finish(directory)
 
 
-def onward(entry: Entry) -> dict[str, Any]:
+def onward(entry: CheckpointEntry) -> dict[str, Any]:
     """What a checkpoint says of itself, with the place in the data where a run goes on that has gone back to it."""
     state = entry.state()
     rollback = read_rollback(entry.path.parent.parent)
@@ -82,7 +82,7 @@ def onward(entry: Entry) -> dict[str, Any]:
     return state
 
 
-def seal_of(entry: Entry) -> str:
+def seal_of(entry: CheckpointEntry) -> str:
     """What tells a checkpoint from another of its name; empty where it cannot be read."""
     try:
         return str(entry.state().get("seal", ""))

@@ -24,9 +24,9 @@ from ..errors import StorageFailed
 from ..reporting.records import Records
 from ..state import Progress
 from .full_state import FullState
-from .layout import CheckpointFolder, Entry, entry_of
+from .layout import CheckpointEntry, CheckpointFolder, entry_of
 from .sidecar import read_sidecar, total_bytes, write_late_metrics
-from .staging import Staging
+from .staging import HostCopy
 from .transaction import Transaction
 
 Mode = Literal["sync", "async", "async_pinned"]
@@ -52,7 +52,7 @@ class Saver:
     overlap: Overlap
     best: str | None
     failures: int | None
-    staging: Staging | None = None
+    staging: HostCopy | None = None
     saved_step: int | None
     begun_from: dict[str, Any] | None
     made_by: dict[str, Any]
@@ -62,7 +62,7 @@ class Saver:
     """The node of a save that was due while another one was being written, and is still to be made."""
     _failed: int = 0
     _under_way: Future[StorageFailed | None] | None = None
-    _job: "Job | None" = None
+    _job: "SaveJob | None" = None
     """The save whose copy is being made."""
 
     @property
@@ -96,7 +96,7 @@ class Saver:
         if self.saved_step == step:
             return
         self.saved_step = step
-        job = Job(node, step, self.folder.path(step), self._described(), begin)
+        job = SaveJob(node, step, self.folder.path(step), self._described(), begin)
         tensors = self.state.tensors()
         if must or not self.beside:
             failure = self._write(job, tensors)
@@ -111,7 +111,7 @@ class Saver:
         """Before another save: the one that is being written has ended."""
         self.settle(raises=not must)
 
-    def _begin(self, job: "Job", tensors: dict[str, Any]) -> None:
+    def _begin(self, job: "SaveJob", tensors: dict[str, Any]) -> None:
         """Write beside training."""
         assert self.staging is not None
         staged = self.staging.begin(tensors)
@@ -139,7 +139,7 @@ class Saver:
         if self._under_way is not None:
             wait([self._under_way], seconds)
 
-    def prune(self, begun: Entry) -> None:
+    def prune(self, begun: CheckpointEntry) -> None:
         """Before the first save: remove what earlier starts have kept and this one does not, so that a smaller `keep`
         makes room on a full disk. What the run goes on from stays: another one that looks whole may be damaged."""
         if removed := self._retain(used=begun.name):
@@ -199,7 +199,7 @@ class Saver:
             )
         )
 
-    def _write(self, job: "Job", tensors: dict[str, Any]) -> StorageFailed | None:
+    def _write(self, job: "SaveJob", tensors: dict[str, Any]) -> StorageFailed | None:
         # A run that is killed behind the save goes on behind its step: what is missing then stays missing.
         self.records.settle(job.step)
         pointers = self._pointers(job)
@@ -223,7 +223,7 @@ class Saver:
         self._retain()
         return None
 
-    def _write_beside(self, job: "Job", staged: Future[dict[str, Any]], outcome: Future) -> None:
+    def _write_beside(self, job: "SaveJob", staged: Future[dict[str, Any]], outcome: Future) -> None:
         """What the thread does: collectives over a group of its own, one save at a time."""
         try:
             outcome.set_result(self._write(job, staged.result()))
@@ -248,7 +248,7 @@ class Saver:
         if raises and self.failures is not None and self._failed >= self.failures:
             raise failure
 
-    def _report(self, job: "Job", failure: StorageFailed) -> None:
+    def _report(self, job: "SaveJob", failure: StorageFailed) -> None:
         if self.records.rank != 0:
             return
         latest = self.folder.latest()
@@ -263,7 +263,7 @@ class Saver:
     def _bytes(self, final: Path) -> int:
         return total_bytes(read_sidecar(final)) if self.records.rank == 0 else 0
 
-    def _pointers(self, job: "Job") -> tuple[Pointer, ...]:
+    def _pointers(self, job: "SaveJob") -> tuple[Pointer, ...]:
         value = job.state["metrics"].get(self.best)
         if value is None:
             return ("latest",)
@@ -287,7 +287,7 @@ class Saver:
 
 
 @define(eq=False)
-class Job:
+class SaveJob:
     """A save under way. began: when it was asked for; blocked: seconds for which training stood still."""
 
     node: str

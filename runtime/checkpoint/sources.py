@@ -14,21 +14,21 @@ from ...planner.graph.checkpoint_names import ALIAS, POINTERS, Pointer
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault, NothingLeft, ResumeRefused
 from ..provenance.start import is_restart
-from .layout import CheckpointFolder, Entry, entry_of, epoch_named
+from .layout import CheckpointEntry, CheckpointFolder, entry_of, epoch_named
 
 FINISHED: Final = "finished"
 POINTER_NAMED: Final[dict[str, Pointer]] = {pointer: pointer for pointer in POINTERS}
 
 
 @frozen(kw_only=True)
-class Start:
+class StartingPoint:
     """What a run begins with, as far as can be told from names and sizes.
 
     entry: the full state, None for none. own: whether it is the run's own. anew: what the run has done before is of
     another beginning, and has to make way.
     """
 
-    entry: Entry | None
+    entry: CheckpointEntry | None
     own: bool
     anew: bool
 
@@ -37,7 +37,7 @@ class Start:
         return self.entry.step if self.entry is not None else 0
 
 
-def starting_point(plan: Plan, directory: Path) -> Start:
+def starting_point(plan: Plan, directory: Path) -> StartingPoint:
     """Choose for the run in `directory`.
 
     Raises EnvironmentFault if what is named is not there, ResumeRefused if the run has checkpoints and none is whole.
@@ -48,7 +48,7 @@ def starting_point(plan: Plan, directory: Path) -> Start:
     own = folder.latest() if resume else None
     named = args["origin"]
     if own is not None and (named is None or _began_there(own, named)):
-        return Start(entry=own, own=True, anew=False)
+        return StartingPoint(entry=own, own=True, anew=False)
     if resume and own is None and (broken := folder.published()):
         flaws = "; ".join(f"{entry.name}: {entry.flaws()[0]}" for entry in reversed(broken))
         raise ResumeRefused(
@@ -56,7 +56,7 @@ def starting_point(plan: Plan, directory: Path) -> Start:
         )
     anew = own is not None or not resume
     if named is None:
-        return Start(entry=None, own=False, anew=anew)
+        return StartingPoint(entry=None, own=False, anew=anew)
     entry = find(Path(named))
     if anew and directory.resolve() in entry.path.resolve().parents:
         raise EnvironmentFault(
@@ -64,15 +64,15 @@ def starting_point(plan: Plan, directory: Path) -> Start:
             f"checkpoint.from names a checkpoint of this run, {entry.name}; give the new run another name with "
             "workspace.run",
         )
-    return Start(entry=entry, own=False, anew=anew)
+    return StartingPoint(entry=entry, own=False, anew=anew)
 
 
-def origin_of(entry: Entry) -> str | None:
+def origin_of(entry: CheckpointEntry) -> str | None:
     """What `checkpoint.from` was when a checkpoint's run began."""
     return (entry.state().get("begun_from") or {}).get("from")
 
 
-def _began_there(own: Entry, named: str) -> bool:
+def _began_there(own: CheckpointEntry, named: str) -> bool:
     """Whether a run began where `checkpoint.from` says, in whatever words: an absolute path, or one through a link.
 
     The same words are enough: a folder may have moved with all that lies in it.
@@ -84,14 +84,14 @@ def _began_there(own: Entry, named: str) -> bool:
     return named == begun["from"] or place in (begun.get("place", str(Path(begun["from"]).resolve())), begun["path"])
 
 
-def left_to_train(plan: Plan, start: Start, steps: int | None = None) -> bool:
+def left_to_train(plan: Plan, start: StartingPoint, steps: int | None = None) -> bool:
     """Whether the budget goes on behind the state that a run begins with. steps: of the budget, where the plan does not
     know them; True where nobody does yet."""
     total = plan.timeline.steps if steps is None else steps
     return start.entry is None or total is None or start.step < total
 
 
-def check_left(plan: Plan, start: Start, directory: Path, steps: int | None = None) -> None:
+def check_left(plan: Plan, start: StartingPoint, directory: Path, steps: int | None = None) -> None:
     """Raise NothingLeft if a run begins with a state that has all steps of the budget (see `left_to_train`).
 
     A run that was cut off behind its last step has its end left to do; one that has ended says so by itself.
@@ -122,7 +122,7 @@ def finished_step(directory: Path) -> int | None:
         return None
 
 
-def begun_from(plan: Plan, start: Start) -> dict[str, Any] | None:
+def begun_from(plan: Plan, start: StartingPoint) -> dict[str, Any] | None:
     """What the checkpoints of a run say of its beginning."""
     if start.entry is None:
         return None
@@ -133,7 +133,7 @@ def begun_from(plan: Plan, start: Start) -> dict[str, Any] | None:
     return {"from": named, "place": place, "path": str(start.entry.path.resolve()), "step": start.entry.step}
 
 
-def find(path: Path, *, weights: bool = False) -> Entry:
+def find(path: Path, *, weights: bool = False) -> CheckpointEntry:
     """The checkpoint that a path means: itself, a pointer to it, `epoch-2` in a folder of checkpoints or in a run, the
     latest of either.
 
@@ -152,7 +152,7 @@ def find(path: Path, *, weights: bool = False) -> Entry:
     return entry
 
 
-def find_named(directory: Path, name: str) -> Entry:
+def find_named(directory: Path, name: str) -> CheckpointEntry:
     """The checkpoint of a run that a pointer (`latest`, `best`, `model`), a name of its own (`ckpt-s…`) or the epoch it
     ends (`epoch-2`) means, or what any other path means, as in `find`.
 
@@ -175,7 +175,7 @@ def find_named(directory: Path, name: str) -> Entry:
     return find(Path(name), weights=True)
 
 
-def _found(path: Path, weights: bool) -> Entry | None:
+def _found(path: Path, weights: bool) -> CheckpointEntry | None:
     if path.suffix == ALIAS and path.is_file():
         # A file beside the pointers is that of what its pointer names; else it is the one in a checkpoint.
         path = path.with_suffix("") if path.stem in POINTER_NAMED else path.parent

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 
-class Staging:
+class HostCopy:
     """Copies into buffers that are kept from save to save.
 
     pinned: page-locked buffers, into which a GPU copies by itself on a stream of its own; without a GPU no difference.

@@ -11,7 +11,7 @@ from typing import Any
 from attrs import frozen
 
 from ...planner.graph.checkpoint_names import Pointer
-from ..parallel.collective_errors import Together
+from ..parallel.collective_errors import CollectiveErrors
 from .backend import Backend, write_tensors
 from .publish import Publisher, partial_of
 
@@ -21,7 +21,7 @@ class Transaction:
     """How this run saves. keep: see `Publisher.retain`."""
 
     publisher: Publisher
-    together: Together
+    together: CollectiveErrors
     keep: int | None
     backend: Backend = "dcp"
 

@@ -10,7 +10,7 @@ from torch.futures import Future
 
 from ..files import durable
 from ..models.tensors import quiet_alone
-from ..parallel.collective_errors import Together
+from ..parallel.collective_errors import CollectiveErrors
 from .checksums import file_checksums
 
 
@@ -37,7 +37,7 @@ def _origin(error: BaseException) -> BaseException:
     return error
 
 
-def write_tensors(tensors: dict[str, Any], folder: Path, together: Together) -> dict[str, str]:
+def write_tensors(tensors: dict[str, Any], folder: Path, together: CollectiveErrors) -> dict[str, str]:
     """Write every rank's pieces into an empty folder that all see; name → checksum of all files, which are then on the
     disk. Collective. Raises StorageFailed on all ranks alike."""
 

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from ...planner.schedule.stops import SIGNALS
-from ..monitoring.alert_actions import Occasions
+from ..monitoring.alert_actions import AlertActions
 from ..parallel.fake import numbers
 from ..state import Halt, Rank
 from ..timers import Clocks
@@ -24,10 +24,10 @@ class Agreement:
     """What ranks tell each other between steps, in one sum over all of them."""
 
     def __init__(
-        self, requests: StopRequests, clocks: Clocks, control: Control, occasions: Occasions | None = None
+        self, requests: StopRequests, clocks: Clocks, control: Control, occasions: AlertActions | None = None
     ) -> None:
         self._requests, self._clocks, self._control = requests, clocks, control
-        self._occasions = occasions or Occasions(())
+        self._occasions = occasions or AlertActions(())
         self._signals: list[tuple[str, int]] = []
         self._limits: Limits | None = None
         self._limit = 0

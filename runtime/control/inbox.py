@@ -23,7 +23,7 @@ from ..state import Progress
 MOST_PROFILED: Final = 100
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """A command that is not carried out; the message says why."""
 
 
@@ -69,7 +69,7 @@ class Inbox:
             for path in self._files():
                 try:
                     order = self._read(path)
-                except Refused as refused:
+                except CommandRefused as refused:
                     self._refuse(path, str(refused))
                     continue
                 if order is not None:
@@ -108,56 +108,58 @@ class Inbox:
         except FileNotFoundError:
             return None  # taken back
         except OSError as error:
-            raise Refused(f"the file cannot be read: {error.strerror}") from error
+            raise CommandRefused(f"the file cannot be read: {error.strerror}") from error
         try:
             request = msgspec.json.decode(text, type=ControlRequest)
         except msgspec.ValidationError as error:
-            raise Refused('the file holds no object with a "command"') from error
+            raise CommandRefused('the file holds no object with a "command"') from error
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             mark = (status.st_size, status.st_mtime_ns)
             if self._torn.get(path.name) != mark:
                 self._torn[path.name] = mark
                 return None
-            raise Refused("the file is not a complete JSON object") from error
+            raise CommandRefused("the file is not a complete JSON object") from error
         return self._understood(path.stem, request.command, request.arg)
 
     def _understood(self, id: str, word: str, arg: Any) -> Order:
         names = [command.name for command in self.commands]
         words = dict.fromkeys((*(name.partition(" ")[0] for name in names), "save", "eval"))
         if word not in words:
-            raise Refused(f"there is no command {word}; commands: {', '.join(words)}")
+            raise CommandRefused(f"there is no command {word}; commands: {', '.join(words)}")
         if word == "eval":
             known = [name.partition(" ")[2] for name in names if name.startswith("eval ")]
             if arg is None and len(known) == 1:
                 arg = known[0]
             if arg not in known:
                 choice = f"choose {' or '.join(known)}" if known else "no dataset of this run has a held-out part"
-                raise Refused(
+                raise CommandRefused(
                     f"which dataset: {choice}" if arg is None else f"dataset {arg} has no held-out part: {choice}"
                 )
             word, arg = f"eval {arg}", None
         if word == "save" and word not in names:
-            raise Refused("this run saves no checkpoints: checkpoint.enabled is false")
+            raise CommandRefused("this run saves no checkpoints: checkpoint.enabled is false")
         command = self.commands[names.index(word)]
         amount = self._amount(command, arg)
         if word in ("pause", "resume"):
             if self._paused == (word == "pause"):
-                raise Refused("the run is paused already" if self._paused else "the run is not paused")
+                raise CommandRefused("the run is paused already" if self._paused else "the run is not paused")
             self._paused = word == "pause"
         if word == "profile":
             if self.profiling:
-                raise Refused("another profile is being recorded")
+                raise CommandRefused("another profile is being recorded")
             self.profiling = True
         return Order(id, command, names.index(word), amount)
 
     def _amount(self, command: Command, arg: Any) -> int:
         if not command.counts:
             if arg is not None:
-                raise Refused(f"{command.name} takes no argument, and {arg!r} was given")
+                raise CommandRefused(f"{command.name} takes no argument, and {arg!r} was given")
             return 0
         if isinstance(arg, bool) or not isinstance(arg, int) or not 1 <= arg <= MOST_PROFILED:
             given = "nothing" if arg is None else repr(arg)
-            raise Refused(f"{command.name} takes a number of {command.counts} from 1 to {MOST_PROFILED}, not {given}")
+            raise CommandRefused(
+                f"{command.name} takes a number of {command.counts} from 1 to {MOST_PROFILED}, not {given}"
+            )
         return arg
 
     def _refuse(self, path: Path, reason: str) -> None:

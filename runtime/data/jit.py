@@ -32,11 +32,11 @@ def kernel(function: Callable[..., Any]) -> Any:
     processes may share it. What cannot be read there is compiled, and what cannot be written is not kept.
     """
     compiled: Any = numba.njit(**OPTIONS)(function)
-    compiled._cache = _Kept(function)
+    compiled._cache = _CachedKernel(function)
     return compiled
 
 
-class _Kept(NullCache):
+class _CachedKernel(NullCache):
     """numba's cache of one function, made when it is first asked, and with faults that never stop a run."""
 
     def __init__(self, function: Callable[..., Any]):
@@ -105,5 +105,5 @@ def _add(digest: Any, code: CodeType, names: dict[str, Any]) -> None:
             digest.update(repr(value).encode())
         elif isinstance(value, np.ndarray):
             digest.update(f"{value.dtype} {value.shape} ".encode() + value.tobytes())
-        elif isinstance(kept := getattr(value, "_cache", None), _Kept):
+        elif isinstance(kept := getattr(value, "_cache", None), _CachedKernel):
             digest.update(_digest(kept.function).encode())

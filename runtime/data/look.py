@@ -10,7 +10,7 @@ from attrs import evolve, frozen
 
 from ...planner.plan import Node, Plan
 from ...planner.schedule.epochs import rows_of_epoch
-from .documents.tokenizers import Tokenizer, load_tokenizer
+from .documents.tokenizers import TextTokenizer, load_tokenizer
 from .documents.written import pieces, written
 from .loading.curriculum import Curriculum
 from .loading.order import RowOrder
@@ -23,7 +23,7 @@ QUANTILES = {"least": 0.0, "median": 0.5, "p90": 0.9, "p99": 0.99, "most": 1.0}
 
 
 @frozen(kw_only=True)
-class Stretch:
+class DocumentSpan:
     """Tokens of a document, one behind the other, that are all trained on or all only read."""
 
     trained: bool
@@ -35,7 +35,7 @@ class Stretch:
 
 
 @frozen(kw_only=True)
-class Laid:
+class SegmentInRow:
     """A segment as it lies in a row behind collators of the user's own."""
 
     ids: list[int]
@@ -66,12 +66,12 @@ class Segment:
     """The tokens behind it, as text, special ones left out."""
     ends: bool
     """Whether it ends with eos."""
-    stretches: tuple[Stretch, ...]
+    stretches: tuple[DocumentSpan, ...]
     """All its tokens, the first one included."""
 
 
 @frozen(kw_only=True)
-class Row:
+class ShownRow:
     """A packed row, written out."""
 
     dataset: str
@@ -93,7 +93,7 @@ class Row:
         return sum(segment.trained for segment in self.segments)
 
 
-def tokenizer_of(plan: Plan) -> Tokenizer:
+def tokenizer_of(plan: Plan) -> TextTokenizer:
     """The plan's tokenizer. Raises DataError if it cannot be read."""
     return load_tokenizer(plan.node("setup.tokenizer").args["source"], Path.cwd())
 
@@ -196,8 +196,14 @@ def rows_from(curriculum: Curriculum, rows: Mapping[str, int], step: int) -> Ite
 
 
 def written_out(
-    reader: RowReader, index: int, tokenizer: Tokenizer, *, dataset: str, place: int | None = None, each: bool = False
-) -> Row:
+    reader: RowReader,
+    index: int,
+    tokenizer: TextTokenizer,
+    *,
+    dataset: str,
+    place: int | None = None,
+    each: bool = False,
+) -> ShownRow:
     """Row `index` of a dataset with its text, and with that of `each` token.
 
     `place`: rows of the run before it, if it is trained on.
@@ -209,17 +215,17 @@ def written_out(
     found = []
     for document, start, tokens, mask in zip(documents, starts, raw.segments, masks, strict=True):
         trained = [False, *(mask[1:] != 0).tolist()]
-        laid = Laid(ids=tokens.tolist(), trained=trained, positions=len(tokens) - 1, other=0)
+        laid = SegmentInRow(ids=tokens.tolist(), trained=trained, positions=len(tokens) - 1, other=0)
         found.append(_segment(tokenizer, laid, document, start, each))
-    return Row(dataset=dataset, index=index, place=place, capacity=rows.capacity, segments=tuple(found))
+    return ShownRow(dataset=dataset, index=index, place=place, capacity=rows.capacity, segments=tuple(found))
 
 
-def laid_out(row: Row, laid: Iterable[Laid], tokenizer: Tokenizer, *, each: bool = False) -> Row:
+def laid_out(row: ShownRow, laid: Iterable[SegmentInRow], tokenizer: TextTokenizer, *, each: bool = False) -> ShownRow:
     """`row` as it lies behind collators of the user's own."""
     return evolve(row, segments=tuple(_segment(tokenizer, one, None, 0, each) for one in laid))
 
 
-def _segment(tokenizer: Tokenizer, laid: Laid, document: int | None, start: int, each: bool) -> Segment:
+def _segment(tokenizer: TextTokenizer, laid: SegmentInRow, document: int | None, start: int, each: bool) -> Segment:
     return Segment(
         document=document,
         start=start,
@@ -233,14 +239,14 @@ def _segment(tokenizer: Tokenizer, laid: Laid, document: int | None, start: int,
     )
 
 
-def _stretches(tokenizer: Tokenizer, ids: list[int], trained: list[bool], each: bool) -> tuple[Stretch, ...]:
-    found: list[Stretch] = []
+def _stretches(tokenizer: TextTokenizer, ids: list[int], trained: list[bool], each: bool) -> tuple[DocumentSpan, ...]:
+    found: list[DocumentSpan] = []
     every = pieces(tokenizer, ids) if each else []
     first = 0
     for kind, group in groupby(trained):
         end = first + len(list(group))
         found.append(
-            Stretch(
+            DocumentSpan(
                 trained=kind,
                 ids=tuple(ids[first:end]),
                 text=written(tokenizer, ids[first:end], ids[first - 1] if first else None),

@@ -47,7 +47,7 @@ class PartChanged(EnvironmentFault):
 
 
 @frozen
-class Part:
+class UserPart:
     """One source or collator with its arguments, as a plan names it. Light and picklable: code is loaded where it runs.
 
     base: the folder of the spec, which the path of a module starts at.
@@ -80,11 +80,11 @@ class Part:
         return f"{self.kind} `{self.function}`"
 
 
-def part_of(kind: str, options: Mapping[str, Any], base: Path) -> Part:
+def part_of(kind: str, options: Mapping[str, Any], base: Path) -> UserPart:
     """The part that the arguments of a plan's node name; maps among its arguments have their keys in order, which a
     plan that was read back may have lost."""
     module, function, digest = (options[name] for name in ("module", "function", "digest"))
-    return Part(kind, module, function, digest, canonical(options["arguments"]), base.absolute())
+    return UserPart(kind, module, function, digest, canonical(options["arguments"]), base.absolute())
 
 
 def spec_folder(spec: str) -> Path:
@@ -146,7 +146,7 @@ def _kind(value: Any) -> str:
     return "None" if value is None else type(value).__name__
 
 
-def _path(part: Part) -> Path | None:
+def _path(part: UserPart) -> Path | None:
     try:
         return _near(find_module(part.module, part.base).path)
     except ModuleMissing:
@@ -223,7 +223,7 @@ def _import_name(module: PartModule) -> ModuleType:
 
 
 @contextmanager
-def failures_of(part: Part) -> Iterator[None]:
+def failures_of(part: UserPart) -> Iterator[None]:
     """Turn what the code of a part raises into PartFailed, with the line of the user's file."""
     with failures_in(_path(part), part.told):
         yield

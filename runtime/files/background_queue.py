@@ -15,7 +15,7 @@ ROOM: Final = 1_000_000
 LOOK: Final = 0.05
 
 
-class Outlet:
+class BackgroundQueue:
     """Calls `carry` with each thing that was put, in a thread that begins with the first one.
 
     carry: must not raise. rest: called when nothing waits any more; it may make lasting what a library holds back.

@@ -1,4 +1,4 @@
-"""Files of records: `JsonLines` appends to one, `Pen` does so in a thread; how a line reads is said in `records`."""
+"""Files of one JSON object a line: `JsonLinesFile` writes, `BackgroundLines` in a thread, `records_since` reads."""
 
 import os
 from contextlib import suppress
@@ -12,7 +12,7 @@ from ...records.lines import as_object, json_line, line_of, object_of
 from ...records.metrics import RankMetrics, StepMetrics
 from ...records.record import Record
 from ..errors import EnvironmentFault
-from .background_queue import ROOM, Outlet
+from .background_queue import ROOM, BackgroundQueue
 
 # Seconds that an event is waited for, to be in its file: a disk that takes longer does not answer.
 EVENT_SECONDS: Final = 2.0
@@ -20,7 +20,7 @@ _BLOCK: Final = 1 << 20
 
 
 @define(eq=False)
-class JsonLines:
+class JsonLinesFile:
     """Appends records to a file. A line reaches the file as a whole, so a reader never sees half of one for long.
 
     Half a line that a killed process or a full disk has left is ended by the next writer, whose own lines stay whole.
@@ -60,13 +60,13 @@ class JsonLines:
 class _Line:
     """A record on its way to a file. awaited: somebody wants to know what became of it."""
 
-    lines: JsonLines
+    lines: JsonLinesFile
     record: Record
     awaited: bool
     error: Exception | None = None
 
 
-class Pen:
+class BackgroundLines:
     """Writes the records of several files in the order in which they come, in a thread of its own.
 
     Nobody waits for a disk but those who ask to. hangs: what was waited for was not written in time, and nothing has
@@ -75,15 +75,15 @@ class Pen:
 
     def __init__(self, *, room: int = ROOM) -> None:
         self.hangs = False
-        self._outlet = Outlet("writing records", self._carry, room=room)
+        self._outlet = BackgroundQueue("writing records", self._carry, room=room)
         self._fault: Exception | None = None
 
-    def write(self, lines: JsonLines, record: Record, size: int) -> bool:
+    def write(self, lines: JsonLinesFile, record: Record, size: int) -> bool:
         """Whether there was room to wait in. size: how many values it has. Raises what `raise_fault` does."""
         self.raise_fault()
         return self._outlet.put(_Line(lines, record, awaited=False), size)
 
-    def write_now(self, lines: JsonLines, record: Record, seconds: float = EVENT_SECONDS) -> None:
+    def write_now(self, lines: JsonLinesFile, record: Record, seconds: float = EVENT_SECONDS) -> None:
         """Write behind all that came before, and return when that is done or so many seconds have passed.
 
         Raises EnvironmentFault where the disk does not take it. There is always room for it.
@@ -140,8 +140,8 @@ class Sizes:
 class QueuedLines:
     """A file of records that nobody waits for. lost: how many found no room, because the disk did not keep up."""
 
-    lines: JsonLines
-    pen: Pen
+    lines: JsonLinesFile
+    pen: BackgroundLines
     lost: int = 0
     _sizes: Sizes = field(factory=Sizes)
 

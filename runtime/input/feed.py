@@ -7,15 +7,15 @@ from typing import Any, get_args
 import torch.distributed as dist
 from attrs import define, evolve
 
-from ...planner.plan import Phase, Plan, Timeline
+from ...planner.plan import Plan, PlanPhase, Timeline
 from ...planner.schedule.arithmetic import Arithmetic
 from ...planner.schedule.horizon import counted_arithmetic, counted_timeline
 from ...planner.schedule.phases import phase_at
 from ...records.start_events import DataEvent, TokeniseEvent
 from ..data.collate import collators
 from ..data.collate.batch import Microbatch
-from ..data.collate.collators import Chain
-from ..data.documents.tokenizers import Tokenizer, load_tokenizer
+from ..data.collate.collators import CollateChain
+from ..data.documents.tokenizers import TextTokenizer, load_tokenizer
 from ..data.errors import DataError
 from ..data.loading.loader import EvalLoader, RowLoader
 from ..data.loading.loader_state import Remarks
@@ -23,9 +23,9 @@ from ..data.loading.prepared import PreparedDataset, opened_from, prepared_from
 from ..data.loading.reading_ahead import ReadingAhead
 from ..data.loading.training_rows import TrainingRows, curriculum_of
 from ..data.packing.pack import Method
-from ..data.stores.progress import Progress, every
+from ..data.stores.progress import DataProgress, every
 from ..data.stores.store import BAD
-from ..monitoring.heartbeat import Beat
+from ..monitoring.heartbeat import HeartbeatWriter
 from ..monitoring.waiting import first_of_machine
 from ..ops import op
 from ..reporting.records import Records
@@ -34,7 +34,7 @@ from .reading_processes import ReaderProcesses
 
 # Between two events of a long build.
 TOLD_EVERY_SECONDS = 10.0
-ALONE = Phase(name="train", first=0, fraction=None, shares={})
+ALONE = PlanPhase(name="train", first=0, fraction=None, shares={})
 
 
 @define
@@ -46,11 +46,11 @@ class Feed:
     """
 
     loader: RowLoader
-    collate: Chain
+    collate: CollateChain
     micro: int
     steps: int
     datasets: dict[str, PreparedDataset]
-    phases: tuple[Phase, ...] = (ALONE,)
+    phases: tuple[PlanPhase, ...] = (ALONE,)
     planned: Timeline | None = None
     batch: Arithmetic | None = None
     ahead: ReadingAhead | None = None
@@ -59,7 +59,7 @@ class Feed:
         """Those of this rank in optimizer step `step`, from 0."""
         return self.loader.microbatches(step) if self.ahead is None else self.ahead.take(step)
 
-    def phase(self, step: int) -> Phase:
+    def phase(self, step: int) -> PlanPhase:
         """The phase that a step lies in."""
         return phase_at(self.phases, step, self.steps)
 
@@ -116,7 +116,7 @@ class Feed:
 
 
 @op("setup.tokenizer", gives="tokenizer")
-def open_tokenizer(source: str) -> Tokenizer:
+def open_tokenizer(source: str) -> TextTokenizer:
     """`bytes`, or a folder relative to the working folder."""
     return load_tokenizer(source, Path.cwd())
 
@@ -125,10 +125,10 @@ def open_tokenizer(source: str) -> Tokenizer:
 def prepare_dataset(
     plan: Plan,
     rank: Rank,
-    tokenizer: Tokenizer,
+    tokenizer: TextTokenizer,
     records: Records,
     prepared: dict[str, PreparedDataset],
-    beat: Beat,
+    beat: HeartbeatWriter,
     node_id: str,
     dataset: str,
     kind: str,
@@ -151,7 +151,7 @@ def prepare_dataset(
     """
     node = plan.node(node_id)
 
-    def tell(line: str, now: Progress) -> None:
+    def tell(line: str, now: DataProgress) -> None:
         records.event(TokeniseEvent(step=0, dataset=dataset, message=line, **now.as_json()))
 
     report = every(TOLD_EVERY_SECONDS, tell)
@@ -222,7 +222,7 @@ def shard(stages: list[collators.Stage], rank: Rank, ring: int, ulysses: int) ->
 
 
 @op("collate.microbatches", gives="collate")
-def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> Chain:
+def microbatches(stages: list[collators.Stage], micro: int, accumulate: int) -> CollateChain:
     """The chain as one function; the loader deals `micro` rows to it `accumulate` times a step."""
     assert micro > 0 and accumulate > 0
     return collators.compose(stages)
@@ -234,7 +234,7 @@ def build_loader(
     rank: Rank,
     records: Records,
     prepared: dict[str, PreparedDataset],
-    collate: Chain,
+    collate: CollateChain,
     datasets: list[str],
     micro: int,
     accumulate: int,
@@ -314,7 +314,9 @@ def tell_rows(records: Records, trained: tuple[TrainingRows, ...], steps: int, b
     records.event(DataEvent(step=0, rows=rows, steps=steps, epoch_rows=epoch, epoch_tokens=tokens, epochs=batch.epochs))
 
 
-def _tell_repeats(records: Records, phases: tuple[Phase, ...], trained: tuple[TrainingRows, ...], rows: int) -> None:
+def _tell_repeats(
+    records: Records, phases: tuple[PlanPhase, ...], trained: tuple[TrainingRows, ...], rows: int
+) -> None:
     """Say where a step takes more rows of a dataset than it has."""
     for dataset in trained:
         most = rows if len(trained) == 1 else round(max(phase.shares.get(dataset.name, 0) for phase in phases) * rows)

@@ -7,7 +7,7 @@ from ...planner.schedule.arithmetic import Counts
 from ...records.start_events import HorizonEvent, HorizonTick
 from ..errors import EnvironmentFault
 from ..ops import op
-from ..parallel.collective_errors import Together
+from ..parallel.collective_errors import CollectiveErrors
 from ..reporting.records import Records
 from ..state import Progress, Rank
 from .feed import Feed
@@ -36,7 +36,7 @@ def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: 
     if feed.steps < batch.done_steps:
         return  # there is nothing left to check: that nothing can be trained is said when training begins
     counts = Counts(epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows)
-    found = Together.of(rank).first(lambda: _found(plan, counts))
+    found = CollectiveErrors.of(rank).first(lambda: _found(plan, counts))
     for each in found:
         if each.severity == "warning":
             records.warn(_said(each), step=progress.step, code=each.code)

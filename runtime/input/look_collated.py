@@ -7,13 +7,13 @@ import torch
 
 from ...planner.plan import Plan
 from ..data.collate.batch import IGNORE_INDEX, Microbatch
-from ..data.look import Laid
+from ..data.look import SegmentInRow
 from ..data.packing.row_reader import RawRow
 from ..state import Rank
 from .reading_process import chain_of
 
 
-def collated(plan: Plan) -> Callable[[RawRow], list[Laid]]:
+def collated(plan: Plan) -> Callable[[RawRow], list[SegmentInRow]]:
     """What the chain of a plan makes of a row, positions of all ranks together.
 
     Raises PartFailed, as the function that it returns does, if the user's code cannot be loaded or fails.
@@ -25,7 +25,7 @@ def collated(plan: Plan) -> Callable[[RawRow], list[Laid]]:
     )  # fmt: skip
     stages = [stage for stage in chain_of(plan, alone).stages if stage.name != "shard"]
 
-    def run(row: RawRow) -> list[Laid]:
+    def run(row: RawRow) -> list[SegmentInRow]:
         value: list[RawRow] | Microbatch = [row]
         for stage in stages:
             value = stage(value)
@@ -35,7 +35,7 @@ def collated(plan: Plan) -> Callable[[RawRow], list[Laid]]:
     return run
 
 
-def laid(batch: Microbatch) -> list[Laid]:
+def laid(batch: Microbatch) -> list[SegmentInRow]:
     """The segments of whole rows with the token behind each, where there is a label that names it; no padding."""
     assert batch.input_ids_BS is not None and batch.labels_BS is not None
     inputs, labels = batch.input_ids_BS.flatten().tolist(), batch.labels_BS.flatten().tolist()
@@ -48,5 +48,5 @@ def laid(batch: Microbatch) -> list[Laid]:
         ids += [label for label in wanted[-1:] if label != IGNORE_INDEX]
         trained = [False, *(label != IGNORE_INDEX for label in wanted)]
         other = sum(label not in (IGNORE_INDEX, token) for label, token in zip(wanted, ids[1:], strict=False))
-        found.append(Laid(ids=ids, trained=trained[: len(ids)], positions=real, other=other))
+        found.append(SegmentInRow(ids=ids, trained=trained[: len(ids)], positions=real, other=other))
     return found

@@ -14,17 +14,17 @@ import numpy as np
 import torch
 
 from ...planner.plan import Plan
-from ..data.collate.collators import Chain
+from ..data.collate.collators import CollateChain
 from ..data.loading.loader import RowLoader
 from ..ops import OPS
 from ..state import Rank
 from .reading_messages import send_answer, send_failure
 
 
-class _ByName(pickle.Unpickler):
+class _ByNameUnpickler(pickle.Unpickler):
     """Maps arrays from the files they lie in; the chain is made anew, of functions that cannot be sent."""
 
-    _chain: Chain | None = None
+    _chain: CollateChain | None = None
 
     def persistent_load(self, pid: Any) -> Any:
         if pid[0] == "mapped":
@@ -36,12 +36,12 @@ class _ByName(pickle.Unpickler):
 
 def read_recipe(recipe: bytes) -> RowLoader:
     """The loader that a rank has described."""
-    plan, rank, loader = _ByName(BytesIO(recipe)).load()
+    plan, rank, loader = _ByNameUnpickler(BytesIO(recipe)).load()
     loader.collate = chain_of(plan, rank)
     return loader
 
 
-def chain_of(plan: Plan, rank: Rank) -> Chain:
+def chain_of(plan: Plan, rank: Rank) -> CollateChain:
     """The collate chain of a plan, as its rank has made it."""
     # They have all links of a chain; what else a rank has ops for is of no use here.
     from . import feed, user_collators  # noqa: F401

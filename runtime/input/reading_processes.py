@@ -20,7 +20,7 @@ import numpy as np
 from attrs import frozen
 
 from ...planner.plan import Plan
-from ..data.collate.collators import Chain
+from ..data.collate.collators import CollateChain
 from ..data.loading.loader import RowLoader
 from ..data.loading.reading_ahead import Microbatches
 from ..errors import EnvironmentFault
@@ -48,7 +48,7 @@ class ReaderProcesses:
         its process, and EnvironmentFault if processes end again and again at the same step.
         """
         recipe = self._recipe()
-        readers = [Reader(recipe) for _ in range(min(self.count, until - first))]
+        readers = [ReaderProcess(recipe) for _ in range(min(self.count, until - first))]
         try:
             for step in range(first, min(first + len(readers), until)):
                 readers[(step - first) % len(readers)].ask(step)
@@ -62,7 +62,7 @@ class ReaderProcesses:
             for reader in readers:
                 reader.end()
 
-    def _answer(self, readers: list["Reader"], place: int, step: int, recipe: bytes) -> Microbatches:
+    def _answer(self, readers: list["ReaderProcess"], place: int, step: int, recipe: bytes) -> Microbatches:
         for _ in range(ATTEMPTS):
             try:
                 found = readers[place].answer()
@@ -72,7 +72,7 @@ class ReaderProcesses:
                     step,
                     f"rank {self.rank.rank}: the data worker for step {step + 1} died ({_how(code)}) and was replaced",
                 )
-                readers[place] = Reader(recipe)
+                readers[place] = ReaderProcess(recipe)
                 readers[place].ask(step)
                 continue
             if isinstance(found, BaseException):
@@ -83,11 +83,11 @@ class ReaderProcesses:
 
     def _recipe(self) -> bytes:
         stream = BytesIO()
-        _ByName(stream, protocol=5).dump((self.plan, self.rank, self.loader))
+        _ByNamePickler(stream, protocol=5).dump((self.plan, self.rank, self.loader))
         return stream.getvalue()
 
 
-class Reader:
+class ReaderProcess:
     """One process, and this end of its socket."""
 
     def __init__(self, recipe: bytes) -> None:
@@ -123,11 +123,11 @@ class Reader:
             self._socket.send_bytes(message)
 
 
-class _ByName(pickle.Pickler):
+class _ByNamePickler(pickle.Pickler):
     """Writes arrays that are mapped from files as the names of these, and the chain as a word."""
 
     def persistent_id(self, obj: Any) -> Any:
-        if isinstance(obj, Chain):
+        if isinstance(obj, CollateChain):
             return ("chain",)
         if isinstance(obj, np.ndarray):
             return mapped_from(obj)

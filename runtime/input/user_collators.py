@@ -24,7 +24,7 @@ from ..data.collate.collators import Sample, Samples, Stage, TensorRow
 from ..data.collate.microbatch_rows import join_rows, split_rows
 from ..data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
 from ..data.packing.row_reader import UNTOLD, RawRow
-from ..data.user_parts import Part, failures_of, part_of, spec_folder
+from ..data.user_parts import UserPart, failures_of, part_of, spec_folder
 from ..ops import op
 
 # First words of what random numbers are seeded by, so that training and evaluation have nothing in common.
@@ -64,7 +64,7 @@ def user_collator(
 class UserCollator:
     """Calls a collator row by row. It can be pickled: the user's code is loaded in the process that runs it."""
 
-    part: Part
+    part: UserPart
     node: str
     """Its node in the plan: two of one name draw different numbers."""
     takes: str

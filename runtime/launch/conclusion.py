@@ -11,19 +11,19 @@ from ...records.run_events import FailureEvent, RunEndEvent, SignalEvent, StuckE
 from ...records.start_events import SetupDoneEvent
 from ..control.signals import EVENTS
 from ..errors import EnvironmentFault
-from ..files.lines import JsonLines
+from ..files.lines import JsonLinesFile
 from ..outcome import EXIT_CODES, STATUS_OF_SIGNAL
-from ..run_directory.workspace import Workspace
-from .failure_cause import Fall, failures_in, stopped_early
+from ..run_directory.workspace import RunDirectory
+from .failure_cause import FailureCause, failures_in, stopped_early
 from .launch import Ended
 
 
-def conclude(workspace: Workspace, said: list[Event], ended: Ended, fall: Fall, *, report: str = "") -> int:
+def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, fall: FailureCause, *, report: str = "") -> int:
     """Write the causes that nobody has told, then how the run has ended; returns the exit code.
 
     said: the events of the last gang. report: what is to be said of the gangs before it.
     """
-    lines = JsonLines(workspace.directory / EVENTS_FILE)
+    lines = JsonLinesFile(workspace.directory / EVENTS_FILE)
     failures = failures_in(said)
     logged = read_all(StepMetrics, objects_since(workspace.directory / METRICS_FILE))
     step = max((metrics.step or 0 for metrics in logged), default=0)
@@ -63,14 +63,14 @@ def _unsaid(exit_code: int) -> str:
     return ", and could not record the reason: is the disk full?" if exit_code == EXIT_CODES["environment"] else ""
 
 
-def _stopped(lines: JsonLines, step: int, status: str, numbers: set[int], reason: str) -> int:
+def _stopped(lines: JsonLinesFile, step: int, status: str, numbers: set[int], reason: str) -> int:
     """Of several signals the one is named that a rank would have answered first."""
     name = min((EVENTS[Signals(number)] for number in numbers), key=SIGNALS.index)
     lines.write(SignalEvent(step=step, name=name, reason=reason))
     return _end(lines, step, status, EXIT_CODES[status], reason)
 
 
-def _end(lines: JsonLines, step: int, status: str, exit_code: int, reason: str) -> int:
+def _end(lines: JsonLinesFile, step: int, status: str, exit_code: int, reason: str) -> int:
     lines.write(RunEndEvent(step=step, status=status, exit_code=exit_code, seconds=None, loss=None, reason=reason))
     lines.close()
     return exit_code
@@ -91,9 +91,9 @@ def untold_causes(said: list[Event], ended: Ended) -> dict[int, str]:
     return {rank: reason for rank, reason in causes.items() if not agreed or ended.failures[rank] < 0}
 
 
-def report_fault(workspace: Workspace, step: int, fault: EnvironmentFault) -> list[Event]:
+def report_fault(workspace: RunDirectory, step: int, fault: EnvironmentFault) -> list[Event]:
     """Write what is wrong with the environment where the launcher itself has found it; the records that say so."""
-    lines = JsonLines(workspace.directory / EVENTS_FILE)
+    lines = JsonLinesFile(workspace.directory / EVENTS_FILE)
     said = FailureEvent(step=step, rank=None, error=str(fault), exit_code=3, traceback="", code=fault.code)
     lines.write(said)
     lines.close()

@@ -13,7 +13,7 @@ from .launch import Ended
 
 
 @frozen(kw_only=True)
-class Fall:
+class FailureCause:
     """A gang that has not come to its end.
 
     reason: one line. ranks: those it began with, as far as that is known. again: it is nothing that all ranks have
@@ -26,7 +26,7 @@ class Fall:
     begun: bool
 
 
-def fall_of(said: list[Event], ended: Ended) -> Fall | None:
+def find_failure_cause(said: list[Event], ended: Ended) -> FailureCause | None:
     """What to make of the events of one gang and of how its processes ended; None if ranks have ended the run."""
     if any(isinstance(event, RunEndEvent) for event in said):
         return None
@@ -36,7 +36,7 @@ def fall_of(said: list[Event], ended: Ended) -> Fall | None:
     final = final or stopped_early(said, ended) is not None or _was_to_stop(said)
     reason, ranks = _first_cause(said, failures, ended)
     begun = any(isinstance(event, SetupDoneEvent) for event in said)
-    return Fall(reason=reason, ranks=ranks, again=not final, begun=begun)
+    return FailureCause(reason=reason, ranks=ranks, again=not final, begun=begun)
 
 
 def _was_to_stop(said: list[Event]) -> bool:

@@ -32,12 +32,12 @@ PATIENCE: Final = 7200.0
 # Seconds that the first rank, which has its plan, waits for the others: the same launcher has started them.
 ARRIVAL: Final = 1800.0
 # Seconds that the first rank, which leaves, waits for the others to hear of it.
-FAREWELL: Final = 10.0
+SEND_AWAY_SECONDS: Final = 10.0
 _PAUSE: Final = 0.02
 _ROOM: Final = "xtrain"
 
 
-class Dismissed(Exception):
+class SentAway(Exception):
     """The first rank has sent this one away. code: to leave with."""
 
     def __init__(self, code: int) -> None:
@@ -50,7 +50,7 @@ class CannotTakePart(EnvironmentFault):
 
 
 @define
-class Door:
+class RendezvousHost:
     """The first rank's side. number: of this start among those that have met in this store, from 1."""
 
     _store: Store
@@ -58,7 +58,7 @@ class Door:
     number: int
 
     @classmethod
-    def open(cls) -> "Door":
+    def open(cls) -> "RendezvousHost":
         """Raises CannotTakePart where the store is not to be reached."""
         with _reaching():
             store = _store(PATIENCE)
@@ -68,7 +68,7 @@ class Door:
     def name(self) -> str:
         return f"start-{self.number}"
 
-    def invite(self, **told: Any) -> Store:
+    def admit(self, **told: Any) -> Store:
         """Let all others in, and give the word once they are ready; the store of this start.
 
         Raises CannotTakePart where one of them cannot, or does not come: then none does.
@@ -86,11 +86,11 @@ class Door:
             raise CannotTakePart(faults[0][1], said)
         return PrefixStore(self.name, self._store)
 
-    def dismiss(self, code: int) -> None:
+    def send_away(self, code: int) -> None:
         """Send all others away, those that come within a while."""
         with suppress(CannotTakePart), _reaching():  # they are gone
-            self._store.set_timeout(timedelta(seconds=FAREWELL))
-            self._admit({"name": self.name, "leave": code}, FAREWELL)
+            self._store.set_timeout(timedelta(seconds=SEND_AWAY_SECONDS))
+            self._admit({"name": self.name, "leave": code}, SEND_AWAY_SECONDS)
 
     def _admit(self, told: dict[str, Any], seconds: float) -> int:
         """Answer whoever asks; how many have come, all others or those of so many seconds."""
@@ -108,36 +108,36 @@ class Door:
 
 
 @define
-class Guest:
+class RendezvousMember:
     """The side of all other ranks. told: what the first one has said of this start."""
 
     _store: Store
     told: dict[str, Any]
 
     @classmethod
-    def arrive(cls) -> "Guest":
-        """Wait for the first rank. Raises Dismissed if it sends this one away, CannotTakePart where it is not there."""
+    def arrive(cls) -> "RendezvousMember":
+        """Wait for the first rank. Raises SentAway if it sends this one away, CannotTakePart where it is not there."""
         with _reaching():
             store = _store(PATIENCE)
             key = f"answer/{store.add('arrivals', 1)}"
             told = json.loads(store.get(key))
-        guest = cls(store, told)
+        member = cls(store, told)
         if "leave" in told:
             with suppress(CannotTakePart):  # the first one leaves too
-                guest._came()
-            raise Dismissed(told["leave"])
+                member._came()
+            raise SentAway(told["leave"])
         with _reaching():
             store.delete_key(key)
-        return guest
+        return member
 
     def ready(self) -> Store:
-        """Say that this rank can take part, and wait for the word. Raises Dismissed if others cannot, CannotTakePart
+        """Say that this rank can take part, and wait for the word. Raises SentAway if others cannot, CannotTakePart
         where the first one is not there any more."""
         self._came()
         with _reaching():
             code = int(self._store.get(f"{self.told['name']}/word"))
         if code:
-            raise Dismissed(code)
+            raise SentAway(code)
         return PrefixStore(self.told["name"], self._store)
 
     def cannot(self, code: str, why: str) -> None:

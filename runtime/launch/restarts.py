@@ -17,11 +17,11 @@ from ...records.run_events import RestartEvent
 from ..checkpoint.layout import CheckpointFolder
 from ..checkpoint.sources import starting_point
 from ..errors import EnvironmentFault
-from ..files.lines import JsonLines, size_of
+from ..files.lines import JsonLinesFile, size_of
 from ..provenance.start import FIRST_STEP, RESTART
-from ..run_directory.workspace import Workspace, reopen
+from ..run_directory.workspace import RunDirectory, reopen
 from .conclusion import conclude, report_fault
-from .failure_cause import Fall, exit_code_of, fall_of
+from .failure_cause import FailureCause, exit_code_of, find_failure_cause
 from .launch import Ended, launch
 from .leftovers import end_leftovers
 from .stop_notes import StopNotes
@@ -38,17 +38,17 @@ LONGEST: Final = 30.0
 class Try:
     """A gang that has fallen: why, on how many ranks, and the step of the checkpoint that there was when it began."""
 
-    fall: Fall
+    fall: FailureCause
     world: int
     step: int
 
 
 @define(kw_only=True)
-class Gangs:
+class RestartLoop:
     """Runs a plan in a workspace until it has ended, or is not to be started again."""
 
     plan: Plan
-    workspace: Workspace
+    workspace: RunDirectory
     tries: list[Try] = field(factory=list)
     _notes: StopNotes = field(factory=StopNotes)
 
@@ -64,7 +64,7 @@ class Gangs:
             ended = self._launch()
             self._notes.listen()
             said = events_since(events, begin)
-            fall = fall_of(said, ended)
+            fall = find_failure_cause(said, ended)
             if fall is None:
                 return exit_code_of(said)
             self.tries.append(Try(fall=fall, world=self.plan.mesh.world_size, step=step))
@@ -93,13 +93,13 @@ class Gangs:
         at_once = len(last) == AT_ONCE and not any(each.fall.begun for each in last)
         return last[-1].fall.again and len(self.tries) <= self.plan.launch["restarts"] and not at_once
 
-    def _begin_again(self, fall: Fall) -> bool:
+    def _begin_again(self, fall: FailureCause) -> bool:
         """Make everything ready for another gang; False if a stop was asked for meanwhile."""
         directory, number = self.workspace.directory, len(self.tries)
         os.environ[RESTART] = str(number)
         end_leftovers(directory)
         self.plan = fewer_ranks(self.plan, again=self._same_rank_again()) or self.plan
-        lines = JsonLines(directory / EVENTS_FILE)
+        lines = JsonLinesFile(directory / EVENTS_FILE)
         lines.write(
             RestartEvent(
                 step=starting_point(self.plan, directory).step,

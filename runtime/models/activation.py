@@ -10,14 +10,20 @@ from ..ops import PlanMismatch, op
 from ..parallel.rules import matching
 from ..state import Rank
 from .moe import MoE
-from .parts import Parts
-from .recompute import SAVED, Recompute
-from .transformer import Block
+from .parts import ModelParts
+from .recompute import SAVED, RecomputeFunction
+from .transformer import DecoderBlock
 
 
 @op("setup.activation")
 def recompute_blocks(
-    model: Parts, rank: Rank, mode: str, every: int, pattern: str, matches: list[int], save: list[str] | None = None
+    model: ModelParts,
+    rank: Rank,
+    mode: str,
+    every: int,
+    pattern: str,
+    matches: list[int],
+    save: list[str] | None = None,
 ) -> None:
     """Run blocks again in the backward: of every so many neighbours in the whole model the last one.
 
@@ -31,31 +37,31 @@ def recompute_blocks(
         raise PlanMismatch(f"activation mode `{mode}` with save {unknown or words} is not known")
     operators = frozenset(chain.from_iterable(SAVED[word] for word in words))
     for _, block in matching(_Every(model, every), pattern, matches, rank):
-        assert isinstance(block, Block)
-        block.recompute = Recompute(save=operators, routes=isinstance(block.mlp, MoE))
+        assert isinstance(block, DecoderBlock)
+        block.recompute = RecomputeFunction(save=operators, routes=isinstance(block.mlp, MoE))
 
 
 @frozen
 class _Every:
     """The last one of every `number` neighbouring blocks, counted in the whole model."""
 
-    model: Parts
+    model: ModelParts
     number: int
 
     def named_modules(self) -> Iterator[tuple[str, nn.Module]]:
         for name, module in self.model.named_modules():
-            if isinstance(module, Block) and (int(name.rsplit(".", 1)[1]) + 1) % self.number == 0:
+            if isinstance(module, DecoderBlock) and (int(name.rsplit(".", 1)[1]) + 1) % self.number == 0:
                 yield name, module
 
 
 @op("setup.routing_replay")
-def replay_routing(model: Parts, rank: Rank, matches: list[int]) -> None:
+def replay_routing(model: ModelParts, rank: Rank, matches: list[int]) -> None:
     """Let recomputed blocks take the experts they took in the forward. `matches`: how many blocks that concerns.
 
     Choosing again can choose otherwise, and ranks that disagree about who sends what to whom wait for ever.
     """
-    found = [block for block in model.modules() if isinstance(block, Block) and isinstance(block.mlp, MoE)]
-    recomputes = [block.recompute for block in found if isinstance(block.recompute, Recompute)]
+    found = [block for block in model.modules() if isinstance(block, DecoderBlock) and isinstance(block.mlp, MoE)]
+    recomputes = [block.recompute for block in found if isinstance(block.recompute, RecomputeFunction)]
     expected = matches[rank.coordinates["pp"]]
     if len(recomputes) != expected:
         raise PlanMismatch(f"{len(recomputes)} blocks with experts are recomputed, and the plan says {expected}")
@@ -64,13 +70,13 @@ def replay_routing(model: Parts, rank: Rank, matches: list[int]) -> None:
 
 
 @op("setup.compile")
-def compile_blocks(model: Parts, rank: Rank, mode: str, pattern: str, matches: list[int]) -> None:
+def compile_blocks(model: ModelParts, rank: Rank, mode: str, pattern: str, matches: list[int]) -> None:
     """Compile every block in place, so that no name changes; shapes are taken as fixed, which packed rows are.
 
     Where tokens go to experts no shape is fixed: of such a block everything but that is compiled, each part by itself.
     """
     for _, block in matching(model, pattern, matches, rank):
-        assert isinstance(block, Block)
+        assert isinstance(block, DecoderBlock)
         if isinstance(block.mlp, MoE):
             compiled = [
                 block.input_layernorm,
@@ -80,7 +86,7 @@ def compile_blocks(model: Parts, rank: Rank, mode: str, pattern: str, matches: l
             ]
         else:
             compiled = [block]
-            if isinstance(block.recompute, Recompute):
+            if isinstance(block.recompute, RecomputeFunction):
                 block.recompute.compiled = True
         for module in compiled:
             if module is not None:

@@ -8,8 +8,8 @@ from ..ops import PlanMismatch, op
 from ..parallel.axes import Axes
 from ..state import Rank
 from .loss import Head
-from .parts import Parts
-from .transformer import Span, Transformer
+from .parts import ModelParts
+from .transformer import StageSpan, Transformer
 
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16}
 
@@ -26,7 +26,7 @@ def build_model(
     stages: list[list[int]],
     owners: list[list[int]],
     rows: int = 1,
-) -> Parts:
+) -> ModelParts:
     """Build without memory; `setup.weights` gives it values.
 
     attention: device type → kernel. stages: [first, last] layer of every stage. owners: the stages of each pipeline
@@ -40,7 +40,7 @@ def build_model(
             Transformer(architecture, span, axes=axes, kernel=kernel, head=head, rows=rows).to(DTYPES[params])
             for span in spans(stages, owners[rank.coordinates["pp"]])
         )
-    model = Parts(parts, axes)
+    model = ModelParts(parts, axes)
     assert_matches_plan(model, plan)
     return model
 
@@ -51,13 +51,13 @@ def compute_format(plan: Plan) -> str:
     return casts[0] if casts else plan.node("setup.build_model").args["params"]
 
 
-def spans(stages: list[list[int]], own: list[int]) -> list[Span]:
+def spans(stages: list[list[int]], own: list[int]) -> list[StageSpan]:
     """What the stages `own` are made of."""
     last = len(stages) - 1
-    return [Span(*stages[stage], embeds=stage == 0, predicts=stage == last) for stage in own]
+    return [StageSpan(*stages[stage], embeds=stage == 0, predicts=stage == last) for stage in own]
 
 
-def assert_matches_plan(model: Parts, plan: Plan) -> None:
+def assert_matches_plan(model: ModelParts, plan: Plan) -> None:
     """Raise PlanMismatch unless the parts have the plan's parameters of their layers, by name and whole shape."""
     built = {name: tuple(p.shape) for name, p in model.named_parameters()}
     wanted = {p.name: p.shape for p in plan.parameters.tensors if _belongs(p.name, model)}
@@ -70,7 +70,7 @@ def assert_matches_plan(model: Parts, plan: Plan) -> None:
     )
 
 
-def _belongs(name: str, model: Parts) -> bool:
+def _belongs(name: str, model: ModelParts) -> bool:
     tied = model.parts[0].arch.tie_embeddings
     for span in (part.span for part in model.parts):
         if name.startswith("layers."):

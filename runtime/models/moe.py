@@ -15,7 +15,7 @@ from ..parallel.dispatch import even, to_experts
 from ..parallel.fake import capability, device_type, numbers
 from ..parallel.tensor import local
 from .layers import Linear, SwiGLU
-from .router import Router, attach
+from .router import ExpertRouter, attach
 
 
 class Experts(nn.Module):
@@ -71,7 +71,7 @@ class MoE(nn.Module):
     def __init__(self, arch: Architecture, axes: Axes, rows: int) -> None:
         super().__init__()
         self.axes = axes
-        self.gate = Router(arch, axes, rows)
+        self.gate = ExpertRouter(arch, axes, rows)
         self.experts = Experts(arch)
         self.shared_experts = SwiGLU(arch.dim, arch.shared_experts * arch.expert_ffn) if arch.shared_experts else None
         for module in self.modules():

@@ -1,4 +1,4 @@
-"""`Parts`: what a rank holds of the model, one part for each of its pipeline stages."""
+"""`ModelParts`: what a rank holds of the model, one part for each of its pipeline stages."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from .transformer import Transformer
 
 
 @frozen(eq=False)
-class Parts:
+class ModelParts:
     """Parts in the order of the pipeline; their parameters bear the names they have in the whole model."""
 
     parts: tuple[Transformer, ...]

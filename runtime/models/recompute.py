@@ -49,7 +49,7 @@ def remember(make: Callable[[], Tensor]) -> Tensor:
 
 
 @define(eq=False)
-class Recompute:
+class RecomputeFunction:
     """Calls functions so that the backward runs them again.
 
     save: operators whose results are kept; none: only the arguments are. routes: there are routers in the functions,
@@ -72,7 +72,7 @@ class Recompute:
         return checkpoint(function, *args, **how)  # pyright: ignore[reportReturnType]
 
 
-def _contexts(how: Recompute) -> tuple[AbstractContextManager, AbstractContextManager]:
+def _contexts(how: RecomputeFunction) -> tuple[AbstractContextManager, AbstractContextManager]:
     choices: list[Tensor] | None = [] if how.keep_choices else None
     first, second = _Run(choices, again=False), _Run(choices, again=True)
     if not how.save:

@@ -29,7 +29,7 @@ class Routing:
     loss: Tensor | None
 
 
-class Router(nn.Module):
+class ExpertRouter(nn.Module):
     """Scores = softmax or sigmoid of x · Wᵀ, in at least fp32; a token takes the K experts of highest score.
 
     With a balance bias (DeepSeek-V3, arXiv 2412.19437) experts are chosen by score + bias and weighted by score.
@@ -57,7 +57,7 @@ class Router(nn.Module):
         self.aux: Tensor | None = None
         self.begun = 0
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "Router":
+    def _apply(self, fn: Any, recurse: bool = True) -> "ExpertRouter":
         super()._apply(fn, recurse)
         bias_E = self.e_score_correction_bias
         # Steps of the bias are a thousandth; a model cast to bf16 would round them away.

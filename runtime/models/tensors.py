@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .parts import Parts
+from .parts import ModelParts
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def model_tensors(model: Parts, prefix: str = "model.") -> dict[str, Tensor]:
+def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor]:
     """`model.<name>` → parameter or buffer that is part of the model's state; shards stay shards."""
     tensors = {f"{prefix}{name}": parameter.detach() for name, parameter in model.named_parameters()}
     for part in model.parts:
@@ -22,7 +22,7 @@ def model_tensors(model: Parts, prefix: str = "model.") -> dict[str, Tensor]:
     return tensors
 
 
-def optimizer_tensors(model: Parts, optimizer: Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(model: ModelParts, optimizer: Optimizer) -> dict[str, Tensor]:
     """`optimizer.<name>.<moment>` → state, with zeros made for parameters that have not been updated yet."""
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():

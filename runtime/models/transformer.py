@@ -25,7 +25,7 @@ from .moe import MoE
 
 
 @frozen
-class Span:
+class StageSpan:
     """The layers of a pipeline stage, both ends included, and whether the embedding and the head are part of it."""
 
     first: int
@@ -59,7 +59,7 @@ class Attention(nn.Module):
         return leave(self.o_proj(out_BHSA.transpose(1, 2).flatten(-2)), self.axes.tensor)
 
 
-class Block(nn.Module):
+class DecoderBlock(nn.Module):
     """One decoder block. `recompute`, where it is set, runs `compute` so that the backward can run it again."""
 
     def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, rows: int) -> None:
@@ -90,14 +90,14 @@ class Transformer(nn.Module):
     embedding; a stage that predicts without embedding holds a copy of it.
     """
 
-    def __init__(self, arch: Architecture, span: Span, *, axes: Axes, kernel: str, head: Head, rows: int) -> None:
+    def __init__(self, arch: Architecture, span: StageSpan, *, axes: Axes, kernel: str, head: Head, rows: int) -> None:
         super().__init__()
         self.arch, self.span, self.axes, self.head = arch, span, axes, head
         self.uses_flex = kernel == "flex"
         if span.embeds or (span.predicts and arch.tie_embeddings):
             self.embed_tokens = Embedding(arch.vocab, arch.dim, axes)
         numbers = range(span.first, span.last + 1)
-        self.layers = nn.ModuleDict({str(i): Block(arch, KERNELS[kernel], axes, rows) for i in numbers})
+        self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, KERNELS[kernel], axes, rows) for i in numbers})
         if span.predicts:
             self.norm = RMSNorm(arch.dim, arch.norm_eps)
             if not arch.tie_embeddings:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from ...planner.mesh.placement import held
+from ...planner.mesh.placement import local_shapes
 from ...planner.plan import Plan
 from ..ops import PlanMismatch, op
 from ..state import Rank
-from .parts import Parts
+from .parts import ModelParts
 
 # Their outputs are added to the residual stream 2·layers times (GPT-2: scaled down by the root of that).
 RESIDUAL = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
@@ -19,7 +19,7 @@ RESIDUAL = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
 
 @op("setup.weights")
 @torch.no_grad()
-def initialise(plan: Plan, model: Parts, rank: Rank, seed: int, init_std: float, offload: bool) -> None:
+def initialise(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float, offload: bool) -> None:
     """Give memory and values to every parameter: norms 1, matrices normal with `init_std`; buffers are zero.
 
     offload: parameters live in host memory.
@@ -30,7 +30,7 @@ def initialise(plan: Plan, model: Parts, rank: Rank, seed: int, init_std: float,
     device = torch.device("cpu") if offload else rank.device
     for part in model.parts:
         part.to_empty(device=device)
-    assert_held(plan, model, rank)
+    assert_local_shapes(plan, model, rank)
     residual_std = init_std / math.sqrt(2 * plan.architecture.layers)
     for name, parameter in model.named_parameters():
         std = residual_std if name.endswith(RESIDUAL) else init_std
@@ -41,9 +41,9 @@ def initialise(plan: Plan, model: Parts, rank: Rank, seed: int, init_std: float,
             setattr(module, name, torch.zeros_like(buffer, device=rank.device))
 
 
-def assert_held(plan: Plan, model: Parts, rank: Rank) -> None:
+def assert_local_shapes(plan: Plan, model: ModelParts, rank: Rank) -> None:
     """Hold the pieces of this rank against the plan, by name and local shape."""
-    planned = held(plan, rank.rank)
+    planned = local_shapes(plan, rank.rank)
     built = {name: tuple(_piece(p).shape) for name, p in model.named_parameters()}
     if built != planned:
         different = sorted(n for n in built.keys() | planned.keys() if built.get(n) != planned.get(n))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from ...planner.plan import Plan, Reaction
+from ...planner.plan import Plan, Trigger
 from ..state import Step
 from ..timers import Clocks
 
@@ -14,24 +14,24 @@ NOTIFY = "tick.notify"
 
 
 @define(eq=False)
-class Occasions:
+class AlertActions:
     """The reactions of a plan to alerts that are more than commands, and which of them are due.
 
     `due` is all that a step without one looks at. Nothing is exchanged where the plan has no such reaction.
     """
 
-    reactions: tuple[Reaction, ...]
-    due: list[Reaction] = field(factory=list)
+    reactions: tuple[Trigger, ...]
+    due: list[Trigger] = field(factory=list)
     _waiting: int = 0  # a bit for each reaction; of the first rank
     _lock: threading.Lock = field(factory=threading.Lock)
     _clocks: Clocks | None = None
     _number: int = 0
 
     @classmethod
-    def of(cls, plan: Plan, alerts: tuple[str, ...]) -> "Occasions":
+    def of(cls, plan: Plan, alerts: tuple[str, ...]) -> "AlertActions":
         """alerts: the events that are some."""
 
-        def acts(reaction: Reaction) -> bool:
+        def acts(reaction: Trigger) -> bool:
             return reaction.stop or any(plan.node(node).op != NOTIFY for node in reaction.nodes)
 
         return cls(tuple(each for each in plan.timeline.reactions if each.event in alerts and acts(each)))
@@ -60,7 +60,7 @@ class Occasions:
         if self._clocks is not None and (heard := self._clocks.value(self._number)):
             self.due += [each for number, each in enumerate(self.reactions) if heard >> number & 1]
 
-    def take(self) -> list[Reaction]:
+    def take(self) -> list[Trigger]:
         """What is due, once."""
         found, self.due = self.due, []
         return found

@@ -14,12 +14,12 @@ from ..errors import EnvironmentFault
 from ..ops import op
 from ..reporting.records import Records
 from ..state import Progress, Rank, Step
-from .alert_actions import Occasions
-from .detectors import Disk, Finding, LossSpike, Memory, Slow, Starvation
+from .alert_actions import AlertActions
+from .detectors import DiskDetector, Finding, LossSpikeDetector, MemoryDetector, SlowDetector, StarvationDetector
 from .notify import Notifier
-from .poller import Lookout
+from .poller import Poller
 from .stalled import Stalled
-from .watch import Watch
+from .watch import Watchdog
 
 # Seconds between two looks at how much is free: a disk fills in minutes, and some file systems answer slowly.
 DISK_SECONDS: Final = 5.0
@@ -31,10 +31,10 @@ def alerts(
     rank: Rank,
     records: Records,
     progress: Progress,
-    lookout: Lookout,
-    watch: Watch,
+    lookout: Poller,
+    watch: Watchdog,
     notifier: Notifier,
-    occasions: Occasions,
+    occasions: AlertActions,
     window: int,
     loss_spike: float | None,
     slow: float | None,
@@ -45,10 +45,10 @@ def alerts(
     disk_bytes: int | None,
     checkpoint_bytes: int | None,
     stalled_seconds: float | None,
-) -> "Alerts":
+) -> "AlertMonitor":
     """Begin to look for signs that something is wrong, those of numbers on the first rank alone."""
     planned = planned_bytes(plan, rank) if memory is not None and rank.device.type == "cuda" else None
-    found = Alerts(
+    found = AlertMonitor(
         planned_bytes=planned, records=records, progress=progress, notifier=notifier, occasions=occasions, plan=plan
     )
     if stalled_seconds is not None:
@@ -56,18 +56,18 @@ def alerts(
         watch.observers.append(lambda seen: found.tell(stalled.look(seen), every_rank=True))
     if not rank.is_first:
         return found
-    found.loss_spike = LossSpike(loss_spike, window) if loss_spike is not None else None
-    found.slow = Slow(slow, window) if slow is not None else None
-    found.starvation = Starvation(starvation) if starvation is not None else None
-    found.memory = Memory(memory) if memory is not None and planned is not None else None
+    found.loss_spike = LossSpikeDetector(loss_spike, window) if loss_spike is not None else None
+    found.slow = SlowDetector(slow, window) if slow is not None else None
+    found.starvation = StarvationDetector(starvation) if starvation is not None else None
+    found.memory = MemoryDetector(memory) if memory is not None and planned is not None else None
     if disk_share is not None or disk_bytes is not None:
-        found.disk = Disk(disk_share, disk_bytes, checkpoint_bytes, disk_most_bytes)
+        found.disk = DiskDetector(disk_share, disk_bytes, checkpoint_bytes, disk_most_bytes)
         lookout.looks["free space"] = found.look_at_disk
     return found
 
 
 @define(eq=False, kw_only=True)
-class Alerts:
+class AlertMonitor:
     """What is watched on this rank, None where nothing is. Findings come from any thread and are told one by one.
 
     planned_bytes: what this rank is planned to hold, None where nothing is measured that could be held against it.
@@ -76,14 +76,14 @@ class Alerts:
     records: Records
     progress: Progress
     notifier: Notifier
-    occasions: Occasions
+    occasions: AlertActions
     plan: Plan
     planned_bytes: int | None = None
-    loss_spike: LossSpike | None = None
-    slow: Slow | None = None
-    starvation: Starvation | None = None
-    memory: Memory | None = None
-    disk: Disk | None = None
+    loss_spike: LossSpikeDetector | None = None
+    slow: SlowDetector | None = None
+    starvation: StarvationDetector | None = None
+    memory: MemoryDetector | None = None
+    disk: DiskDetector | None = None
     _nonfinite: bool = False
     _looked: float = 0.0
     _telling: threading.Lock = field(factory=threading.Lock)

@@ -23,7 +23,7 @@ MEANT: Final = {
 
 
 @frozen
-class Call:
+class CollectiveEntry:
     """A collective that a rank has entered. group: its name and what it is for; number: among those of the group."""
 
     group: tuple[str, str]
@@ -41,23 +41,23 @@ class Call:
 
 
 @frozen
-class Flight:
+class RankCollectives:
     """What one rank has told: its collectives in the order in which it entered them, and the ranks of its groups."""
 
-    calls: tuple[Call, ...]
+    calls: tuple[CollectiveEntry, ...]
     groups: Mapping[str, tuple[int, ...]]
 
     @property
-    def waits_in(self) -> Call | None:
+    def waits_in(self) -> CollectiveEntry | None:
         """The first one that has not ended."""
         return next((call for call in self.calls if call.under_way), None)
 
-    def last_in(self, group: tuple[str, str]) -> Call | None:
+    def last_in(self, group: tuple[str, str]) -> CollectiveEntry | None:
         """The last one of a group that it has entered."""
         return next((call for call in reversed(self.calls) if call.group == group and not call.between_two), None)
 
 
-def flights(folder: Path, world: int) -> dict[int, Flight]:
+def read_collectives(folder: Path, world: int) -> dict[int, RankCollectives]:
     """What every rank has told that could."""
     found = {}
     for rank in range(world):
@@ -65,13 +65,13 @@ def flights(folder: Path, world: int) -> dict[int, Flight]:
             content = json.loads((folder / f"{rank:05d}.collectives.json").read_bytes())
             entries = sorted(content["entries"], key=lambda entry: entry.get("time_created_ns", 0))
             groups = {name: tuple(ranks) for name, ranks in content.get("groups", {}).items()}
-            found[rank] = Flight(calls=tuple(map(_call, entries)), groups=groups)
+            found[rank] = RankCollectives(calls=tuple(map(_call, entries)), groups=groups)
     return found
 
 
-def _call(entry: dict[str, Any]) -> Call:
+def _call(entry: dict[str, Any]) -> CollectiveEntry:
     name, between_two = entry["profiling_name"].partition(":")[2] or entry["profiling_name"], bool(entry["is_p2p"])
-    return Call(
+    return CollectiveEntry(
         group=(entry["process_group"][0], entry["process_group"][1]),
         number=entry["p2p_seq_id"] if between_two else entry["collective_seq_id"],
         name=name,
@@ -81,7 +81,7 @@ def _call(entry: dict[str, Any]) -> Call:
     )
 
 
-def read(found: Mapping[int, Flight], world: int) -> list[str]:
+def read(found: Mapping[int, RankCollectives], world: int) -> list[str]:
     """What is to be seen of it, a sentence for each collective that ranks wait in; empty where none does."""
     waiting: dict[tuple[tuple[str, str], int], list[int]] = {}
     sentences = []
@@ -94,7 +94,9 @@ def read(found: Mapping[int, Flight], world: int) -> list[str]:
     return [*(_sentence(group, number, ranks, found, world) for (group, number), ranks in waiting.items()), *sentences]
 
 
-def _sentence(group: tuple[str, str], number: int, waiting: list[int], found: Mapping[int, Flight], world: int) -> str:
+def _sentence(
+    group: tuple[str, str], number: int, waiting: list[int], found: Mapping[int, RankCollectives], world: int
+) -> str:
     calls = {rank: call for rank in waiting if (call := found[rank].waits_in) is not None}
     first = calls[waiting[0]]
     kinds = {(call.name, call.sizes) for call in calls.values()}
@@ -119,7 +121,7 @@ def _sentence(group: tuple[str, str], number: int, waiting: list[int], found: Ma
     return f"{wait}; {'; '.join(parts)}" if parts else f"{wait}, which all ranks have entered"
 
 
-def _number(call: Call | None) -> int:
+def _number(call: CollectiveEntry | None) -> int:
     return 0 if call is None else call.number
 
 

@@ -43,7 +43,7 @@ class Finding:
 
 
 @define
-class LossSpike:
+class LossSpikeDetector:
     """The loss of a step lies `deviations` robust standard deviations above the median of the last `window` steps.
 
     That is the Hampel identifier, one-sided: (loss - median) / (1.4826 · MAD), where the distance of the upper quartile
@@ -103,7 +103,7 @@ class LossSpike:
 
 
 @define
-class Slow:
+class SlowDetector:
     """Steps in a row take `times` as long as the median of the last `window` steps that did not."""
 
     times: float
@@ -138,7 +138,7 @@ class Slow:
 
 
 @define
-class Starvation:
+class StarvationDetector:
     """So large a share of the time of steps is spent waiting for data, on the rank that waits longest."""
 
     limit: float
@@ -169,7 +169,7 @@ class Starvation:
 
 
 @define
-class Memory:
+class MemoryDetector:
     """The most that a rank has held is so large a share of what the plan says of that rank."""
 
     limit: float
@@ -186,7 +186,7 @@ class Memory:
 
 
 @define
-class Disk:
+class DiskDetector:
     """Less is free than a share of the file system, which asks for no more than `most_bytes`, than so many bytes, or
     than a checkpoint takes."""
 

@@ -24,7 +24,7 @@ LASTING: Final = frozenset({"tick.checkpoint", "tick.model", "step.await_copy", 
 
 
 @define(eq=False)
-class Beat:
+class HeartbeatWriter:
     """The marks of this rank. Only its main thread makes them; any thread may read them.
 
     node: what is under way. step: the step under way, counted from 1; 0 before the first. marks: all of this start.
@@ -75,7 +75,7 @@ class BeatFile:
     _host: str = field(factory=socket.gethostname)
     _born: int = field(factory=lambda: born(os.getpid()))
 
-    def write(self, beat: Beat, idle: float, place: str, debugger: bool) -> None:
+    def write(self, beat: HeartbeatWriter, idle: float, place: str, debugger: bool) -> None:
         """Write the line anew. The file is opened each time: other machines then see what was written."""
         self.alive += 1
         heartbeat = Heartbeat(

@@ -22,7 +22,7 @@ PAUSE: Final = 3.0
 
 
 @define
-class Seen:
+class SeenRank:
     """What is known of a rank. moved, lived: when its marks and its line were seen to move last, by the own clock."""
 
     reading: Heartbeat | None
@@ -45,14 +45,14 @@ class Seen:
 
 
 @frozen
-class Verdict:
+class HealthVerdict:
     """The ranks that the others wait for. `frozen`: they run no Python any more, so nobody else can end them."""
 
     ranks: tuple[int, ...]
     frozen: bool
 
 
-def judge(own: int, seen: Mapping[int, Seen], now: float, limit: float, *, lasting: bool) -> Verdict | None:
+def judge(own: int, seen: Mapping[int, SeenRank], now: float, limit: float, *, lasting: bool) -> HealthVerdict | None:
     """Who is to blame for a rank `own` whose main thread has not got on for `limit` seconds; None: nobody as yet.
 
     lasting: the rank is in a node that may take any time, and only waits in vain for ranks that are frozen. Nobody is
@@ -66,10 +66,10 @@ def judge(own: int, seen: Mapping[int, Seen], now: float, limit: float, *, lasti
     if any(now - each.moved < window for each in others.values()):
         return None
     if not seen[own].fresh:  # then no line says anything: the disk is full, or the directory gone
-        return Verdict((), False) if not lasting and now - seen[own].lived >= window else None
+        return HealthVerdict((), False) if not lasting and now - seen[own].lived >= window else None
     frozen = tuple(rank for rank, each in others.items() if now - each.lived >= window)
     if frozen:
-        return Verdict(frozen, True)
+        return HealthVerdict(frozen, True)
     if lasting or not all(each.fresh for each in others.values()):
         return None
     last = min(each.reading.progress for each in seen.values() if each.reading)
@@ -78,4 +78,4 @@ def judge(own: int, seen: Mapping[int, Seen], now: float, limit: float, *, lasti
         return None
     # Of ranks that are equally far, those that wait inside of torch may wait for one that does something of its own.
     elsewhere = {rank for rank, reading in behind.items() if not reading.place.startswith("torch/")}
-    return Verdict(tuple(sorted(elsewhere or behind)), False)
+    return HealthVerdict(tuple(sorted(elsewhere or behind)), False)

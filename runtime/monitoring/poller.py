@@ -9,7 +9,7 @@ SECONDS = 1.0
 
 
 @define(eq=False)
-class Lookout:
+class Poller:
     """Calls each of `looks`, by what it looks for, once a second until it is closed. `report` is told, once, why one
     has failed."""
 

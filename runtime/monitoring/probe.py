@@ -10,12 +10,12 @@ from ...records.step_events import HealthEvent
 from ..ops import op
 from ..reporting.records import Records
 from ..state import Progress, Rank, Step
-from .heartbeat import Beat
+from .heartbeat import HeartbeatWriter
 
 
 @op("tick.health")
 def probe(
-    rank: Rank, records: Records, progress: Progress, beat: Beat, node_id: str, limit_seconds: float
+    rank: Rank, records: Records, progress: Progress, beat: HeartbeatWriter, node_id: str, limit_seconds: float
 ) -> Callable[[Step], None]:
     """Let all ranks meet, and meet again. Whoever waits least in the first sum was last; the second is the network's.
 

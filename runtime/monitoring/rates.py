@@ -17,7 +17,7 @@ from ..data.collate.documents import DocumentSums
 
 
 @define
-class Counted:
+class CountedWork:
     """What some steps were computed of, on all ranks together.
 
     valid_tokens: those that were learned from. positions: all of them, padding included. Else as in DocumentSums.
@@ -47,7 +47,7 @@ class Rates:
     devices: int
     peak: float | None
 
-    def of(self, counted: Counted, seconds: float) -> dict[str, float]:
+    def of(self, counted: CountedWork, seconds: float) -> dict[str, float]:
         """The figures of a record by name, of steps that took `seconds` together; shares only where `peak` is known."""
         if seconds <= 0:
             return {}
@@ -62,15 +62,15 @@ class Rates:
             found["hfu"] = self.hardware_flops(counted) / seconds / self.peak
         return found
 
-    def model_flops(self, counted: Counted) -> int:
+    def model_flops(self, counted: CountedWork) -> int:
         """As PaLM counts (arXiv 2204.02311, appendix B): nothing off for causality, nothing for recomputation."""
         return self.work.position * counted.tokens + self.work.pair * counted.pairs
 
-    def causal_flops(self, counted: Counted) -> float:
+    def causal_flops(self, counted: CountedWork) -> float:
         """The same with attention to earlier positions and the own one alone."""
         return self.work.position * counted.tokens + self.work.pair * (counted.pairs + counted.tokens) / 2
 
-    def hardware_flops(self, counted: Counted) -> int:
+    def hardware_flops(self, counted: CountedWork) -> int:
         """What devices are given to do, as the plan counts it: padding and second runs, and attention in full."""
         products = self.work.position + self.work.position_again
         attention = self.work.pair + self.work.pair_again

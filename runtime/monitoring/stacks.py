@@ -19,7 +19,7 @@ from torch._C import _distributed_c10d
 
 from ...records.heartbeat import Heartbeat
 from . import waits
-from .heartbeat import Beat, born, process_state
+from .heartbeat import HeartbeatWriter, born, process_state
 
 # Asks a rank for its stacks even where its Python does not run: the answer is written by the handler itself.
 ASK: Final = signal.SIGUSR2
@@ -69,7 +69,7 @@ def _debugged(frame: FrameType | None) -> bool:
     return False
 
 
-def save_own(folder: Path, rank: int, beat: Beat) -> None:
+def save_own(folder: Path, rank: int, beat: HeartbeatWriter) -> None:
     """Write the last collectives, where torch keeps them, to `<rank>.collectives.json`, then the stacks of all threads
     and the last marks to `<rank>.txt`: where that is, the rank has written all."""
     with suppress(Exception):

@@ -8,7 +8,7 @@ from attrs import define, field
 from ...records.heartbeat import Heartbeat, read_heartbeat
 from ...records.paths import heartbeat_path
 from .detectors import Finding
-from .judge import PAUSE, Seen, Verdict, judge
+from .judge import PAUSE, HealthVerdict, SeenRank, judge
 from .pace import Pace
 
 # Shares of the limit: ranks that have stood still so long are looked at; and how often, as two readings are compared.
@@ -25,7 +25,7 @@ class Stalled:
     directory: Path
     limit: float
     raised: bool = False
-    _seen: dict[int, Seen] = field(factory=dict)
+    _seen: dict[int, SeenRank] = field(factory=dict)
     _looked: float = float("-inf")
 
     def look(self, own: Pace) -> Finding | None:
@@ -65,13 +65,13 @@ class Stalled:
         if rank in self._seen:
             self._seen[rank].take(reading, now)
         else:
-            self._seen[rank] = Seen(reading, now, now)
+            self._seen[rank] = SeenRank(reading, now, now)
 
-    def _speaks(self, verdict: Verdict) -> bool:
+    def _speaks(self, verdict: HealthVerdict) -> bool:
         """Whether all before this rank are among those that cannot."""
         return all(rank in verdict.ranks for rank in range(self.rank)) if verdict.frozen else self.rank == 0
 
-    def _finding(self, verdict: Verdict, idle: float) -> Finding:
+    def _finding(self, verdict: HealthVerdict, idle: float) -> Finding:
         first, own = self._seen[verdict.ranks[0]].reading, self._seen[self.rank].reading
         shown = ", ".join(map(str, verdict.ranks[:8])) + (", …" if len(verdict.ranks) > 8 else "")
         ranks = f"rank{'s' if len(verdict.ranks) > 1 else ''} {shown}"

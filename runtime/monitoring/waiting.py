@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from ..state import Rank
-from .heartbeat import Beat
+from .heartbeat import HeartbeatWriter
 
 T = TypeVar("T")
 # Seconds between two questions: short work is not kept waiting for, long work is not disturbed.
@@ -16,7 +16,7 @@ SOONEST: Final = 0.05
 LATEST: Final = 2.0
 
 
-def first_of_machine(rank: Rank, work: Callable[[], T], beat: Beat) -> T | None:
+def first_of_machine(rank: Rank, work: Callable[[], T], beat: HeartbeatWriter) -> T | None:
     """Do `work` on the first rank of every machine; returns when it is done on all of them, what it gave, or None.
 
     Collective. The work runs in a thread where there are other ranks, and all ask each other now and then whether it is

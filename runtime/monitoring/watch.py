@@ -24,8 +24,8 @@ from ..reporting.records import Records
 from ..state import Rank
 from . import collectives_in_flight as flight
 from .failing import say
-from .heartbeat import Beat, BeatFile, process_state
-from .judge import PAUSE, Seen, State, Verdict, judge
+from .heartbeat import BeatFile, HeartbeatWriter, process_state
+from .judge import PAUSE, HealthVerdict, SeenRank, State, judge
 from .pace import Pace
 from .stacks import ASK, answer_when_asked, end, here, save_of, save_own, whereabouts
 from .verdict_text import explained, whereabouts_of
@@ -38,15 +38,15 @@ LOOK: Final = 0.1
 # Seconds without a mark after which the line says what the main thread is in.
 TELL: Final = 2.0
 # Seconds that ranks wait for each other's stacks before they leave.
-FAREWELL: Final = 5.0
+JOIN_SECONDS: Final = 5.0
 VERDICT: Final = "verdict.json"
 SUMMARY: Final = "summary.txt"
 
 
 @op("setup.watch", gives="watch")
 def watch(
-    rank: Rank, records: Records, beat: Beat, leave: Callable[[int], None], stuck_seconds: float | None
-) -> "Watch":
+    rank: Rank, records: Records, beat: HeartbeatWriter, leave: Callable[[int], None], stuck_seconds: float | None
+) -> "Watchdog":
     """Begin to tell of this rank's progress, and to watch that of the others. Collective."""
     number = records.attempts()
     if rank.is_first:  # what a start before has left, whose report found no room on the disk
@@ -55,7 +55,7 @@ def watch(
     attempt = torch.tensor([float(number)], device=rank.device)
     if rank.world_size > 1:
         dist.broadcast(attempt, src=0)  # the first rank has reported the start; others may see that late
-    found = Watch(
+    found = Watchdog(
         beat=beat,
         file=BeatFile(heartbeat_path(records.directory, rank.rank), rank.rank, int(attempt.item())),
         records=records,
@@ -74,10 +74,10 @@ def verdict_folder(directory: Path, attempt: int) -> Path:
 
 
 @define(eq=False, kw_only=True)
-class Watch:
+class Watchdog:
     """stuck: seconds without progress after which ranks are named; None: only where a node has a limit of its own."""
 
-    beat: Beat
+    beat: HeartbeatWriter
     file: BeatFile
     records: Records
     rank: int
@@ -95,7 +95,7 @@ class Watch:
     _last: float = field(factory=time.monotonic)
     _marks: int = -1
     _moved: float = 0.0
-    _seen: dict[int, Seen] = field(factory=dict)
+    _seen: dict[int, SeenRank] = field(factory=dict)
     _looked: float = 0.0
 
     @property
@@ -114,7 +114,7 @@ class Watch:
         """The rank leaves: nobody is to wait for its next line."""
         self._closed.set()
         if self._thread is not None:
-            self._thread.join(FAREWELL)  # it may hang in a disk that does not answer
+            self._thread.join(JOIN_SECONDS)  # it may hang in a disk that does not answer
         if self._answer is not None:
             faulthandler.unregister(ASK)
             os.close(self._answer)
@@ -174,11 +174,11 @@ class Watch:
         for rank in range(self.world):
             reading = read_heartbeat(heartbeat_path(self.records.directory, rank))
             if rank not in self._seen:
-                self._seen[rank] = Seen(reading, self._now, self._now)
+                self._seen[rank] = SeenRank(reading, self._now, self._now)
             else:
                 self._seen[rank].take(reading, self._now)
 
-    def _judge(self, limit: float) -> Verdict | None:
+    def _judge(self, limit: float) -> HealthVerdict | None:
         verdict = judge(self.rank, self._seen, self._now, limit, lasting=self.beat.lasting)
         if verdict is not None and any(self._state(rank) == "t" for rank in verdict.ranks):
             return None  # a debugger holds it
@@ -195,7 +195,7 @@ class Watch:
     def _verdict_path(self) -> Path:
         return self.folder / VERDICT
 
-    def _pronounced(self, verdict: Verdict, idle: float) -> tuple[StuckEvent, bool]:
+    def _pronounced(self, verdict: HealthVerdict, idle: float) -> tuple[StuckEvent, bool]:
         """What has been found, and whether this rank is the first to: else what another one has found holds for all."""
         told = self._told(verdict, idle)
         with suppress(OSError):
@@ -223,7 +223,7 @@ class Watch:
             time.sleep(0.05)
         return read(StuckEvent, {})
 
-    def _told(self, verdict: Verdict, idle: float) -> StuckEvent:
+    def _told(self, verdict: HealthVerdict, idle: float) -> StuckEvent:
         first = self._seen[verdict.ranks[0]].reading if verdict.ranks else None
         # What a frozen rank wrote last is up to a second old: where the others wait for it is certain.
         there = None if verdict.frozen else first
@@ -241,7 +241,7 @@ class Watch:
             folder=str(self.folder),
         )
 
-    def _word(self, verdict: Verdict) -> State:
+    def _word(self, verdict: HealthVerdict) -> State:
         if not verdict.frozen:
             return "stuck" if verdict.ranks else "unknown"
         reading = self._seen[verdict.ranks[0]].reading
@@ -253,7 +253,7 @@ class Watch:
     def _report_failure(self, told: StuckEvent) -> None:
         """Say what has been found, with what the ranks were exchanging; the others leave when the summary is there."""
         rank, message = told.ranks[0] if told.ranks else None, explained(told)
-        seen = flight.read(flight.flights(self.folder, self.world), self.world)
+        seen = flight.read(flight.read_collectives(self.folder, self.world), self.world)
         message += "".join(f"\n{line}" for line in seen)
         if rank == 0:  # that one may be who shows the run
             say(f"rank 0: {message}")
@@ -288,7 +288,7 @@ class Watch:
 
     def _wait_for(self, files: list[str]) -> None:
         """The first rank to leave takes the others with it: not before they have saved and told theirs."""
-        until = time.monotonic() + FAREWELL
+        until = time.monotonic() + JOIN_SECONDS
         while time.monotonic() < until and self.folder.is_dir():
             if all((self.folder / file).exists() for file in files):
                 return

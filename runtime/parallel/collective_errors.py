@@ -17,7 +17,7 @@ TIMEOUT = timedelta(hours=2)
 
 
 @frozen(eq=False)
-class Together:
+class CollectiveErrors:
     """The ranks of a run, over a group of their own: what a thread says here cannot be taken for what a step says."""
 
     rank: int
@@ -25,7 +25,7 @@ class Together:
     group: dist.ProcessGroup | None
 
     @classmethod
-    def of(cls, rank: Rank) -> "Together":
+    def of(cls, rank: Rank) -> "CollectiveErrors":
         """Collective."""
         if rank.world_size == 1:
             return cls(rank.rank, 1, None)

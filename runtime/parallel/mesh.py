@@ -44,7 +44,7 @@ class Meshes:
 
 
 @op("setup.mesh", gives="meshes")
-def lay_meshes(plan: Plan, rank: Rank, axes: list, expert_axes: list, shard_axes: list[str]) -> Meshes:
+def build_meshes(plan: Plan, rank: Rank, axes: list, expert_axes: list, shard_axes: list[str]) -> Meshes:
     """Make every process group the plan needs. Collective; every rank makes the groups of all others with it."""
     if not dist.is_initialized():
         # FSDP wants a process group even for one rank (it is there then for its mixed precision only).

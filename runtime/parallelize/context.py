@@ -4,7 +4,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ..models.attention import AttentionKernel, Packing
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..models.transformer import Attention
 from ..ops import PlanMismatch, op
 from ..parallel.axes import Axes
@@ -37,7 +37,9 @@ class ContextKernel:
 
 
 @op("setup.parallel.cp")
-def spread_attention(model: Parts, rank: Rank, meshes: Meshes, ring: int, ulysses: int, matches: list[int]) -> None:
+def spread_attention(
+    model: ModelParts, rank: Rank, meshes: Meshes, ring: int, ulysses: int, matches: list[int]
+) -> None:
     """Every attention layer works on this rank's positions. Raises PlanMismatch unless there are as many as planned."""
     axes = model.axes
     axes.ring = meshes.group("ring") if ring > 1 else None

@@ -6,13 +6,13 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..monitoring.waits import WAITS
 from ..ops import op
 
 
 @op("setup.parallel.ddp", gives="ddp")
-def replicate(model: Parts) -> DistributedDataParallel:
+def replicate(model: ModelParts) -> DistributedDataParallel:
     """Wrap the model for training."""
     # Every rank has drawn the same weights from their names: there is nothing to broadcast.
     ddp = DistributedDataParallel(model.whole, init_sync=False, broadcast_buffers=False)

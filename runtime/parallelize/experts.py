@@ -4,7 +4,7 @@ the same ones."""
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
 
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..ops import op
 from ..parallel.mesh import Meshes
 from ..parallel.rules import matching
@@ -13,7 +13,7 @@ from .fsdp import make_unit
 
 
 @op("setup.parallel.ep")
-def spread_experts(model: Parts, meshes: Meshes, rank: Rank, size: int, pattern: str, matches: list[int]) -> None:
+def spread_experts(model: ModelParts, meshes: Meshes, rank: Rank, size: int, pattern: str, matches: list[int]) -> None:
     """Leave this rank its run of the experts of every layer; tokens of the others' experts are sent to them.
 
     Works on a model without memory. Raises PlanMismatch unless as many modules fit `pattern` as the plan says.
@@ -30,7 +30,7 @@ def spread_experts(model: Parts, meshes: Meshes, rank: Rank, size: int, pattern:
 
 @op("setup.parallel.expert_fsdp")
 def shard_experts(
-    model: Parts,
+    model: ModelParts,
     meshes: Meshes,
     rank: Rank,
     pattern: str,

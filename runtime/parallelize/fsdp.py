@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..models.build import DTYPES
 from ..models.moe import Experts
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..ops import op
 from ..parallel.mesh import Meshes
 from ..parallel.rules import matching
@@ -65,7 +65,7 @@ def sum_gradients(module: nn.Module) -> None:
 
 @op("setup.parallel.fsdp")
 def shard_blocks(
-    model: Parts,
+    model: ModelParts,
     rank: Rank,
     meshes: Meshes,
     pattern: str,
@@ -84,13 +84,13 @@ def shard_blocks(
 
 
 @op("setup.parallel.root_fsdp")
-def shard_root(model: Parts, meshes: Meshes, compute: str, reduce: str, reshard: bool, offload: bool) -> None:
+def shard_root(model: ModelParts, meshes: Meshes, compute: str, reduce: str, reshard: bool, offload: bool) -> None:
     """Shard what the blocks left of every part: embedding, last norm and head, as one unit."""
     for part in model.parts:
         make_unit(part, meshes.fsdp, compute=compute, reduce=reduce, reshard=reshard, offload=offload)
 
 
-def reshard(model: Parts) -> None:
+def reshard(model: ModelParts) -> None:
     """Free gathered parameters everywhere.
 
     After a forward without backward the root keeps them, and `parameters()` would name those instead of the shards.

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ...planner.mesh.mesh import groups
 from ...planner.plan import Mesh, Plan
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..ops import op
 from ..parallel.fake import numbers
 from ..parallel.mesh import Meshes
@@ -30,7 +30,7 @@ class GradientNorm:
     all ranks counts each element once, whatever is sharded or replicated over what.
     """
 
-    def __init__(self, model: Parts, rank: Rank) -> None:
+    def __init__(self, model: ModelParts, rank: Rank) -> None:
         named = list(model.named_parameters())
         self._parameters, self._rank = [p for _, p in named], rank
         tied = rank.pipeline_ranks > 1 and model.parts[0].arch.tie_embeddings
@@ -74,7 +74,7 @@ def held_by(parameter: Tensor, ranks: int) -> int:
 
 
 @op("step.tensor_grad_sync")
-def sum_partial(model: Parts, axes: list[str]) -> Callable[[Step], None]:
+def sum_partial(model: ModelParts, axes: list[str]) -> Callable[[Step], None]:
     """Sum the gradients that every tensor-parallel rank has one summand of; fsdp, where it is, does that itself."""
     assert axes == ["tp"]
 
@@ -89,7 +89,7 @@ def sum_partial(model: Parts, axes: list[str]) -> Callable[[Step], None]:
 
 
 @op("step.context_grad_sync")
-def sum_over_context(model: Parts, meshes: Meshes, axes: list[str]) -> Callable[[Step], None]:
+def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> Callable[[Step], None]:
     """Sum dense gradients over the context axes that fsdp does not cover: each rank saw other positions."""
     dense = [parameter for name, parameter in model.named_parameters() if ".mlp.experts." not in name]
     every = [meshes.group(axis) for axis in axes]
@@ -103,7 +103,7 @@ def sum_over_context(model: Parts, meshes: Meshes, axes: list[str]) -> Callable[
 
 
 @op("step.tied_grad_sync")
-def sum_tied(plan: Plan, model: Parts, rank: Rank, axes: list[str]) -> Callable[[Step], None]:
+def sum_tied(plan: Plan, model: ModelParts, rank: Rank, axes: list[str]) -> Callable[[Step], None]:
     """Sum the gradient of an embedding that is also the head over the two stages that hold a copy of it."""
     assert axes == ["pp"]
     parameters = dict(model.named_parameters())

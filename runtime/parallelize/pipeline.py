@@ -19,7 +19,7 @@ from ...planner.mesh.pipeline import SINGLE, ZERO_BUBBLE
 from ...planner.plan import Plan
 from ..models.batch import ModelBatch
 from ..models.build import DTYPES, compute_format
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..ops import op
 from ..parallel.mesh import Meshes
 from ..state import Rank
@@ -35,14 +35,14 @@ SCHEDULES: Final = {
 
 
 @define(kw_only=True, eq=False)
-class Pipeline:
+class PipelineSchedule:
     """This rank's stages, and a schedule for every number and shape of microbatches, made once.
 
     owners: the stages of each pipeline coordinate. objective: number format of the loss; stream: of the residual
     stream.
     """
 
-    model: Parts
+    model: ModelParts
     rank: Rank
     group: dist.ProcessGroup
     schedule: str
@@ -174,8 +174,8 @@ def _unset(*_: Any) -> Tensor:
 
 @op("setup.parallel.pp", gives="pipeline")
 def connect_stages(
-    plan: Plan, model: Parts, rank: Rank, meshes: Meshes, size: int, schedule: str, stages_per_rank: int
-) -> Pipeline:
+    plan: Plan, model: ModelParts, rank: Rank, meshes: Meshes, size: int, schedule: str, stages_per_rank: int
+) -> PipelineSchedule:
     """Make this rank's parts stages of a pipeline of `size` ranks."""
     owners = plan.node("setup.build_model").args["owners"]
     group = meshes.group("pp")
@@ -183,7 +183,7 @@ def connect_stages(
     for part in model.parts:
         part.splits_backward = schedule in ZERO_BUBBLE
     stream = DTYPES[compute_format(plan)]
-    return Pipeline(
+    return PipelineSchedule(
         model=model,
         rank=rank,
         group=group,
@@ -195,7 +195,7 @@ def connect_stages(
 
 
 @op("setup.schedule_cache")
-def build_schedules(plan: Plan, pipeline: Pipeline, counts: list[int]) -> None:
+def build_schedules(plan: Plan, pipeline: PipelineSchedule, counts: list[int]) -> None:
     """Make the schedule of every number of microbatches that training meets, before the first step."""
     loader, mesh = plan.node("setup.loader").args, plan.mesh
     positions = pipeline.between_blocks(loader["sequence"] // (mesh.size("ring") * mesh.size("ulysses")))

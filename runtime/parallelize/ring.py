@@ -31,7 +31,7 @@ def ring_attention(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Pack
 
 
 @frozen(eq=False)
-class Layout:
+class RingLayout:
     """This rank's positions sorted by the length of their segment, so that segments of one length are one batch.
 
     It is the same on every rank of the ring.
@@ -45,7 +45,7 @@ class Layout:
     batches: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, packing: Packing, ring: int) -> "Layout":
+    def of(cls, packing: Packing, ring: int) -> "RingLayout":
         """The layout of a microbatch, made by the first layer that asks for it."""
         known = _LAYOUTS.setdefault(packing, {})
         if ring not in known:
@@ -53,7 +53,7 @@ class Layout:
         return known[ring]
 
     @classmethod
-    def _make(cls, packing: Packing, ring: int) -> "Layout":
+    def _make(cls, packing: Packing, ring: int) -> "RingLayout":
         rows, sequence = packing.document_BS.shape
         starts: dict[int, list[int]] = {}
         for row, first, length in packing.segments:
@@ -82,17 +82,17 @@ class Layout:
         x_THA = x_THA if self.restore is None else x_THA.index_select(0, self.restore)
         return x_THA.unflatten(0, (self.rows, -1)).transpose(1, 2)
 
-    def parts(self, source: int, rank: int) -> Iterator[tuple["_View", "_View", bool]]:
+    def parts(self, source: int, rank: int) -> Iterator[tuple["_RingView", "_RingView", bool]]:
         """Of every batch the queries of `rank` that see keys of `source`, those keys, and whether causally."""
         for first, number, length in self.batches:
             whole, half = slice(None), length // 2
             queries = slice(half, None) if source > rank else whole
             keys = slice(None, half) if source < rank else whole
-            yield _View(first, number, length, queries), _View(first, number, length, keys), source == rank
+            yield _RingView(first, number, length, queries), _RingView(first, number, length, keys), source == rank
 
 
 @frozen
-class _View:
+class _RingView:
     """Some positions of all segments of one length."""
 
     first: int
@@ -107,7 +107,7 @@ class _View:
 
 
 # As long as the microbatch they belong to: every layer of a rank, and every recomputation, asks for the same one.
-_LAYOUTS: WeakKeyDictionary[Packing, dict[int, Layout]] = WeakKeyDictionary()
+_LAYOUTS: WeakKeyDictionary[Packing, dict[int, RingLayout]] = WeakKeyDictionary()
 
 
 @frozen(eq=False)
@@ -134,7 +134,9 @@ class _Passing:
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, layout: Layout, ring: ProcessGroup) -> Tensor:
+    def forward(
+        ctx: Any, q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, layout: RingLayout, ring: ProcessGroup
+    ) -> Tensor:
         q_THA = layout.sort(q_BHSA)
         own_kv = torch.stack((layout.sort(k_BKSA), layout.sort(v_BKSA)))
         exact = exact_type(q_THA.dtype)
@@ -190,7 +192,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _apply(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing, ring: ProcessGroup) -> Tensor:
-    return _Ring.apply(q_BHSA, k_BKSA, v_BKSA, Layout.of(packing, ring.size()), ring)  # pyright: ignore
+    return _Ring.apply(q_BHSA, k_BKSA, v_BKSA, RingLayout.of(packing, ring.size()), ring)  # pyright: ignore
 
 
 # The compiler can follow neither point-to-point messages nor a table by object.

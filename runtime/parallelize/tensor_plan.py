@@ -8,7 +8,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 from ...planner.mesh.sharding import DIMENSION
 from ..models.layers import RMSNorm
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..ops import op
 from ..parallel.axes import TensorAxis
 from ..parallel.mesh import Meshes
@@ -21,7 +21,7 @@ BY_HEAD = ("q_norm", "k_norm")
 
 @op("setup.parallel.tp")
 def cut_matrices(
-    model: Parts, meshes: Meshes, rank: Rank, size: int, sequence: bool, loss: bool, rules: list[dict[str, Any]]
+    model: ModelParts, meshes: Meshes, rank: Rank, size: int, sequence: bool, loss: bool, rules: list[dict[str, Any]]
 ) -> None:
     """Turn every dense parameter into a DTensor over tp. Experts are not: expert parallel spreads them over tp too.
 

@@ -9,20 +9,25 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...planner.plan import Memory, Plan
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..monitoring.memory import MemoryNow, peak_bytes
 from ..state import Rank
-from ..training.ema import Ema
-from .held import held
+from ..training.ema import WeightAverages
+from .memory_categories import memory_by_category
 
 
 def found(
-    rank: Rank, step: int, model: Parts | None, optimizer: Optimizer | None, ema: Ema | None, planned: Memory
+    rank: Rank,
+    step: int,
+    model: ModelParts | None,
+    optimizer: Optimizer | None,
+    ema: WeightAverages | None,
+    planned: Memory,
 ) -> dict[str, Any]:
     """planned: of this rank's pipeline coordinate. What set-up has not made yet holds nothing."""
     device = rank.device
     averages = _averages(model, ema)
-    seen = held(model, optimizer, averages, device)
+    seen = memory_by_category(model, optimizer, averages, device)
     on_gpu = device.type == "cuda"
     return {
         "rank": rank.rank,
@@ -57,7 +62,7 @@ def _allocator(device: torch.device, known: int) -> dict[str, int]:
     }
 
 
-def _averages(model: Parts | None, ema: Ema | None) -> list[Tensor]:
+def _averages(model: ModelParts | None, ema: WeightAverages | None) -> list[Tensor]:
     """Those of parameters, as the plan counts them."""
     if model is None or ema is None:
         return []

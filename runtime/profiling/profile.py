@@ -17,11 +17,11 @@ from attrs import asdict, define, field, frozen
 
 from ...planner.units import plural
 from ...records.step_events import ProfileEvent
-from ..monitoring.heartbeat import Beat
+from ..monitoring.heartbeat import HeartbeatWriter
 from ..reporting.records import Records
 from ..state import Progress, Rank
 from .places import file_of, folder_of, from_first, named, summed, sweep, taken, write_json, write_whole
-from .recorder import Recorder
+from .recorder import ProfileRecorder
 from .summary import Summary, summarise
 from .summary_text import summary_text
 from .trace_file import TornTrace, entries_of
@@ -60,14 +60,14 @@ class Profile:
     rank: Rank
     records: Records
     progress: Progress
-    beat: Beat | None
+    beat: HeartbeatWriter | None
     told: Told | None
     begun: int
     """The step that had ended when it began."""
     number: int
     """How many profiles have begun with the same step before: a run that goes back trains it again."""
     passed: int = 0
-    _recorder: Recorder | None = field(default=None, init=False)
+    _recorder: ProfileRecorder | None = field(default=None, init=False)
     _fault: str = field(default="", init=False)
 
     @classmethod
@@ -78,7 +78,7 @@ class Profile:
         rank: Rank,
         records: Records,
         progress: Progress,
-        beat: Beat | None = None,
+        beat: HeartbeatWriter | None = None,
         told: Told | None = None,
     ) -> "Profile":
         """Begin with the next step. Collective."""
@@ -150,7 +150,7 @@ class Profile:
 
     def _make(self) -> None:
         subject = self.subject
-        recorder = Recorder.of(
+        recorder = ProfileRecorder.of(
             self.rank.device, shapes=subject.shapes, stacks=subject.stacks, memory=subject.memory, beat=self.beat
         )
         self._recorder = recorder

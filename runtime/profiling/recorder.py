@@ -1,4 +1,4 @@
-"""`Recorder`: torch's profiler on this rank, with the steps and nodes of the plan marked in its trace."""
+"""`ProfileRecorder`: torch's profiler on this rank, with the steps and nodes of the plan marked in its trace."""
 
 from pathlib import Path
 from typing import Any
@@ -8,20 +8,20 @@ from attrs import define, field
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler.profiler import _KinetoProfile
 
-from ..monitoring.heartbeat import Beat
+from ..monitoring.heartbeat import HeartbeatWriter
 
 STEP = "ProfilerStep#"
 """How a step is named in a trace, in front of its number: the name that tools which read traces look for."""
 
 
 @define(kw_only=True, eq=False)
-class Recorder:
+class ProfileRecorder:
     """One trace: `prepare` some steps before it if they are to warm up, `start`, `begin_step`s, `stop`, `write`.
 
     All of it may raise whatever torch and the disk raise.
     """
 
-    beat: Beat | None
+    beat: HeartbeatWriter | None
     profiler: Any
     _step: Any = field(default=None, init=False)
     _node: Any = field(default=None, init=False)
@@ -29,8 +29,8 @@ class Recorder:
 
     @classmethod
     def of(
-        cls, device: torch.device, *, shapes: bool, stacks: bool, memory: bool, beat: Beat | None = None
-    ) -> "Recorder":
+        cls, device: torch.device, *, shapes: bool, stacks: bool, memory: bool, beat: HeartbeatWriter | None = None
+    ) -> "ProfileRecorder":
         """A recorder of what the CPU does on this rank, and its GPU if it has one."""
         activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device.type == "cuda")
         profiler = _KinetoProfile(activities=activities, record_shapes=shapes, with_stack=stacks, profile_memory=memory)

@@ -17,11 +17,11 @@ from torch.optim import Optimizer
 
 from ...planner.plan import Memory
 from ...records.step_events import MemorySnapshotEvent
-from ..models.parts import Parts
-from ..monitoring.heartbeat import Beat
+from ..models.parts import ModelParts
+from ..monitoring.heartbeat import HeartbeatWriter
 from ..reporting.records import Records
 from ..state import Progress, Rank
-from ..training.ema import Ema
+from ..training.ema import WeightAverages
 from .found import found
 from .places import file_of, folder_of, from_first, named, summed, sweep, taken, write_json, write_whole
 from .snapshot_text import snapshot_text
@@ -41,14 +41,14 @@ class Snapshot:
     node: str
     ranks: list[int] | None
     history: int
-    model: Parts
+    model: ModelParts
     optimizer: Optimizer
-    ema: Ema | None
+    ema: WeightAverages | None
     planned: Memory
     rank: Rank
     records: Records
     progress: Progress
-    beat: Beat | None
+    beat: HeartbeatWriter | None
     passed: int = 0
     _fault: str = field(default="", init=False)
 

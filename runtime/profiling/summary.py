@@ -14,7 +14,7 @@ from attrs import define, field, frozen
 from .intervals import NOTHING, Intervals, clipped, length, minus, union
 from .kinds import Kind, kind_of, only_calls
 from .recorder import STEP
-from .trace_file import Entry, TornTrace
+from .trace_file import TornTrace, TraceEntry
 
 MOST_OPERATORS: Final = 30
 # On a GPU they run beside each other, and what hides a copy is worth it; on a CPU they are parts of one another.
@@ -54,7 +54,7 @@ class Summary:
 
 
 @define
-class _Total:
+class _TraceTotal:
     calls: int = 0
     seconds: float = 0.0
 
@@ -63,14 +63,14 @@ class _Total:
 class _Sorted:
     """The entries of a trace by what they are."""
 
-    steps: dict[int, Entry] = field(factory=dict)
-    marks: list[Entry] = field(factory=list)
-    operations: list[Entry] = field(factory=list)
-    kernels: list[Entry] = field(factory=list)
-    transfers: list[Entry] = field(factory=list)
+    steps: dict[int, TraceEntry] = field(factory=dict)
+    marks: list[TraceEntry] = field(factory=list)
+    operations: list[TraceEntry] = field(factory=list)
+    kernels: list[TraceEntry] = field(factory=list)
+    transfers: list[TraceEntry] = field(factory=list)
 
 
-def summarise(entries: Iterable[Entry], *, rank: int, first: int, last: int) -> Summary:
+def summarise(entries: Iterable[TraceEntry], *, rank: int, first: int, last: int) -> Summary:
     """What a trace says of steps first to last. Raises TornTrace where it does not have them all."""
     found = _sorted(entries)
     steps = [found.steps[number] for number in range(first, last + 1) if number in found.steps]
@@ -107,7 +107,7 @@ def summarise(entries: Iterable[Entry], *, rank: int, first: int, last: int) -> 
     )
 
 
-def _sorted(entries: Iterable[Entry]) -> _Sorted:
+def _sorted(entries: Iterable[TraceEntry]) -> _Sorted:
     found = _Sorted()
     for entry in entries:
         if entry.category == "cpu_op":
@@ -123,7 +123,7 @@ def _sorted(entries: Iterable[Entry]) -> _Sorted:
     return found
 
 
-def _busy(entries: Iterable[Entry]) -> dict[Kind, Intervals]:
+def _busy(entries: Iterable[TraceEntry]) -> dict[Kind, Intervals]:
     pairs: dict[Kind, list[tuple[float, float]]] = defaultdict(list)
     for entry in entries:
         pairs[kind_of(entry.name)].append((entry.begin, entry.end))
@@ -141,8 +141,8 @@ def _shares(busy: dict[Kind, Intervals], order: Sequence[Kind], seconds: float) 
     return {**ordered, "exposed": found["communication"], "idle": max(1 - length(taken) / seconds, 0.0)}
 
 
-def _of_kernels(kernels: Iterable[Entry]) -> dict[str, _Total]:
-    totals: dict[str, _Total] = defaultdict(_Total)
+def _of_kernels(kernels: Iterable[TraceEntry]) -> dict[str, _TraceTotal]:
+    totals: dict[str, _TraceTotal] = defaultdict(_TraceTotal)
     for kernel in kernels:
         total = totals[kernel.name]
         total.calls += 1
@@ -150,10 +150,10 @@ def _of_kernels(kernels: Iterable[Entry]) -> dict[str, _Total]:
     return totals
 
 
-def _of_operations(found: _Sorted) -> tuple[dict[str, _Total], dict[Kind, Intervals]]:
+def _of_operations(found: _Sorted) -> tuple[dict[str, _TraceTotal], dict[Kind, Intervals]]:
     """Of a CPU: what runs on the threads that transfer is no computing of the step."""
     transferring = {each.line for each in found.transfers}
-    lines: dict[tuple[str, str], list[Entry]] = defaultdict(list)
+    lines: dict[tuple[str, str], list[TraceEntry]] = defaultdict(list)
     for each in found.operations:
         if each.line not in transferring:
             lines[each.line].append(each)
@@ -164,10 +164,10 @@ def _of_operations(found: _Sorted) -> tuple[dict[str, _Total], dict[Kind, Interv
     return totals, _busy([*working, *found.transfers])
 
 
-def _add_own_time(line: list[Entry], totals: dict[str, _Total]) -> None:
+def _add_own_time(line: list[TraceEntry], totals: dict[str, _TraceTotal]) -> None:
     """Time of every operation of a thread without that of those inside it."""
     line.sort(key=lambda each: (each.begin, -each.end))
-    around: list[Entry] = []
+    around: list[TraceEntry] = []
     for entry in line:
         while around and around[-1].end <= entry.begin:
             around.pop()

@@ -12,7 +12,7 @@ class TornTrace(Exception):
 
 
 @frozen
-class Entry:
+class TraceEntry:
     """Something that took time. begin, end: in seconds of the trace's own clock. line: its thread or stream."""
 
     category: str
@@ -26,7 +26,7 @@ WANTED = frozenset({"cpu_op", "kernel", "gpu_memcpy", "gpu_memset", "user_annota
 _HEAD = '"traceEvents"'
 
 
-def entries_of(path: Path) -> Iterator[Entry]:
+def entries_of(path: Path) -> Iterator[TraceEntry]:
     """Every entry that a summary is made of. Raises TornTrace where the file ends before the trace does, OSError."""
     text = path.read_text(encoding="utf-8", errors="replace")
     at = text.find("[", text.find(_HEAD))
@@ -40,7 +40,7 @@ def entries_of(path: Path) -> Iterator[Entry]:
             if content.get("ph") == "X" and content.get("cat") in WANTED:
                 begin = content["ts"] / 1e6
                 line = (str(content.get("pid")), str(content.get("tid")))
-                yield Entry(content["cat"], content["name"], begin, begin + content.get("dur", 0) / 1e6, line)
+                yield TraceEntry(content["cat"], content["name"], begin, begin + content.get("dur", 0) / 1e6, line)
             at = _next(text, at)
             at = _next(text, at + 1) if text[at] == "," else at
     except (ValueError, IndexError, KeyError, TypeError) as error:

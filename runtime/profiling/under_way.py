@@ -3,7 +3,7 @@
 from typing import Protocol
 
 
-class Lasting(Protocol):
+class LongAction(Protocol):
     """Something that has begun and that further steps go on with. `kind`: of each there is one at a time."""
 
     kind: str
@@ -25,7 +25,7 @@ class UnderWay:
     """All that is under way. All ranks begin and end the same things in the same places."""
 
     def __init__(self) -> None:
-        self._all: list[Lasting] = []
+        self._all: list[LongAction] = []
 
     def __bool__(self) -> bool:
         return bool(self._all)
@@ -34,7 +34,7 @@ class UnderWay:
         """Whether one of a kind is under way."""
         return any(each.kind == kind for each in self._all)
 
-    def begin(self, lasting: Lasting) -> None:
+    def begin(self, lasting: LongAction) -> None:
         """Go on with something from the next step on."""
         self._all.append(lasting)
 

@@ -10,7 +10,7 @@ from ...planner.compare.resumable import Verdict, resumable
 from ...planner.data.chain import own_modules
 from ...planner.plan import Plan
 from ..errors import ResumeRefused
-from .code import Code
+from .code import CodeVersion
 from .metadata import Before, versions
 
 MOST: Final = 8
@@ -18,7 +18,7 @@ MOST_REASONS: Final = 3
 
 
 @frozen(kw_only=True)
-class Changes:
+class ChangedSinceStart:
     """texts: a short list for people. found: what a checkpoint can be under this plan; None where the plan before
     cannot be read."""
 
@@ -43,17 +43,17 @@ class Changes:
         raise ResumeRefused(f"the run in {directory} cannot be resumed with this plan: {said}{more}")
 
 
-def find_changes(before: Before, plan: Plan, code: Code | None, step: int | None) -> Changes:
+def find_changes(before: Before, plan: Plan, code: CodeVersion | None, step: int | None) -> ChangedSinceStart:
     """Against the start before. step: that of the checkpoint that the run goes on from, None if it does not."""
     texts = [*_of_code(before, code)]
     if before.plan is None:
-        return Changes(texts=tuple(texts), found=None)
+        return ChangedSinceStart(texts=tuple(texts), found=None)
     if before.plan.id != plan.id:
         texts += _of_plan(before.plan, plan)
-    return Changes(texts=_short(texts), found=resumable(before.plan, plan, step))
+    return ChangedSinceStart(texts=_short(texts), found=resumable(before.plan, plan, step))
 
 
-def _of_code(before: Before, code: Code | None) -> list[str]:
+def _of_code(before: Before, code: CodeVersion | None) -> list[str]:
     now: dict[str, Any] = {"code_id": code.code_id if code else None, **versions()}
     names = {"code_id": "code", "xtrain": "xtrain", "torch": "torch", "python": "python"}
     then = before.environment

@@ -8,7 +8,7 @@ from attrs import frozen
 
 
 @frozen
-class Code:
+class CodeVersion:
     """The state of the git checkout that holds the spec: `code_id` and the diff that makes it dirty."""
 
     sha: str
@@ -22,7 +22,7 @@ class Code:
         return f"{self.sha[:8]}-d{blake2b(self.diff.encode(), digest_size=5).hexdigest()}"
 
 
-def read_code(folder: Path) -> Code | None:
+def read_code(folder: Path) -> CodeVersion | None:
     """None outside a git checkout or before its first commit.
 
     Specs are left out of the diff: what they change is in the configuration's own identity.
@@ -30,7 +30,9 @@ def read_code(folder: Path) -> Code | None:
     sha = _git(folder, "rev-parse", "HEAD")
     if sha is None:
         return None
-    return Code(sha=sha.strip(), diff=_git(folder, "diff", "HEAD", "--", ":/", ":(exclude,top,glob)**/*.xtrain") or "")
+    return CodeVersion(
+        sha=sha.strip(), diff=_git(folder, "diff", "HEAD", "--", ":/", ":(exclude,top,glob)**/*.xtrain") or ""
+    )
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -24,13 +24,13 @@ from typing import Any, Final
 from attrs import frozen
 
 from ...planner.compare.diff_values import changed_values
-from ...planner.compare.non_defaults import departures
+from ...planner.compare.non_defaults import non_defaults
 from ...planner.compare.plan_origin import source_fingerprint
 from ...planner.plan import Plan
 from ...planner.serialise import PlanError, from_json, to_json
 from ..files import durable
 from ..files.yaml_text import to_yaml
-from .code import Code
+from .code import CodeVersion
 from .start import launcher_id
 
 ENVIRONMENT: Final = "metadata/environment.json"
@@ -90,7 +90,7 @@ def launcher_before(directory: Path) -> str:
 
 
 def describe(
-    plan: Plan, resolved_spec: str, code: Code | None, attempt: str, before: Before | None
+    plan: Plan, resolved_spec: str, code: CodeVersion | None, attempt: str, before: Before | None
 ) -> dict[str, bytes]:
     """Name in the run directory → content, in the order in which they are to be written."""
     environment = {
@@ -148,7 +148,7 @@ def _set_aside(directory: Path, name: str, content: bytes | None, attempt: str) 
 
 
 def _differences(plan: Plan, before: Before | None) -> dict[str, Any]:
-    found: dict[str, Any] = {"from_defaults": {entry.path: typed_value(entry.value) for entry in departures(plan)}}
+    found: dict[str, Any] = {"from_defaults": {entry.path: typed_value(entry.value) for entry in non_defaults(plan)}}
     if before is not None:
         changes = changed_values(before.plan, plan) if before.plan is not None else ()
         values = {

@@ -13,8 +13,8 @@ from ...records.lines import read
 from ...records.metrics import StepMetrics
 from ...records.paths import EVENTS_FILE, METRICS_FILE, rank_lines_path
 from ...records.run_events import WarningEvent
-from ..files.lines import EVENT_SECONDS, JsonLines, Pen, QueuedLines, add_to_last, last_step, trim_after
-from .sink import Branch
+from ..files.lines import EVENT_SECONDS, BackgroundLines, JsonLinesFile, QueuedLines, add_to_last, last_step, trim_after
+from .sink import RecordSink
 
 # Seconds that whoever needs all records in their files waits for a disk.
 SETTLE_SECONDS: Final = 60.0
@@ -34,12 +34,12 @@ class Records:
 
     directory: Path
     rank: int
-    pen: Pen
+    pen: BackgroundLines
     metrics: QueuedLines
     own: QueuedLines
-    events: JsonLines
+    events: JsonLinesFile
     pending: StepMetrics | None = None
-    branches: list[Branch] = field(factory=list)
+    branches: list[RecordSink] = field(factory=list)
     _last_step: int | None = None
     """Of the last record in `metrics`; None where the file has to be asked."""
     _told_of_lost: bool = False
@@ -47,14 +47,14 @@ class Records:
 
     @classmethod
     def open(cls, directory: Path, rank: int) -> "Records":
-        pen = Pen()
+        pen = BackgroundLines()
         return cls(
             directory=directory,
             rank=rank,
             pen=pen,
-            metrics=QueuedLines(JsonLines(directory / METRICS_FILE), pen),
-            own=QueuedLines(JsonLines(rank_lines_path(directory, rank)), pen),
-            events=JsonLines(directory / EVENTS_FILE),
+            metrics=QueuedLines(JsonLinesFile(directory / METRICS_FILE), pen),
+            own=QueuedLines(JsonLinesFile(rank_lines_path(directory, rank)), pen),
+            events=JsonLinesFile(directory / EVENTS_FILE),
         )
 
     def event(self, event: Event, *, every_rank: bool = False) -> None:

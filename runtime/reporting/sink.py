@@ -9,14 +9,14 @@ from typing import Final, Protocol
 from ...records.event import Event
 from ...records.metrics import StepMetrics
 from ..errors import EnvironmentFault
-from ..files.background_queue import Outlet
+from ..files.background_queue import BackgroundQueue
 from ..files.lines import Sizes
 
 # Seconds that a checkpoint waits for what lies behind a local disk.
 SETTLE_SECONDS: Final = 5.0
 
 
-class Writer(Protocol):
+class RecordWriter(Protocol):
     """Takes records as they are written to metrics.jsonl and events.jsonl. All calls come from one thread.
 
     Whatever is raised is told in a warning, and the writer gets nothing more. name: for people. seconds: how long
@@ -46,14 +46,14 @@ def _nothing() -> None:
     pass
 
 
-class Branch:
+class RecordSink:
     """A writer and what is on its way to it. warn: is told in words what goes wrong."""
 
-    def __init__(self, writer: Writer, warn: Callable[[str], None]) -> None:
+    def __init__(self, writer: RecordWriter, warn: Callable[[str], None]) -> None:
         self.writer, self.lost = writer, 0
         self._warn, self._failed, self._begun, self._late = warn, False, False, False
         self._sizes = Sizes()
-        self._outlet = Outlet(writer.name, self._carry, rest=partial(self._rest, must=False))
+        self._outlet = BackgroundQueue(writer.name, self._carry, rest=partial(self._rest, must=False))
 
     def begin(self) -> None:
         """Load the library now, beside the set-up, and not with the first record."""

@@ -9,7 +9,7 @@ from attrs import frozen
 from ...planner.plan import Plan
 from ...records.paths import METRICS_FILE
 from ...records.start_events import SetAsideEvent
-from ..checkpoint.layout import CheckpointFolder, Entry
+from ..checkpoint.layout import CheckpointEntry, CheckpointFolder
 from ..checkpoint.sources import origin_of
 
 # What says where a run is and begins: of the command that goes back, they say that of the run that was set aside.
@@ -51,7 +51,7 @@ def set_aside(directory: Path, attempt: str, plan: Plan) -> SetAside | None:
     beside = directory.with_name(f"{directory.name}~{attempt}")
     directory.rename(beside)
     directory.mkdir()
-    told = None if latest is None else Entry(beside / latest.path.relative_to(directory), latest.step)
+    told = None if latest is None else CheckpointEntry(beside / latest.path.relative_to(directory), latest.step)
     return SetAside(
         directory=beside,
         step=told.step if told else 0,
@@ -60,7 +60,7 @@ def set_aside(directory: Path, attempt: str, plan: Plan) -> SetAside | None:
     )
 
 
-def _reason(plan: Plan, latest: Entry | None) -> str:
+def _reason(plan: Plan, latest: CheckpointEntry | None) -> str:
     args = plan.node("setup.resume").args
     if not args["resume"]:
         return "checkpoint.resume = false"

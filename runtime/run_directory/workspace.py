@@ -15,20 +15,20 @@ from ..checkpoint.layout import CheckpointFolder
 from ..checkpoint.model_check import check_model, check_weights
 from ..checkpoint.publish import Publisher
 from ..checkpoint.rollback_state import finish_rollback
-from ..checkpoint.sources import Start, check_left, find, left_to_train, starting_point
+from ..checkpoint.sources import StartingPoint, check_left, find, left_to_train, starting_point
 from ..data.user_parts import kept_parts
 from ..errors import EnvironmentFault
-from ..files.lines import JsonLines, trim_after
+from ..files.lines import JsonLinesFile, trim_after
 from ..files.locks import LAUNCHER_LOCK, WORKER_LOCK, hold
 from ..provenance import metadata
 from ..provenance.changed import find_changes
-from ..provenance.code import Code, read_code
+from ..provenance.code import CodeVersion, read_code
 from .same_paths import same_run
 from .set_aside import SetAside, set_aside
 
 
 @frozen
-class Workspace:
+class RunDirectory:
     """A run's directory, opened for one attempt at running it. `lock` is held until the object is gone.
 
     elsewhere: of the runs of the same experiment under other states of the code the one that has saved last, if this
@@ -47,14 +47,14 @@ class Workspace:
     same: Path | None = None
 
 
-def locate(plan: Plan, code: Code | None) -> Path:
+def locate(plan: Plan, code: CodeVersion | None) -> Path:
     """Where this plan's run lives; the same plan under the same code always gives the same place."""
     chosen = plan.workspace["run"]
     run_id = chosen or (f"{code.code_id}-{plan.config_id}" if code else plan.config_id)
     return Path(plan.workspace["root"]) / (plan.workspace["lineage"] or plan.name) / run_id
 
 
-def open_workspace(plan: Plan, resolved_spec: str) -> Workspace:
+def open_workspace(plan: Plan, resolved_spec: str) -> RunDirectory:
     """Make the run directory ready for another attempt.
 
     Records of steps that will be computed again are moved to `logs/`; a run that is not to be resumed moves aside as a
@@ -64,7 +64,7 @@ def open_workspace(plan: Plan, resolved_spec: str) -> Workspace:
     return _open(locate(plan, code), plan, resolved_spec, code, None)
 
 
-def reopen(workspace: Workspace, plan: Plan) -> Workspace:
+def reopen(workspace: RunDirectory, plan: Plan) -> RunDirectory:
     """Make the directory ready for another attempt by the process that has opened it, whose lock goes on.
 
     plan: the same run, perhaps on other ranks. Raises EnvironmentFault as `open_workspace` does.
@@ -73,7 +73,9 @@ def reopen(workspace: Workspace, plan: Plan) -> Workspace:
     return _open(workspace.directory, plan, plan.spec_text, code, workspace.lock)
 
 
-def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lock: IO[str] | None) -> Workspace:
+def _open(
+    directory: Path, plan: Plan, resolved_spec: str, code: CodeVersion | None, lock: IO[str] | None
+) -> RunDirectory:
     attempt = time.strftime("%Y%m%d-%H%M%S") + f"-{os.getpid()}"
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -108,10 +110,10 @@ def _open(directory: Path, plan: Plan, resolved_spec: str, code: Code | None, lo
     named = plan.workspace["run"] is not None
     elsewhere = None if start.entry or start.anew or named else _elsewhere(directory, plan.config_id)
     other = same_run(directory, plan) if not (start.own or start.anew or named or elsewhere) else None
-    return Workspace(directory, attempt, lock, elsewhere, changes.texts if changes else (), aside, other)
+    return RunDirectory(directory, attempt, lock, elsewhere, changes.texts if changes else (), aside, other)
 
 
-def _check_start(plan: Plan, start: Start, directory: Path) -> None:
+def _check_start(plan: Plan, start: StartingPoint, directory: Path) -> None:
     """Raise EnvironmentFault if the run cannot begin with what it is to begin with."""
     if start.entry is not None:
         check_model(plan, start.entry)
@@ -124,7 +126,7 @@ def _check_start(plan: Plan, start: Start, directory: Path) -> None:
 
 def _tell(directory: Path, event: Event) -> None:
     """Write an event of the start; no rank is there yet that could."""
-    events = JsonLines(directory / EVENTS_FILE)
+    events = JsonLinesFile(directory / EVENTS_FILE)
     events.write(event)
     events.close()
 

@@ -5,7 +5,7 @@ from attrs import evolve, frozen
 
 from ...planner.plan import Plan
 from ..data.collate.batch import Microbatch
-from ..data.collate.collators import Chain
+from ..data.collate.collators import CollateChain
 
 
 @frozen(kw_only=True, eq=False)
@@ -17,7 +17,7 @@ class FullRows:
     accumulate: int
 
     @classmethod
-    def of(cls, plan: Plan, collate: Chain) -> "FullRows":
+    def of(cls, plan: Plan, collate: CollateChain) -> "FullRows":
         args = plan.node("setup.loader").args
         whole = full_rows(args["micro"], args["sequence"], several=len(args["datasets"]) > 1)
         return cls(whole=whole, local=collate.local_part(whole), accumulate=args["accumulate"])

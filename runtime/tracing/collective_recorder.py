@@ -26,7 +26,7 @@ Key = tuple[str, str, str]  # axis, op, node
 
 
 @frozen
-class Call:
+class RecordedCall:
     """How to read an operator. group: which argument names it. tensors: what goes in, and what comes out."""
 
     op: str
@@ -47,18 +47,18 @@ def _first_and_out(args: Args, out: Any) -> list[Any]:
 
 
 CALLS = {
-    C10D.allreduce_.default: Call("all_reduce", 1, _first),
-    C10D.broadcast_.default: Call("broadcast", 1, _first),
-    C10D.send.default: Call("send", 1, _first),
-    C10D.recv_.default: Call("recv", 1, _first),
-    C10D._allgather_base_.default: Call("all_gather", 2, _first_two),
-    C10D._reduce_scatter_base_.default: Call("reduce_scatter", 2, _first_two),
-    C10D.alltoall_base_.default: Call("all_to_all", 2, _first_two),
-    FUNCTIONAL.all_reduce.default: Call("all_reduce", 2, _first),
-    FUNCTIONAL.broadcast.default: Call("broadcast", 2, _first),
-    FUNCTIONAL.all_gather_into_tensor.default: Call("all_gather", 2, _first_and_out),
-    FUNCTIONAL.reduce_scatter_tensor.default: Call("reduce_scatter", 3, _first_and_out),
-    FUNCTIONAL.all_to_all_single.default: Call("all_to_all", 3, _first_and_out),
+    C10D.allreduce_.default: RecordedCall("all_reduce", 1, _first),
+    C10D.broadcast_.default: RecordedCall("broadcast", 1, _first),
+    C10D.send.default: RecordedCall("send", 1, _first),
+    C10D.recv_.default: RecordedCall("recv", 1, _first),
+    C10D._allgather_base_.default: RecordedCall("all_gather", 2, _first_two),
+    C10D._reduce_scatter_base_.default: RecordedCall("reduce_scatter", 2, _first_two),
+    C10D.alltoall_base_.default: RecordedCall("all_to_all", 2, _first_two),
+    FUNCTIONAL.all_reduce.default: RecordedCall("all_reduce", 2, _first),
+    FUNCTIONAL.broadcast.default: RecordedCall("broadcast", 2, _first),
+    FUNCTIONAL.all_gather_into_tensor.default: RecordedCall("all_gather", 2, _first_and_out),
+    FUNCTIONAL.reduce_scatter_tensor.default: RecordedCall("reduce_scatter", 3, _first_and_out),
+    FUNCTIONAL.all_to_all_single.default: RecordedCall("all_to_all", 3, _first_and_out),
 }
 
 
@@ -77,7 +77,7 @@ class Sums:
 
 
 @define(kw_only=True, eq=False)
-class Wire:
+class CollectiveRecorder:
     """Counts the calls of one rank.
 
     node: of the step, the one that runs; None outside the step. labels: those that torch gives to what FSDP does,

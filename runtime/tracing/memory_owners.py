@@ -10,8 +10,8 @@ from torch.optim import Optimizer
 
 from ...planner.plan import Memory
 from ..models.batch import ModelBatch
-from ..models.parts import Parts
-from ..training.ema import Ema
+from ..models.parts import ModelParts
+from ..training.ema import WeightAverages
 from .ledger import Ledger, bytes_of, pieces
 
 # In host memory, where the plan says so.
@@ -19,12 +19,12 @@ STATES = ("parameters", "gradients", "optimizer", "averages")
 
 
 @define(kw_only=True, eq=False)
-class Holdings:
+class MemoryOwners:
     """Gives storages their category when it can be seen what they are for, and sums them up in the end."""
 
-    model: Parts
+    model: ModelParts
     optimizer: Optimizer
-    ema: Ema | None
+    ema: WeightAverages | None
     ledger: Ledger
     offloaded: bool
     _forwards: list[int] = field(factory=list, init=False)  # where in the ledger's time a forward has ended

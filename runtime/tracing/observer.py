@@ -9,7 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .collective_recorder import DDP, Wire
+from .collective_recorder import DDP, CollectiveRecorder
 from .ledger import Ledger
 
 LABEL = torch.ops.profiler._record_function_enter_new.default
@@ -18,10 +18,10 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 BROADCAST = torch.ops.c10d.broadcast_.default
 
 
-class Watch(TorchDispatchMode):
+class TraceObserver(TorchDispatchMode):
     """heard: what another rank says, where it broadcasts something. ends: what to do when a label of torch ends."""
 
-    def __init__(self, ledger: Ledger, wire: Wire) -> None:
+    def __init__(self, ledger: Ledger, wire: CollectiveRecorder) -> None:
         super().__init__()
         self.ledger, self.wire = ledger, wire
         self.heard: Tensor | None = None

@@ -16,22 +16,22 @@ from ...planner.plan import Node, Plan
 from ..control.agreement import Agreement
 from ..control.commands import Control
 from ..control.signals import StopRequests
-from ..data.collate.collators import Chain
+from ..data.collate.collators import CollateChain
 from ..data.collate.outline import encode_outline
 from ..input.feed import Feed
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..models.transformer import Transformer
-from ..monitoring.alert_actions import Occasions
-from ..monitoring.poller import Lookout
+from ..monitoring.alert_actions import AlertActions
+from ..monitoring.poller import Poller
 from ..node_order import op_of, topological
 from ..parallel.fake import FakeDevice
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
 from .batch import FullRows
-from .collective_recorder import Wire
+from .collective_recorder import CollectiveRecorder
 from .ledger import Ledger
-from .memory_owners import Holdings
-from .observer import Watch
+from .memory_owners import MemoryOwners
+from .observer import TraceObserver
 from .schedule import skip_vote
 
 # What a trace does without: data, time, files, and compiling.
@@ -64,14 +64,14 @@ CAPABILITIES = {"a100": 8, "h100": 9, "h200": 9, "b200": 10}
 class Program:
     """Set up, then run for one step: `holdings` and `wire` have then seen what is held and what is sent."""
 
-    holdings: Holdings
+    holdings: MemoryOwners
     rows: FullRows
 
     def __init__(self, plan: Plan, rank: Rank) -> None:
         self.plan = plan
-        self.wire = Wire(plan=plan)
+        self.wire = CollectiveRecorder(plan=plan)
         self._ledger = Ledger()
-        self._watch = Watch(self._ledger, self.wire)
+        self._watch = TraceObserver(self._ledger, self.wire)
         self._fake = FakeDevice(device_kind(plan), CAPABILITIES.get(plan.cluster.preset, 0))
         clocks = Clocks()
         for tick in plan.timeline.ticks:
@@ -86,13 +86,13 @@ class Program:
             "rank": rank,
             "stages": [],
             "clocks": clocks,
-            "agreement": Agreement(requests, clocks, control, Occasions.of(plan, ALERTS)),
-            "lookout": Lookout(report=print),
+            "agreement": Agreement(requests, clocks, control, AlertActions.of(plan, ALERTS)),
+            "lookout": Poller(report=print),
             "progress": Progress(),
         }
 
     @property
-    def model(self) -> Parts:
+    def model(self) -> ModelParts:
         return self._resources["model"]
 
     def set_up(self) -> None:
@@ -114,7 +114,7 @@ class Program:
         if "pipeline" in self._resources:
             skip_vote(self._resources["pipeline"])
         self._look_on()
-        collate = Chain(stages=tuple(self._resources["stages"]))
+        collate = CollateChain(stages=tuple(self._resources["stages"]))
         self.rows = FullRows.of(self.plan, collate)
         loader: Any = self.rows
         micro = self.rows.whole.positions_BS.shape[0]
@@ -165,7 +165,7 @@ class Program:
         optimizer.zero_grad(set_to_none=True)
 
     def _look_on(self) -> None:
-        self.holdings = Holdings(
+        self.holdings = MemoryOwners(
             model=self.model,
             optimizer=self._resources["optimizer"],
             ema=self._resources.get("ema"),

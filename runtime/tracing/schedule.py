@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from ..parallelize.pipeline import Pipeline
+from ..parallelize.pipeline import PipelineSchedule
 
 
-def skip_vote(pipeline: Pipeline) -> None:
+def skip_vote(pipeline: PipelineSchedule) -> None:
     """Leave out the messages by which stages agree, in their first step, on who works out shapes.
 
     Stages that are told their shapes vote alike, and here there is nobody to hear it from.

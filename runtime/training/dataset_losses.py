@@ -36,7 +36,7 @@ class DatasetLosses:
     @torch.no_grad()
     def add(self, batches: Iterable[RowLosses]) -> None:
         """Count the rows of some microbatches; those of tensor-parallel peers are counted by one of them."""
-        if self._sums_2D is None or not self._rank.speaks:
+        if self._sums_2D is None or not self._rank.is_tp_first:
             return
         for batch in batches:
             own_BD = batch.dataset_B[:, None] == self._numbers_D

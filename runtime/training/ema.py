@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..models.build import DTYPES
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..models.tensors import model_tensors
 from ..ops import op
 from ..parallelize.fsdp import reshard
@@ -29,14 +29,14 @@ Which = Literal["trained", "averaged"]
 
 
 @define(kw_only=True, eq=False)
-class Ema:
+class WeightAverages:
     """Averages of everything that is the model's state, cut over the ranks exactly as that is.
 
     averages: by name. every: optimizer steps between two updates; updates: how many there have been. evaluates: the
     model is looked at with these; publishes: weights that are saved alone are these.
     """
 
-    model: Parts
+    model: ModelParts
     decay: float
     every: int
     evaluates: bool
@@ -104,7 +104,7 @@ class Ema:
 class Weights:
     """What a model is looked at with: its trained weights, or the averages of `ema`."""
 
-    ema: Ema | None
+    ema: WeightAverages | None
     saver: "Saver | None"
 
     @contextmanager
@@ -151,18 +151,18 @@ def _piece(value: Tensor) -> Tensor:
 
 
 @op("setup.ema", gives="ema")
-def keep_average(model: Parts, decay: float, every: int, format: str, eval: bool, publish: bool) -> Ema:
+def keep_average(model: ModelParts, decay: float, every: int, format: str, eval: bool, publish: bool) -> WeightAverages:
     """Begin at the weights as they are. format: of the averages; bf16 would round a small share of new weights away."""
     averages = {
         name: value.to(torch.promote_types(value.dtype, torch.float32), copy=True)
         for name, value in model_tensors(model, "").items()
     }
     assert all(averages[name].dtype == DTYPES[format] for name, _ in model.named_parameters())
-    return Ema(model=model, decay=decay, every=every, evaluates=eval, publishes=publish, averages=averages)
+    return WeightAverages(model=model, decay=decay, every=every, evaluates=eval, publishes=publish, averages=averages)
 
 
 @op("step.ema")
-def average(ema: Ema) -> Callable[[Step], None]:
+def average(ema: WeightAverages) -> Callable[[Step], None]:
     """Take the weights after every n-th step into the average."""
 
     def run(step: Step) -> None:

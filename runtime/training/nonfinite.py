@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from ...planner.units import plural
-from ..models.parts import Parts
-from ..models.router import Router
-from ..monitoring.alerts import Alerts
+from ..models.parts import ModelParts
+from ..models.router import ExpertRouter
+from ..monitoring.alerts import AlertMonitor
 from ..ops import op
 from ..state import BadSteps, NonFinite, Progress, SkipStep, Step
 
@@ -22,12 +22,12 @@ StepCall = Callable[[Step], None]
 
 
 @op("step.check_finite")
-def check_finite(model: Parts, progress: Progress, limit: int, alerts: Alerts | None = None) -> StepCall:
+def check_finite(model: ModelParts, progress: Progress, limit: int, alerts: AlertMonitor | None = None) -> StepCall:
     """Leave a step out whose loss or norm is not a number, but for the `limit`-th in a row.
 
     Raises SkipStep for those that are left out, NonFinite for the `limit`-th, on all ranks alike.
     """
-    counts = Kept(model) if limit > 1 else None
+    counts = RouterCountsCopy(model) if limit > 1 else None
 
     def run(step: Step) -> None:
         number, bad = step.index + 1, progress.bad
@@ -43,7 +43,7 @@ def check_finite(model: Parts, progress: Progress, limit: int, alerts: Alerts | 
         if alerts is not None:
             alerts.bad_step(step.loss, step.grad_norm)
         if bad.in_a_row >= limit:
-            raise NonFinite(number, step.loss, step.grad_norm, told(bad) if limit > 1 else "")
+            raise NonFinite(number, step.loss, step.grad_norm, bad_steps_text(bad) if limit > 1 else "")
         assert counts is not None
         counts.restore()
         reason = f"loss {step.loss:g}, gradient norm {step.grad_norm:g}; {bad.in_a_row} in a row of {limit}"
@@ -52,7 +52,7 @@ def check_finite(model: Parts, progress: Progress, limit: int, alerts: Alerts | 
     return run
 
 
-def told(bad: BadSteps) -> str:
+def bad_steps_text(bad: BadSteps) -> str:
     """The bad steps in a row, the latest with what they gave."""
     listed = "; ".join(f"step {number}: loss {loss:g}, gradient norm {norm:g}" for number, loss, norm in bad.latest)
     more = f"the latest {len(bad.latest)} of them: " if bad.in_a_row > len(bad.latest) else ""
@@ -60,15 +60,15 @@ def told(bad: BadSteps) -> str:
     return f"{plural(bad.in_a_row, 'step')} in a row without a finite loss and gradient norm ({since}): {more}{listed}"
 
 
-class Kept:
+class RouterCountsCopy:
     """What the routers of this rank had counted after the last good step.
 
     Their counts only grow: one that has taken in something that is not a number would never give one again, and the
     tokens of a step that is left out must not move the biases of experts.
     """
 
-    def __init__(self, model: Parts) -> None:
-        self._routers = [module for module in model.modules() if isinstance(module, Router)]
+    def __init__(self, model: ModelParts) -> None:
+        self._routers = [module for module in model.modules() if isinstance(module, ExpertRouter)]
         self._before: list[Tensor] = []
         self._begun: list[int] = []
 

@@ -14,11 +14,11 @@ from ...planner.units import plural
 from ...records.metrics import RankMetrics, StepMetrics
 from ..input.feed import Feed
 from ..models.build import compute_format
-from ..models.parts import Parts
-from ..monitoring.alerts import Alerts
+from ..models.parts import ModelParts
+from ..monitoring.alerts import AlertMonitor
 from ..monitoring.devices import peak_flops as peak_of_device
 from ..monitoring.memory import MemoryNow, peak_bytes
-from ..monitoring.rates import Counted, Rates
+from ..monitoring.rates import CountedWork, Rates
 from ..monitoring.waits import WAITS
 from ..ops import op
 from ..reporting.records import Records
@@ -41,7 +41,7 @@ class Window:
     seconds: float = 0.0
     data_seconds: float = 0.0
     comm_seconds: float = 0.0
-    counted: Counted = field(factory=Counted)
+    counted: CountedWork = field(factory=CountedWork)
     node_seconds: dict[str, float] = field(factory=dict)
     logged: int | None = None
     """The step that was logged last; None where none was since the run began, or went back."""
@@ -61,7 +61,7 @@ class Window:
     def clear(self) -> None:
         self.steps = self.valid_tokens = self.timed = 0
         self.seconds = self.data_seconds = self.comm_seconds = 0.0
-        self.counted = Counted()
+        self.counted = CountedWork()
         for node in self.node_seconds:
             self.node_seconds[node] = 0.0
         self.losses.clear()
@@ -95,13 +95,13 @@ def _of_all(peak: float | None, rank: Rank) -> float | None:
 @op("tick.log")
 def log(
     plan: Plan,
-    model: Parts,
+    model: ModelParts,
     feed: Feed,
     rank: Rank,
     records: Records,
     progress: Progress,
     window: Window,
-    alerts: Alerts | None = None,
+    alerts: AlertMonitor | None = None,
 ):
     """Make the record of the step, once: its loss, gradient norm and learning rate; times are those of the slowest
     rank, averaged over the steps since the last record, and so are the losses of the datasets of a mixture. Of steps

@@ -7,13 +7,13 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from ...planner.plan import Plan
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 from ..ops import op
 
 
 @op("setup.optimizer", gives="optimizer")
 def build_optimizer(
-    plan: Plan, model: Parts, kind: str, lr: float, betas: list[float], eps: float, weight_decay: float
+    plan: Plan, model: ModelParts, kind: str, lr: float, betas: list[float], eps: float, weight_decay: float
 ) -> Optimizer:
     """AdamW (Loshchilov and Hutter 2019), fused. The plan says of every parameter whether it decays."""
     assert kind == "adamw"

@@ -11,8 +11,8 @@ from attrs import frozen
 from torch import Tensor
 
 from ...planner.plan import Plan
-from ..models.parts import Parts
-from ..models.router import Router
+from ..models.parts import ModelParts
+from ..models.router import ExpertRouter
 from ..ops import op
 from ..state import Rank, Step
 
@@ -20,7 +20,7 @@ from ..state import Rank, Step
 class RouterCounts:
     """Counts of all routers of the model, of all ranks, since they were last taken."""
 
-    def __init__(self, model: Parts, rank: Rank, layers: int, experts: int) -> None:
+    def __init__(self, model: ModelParts, rank: Rank, layers: int, experts: int) -> None:
         self._rank = rank
         self._routers = routers(model)
         self._before = torch.zeros(layers, experts + 1, dtype=torch.float64, device=rank.device)
@@ -42,13 +42,13 @@ class RouterCounts:
         return new[:, :-1], new[:, -1]
 
 
-def routers(model: Parts) -> dict[int, Router]:
+def routers(model: ModelParts) -> dict[int, ExpertRouter]:
     """The routers on this rank by number of their layer."""
-    return {int(n.split(".")[1]): m for n, m in model.named_modules() if isinstance(m, Router)}
+    return {int(n.split(".")[1]): m for n, m in model.named_modules() if isinstance(m, ExpertRouter)}
 
 
 @op("step.router_bias")
-def balance(plan: Plan, model: Parts, rank: Rank, speed: float) -> Callable[[Step], None]:
+def balance(plan: Plan, model: ModelParts, rank: Rank, speed: float) -> Callable[[Step], None]:
     """Move the bias of every expert by `speed`, up if it got less than its share of the step's tokens, down if more.
 
     DeepSeek-V3 (arXiv 2412.19437) §2.1.2. Loads are whole numbers over all ranks, so all ranks move alike.
@@ -75,7 +75,7 @@ class RouterMetrics:
     rows: int
 
     @classmethod
-    def of(cls, plan: Plan, model: Parts, rank: Rank) -> "RouterMetrics":
+    def of(cls, plan: Plan, model: ModelParts, rank: Rank) -> "RouterMetrics":
         """For a dense model too, of which there is nothing to say."""
         arch = plan.architecture
         counts = RouterCounts(model, rank, arch.layers, arch.experts) if arch.is_moe else None

@@ -2,41 +2,43 @@
 
 import pytest
 
-from xtrain.cli.flowing import Part, flow, plain, width
+from xtrain.cli.flowing import TextPart, flow, plain, width
 from xtrain.planner.report.text import Page
 from xtrain.planner.units import WIDTH
 
 
-def flowed(*parts: Part, columns: int, color: bool = False, first: str = "", rest: str = "") -> list[str]:
+def flowed(*parts: TextPart, columns: int, color: bool = False, first: str = "", rest: str = "") -> list[str]:
     page = Page(color=color)
     flow(page, parts, columns, first=first, rest=rest)
     return str(page).splitlines()
 
 
 def test_lines_end_behind_blanks_where_there_are_any():
-    assert flowed(Part("one two three"), columns=9) == ["one two", "three"]
-    assert flowed(Part("abcdefghij"), columns=4) == ["abcd", "efgh", "ij"]
-    assert flowed(Part("ab abcdefgh"), columns=5) == ["ab", "abcde", "fgh"]
+    assert flowed(TextPart("one two three"), columns=9) == ["one two", "three"]
+    assert flowed(TextPart("abcdefghij"), columns=4) == ["abcd", "efgh", "ij"]
+    assert flowed(TextPart("ab abcdefgh"), columns=5) == ["ab", "abcde", "fgh"]
 
 
 def test_margins_count():
-    assert flowed(Part("one two three"), columns=9, first="> ", rest="    ") == ["> one two", "    three"]
+    assert flowed(TextPart("one two three"), columns=9, first="> ", rest="    ") == ["> one two", "    three"]
     assert flowed(columns=9, first="  ") == [""]
 
 
 def test_a_word_of_two_styles_is_one_word():
-    lines = flowed(Part("one tw", "cyan"), Part("o three", "dim"), columns=6, color=True)
+    lines = flowed(TextPart("one tw", "cyan"), TextPart("o three", "dim"), columns=6, color=True)
     assert lines == ["\x1b[36mone \x1b[0m", "\x1b[36mtw\x1b[0m\x1b[2mo \x1b[0m", "\x1b[2mthree\x1b[0m"]
 
 
 def test_no_line_ends_within_what_is_whole():
-    cells = [part for text in ("aa", "bb", "cc") for part in (Part(text), Part(" 1", whole=True), Part(" "))]
+    cells = [
+        part for text in ("aa", "bb", "cc") for part in (TextPart(text), TextPart(" 1", whole=True), TextPart(" "))
+    ]
     assert flowed(*cells, columns=11) == ["aa 1 bb 1", "cc 1"]
 
 
 def test_characters_take_the_columns_that_they_take():
-    assert flowed(Part("日本語"), columns=4) == ["日本", "語"]
-    assert flowed(Part("e\u0301e\u0301e"), columns=2) == ["e\u0301e\u0301", "e"]
+    assert flowed(TextPart("日本語"), columns=4) == ["日本", "語"]
+    assert flowed(TextPart("e\u0301e\u0301e"), columns=2) == ["e\u0301e\u0301", "e"]
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,12 @@
 """What the light verbs load, and the drawing of who imports whom."""
 
-import ast
 import json
 import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from structure import PAGE, drawing, page_with
+
 from xtrain.cli.main import VERBS
 
 ROOT = Path(__file__).parents[2]

@@ -129,11 +129,14 @@ def test_statements(text, item):
         ("10%3", at(s.Binary, "%", num(10), num(3))),
         ("10% * 2", at(s.Binary, "*", num(Quantity(10, "%")), num(2))),
         ("n % 3", at(s.Binary, "%", ref("n"), num(3))),
-        ("2..4", at(s.Interval, num(2), num(4))),
-        ("2 .. n.a", at(s.Interval, num(2), ref("n.a"))),
-        ("1 + 1..2 * 4", at(s.Interval, at(s.Binary, "+", num(1), num(1)), at(s.Binary, "*", num(2), num(4)))),
-        ("1.5..-2", at(s.Interval, num(1.5), at(s.Negative, num(2)))),
-        ("a..b -> c", at(s.Chain, (at(s.Interval, ref("a"), ref("b")), ref("c")))),
+        ("2..4", at(s.IntervalExpression, num(2), num(4))),
+        ("2 .. n.a", at(s.IntervalExpression, num(2), ref("n.a"))),
+        (
+            "1 + 1..2 * 4",
+            at(s.IntervalExpression, at(s.Binary, "+", num(1), num(1)), at(s.Binary, "*", num(2), num(4))),
+        ),
+        ("1.5..-2", at(s.IntervalExpression, num(1.5), at(s.Negative, num(2)))),
+        ("a..b -> c", at(s.Chain, (at(s.IntervalExpression, ref("a"), ref("b")), ref("c")))),
     ],
 )
 def test_expressions(text, value):
@@ -228,7 +231,7 @@ def test_every_node_has_the_span_of_its_text():
     seen = []
 
     def walk(node):
-        if isinstance(node, s.Node):
+        if isinstance(node, s.SyntaxNode):
             seen.append(node.span.text)
             for attribute in attrs.fields(type(node)):
                 walk(getattr(node, attribute.name))

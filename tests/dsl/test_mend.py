@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.dsl import blocks
-from xtrain.dsl.autofix import PASSES, fixable, mend
+from xtrain.dsl.autofix import PASSES, apply_fixes, fixable
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix
 from xtrain.dsl.diagnostics.fixes import without
 from xtrain.dsl.diagnostics.source import Source
@@ -28,7 +28,7 @@ BASE = (DATA / "quickstart.xtrain").read_text(encoding="utf-8")
 def mended(text, **files):
     """A spec and what it includes, mended by what the language says of it: all texts, the spec first."""
     texts = {"spec.xtrain": text, **{f"{stem}.xtrain": content for stem, content in files.items()}}
-    found = mend(lambda changed: load_spec("spec.xtrain", (), {**texts, **changed}).diagnostics)
+    found = apply_fixes(lambda changed: load_spec("spec.xtrain", (), {**texts, **changed}).diagnostics)
     return {**texts, **found.texts}, found
 
 
@@ -191,7 +191,9 @@ def test_the_path_of_an_include_is_mended(tmp_path, monkeypatch):
 def test_the_command_line_is_not_mended():
     sets = ["optimzer.lr=1", 'batch.micro="4"']
     calls = []
-    found = mend(lambda texts: calls.append(texts) or load_spec(DATA / "quickstart.xtrain", sets, texts).diagnostics)
+    found = apply_fixes(
+        lambda texts: calls.append(texts) or load_spec(DATA / "quickstart.xtrain", sets, texts).diagnostics
+    )
     assert not found.texts and not found.fixed and len(found.diagnostics) == 2 and calls == [{}]
     assert any(d.fix for d in found.diagnostics) and fixable(found.diagnostics) == 0
 
@@ -215,32 +217,34 @@ def checker(text, *rules):
 
 
 def test_fixes_that_touch_wait_for_the_next_pass():
-    found = mend(checker("ab ab", ("X201", "a", "x"), ("X201", "b", "y")))
+    found = apply_fixes(checker("ab ab", ("X201", "a", "x"), ("X201", "b", "y")))
     assert found.texts == {"s": "xy xy"} and [d.fix.text for d in found.fixed] == ["x", "x", "y", "y"]
 
 
 def test_brackets_that_are_missing_at_one_place_go_together():
     calls = []
     text = BASE + "parallel {\n  tp 2 {\n    sequence = true\n"
-    found = mend(lambda texts: calls.append(texts) or load_spec("s", (), {"s": text, **texts}).diagnostics)
+    found = apply_fixes(lambda texts: calls.append(texts) or load_spec("s", (), {"s": text, **texts}).diagnostics)
     assert found.texts["s"] == text[:-1] + "\n  }\n}\n" and len(calls) == 2
     assert line("optimizer adamw { betas = [0.9, 0.95") == "optimizer adamw { betas = [0.9, 0.95] }"
 
 
 def test_a_fix_that_makes_things_worse_is_not_kept():
     check = checker("a b", ("X201", "b", "y"), ("X101", "q", "q"), ("X301", "a", "q"))  # syntax hides what comes after
-    found = mend(check)
+    found = apply_fixes(check)
     assert found.texts == {"s": "a y"} and [d.code for d in found.diagnostics] == ["X301"]
-    assert not mend(checker("a", ("X101", "q", "q"), ("X301", "a", "q"))).texts
-    assert mend(checker("a", ("X301", "q", "q"), ("X101", "a", "qq"))).texts == {"s": "qq"}  # two that it has hidden
+    assert not apply_fixes(checker("a", ("X101", "q", "q"), ("X301", "a", "q"))).texts
+    assert apply_fixes(checker("a", ("X301", "q", "q"), ("X101", "a", "qq"))).texts == {
+        "s": "qq"
+    }  # two that it has hidden
 
 
 def test_fixes_that_never_end_are_stopped():
     calls = []
     check = checker("a", ("X201", "a+", r"\g<0>a"))
-    assert not mend(lambda texts: calls.append(texts) or check(texts)).texts
+    assert not apply_fixes(lambda texts: calls.append(texts) or check(texts)).texts
     assert len(calls) <= 2 * PASSES + 1
-    assert not mend(checker("a", ("X201", "a", "b"), ("X201", "b", "a"))).texts
+    assert not apply_fixes(checker("a", ("X201", "a", "b"), ("X201", "b", "a"))).texts
 
 
 @pytest.mark.parametrize(
@@ -379,7 +383,7 @@ def test_a_known_mistake_is_put_back(name, mistake, seed):
     except IndexError:  # nothing of the kind in this spec
         return
     before = judged(bad)
-    found = mend(lambda texts: check_from_spec(SPEC, (), {SPEC: bad, **texts}))
+    found = apply_fixes(lambda texts: check_from_spec(SPEC, (), {SPEC: bad, **texts}))
     after = found.texts.get(SPEC, bad)
     if not before.has_errors:
         assert not found.texts  # the mistake has another meaning, as `a - b` has without its comma
@@ -402,7 +406,7 @@ def test_most_known_mistakes_are_mended(mistake):
         except IndexError:
             continue
         if judged(bad).has_errors:
-            found = mend(lambda texts, bad=bad: check_from_spec(SPEC, (), {SPEC: bad, **texts}))
+            found = apply_fixes(lambda texts, bad=bad: check_from_spec(SPEC, (), {SPEC: bad, **texts}))
             tried, whole = tried + 1, whole + (not found.diagnostics.has_errors)
     # Behind `(` a setting of the block may be an argument: mostly nobody knows where such a bracket is missing.
     share = 0.3 if mistake is break_bracket else 0.8
@@ -433,8 +437,8 @@ def test_one_slip_of_a_finger_never_leads_to_another_name(names, name):
 def test_the_gallery_gets_better_or_stays(path, monkeypatch):
     """A second call has nothing left to do, and whatever was written has made the spec better."""
     monkeypatch.chdir(GALLERY)
-    first = mend(lambda texts: check_from_spec(path.name, (), texts))
-    second = mend(lambda texts: check_from_spec(path.name, (), {**first.texts, **texts}))
+    first = apply_fixes(lambda texts: check_from_spec(path.name, (), texts))
+    second = apply_fixes(lambda texts: check_from_spec(path.name, (), {**first.texts, **texts}))
     assert not second.texts
     assert bool(first.texts) == bool(first.fixed)
     if first.fixed:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.dsl.autofix import mend
+from xtrain.dsl.autofix import apply_fixes
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, render
 from xtrain.dsl.evaluation.includes import read_source
 from xtrain.dsl.syntax.format import format_source
@@ -36,7 +36,7 @@ def survives(data: bytes, *, fix: bool) -> None:
     except SpecErrors as errors:
         assert found.has_errors and errors.diagnostics.has_errors
     if fix and any(d.fix for d in found):
-        mend(lambda changed: check_from_spec("spec.xtrain", (), {**texts, **changed}))
+        apply_fixes(lambda changed: check_from_spec("spec.xtrain", (), {**texts, **changed}))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

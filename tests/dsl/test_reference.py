@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.reference.reference import Field, Page, every_page
+from xtrain.dsl.reference.reference import Field, ReferencePage, every_page
 from xtrain.dsl.reference.text import ReferenceText
-from xtrain.dsl.reference.topics import Word, find, near, words
+from xtrain.dsl.reference.topics import TopicWord, find, near, words
 from xtrain.dsl.schema.setting import (
     Range,
     at_least,
@@ -60,9 +60,9 @@ def test_every_set_is_one(field):
 @pytest.mark.parametrize(
     ("topic", "leads_to"),
     [
-        ("parallel", ["Page parallel"]),
-        ("fsdp", ["Page parallel.fsdp"]),
-        ("parallel.fsdp", ["Page parallel.fsdp"]),
+        ("parallel", ["ReferencePage parallel"]),
+        ("fsdp", ["ReferencePage parallel.fsdp"]),
+        ("parallel.fsdp", ["ReferencePage parallel.fsdp"]),
         ("parallel.fsdp.reduce", ["Field parallel.fsdp.reduce"]),
         ("reduce", ["Field parallel.fsdp.reduce"]),
         ("fsdp.reduce", ["Field parallel.fsdp.reduce"]),
@@ -70,13 +70,13 @@ def test_every_set_is_one(field):
         ("sequence", ["Field batch.sequence", "Field parallel.tp.sequence"]),
         ("dataset.web.holdout", ["Field dataset.holdout"]),
         ("phase.anneal.from", ["Field phase.from"]),
-        ("mixture", ["Page mixture"]),
+        ("mixture", ["ReferencePage mixture"]),
         ("mixture.web", ["Field mixture.NAME"]),
         ("mixture.temperature", ["Field mixture.temperature"]),
-        ("checkpoint", ["Page checkpoint", "Page checkpoint"]),
-        ("every", ["Page every", "Field ema.every", "Field activation.every"]),
-        ("pack", ["Page pack"]),
-        ("text", ["Page text", "Field dataset.text"]),
+        ("checkpoint", ["ReferencePage checkpoint", "ReferencePage checkpoint"]),
+        ("every", ["ReferencePage every", "Field ema.every", "Field activation.every"]),
+        ("pack", ["ReferencePage pack"]),
+        ("text", ["ReferencePage text", "Field dataset.text"]),
         ("1f1b", ["choice parallel.pp.schedule"]),
         ("adamw", ["choice optimizer.kind"]),
         ("min", ["function min(a, b, …)", "unit 10 min"]),
@@ -85,8 +85,8 @@ def test_every_set_is_one(field):
         ("Ki", ["multiplier 8Ki"]),
         ("let", ["statement let name = expression"]),
         ("sigterm", ["event on sigterm …"]),
-        ("ema", ["Page ema"]),
-        ("`batch`", ["Page batch"]),
+        ("ema", ["ReferencePage ema"]),
+        ("`batch`", ["ReferencePage batch"]),
         ("nonsense", []),
         ("parallel.nonsense", []),
         ("", []),
@@ -97,8 +97,8 @@ def test_every_set_is_one(field):
 def test_topics(topic, leads_to):
     found = []
     for each in find(topic):
-        kind = each.kind if isinstance(each, Word) else type(each).__name__
-        found.append(f"{kind} {each.written if isinstance(each, Word) else each.path}")
+        kind = each.kind if isinstance(each, TopicWord) else type(each).__name__
+        found.append(f"{kind} {each.written if isinstance(each, TopicWord) else each.path}")
     assert found == leads_to
 
 
@@ -115,7 +115,7 @@ def test_every_path_leads_to_one_field():
     for field in FIELDS:
         assert field in find(field.path)
     for word in words():
-        assert any(isinstance(each, Word) and each.name == word.name for each in find(word.name))
+        assert any(isinstance(each, TopicWord) and each.name == word.name for each in find(word.name))
 
 
 @pytest.mark.parametrize("width", [10, 40, 80, 500])
@@ -142,7 +142,7 @@ def test_a_setting_says_all_that_is_known_of_it():
 
 
 def test_pages_and_fields_are_of_the_schema():
-    assert {type(each) for each in (*every_page(), *FIELDS)} == {Page, Field}
+    assert {type(each) for each in (*every_page(), *FIELDS)} == {ReferencePage, Field}
     assert len(FIELDS) > 90
 
 

@@ -399,8 +399,8 @@ def test_every_rule_has_premises():
     assert not rules - premises.PREMISES.keys()
     spec = load_spec(SPECS / "quickstart.xtrain").require()
     for rule in ("mesh.tp.heads", "mesh.tp.kv_heads", "data.eval.x", "data.files.x", "schedule.every.3.every"):
-        assert "*" not in list(premises.premises(rule, spec))
-    assert list(premises.premises("mesh.new", spec)) == ["*"]
+        assert "*" not in list(premises.rule_inputs(rule, spec))
+    assert list(premises.rule_inputs("mesh.new", spec)) == ["*"]
 
 
 def variants():

@@ -9,7 +9,7 @@ from xtrain.planner.compare.diff import compare_plans, to_json
 from xtrain.planner.compare.diff_values import GROUPS, changed_values, group_of, recurring
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compare.resumable_rules import OUTSIDE, RULES
-from xtrain.planner.graph.checkpoint_fit import kept, misfits, tensor_difference
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches, tensor_difference
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Memory, Plan, Traffic
 from xtrain.planner.report.render_diff import render_diff
@@ -72,12 +72,12 @@ def test_another_optimizer_cannot_use_the_state(plan):
 
 
 def test_an_old_checkpoint_is_not_blamed_for_what_it_does_not_say(plan):
-    planned = kept(plan())
-    assert misfits(planned, planned) == []
+    planned = checkpoint_contents(plan())
+    assert mismatches(planned, planned) == []
     old = {"tensors": planned["tensors"], "loader": {**planned["loader"], "content": "abc", "step": 3}}
-    assert misfits(old, planned) == []
+    assert mismatches(old, planned) == []
     gone = dict(list(planned["tensors"].items())[1:])
-    (found,) = misfits({**old, "tensors": gone}, planned)
+    (found,) = mismatches({**old, "tensors": gone}, planned)
     assert "embed_tokens.weight is not in the checkpoint" in str(found)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import Counted, Phase, Tick, Timeline, Uncounted
+from xtrain.planner.plan import Counted, PlanPhase, PlanTick, Timeline, Uncounted
 from xtrain.planner.report.render import render
 from xtrain.planner.rules.counted_rules import check_counted
 from xtrain.planner.schedule.arithmetic import Arithmetic, Counts
@@ -39,9 +39,9 @@ def counted(rows):
 def timeline(budget, tick, share, phase, stop):
     """One of each kind: a tick in epochs, one in a share, a phase, a stop."""
     shares = {"a": 1.0}
-    first = Phase(name="train", first=0, fraction=None, shares=shares)
-    late = Phase(name="late", first=None, fraction=None, epochs=phase, shares=shares)
-    ticks = (Tick(nodes=("x",), epochs=tick), Tick(nodes=("y",), fraction=share))
+    first = PlanPhase(name="train", first=0, fraction=None, shares=shares)
+    late = PlanPhase(name="late", first=None, fraction=None, epochs=phase, shares=shares)
+    ticks = (PlanTick(nodes=("x",), epochs=tick), PlanTick(nodes=("y",), fraction=share))
     return Timeline(
         steps=None, tokens=None, epochs=budget, phases=(first, late), ticks=ticks, reactions=(),
         stop_at_amount=Uncounted(epochs=stop), stop_after_amount=Uncounted(epochs=stop),

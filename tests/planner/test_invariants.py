@@ -16,7 +16,7 @@ from xtrain.dsl.schema.model import MOE
 from xtrain.dsl.schema.parallel import Cp, Ep, Fsdp, Parallel, Pp, Tp
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.mesh.mesh import groups
-from xtrain.planner.mesh.placement import held
+from xtrain.planner.mesh.placement import local_shapes
 from xtrain.planner.mesh.sharding import fits
 from xtrain.planner.plan import Memory
 from xtrain.planner.report.render import render
@@ -213,7 +213,7 @@ def pieces_make_up_the_whole(plan):
     one_copy = [rank for rank in range(mesh.world_size) if mesh.coordinates(rank)["replicate"] == 0]
     owned = Counter()
     for rank in one_copy:
-        for name, shape in held(plan, rank).items():
+        for name, shape in local_shapes(plan, rank).items():
             owned[name] += prod(shape)
     stage_ranks = len(one_copy) // mesh.size("pp")
     for tensor in plan.parameters.tensors:
@@ -279,7 +279,7 @@ def estimates_are_possible(plan):
             assert each.node in ids and each.count > 0 and each.bytes > 0, each
             assert each.seconds is None or each.seconds >= 0, each
         assert 0 <= one.flops <= one.hardware_flops
-    largest = max(sum(prod(shape) for shape in held(plan, rank).values()) for rank in _first_ranks(plan))
+    largest = max(sum(prod(shape) for shape in local_shapes(plan, rank).values()) for rank in _first_ranks(plan))
     assert max(one.memory.optimizer for one in plan.estimates.classes) % largest == 0
     if (times := plan.estimates.times) is not None:
         assert 0 < times.fast <= times.step * (1 + 1e-9) <= times.slow * (1 + 2e-9)

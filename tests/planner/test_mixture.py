@@ -11,7 +11,7 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.data import TEMPLATES
 from xtrain.planner.compare.resumable import resumable
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan import PlanPhase
 from xtrain.planner.report.render import render
 from xtrain.planner.report.render_phases import phase_rows
 from xtrain.planner.rules.validate import check_spec
@@ -115,7 +115,7 @@ def test_an_experiment_with_other_epochs_is_another_one(plan):
 
 def test_a_plan_without_phases_has_one(plan):
     (only,) = plan().timeline.phases
-    assert only == Phase(name="train", first=0, fraction=None, shares={"code": 1.0}, lr_scale=1.0)
+    assert only == PlanPhase(name="train", first=0, fraction=None, shares={"code": 1.0}, lr_scale=1.0)
     assert plan().node("setup.loader").args["datasets"] == ["code"]
 
 
@@ -161,7 +161,7 @@ def test_a_share_of_a_budget_in_epochs_waits_for_the_data(plan):
 
 @given(st.lists(st.integers(0, 50), unique=True, max_size=5), st.integers(0, 60))
 def test_the_phase_of_a_step_is_the_last_that_has_begun(starts, step):
-    phases = [Phase(name=f"p{n}", first=n, fraction=None, shares={}) for n in sorted({0, *starts})]
+    phases = [PlanPhase(name=f"p{n}", first=n, fraction=None, shares={}) for n in sorted({0, *starts})]
     assert phase_at(phases, step, 60).first == max(n for n in (0, *starts) if n <= step)
     assert [first for first, _ in in_order(phases, 60)] == sorted({0, *starts})
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.mesh.placement import held, held_bytes, held_parameters
+from xtrain.planner.mesh.placement import local_bytes, local_parameters, local_shapes
 from xtrain.planner.mesh.sharding import piece
 from xtrain.planner.serialise import dumps, from_json
 
@@ -24,17 +24,17 @@ MOE = (
 
 
 def everyone(plan):
-    return [held(plan, rank) for rank in range(plan.mesh.world_size)]
+    return [local_shapes(plan, rank) for rank in range(plan.mesh.world_size)]
 
 
 def test_one_rank_owns_everything(plan):
     made = plan(model=TIED)
-    assert held(made, 0) == {tensor.name: tensor.shape for tensor in made.parameters.tensors}
-    assert list(held(made, 0)) == [tensor.name for tensor in made.parameters.tensors]
-    assert held_parameters(made, 0) == made.parameters.total
-    assert held_bytes(made, 0) == 16 * made.parameters.total
+    assert local_shapes(made, 0) == {tensor.name: tensor.shape for tensor in made.parameters.tensors}
+    assert list(local_shapes(made, 0)) == [tensor.name for tensor in made.parameters.tensors]
+    assert local_parameters(made, 0) == made.parameters.total
+    assert local_bytes(made, 0) == 16 * made.parameters.total
     with pytest.raises(IndexError, match="rank 1 of 1"):
-        held(made, 1)
+        local_shapes(made, 1)
 
 
 @pytest.mark.parametrize(("rows", "parts"), [(10, 4), (12, 4), (5, 4), (3, 4), (301, 8), (1, 3), (7, 1), (9, 6)])
@@ -144,14 +144,14 @@ def test_estimates_are_the_largest_of_what_ranks_own(tmp_path, text):
     world = made.mesh.world_size
     by_stage: dict[int, list[int]] = {}
     for rank in range(world):
-        by_stage.setdefault(made.mesh.coordinates(rank)["pp"], []).append(held_bytes(made, rank))
+        by_stage.setdefault(made.mesh.coordinates(rank)["pp"], []).append(local_bytes(made, rank))
     assert [each.memory.states for each in made.estimates.classes] == [max(sizes) for sizes in by_stage.values()]
     content = json.loads(dumps(made))
     assert [rank["states_bytes"] for rank in content["memory"]["per_rank"]] == [
         max(by_stage[made.mesh.coordinates(rank)["pp"]]) for rank in range(world)
     ]
     again = from_json(content)
-    assert all(held(again, rank) == held(made, rank) for rank in {0, world // 2, world - 1})
+    assert all(local_shapes(again, rank) == local_shapes(made, rank) for rank in {0, world // 2, world - 1})
     _whole(made)
 
 
@@ -159,7 +159,7 @@ def _whole(made):
     """The ranks together own every element equally often: each piece of a tensor as often as there are copies of it."""
     elements = dict.fromkeys((tensor.name for tensor in made.parameters.tensors), 0)
     for rank in range(made.mesh.world_size):
-        for name, shape in held(made, rank).items():
+        for name, shape in local_shapes(made, rank).items():
             elements[name] += prod(shape)
     for tensor in made.parameters.tensors:
         assert elements[tensor.name] % tensor.size == 0, tensor.name

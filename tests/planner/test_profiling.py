@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.dsl.schema.setting import AUTO
-from xtrain.planner.graph.profiling import Span, meeting, recorded_ranks
+from xtrain.planner.graph.profiling import ProfiledSteps, meeting, recorded_ranks
 from xtrain.planner.report.render import render
 
 CUDA = "launch { device = cuda }"
@@ -139,7 +139,7 @@ SPANS = st.tuples(st.integers(1, 12), st.integers(1, 12)).map(lambda p: (max(p),
 @given(SPANS, SPANS, st.none() | st.integers(1, 200))
 def test_two_that_meet_are_found_where_they_meet_first(one, other, steps):
     """Against going through the run step by step."""
-    spans = [Span("", "", "profile", period, length) for period, length in (one, other)]
+    spans = [ProfiledSteps("", "", "profile", period, length) for period, length in (one, other)]
     until, met = {0: 0, 1: 0}, None
     for step in range(1, (200 if steps is None else steps) + 1):
         due = [number for number, span in enumerate(spans) if step % span.period == 0]

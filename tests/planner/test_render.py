@@ -9,6 +9,7 @@ from shlex import quote
 import pytest
 from attrs import evolve
 
+from xtrain.dsl.diagnostics.diagnostic import shows_color
 from xtrain.planner.compile import resolve
 from xtrain.planner.costs.disk import disk_of
 from xtrain.planner.costs.headroom import headroom
@@ -16,10 +17,10 @@ from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Check, Memory, Remedy, Times, Traced, Traffic
 from xtrain.planner.report.render import PARTS, render, render_summary
 from xtrain.planner.report.render_training import breakpoints
-from xtrain.planner.report.text import LONGEST, Page, shorten, shows_color
+from xtrain.planner.report.text import LONGEST, Page, shorten
 from xtrain.planner.rules.remedies import changes_of
 from xtrain.planner.rules.rule_inputs import Verdicts
-from xtrain.planner.rules.validate import examine
+from xtrain.planner.rules.validate import validate
 from xtrain.planner.units import WIDTH, bytes_text, count_text, flops_text, plural, rate_text, seconds_text
 
 SPECS = sorted((Path(__file__).parents[2] / "specs").glob("*.xtrain"))
@@ -245,7 +246,7 @@ def test_no_remedy_is_wider_than_the_page(plan, load):
         "parallel": "parallel { fsdp 8192 { replicate = 8 } }",
     }
     spec = load(**blocks)
-    sound = examine(spec, None, Verdicts(spec))
+    sound = validate(spec, None, Verdicts(spec))
     assert sound is not None
     changes = list(changes_of(resolve(spec, sound)))
     pairs = [a + b for a, b in combinations(changes, 2)]

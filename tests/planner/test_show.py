@@ -61,9 +61,9 @@ def test_a_rank_says_what_it_holds(large, plan):
     text = words(show_rank(large, 45))
     found = re.search(r"PARAMETERS ([\d,]+) in (\d+) tensors", text)
     assert found is not None
-    from xtrain.planner.mesh.placement import held
+    from xtrain.planner.mesh.placement import local_shapes
 
-    local = held(large, 45)
+    local = local_shapes(large, 45)
     assert int(found[1].replace(",", "")) == sum(map(prod, local.values()))
     assert int(found[2]) == len(local)
     assert "layers.2.mlp.experts.up_proj 8 · 64 · 192 2 · 16 · 192" in text

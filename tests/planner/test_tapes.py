@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.planner.costs.memory_simulator import Handling, Recompute, backward, forward, kept, second_run
-from xtrain.planner.costs.op_trace import MATMUL, Call, Tape, Unit, Value
+from xtrain.planner.costs.memory_simulator import Handling, Recompute, backward, bytes_for_backward, forward, second_run
+from xtrain.planner.costs.op_trace import MATMUL, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
 
 SHAPE = "model llama {{ dim = 64, layers = {layers}, heads = 8, kv_heads = 4, ffn = 192 }}"
 TOKENS, DIM, HEADS, KEYS, FFN, VOCAB = 2 * 256, 64, 8, 4, 192, 258
@@ -56,9 +56,9 @@ def test_whole_gradients_wait_for_the_last_microbatch(plan):
     assert single.estimates.classes[0].memory.unreduced == 0
 
 
-def chain(*, call=None) -> Tape:
+def chain(*, call=None) -> OpTrace:
     """x → linear (10 → 20) → square (keeps 20) → linear (20 → 10)."""
-    tape = Tape(Value(10, 10))
+    tape = OpTrace(TracedTensor(10, 10))
     hidden = tape.linear(tape.input, 20, weight=5, flops=100)
     active = tape.op(hidden, makes=20, keeps=(hidden,), calls=[call] if call else ())
     tape.linear(active, 10, weight=6, flops=100)
@@ -70,7 +70,7 @@ OWN = Handling(sums="own", again=False)
 
 def test_a_tape_by_hand():
     tape = chain()
-    assert kept(tape, None) == 10 + 20 + 20
+    assert bytes_for_backward(tape, None) == 10 + 20 + 20
     played = forward(tape, None, None)
     assert (played.peak, played.net) == (20 + 20 + 10, 20 + 20 + 10)
     # The last product: 20 for the gradient of what it took and 6 of its weight, beside the 10 that came.
@@ -80,19 +80,19 @@ def test_a_tape_by_hand():
 
 
 def test_a_second_run_ends_where_nothing_more_is_kept():
-    call = Call("tp", "all_gather", "setup.parallel.tp", 7)
+    call = CollectiveCall("tp", "all_gather", "setup.parallel.tp", 7)
     tape, again = chain(call=call), Recompute()
-    assert kept(tape, again) == 10
+    assert bytes_for_backward(tape, again) == 10
     assert [op.calls for op in second_run(tape, again)] == [(), (call,), ()]
     assert forward(tape, None, again).net == 10
     back = backward(tape, None, again, OWN)
     assert back.peak == 20 + 20 + 26 and back.net == -10 + 5 + 6
     some = Recompute(saved=frozenset({MATMUL}))
-    assert kept(tape, some) == 10 + 20 + 10 and [op.calls for op in second_run(tape, some)] == [(call,)]
+    assert bytes_for_backward(tape, some) == 10 + 20 + 10 and [op.calls for op in second_run(tape, some)] == [(call,)]
 
 
 def test_a_unit_is_gathered_exchanged_and_let_go():
-    unit = Unit(
+    unit = FsdpUnit(
         whole=11,
         gradients=11,
         summed=11,

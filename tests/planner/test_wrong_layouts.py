@@ -10,8 +10,8 @@ from attrs import frozen
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.rules.rule_inputs import Verdicts, premises
-from xtrain.planner.rules.validate import examine
+from xtrain.planner.rules.rule_inputs import Verdicts, rule_inputs
+from xtrain.planner.rules.validate import validate
 
 from .conftest import spec_text
 
@@ -468,9 +468,9 @@ def test_every_rule_of_the_table_knows_what_it_rests_on(tmp_path):
         path.write_text(spec_text(**case.blocks))
         spec = load_spec(path).require()
         found = Verdicts(spec)
-        examine(spec, case.world, found)
+        validate(spec, case.world, found)
         rules |= {check.id for check in found.checks}
-        assert [check.id for check in found.checks if "*" in premises(check.id, spec)] == ["schedule.budget"]
+        assert [check.id for check in found.checks if "*" in rule_inputs(check.id, spec)] == ["schedule.budget"]
     assert len(rules) >= 35
 
 

@@ -15,7 +15,7 @@ from towers import tower
 from xtrain.planner.architecture import Architecture
 from xtrain.runtime.models import recompute
 from xtrain.runtime.models.activation import compile_blocks, recompute_blocks, replay_routing
-from xtrain.runtime.models.parts import Parts
+from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.models.recompute import recomputing, remember
 from xtrain.runtime.ops import PlanMismatch
 
@@ -30,7 +30,7 @@ HOW: dict[str, dict[str, Any]] = {
 }
 
 
-def made(arch: Architecture, how: dict[str, Any] | None, *, every: int = 1, replay: bool = False) -> Parts:
+def made(arch: Architecture, how: dict[str, Any] | None, *, every: int = 1, replay: bool = False) -> ModelParts:
     model = tower(arch)
     if how is not None:
         matches = [arch.layers // every]
@@ -40,7 +40,7 @@ def made(arch: Architecture, how: dict[str, Any] | None, *, every: int = 1, repl
     return model
 
 
-def gradients(model: Parts, between: Any = None) -> list[Tensor]:
+def gradients(model: ModelParts, between: Any = None) -> list[Tensor]:
     """Of input and parameters; `between` is called between forward and backward."""
     x_BSD, real_BS = tokens(3, 9)
     loss = model.parts[0](x_BSD, real_BS).square().sum()
@@ -56,7 +56,7 @@ def same(ours: list[Tensor], theirs: list[Tensor]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
 
 
-def gates(model: Parts) -> list[Any]:
+def gates(model: ModelParts) -> list[Any]:
     return [block.mlp.gate for block in model.parts[0].layers.values()]
 
 
@@ -140,7 +140,7 @@ def test_gradients_of_inputs_and_weights_can_be_taken_apart(how):
 
 @pytest.mark.parametrize("how", HOW)
 def test_replay_takes_the_experts_of_the_forward(how):
-    def change(model: Parts) -> None:
+    def change(model: ModelParts) -> None:
         for gate in gates(model):
             gate.e_score_correction_bias.mul_(-1)
 

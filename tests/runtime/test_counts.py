@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
-from xtrain.planner.plan import Counted, Plan, Tick
+from xtrain.planner.plan import Counted, Plan, PlanTick
 from xtrain.planner.report.render import render
 from xtrain.planner.schedule.counts import MOST_LOOKED_AT, count_node, count_saves, steps_due
 from xtrain.planner.schedule.horizon import as_known, known_arithmetic
@@ -225,12 +225,12 @@ def test_a_profile_that_could_record_nothing_is_warned_of(tmp_path):
 
 
 def test_long_runs_are_counted_by_what_recurs():
-    ticks = [Tick(nodes=("a",), steps=2), Tick(nodes=("a",), steps=3), Tick(nodes=("a",), tokens=50)]
+    ticks = [PlanTick(nodes=("a",), steps=2), PlanTick(nodes=("a",), steps=3), PlanTick(nodes=("a",), tokens=50)]
     assert steps_due(ticks[:2], 6 * 10**17 + 3, 8) == 4 * 10**17 + 2
     assert steps_due(ticks, 300_000, 8) == sum(
         step % 2 == 0 or step % 3 == 0 or step * 8 // 50 > (step - 1) * 8 // 50 for step in range(1, 300_001)
     )
-    odd = [Tick(nodes=("a",), tokens=10**9 + 7), Tick(nodes=("a",), steps=MOST_LOOKED_AT + 3)]
+    odd = [PlanTick(nodes=("a",), tokens=10**9 + 7), PlanTick(nodes=("a",), steps=MOST_LOOKED_AT + 3)]
     assert steps_due(odd, 10**17, 8) is None  # too long to be looked at
 
 

@@ -22,7 +22,7 @@ from towers import tower
 from xtrain.planner.architecture import Architecture
 from xtrain.runtime.models.activation import recompute_blocks, replay_routing
 from xtrain.runtime.models.moe import MoE
-from xtrain.runtime.models.parts import Parts
+from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.ops import PlanMismatch
 from xtrain.runtime.parallel.axes import Axes, TensorAxis
 from xtrain.runtime.parallel.mesh import Meshes
@@ -45,8 +45,8 @@ class Model(nn.Module):
         self.layers = nn.ModuleDict({str(i): nn.ModuleDict({"mlp": m}) for i, m in mixtures.items()})
 
 
-def parts(mixtures: dict[int, nn.Module], axes: Axes) -> Parts:
-    return Parts((Model(mixtures),), axes)  # pyright: ignore[reportArgumentType]
+def parts(mixtures: dict[int, nn.Module], axes: Axes) -> ModelParts:
+    return ModelParts((Model(mixtures),), axes)  # pyright: ignore[reportArgumentType]
 
 
 def rank_of(rank: int, world: int = WORLD) -> Any:

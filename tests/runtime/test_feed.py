@@ -10,7 +10,7 @@ import torch
 from ranks import on_ranks
 
 from xtrain.planner.mesh.mesh import AXES
-from xtrain.planner.plan import Phase, Timeline
+from xtrain.planner.plan import PlanPhase, Timeline
 from xtrain.planner.schedule.arithmetic import Arithmetic
 from xtrain.planner.schedule.horizon import counted_timeline
 from xtrain.records.event import Event
@@ -24,7 +24,7 @@ from xtrain.runtime.data.packing.row_reader import RowReader
 from xtrain.runtime.data.records.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore
 from xtrain.runtime.input.feed import Feed, tell_rows
-from xtrain.runtime.monitoring.heartbeat import Beat
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
 from xtrain.runtime.monitoring.waiting import first_of_machine
 from xtrain.runtime.state import Rank
 
@@ -43,7 +43,7 @@ def rank_of(number: int, world: int, local: int) -> Rank:
 
 
 def test_alone_there_is_nobody_to_wait_for():
-    assert first_of_machine(rank_of(0, 1, 0), threading.current_thread, Beat()) is threading.main_thread()
+    assert first_of_machine(rank_of(0, 1, 0), threading.current_thread, HeartbeatWriter()) is threading.main_thread()
 
 
 def _two_machines(number: int, world: int, folder: Path) -> tuple[object, bool]:
@@ -54,7 +54,7 @@ def _two_machines(number: int, world: int, folder: Path) -> tuple[object, bool]:
         (folder / f"built{number}").touch()
         return number
 
-    found = first_of_machine(rank_of(number, world, number % 2), build, Beat())
+    found = first_of_machine(rank_of(number, world, number % 2), build, HeartbeatWriter())
     return found, all((folder / f"built{first}").exists() for first in (0, 2))
 
 
@@ -68,7 +68,7 @@ def test_what_the_work_raises_is_raised_here(monkeypatch):
 
     monkeypatch.setattr("torch.distributed.all_reduce", lambda tensor, op: None)
     with pytest.raises(ValueError, match="no room"):
-        first_of_machine(rank_of(0, 2, 0), fail, Beat())
+        first_of_machine(rank_of(0, 2, 0), fail, HeartbeatWriter())
 
 
 ROWS = {"one": 30, "two": 12}
@@ -83,9 +83,9 @@ def rows_of(store: TokenStore, name: str) -> TrainingRows:
 
 
 def feed(store: TokenStore, rows_per_step: int, epochs: float, shares: dict[str, float] = ONE) -> Feed:
-    whole = Phase(name="train", first=0, fraction=None, shares=shares)
-    half = Phase(name="half", first=None, fraction=0.5, shares=shares, lr_scale=0.5)
-    late = Phase(name="late", first=None, fraction=None, epochs=1.75, shares=shares)
+    whole = PlanPhase(name="train", first=0, fraction=None, shares=shares)
+    half = PlanPhase(name="half", first=None, fraction=0.5, shares=shares, lr_scale=0.5)
+    late = PlanPhase(name="late", first=None, fraction=None, epochs=1.75, shares=shares)
     planned = Timeline(steps=None, tokens=None, epochs=epochs, phases=(whole, half, late), ticks=(), reactions=())
     batch = Arithmetic(micro=rows_per_step, accumulate=1, rows=rows_per_step, sequence=8, epochs=epochs)
     batch = batch.counted(Fraction(sum(ROWS[name] for name in shares)))

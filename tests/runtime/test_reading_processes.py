@@ -34,7 +34,7 @@ from xtrain.runtime.input import reading_processes
 from xtrain.runtime.input.feed import Feed, ahead_of
 from xtrain.runtime.input.reading_messages import receive_answer, send_answer, send_failure
 from xtrain.runtime.input.reading_process import chain_of, read_recipe, serve
-from xtrain.runtime.input.reading_processes import Reader, ReaderProcesses, mapped_from
+from xtrain.runtime.input.reading_processes import ReaderProcess, ReaderProcesses, mapped_from
 from xtrain.runtime.state import Rank
 from xtrain.runtime.training.scheduler import build_schedule
 
@@ -145,7 +145,7 @@ class FakeReader:
         except (EOFError, OSError):
             theirs.close()
 
-    ask, answer = Reader.ask, Reader.answer
+    ask, answer = ReaderProcess.ask, ReaderProcess.answer
 
     @property
     def _socket(self) -> Connection:
@@ -166,7 +166,7 @@ FIRST = {"train": 0, "words": 20, "noise": 30, "even": 45}
 @pytest.mark.parametrize(("prefetch", "workers"), [(0, 0), (1, 0), (4, 0), (2, 1), (5, 3)])
 def test_a_curriculum_is_read_to_the_step_however_it_is_read(plan, loader, monkeypatch, prefetch, workers):
     """Four phases over three datasets: the mix of each phase, its first batch, and its rate of learning."""
-    monkeypatch.setattr(reading_processes, "Reader", FakeReader)
+    monkeypatch.setattr(reading_processes, "ReaderProcess", FakeReader)
     feed = Feed(
         loader=loader, collate=loader.collate, micro=loader.micro, steps=60, datasets={}, phases=plan.timeline.phases
     )
@@ -200,7 +200,7 @@ def test_readers_that_die_anywhere_lose_and_repeat_nothing(plan, loader, count, 
     warned: list = []
     FakeReader.dies_at = set(deaths)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading_processes, "Reader", FakeReader)
+        patch.setattr(reading_processes, "ReaderProcess", FakeReader)
         found = list(processes(plan, loader, count, warned).reads(first, first + steps))
     assert len(found) == steps
     for step, microbatches in enumerate(found, start=first):
@@ -214,7 +214,7 @@ def test_a_step_at_which_readers_always_die_fails(plan, loader, monkeypatch):
             raise ConnectionResetError
 
     warned: list = []
-    monkeypatch.setattr(reading_processes, "Reader", Doomed)
+    monkeypatch.setattr(reading_processes, "ReaderProcess", Doomed)
     with pytest.raises(EnvironmentFault, match=r"rank 0: data workers for step 8 died 3 times in a row") as caught:
         next(processes(plan, loader, 2, warned).reads(7, 9))
     assert caught.value.code == "X714" and [step for step, _ in warned] == [7, 7, 7]

@@ -6,7 +6,7 @@ from context_ranks import CASES, WORLD, Case, measure, microbatch
 from ranks import on_ranks
 
 from xtrain.runtime.models.attention import Packing
-from xtrain.runtime.parallelize.ring import Layout
+from xtrain.runtime.parallelize.ring import RingLayout
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}
 
@@ -35,7 +35,7 @@ def packing_of(case: Case) -> Packing:
 
 
 def test_segments_of_one_length_are_one_batch():
-    layout = Layout.of(packing_of(Case(name="", ring=2, rows=((1, 3, 1, 3), (8,)))), 2)
+    layout = RingLayout.of(packing_of(Case(name="", ring=2, rows=((1, 3, 1, 3), (8,)))), 2)
     # Local lengths are halves of 4, 12, 4, 12 and 32 positions; batches are (first, segments, length).
     assert layout.batches == ((0, 2, 2), (4, 2, 6), (16, 1, 16))
     x_BHSA = torch.arange(32.0).view(2, 1, 16, 1)
@@ -45,7 +45,7 @@ def test_segments_of_one_length_are_one_batch():
 
 
 def test_rows_in_order_are_not_moved():
-    layout = Layout.of(packing_of(Case(name="", ring=2, rows=((4,), (4,)))), 2)
+    layout = RingLayout.of(packing_of(Case(name="", ring=2, rows=((4,), (4,)))), 2)
     assert layout.order is None and layout.batches == ((0, 2, 8),)
     x_BHSA = torch.randn(2, 3, 8, 5)
     assert torch.equal(layout.unsort(layout.sort(x_BHSA)), x_BHSA)
@@ -55,8 +55,8 @@ def test_all_layers_share_a_layout_that_goes_with_its_microbatch():
     from xtrain.runtime.parallelize.ring import _LAYOUTS
 
     packing = packing_of(Case(name="", ring=2))
-    assert Layout.of(packing, 2) is Layout.of(packing, 2)
-    assert Layout.of(packing, 2) is not Layout.of(packing, 1)
+    assert RingLayout.of(packing, 2) is RingLayout.of(packing, 2)
+    assert RingLayout.of(packing, 2) is not RingLayout.of(packing, 1)
     before = len(_LAYOUTS)
     del packing
     assert len(_LAYOUTS) == before - 1

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan import PlanPhase
 from xtrain.planner.schedule.learning_curve import SHAPES, closed_form
 from xtrain.runtime.training.scheduler import build_schedule
 
@@ -13,12 +13,12 @@ class Counted:
     """A feed whose data gives 20 steps."""
 
     steps = 20
-    phases: tuple[Phase, ...] = ()
+    phases: tuple[PlanPhase, ...] = ()
     planned = batch = None
 
 
-def phase(name: str, first: int | None, lr_scale: float, fraction: float | None = None) -> Phase:
-    return Phase(name=name, first=first, fraction=fraction, shares={"a": 1.0}, lr_scale=lr_scale)
+def phase(name: str, first: int | None, lr_scale: float, fraction: float | None = None) -> PlanPhase:
+    return PlanPhase(name=name, first=first, fraction=fraction, shares={"a": 1.0}, lr_scale=lr_scale)
 
 
 def schedule(**settings):

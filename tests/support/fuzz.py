@@ -59,7 +59,7 @@ def seeds() -> list[Text]:
 
 def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
     """A function that puts one text through everything; whatever it raises is a finding. The flag asks for fixes."""
-    from xtrain.dsl.autofix import mend
+    from xtrain.dsl.autofix import apply_fixes
     from xtrain.dsl.diagnostics.codes import CODES
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, render
     from xtrain.dsl.diagnostics.source import Source
@@ -114,7 +114,7 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
             again = load_spec("s", (), {"s": loaded.resolved_text()})
             assert again.spec == loaded.spec, "the resolved text says something else"
         if fix and any(d.fix for d in found):
-            mended = mend(lambda others: checked(text, dict(others)))
+            mended = apply_fixes(lambda others: checked(text, dict(others)))
             assert bool(mended.texts) == bool(mended.fixed)
             if mended.texts:
                 formatted(mended.texts.get("spec.xtrain", text))

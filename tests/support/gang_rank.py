@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from xtrain.planner.serialise import from_json
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.models.parts import Parts
+from xtrain.runtime.models.parts import ModelParts
 from xtrain.runtime.models.tensors import MOMENTS
-from xtrain.runtime.training.ema import Ema
+from xtrain.runtime.training.ema import WeightAverages
 
 
 class Observed(Executor):
@@ -36,12 +36,12 @@ class Observed(Executor):
 
 
 def save(
-    model: Parts,
+    model: ModelParts,
     optimizer: Optimizer,
     directory: Path,
     rank: int,
     name: str = "held",
-    averages: Ema | None = None,
+    averages: WeightAverages | None = None,
 ) -> None:
     """Write `<name>/<rank>.npz` with every tensor this rank has a part of, put together, and `.json` about the parts.
 

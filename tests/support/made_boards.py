@@ -7,7 +7,7 @@ from typing import Any
 from attrs import evolve
 
 from xtrain.tui.model.board import Board
-from xtrain.tui.model.event_log import Entry, EventLog
+from xtrain.tui.model.event_log import EventLog, LogEntry
 from xtrain.tui.model.life import Life
 from xtrain.tui.model.planned import Planned, planned
 from xtrain.tui.model.ranks import Beat, OneRank, Ranks
@@ -133,7 +133,7 @@ def some_ranks(plan: Planned, **own: Mapping[int, Any]) -> Ranks:
 def entries(*records: Record) -> EventLog:
     """Events as the log holds them."""
     found = tuple(
-        Entry(
+        LogEntry(
             number=place, time=record.get("time"), step=record.get("step"), kind=record["event"], text="", record=record
         )
         for place, record in enumerate(records)

@@ -20,9 +20,9 @@ from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.one_file import writer as file_writer
 from xtrain.runtime.checkpoint.publish import Publisher
 from xtrain.runtime.checkpoint.saver import Saver
-from xtrain.runtime.checkpoint.staging import Staging
+from xtrain.runtime.checkpoint.staging import HostCopy
 from xtrain.runtime.checkpoint.transaction import Transaction
-from xtrain.runtime.parallel.collective_errors import Together
+from xtrain.runtime.parallel.collective_errors import CollectiveErrors
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress
 
@@ -80,7 +80,7 @@ class Makes:
             "records": Records.open(self.directory, 0),
             "transaction": Transaction(
                 publisher=Publisher(folder, options.get("best")),
-                together=Together(0, 1, None),
+                together=CollectiveErrors(0, 1, None),
                 keep=keep,
                 backend=self.backend,
             ),
@@ -88,7 +88,7 @@ class Makes:
         }
         if mode != "sync" and self.backend == "file":
             return FileSaver(**common, snapshots=Snapshots(most=copies, pinned=False))
-        staging = None if mode == "sync" else Staging(pinned=mode == "async_pinned", device=torch.device("cpu"))
+        staging = None if mode == "sync" else HostCopy(pinned=mode == "async_pinned", device=torch.device("cpu"))
         return Saver(**common, staging=staging)
 
     def advance(self, own: Saver, loss: float | None = None) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from xtrain.runtime.data.documents.encoder import TokenDocument
 from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.sources.source import Source, open_source
+from xtrain.runtime.data.sources.source import DataSource, open_source
 from xtrain.runtime.data.stores import digests
 from xtrain.runtime.data.tokenising import claims as tokenise_claims
 from xtrain.runtime.data.tokenising import tokenise
@@ -83,7 +83,7 @@ def write_lines(folder: Path, files: Sequence[Sequence[str]]) -> Path:
     return folder
 
 
-def lines_of(folder: Path, limit: int = 1000) -> Source:
+def lines_of(folder: Path, limit: int = 1000) -> DataSource:
     return open_source("jsonl", patterns=("*.jsonl",), base=folder, reads={"form": "text"}, bad_record_limit=limit)
 
 
@@ -126,7 +126,7 @@ def _crash(arguments: argparse.Namespace) -> dict:
     return {"trials": trials, "crashes": crashes, "wrong": wrong}
 
 
-def _forked(source: Source, cache: Path, call: int | None, share: float) -> bool:
+def _forked(source: DataSource, cache: Path, call: int | None, share: float) -> bool:
     """Build in a process that dies at its `call`-th call, of a write having done a share; whether it died."""
     child = os.fork()
     if not child:

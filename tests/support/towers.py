@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from xtrain.planner.architecture import Architecture
 from xtrain.runtime.models.attention import KERNELS, Packing
 from xtrain.runtime.models.layers import Rotation
-from xtrain.runtime.models.parts import Parts
-from xtrain.runtime.models.transformer import Block
+from xtrain.runtime.models.parts import ModelParts
+from xtrain.runtime.models.transformer import DecoderBlock
 from xtrain.runtime.parallel.axes import Axes
 
 
@@ -21,7 +21,7 @@ class Tower(nn.Module):
         super().__init__()
         self.arch = arch
         numbers = range(arch.layers)
-        self.layers = nn.ModuleDict({str(i): Block(arch, KERNELS["documents"], axes, rows) for i in numbers})
+        self.layers = nn.ModuleDict({str(i): DecoderBlock(arch, KERNELS["documents"], axes, rows) for i in numbers})
 
     def forward(self, x_BSD: Tensor, real_BS: Tensor) -> Tensor:
         rows, positions = real_BS.shape
@@ -34,8 +34,10 @@ class Tower(nn.Module):
         return x_BSD
 
 
-def tower(arch: Architecture, axes: Axes | None = None, *, rows: int = 5, dtype: torch.dtype = torch.float64) -> Parts:
+def tower(
+    arch: Architecture, axes: Axes | None = None, *, rows: int = 5, dtype: torch.dtype = torch.float64
+) -> ModelParts:
     axes = axes or Axes()
     model: Any = Tower(arch, axes, rows).to(dtype)
     fill(model)
-    return Parts((model,), axes)
+    return ModelParts((model,), axes)

@@ -202,16 +202,16 @@ def _worse(gap: float) -> float:
 
 def stray_shapes(plan: Plan, outcome: Outcome) -> list[str]:
     """What ranks hold otherwise than `planner.placement` says, in words."""
-    from xtrain.planner.mesh.placement import held, held_bytes
+    from xtrain.planner.mesh.placement import local_bytes, local_shapes
 
     found = []
     for rank, shapes in enumerate(outcome.shapes):
-        planned: dict[str, Any] = held(plan, rank)
+        planned: dict[str, Any] = local_shapes(plan, rank)
         for name in sorted(planned.keys() | shapes.keys()):
             ours, theirs = shapes.get(name), planned.get(name)
             if theirs is None or ours is None or tuple(theirs) != ours:
                 found.append(f"rank {rank}: {name} is {ours}, planned {theirs}")
         total = sum(outcome.bytes[rank].values())
-        if not found and total != held_bytes(plan, rank):
-            found.append(f"rank {rank}: {total} bytes, planned {held_bytes(plan, rank)}")
+        if not found and total != local_bytes(plan, rank):
+            found.append(f"rank {rank}: {total} bytes, planned {local_bytes(plan, rank)}")
     return found

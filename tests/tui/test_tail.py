@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.tui.feed import Feed
+from xtrain.tui.feed import RecordFeed
 from xtrain.tui.tail import Tail
 
 
@@ -96,7 +96,7 @@ def test_any_cuts_give_the_same_records(tmp_path_factory, records, data) -> None
 def test_feed_merges_by_time_whatever_the_chunks(tmp_path: Path, append, recorded) -> None:
     append(tmp_path, *recorded)
     for chunk_bytes in (100, 1000, 1 << 20):
-        feed = Feed(tmp_path, chunk_bytes=chunk_bytes)
+        feed = RecordFeed(tmp_path, chunk_bytes=chunk_bytes)
         read = feed.read()
         while feed.behind:
             read += feed.read()
@@ -105,12 +105,12 @@ def test_feed_merges_by_time_whatever_the_chunks(tmp_path: Path, append, recorde
 
 def test_feed_gives_a_step_before_the_events_of_the_same_instant(tmp_path: Path, append, event, metrics) -> None:
     append(tmp_path, event("eval", 5, 1), metrics(1, 5))
-    assert ["event" in record for record in Feed(tmp_path).read()] == [False, True]
+    assert ["event" in record for record in RecordFeed(tmp_path).read()] == [False, True]
 
 
 def test_feed_keeps_the_order_of_a_file_when_a_clock_is_set_back(tmp_path: Path, append, metrics) -> None:
     append(tmp_path, metrics(1, 10), metrics(2, 4), metrics(3, 5))
-    assert [record["step"] for record in Feed(tmp_path).read()] == [1, 2, 3]
+    assert [record["step"] for record in RecordFeed(tmp_path).read()] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("offset", [False, True])
@@ -122,7 +122,7 @@ def test_what_is_left_of_a_file_that_was_cut_is_not_read_again(tmp_path: Path, o
         return b"".join(json.dumps({"step": step, "time": when}).encode() + b"\n" for step, when in records)
 
     add(path, lines((1, 1.0), (2, 2.0), (3, 3.0)))
-    feed = Feed(tmp_path, {"metrics.jsonl": path.stat().st_size} if offset else None)
+    feed = RecordFeed(tmp_path, {"metrics.jsonl": path.stat().st_size} if offset else None)
     assert [record["step"] for record in feed.read()] == ([] if offset else [1, 2, 3])
     rest = tmp_path / "rest"
     rest.write_bytes(lines((1, 1.0)))

@@ -21,7 +21,7 @@ from ..words import printable
 from . import fault
 from .actions import Action, datasets, is_starting, refusal, word_of
 from .asking import answers, command_line
-from .block import Block
+from .block import TextBlock
 from .head import head, unread
 from .help import HelpScreen, all_groups
 from .keys import Key, app_keys, footer, keys_of
@@ -30,7 +30,7 @@ from .pieces import Piece, line
 from .plain_signs import PlainSigns
 from .plot import terminal_glyphs
 from .questions import LeaveQuestion, confirm, which_dataset
-from .reading import Reading
+from .reading import BackgroundReader
 from .screens import SCREENS, pane_classes
 from .tabs import tabs
 from .themes import THEMES, after
@@ -127,9 +127,11 @@ class BoardApp(App[int]):
         self._toasted: set[str] = set()
         self._faulty: set[str] = set()
         self._read_fault_told = False
-        self._head, self._tabs, self._keys_line, self._tiny = (Block(id=id) for id in ("head", "tabs", "keys", "tiny"))
+        self._head, self._tabs, self._keys_line, self._tiny = (
+            TextBlock(id=id) for id in ("head", "tabs", "keys", "tiny")
+        )
         self._switcher = ContentSwitcher(id="screens")
-        self._reading = Reading(directory, lambda: self.post_message(Polled()))
+        self._reading = BackgroundReader(directory, lambda: self.post_message(Polled()))
         for theme in THEMES:
             self.register_theme(theme)
         self.theme = THEMES[0].name

@@ -4,7 +4,7 @@ from textual.content import Content
 from textual.widget import Widget
 
 
-class Block(Widget):
+class TextBlock(Widget):
     """Lines of text, cut at its edge, never wrapped: whoever makes them knows how wide it is."""
 
     DEFAULT_CSS = """

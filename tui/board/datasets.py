@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 
 from ..pages.dataset_page import DatasetsPage, DatasetsView, least_rows, moved, page
-from ..pages.mixture import Mixture, mixture, several
+from ..pages.mixture import MixtureTable, mixture, several
 from .plot import Line, Plot
 from .rows_pane import RowsPane
 from .sheet import Sheet
@@ -43,7 +43,7 @@ class DatasetsPane(RowsPane[DatasetsView, DatasetsPage]):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(DatasetsView(), id=id)
-        self._mixture = Mixture()
+        self._mixture = MixtureTable()
         self._step = 0
         self._version: object = None
         self._curves = 0

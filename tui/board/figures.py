@@ -58,7 +58,7 @@ def _rate(value: float | None) -> str:
 
 
 @frozen
-class Row:
+class FigureRow:
     """One line of the comparison. off: what is, as a share of what was planned, minus one; None where unknown."""
 
     name: str
@@ -67,7 +67,7 @@ class Row:
     off: float | None = None
 
 
-def comparison(board: "Board") -> list[Row]:
+def comparison(board: "Board") -> list[FigureRow]:
     """What is beside what was planned; `n/a` where the plan, or the run, does not know."""
     last, planned = board.series.last, board.planned
     times = planned.times if planned else None
@@ -79,19 +79,19 @@ def comparison(board: "Board") -> list[Row]:
     wanted_memory = planned.memory_bytes if planned else None
     on_cpu = start is not None and start.device == "cpu"
     return [
-        Row("step time", brief(seconds), _between(times), _off(seconds, times.step if times else None)),
-        Row(
+        FigureRow("step time", brief(seconds), _between(times), _off(seconds, times.step if times else None)),
+        FigureRow(
             "tokens/s", count(speed), count(times.tokens_per_second) if times and times.tokens_per_second else UNKNOWN,
             _off(speed, times.tokens_per_second if times else None),
         ),
         # What a process holds on a CPU is more than tensors: libraries are in it, and the plan does not count them.
-        Row(
+        FigureRow(
             "memory, all" if on_cpu else "memory", size(memory), size(wanted_memory) if wanted_memory else UNKNOWN,
             None if on_cpu else _off(memory, wanted_memory),
         ),
-        Row("MFU", share(mfu), share(times.mfu if times else None), _off(mfu, times.mfu if times else None)),
-        Row("tokens", count(tokens), count(planned.tokens) if planned and planned.tokens else UNKNOWN),
-        Row("steps", f"{board.step:,}", f"{steps:,}" if steps else UNKNOWN),
+        FigureRow("MFU", share(mfu), share(times.mfu if times else None), _off(mfu, times.mfu if times else None)),
+        FigureRow("tokens", count(tokens), count(planned.tokens) if planned and planned.tokens else UNKNOWN),
+        FigureRow("steps", f"{board.step:,}", f"{steps:,}" if steps else UNKNOWN),
     ]  # fmt: skip
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 
-from .block import Block
+from .block import TextBlock
 from .overview_text import alerts, figure_lines, lower, verdict
 from .pane import Pane
 from .pieces import stack
 from .plot import Line, Plot
-from .sparing import Sparing
+from .refresh_limiter import RefreshLimiter
 
 if TYPE_CHECKING:
     from textual.content import Content
@@ -45,16 +45,16 @@ class OverviewPane(Pane):
         self._lines: tuple[str, ...] = ()
         self._plotted: tuple[object, ...] = ()
         self._plotted_at = 0.0
-        self._sparing = Sparing()
+        self._sparing = RefreshLimiter()
 
     def compose(self) -> ComposeResult:
-        yield Block(id="verdict")
-        yield Block(id="alerts")
-        yield Block(id="figures")
+        yield TextBlock(id="verdict")
+        yield TextBlock(id="alerts")
+        yield TextBlock(id="figures")
         with Horizontal(id="plots"):
             yield Plot(id="loss-plot")
             yield Plot(id="norm-plot")
-        yield Block(id="lower")
+        yield TextBlock(id="lower")
 
     def show(self, board: "Board") -> None:
         """Draw `board`: text takes the rows it needs, the plot what is left, if that is enough for one."""
@@ -84,7 +84,7 @@ class OverviewPane(Pane):
             self.query_one("#norm-plot", Plot).tell([board.series.latest("grad_norm")])
 
     def _put(self, name: str, lines: "list[Content]") -> None:
-        self.query_one(f"#{name}", Block).show(stack(lines), rows=len(lines))
+        self.query_one(f"#{name}", TextBlock).show(stack(lines), rows=len(lines))
 
     def _plot_in_time(self, board: "Board", width: int, height: int) -> None:
         """Draw the curves if they have changed and it is time again; at once where their space is another."""

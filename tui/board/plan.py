@@ -8,11 +8,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
-from ..pages.plan_facts import Facts, PlanFacts
+from ..pages.plan_facts import PlanFactRows, PlanFacts
 from ..pages.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_section
+from .refresh_limiter import RefreshLimiter
 from .rows_pane import SearchedPane
 from .sheet import Sheet
-from .sparing import Sparing
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -49,8 +49,8 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(PlanView(), id=id)
-        self._facts = Facts()
-        self._sparing = Sparing()
+        self._facts = PlanFactRows()
+        self._sparing = RefreshLimiter()
         self._known: PlanFacts | None = None
         self._placed = False
 

@@ -7,7 +7,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..pages.rank_facts import Facts, RankFacts
+from ..pages.rank_facts import RankFactRows, RankFacts
 from ..pages.rank_keys import (
     at_cell,
     back,
@@ -21,9 +21,9 @@ from ..pages.rank_keys import (
     to_worst,
 )
 from ..pages.rank_view import RankPage, RankView, page
+from .refresh_limiter import RefreshLimiter
 from .rows_pane import RowsPane
 from .sheet import Sheet
-from .sparing import Sparing
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -58,8 +58,8 @@ class RanksPane(RowsPane[RankView, RankPage]):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(RankView(), id=id)
-        self._facts = Facts()
-        self._sparing = Sparing()
+        self._facts = RankFactRows()
+        self._sparing = RefreshLimiter()
         self._known: RankFacts | None = None
 
     def compose(self) -> ComposeResult:

@@ -21,7 +21,7 @@ MOST_FAULT_PAUSE_SECONDS = 60.0
 FORGIVEN_SECONDS = 600.0
 
 
-class Reading(Thread):
+class BackgroundReader(Thread):
     """Reads until it is closed; `tell` is called, in this thread, when `newest` is there to be taken.
 
     It tells once for any number of boards that nobody has taken: a slow terminal makes no queue.
@@ -56,9 +56,9 @@ class Reading(Thread):
 
     def run(self) -> None:
         from ..model.board import BUDGET_SECONDS
-        from ..model.reader import Reader
+        from ..model.reader import RunReader
 
-        reader, opening = Reader(self._directory), False
+        reader, opening = RunReader(self._directory), False
         while not self._closed.is_set():
             pause = POLL_SECONDS
             try:
@@ -66,7 +66,7 @@ class Reading(Thread):
             except Exception as error:  # nothing that is read may end the view of it
                 self.fault = fault.write(error)
                 self.faults += 1
-                reader, opening, pause = Reader(self._directory), False, self._pause_after_fault()
+                reader, opening, pause = RunReader(self._directory), False, self._pause_after_fault()
             else:
                 self._read_at = monotonic()
                 opening = self.newest.loading is not None

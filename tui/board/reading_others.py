@@ -10,7 +10,7 @@ from . import fault
 
 if TYPE_CHECKING:
     from ..model.board import Board
-    from ..model.reader import Reader
+    from ..model.reader import RunReader
 
 POLL_SECONDS = 1.0
 OPENING_SECONDS = 0.05
@@ -52,13 +52,13 @@ class ReadingOthers(Thread):
         self._woken.set()
 
     def run(self) -> None:
-        from ..model.reader import Reader
+        from ..model.reader import RunReader
 
-        readers: dict[Path, Reader] = {}
+        readers: dict[Path, RunReader] = {}
         while not self._closed.is_set():
             known = self._wanted
             wanted = known if time.monotonic() - self._looked < UNSEEN_SECONDS else ()
-            readers = {path: readers.get(path) or Reader(path, LIMIT_BYTES) for path in known}
+            readers = {path: readers.get(path) or RunReader(path, LIMIT_BYTES) for path in known}
             opening = False
             for path in wanted:
                 opening |= self._read(path, readers[path], len(wanted))
@@ -67,7 +67,7 @@ class ReadingOthers(Thread):
             self._woken.wait(OPENING_SECONDS if opening else POLL_SECONDS)
             self._woken.clear()
 
-    def _read(self, path: Path, reader: "Reader", among: int) -> bool:
+    def _read(self, path: Path, reader: "RunReader", among: int) -> bool:
         """Read on in one run; whether there is more to be read at once."""
         before = self.board(path)
         try:

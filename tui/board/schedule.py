@@ -72,7 +72,7 @@ def when(each: Next, seconds_per_step: float | None) -> str:
 
 
 @frozen
-class Stretch:
+class ScheduleSpan:
     """A phase: its name and its share of the run, from `begin` to `end`, both from 0 to 1. now: the run is in it."""
 
     name: str
@@ -81,7 +81,7 @@ class Stretch:
     now: bool
 
 
-def stretches(board: "Board") -> list[Stretch]:
+def stretches(board: "Board") -> list[ScheduleSpan]:
     """The phases of the run in their order; empty while nobody knows how long it is."""
     planned, steps = board.planned, steps_of(board)
     if planned is None or not steps:
@@ -90,7 +90,7 @@ def stretches(board: "Board") -> list[Stretch]:
     done = board.step / steps
     ends = [*begins[1:], 1.0]
     return [
-        Stretch(phase.name, begin, end, begin <= done < end or (done >= 1 and end == 1))
+        ScheduleSpan(phase.name, begin, end, begin <= done < end or (done >= 1 and end == 1))
         for phase, begin, end in zip(planned.phases, begins, ends, strict=True)
     ]
 

@@ -3,7 +3,7 @@
 import numpy as np
 from attrs import frozen
 
-from .curve import Columns
+from .curve import CurveColumns
 
 Span = tuple[str, str]
 """Text, and the name of its style: `axis`, `title`, `note`, `cursor`, `line3`, `dim3` or empty."""
@@ -73,7 +73,7 @@ class Canvas:
         """Columns of dots, which is what a curve is to be cut into."""
         return self.width * self._glyphs.bits.shape[1]
 
-    def add(self, columns: Columns, low: float, high: float, line: int, *, dim: bool = False) -> None:
+    def add(self, columns: CurveColumns, low: float, high: float, line: int, *, dim: bool = False) -> None:
         """Draw a curve between the values `low` (lowest dot) and `high`; lines in the background come last."""
         dots_high, dots_wide = self._glyphs.bits.shape
         filled = _filled(columns, low, high, self.height * dots_high)
@@ -141,7 +141,7 @@ def _dot_rows(values: np.ndarray, low: float, high: float, number: int) -> np.nd
     return np.where(known, from_top, -1)
 
 
-def _filled(columns: Columns, low: float, high: float, number: int) -> np.ndarray:
+def _filled(columns: CurveColumns, low: float, high: float, number: int) -> np.ndarray:
     """Which dots of `number` rows belong to the curve."""
     top, bottom = (_dot_rows(values, low, high, number) for values in (columns.high, columns.low))
     here = (top >= 0) & (bottom >= 0)

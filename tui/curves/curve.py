@@ -27,7 +27,7 @@ class Line:
 
 
 @frozen(eq=False)
-class Columns:
+class CurveColumns:
     """A curve in columns of equal width: the lowest and the highest of it, NaN where there is nothing of it.
 
     joined: whether the curve goes through from a column to the next one.
@@ -102,7 +102,7 @@ class Curve:
         found = np.isfinite(self.y)
         return self.x[found], self.y[found]
 
-    def columns(self, low: float, high: float, number: int, *, log: bool = False) -> Columns:
+    def columns(self, low: float, high: float, number: int, *, log: bool = False) -> CurveColumns:
         """What is seen of the curve from `low` to `high` in `number` columns; `log`: as decimal logarithms.
 
         No point is left out: each counts for the lowest or the highest of its column. Columns between two points
@@ -133,7 +133,7 @@ class Curve:
         if self.broken and len(x):
             left, right = (np.clip(place, 0, len(x) - 1) for place in (inner - 1, inner))
             joined &= np.isfinite(y[left]) & np.isfinite(y[right])
-        return Columns(lowest, highest, joined)
+        return CurveColumns(lowest, highest, joined)
 
     def _edges(self, low: float, high: float, number: int) -> np.ndarray:
         """Index of the first point of each column, and of the first one behind the last column."""

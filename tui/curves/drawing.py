@@ -6,7 +6,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from .canvas import ASCII, MOST_LINES, UNICODE, Canvas, Glyphs, Row
-from .curve import Columns, Curve, Line
+from .curve import Curve, CurveColumns, Line
 from .plot_head import head
 from .ticks import Unit, labels, log_ticks, own_labels, short_label, ticks
 from .viewport import Extent, Viewport
@@ -126,7 +126,7 @@ def _sources(curves: Sequence[Curve], view: Viewport, seen: Extent, number: int)
     return above + below
 
 
-def _value_range(layers: Sequence[Columns], *, log: bool) -> Extent | None:
+def _value_range(layers: Sequence[CurveColumns], *, log: bool) -> Extent | None:
     """From the lowest to the highest value that is seen, never empty; None if there is none."""
     ends = np.concatenate([np.concatenate((columns.low, columns.high)) for columns in layers])
     ends = ends[np.isfinite(ends)]
@@ -152,7 +152,7 @@ def _y_labels(low: float, high: float, num_rows: int, unit: Unit, *, log: bool) 
     return list(zip(values, labels(values, unit), strict=True))
 
 
-def _mark(canvas: Canvas, layers: Sequence[tuple[int, Columns]], span: Extent, num_lines: int) -> None:
+def _mark(canvas: Canvas, layers: Sequence[tuple[int, CurveColumns]], span: Extent, num_lines: int) -> None:
     """Signs on lines: all along where there are several, and on a lone point, which a dot would hide."""
     dots = canvas.num_columns // canvas.width
     apart = max(10, canvas.width // 4)

@@ -9,7 +9,7 @@ from rich.console import Console
 from ..state import RunState
 from ..tail import Record
 from .drawer import Drawer
-from .lasting import Lasting
+from .lasting import PermanentLines
 from .progress_line import ASCII, UNICODE, progress_line
 from .status_line import StatusLine
 from .summary import summary
@@ -24,7 +24,7 @@ class ConsoleView(Drawer):
         self._clock = clock
         self._glyphs = ASCII if console.options.ascii_only else UNICODE
         self._line = StatusLine(console)
-        self._lasting = Lasting(console, directory, self._glyphs)
+        self._lasting = PermanentLines(console, directory, self._glyphs)
         self._news = clock()
         self._latest: object = None
 

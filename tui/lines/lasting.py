@@ -8,6 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ..event_text import event_text, in_one_line
 from ..events import (
     Checkpoint,
     Evaluation,
@@ -24,20 +25,19 @@ from ..events import (
 from ..raised import Raised, is_cleared
 from ..state import RunState
 from ..tail import Record
-from ..telling import in_one_line, told
 from ..words import count, decimal, number, perplexity, plural, printable, size, took
 from .next_steps import short_path
-from .progress_line import Glyphs, short_node
+from .progress_line import BarGlyphs, short_node
 
 # Text is read, not measured: wider boxes than this are hard to follow.
 MAX_BOX = 100
 MAX_SAMPLE_LINES = 12
 
 
-class Lasting:
+class PermanentLines:
     """Turns events into what `console` prints of them."""
 
-    def __init__(self, console: Console, directory: Path, glyphs: Glyphs) -> None:
+    def __init__(self, console: Console, directory: Path, glyphs: BarGlyphs) -> None:
         self._console = console
         self._directory = directory
         self._glyphs = glyphs
@@ -111,7 +111,7 @@ class Lasting:
         yield Text.assemble("\n ready in ", (took(number(record.get("seconds"))), "bold"), "\n")
 
     def _estimate(self, state: RunState, record: Record) -> Iterator[RenderableType]:
-        for said in told(record):
+        for said in event_text(record):
             yield self._tick(state, record, said.word, Text(printable(said.body)), "cyan")
 
     def _eval(self, state: RunState, record: Record) -> Iterator[RenderableType]:
@@ -193,7 +193,7 @@ class Lasting:
     def _looked_at(self, state: RunState, record: Record) -> Iterator[RenderableType]:
         """A profile or a memory snapshot: where it lies, and how it went."""
         below = {**record, "path": self._below(text(record.get("path")))}
-        for said in told(below):
+        for said in event_text(below):
             yield self._tick(state, record, said.word, Text(printable(said.body)), "cyan")
 
     def _alert(self, state: RunState, record: Record) -> Iterator[RenderableType]:

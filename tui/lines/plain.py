@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from ..event_text import event_text, measured, or_dash
 from ..events import text, whole
 from ..state import RunState
 from ..tail import Record
-from ..telling import measured, or_dash, told
 from ..words import count, decimal, duration, number, printable
 from .drawer import Drawer
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
@@ -72,7 +72,7 @@ def event_lines(record: Record) -> Iterator[str]:
     """The lines of one event; none for those that another event of the same thing makes superfluous."""
     if text(record.get("event")) in _SUPERFLUOUS:
         return
-    for said in told(record):
+    for said in event_text(record):
         yield "  ".join(filter(None, (said.word, said.at, said.body))).rstrip()
         yield from (f"    {line}".rstrip() for line in said.more)
 

@@ -17,7 +17,7 @@ QUIET_GAPS, QUIET_SECONDS = 5, 10
 
 
 @frozen(kw_only=True)
-class Glyphs:
+class BarGlyphs:
     """What lines are drawn with; done and to do differ in shape, so that they can be told apart without colour."""
 
     spinner: str
@@ -27,8 +27,8 @@ class Glyphs:
     cross: str
 
 
-UNICODE = Glyphs(spinner="⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", done="━", to_do="─", tick="✓", cross="✗")
-ASCII = Glyphs(spinner="|/-\\", done="=", to_do="-", tick="+", cross="x")
+UNICODE = BarGlyphs(spinner="⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏", done="━", to_do="─", tick="✓", cross="✗")
+ASCII = BarGlyphs(spinner="|/-\\", done="=", to_do="-", tick="+", cross="x")
 
 
 @frozen
@@ -38,7 +38,7 @@ class _Part:
     """Parts of the lowest ranks stay when the line is narrow."""
 
 
-def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyphs: Glyphs = UNICODE) -> Text:
+def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyphs: BarGlyphs = UNICODE) -> Text:
     """The line at unix time `now`, `quiet` seconds after the last record, in fewer than `width` cells."""
     if state.failures:
         return _spinning(f"{state.failures[0].who} failed, waiting for the others to end", quiet, now, glyphs)
@@ -49,7 +49,7 @@ def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyp
     return _training(state, width=width, now=now, quiet=quiet, glyphs=glyphs)
 
 
-def _waiting(state: RunState, *, now: float, quiet: float, glyphs: Glyphs) -> Text:
+def _waiting(state: RunState, *, now: float, quiet: float, glyphs: BarGlyphs) -> Text:
     """A spinner, what it is that takes time, and how long it has been."""
     node = state.under_way
     if node is not None:
@@ -68,13 +68,13 @@ def _waiting(state: RunState, *, now: float, quiet: float, glyphs: Glyphs) -> Te
     return _spinning(what, elapsed, now, glyphs)
 
 
-def _spinning(what: str, elapsed: float, now: float, glyphs: Glyphs) -> Text:
+def _spinning(what: str, elapsed: float, now: float, glyphs: BarGlyphs) -> Text:
     turn = int(now * 10) if math.isfinite(now * 10) else 0  # a clock that a record claims can be anything
     spinner = glyphs.spinner[turn % len(glyphs.spinner)]
     return Text.assemble(" ", (spinner, "cyan"), " ", (printable(what), "bold"), "  ", (duration(elapsed), "dim"))
 
 
-def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: Glyphs) -> Text:
+def _training(state: RunState, *, width: int, now: float, quiet: float, glyphs: BarGlyphs) -> Text:
     parts = _parts(state, quiet=quiet)
     # One blank for the cursor in front, one unused column behind.
     room = width - 2 - MIN_BAR
@@ -133,12 +133,12 @@ def _labelled(label: str, value: str, width: int) -> Text:
     return Text.assemble((f"{label} ", "dim"), f"{value:>{width}}")
 
 
-def _bar(progress: float, width: int, glyphs: Glyphs) -> Text:
+def _bar(progress: float, width: int, glyphs: BarGlyphs) -> Text:
     done = int(progress * width)
     return Text.assemble((glyphs.done * done, "cyan"), (glyphs.to_do * (width - done), "dim"))
 
 
-def _pulse(now: float, width: int, glyphs: Glyphs) -> Text:
+def _pulse(now: float, width: int, glyphs: BarGlyphs) -> Text:
     """A block that goes to and fro: alive, with no end known."""
     block = max(2, width // 5)
     way = width - block

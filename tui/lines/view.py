@@ -9,7 +9,7 @@ from typing import Literal, TextIO, cast, get_args
 
 from rich.console import Console
 
-from ..feed import Feed
+from ..feed import RecordFeed
 from ..state import RunState, reduce_all
 from ..tail import Record
 from ..words import number
@@ -56,7 +56,7 @@ def follow(
     before; what was written before `quiet_until` (seconds since 1970) is known and not drawn. The directory may not
     exist yet, and if it disappears the view waits for it to come back; if `out` breaks, following goes on unseen.
     """
-    feed = Feed(directory, offsets)
+    feed = RecordFeed(directory, offsets)
     drawer = _drawer(ui, directory, Output(sys.stdout if out is None else out))
     state = RunState()
     try:
@@ -87,7 +87,7 @@ def _drawer(ui: Ui, directory: Path, out: Output) -> Drawer:
     return PlainView(stream, directory) if ui == "plain" else JsonView(stream)
 
 
-def _read(feed: Feed, state: RunState, drawer: Drawer, quiet_until: float) -> RunState:
+def _read(feed: RecordFeed, state: RunState, drawer: Drawer, quiet_until: float) -> RunState:
     """Take in what is new, stopping only at records that are drawn."""
     unseen: list[Record] = []
     for record in feed.read():

@@ -37,7 +37,7 @@ class Alert:
     source: Literal["run", "dashboard"] = "run"
 
 
-class Onlooker:
+class AlertTracker:
     """Makes alerts of what is known, and remembers since when."""
 
     def __init__(self) -> None:

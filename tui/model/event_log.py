@@ -7,10 +7,10 @@ from typing import Any
 
 from attrs import frozen
 
+from ..event_text import in_one_line
 from ..events import text as plain
 from ..events import whole
 from ..tail import Record
-from ..telling import in_one_line
 from ..words import number
 from .log_tails import LogReader, LogTail
 
@@ -19,7 +19,7 @@ MAX_ENTRIES = 5_000
 
 
 @frozen(kw_only=True)
-class Entry:
+class LogEntry:
     """One event. kind: `checkpoint`, `eval`, …; text: what it says, in one line; record: as it was written."""
 
     number: int
@@ -37,7 +37,7 @@ class EventLog:
     version: changes with every change.
     """
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[LogEntry, ...] = ()
     logs: tuple[LogTail, ...] = ()
     forgotten: int = 0
     version: int = 0
@@ -50,7 +50,7 @@ class EventLog:
             found[entry.kind] = found.get(entry.kind, 0) + 1
         return found
 
-    def filtered(self, *, kinds: Collection[str] | None = None, text: str = "") -> tuple[Entry, ...]:
+    def filtered(self, *, kinds: Collection[str] | None = None, text: str = "") -> tuple[LogEntry, ...]:
         """The entries of some kinds (None: of all) that hold a text, in whatever case, oldest first."""
         wanted = text.casefold()
         return tuple(
@@ -65,7 +65,7 @@ class EventReader:
     """Makes event logs: takes records as they come, and looks at the files of `logs/`."""
 
     def __init__(self, directory: Path) -> None:
-        self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
+        self._entries: deque[LogEntry] = deque(maxlen=MAX_ENTRIES)
         self._count = 0
         self._logs = LogReader(directory)
         self._made = EventLog()
@@ -103,8 +103,8 @@ class EventReader:
         )
 
 
-def _entry(place: int, record: Record) -> Entry:
-    return Entry(
+def _entry(place: int, record: Record) -> LogEntry:
+    return LogEntry(
         number=place,
         time=number(record.get("time")),
         step=whole(record.get("step")),

@@ -41,7 +41,7 @@ class LogTail:
 
 
 @frozen
-class _File:
+class _LogFile:
     """A log that is there. state: its size and when it was written last, in nanoseconds."""
 
     path: str
@@ -73,12 +73,12 @@ class LogReader:
         before, self.tails = self.tails, tuple(tail for _, tail in self._known.values())
         return self.tails != before
 
-    def _chosen(self, failed: Collection[int]) -> list[_File]:
+    def _chosen(self, failed: Collection[int]) -> list[_LogFile]:
         files = [each for each in islice(self._files(failed), MAX_LOOKED) if each.state[0]]
         files.sort(key=lambda each: (each.rank not in failed, -each.state[1]))
         return sorted(files[:MAX_LOGS], key=lambda each: (each.rank not in failed, each.rank or 0, each.name))
 
-    def _files(self, failed: Collection[int]) -> Iterator[_File]:
+    def _files(self, failed: Collection[int]) -> Iterator[_LogFile]:
         """The logs beside the attempts, and all of the newest attempt, those of failed ranks first."""
         attempts = []
         for entry in _entries(self._folder):
@@ -90,7 +90,7 @@ class LogReader:
             newest = max(attempts, key=lambda entry: entry.name)
             yield from _below(newest.path, None, failed, DEPTH)
 
-    def _tail(self, file: _File) -> tuple[tuple[int, int], LogTail]:
+    def _tail(self, file: _LogFile) -> tuple[tuple[int, int], LogTail]:
         known = self._known.get(file.path)
         if known is not None and known[0] == file.state:
             return known
@@ -106,7 +106,7 @@ class LogReader:
         return file.state, LogTail(name=file.name, lines=tuple(lines), cut=cut, size=size)
 
 
-def _below(folder: str, rank: int | None, failed: Collection[int], depth: int) -> Iterator[_File]:
+def _below(folder: str, rank: int | None, failed: Collection[int], depth: int) -> Iterator[_LogFile]:
     """The logs below a folder. rank: that it belongs to; a folder that is called by a number is that of a rank."""
 
     def first(entry: os.DirEntry[str]) -> tuple[bool, int, str]:
@@ -141,7 +141,7 @@ def _number(name: str) -> int | None:
     return int(name) if name.isascii() and name.isdigit() else None
 
 
-def _log(entry: os.DirEntry[str], rank: int | None) -> _File | None:
+def _log(entry: os.DirEntry[str], rank: int | None) -> _LogFile | None:
     """A file that is a log."""
     if not entry.name.endswith(".log"):
         return None
@@ -150,4 +150,4 @@ def _log(entry: os.DirEntry[str], rank: int | None) -> _File | None:
     except OSError:
         return None
     name = entry.name if rank is None else f"rank {rank} {entry.name.removesuffix('.log')}"
-    return _File(entry.path, name, rank, (status.st_size, status.st_mtime_ns))
+    return _LogFile(entry.path, name, rank, (status.st_size, status.st_mtime_ns))

@@ -20,10 +20,10 @@ from .planned_parts import (
     PlannedEdge,
     PlannedNode,
     PlannedPhase,
-    PlannedReaction,
     PlannedTick,
     PlannedTimes,
     PlannedTraffic,
+    PlannedTrigger,
 )
 
 # In what order a plan names them; the plan.json of a run has its keys sorted. Others come behind.
@@ -58,7 +58,7 @@ class Planned:
     epochs: float | None
     phases: tuple[PlannedPhase, ...]
     ticks: tuple[PlannedTick, ...]
-    reactions: tuple[PlannedReaction, ...]
+    reactions: tuple[PlannedTrigger, ...]
     commands: tuple[PlannedCommand, ...]
     stop_at: int | None
     """The step after which the run stops, to be gone on with later."""
@@ -224,8 +224,8 @@ def _tick(found: Json) -> PlannedTick:
     )
 
 
-def _reaction(found: Json) -> PlannedReaction:
-    return PlannedReaction(
+def _reaction(found: Json) -> PlannedTrigger:
+    return PlannedTrigger(
         event=text(found.get("event")),
         nodes=_texts(found.get("nodes")),
         stop=found.get("stop") is True,

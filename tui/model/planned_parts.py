@@ -102,7 +102,7 @@ class PlannedTick:
 
 
 @frozen(kw_only=True)
-class PlannedReaction:
+class PlannedTrigger:
     """What happens on an event: the nodes to run, and whether the run stops afterwards."""
 
     event: str

@@ -50,7 +50,7 @@ _BEAT: dict[str, type | tuple[type, ...]] = {
 
 
 @define
-class _File:
+class _RankFile:
     """How far a rank's file has been read."""
 
     inode: int = 0
@@ -58,7 +58,7 @@ class _File:
 
 
 @define
-class _Line:
+class _RankLine:
     """What was seen of a line of progress: its count, when it moved last, in how many looks it has not moved since, and
     in how many it has not at most before it moved again; longer ago counts for less."""
 
@@ -77,9 +77,9 @@ class RankReader:
         self._planned: Planned | None = None
         self._attempt = 0
         self._ranks: list[OneRank] = []
-        self._files: list[_File] = []
+        self._files: list[_RankFile] = []
         self._busy: list[tuple[float, ...]] = []
-        self._lines: list[_Line | None] = []
+        self._lines: list[_RankLine | None] = []
         self._made = Ranks()
         self._passes = {"files": (0, -LOOK_SECONDS), "beats": (0, -LOOK_SECONDS)}
         self._changed = False
@@ -119,7 +119,7 @@ class RankReader:
                 for each in known
             ]
         self._ranks = known
-        for kept, empty in ((self._files, _File), (self._busy, tuple), (self._lines, lambda: None)):
+        for kept, empty in ((self._files, _RankFile), (self._busy, tuple), (self._lines, lambda: None)):
             del kept[world_size:]
             kept.extend(empty() for _ in range(world_size - len(kept)))  # type: ignore[arg-type]
 
@@ -209,7 +209,7 @@ class RankReader:
             return
         now, line = time.monotonic(), self._lines[rank]
         if line is None:
-            line = self._lines[rank] = _Line(alive=beat.alive, moved=now)
+            line = self._lines[rank] = _RankLine(alive=beat.alive, moved=now)
         elif line.alive != beat.alive:
             line.most = max(0.9 * line.most, line.missed)
             line.alive, line.moved, line.missed = beat.alive, now, 0
@@ -222,7 +222,7 @@ class RankReader:
             self._ranks[rank] = after
             self._changed = True
 
-    def _pulse(self, beat: Beat, line: _Line, silent: float, step_seconds: float | None) -> Pulse:
+    def _pulse(self, beat: Beat, line: _RankLine, silent: float, step_seconds: float | None) -> Pulse:
         here = beat.host == self._host
         # The clock of this machine is that of the rank. Opened long after its end, a run needs not to be waited for.
         still = max(silent, time.time() - beat.time) if here else silent

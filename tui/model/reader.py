@@ -8,7 +8,7 @@ from pathlib import Path
 from ..state import RunState, begun_again, reduce_all
 from ..tail import Record, Tail
 from ..words import number
-from .alerts import Onlooker
+from .alerts import AlertTracker
 from .board import BUDGET_SECONDS, Board
 from .counted import counted
 from .event_log import EventReader
@@ -24,7 +24,7 @@ EVENT_BYTES = 256 << 10
 FIRST_SECONDS = 0.3
 
 
-class Reader:
+class RunReader:
     """Reads on in the files of a run's directory. The directory may not exist yet, may go away at any time, and another
     run may come in its place; none is an error. All polls are to be made by one thread. limit_bytes: of all columns."""
 
@@ -39,7 +39,7 @@ class Reader:
         self._counted: tuple[Planned, Record, Planned] | None = None
         self._ranks = RankReader(directory)
         self._log = EventReader(directory)
-        self._onlooker = Onlooker()
+        self._onlooker = AlertTracker()
         self._life = LifeReader(directory)
         self._state = RunState()
         self._again: tuple[RunState, RunState] | None = None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from attrs import frozen
 
 from ..words import brief, count, decimal, plural
-from .mixture import DatasetFacts, Mixture
+from .mixture import DatasetFacts, MixtureTable
 from .sheet import UNICODE, Marks, Row, bar, block, fit, joined, left, restyled, right, row, rule, window, wrapped
 
 # By how much the rows of a phase may stray from its shares before it is said; they are dealt by turns, not drawn.
@@ -53,7 +53,7 @@ _COLUMNS = (
 
 
 def page(
-    mixture: Mixture, view: DatasetsView, width: int, most_rows: int, *, step: int = 0, marks: Marks = UNICODE
+    mixture: MixtureTable, view: DatasetsView, width: int, most_rows: int, *, step: int = 0, marks: Marks = UNICODE
 ) -> DatasetsPage:
     """At most `most_rows` rows of `width` cells; the words give way before the table does."""
     facts = joined(
@@ -92,7 +92,7 @@ def page(
     )
 
 
-def least_rows(mixture: Mixture) -> int:
+def least_rows(mixture: MixtureTable) -> int:
     """Rows of the whole table without the words."""
     return 2 + len(mixture.datasets)
 
@@ -102,7 +102,7 @@ def moved(page: DatasetsPage, by: int) -> DatasetsView:
     return DatasetsView(place=max(0, min(page.count - 1, page.view.place + by)), top=page.view.top)
 
 
-def _layout(mixture: Mixture, width: int) -> tuple[int, list[_Column], int]:
+def _layout(mixture: MixtureTable, width: int) -> tuple[int, list[_Column], int]:
     """Width of the names, the columns that fit, and what a bar has left."""
     names = min(max([8, *(len(one.name) for one in mixture.datasets)]), max(8, width // 5))
     columns: list[_Column] = []
@@ -116,7 +116,7 @@ def _layout(mixture: Mixture, width: int) -> tuple[int, list[_Column], int]:
     return names, columns, broad if broad >= 10 else 0
 
 
-def in_words(mixture: Mixture) -> list[tuple[str, str]]:
+def in_words(mixture: MixtureTable) -> list[tuple[str, str]]:
     """Sentences with the name of a style: the phase, whether rows come as planned, repeats, and the wait."""
     found: list[tuple[str, str]] = []
     phase = mixture.phase

@@ -2,9 +2,9 @@
 
 import time
 
+from ..event_text import event_text
 from ..events import Sample, text
-from ..model.event_log import Entry
-from ..telling import told
+from ..model.event_log import LogEntry
 from ..words import printable
 from .sheet import Row, cells, row, wrapped
 
@@ -16,7 +16,7 @@ _GOOD_ENDS = ("done", "complete")
 _SAID = ("event", "step", "time", "traceback", "error", "samples", "message")
 
 
-def style_of(entry: Entry) -> str:
+def style_of(entry: LogEntry) -> str:
     """`bad`, `warn`, `good` or nothing."""
     if entry.kind == "run_end":
         status = text(entry.record.get("status"))
@@ -43,7 +43,7 @@ def date(seconds: float | None) -> str:
         return ""
 
 
-def detail(entry: Entry, width: int) -> list[Row]:
+def detail(entry: LogEntry, width: int) -> list[Row]:
     """An event in full: what it says, texts unshortened, then its other fields as they were written."""
     rows: list[Row] = []
     if entry.kind == "generate":
@@ -51,7 +51,7 @@ def detail(entry: Entry, width: int) -> list[Row]:
             rows += [row((f"sample {number}", "title")), *_written(sample, width), ()]
     else:
         style = style_of(entry) if entry.kind in PROBLEMS else ""
-        for said in told(dict(entry.record)):
+        for said in event_text(dict(entry.record)):
             rows += [row((line, f"bold {style}".strip())) for line in wrapped(said.body, width)]
             for line in said.more:
                 # A traceback keeps its indentation.

@@ -6,7 +6,7 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
-from ..model.event_log import Entry, EventLog
+from ..model.event_log import EventLog, LogEntry
 from ..model.log_tails import LogTail
 from ..words import plural, printable
 from .event_detail import PROBLEMS, clock, date, detail, head, style_of
@@ -38,7 +38,7 @@ class EventsPage:
 
     rows: tuple[Row, ...]
     view: EventsView
-    entries: tuple[Entry, ...] = field(repr=False)
+    entries: tuple[LogEntry, ...] = field(repr=False)
     log: EventLog = field(repr=False)
     place: int = 0
     height: int = 0
@@ -65,7 +65,7 @@ def _still_there(log: EventLog, view: EventsView) -> EventsView:
     return evolve(view, log="") if view.log not in ("", *(tail.name for tail in log.logs)) else view
 
 
-def _chosen_entries(log: EventLog, view: EventsView) -> tuple[Entry, ...]:
+def _chosen_entries(log: EventLog, view: EventsView) -> tuple[LogEntry, ...]:
     kinds = {"all": None, "problems": PROBLEMS}.get(view.kinds, (view.kinds,))
     found = log.filtered(kinds=kinds, text=view.query)
     # A node that has begun is told again once it has ended: of those only the one under way is worth a line.
@@ -75,7 +75,7 @@ def _chosen_entries(log: EventLog, view: EventsView) -> tuple[Entry, ...]:
 
 def _list_page(
     log: EventLog,
-    entries: Sequence[Entry],
+    entries: Sequence[LogEntry],
     place: int,
     view: EventsView,
     width: int,
@@ -102,7 +102,7 @@ def _list_page(
     return EventsPage(rows=shown, view=evolve(view, top=top), entries=tuple(entries), log=log, place=place, height=room)
 
 
-def _title(log: EventLog, entries: Sequence[Entry], view: EventsView, width: int, marks: Marks) -> Row:
+def _title(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: int, marks: Marks) -> Row:
     total = len(_chosen_entries(log, EventsView())) if view.kinds == "all" else len(log.entries)
     whole = view.kinds == "all" and not view.query
     shown = plural(total, "event") if whole else f"{len(entries):,} of {total:,}"
@@ -125,7 +125,7 @@ def _last_failure(log: EventLog, view: EventsView, width: int, marks: Marks) -> 
     return []
 
 
-def _columns(entries: Sequence[Entry], width: int) -> tuple[int, int, int]:
+def _columns(entries: Sequence[LogEntry], width: int) -> tuple[int, int, int]:
     """Widths of time, step and kind."""
     steps = max(
         (len(f"{entry.step:,}") for entry in (*entries[:1], *entries[-1:]) if entry.step is not None), default=1
@@ -133,7 +133,7 @@ def _columns(entries: Sequence[Entry], width: int) -> tuple[int, int, int]:
     return (8 if width >= 50 else 5), max(4, steps), 11
 
 
-def _entry_row(entry: Entry, columns: tuple[int, int, int], directory: str, marks: Marks) -> Row:
+def _entry_row(entry: LogEntry, columns: tuple[int, int, int], directory: str, marks: Marks) -> Row:
     when, steps, kind = columns
     style = style_of(entry)
     sign = marks.dead if style == "bad" else marks.stuck if style == "warn" else " "
@@ -156,13 +156,13 @@ def _below(text: str, directory: str) -> str:
     return re.sub(rf"(?<!\S)\S*/{re.escape(name)}/", "", text) if name else text
 
 
-def _heading(entry: Entry, marks: Marks) -> str:
+def _heading(entry: LogEntry, marks: Marks) -> str:
     step = f"step {entry.step:,}" if entry.step is not None else ""
     return joined([entry.kind, step, date(entry.time)], marks)
 
 
 def _detail_page(
-    log: EventLog, entries: Sequence[Entry], place: int, view: EventsView, width: int, height: int, marks: Marks
+    log: EventLog, entries: Sequence[LogEntry], place: int, view: EventsView, width: int, height: int, marks: Marks
 ) -> EventsPage:
     entry = entries[place]
     lines = detail(entry, width)
@@ -182,7 +182,7 @@ def _detail_page(
 
 
 def _log_page(
-    log: EventLog, entries: Sequence[Entry], view: EventsView, width: int, height: int, marks: Marks
+    log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: int, height: int, marks: Marks
 ) -> EventsPage:
     tail = next(tail for tail in log.logs if tail.name == view.log)
     lines = _log_lines(tail, view.query, width)

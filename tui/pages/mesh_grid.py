@@ -23,7 +23,7 @@ GAP = 1
 
 
 @frozen(kw_only=True)
-class Part:
+class GridPart:
     """An axis of the mesh, or the outer or inner part of one that was cut in two, along rows or columns.
 
     size: places along it; stride: ranks between two of them; unit: coordinates of the axis that one place covers, more
@@ -56,8 +56,8 @@ class Grid:
     """Rows and columns of cells, and which ranks each stands for. most: ranks that a cell stands for at most."""
 
     world: int
-    rows: tuple[Part, ...]
-    columns: tuple[Part, ...]
+    rows: tuple[GridPart, ...]
+    columns: tuple[GridPart, ...]
     cell_width: int
     label_width: int
     cell_of: ndarray = field(eq=False, repr=False)
@@ -90,7 +90,7 @@ class Grid:
         return " ".join(part.label(place) for part, place in found if part.cells > 1)
 
 
-def places(parts: Sequence[Part], index: int) -> list[int]:
+def places(parts: Sequence[GridPart], index: int) -> list[int]:
     """The cell along each part, of a row or column counted from 0."""
     found = []
     for part in reversed(parts):
@@ -116,21 +116,21 @@ def lay_out(axes: tuple[PlannedAxis, ...], world: int, width: int, height: int) 
     return best[1]
 
 
-def _splits(axes: tuple[PlannedAxis, ...]) -> Iterator[tuple[tuple[Part, ...], tuple[Part, ...]]]:
+def _splits(axes: tuple[PlannedAxis, ...]) -> Iterator[tuple[tuple[GridPart, ...], tuple[GridPart, ...]]]:
     """Every way to make outer axes rows and inner ones columns."""
-    whole = tuple(Part(name=axis.name, size=axis.size, stride=axis.stride) for axis in axes)
+    whole = tuple(GridPart(name=axis.name, size=axis.size, stride=axis.stride) for axis in axes)
     for place in range(len(whole) + 1):
         yield whole[:place], whole[place:]
     for place, axis in enumerate(whole):
         for inner in range(2, axis.size):
             if axis.size % inner == 0:
-                outer = Part(name=axis.name, size=axis.size // inner, stride=axis.stride * inner, unit=inner)
-                rest = Part(name=axis.name, size=inner, stride=axis.stride, inner=True)
+                outer = GridPart(name=axis.name, size=axis.size // inner, stride=axis.stride * inner, unit=inner)
+                rest = GridPart(name=axis.name, size=inner, stride=axis.stride, inner=True)
                 yield (*whole[:place], outer), (rest, *whole[place + 1 :])
 
 
 def _fitted(
-    rows: tuple[Part, ...], columns: tuple[Part, ...], world: int, cell_width: int, width: int, height: int
+    rows: tuple[GridPart, ...], columns: tuple[GridPart, ...], world: int, cell_width: int, width: int, height: int
 ) -> tuple[tuple[float, ...], Grid]:
     """The grid with these axes, and how good it is: the less the better."""
     rows = _merged(rows, max(1, height - max(1, len(columns))))
@@ -151,12 +151,12 @@ def _fitted(
     return (overflow, most, -cell_width, uneven, num_rows), grid
 
 
-def axis_names(parts: Sequence[Part]) -> str:
+def axis_names(parts: Sequence[GridPart]) -> str:
     """`pp fsdp`: the axes that cells differ in."""
     return " ".join(part.name for part in parts if part.cells > 1)
 
 
-def corner(rows: Sequence[Part], columns: Sequence[Part]) -> str:
+def corner(rows: Sequence[GridPart], columns: Sequence[GridPart]) -> str:
     """`pp fsdp\\tp`: what stands above the labels of the rows, and left of those of the innermost axis of columns; one
     name where both are parts of the same axis."""
     inner = next((part.name for part in reversed(columns) if part.cells > 1), "")
@@ -165,11 +165,11 @@ def corner(rows: Sequence[Part], columns: Sequence[Part]) -> str:
     return f"{outer}\\{inner}" if both else outer or inner
 
 
-def _label_width(part: Part) -> int:
+def _label_width(part: GridPart) -> int:
     return max(len(part.label(0)), len(part.label(part.cells - 1)), len(part.label(max(0, part.cells - 2))))
 
 
-def _merged(parts: tuple[Part, ...], limit: int) -> tuple[Part, ...]:
+def _merged(parts: tuple[GridPart, ...], limit: int) -> tuple[GridPart, ...]:
     """The parts with as little sharing of cells as fits `limit` cells, the innermost of them first."""
     found = list(parts)
     for place in reversed(range(len(parts))):
@@ -183,14 +183,14 @@ def _merged(parts: tuple[Part, ...], limit: int) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def _with_chunk(part: Part, chunk: int) -> Part:
+def _with_chunk(part: GridPart, chunk: int) -> GridPart:
     # Cells that stand for equally many ranks are worth a few cells more or less.
     even = next((size for size in range(chunk, min(2 * chunk, part.size) + 1) if part.size % size == 0), chunk)
     chunk = even if even <= chunk * 4 / 3 else chunk
-    return Part(name=part.name, size=part.size, stride=part.stride, unit=part.unit, inner=part.inner, chunk=chunk)
+    return GridPart(name=part.name, size=part.size, stride=part.stride, unit=part.unit, inner=part.inner, chunk=chunk)
 
 
-def _cells(rows: tuple[Part, ...], columns: tuple[Part, ...], world: int) -> ndarray:
+def _cells(rows: tuple[GridPart, ...], columns: tuple[GridPart, ...], world: int) -> ndarray:
     ranks, index = np.arange(world), np.zeros(world, dtype=np.int64)
     for part in (*rows, *columns):
         index = index * part.cells + ranks // part.stride % part.size // part.chunk

@@ -41,7 +41,7 @@ class DatasetFacts:
 
 
 @frozen(kw_only=True)
-class Mixture:
+class MixtureTable:
     """The datasets of a run, those that are trained on first. phase, until: the one under way, and the step at which it
     ends; following: the next one. wait_seconds: that a step waits for rows; wait_share: of the step."""
 
@@ -62,7 +62,7 @@ def several(board: "Board") -> bool:
     return len(names) > 1 or sum(key.startswith(_ROWS) for key in keys) > 1
 
 
-def mixture(board: "Board") -> Mixture:
+def mixture(board: "Board") -> MixtureTable:
     """All of it at one instant."""
     series, run = board.series, board.run
     phases = board.planned.phases if board.planned else ()
@@ -95,7 +95,7 @@ def mixture(board: "Board") -> Mixture:
         DatasetFacts(name=name, evaluation=found) for name, found in run.evaluations.items() if name not in trained
     ]
     cost = step_cost(series.last, None)
-    return Mixture(
+    return MixtureTable(
         datasets=tuple(facts),
         phase=phase,
         until=following.first if following is not None else run.steps,

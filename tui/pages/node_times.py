@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ..events import text
 from ..model.ahead import next_step
-from ..model.event_log import Entry
+from ..model.event_log import LogEntry
 from ..model.planned import Planned, PlannedTick
 from ..model.ranks import Ranks
 from ..state import RunState
@@ -95,7 +95,7 @@ def setup_times(run: RunState) -> dict[str, Took]:
 _SECONDS = {"health": None}
 
 
-def last_times(entries: Sequence[Entry]) -> dict[str, Took]:
+def last_times(entries: Sequence[LogEntry]) -> dict[str, Took]:
     """Of every node that an event tells the time of (evaluations, checkpoints, …), the latest."""
     found: dict[str, Took] = {}
     for entry in reversed(entries):

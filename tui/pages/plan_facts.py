@@ -61,7 +61,7 @@ class PlanFacts:
         return took.seconds / whole if whole else None
 
 
-class Facts:
+class PlanFactRows:
     """Makes the facts of a board; what costs something is made again only where it has changed."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ KINDS = {
 
 
 @frozen(kw_only=True)
-class Section:
+class ListSection:
     """The heading of the nodes of one kind. folded: they are not in the list."""
 
     kind: str
@@ -49,7 +49,7 @@ class Outline:
         return tuple(node.id for nodes in self.nodes.values() for node in nodes)
 
 
-Line = Section | PlannedNode
+Line = ListSection | PlannedNode
 
 
 def outline(plan: Planned) -> Outline:
@@ -117,7 +117,9 @@ def lines(arranged: Outline, *, query: str = "", folded: frozenset[str] = frozen
         if words and not kept:
             continue
         hidden = kind in folded and not words
-        found.append(Section(kind=kind, title=KINDS.get(kind, kind), nodes=len(nodes), shown=len(kept), folded=hidden))
+        found.append(
+            ListSection(kind=kind, title=KINDS.get(kind, kind), nodes=len(nodes), shown=len(kept), folded=hidden)
+        )
         if not hidden:
             found += kept
     return found

@@ -5,7 +5,7 @@ from attrs import frozen
 from ..model.planned import PlannedNode
 from ..words import brief, duration
 from .plan_facts import PlanFacts
-from .plan_list import Line, Section
+from .plan_list import Line, ListSection
 from .sheet import Marks, Row, bar, cells, cut, fit, joined, left, restyled, right, row
 
 TIME = 8
@@ -15,7 +15,7 @@ MIN_DOES = 24
 
 
 @frozen(kw_only=True)
-class Columns:
+class PlanColumns:
     """Widths of the columns, in cells; 0 for one that there is no room for."""
 
     id: int
@@ -30,7 +30,7 @@ class Columns:
         return (self.second + 1 if self.second else 0) + SHARE + (self.bar + 1 if self.bar else 0)
 
 
-def columns(facts: PlanFacts, width: int) -> Columns:
+def columns(facts: PlanFacts, width: int) -> PlanColumns:
     """The widest columns that fit `width`: times and share always, then ids as a whole, then the rest."""
     longest = max(map(len, facts.arranged.ids), default=0)
     axes = max((len(" ".join(node.axes)) for node in facts.plan.nodes), default=0)
@@ -41,22 +41,22 @@ def columns(facts: PlanFacts, width: int) -> Columns:
     id_width = min(longest, spare - (bar_width + 1 if bar_width else 0), 36)
     spare -= id_width
     if spare - bar_width - 2 < MIN_DOES:  # what nodes do has no room: bars may be as long as the row
-        return Columns(id=id_width, second=second, bar=max(0, spare - 1), axes=0, does=0)
+        return PlanColumns(id=id_width, second=second, bar=max(0, spare - 1), axes=0, does=0)
     spare -= bar_width + 1
     axes_width = axes if axes and spare - axes - 2 >= MIN_DOES else 0
     spare -= axes_width + 1 if axes_width else 0
-    return Columns(id=id_width, second=second, bar=bar_width, axes=axes_width, does=spare - 1)
+    return PlanColumns(id=id_width, second=second, bar=bar_width, axes=axes_width, does=spare - 1)
 
 
 # Of a kind of node: what its time is called, and its second time, or what stands instead of that, share and bar.
 _LABELS = {"step": ("slowest", "median"), "tick": ("took", "next"), "event": ("took", "when")}
 
 
-def line_row(line: Line, facts: PlanFacts, room: Columns, width: int, *, chosen: bool, marks: Marks) -> Row:
+def line_row(line: Line, facts: PlanFacts, room: PlanColumns, width: int, *, chosen: bool, marks: Marks) -> Row:
     """One line of the list in exactly `width` cells. chosen: the cursor is on it."""
     made = (
         _heading(line, room, marks, alone=facts.ranks == 1)
-        if isinstance(line, Section)
+        if isinstance(line, ListSection)
         else _node(line, facts, room, marks)
     )
     pointer = marks.cursor if chosen else " "
@@ -64,7 +64,7 @@ def line_row(line: Line, facts: PlanFacts, room: Columns, width: int, *, chosen:
     return restyled(whole, "cursor") if chosen else whole
 
 
-def _heading(line: Section, room: Columns, marks: Marks, *, alone: bool) -> Row:
+def _heading(line: ListSection, room: PlanColumns, marks: Marks, *, alone: bool) -> Row:
     sign = marks.folded if line.folded else marks.open
     number = f"{line.nodes:,}" if line.shown == line.nodes else f"{line.shown:,} of {line.nodes:,}"
     title = row((f"{sign} {line.title}", "title"), (f"  {number}", "dim"))
@@ -80,7 +80,7 @@ def _heading(line: Section, room: Columns, marks: Marks, *, alone: bool) -> Row:
     return (*title, (labels + right("share", SHARE), "dim"))
 
 
-def _node(node: PlannedNode, facts: PlanFacts, room: Columns, marks: Marks) -> Row:
+def _node(node: PlannedNode, facts: PlanFacts, room: PlanColumns, marks: Marks) -> Row:
     mark, style = _mark(node, facts, marks)
     first, second = _times(node, facts)
     spans = [(f"{mark} ", style), (left(node.id, room.id, marks), style), " ", (right(first, TIME, marks), "")]
@@ -114,7 +114,7 @@ def _times(node: PlannedNode, facts: PlanFacts) -> tuple[str, str]:
     return brief(took.seconds), ""
 
 
-def _middle(node: PlannedNode, facts: PlanFacts, room: Columns, second: str, marks: Marks) -> str:
+def _middle(node: PlannedNode, facts: PlanFacts, room: PlanColumns, second: str, marks: Marks) -> str:
     if node.id in facts.arranged.ticks:
         ways = due_words(node.id, facts)
         return cut(next((way for way in ways if len(way) <= room.middle), ways[-1]), room.middle, marks)

@@ -6,7 +6,7 @@ from attrs import evolve, field, frozen
 
 from ..model.planned import PlannedNode
 from .plan_facts import PlanFacts
-from .plan_list import Line, Section, lines
+from .plan_list import Line, ListSection, lines
 from .plan_parts import breakdown_rows, node_rows
 from .plan_rows import columns, headline, line_row
 from .sheet import UNICODE, Marks, Row, beside, block, fit, row, window
@@ -53,7 +53,7 @@ class PlanPage:
 
 def key_of(line: Line) -> str:
     """What the cursor holds of a line."""
-    return f"#{line.kind}" if isinstance(line, Section) else line.id
+    return f"#{line.kind}" if isinstance(line, ListSection) else line.id
 
 
 def page(facts: PlanFacts, view: PlanView, width: int, height: int, marks: Marks = UNICODE) -> PlanPage:
@@ -61,13 +61,13 @@ def page(facts: PlanFacts, view: PlanView, width: int, height: int, marks: Marks
     shown = tuple(lines(facts.arranged, query=view.query, folded=view.folded))
     chosen = next((place for place, line in enumerate(shown) if key_of(line) == view.cursor), None)
     if chosen is None:  # folded away or searched away: the first node that is there
-        chosen = next((place for place, line in enumerate(shown) if not isinstance(line, Section)), 0)
+        chosen = next((place for place, line in enumerate(shown) if not isinstance(line, ListSection)), 0)
     view = evolve(view, cursor=key_of(shown[chosen]) if shown else "")
     line = shown[chosen] if shown else None
     node = line if isinstance(line, PlannedNode) else None
     if view.shows != "list":
         return _full(facts, view, shown, chosen, node, width, height, marks)
-    head = headline(facts, sum(not isinstance(each, Section) for each in shown), view.query, width, marks)
+    head = headline(facts, sum(not isinstance(each, ListSection) for each in shown), view.query, width, marks)
     body = height - 1
     if width >= SIDE_BY_SIDE:
         list_width = max(66, width * 58 // 100)
@@ -170,7 +170,7 @@ def moved(page: PlanPage, by: int) -> PlanView:
 
 def to_section(page: PlanPage, by: int) -> PlanView:
     """The cursor on the next heading, or on the one before."""
-    heads = [place for place, line in enumerate(page.lines) if isinstance(line, Section)]
+    heads = [place for place, line in enumerate(page.lines) if isinstance(line, ListSection)]
     ahead = [place for place in heads if place > page.chosen] if by > 0 else [p for p in heads if p < page.chosen][::-1]
     return moved(page, ahead[0] - page.chosen) if ahead else moved(page, len(page.lines) * by)
 
@@ -190,7 +190,7 @@ def entered(page: PlanPage) -> PlanView:
     if page.view.shows != "list" or not page.lines:
         return evolve(page.view, shows="list", scroll=0)
     line = page.lines[page.chosen]
-    if isinstance(line, Section):
+    if isinstance(line, ListSection):
         return fold(page, folded=not line.folded)
     return evolve(page.view, shows="node", scroll=0)
 

@@ -45,7 +45,7 @@ class RankFacts:
         return any(axis.size > 1 for axis in self.expert_axes if axis.name == "ep")
 
 
-class Facts:
+class RankFactRows:
     """Makes the facts of a board; node times are made again only where ranks have told new ones."""
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The heat map of the ranks as rows of text: a sign a cell, its level in digits or values where there is room."""
 
 from .heat import Heat
-from .mesh_grid import GAP, Grid, Part, corner, places
+from .mesh_grid import GAP, Grid, GridPart, corner, places
 from .rank_figures import Measured
 from .rank_states import GONE, OVER, SILENT, STUCK, UNKNOWN
 from .sheet import Marks, Row, Span, fit, joined, left, restyled, right, row, wrapped
@@ -61,7 +61,7 @@ def _headings(grid: Grid, width: int, marks: Marks) -> list[Row]:
 
 
 def _heading(grid: Grid, place: int, width: int, marks: Marks) -> Row:
-    part: Part = grid.columns[place]
+    part: GridPart = grid.columns[place]
     text, free = "", 0
     for column in range(grid.num_columns):
         along = places(grid.columns, column)

@@ -14,7 +14,7 @@ from .sheet import Marks, Row, fit, left, restyled, right, row
 
 
 @frozen(kw_only=True)
-class Column:
+class TableColumn:
     """One column. key: what the table is sorted by; wide: cells; early: the lower, the sooner it gets room."""
 
     key: str
@@ -25,22 +25,22 @@ class Column:
 
 
 COLUMNS = (
-    Column(key="rank", title="rank", wide=6, early=0),
-    Column(key="state", title="state", wide=9, early=1),
-    Column(key="place", title="place", wide=36, early=9),
-    Column(key="step", title="step", wide=8, early=2, figure=STEP),
-    Column(key="work", title="own work", wide=8, early=7, figure=WORK),
-    Column(key="data", title="data", wide=8, early=6, figure=DATA),
-    Column(key="communication", title="comm", wide=8, early=5, figure=COMMUNICATION),
-    Column(key="memory", title="memory", wide=9, early=3, figure=MEMORY),
-    Column(key="planned", title="planned", wide=9, early=8),
-    Column(key="progress", title="idle", wide=6, early=4, figure=PROGRESS),
-    Column(key="node", title="current node", wide=28, early=10),
-    Column(key="host", title="host", wide=18, early=11),
+    TableColumn(key="rank", title="rank", wide=6, early=0),
+    TableColumn(key="state", title="state", wide=9, early=1),
+    TableColumn(key="place", title="place", wide=36, early=9),
+    TableColumn(key="step", title="step", wide=8, early=2, figure=STEP),
+    TableColumn(key="work", title="own work", wide=8, early=7, figure=WORK),
+    TableColumn(key="data", title="data", wide=8, early=6, figure=DATA),
+    TableColumn(key="communication", title="comm", wide=8, early=5, figure=COMMUNICATION),
+    TableColumn(key="memory", title="memory", wide=9, early=3, figure=MEMORY),
+    TableColumn(key="planned", title="planned", wide=9, early=8),
+    TableColumn(key="progress", title="idle", wide=6, early=4, figure=PROGRESS),
+    TableColumn(key="node", title="current node", wide=28, early=10),
+    TableColumn(key="host", title="host", wide=18, early=11),
 )
 
 
-def columns(facts: RankFacts, width: int) -> tuple[Column, ...]:
+def columns(facts: RankFacts, width: int) -> tuple[TableColumn, ...]:
     """The columns there is room for in `width` cells, in their order; those of texts as wide as what stands in them."""
     texts = {
         "place": len(" ".join(f"{axis.name} {axis.size - 1}" for axis in facts.axes if axis.size > 1)),
@@ -61,7 +61,7 @@ def columns(facts: RankFacts, width: int) -> tuple[Column, ...]:
     return tuple(column for column in found if column.key in kept)
 
 
-def _as_wide_as(column: Column, text: int | None) -> Column:
+def _as_wide_as(column: TableColumn, text: int | None) -> TableColumn:
     """The column for texts of that width at most; 0 is a column that nothing stands in."""
     if text is None or not text:
         return column if text is None else evolve(column, wide=0)
@@ -83,7 +83,7 @@ def ordered(facts: RankFacts, ranks: Sequence[int], key: str, *, most_first: boo
     return sorted(ranks, reverse=most_first)
 
 
-def table_head(shown: Sequence[Column], key: str, width: int, marks: Marks, *, most_first: bool) -> Row:
+def table_head(shown: Sequence[TableColumn], key: str, width: int, marks: Marks, *, most_first: bool) -> Row:
     """The titles, with a sign at the column that the table is sorted by."""
     spans: list[tuple[str, str] | str] = [" "]
     for column in shown:
@@ -95,7 +95,7 @@ def table_head(shown: Sequence[Column], key: str, width: int, marks: Marks, *, m
 
 
 def table_row(
-    rank: OneRank, facts: RankFacts, shown: Sequence[Column], width: int, marks: Marks, *, chosen: bool
+    rank: OneRank, facts: RankFacts, shown: Sequence[TableColumn], width: int, marks: Marks, *, chosen: bool
 ) -> Row:
     """One rank."""
     state = int(facts.states.of[rank.rank])
@@ -119,7 +119,7 @@ def table_row(
     return restyled(whole, "cursor") if chosen else whole
 
 
-def _cell(rank: OneRank, facts: RankFacts, column: Column, marks: Marks) -> str:
+def _cell(rank: OneRank, facts: RankFacts, column: TableColumn, marks: Marks) -> str:
     if column.key == "rank":
         return right(f"{rank.rank:,}", column.wide, marks)
     if column.key == "planned":

@@ -13,7 +13,7 @@ from ..checksums import file_checksums
 from ..sidecar import TENSORS
 
 
-class _File:
+class _CountingFile:
     """What `torch.save` writes to; every change of a file goes through `durable`, as all others of a save do."""
 
     def __init__(self, fd: int) -> None:
@@ -41,7 +41,7 @@ def write_file(tensors: dict[str, Any], folder: Path) -> dict[str, str]:
     path = folder / TENSORS
     fd = durable.create(path)
     try:
-        file = _File(fd)
+        file = _CountingFile(fd)
         torch.save({name: alone(tensor) for name, tensor in tensors.items()}, file)  # pyright: ignore[reportArgumentType]
         if file.error is not None:
             raise file.error

@@ -227,7 +227,7 @@ def shard(*, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Stag
 
 
 @define(kw_only=True, frozen=True)
-class Chain:
+class CollateChain:
     """Stages in order, each of which takes what the one before it gives."""
 
     stages: tuple[Stage, ...]
@@ -266,7 +266,7 @@ class Chain:
         return whole
 
 
-def compose(stages: Sequence[Stage]) -> Chain:
+def compose(stages: Sequence[Stage]) -> CollateChain:
     """One function that runs `stages` in order, from rows of token arrays to a microbatch.
 
     Raises DataError if a stage does not take what the one before it gives, or if the chain starts or ends elsewhere.
@@ -279,4 +279,4 @@ def compose(stages: Sequence[Stage]) -> Chain:
         kind, giver = stage.gives, f"`{stage.name}`"
     if kind not in (MICROBATCH, LOCAL_MICROBATCH):
         raise DataError(f"the collators end with {kind} from {giver}, but a step takes a {MICROBATCH}")
-    return Chain(stages=chain)
+    return CollateChain(stages=chain)

@@ -18,7 +18,7 @@ from ..errors import DataError
 from ..records.records import Message
 from ..records.texts import strings
 from .chat_builtin import TEMPLATES
-from .tokenizers import Tokenizer
+from .tokenizers import TextTokenizer
 
 # What a template is told of the day: with the real one, the same data would be other tokens tomorrow. It is the one
 # that templates have as their own default.
@@ -95,7 +95,7 @@ class ChatTemplate:
             raise TemplateRefusal(f"the template refuses it: {error}") from error
 
 
-def load_template(name: str, tokenizer: Tokenizer, base: Path) -> ChatTemplate:
+def load_template(name: str, tokenizer: TextTokenizer, base: Path) -> ChatTemplate:
     """`auto` (the tokenizer's own), the name of one in TEMPLATES, or a file, relative to `base`.
 
     Raises DataError if there is none, or it is no Jinja template.

@@ -10,12 +10,12 @@ import numpy as np
 from attrs import frozen
 
 from ..records.bad_records import BadRecord
-from ..records.records import Draw, Message, Reads, Record, TokenIds
+from ..records.records import Message, Reads, Record, SyntheticDraw, TokenIds
 from ..records.texts import strings
 from .chat_template import ChatTemplate, TemplateRefusal, load_template
 from .chat_turns import Span, spoken
 from .synthetic import Lexicon
-from .tokenizers import Placed, Tokenizer
+from .tokenizers import Placed, TextTokenizer
 
 VERSION = 1  # raise it whenever the same records would give other tokens
 # A tokenizer takes hundreds of bytes of memory for a character: longer texts are encoded in pieces.
@@ -44,7 +44,7 @@ class DocumentEncoder:
     - Token ids stay as they are: without a bos of their own they get none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, reads: Mapping[str, Any], base: Path | None = None) -> None:
+    def __init__(self, tokenizer: TextTokenizer, reads: Mapping[str, Any], base: Path | None = None) -> None:
         """`base`: where the path of a template starts; the working folder if it is not given.
 
         Raises DataError for a template that cannot be used.
@@ -84,7 +84,7 @@ class DocumentEncoder:
                 found = self._texts(contents)
             case TokenIds():
                 found = self._tokens(contents)
-            case Draw():
+            case SyntheticDraw():
                 found = [TokenDocument(ids=self._between(self._lexicon.write(draw))) for draw in contents]
             case _:
                 found = self._conversations(contents)

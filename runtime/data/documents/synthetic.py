@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 from attrs import frozen
 
-from ..records.records import Draw
-from .tokenizers import Tokenizer
+from ..records.records import SyntheticDraw
+from .tokenizers import TextTokenizer
 
 WORDS = 2048
 SUCCESSORS = 4  # words that may follow one within a phrase
@@ -40,7 +40,7 @@ class Lexicon:
     """int64 [2 · WORDS + 1]."""
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer) -> "Lexicon":
+    def of(cls, tokenizer: TextTokenizer) -> "Lexicon":
         """Have the tokenizer write all words; if it knows too few of them, words are single tokens of its."""
         pieces = tokenizer.encode_batch([f" {word}" for word in _words()] + [f" {word}." for word in _words()])
         ids = np.concatenate(pieces)
@@ -51,7 +51,7 @@ class Lexicon:
             return cls(tokens=ids, offsets=np.arange(2 * WORDS + 1))
         return cls(tokens=ids, offsets=np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]))
 
-    def write(self, draw: Draw) -> np.ndarray:
+    def write(self, draw: SyntheticDraw) -> np.ndarray:
         """The tokens of a document between bos and eos: exactly `draw.tokens - 2`."""
         count = draw.tokens - 2
         sizes = np.diff(self.offsets)
@@ -63,7 +63,7 @@ class Lexicon:
         return self.tokens[places[:count]]
 
 
-def _draw_words(draw: Draw, count: int) -> np.ndarray:
+def _draw_words(draw: SyntheticDraw, count: int) -> np.ndarray:
     """Numbers of `count` words: phrases that begin with a word of any rank, 1 / rank being how often it comes."""
     phrases = -(-count // PHRASE)
     base = _key(draw.seed, np.array([draw.index], dtype=np.uint64), 2)

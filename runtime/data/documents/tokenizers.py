@@ -27,7 +27,7 @@ class Placed:
     """int64 [tokens]: one behind the last character of each."""
 
 
-class Tokenizer(Protocol):
+class TextTokenizer(Protocol):
     """What data and generation need of a tokenizer. Ids are below `vocab_size`; encoding adds no bos and no eos."""
 
     @property
@@ -241,7 +241,7 @@ def _backend(content: bytes) -> Any:
     return backend
 
 
-def load_tokenizer(kind: str, base: Path) -> Tokenizer:
+def load_tokenizer(kind: str, base: Path) -> TextTokenizer:
     """`bytes`, or the path (relative to `base`) of a folder with a `tokenizer.json` or of the file itself.
 
     Raises DataError as HuggingFaceTokenizer does.

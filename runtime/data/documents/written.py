@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from itertools import groupby
 
-from .tokenizers import Tokenizer
+from .tokenizers import TextTokenizer
 
 UNREADABLE = "\N{REPLACEMENT CHARACTER}"
 
 
-def written(tokenizer: Tokenizer, ids: Sequence[int], before: int | None = None) -> str:
+def written(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None = None) -> str:
     """The text of `ids` as it stands behind the token `before`."""
     found = []
     for special, group in groupby(ids, key=tokenizer.specials.__contains__):
@@ -18,7 +18,7 @@ def written(tokenizer: Tokenizer, ids: Sequence[int], before: int | None = None)
     return "".join(found)
 
 
-def continued(tokenizer: Tokenizer, ids: Sequence[int], before: int | None) -> str:
+def continued(tokenizer: TextTokenizer, ids: Sequence[int], before: int | None) -> str:
     """The text that tokens which are not special add to that of the token `before`.
 
     Decoders treat the beginning of a text in their own way, many leave out a space there.
@@ -29,7 +29,7 @@ def continued(tokenizer: Tokenizer, ids: Sequence[int], before: int | None) -> s
     return whole[len(head) :] if whole.startswith(head) else tokenizer.decode(ids)
 
 
-def pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def pieces(tokenizer: TextTokenizer, ids: Sequence[int]) -> list[str]:
     """The text of every token by itself; as the vocabulary writes it, where that is no text."""
     found, before = [], None
     for token in ids:

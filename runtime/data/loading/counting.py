@@ -5,7 +5,7 @@ from typing import Final
 
 from ....planner.plan import Counted, Node, Plan
 from ..documents.encoder import DocumentEncoder
-from ..documents.tokenizers import Tokenizer, load_tokenizer
+from ..documents.tokenizers import TextTokenizer, load_tokenizer
 from ..errors import DataError
 from ..stores.digests import FileDigests
 from ..tokenising.build import INDEX, identify
@@ -36,7 +36,7 @@ def counted_rows(plan: Plan) -> Counted | None:
     return Counted(rows=rows, stores=stores) if all(rows.values()) else None
 
 
-def _rows(plan: Plan, node: Node, tokenizer: Tokenizer, cache: Path) -> tuple[int, str] | None:
+def _rows(plan: Plan, node: Node, tokenizer: TextTokenizer, cache: Path) -> tuple[int, str] | None:
     """(rows, key of the store) of a dataset."""
     source = source_of(plan, node, tokenizer)
     # What comes from a hub, if it is no folder here, would be fetched to be known.

@@ -11,20 +11,20 @@ from functools import cached_property
 import numpy as np
 from attrs import define, field, frozen
 
-from ....planner.plan import Phase
-from ....planner.schedule.epochs import draw_of
-from ....planner.schedule.mixture_sampler import TURN, Draw
+from ....planner.plan import PlanPhase
+from ....planner.schedule.epochs import sampler_of
+from ....planner.schedule.mixture_sampler import TURN, MixtureSampler
 from ....planner.schedule.phases import in_order
 
 
-def drawn_datasets(draw: Draw, first: int, count: int) -> np.ndarray:
+def drawn_datasets(draw: MixtureSampler, first: int, count: int) -> np.ndarray:
     """Dataset numbers of the draws first … first + count - 1, int64 [count]."""
     # A bound at the end of the circle has no point behind it.
     inner = np.array([bound for bound in draw.bounds[1:-1] if bound < draw.turn], dtype=np.uint64)
     return np.searchsorted(inner, _points(draw, first, count), side="right").astype(np.int64)
 
 
-def _points(draw: Draw, first: int, count: int) -> np.ndarray:
+def _points(draw: MixtureSampler, first: int, count: int) -> np.ndarray:
     """The points of some draws, uint64 [count]."""
     if draw.turn == TURN:  # uint64 goes round by itself
         return np.uint64(draw.first_point(first)) + np.arange(count, dtype=np.uint64) * np.uint64(draw.stride)
@@ -60,13 +60,13 @@ class Position:
 
 
 @frozen
-class _Stretch:
+class _PhaseSpan:
     """The steps from `first` on, up to the next stretch; what was taken before them."""
 
     first: int
     phase: str
     passes: Passes
-    draw: Draw
+    draw: MixtureSampler
     drawn: int
     cursors: tuple[int, ...]
 
@@ -81,7 +81,7 @@ class Curriculum:
     """
 
     datasets: tuple[str, ...]
-    phases: tuple[Phase, ...]
+    phases: tuple[PlanPhase, ...]
     """Their shares are of `datasets`; one that a phase does not name has none in it."""
     steps: int
     """Of the whole run, for phases that begin at a share of it."""
@@ -137,20 +137,20 @@ class Curriculum:
         )
 
     @cached_property
-    def _stretches(self) -> list[_Stretch]:
+    def _stretches(self) -> list[_PhaseSpan]:
         start = self.start
         cursors, passes, drawn = [start.cursors.get(name, 0) for name in self.datasets], start.passes, start.drawn
         plan = in_order(self.phases, self.steps)
         begins = [first for first, _ in plan]
-        found: list[_Stretch] = []
+        found: list[_PhaseSpan] = []
         for (first, phase), end in zip(plan, [*begins[1:], None], strict=True):
             if end is not None and end <= start.step:
                 continue
             before, passes = passes, self._passes(phase)
             goes_on = passes == before if passes is not None else not found and phase.name == start.phase
             drawn = drawn if goes_on else 0
-            draw = draw_of(phase, self.datasets, self.num_rows, self.seed)
-            found.append(_Stretch(max(first, start.step), phase.name, passes, draw, drawn, tuple(cursors)))
+            draw = sampler_of(phase, self.datasets, self.num_rows, self.seed)
+            found.append(_PhaseSpan(max(first, start.step), phase.name, passes, draw, drawn, tuple(cursors)))
             if end is not None:
                 count = (end - found[-1].first) * self.rows_per_step
                 counts = draw.counts(drawn, count)
@@ -158,13 +158,13 @@ class Curriculum:
                 drawn += count
         return found
 
-    def _passes(self, phase: Phase) -> Passes:
+    def _passes(self, phase: PlanPhase) -> Passes:
         if phase.passes is None:
             return None
         found = ((name, phase.passes.get(name, 0.0)) for name in self.datasets)
         return tuple((name, epochs) for name, epochs in found if epochs > 0)
 
-    def _at(self, step: int) -> tuple[_Stretch, int]:
+    def _at(self, step: int) -> tuple[_PhaseSpan, int]:
         """The stretch of a step, and the draws of its phase before it."""
         assert step >= self.start.step, f"step {step} lies before the one that this run starts with"
         place = bisect_right(self._stretches, step, key=lambda stretch: stretch.first)
@@ -172,6 +172,6 @@ class Curriculum:
         return stretch, stretch.drawn + (step - stretch.first) * self.rows_per_step
 
     @staticmethod
-    def _cursors(stretch: _Stretch, drawn: int) -> list[int]:
+    def _cursors(stretch: _PhaseSpan, drawn: int) -> list[int]:
         counts = stretch.draw.counts(stretch.drawn, drawn - stretch.drawn)
         return [cursor + count for cursor, count in zip(stretch.cursors, counts, strict=True)]

@@ -8,7 +8,7 @@ import torch
 from attrs import define
 
 from ..collate.batch import Microbatch
-from ..collate.collators import Chain, PackStage, longest_padding, no_room
+from ..collate.collators import CollateChain, PackStage, longest_padding, no_room
 from ..packing.row_reader import UNTOLD, RowReader
 
 
@@ -16,7 +16,7 @@ from ..packing.row_reader import UNTOLD, RowReader
 class RowFeeder(RowReader):
     """Reads packed rows out of a token store and collates them."""
 
-    collate: Chain
+    collate: CollateChain
 
     def microbatch(self, indices: np.ndarray, places: np.ndarray | None = None) -> Microbatch:
         """The microbatch of the rows `indices`, int64 [rows], PADDING for an empty one.
@@ -46,7 +46,7 @@ class MixedFeeder:
     """Reads the packed rows of several datasets into shared microbatches."""
 
     feeders: tuple[RowFeeder, ...]
-    collate: Chain
+    collate: CollateChain
 
     def microbatch(self, datasets: np.ndarray, indices: np.ndarray, places: np.ndarray | None = None) -> Microbatch:
         """As that of a RowFeeder; `datasets` int64 [rows] says whose row each of `indices` is."""
@@ -62,7 +62,7 @@ class MixedFeeder:
 class _Collation:
     """A chain, and the pass that lays rows out in place of its first stages, where they are those it knows."""
 
-    def __init__(self, collate: Chain) -> None:
+    def __init__(self, collate: CollateChain) -> None:
         self._collate, self._pack = collate, collate.lays_out
 
     def microbatch(

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, evolve, field
 
 from ..collate.batch import Microbatch
-from ..collate.collators import Chain
+from ..collate.collators import CollateChain
 from ..packing.row_reader import PADDING
 from ..packing.rows import Rows
 from ..stores.store import TokenStore
@@ -41,7 +41,7 @@ class RowLoader:
 
     datasets: tuple[TrainingRows, ...]
     curriculum: Curriculum
-    collate: Chain
+    collate: CollateChain
     micro: int
     """Rows in a microbatch."""
     accumulate: int
@@ -205,7 +205,7 @@ class EvalLoader:
     documents: np.ndarray
     """int64: the document of the store that each document index in `rows` stands for."""
     rows: Rows
-    collate: Chain
+    collate: CollateChain
     micro: int
     """Rows in a microbatch."""
     data_rank: int

@@ -9,13 +9,13 @@ from attrs import frozen
 
 from ....planner.plan import Node, Plan
 from ..documents.encoder import DocumentEncoder
-from ..documents.tokenizers import Tokenizer
+from ..documents.tokenizers import TextTokenizer
 from ..packing.pack import Method, pack_rows
 from ..packing.row_reader import RowReader
 from ..packing.rows import Oversized, Rows
 from ..packing.rows_cache import cached_rows, num_rows, rows_key
 from ..packing.split_cache import cached_split
-from ..sources.source import Source, open_source
+from ..sources.source import DataSource, open_source
 from ..stores.progress import Report
 from ..stores.store import TokenStore, open_named
 from ..tokenising.build import build_store
@@ -101,7 +101,7 @@ def rows_there(plan: Plan, node: Node, names: Sequence[str]) -> int | None:
     return None
 
 
-def source_of(plan: Plan, node: Node, tokenizer: Tokenizer) -> Source:
+def source_of(plan: Plan, node: Node, tokenizer: TextTokenizer) -> DataSource:
     """Where the dataset of a `setup.data` node comes from; nothing is read yet.
 
     Raises DataError as `open_source` does.
@@ -121,7 +121,7 @@ def source_of(plan: Plan, node: Node, tokenizer: Tokenizer) -> Source:
 
 
 def prepared_from(
-    plan: Plan, node: Node, tokenizer: Tokenizer, *, jobs: int | None = None, progress: Report | None = None
+    plan: Plan, node: Node, tokenizer: TextTokenizer, *, jobs: int | None = None, progress: Report | None = None
 ) -> PreparedDataset:
     """The dataset of a `setup.data` node as a run reads it, tokenised and packed now if that is not in the cache.
 

@@ -29,14 +29,14 @@ class ReadingAhead:
         """end: the step that is read no more, asked whenever reading begins. device: the one that computes."""
         assert ahead >= 1
         self._reads, self._ahead, self._end, self._device = reads, ahead, end, device
-        self._current: _Stretch | None = None
+        self._current: _AheadSpan | None = None
 
     def take(self, step: int) -> Microbatches:
         """The microbatches of a step. Raises what reading them raised."""
         if self._current is None or not self._current.gives(step):
             self.close()
             until = max(self._end(), step + 1)
-            self._current = _Stretch(self._reads, step, until, self._ahead, self._device)
+            self._current = _AheadSpan(self._reads, step, until, self._ahead, self._device)
         return self._current.take()
 
     def close(self) -> None:
@@ -46,7 +46,7 @@ class ReadingAhead:
             self._current = None
 
 
-class _Stretch:
+class _AheadSpan:
     """Steps in order, from `first` up to and without `until`, read by one thread."""
 
     def __init__(self, reads: Reads, first: int, until: int, ahead: int, device: torch.device) -> None:

@@ -53,7 +53,7 @@ class TokenIds:
 
 
 @frozen(kw_only=True)
-class Draw:
+class SyntheticDraw:
     """A document of the `synthetic` source: it is made when it is encoded, as its tokens depend on the tokenizer."""
 
     seed: int
@@ -62,7 +62,7 @@ class Draw:
     """All of them, bos and eos included."""
 
 
-Content = str | list[Message] | TokenIds | Draw
+Content = str | list[Message] | TokenIds | SyntheticDraw
 
 
 @define
@@ -83,13 +83,13 @@ class Record:
             return len(content)
         if isinstance(content, TokenIds):
             return len(content.ids)
-        if isinstance(content, Draw):
+        if isinstance(content, SyntheticDraw):
             return content.tokens
         return sum(len(message["content"]) for message in content)
 
 
 @frozen(kw_only=True)
-class Unit:
+class SourceUnit:
     """A part of a source that is read at once, in this process or another; it can be pickled."""
 
     size: int

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..documents.chat_messages import conversation, pair
 from ..errors import DataError
 from ..records.bad_records import BadRecord
-from ..records.records import Content, Reads, Record, Unit, Unusable
+from ..records.records import Content, Reads, Record, SourceUnit, Unusable
 from ..records.texts import checked, decoded
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def packed(batch: "pa.RecordBatch", reads: Reads) -> Iterator[tuple[bytes, int]]
         yield sink.getvalue().to_pybytes(), part.num_rows
 
 
-def records_of(unit: Unit, reads: Reads, place: object) -> Iterator[Record | BadRecord]:
+def records_of(unit: SourceUnit, reads: Reads, place: object) -> Iterator[Record | BadRecord]:
     """The records in a part that `packed` gave; `place` names the table, `unit.line` is the part's first row."""
     import pyarrow as pa
 

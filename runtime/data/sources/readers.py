@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ..errors import DataError
 from ..records.bad_records import BadRecord
-from ..records.records import Message, Reads, Record, Unit, Unusable
+from ..records.records import Message, Reads, Record, SourceUnit, Unusable
 from ..records.texts import decoded, described
 from .fields import Take, taker
 from .opening import blocks, size_of
@@ -18,14 +18,14 @@ from .opening import blocks, size_of
 FILES_BYTES = 1 << 20
 
 
-class Reader(Protocol):
+class SourceReader(Protocol):
     """How one kind of source is read. It can be pickled."""
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[SourceUnit]:
         """What there is, in reading order, in parts of a few MiB at most unless one record is larger."""
         ...
 
-    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """The records of a unit, in their order, in whatever process."""
         ...
 
@@ -40,21 +40,21 @@ class TextFiles:
 
     files: tuple[Path, ...]
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[SourceUnit]:
         """Some files at a time."""
         group: list[Path] = []
         held = 0
         for path in self.files:
             size = size_of(path)
             if group and held + size > FILES_BYTES:
-                yield Unit(size=held, part=tuple(group), path=group[0])
+                yield SourceUnit(size=held, part=tuple(group), path=group[0])
                 group, held = [], 0
             group.append(path)
             held += size
         if group:
-            yield Unit(size=held, part=tuple(group), path=group[0])
+            yield SourceUnit(size=held, part=tuple(group), path=group[0])
 
-    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """A record, or a bad one, for each file."""
         for path in unit.part:
             text = decoded(b"".join(data for data, _ in blocks(path)))
@@ -70,18 +70,18 @@ class TextFiles:
 
 
 @frozen(kw_only=True)
-class JsonLines:
+class JsonLinesFiles:
     """Each line is one JSON object. Blank lines are no records; a file without records is a bad one."""
 
     files: tuple[Path, ...]
     reads: Reads
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[SourceUnit]:
         """Blocks of whole lines."""
         for path in self.files:
             yield from _lines(path)
 
-    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """A record, or a bad one, for each line that is not blank."""
         if isinstance(unit.part, Unusable):
             yield BadRecord(origin=str(unit.path), reason=unit.part.reason)
@@ -113,7 +113,7 @@ class JsonLines:
         return sum(map(size_of, self.files))
 
 
-def _lines(path: Path) -> Iterator[Unit]:
+def _lines(path: Path) -> Iterator[SourceUnit]:
     line, size, anything = 1, 0, False
     held: list[bytes] = []
     try:
@@ -125,20 +125,20 @@ def _lines(path: Path) -> Iterator[Unit]:
                 continue
             block, held = b"".join([*held, data[:cut]]), [data[cut:]]
             anything = anything or not block.isspace()
-            yield Unit(size=size, part=block, path=path, line=line)
+            yield SourceUnit(size=size, part=block, path=path, line=line)
             line, size = line + block.count(b"\n"), 0
     except DataError as error:
         # Blocks before the break have gone out already: this fails the whole source, whatever became of them.
         raise DataError(error.message, path=path, line=line, remedy=error.remedy) from error
     block = b"".join(held)
     if block and not block.isspace():
-        yield Unit(size=size, part=block, path=path, line=line)
+        yield SourceUnit(size=size, part=block, path=path, line=line)
     elif anything:
         if size:
-            yield Unit(size=size, part=b"", path=path, line=line)
+            yield SourceUnit(size=size, part=b"", path=path, line=line)
     else:
         reason = "no documents: the file has blank lines only" if line > 1 or block else "no documents: an empty file"
-        yield Unit(size=size, part=Unusable(reason), path=path, line=1)
+        yield SourceUnit(size=size, part=Unusable(reason), path=path, line=1)
 
 
 def _carefully(line: str | bytes, take: Take) -> str | list[Message] | Unusable | None:

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ..errors import DataError
 from ..records.bad_records import BadRecord
-from ..records.records import Reads, Record, Unit, Unusable
+from ..records.records import Reads, Record, SourceUnit, Unusable
 from .columns import BATCH_ROWS, UNIT_BYTES, check_columns, packed, records_of
 from .opening import needs, size_of
 
@@ -30,12 +30,12 @@ class TableFiles:
     files: tuple[Path, ...]
     reads: Reads
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[SourceUnit]:
         """Some rows at a time. Raises DataError for a file that is damaged or lacks a column."""
         pa = pyarrow(self.kind)
         for path in self.files:
             if not size_of(path):
-                yield Unit(size=0, part=EMPTY, path=path, line=1)
+                yield SourceUnit(size=0, part=EMPTY, path=path, line=1)
                 continue
             row, size = 1, 0
             batches = _parquet(path, self.reads) if self.kind == "parquet" else _arrow(path, self.reads)
@@ -43,16 +43,16 @@ class TableFiles:
                 for batch, came in batches:
                     size += came
                     for data, rows in packed(batch, self.reads):
-                        yield Unit(size=size, part=data, path=path, line=row)
+                        yield SourceUnit(size=size, part=data, path=path, line=row)
                         row, size = row + rows, 0
             except (pa.ArrowException, OSError) as error:
                 reached = f" after row {row - 1}" if row > 1 else ""
                 message = f"damaged{reached}: {str(error).splitlines()[0]}"
                 raise DataError(message, path=path, remedy="Write or download this file again.") from error
             if row == 1:
-                yield Unit(size=size_of(path), part=NO_ROWS, path=path, line=1)
+                yield SourceUnit(size=size_of(path), part=NO_ROWS, path=path, line=1)
 
-    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """A record, or a bad one, for each row."""
         return records_of(unit, self.reads, unit.path)
 

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ..errors import DataError
 from ..records.bad_records import BadRecord
-from ..records.records import Reads, Record, Unit
+from ..records.records import Reads, Record, SourceUnit
 from ..stores.digests import file_digest
 from .columns import check_columns, packed, records_of, top_columns
 from .opening import needs
@@ -34,7 +34,7 @@ class HubDataset:
     split: str
     reads: Reads
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[SourceUnit]:
         """Some rows at a time. Raises DataError if there is no such dataset, split or column, or it cannot be read."""
         pa = pyarrow("huggingface")
         data = self._load()
@@ -46,15 +46,15 @@ class HubDataset:
                 table = data[start : start + ROWS].combine_chunks()
                 for batch in table.to_batches():
                     for part, rows in packed(batch, self.reads):
-                        yield Unit(size=len(part), part=part, path=self.folder, line=row)
+                        yield SourceUnit(size=len(part), part=part, path=self.folder, line=row)
                         row += rows
             except (pa.ArrowException, OSError) as error:
                 message = f"damaged after row {row - 1}: {_first_line(error)}"
                 raise DataError(message, path=self._place, remedy="Download or write it again.") from error
         if row == 1:
-            yield Unit(size=0, part=NO_ROWS, path=self.folder, line=1)
+            yield SourceUnit(size=0, part=NO_ROWS, path=self.folder, line=1)
 
-    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """A record, or a bad one, for each row."""
         return records_of(unit, self.reads, self._place)
 

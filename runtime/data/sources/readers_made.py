@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ..documents.synthetic import lengths
 from ..records.bad_records import BadRecord
-from ..records.records import Draw, Reads, Record, Unit, Unusable
+from ..records.records import Reads, Record, SourceUnit, SyntheticDraw, Unusable
 from ..records.texts import checked
 from .fields import taker
 
@@ -26,7 +26,7 @@ class UserRecords:
     base: Path
     reads: Reads
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[SourceUnit]:
         """Some records at a time. Raises DataError for whatever the user's code raises or may not yield."""
         from ..user_parts import user_source
 
@@ -38,12 +38,12 @@ class UserRecords:
             group.append(take(item) if isinstance(item, Mapping) else self._text(item))
             size += _size(group[-1])
             if len(group) == UNIT_RECORDS or size >= UNIT_CHARACTERS:
-                yield Unit(size=size, part=group, line=number)
+                yield SourceUnit(size=size, part=group, line=number)
                 group, number, size = [], number + len(group), 0
         if group:
-            yield Unit(size=size, part=group, line=number)
+            yield SourceUnit(size=size, part=group, line=number)
 
-    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """A record, or a bad one, for each that was yielded."""
         assert unit.line is not None
         for number, content in enumerate(unit.part, start=unit.line):
@@ -74,19 +74,19 @@ class SyntheticDocuments:
     """Standard deviation of the logarithm of the length."""
     seed: int
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[SourceUnit]:
         """Ranges of documents."""
         at_once = max(1, UNIT_TOKENS // self.length)
         for start in range(0, self.documents, at_once):
             stop = min(start + at_once, self.documents)
-            yield Unit(size=(stop - start) * self.length, part=(start, stop))
+            yield SourceUnit(size=(stop - start) * self.length, part=(start, stop))
 
-    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """What each document of the range is drawn from."""
         start, stop = unit.part
         indices = np.arange(start, stop, dtype=np.uint64)
         for index, tokens in enumerate(lengths(self.seed, indices, self.length, self.spread).tolist(), start=start):
-            yield Record(Draw(seed=self.seed, index=index, tokens=tokens), f"synthetic document {index}")
+            yield Record(SyntheticDraw(seed=self.seed, index=index, tokens=tokens), f"synthetic document {index}")
 
     def num_bytes(self) -> int:
         """Tokens, on average: there are no bytes to read."""

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from ..records.bad_records import BadRecord
-from ..records.records import Record, TokenIds, Unit, Unusable
+from ..records.records import Record, SourceUnit, TokenIds, Unusable
 from .opening import size_of
 from .token_files import TokenArray, files_of, open_tokens
 
@@ -28,21 +28,21 @@ class TokenFiles:
     dtype: str | None
     separator: int
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[SourceUnit]:
         """Ranges of tokens that end where a document does. Raises DataError for files that cannot be read."""
         for path in self.files:
             array = open_tokens(path, self.dtype)
             if not len(array.tokens):
                 reason = Unusable("no documents: a file without tokens")
-                yield Unit(size=_size(path), part=reason, path=path)
+                yield SourceUnit(size=_size(path), part=reason, path=path)
                 continue
             item = array.tokens.itemsize
             rest = _size(path) - len(array.tokens) * item
             for start, stop in _ranges(array, self.separator):
-                yield Unit(size=(stop - start) * item + rest, part=(start, stop), path=path)
+                yield SourceUnit(size=(stop - start) * item + rest, part=(start, stop), path=path)
                 rest = 0
 
-    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """The documents of a range."""
         if isinstance(unit.part, Unusable):
             yield BadRecord(origin=str(unit.path), reason=unit.part.reason)

@@ -12,13 +12,13 @@ from typing import Any
 from attrs import field, frozen
 
 from ....planner.canonical import DATA, text
-from ..documents.tokenizers import Tokenizer
+from ..documents.tokenizers import TextTokenizer
 from ..errors import DataError
 from ..records.bad_records import BadRecord
-from ..records.records import Reads, Record, Unit
+from ..records.records import Reads, Record, SourceUnit
 from ..stores.digests import file_digest
 from .former import options_before
-from .readers import JsonLines, Reader, TextFiles
+from .readers import JsonLinesFiles, SourceReader, TextFiles
 from .readers_columns import TableFiles
 from .readers_hub import HubDataset
 from .readers_made import SyntheticDocuments, UserRecords
@@ -30,7 +30,7 @@ KINDS = ("python_stdlib", *WITH_PATTERNS, "huggingface", "synthetic", "python")
 
 
 @frozen(kw_only=True)
-class Source:
+class DataSource:
     """The records of a data set in reading order. It can be pickled; `read` works in any process."""
 
     kind: str
@@ -43,16 +43,16 @@ class Source:
     bad_record_limit: int | None
     """None: any number, for nobody repairs their interpreter's files."""
     options: Mapping[str, Any] = field(factory=dict)
-    reader: Reader
+    reader: SourceReader
 
-    def units(self) -> Iterator[Unit]:
+    def units(self) -> Iterator[SourceUnit]:
         """All there is to read, in order, in small parts; the same ones each time. To be called in one process.
 
         Raises DataError if a file cannot be opened, or is damaged.
         """
         return self.reader.units()
 
-    def read(self, unit: Unit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """The records of a unit in their order, those that cannot be used among them.
 
         Raises DataError if a file cannot be opened, or is damaged.
@@ -108,8 +108,8 @@ def open_source(
     reads: Mapping[str, Any] | None = None,
     base: Path,
     bad_record_limit: int = 0,
-    tokenizer: Tokenizer | None = None,
-) -> Source:
+    tokenizer: TextTokenizer | None = None,
+) -> DataSource:
     """Find the files of a source; nothing is read yet.
 
     `patterns` are globs relative to `base` (`**` crosses folders); a file that several match is taken once.
@@ -131,12 +131,12 @@ def open_source(
         base, limit = Path(sysconfig.get_path("stdlib")), None
         patterns = ("*.py",)
     files = matched(patterns, base, folder=is_store if kind == "tokens" else None)
-    reader: Reader
+    reader: SourceReader
     match kind:
         case "python_stdlib" | "text":
             reader = TextFiles(files=files)
         case "jsonl":
-            reader = JsonLines(files=files, reads=what)
+            reader = JsonLinesFiles(files=files, reads=what)
         case "parquet" | "arrow":
             reader = TableFiles(kind=kind, files=files, reads=what)
         case "tokens":
@@ -164,7 +164,7 @@ def open_source(
         case _:
             reader = UserRecords(options=options, base=base, reads=what)
     absolute = bool(patterns) and all(Path(pattern).is_absolute() for pattern in patterns)
-    return Source(
+    return DataSource(
         kind=kind,
         base=base,
         files=files,

@@ -12,7 +12,7 @@ Stage = Literal["files", "tokens", "waiting"]
 
 
 @frozen(kw_only=True)
-class Progress:
+class DataProgress:
     """A moment of a build.
 
     files: their content is hashed. tokens: it is read and tokenised. waiting: another process does that.
@@ -40,22 +40,22 @@ class Progress:
         return asdict(self)
 
 
-Report = Callable[[Progress], None]
+Report = Callable[[DataProgress], None]
 
 
 @define
-class Pace:
+class ReadingPace:
     """Rates and time left, from the moments it is shown. Only what was done while it looked on counts."""
 
     _stage: str = ""
     _begun: float = 0.0
-    _first: Progress | None = None
+    _first: DataProgress | None = None
     clock: Callable[[], float] = time.monotonic
     bytes_per_second: float | None = field(default=None, init=False)
     tokens_per_second: float | None = field(default=None, init=False)
     seconds_left: float | None = field(default=None, init=False)
 
-    def look(self, now: Progress) -> None:
+    def look(self, now: DataProgress) -> None:
         if self._first is None or now.stage != self._stage or now.done < self._first.done:
             self._stage, self._begun, self._first = now.stage, self.clock(), now
             self.bytes_per_second = self.tokens_per_second = self.seconds_left = None
@@ -69,7 +69,7 @@ class Pace:
             self.seconds_left = max(now.total - now.done, 0) / self.bytes_per_second
 
 
-def in_words(now: Progress, pace: Pace) -> str:
+def in_words(now: DataProgress, pace: ReadingPace) -> str:
     """One line for a log: what is done, of how much, how long it will still take, and how fast it goes."""
     doing = {"files": "reading files", "tokens": "tokenising", "waiting": f"waiting for {now.builder}, which tokenises"}
     done = bytes_text(now.done)
@@ -87,11 +87,13 @@ def in_words(now: Progress, pace: Pace) -> str:
     return " · ".join(parts)
 
 
-def every(seconds: float, tell: Callable[[str, Progress], None], clock: Callable[[], float] = time.monotonic) -> Report:
+def every(
+    seconds: float, tell: Callable[[str, DataProgress], None], clock: Callable[[], float] = time.monotonic
+) -> Report:
     """A report for long builds: `tell` gets a line and the moment, `seconds` apart, the first time after `seconds`."""
-    pace, due = Pace(clock=clock), clock() + seconds
+    pace, due = ReadingPace(clock=clock), clock() + seconds
 
-    def report(now: Progress) -> None:
+    def report(now: DataProgress) -> None:
         nonlocal due
         pace.look(now)
         if clock() >= due:

@@ -11,7 +11,7 @@ from attrs import Factory, define, evolve, field
 from ..errors import DataError
 from ..records.bad_records import BadRecord, BadRecordReport
 from .digests import file_digest
-from .progress import Progress, Report
+from .progress import DataProgress, Report
 
 if TYPE_CHECKING:
     pass
@@ -140,7 +140,7 @@ def damage(directory: Path, progress: Report | None = None) -> list[str]:
         except (DataError, OSError):
             found.append(name)
         if progress is not None:
-            progress(Progress(stage="files", done=done, total=total))
+            progress(DataProgress(stage="files", done=done, total=total))
     if open_store(directory) is None and not found:
         found.append(META)
     return found

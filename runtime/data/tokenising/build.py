@@ -9,12 +9,12 @@ from attrs import field, frozen
 from ....planner.canonical import DATA, digest
 from ..errors import DataError
 from ..stores.digests import FileDigests, remembering
-from ..stores.progress import Progress, Report
-from .tokenise import Job, make_store
+from ..stores.progress import DataProgress, Report
+from .tokenise import TokeniseJob, make_store
 
 if TYPE_CHECKING:
     from ..documents.encoder import DocumentEncoder
-    from ..sources.source import Source
+    from ..sources.source import DataSource
 from ..stores.store import FORMAT, TokenStore, open_named, open_store
 
 INDEX = "files.json"
@@ -46,7 +46,7 @@ def _key(covers: dict[str, Any]) -> str:
 
 
 def identify(
-    source: "Source", encoder: "DocumentEncoder", cache: Path, progress: Report | None = None
+    source: "DataSource", encoder: "DocumentEncoder", cache: Path, progress: Report | None = None
 ) -> StoreIdentity:
     """What the store of a source and an encoder depends on; reads each file once, and again when it has changed.
 
@@ -56,7 +56,7 @@ def identify(
 
     def tell(done: int, total: int) -> None:
         if progress is not None:
-            progress(Progress(stage="files", done=done, total=total))
+            progress(DataProgress(stage="files", done=done, total=total))
 
     digests = FileDigests(cache / INDEX)
     with remembering(digests):
@@ -76,7 +76,7 @@ def identify(
 
 
 def build_store(
-    source: "Source",
+    source: "DataSource",
     encoder: "DocumentEncoder",
     cache: Path,
     *,
@@ -107,7 +107,7 @@ def build_store(
                 )
 
         make_store(
-            Job(
+            TokeniseJob(
                 final=final,
                 source=source,
                 encoder=encoder,

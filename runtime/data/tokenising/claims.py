@@ -96,7 +96,7 @@ class Claim:
 
 
 @frozen(kw_only=True)
-class Rival:
+class OtherClaim:
     """Another process's claim, as it stands."""
 
     name: str
@@ -114,13 +114,13 @@ class Rival:
 
 
 @define
-class Watch:
+class ClaimWatch:
     """The other claims on a store, looked at again and again: clocks of other machines are not relied upon."""
 
     mine: Claim
     _heard: dict[str, tuple[object, float]] = field(factory=dict, init=False)
 
-    def rivals(self) -> list[Rival]:
+    def rivals(self) -> list[OtherClaim]:
         found = []
         for name, path in claims_of(self.mine.cache, self.mine.key).items():
             if name != self.mine.name:
@@ -128,7 +128,7 @@ class Watch:
                     found.append(self._rival(name, path))
         return found
 
-    def _rival(self, name: str, path: Path) -> Rival:
+    def _rival(self, name: str, path: Path) -> OtherClaim:
         try:
             says = json.loads(path.read_bytes())
             beat, process, builds = int(says["beat"]), says["process"], bool(says["builds"])
@@ -140,7 +140,7 @@ class Watch:
         if name not in self._heard or self._heard[name][0] != beat:
             self._heard[name] = (beat, time.monotonic())
         silent = time.monotonic() - self._heard[name][1] > SILENT_SECONDS or self._is_old(path)
-        return Rival(name=name, builder=builder, builds=builds, gone=has_ended(process), silent=silent)
+        return OtherClaim(name=name, builder=builder, builds=builds, gone=has_ended(process), silent=silent)
 
     def _is_old(self, path: Path) -> bool:
         with suppress(OSError):

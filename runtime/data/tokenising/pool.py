@@ -14,11 +14,11 @@ import numpy as np
 from attrs import define, field
 
 from ..errors import DataError
-from .worker import EncodedUnit, Failure, encode_unit, one_thread
+from .worker import EncodedUnit, WorkerFailure, encode_unit, one_thread
 
 if TYPE_CHECKING:
     from ..documents.encoder import DocumentEncoder
-    from ..sources.source import Source, Unit
+    from ..sources.source import DataSource, SourceUnit
 
 # Below this much input, starting processes takes longer than what they save.
 SMALL = 8 << 20
@@ -32,15 +32,15 @@ DEATHS = 3
 
 
 def encoded_units(
-    source: "Source", encoder: "DocumentEncoder", units: "Iterable[Unit]", dtype: np.dtype, jobs: int | None
-) -> "Generator[tuple[Unit, EncodedUnit]]":
+    source: "DataSource", encoder: "DocumentEncoder", units: "Iterable[SourceUnit]", dtype: np.dtype, jobs: int | None
+) -> "Generator[tuple[SourceUnit, EncodedUnit]]":
     """Each unit with its documents, in the order of `units`, which does not depend on `jobs`.
 
     `jobs` processes work, or this one alone if it is 1; with None, as many as there are cores, unless there is little
     to do. Raises what a unit raises when its turn comes, and DataError for a unit at which three workers died.
     """
     told = _told(units)
-    first: list[Unit | Failure] = []
+    first: list[SourceUnit | WorkerFailure] = []
     if jobs is None:
         jobs = _cores()
         size = 0
@@ -56,19 +56,19 @@ def encoded_units(
             yield from pool.encoded(told)
         return
     for unit in told:
-        if isinstance(unit, Failure):
+        if isinstance(unit, WorkerFailure):
             raise unit.error
         with one_thread():
             result = encode_unit(source, encoder, unit, dtype)
         yield unit, result
 
 
-def _told(units: "Iterable[Unit]") -> "Iterator[Unit | Failure]":
+def _told(units: "Iterable[SourceUnit]") -> "Iterator[SourceUnit | WorkerFailure]":
     """The units, and what getting at the next one raised, which has its turn when theirs is over."""
     try:
         yield from units
     except Exception as error:
-        yield Failure(error, "")
+        yield WorkerFailure(error, "")
 
 
 def _cores() -> int:
@@ -79,8 +79,8 @@ def _cores() -> int:
 class _Slot:
     """A unit between reading and writing."""
 
-    unit: "Unit | Failure"
-    result: EncodedUnit | Failure | None = None
+    unit: "SourceUnit | WorkerFailure"
+    result: EncodedUnit | WorkerFailure | None = None
     deaths: int = 0
 
 
@@ -96,7 +96,7 @@ class _Worker:
 class Pool:
     """`jobs` worker processes, each a fresh interpreter: what threads of this one hold is not copied into them."""
 
-    def __init__(self, source: "Source", encoder: "DocumentEncoder", dtype: np.dtype, jobs: int) -> None:
+    def __init__(self, source: "DataSource", encoder: "DocumentEncoder", dtype: np.dtype, jobs: int) -> None:
         self._setup = ForkingPickler.dumps((source, encoder, dtype))
         self._jobs = jobs
         self._workers: list[_Worker] = []
@@ -113,7 +113,7 @@ class Pool:
         for worker in self._workers:
             worker.process.wait()
 
-    def encoded(self, units: "Iterator[Unit | Failure]") -> "Iterator[tuple[Unit, EncodedUnit]]":
+    def encoded(self, units: "Iterator[SourceUnit | WorkerFailure]") -> "Iterator[tuple[SourceUnit, EncodedUnit]]":
         """Each unit with its documents, in order; a Failure is raised at its turn, and what `encoded_units` raises."""
         self._workers = [self._start() for _ in range(self._jobs)]
         for worker in self._workers:
@@ -123,7 +123,7 @@ class Pool:
         while window or following is not None:
             while following is not None and self._has_room(len(window), held, following):
                 window.append(slot := _Slot(following))
-                if isinstance(following, Failure):
+                if isinstance(following, WorkerFailure):
                     slot.result = following
                 else:
                     self._todo.append(slot)
@@ -136,12 +136,12 @@ class Pool:
                 continue
             slot = window.popleft()
             held -= _bytes(slot.unit)
-            if isinstance(result, Failure):
+            if isinstance(result, WorkerFailure):
                 raise _raised(result)
-            assert not isinstance(slot.unit, Failure)
+            assert not isinstance(slot.unit, WorkerFailure)
             yield slot.unit, result
 
-    def _has_room(self, count: int, held: int, unit: "Unit | Failure") -> bool:
+    def _has_room(self, count: int, held: int, unit: "SourceUnit | WorkerFailure") -> bool:
         return not count or (count < WINDOW * self._jobs and held + _bytes(unit) <= HELD_BYTES * self._jobs)
 
     def _deal(self) -> None:
@@ -169,7 +169,7 @@ class Pool:
                 continue
             if worker.ready:
                 worker.slots.popleft().result = answer
-            elif isinstance(answer, Failure):
+            elif isinstance(answer, WorkerFailure):
                 raise _raised(answer)
             worker.ready, self._failed_starts = True, 0
         self._deal()
@@ -188,8 +188,8 @@ class Pool:
             slot = worker.slots[0]
             slot.deaths += 1
             if slot.deaths == DEATHS:
-                assert not isinstance(slot.unit, Failure)
-                slot.result = Failure(_death(slot.unit, how), "")
+                assert not isinstance(slot.unit, WorkerFailure)
+                slot.result = WorkerFailure(_death(slot.unit, how), "")
                 worker.slots.popleft()
         self._todo.extendleft(reversed(worker.slots))
         self._workers[self._workers.index(worker)] = fresh = self._start()
@@ -216,21 +216,21 @@ class Pool:
             self._replace(worker)
 
 
-def _raised(failure: Failure) -> BaseException:
+def _raised(failure: WorkerFailure) -> BaseException:
     """The error of a worker, with where it came from."""
     if failure.trace:
         failure.error.add_note(failure.trace)
     return failure.error
 
 
-def _bytes(unit: "Unit | Failure") -> int:
+def _bytes(unit: "SourceUnit | WorkerFailure") -> int:
     """What it takes in memory: of a packed file more than on disk."""
-    if isinstance(unit, Failure):
+    if isinstance(unit, WorkerFailure):
         return 0
     return max(unit.size, len(unit.part)) if isinstance(unit.part, bytes) else unit.size
 
 
-def _death(unit: "Unit", how: str) -> DataError:
+def _death(unit: "SourceUnit", how: str) -> DataError:
     return DataError(
         f"the process that tokenised this part of the data was {how}, {DEATHS} times",
         path=unit.path,

@@ -13,15 +13,15 @@ from attrs import frozen
 from ..errors import DataError
 from ..records.bad_records import BadRecord, BadRecordReport
 from ..stores.cache_folder import PARTIAL, STALE_SECONDS, move_aside, publish, sweep
-from ..stores.progress import Progress, Report
+from ..stores.progress import DataProgress, Report
 from ..stores.store import JOURNAL, META
-from .claims import CLAIM, FOLDER, Claim, Rival, Watch, claims_of, folders_of
+from .claims import CLAIM, FOLDER, Claim, ClaimWatch, OtherClaim, claims_of, folders_of
 from .pool import encoded_units
 from .store_writer import StoreWriter, copy_unfinished, read_journal, tidy
 
 if TYPE_CHECKING:
     from ..documents.encoder import DocumentEncoder
-    from ..sources.source import Source
+    from ..sources.source import DataSource
 
 # What a crash may cost.
 COMMIT_SECONDS = 5.0
@@ -34,11 +34,11 @@ REMEDY = (
 
 
 @frozen(kw_only=True)
-class Job:
+class TokeniseJob:
     """A store that is to be built at `final`, a folder named by its key, from all units of a source."""
 
     final: Path
-    source: "Source"
+    source: "DataSource"
     encoder: "DocumentEncoder"
     dtype: np.dtype
     meta: dict[str, Any]
@@ -59,7 +59,7 @@ class Job:
         return self.final.name
 
 
-def make_store(job: Job) -> None:
+def make_store(job: TokeniseJob) -> None:
     """Return once there is a sound store at `job.final`, having built it or waited for a process that did.
 
     An exception, also one that `report` raises, leaves what is done to the next who asks. Raises DataError if the cache
@@ -71,7 +71,7 @@ def make_store(job: Job) -> None:
         _sweep(job.cache)
         claim.put()
     try:
-        watch = Watch(claim)
+        watch = ClaimWatch(claim)
         while not job.is_sound(job.final):
             rival = _rival(claim, watch, job.final)
             if rival is None:
@@ -83,7 +83,7 @@ def make_store(job: Job) -> None:
         claim.withdraw()
 
 
-def _rival(claim: Claim, watch: Watch, final: Path) -> Rival | None:
+def _rival(claim: Claim, watch: ClaimWatch, final: Path) -> OtherClaim | None:
     """Whom to wait for; None if it is for this process to build, which it has then said.
 
     Of those that come at once the first by name builds. It says so and looks again: of two, one sees the other.
@@ -100,7 +100,7 @@ def _rival(claim: Claim, watch: Watch, final: Path) -> Rival | None:
     return None
 
 
-def _tell_waiting(job: Job, rival: Rival) -> None:
+def _tell_waiting(job: TokeniseJob, rival: OtherClaim) -> None:
     if job.report is None:
         return
     journal = read_journal(job.cache / f"{FOLDER}{rival.name}", job.key)
@@ -108,10 +108,10 @@ def _tell_waiting(job: Job, rival: Rival) -> None:
     if journal is not None:
         numbers = {"done": journal.done, "documents": journal.documents, "tokens": journal.tokens}
         numbers["bad_records"] = journal.bad_records
-    job.report(Progress(stage="waiting", builder=rival.builder, total=job.source.num_bytes(), **numbers))
+    job.report(DataProgress(stage="waiting", builder=rival.builder, total=job.source.num_bytes(), **numbers))
 
 
-def _build(job: Job, claim: Claim, watch: Watch) -> None:
+def _build(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> None:
     writer = StoreWriter(claim.folder, job.key, job.dtype)
     try:
         with _writing(job.final):
@@ -140,7 +140,7 @@ def _build(job: Job, claim: Claim, watch: Watch) -> None:
         writer.close()
 
 
-def _tokenise(job: Job, writer: StoreWriter) -> None:
+def _tokenise(job: TokeniseJob, writer: StoreWriter) -> None:
     source, limit = job.source, job.source.bad_record_limit
     units = iter(source.units())
     if not writer.knows(unit.size for unit in islice(units, writer.journal.units)):
@@ -163,7 +163,7 @@ def _tokenise(job: Job, writer: StoreWriter) -> None:
             if job.report is not None:
                 now = writer.journal
                 job.report(
-                    Progress(
+                    DataProgress(
                         stage="tokens", done=now.done, total=total, documents=now.documents, tokens=now.tokens,
                         bad_records=now.bad_records, kept=kept,
                     )
@@ -189,7 +189,7 @@ def _with(report: BadRecordReport, bad: tuple[BadRecord, ...]) -> BadRecordRepor
     return report
 
 
-def _take_over(job: Job, claim: Claim, watch: Watch) -> bool:
+def _take_over(job: TokeniseJob, claim: Claim, watch: ClaimWatch) -> bool:
     """Put what others have left unfinished into this process's folder, the longest there is; True if it is complete."""
     # Folders before claims: a folder without a claim has then been left for good.
     folders = folders_of(job.cache, job.key)
@@ -223,14 +223,14 @@ def _take_over(job: Job, claim: Claim, watch: Watch) -> bool:
     return False
 
 
-def _copy(job: Job, folder: Path, own: Path) -> None:
+def _copy(job: TokeniseJob, folder: Path, own: Path) -> None:
     copied = 0
 
     def tell(count: int) -> None:
         nonlocal copied
         copied += count
         if job.report is not None:
-            job.report(Progress(stage="files", done=copied))
+            job.report(DataProgress(stage="files", done=copied))
 
     own.mkdir()
     if not copy_unfinished(folder, own, job.key, tell):

@@ -19,7 +19,7 @@ from ..records.bad_records import BadRecord
 
 if TYPE_CHECKING:
     from ..documents.encoder import DocumentEncoder, Record, TokenDocument
-    from ..sources.source import Source, Unit
+    from ..sources.source import DataSource, SourceUnit
 
 BATCH_RECORDS = 1024
 BATCH_CHARACTERS = 1 << 22
@@ -40,14 +40,14 @@ class EncodedUnit:
 
 
 @frozen
-class Failure:
+class WorkerFailure:
     """What a unit raised, on its way out of a worker."""
 
     error: BaseException
     trace: str
 
 
-def encode_unit(source: "Source", encoder: "DocumentEncoder", unit: "Unit", dtype: np.dtype) -> EncodedUnit:
+def encode_unit(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit", dtype: np.dtype) -> EncodedUnit:
     """Read a unit and tokenise its records, one batch of them in memory at a time.
 
     Raises whatever reading and tokenising raise, and DataError for ids beyond the vocabulary or too little memory.
@@ -61,7 +61,7 @@ def encode_unit(source: "Source", encoder: "DocumentEncoder", unit: "Unit", dtyp
         ) from error
 
 
-def _encode(source: "Source", encoder: "DocumentEncoder", unit: "Unit", dtype: np.dtype) -> EncodedUnit:
+def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit", dtype: np.dtype) -> EncodedUnit:
     tokens: list[np.ndarray] = []
     lengths: list[int] = []
     masks: list[np.ndarray | None] = []
@@ -151,7 +151,7 @@ def serve(fd: int) -> None:
             connection.send(_failure(error))
             return
         connection.send(None)  # from here on, a death is due to a unit
-        units: queue.Queue[Unit] = queue.Queue(1)
+        units: queue.Queue[SourceUnit] = queue.Queue(1)
         # Units are taken off the connection while one is worked on: neither end ever waits for the other to write.
         threading.Thread(target=_receive, args=(connection, units), daemon=True).start()
         while True:
@@ -160,7 +160,7 @@ def serve(fd: int) -> None:
         os._exit(0)  # nobody waits for the answer
 
 
-def _receive(connection: Connection, units: "queue.Queue[Unit]") -> None:
+def _receive(connection: Connection, units: "queue.Queue[SourceUnit]") -> None:
     try:
         while True:
             units.put(connection.recv())
@@ -168,15 +168,17 @@ def _receive(connection: Connection, units: "queue.Queue[Unit]") -> None:
         os._exit(0)  # at once: the process that builds is gone, and what is being tokenised is of no use
 
 
-def _answer(source: "Source", encoder: "DocumentEncoder", unit: "Unit", dtype: np.dtype) -> EncodedUnit | Failure:
+def _answer(
+    source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit", dtype: np.dtype
+) -> EncodedUnit | WorkerFailure:
     try:
         return encode_unit(source, encoder, unit, dtype)
     except Exception as error:
         return _failure(error)
 
 
-def _failure(error: Exception) -> Failure:
-    return Failure(_sendable(error), traceback.format_exc())
+def _failure(error: Exception) -> WorkerFailure:
+    return WorkerFailure(_sendable(error), traceback.format_exc())
 
 
 def _sendable(error: Exception) -> Exception:

@@ -11,9 +11,16 @@ import pytest
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.serialise import to_json
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.monitoring.alert_actions import Occasions
-from xtrain.runtime.monitoring.alerts import Alerts, planned_bytes
-from xtrain.runtime.monitoring.detectors import Disk, Finding, LossSpike, Memory, Slow, Starvation
+from xtrain.runtime.monitoring.alert_actions import AlertActions
+from xtrain.runtime.monitoring.alerts import AlertMonitor, planned_bytes
+from xtrain.runtime.monitoring.detectors import (
+    DiskDetector,
+    Finding,
+    LossSpikeDetector,
+    MemoryDetector,
+    SlowDetector,
+    StarvationDetector,
+)
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress, Step
 from xtrain.tui.model.planned import planned
@@ -46,32 +53,32 @@ class Told:
 
 
 @pytest.fixture
-def alerts(tmp_path) -> Alerts:
+def alerts(tmp_path) -> AlertMonitor:
     plan: Any = Plan()
     notifier: Any = Told()
-    occasions = Occasions(plan.timeline.reactions)
+    occasions = AlertActions(plan.timeline.reactions)
     records = Records.open(tmp_path, 0)
-    return Alerts(records=records, progress=Progress(step=9), notifier=notifier, occasions=occasions, plan=plan)
+    return AlertMonitor(records=records, progress=Progress(step=9), notifier=notifier, occasions=occasions, plan=plan)
 
 
-def told(alerts: Alerts) -> list[tuple[Any, ...]]:
+def told(alerts: AlertMonitor) -> list[tuple[Any, ...]]:
     alerts.records.close()
     path = alerts.records.directory / "events.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     return [(each["kind"], each["state"], each["step"]) for each in map(json.loads, lines)]
 
 
-def waiting(alerts: Alerts) -> int:
+def waiting(alerts: AlertMonitor) -> int:
     return int(alerts.occasions._take())
 
 
-def steps(alerts: Alerts, losses: list[float], seconds: float = 1.0) -> None:
+def steps(alerts: AlertMonitor, losses: list[float], seconds: float = 1.0) -> None:
     for index, loss in enumerate(losses):
         alerts.step_done(Step(index=index, loss=loss, phase="train"), seconds)
 
 
 def test_a_spike_is_written_told_and_agreed_upon(alerts):
-    alerts.loss_spike = LossSpike(6.0, 100)
+    alerts.loss_spike = LossSpikeDetector(6.0, 100)
     steps(alerts, [2.0 + 0.01 * (number % 3) for number in range(60)])
     assert told(alerts) == [] and waiting(alerts) == 0
     steps(alerts, [9.0, 9.0])
@@ -88,7 +95,7 @@ def test_bad_steps_are_told_once_and_so_is_their_end(alerts):
 
 
 def test_numbers_of_a_log_line(alerts):
-    alerts.starvation, alerts.memory = Starvation(0.3), Memory(1.05)
+    alerts.starvation, alerts.memory = StarvationDetector(0.3), MemoryDetector(1.05)
     for _ in range(3):
         alerts.logged(30, 30.0, 20.0, 1.5)
     assert told(alerts) == [("memory", "raised", 9), ("starvation", "raised", 9)]
@@ -111,7 +118,7 @@ def test_the_disk_is_asked_now_and_then(alerts, monkeypatch):
         return namedtuple("Space", values)(**values)
 
     monkeypatch.setattr("xtrain.runtime.monitoring.alerts.os.statvfs", full)
-    alerts.disk = Disk(0.05, None, None)
+    alerts.disk = DiskDetector(0.05, None, None)
     alerts.look_at_disk()
     alerts.look_at_disk()
     assert asked == [alerts.records.directory] and space.f_blocks
@@ -128,14 +135,14 @@ def test_a_disk_that_takes_no_record_of_it_does_not_matter(alerts, monkeypatch):
 
 
 def test_slow_steps(alerts):
-    alerts.slow = Slow(2.0, 100)
+    alerts.slow = SlowDetector(2.0, 100)
     steps(alerts, [2.0] * 60, seconds=1.0)
     steps(alerts, [2.0] * 6, seconds=5.0)
     assert told(alerts) == [("slow", "raised", 10)]
 
 
 def test_other_ranks_tell_of_nothing_but_what_only_they_can(tmp_path, alerts):
-    other = Alerts(
+    other = AlertMonitor(
         records=Records.open(tmp_path / "other", 1), progress=Progress(), notifier=alerts.notifier,
         occasions=alerts.occasions, plan=alerts.plan,
     )  # fmt: skip

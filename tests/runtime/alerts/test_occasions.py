@@ -2,16 +2,16 @@
 
 import pytest
 
-from xtrain.planner.plan import Reaction
-from xtrain.runtime.monitoring.alert_actions import Occasions
+from xtrain.planner.plan import Trigger
+from xtrain.runtime.monitoring.alert_actions import AlertActions
 from xtrain.runtime.timers import Clocks
 
-REACTIONS = tuple(Reaction(event=name, nodes=(name,), stop=False) for name in ("loss_spike", "disk", "slow"))
+REACTIONS = tuple(Trigger(event=name, nodes=(name,), stop=False) for name in ("loss_spike", "disk", "slow"))
 
 
 class Rank:
-    def __init__(self, reactions: tuple[Reaction, ...] = REACTIONS) -> None:
-        self.clocks, self.occasions = Clocks(), Occasions(reactions)
+    def __init__(self, reactions: tuple[Trigger, ...] = REACTIONS) -> None:
+        self.clocks, self.occasions = Clocks(), AlertActions(reactions)
         self.occasions.ask_through(self.clocks)
 
 

@@ -5,7 +5,14 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
-from xtrain.runtime.monitoring.detectors import Disk, Finding, LossSpike, Memory, Slow, Starvation
+from xtrain.runtime.monitoring.detectors import (
+    DiskDetector,
+    Finding,
+    LossSpikeDetector,
+    MemoryDetector,
+    SlowDetector,
+    StarvationDetector,
+)
 
 GIB = 2**30
 
@@ -15,7 +22,7 @@ def told(findings: Iterable[Finding | None]) -> list[tuple[int, Finding]]:
 
 
 def spikes(losses: Iterable[float], deviations: float = 6.0, phase: str = "train") -> list[tuple[int, Finding]]:
-    sign = LossSpike(deviations, 100)
+    sign = LossSpikeDetector(deviations, 100)
     return told(sign.take(float(loss), phase) for loss in losses)
 
 
@@ -66,7 +73,7 @@ def test_a_loss_that_stays_where_it_has_jumped_to_is_what_is_usual_then():
 
 
 def test_another_mixture_is_not_a_spike():
-    sign = LossSpike(6.0, 100)
+    sign = LossSpikeDetector(6.0, 100)
     losses = curve(300)
     found = told(sign.take(float(loss), "first") for loss in losses)
     found += told(sign.take(float(loss) + 3, "second") for loss in losses)
@@ -74,7 +81,7 @@ def test_another_mixture_is_not_a_spike():
 
 
 def test_a_phase_that_begins_ends_a_spike():
-    sign = LossSpike(6.0, 100)
+    sign = LossSpikeDetector(6.0, 100)
     losses = [*(2 + 0.01 * (number % 7) for number in range(100)), 9.0]
     assert [each.state for _, each in told(sign.take(loss, "first") for loss in losses)] == ["raised"]
     over = sign.take(9.0, "second")
@@ -94,7 +101,7 @@ def test_how_far_is_what_the_plan_says(deviations, found):
 
 
 def test_steps_that_take_much_longer_are_told_once_and_their_end_too():
-    sign = Slow(2.0, 100)
+    sign = SlowDetector(2.0, 100)
     seconds = [1.0] * 60 + [3.0] * 20 + [1.0] * 20
     (first, raised), (last, cleared) = told(map(sign.take, seconds))
     assert (first, raised.state, raised.value, raised.limit) == (64, "raised", 3.0, 2.0)
@@ -111,15 +118,15 @@ def test_steps_that_take_much_longer_are_told_once_and_their_end_too():
     ],
 )
 def test_what_is_not_slow(seconds):
-    assert told(map(Slow(2.0, 100).take, seconds)) == []
+    assert told(map(SlowDetector(2.0, 100).take, seconds)) == []
 
 
 def test_a_run_that_stays_slow_stays_raised():
-    assert len(told(map(Slow(2.0, 100).take, [1.0] * 60 + [3.0] * 2000))) == 1
+    assert len(told(map(SlowDetector(2.0, 100).take, [1.0] * 60 + [3.0] * 2000))) == 1
 
 
 def test_waiting_for_rows_is_looked_at_over_many_steps():
-    sign = Starvation(0.3)
+    sign = StarvationDetector(0.3)
     assert sign.take(20, 20.0, 20.0) is None, "readers begin"
     assert sign.take(10, 10.0, 10.0) is None, "too few steps"
     raised = sign.take(10, 10.0, 0.0)
@@ -131,7 +138,7 @@ def test_waiting_for_rows_is_looked_at_over_many_steps():
 
 
 def test_memory_beyond_the_plan():
-    sign = Memory(1.05)
+    sign = MemoryDetector(1.05)
     assert sign.take(1.04) is None
     raised = sign.take(1.2)
     assert raised is not None and raised.state == "raised" and "120%" in raised.message
@@ -139,7 +146,7 @@ def test_memory_beyond_the_plan():
 
 
 def test_a_disk_that_fills_and_is_tidied():
-    sign = Disk(0.05, None, None)
+    sign = DiskDetector(0.05, None, None)
     assert sign.take(6 * GIB, 100 * GIB) is None
     raised = sign.take(4 * GIB, 100 * GIB)
     assert raised is not None and (raised.state, raised.limit) == ("raised", 5.0 * GIB)
@@ -151,12 +158,12 @@ def test_a_disk_that_fills_and_is_tidied():
 @pytest.mark.parametrize(
     ("sign", "limit", "words"),
     [
-        (Disk(None, 10 * GIB, None), 10, "are free"),
-        (Disk(0.01, None, 20 * GIB), 20, "checkpoint, 20.0 GiB, does not fit"),
-        (Disk(0.5, None, 20 * GIB), 50, "does not fit"),
-        (Disk(0.5, None, None, 30 * GIB), 30, "are free"),
-        (Disk(0.2, None, None, 30 * GIB), 20, "are free"),
-        (Disk(0.5, None, 20 * GIB, 10 * GIB), 20, "does not fit"),
+        (DiskDetector(None, 10 * GIB, None), 10, "are free"),
+        (DiskDetector(0.01, None, 20 * GIB), 20, "checkpoint, 20.0 GiB, does not fit"),
+        (DiskDetector(0.5, None, 20 * GIB), 50, "does not fit"),
+        (DiskDetector(0.5, None, None, 30 * GIB), 30, "are free"),
+        (DiskDetector(0.2, None, None, 30 * GIB), 20, "are free"),
+        (DiskDetector(0.5, None, 20 * GIB, 10 * GIB), 20, "does not fit"),
     ],
 )
 def test_what_has_to_be_free(sign, limit, words):

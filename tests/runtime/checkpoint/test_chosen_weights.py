@@ -4,7 +4,7 @@ import pytest
 from small_checkpoints import save, save_model
 
 from xtrain.runtime.checkpoint.chosen_weights import evaluated, prefix, published
-from xtrain.runtime.checkpoint.layout import CheckpointFolder, Entry
+from xtrain.runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
 
 
 @pytest.fixture
@@ -14,17 +14,17 @@ def folder(tmp_path) -> CheckpointFolder:
 
 @pytest.mark.parametrize("which", ["trained", "averaged"])
 def test_weights_alone_are_what_they_were_published_as(folder, which):
-    entry = Entry(save_model(folder, 3, weights=which), 3)
+    entry = CheckpointEntry(save_model(folder, 3, weights=which), 3)
     assert (published(entry), evaluated(entry), prefix(entry, which)) == (which, which, "model.")
 
 
 def test_weights_alone_that_say_nothing_are_trained_ones(folder):
-    assert published(Entry(save_model(folder, 3), 3)) == "trained"
+    assert published(CheckpointEntry(save_model(folder, 3), 3)) == "trained"
 
 
 @pytest.mark.parametrize("updates", [0, 7])
 def test_of_a_full_state_the_averages_are_taken_that_the_run_took(folder, updates):
-    entry = Entry(save(folder, 3, ema={"updates": updates, "publish": True, "eval": False}), 3)
+    entry = CheckpointEntry(save(folder, 3, ema={"updates": updates, "publish": True, "eval": False}), 3)
     expected = "averaged" if updates else "trained"
     assert (published(entry), evaluated(entry)) == (expected, "trained")
     assert prefix(entry, published(entry)) == ("ema." if updates else "model.")

@@ -10,7 +10,7 @@ from small_checkpoints import save, save_model
 
 from xtrain.cli.run import _tell
 from xtrain.planner.compare.plan_origin import signed
-from xtrain.planner.graph.checkpoint_fit import kept
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
@@ -32,7 +32,7 @@ def other(tmp_path) -> Path:
     """Another run, of the same experiment: steps 100 and 200."""
     directory = tmp_path / "other"
     for step in (100, 200):
-        save(CheckpointFolder(directory / "checkpoints"), step, **kept(plan(tmp_path)))
+        save(CheckpointFolder(directory / "checkpoints"), step, **checkpoint_contents(plan(tmp_path)))
     return directory
 
 
@@ -42,7 +42,7 @@ def run_of(made: Plan, *steps: int, **state) -> Path:
     directory.mkdir(parents=True)
     (directory / "metrics.jsonl").write_text("".join(f'{{"step": {n}}}\n' for n in range(1, 31)))
     for step in steps:
-        save(CheckpointFolder(directory / "checkpoints"), step, **kept(made), **state)
+        save(CheckpointFolder(directory / "checkpoints"), step, **checkpoint_contents(made), **state)
     return directory
 
 
@@ -177,7 +177,7 @@ def test_the_same_experiment_in_other_words_is_told_of(tmp_path, other, monkeypa
     save(
         CheckpointFolder(first.directory / "checkpoints"),
         210,
-        **kept(made),
+        **checkpoint_contents(made),
         begun_from=begun_from(made, starting_point(made, first.directory)),
     )
     assert opened(str(other))[0].same == first.directory
@@ -293,14 +293,14 @@ def test_under_other_code_the_run_that_saved_last_is_named(tmp_path):
     assert opened(made) is None
     for code, time in (("bbbbbbbb", 2.0), ("aaaaaaaa-d0123456789", 3.0), ("cccccccc", 1.0)):
         folder = CheckpointFolder(new.with_name(f"{code}-{made.config_id}") / "checkpoints")
-        save(folder, 10, time=time, **kept(made))
+        save(folder, 10, time=time, **checkpoint_contents(made))
     newest = f"aaaaaaaa-d0123456789-{made.config_id}"
     new.with_name(f"dddddddd-{made.config_id}").mkdir()  # has never saved
     save(CheckpointFolder(new.with_name(f"{newest}~20260101-000000-1") / "checkpoints"), 10, time=9.0)  # moved aside
     assert opened(made) == newest
     assert opened(plan(tmp_path, "checkpoint.resume=false")) is None  # which is to begin anew
     assert opened(plan(tmp_path, "workspace.run=mine")) is None
-    save(CheckpointFolder(new / "checkpoints"), 20, time=0.0, **kept(made))
+    save(CheckpointFolder(new / "checkpoints"), 20, time=0.0, **checkpoint_contents(made))
     assert opened(made) is None
 
 

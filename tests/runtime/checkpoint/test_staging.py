@@ -6,13 +6,13 @@ import torch
 from projects import Project
 
 from xtrain.planner.load import plan_from_spec
-from xtrain.runtime.checkpoint.staging import Staging
+from xtrain.runtime.checkpoint.staging import HostCopy
 from xtrain.runtime.executor import Executor
 
 
 def test_buffers_that_were_prepared_are_those_of_every_save():
     state = {"a": torch.zeros(1000), "b": torch.zeros(7)}
-    staging = Staging(pinned=False, device=torch.device("cpu"))
+    staging = HostCopy(pinned=False, device=torch.device("cpu"))
     staging.prepare(state)
     places = set()
     for number in range(3):
@@ -34,9 +34,9 @@ def test_a_run_that_saves_beside_training_prepares_its_buffers_at_set_up(tmp_pat
         """Where in memory each is; streams of random numbers are copies anyway."""
         return {value.untyped_storage().data_ptr() for name, value in tensors.items() if not name.startswith("rng.")}
 
-    prepare, begin = Staging.prepare, Staging.begin
-    monkeypatch.setattr(Staging, "prepare", lambda self, t: (prepared.append(places(t)), prepare(self, t))[1])
-    monkeypatch.setattr(Staging, "begin", lambda self, t: (staged.append(places(t)), begin(self, t))[1])
+    prepare, begin = HostCopy.prepare, HostCopy.begin
+    monkeypatch.setattr(HostCopy, "prepare", lambda self, t: (prepared.append(places(t)), prepare(self, t))[1])
+    monkeypatch.setattr(HostCopy, "begin", lambda self, t: (staged.append(places(t)), begin(self, t))[1])
     monkeypatch.chdir(tmp_path)
     spec = Project(tmp_path).spec(steps=4, more="every 2 steps checkpoint\ncheckpoint { mode = async, model = false }")
     plan = plan_from_spec(tmp_path / spec).plan

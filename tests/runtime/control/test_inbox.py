@@ -13,7 +13,7 @@ from xtrain.planner.plan import Command
 from xtrain.runtime.actions.requeue import ask_slurm
 from xtrain.runtime.control import asking
 from xtrain.runtime.control.inbox import Inbox
-from xtrain.runtime.monitoring.poller import Lookout
+from xtrain.runtime.monitoring.poller import Poller
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress
 from xtrain.runtime.timers import Clocks
@@ -181,7 +181,7 @@ def test_a_look_that_fails_is_told_once_and_the_next_one_follows(monkeypatch):
         looks.append(1)
         raise OSError("stale file handle")
 
-    lookout = Lookout(report=told.append, looks={"a stop file": look, "commands": lambda: None})
+    lookout = Poller(report=told.append, looks={"a stop file": look, "commands": lambda: None})
     lookout.begin()
     deadline = time.monotonic() + 10
     while len(looks) < 3 and time.monotonic() < deadline:

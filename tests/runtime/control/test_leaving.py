@@ -14,8 +14,8 @@ from xtrain.runtime.control import signals
 from xtrain.runtime.control.signals import StopRequests
 from xtrain.runtime.monitoring.notify import Message, Notifier
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.reporting.sink import Branch
-from xtrain.runtime.shutdown import drain, take_leave
+from xtrain.runtime.reporting.sink import RecordSink
+from xtrain.runtime.shutdown import drain, report_end
 from xtrain.runtime.state import Progress
 
 
@@ -60,13 +60,13 @@ class Run:
         self.notifier = Notifier(self.records, Progress(step=7), 10)
         self.saver: Any = Saver(self.done)
         self.writer = Stuck(self.done)
-        self.records.branches.append(Branch(self.writer, lambda message: self._warn(message)))
+        self.records.branches.append(RecordSink(self.writer, lambda message: self._warn(message)))
 
     def _warn(self, message: str) -> None:
         self.records.warn(message, step=7)
 
     def leave(self) -> None:
-        take_leave(self.records, self.requests, self.notifier, self.saver, exit_code=75, failed=False)
+        report_end(self.records, self.requests, self.notifier, self.saver, exit_code=75, failed=False)
         self.records.event(event("run_end", 7, status="stopped"))
         drain(self.records, self.requests, self.saver)
         self.requests.rest()

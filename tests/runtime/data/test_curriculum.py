@@ -9,9 +9,9 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan import PlanPhase
 from xtrain.planner.schedule.epochs import counted, exact, rows_of_epoch, steps_of_epochs
-from xtrain.planner.schedule.mixture_sampler import LONGEST, STRIDE, TURN, Draw, even_stride, floor_sum
+from xtrain.planner.schedule.mixture_sampler import LONGEST, STRIDE, TURN, MixtureSampler, even_stride, floor_sum
 from xtrain.planner.schedule.phases import first_step, in_order, phase_at
 from xtrain.runtime.data.loading.curriculum import Curriculum, Position, drawn_datasets
 
@@ -20,8 +20,8 @@ NAMES = ("a", "b", "c")
 ERROR = 6
 
 
-def phase(name: str, first: int | None = 0, fraction: float | None = None, **shares: float) -> Phase:
-    return Phase(name=name, first=first, fraction=fraction, shares=shares)
+def phase(name: str, first: int | None = 0, fraction: float | None = None, **shares: float) -> PlanPhase:
+    return PlanPhase(name=name, first=first, fraction=fraction, shares=shares)
 
 
 SHARES = st.lists(st.integers(0, 5), min_size=3, max_size=3).filter(any).map(lambda weights: [w / 5 for w in weights])
@@ -33,7 +33,7 @@ PHASES = st.lists(st.tuples(st.integers(0, 30), SHARES), min_size=1, max_size=4)
 )
 
 
-def curriculum(phases: tuple[Phase, ...], rows: int = 4, seed: int = 0, steps: int = 100, **more) -> Curriculum:
+def curriculum(phases: tuple[PlanPhase, ...], rows: int = 4, seed: int = 0, steps: int = 100, **more) -> Curriculum:
     return Curriculum(datasets=NAMES, phases=phases, steps=steps, rows_per_step=rows, seed=seed, **more)
 
 
@@ -44,7 +44,7 @@ def test_a_sum_of_floors(count: int, divisor: int, factor: int, offset: int):
 
 @given(SHARES, st.integers(0, 2**64 - 1), st.integers(0, 10**15), st.integers(0, 400))
 def test_counts_are_those_of_the_draws(shares: list[float], seed: int, first: int, count: int):
-    draw = Draw.of(shares, seed, "train")
+    draw = MixtureSampler.of(shares, seed, "train")
     drawn = drawn_datasets(draw, first, count)
     assert draw.counts(first, count) == np.bincount(drawn, minlength=3).tolist()
     assert all(shares[number] > 0 for number in set(drawn.tolist()))
@@ -52,7 +52,7 @@ def test_counts_are_those_of_the_draws(shares: list[float], seed: int, first: in
 
 @given(SHARES, st.integers(0, 2**40), st.integers(0, 2**32))
 def test_any_stretch_has_its_mix_up_to_a_few_rows(shares: list[float], first: int, count: int):
-    counts = Draw.of(shares, 3, "train").counts(first, count)
+    counts = MixtureSampler.of(shares, 3, "train").counts(first, count)
     total = sum(map(Fraction, shares))
     for share, number in zip(shares, counts, strict=True):
         assert abs(number - count * Fraction(share) / total) < ERROR
@@ -61,7 +61,7 @@ def test_any_stretch_has_its_mix_up_to_a_few_rows(shares: list[float], first: in
 
 @pytest.mark.parametrize("bounds", [(0, 0, TURN), (0, 0, 0, TURN), (0, STRIDE, STRIDE, TURN), (0, 7, TURN, TURN)])
 def test_a_point_on_a_bound_belongs_to_what_begins_there(bounds: tuple[int, ...]):
-    draw = Draw(0, bounds)
+    draw = MixtureSampler(0, bounds)
     drawn = drawn_datasets(draw, 0, 2).tolist()
     assert drawn == [max(n for n in range(len(bounds) - 1) if bounds[n] <= u) for u in (0, STRIDE)]
     assert draw.counts(0, 2) == np.bincount(drawn, minlength=len(bounds) - 1).tolist()
@@ -78,14 +78,14 @@ def test_no_share_makes_the_stride_fall_into_step_with_itself():
 
 
 def test_phases_and_seeds_draw_differently():
-    drawn = [Draw.of([1, 1], seed, name) for seed, name in ((0, "a"), (0, "b"), (1, "a"))]
+    drawn = [MixtureSampler.of([1, 1], seed, name) for seed, name in ((0, "a"), (0, "b"), (1, "a"))]
     draws = [drawn_datasets(draw, 0, 64).tolist() for draw in drawn]
     assert draws[0] != draws[1] and draws[0] != draws[2]
 
 
 @given(PHASES, st.integers(1, 9), st.integers(0, 2**32))
 @settings(deadline=None)
-def test_each_dataset_gives_its_rows_one_by_one(phases: tuple[Phase, ...], rows: int, seed: int):
+def test_each_dataset_gives_its_rows_one_by_one(phases: tuple[PlanPhase, ...], rows: int, seed: int):
     made = curriculum(phases, rows, seed)
     seen = dict.fromkeys(NAMES, 0)
     for step in range(40):
@@ -99,7 +99,7 @@ def test_each_dataset_gives_its_rows_one_by_one(phases: tuple[Phase, ...], rows:
 
 @given(PHASES, st.lists(st.tuples(st.integers(0, 12), st.integers(1, 7)), min_size=1, max_size=5), st.integers(0, 99))
 @settings(deadline=None)
-def test_a_run_that_stops_anywhere_goes_on_with_the_next_rows(phases: tuple[Phase, ...], legs, seed: int):
+def test_a_run_that_stops_anywhere_goes_on_with_the_next_rows(phases: tuple[PlanPhase, ...], legs, seed: int):
     """Also with other rows per step: nothing is repeated, nothing skipped."""
     position, seen, where = Position(), Counter(), dict.fromkeys(NAMES, 0)
     for steps, rows in legs:
@@ -117,7 +117,9 @@ def test_a_run_that_stops_anywhere_goes_on_with_the_next_rows(phases: tuple[Phas
 
 
 @given(PHASES, st.integers(0, 40), st.integers(0, 2**32))
-def test_a_run_that_stops_and_goes_on_alike_is_the_run_that_did_not(phases: tuple[Phase, ...], stop: int, seed: int):
+def test_a_run_that_stops_and_goes_on_alike_is_the_run_that_did_not(
+    phases: tuple[PlanPhase, ...], stop: int, seed: int
+):
     whole = curriculum(phases, 5, seed)
     again = curriculum(phases, 5, seed, start=whole.position(stop))
     for step in range(stop, stop + 12):
@@ -194,12 +196,12 @@ WHOLE = st.fixed_dictionaries({name: st.integers(0, 3).map(float) for name in NA
 WHOLE = WHOLE.filter(lambda epochs: any(epochs.values()))
 
 
-def by_epochs(name: str, epochs: dict[str, float], first: int = 0, lr_scale: float = 1.0) -> Phase:
-    return Phase(name=name, first=first, fraction=None, shares={}, lr_scale=lr_scale, passes=epochs)
+def by_epochs(name: str, epochs: dict[str, float], first: int = 0, lr_scale: float = 1.0) -> PlanPhase:
+    return PlanPhase(name=name, first=first, fraction=None, shares={}, lr_scale=lr_scale, passes=epochs)
 
 
-def draw_in(epochs: dict[str, float], num_rows: dict[str, int], seed: int) -> Draw:
-    return Draw.of_epochs([exact(epochs[name]) * num_rows[name] for name in NAMES], seed)
+def draw_in(epochs: dict[str, float], num_rows: dict[str, int], seed: int) -> MixtureSampler:
+    return MixtureSampler.of_epochs([exact(epochs[name]) * num_rows[name] for name in NAMES], seed)
 
 
 @given(EPOCHS, NUM_ROWS, st.integers(0, 2**32), st.integers(0, 10**15), st.integers(0, 300))

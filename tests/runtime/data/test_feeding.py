@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from xtrain.planner.rules.topology import LONGEST_PADDING
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.data.collate.collators import (
-    Chain,
+    CollateChain,
     Stage,
     compose,
     flatten,
@@ -215,4 +215,4 @@ def test_only_the_four_stages_in_their_order_are_taken_for_what_they_are():
     assert compose(stages(8)).lays_out is not None
     one, *rest = stages(8)
     other = Stage(name="to_tensor", takes=one.takes, gives=one.gives, function=lambda rows: one(rows))
-    assert Chain(stages=(other, *rest)).lays_out is None
+    assert CollateChain(stages=(other, *rest)).lays_out is None

@@ -11,7 +11,7 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.planner.plan import Phase
+from xtrain.planner.plan import PlanPhase
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.errors import DataError
@@ -72,7 +72,7 @@ def loader(
 def over(
     readers: dict[str, RowReader],
     *,
-    phases: tuple[Phase, ...] = (),
+    phases: tuple[PlanPhase, ...] = (),
     micro: int = 2,
     accumulate: int = 2,
     data_rank: int = 0,
@@ -87,7 +87,7 @@ def over(
         datasets=tuple(TrainingRows.of(name, reader, seed) for name, reader in readers.items()),
         curriculum=Curriculum(
             datasets=tuple(readers),
-            phases=phases or (Phase(name="train", first=0, fraction=None, shares=dict.fromkeys(readers, 1.0)),),
+            phases=phases or (PlanPhase(name="train", first=0, fraction=None, shares=dict.fromkeys(readers, 1.0)),),
             steps=steps,
             rows_per_step=micro * accumulate * data_ranks,
             seed=seed,
@@ -314,9 +314,9 @@ def parts_of(store: TokenStore) -> dict:
 
 
 MIX = (
-    Phase(name="one", first=0, fraction=None, shares={"web": 0.5, "code": 0.5, "chat": 0.0}),
-    Phase(name="two", first=4, fraction=None, shares={"web": 0.1, "code": 0.3, "chat": 0.6}),
-    Phase(name="three", first=9, fraction=None, shares={"web": 0.0, "code": 0.0, "chat": 1.0}),
+    PlanPhase(name="one", first=0, fraction=None, shares={"web": 0.5, "code": 0.5, "chat": 0.0}),
+    PlanPhase(name="two", first=4, fraction=None, shares={"web": 0.1, "code": 0.3, "chat": 0.6}),
+    PlanPhase(name="three", first=9, fraction=None, shares={"web": 0.0, "code": 0.0, "chat": 1.0}),
 )
 
 
@@ -398,8 +398,8 @@ def test_a_dataset_that_comes_and_goes_keeps_its_place(readers):
     assert third.curriculum.rows_before(9) == 36
 
 
-def by_passes(**passes: float) -> tuple[Phase, ...]:
-    return (Phase(name="train", first=0, fraction=None, shares={}, passes=passes),)
+def by_passes(**passes: float) -> tuple[PlanPhase, ...]:
+    return (PlanPhase(name="train", first=0, fraction=None, shares={}, passes=passes),)
 
 
 def taken_in(made: RowLoader, first: int, end: int) -> Counter[tuple[int, int]]:

@@ -9,7 +9,7 @@ from attrs import evolve, frozen
 from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.documents.written import pieces, written
-from xtrain.runtime.data.look import Laid, Row, laid_out, written_out
+from xtrain.runtime.data.look import SegmentInRow, ShownRow, laid_out, written_out
 from xtrain.runtime.data.packing.pack import pack_sequential
 from xtrain.runtime.data.packing.row_reader import RawRow, RowReader
 from xtrain.runtime.data.records.bad_records import BadRecordReport
@@ -32,7 +32,7 @@ def reader(*texts: str, capacity: int, masks: Sequence[str] = ()) -> RowReader:
     return RowReader(store=store, documents=np.arange(len(texts)), rows=rows)
 
 
-def stretches(row: Row) -> list[list[tuple[bool, str]]]:
+def stretches(row: ShownRow) -> list[list[tuple[bool, str]]]:
     return [[(one.trained, one.text) for one in segment.stretches] for segment in row.segments]
 
 
@@ -80,7 +80,7 @@ def test_segments_of_a_microbatch_are_read_back():
     assert (one.ids, one.trained, one.positions, one.other) == ([256, 7, 8], [False, True, False], 3, 0)
     assert (other.ids, other.trained, other.positions) == ([256, 5, 257], [False, True, True], 2)
     batch.labels_BS[0, 1] = 99
-    assert laid(batch)[0] == Laid(ids=[256, 7, 8], trained=[False, True, True], positions=3, other=1)
+    assert laid(batch)[0] == SegmentInRow(ids=[256, 7, 8], trained=[False, True, True], positions=3, other=1)
     row = laid_out(written_out(reader("ab", capacity=8), 0, BYTES, dataset="x"), laid(batch), BYTES)
     assert [(s.document, s.tokens, s.trained, s.other) for s in row.segments] == [(None, 3, 2, 1), (None, 2, 2, 0)]
 

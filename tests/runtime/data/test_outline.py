@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import Chain, compose, flatten, pack, shard, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.collators import CollateChain, compose, flatten, pack, shard, shift_tokens, to_tensor
 from xtrain.runtime.data.collate.outline import decode_outline, encode_outline
 from xtrain.runtime.data.packing.row_reader import RawRow
 
@@ -14,7 +14,7 @@ CAPACITY, ALIGN = 24, 4
 ROWS = st.lists(st.lists(st.integers(1, 8), max_size=3), min_size=2, max_size=2)
 
 
-def chain(rank: int | None) -> Chain:
+def chain(rank: int | None) -> CollateChain:
     """Of whole rows, or of what a rank of a ring of two holds of them."""
     stages = [to_tensor(), flatten(), shift_tokens(), pack(capacity=CAPACITY, align=ALIGN)]
     part = [shard(ring=2, ulysses=1, ring_rank=rank, ulysses_rank=0)] if rank is not None else []

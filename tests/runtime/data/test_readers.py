@@ -18,13 +18,13 @@ from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Reads, Record
 from xtrain.runtime.data.sources import opening
-from xtrain.runtime.data.sources.readers import JsonLines, TextFiles
+from xtrain.runtime.data.sources.readers import JsonLinesFiles, TextFiles
 
 PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 
 
 def lines_of(*files: Path, **reads: str) -> list[Record | BadRecord]:
-    reader = JsonLines(files=files, reads=Reads.of(reads))
+    reader = JsonLinesFiles(files=files, reads=Reads.of(reads))
     units = list(reader.units())
     assert sum(unit.size for unit in units) == reader.num_bytes()
     return [record for unit in units for record in pickle.loads(pickle.dumps(reader)).read(unit)]
@@ -150,7 +150,7 @@ def test_a_cut_off_archive_is_an_error_that_says_how_far_it_went(suffix: str, lo
     content = b"".join(b'{"text": "%x"}\n' % rng.getrandbits(400) for _ in range(30_000))
     path = jsonl(tmp_path, PACKERS[suffix](content)[:-lost], f"x.jsonl{suffix}")
     with pytest.raises(DataError, match=rf"x\.jsonl{suffix}:\d+: cannot be read: .*end") as caught:
-        list(JsonLines(files=(path,), reads=Reads()).units())
+        list(JsonLinesFiles(files=(path,), reads=Reads()).units())
     # A block of zstd is 128 KiB, which are 1,200 lines. Where only the trailer is lost, all lines have been read.
     assert caught.value.line is not None and 28_500 < caught.value.line <= 30_001
     text = TextFiles(files=(path,))
@@ -193,10 +193,10 @@ def test_a_file_that_may_not_be_read_or_is_gone_is_named(tmp_path: Path, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(Path, "open", refuse)
         with pytest.raises(DataError, match=r"x\.jsonl:1: cannot be read: Permission denied"):
-            list(JsonLines(files=(path,), reads=Reads()).units())
+            list(JsonLinesFiles(files=(path,), reads=Reads()).units())
     path.unlink()
     with pytest.raises(DataError, match=r"x\.jsonl: cannot be read: No such file"):
-        JsonLines(files=(path,), reads=Reads()).num_bytes()
+        JsonLinesFiles(files=(path,), reads=Reads()).num_bytes()
 
 
 ONE_LINE = st.one_of(
@@ -230,7 +230,7 @@ def test_blocks_of_any_size_give_what_the_whole_file_gives(
 def test_a_line_of_many_blocks_is_read_in_a_few_times_its_size(suffix: str, size: int, tmp_path: Path):
     content = b'{"text": "a"}\n{"text": "%b"}\n{"text": "c"}' % (b"b" * size)
     path = jsonl(tmp_path, PACKERS[suffix](content), f"x.jsonl{suffix}")
-    reader = JsonLines(files=(path,), reads=Reads())
+    reader = JsonLinesFiles(files=(path,), reads=Reads())
     tracemalloc.start()
     lengths = [(len(record.content), record.origin) for unit in reader.units() for record in reader.read(unit)]  # type: ignore[union-attr,arg-type]
     peak = tracemalloc.get_traced_memory()[1]

@@ -12,7 +12,7 @@ import pytest
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Record
-from xtrain.runtime.data.sources.source import Source, open_source
+from xtrain.runtime.data.sources.source import DataSource, open_source
 
 datasets = pytest.importorskip("datasets")
 TEXTS = [f"text {index} é" for index in range(2500)]
@@ -33,12 +33,12 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return tried
 
 
-def hub(name: str, base: Path, *, split: str = "train", config: str | None = None, **reads: str) -> Source:
+def hub(name: str, base: Path, *, split: str = "train", config: str | None = None, **reads: str) -> DataSource:
     options = {"name": name, "config": config, "split": split}
     return open_source("huggingface", options=options, reads=reads, base=base)
 
 
-def rows_of(source: Source) -> list[Record | BadRecord]:
+def rows_of(source: DataSource) -> list[Record | BadRecord]:
     copy = pickle.loads(pickle.dumps(source))
     return [row for unit in source.units() for row in copy.read(pickle.loads(pickle.dumps(unit)))]
 

@@ -13,20 +13,20 @@ import pytest
 from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.documents.synthetic import PHRASE, SUCCESSORS, lengths
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer, Tokenizer
+from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Record
 from xtrain.runtime.data.sources import readers_made
-from xtrain.runtime.data.sources.source import Source, open_source
+from xtrain.runtime.data.sources.source import DataSource, open_source
 
 
-def synthetic(documents: int = 50, length: int = 100, spread: float = 0.5, seed: int = 1) -> Source:
+def synthetic(documents: int = 50, length: int = 100, spread: float = 0.5, seed: int = 1) -> DataSource:
     options = {"documents": documents, "length": length, "spread": spread, "seed": seed}
     return open_source("synthetic", options=options, base=Path("/nowhere"))
 
 
-def documents_of(source: Source, tokenizer: Tokenizer) -> list[TokenDocument]:
+def documents_of(source: DataSource, tokenizer: TextTokenizer) -> list[TokenDocument]:
     encoder = pickle.loads(pickle.dumps(DocumentEncoder(tokenizer, {"form": "text"})))
     records = [record for unit in source.units() for record in pickle.loads(pickle.dumps(source)).read(unit)]
     return encoder.encode(records)
@@ -101,7 +101,7 @@ def documents(count: int = 3, fail_at: int = -1, form: str = "text"):
 '''
 
 
-def own(folder: Path, reads: dict[str, Any] | None = None, **arguments: Any) -> Source:
+def own(folder: Path, reads: dict[str, Any] | None = None, **arguments: Any) -> DataSource:
     path = folder / "parts.py"
     path.write_text(PARTS)
     defaults = {"count": 3, "fail_at": -1, "form": "text"}
@@ -112,7 +112,7 @@ def own(folder: Path, reads: dict[str, Any] | None = None, **arguments: Any) -> 
     return open_source("python", options=options, reads=reads or {"form": "text", "text": "text"}, base=folder)
 
 
-def rows_of(source: Source) -> list[Record | BadRecord]:
+def rows_of(source: DataSource) -> list[Record | BadRecord]:
     copy = pickle.loads(pickle.dumps(source))
     return [record for unit in source.units() for record in copy.read(pickle.loads(pickle.dumps(unit)))]
 

@@ -16,23 +16,23 @@ from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Record, TokenIds
 from xtrain.runtime.data.sources import readers_tokens
-from xtrain.runtime.data.sources.source import Source, open_source
+from xtrain.runtime.data.sources.source import DataSource, open_source
 from xtrain.runtime.data.tokenising.build import build_store
 
 
-def tokens(base: Path, *patterns: str, dtype: str | None = None, separator: int | None = 0, **more: Any) -> Source:
+def tokens(base: Path, *patterns: str, dtype: str | None = None, separator: int | None = 0, **more: Any) -> DataSource:
     options = {"dtype": dtype, "separator": separator}
     return open_source("tokens", patterns=patterns, options=options, base=base, **more)
 
 
-def records_of(source: Source) -> list[Record | BadRecord]:
+def records_of(source: DataSource) -> list[Record | BadRecord]:
     copy = pickle.loads(pickle.dumps(source))
     units = list(source.units())
     assert sum(unit.size for unit in units) == source.num_bytes()
     return [record for unit in units for record in copy.read(pickle.loads(pickle.dumps(unit)))]
 
 
-def ids_of(source: Source) -> list[list[int]]:
+def ids_of(source: DataSource) -> list[list[int]]:
     found = []
     for record in records_of(source):
         assert isinstance(record, Record) and isinstance(record.content, TokenIds), record

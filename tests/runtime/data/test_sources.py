@@ -8,10 +8,10 @@ import pytest
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import KEPT, BadRecord, BadRecordReport
 from xtrain.runtime.data.records.records import Record
-from xtrain.runtime.data.sources.source import Source, open_source
+from xtrain.runtime.data.sources.source import DataSource, open_source
 
 
-def read(source: Source, limit: int | None = None) -> tuple[list[str], BadRecordReport]:
+def read(source: DataSource, limit: int | None = None) -> tuple[list[str], BadRecordReport]:
     """The texts of a source, each unit read by a copy of it, as another process would."""
     limit = source.bad_record_limit if limit is None else limit
     report = BadRecordReport()

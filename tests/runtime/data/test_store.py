@@ -15,7 +15,7 @@ from tokenising import BytesEncoder, contents, lines_of, write_lines
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source import Source, open_source
+from xtrain.runtime.data.sources.source import DataSource, open_source
 from xtrain.runtime.data.stores.cache_folder import PARTIAL, STALE_SECONDS
 from xtrain.runtime.data.stores.store import TokenStore, damage, open_store
 from xtrain.runtime.data.tokenising import store_writer, tokenise
@@ -42,7 +42,7 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
-def source_of(corpus: Path, limit: int = 0) -> Source:
+def source_of(corpus: Path, limit: int = 0) -> DataSource:
     return open_source("text", patterns=("*.txt",), reads={"form": "text"}, base=corpus, bad_record_limit=limit)
 
 

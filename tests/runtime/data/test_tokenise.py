@@ -17,12 +17,12 @@ from tokenising import BytesEncoder, contents, lines_of, write_lines
 
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.stores import durable
-from xtrain.runtime.data.stores.progress import Progress
+from xtrain.runtime.data.stores.progress import DataProgress
 from xtrain.runtime.data.stores.store import JOURNAL
 from xtrain.runtime.data.tokenising import claims as tokenise_claims
 from xtrain.runtime.data.tokenising import tokenise
 from xtrain.runtime.data.tokenising.build import build_store, identify
-from xtrain.runtime.data.tokenising.claims import Claim, Watch, has_ended, this_process
+from xtrain.runtime.data.tokenising.claims import Claim, ClaimWatch, has_ended, this_process
 from xtrain.runtime.data.tokenising.store_writer import read_journal
 
 TEXTS = [["one", "two"], ["#", "three"], ["? masked", "four"], ["!bad x"], ["five ö"]]
@@ -80,7 +80,7 @@ def stop_after(units: int):
     """A report that interrupts the build when so many units are done."""
     seen = 0
 
-    def report(now: Progress) -> None:
+    def report(now: DataProgress) -> None:
         nonlocal seen
         seen += now.stage == "tokens"
         if seen == units:
@@ -321,7 +321,7 @@ def test_claims_tell_of_their_processes(tmp_path: Path, monkeypatch: pytest.Monk
     Claim(tmp_path, "other").put()
     first.put()
     second.put()
-    watch = Watch(second)
+    watch = ClaimWatch(second)
     (rival,) = watch.rivals()
     assert (rival.name, rival.alive, rival.builds) == (first.name, True, False) and first.name < second.name
     assert rival.builder == f"process {os.getpid()} on {os.uname().nodename}"
@@ -334,7 +334,7 @@ def test_claims_tell_of_their_processes(tmp_path: Path, monkeypatch: pytest.Monk
     assert not watch.rivals()[0].gone
     first.path.write_text("torn")
     os.utime(first.path, (time.time() - 10_000,) * 2)
-    assert Watch(second).rivals()[0].silent  # so old that it needs not be watched
+    assert ClaimWatch(second).rivals()[0].silent  # so old that it needs not be watched
     first.withdraw()
     assert watch.rivals() == []
 
@@ -348,9 +348,9 @@ def test_a_claim_of_a_process_that_is_no_more_does_not_hold_up(folder: Path, tmp
     assert own is not None
     for process, waits in (([*own[:3], "1"], False), (["another machine", *own[1:]], True)):
         claim.path.write_text(json.dumps({"host": "h", "pid": 7, "process": process, "builds": True, "beat": 1}))
-        told: list[Progress] = []
+        told: list[DataProgress] = []
 
-        def report(now: Progress, told: list[Progress] = told) -> None:
+        def report(now: DataProgress, told: list[DataProgress] = told) -> None:
             told.append(now)
             if now.stage == "waiting":
                 raise Interrupted
@@ -378,7 +378,7 @@ def test_the_first_that_came_builds_and_a_builder_is_waited_for(
     words = {"host": "h", "pid": 7, "process": ["another machine", "", "7", "1"], "builds": builds, "beat": 1}
     (cache / f".claim-{key}-{name * 20}-x").write_text(json.dumps(words))
 
-    def report(now: Progress) -> None:
+    def report(now: DataProgress) -> None:
         if now.stage == "waiting":
             raise Interrupted
 

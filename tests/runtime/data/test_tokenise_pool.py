@@ -17,7 +17,7 @@ from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.data.documents.encoder import DocumentEncoder
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.sources.source import Source, open_source
+from xtrain.runtime.data.sources.source import DataSource, open_source
 from xtrain.runtime.data.stores.store import TokenStore
 from xtrain.runtime.data.tokenising import pool as tokenise_pool
 from xtrain.runtime.data.tokenising.build import build_store
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "in", MANY)
 
 
-def stores_alike(source: Source, tmp_path: Path, encoder=None) -> TokenStore:
+def stores_alike(source: DataSource, tmp_path: Path, encoder=None) -> TokenStore:
     one, two = (build_store(source, encoder or BytesEncoder(), tmp_path / f"{jobs}", jobs=jobs) for jobs in (1, 2))
     assert contents(tmp_path / "1" / one.key) == contents(tmp_path / "2" / two.key)
     return one
@@ -46,7 +46,7 @@ def test_the_number_of_jobs_does_not_show(folder: Path, tmp_path: Path):
     stores_alike(source, tmp_path)
 
 
-def parquet(folder: Path) -> Source:
+def parquet(folder: Path) -> DataSource:
     pa = pytest.importorskip("pyarrow")
     import pyarrow.parquet as pq
 
@@ -56,25 +56,25 @@ def parquet(folder: Path) -> Source:
     return open_source("parquet", patterns=("*.parquet",), base=folder, reads=reads, bad_record_limit=9)
 
 
-def tokens(folder: Path) -> Source:
+def tokens(folder: Path) -> DataSource:
     np.save(folder / "x.npy", np.tile(np.arange(2, 9, dtype=np.uint16), 50))
     options = {"dtype": "uint16", "separator": 4}
     return open_source("tokens", patterns=("*.npy",), options=options, base=folder)
 
 
-def synthetic(folder: Path) -> Source:
+def synthetic(folder: Path) -> DataSource:
     options = {"documents": 300, "length": 50, "spread": 0.5, "seed": 1}
     return open_source("synthetic", options=options, base=folder)
 
 
-def chat(folder: Path) -> Source:
+def chat(folder: Path) -> DataSource:
     talk = [{"role": "user", "content": "1 + 1?"}, {"role": "assistant", "content": "2"}]
     for number in range(5):
         (folder / f"{number}.jsonl").write_text(json.dumps({"messages": talk * (number + 1)}) + "\n[]\n")
     return open_source("jsonl", patterns=("*.jsonl",), reads=CHAT, base=folder, bad_record_limit=5)
 
 
-def own(folder: Path) -> Source:
+def own(folder: Path) -> DataSource:
     lines = "from xtrain import source\n@source\ndef mine():\n    for n in range(3000):\n        yield f'text {n}'\n"
     (folder / "parts.py").write_text(lines)
     digest = module_digest(find_module("parts.py", folder))
@@ -82,7 +82,7 @@ def own(folder: Path) -> Source:
     return open_source("python", options=options, base=folder)
 
 
-def saved(folder: Path) -> Source:
+def saved(folder: Path) -> DataSource:
     datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict({"text": [f"text {number}" for number in range(2500)]}).save_to_disk(folder / "saved")
     options = {"name": "saved", "config": None, "split": "train"}
@@ -154,7 +154,7 @@ def test_what_a_unit_raises_is_raised_at_its_turn(jobs: int, tmp_path: Path):
 def test_memory_is_bounded_by_a_window(tmp_path: Path):
     taken: list[int] = []
 
-    def units(source: Source):
+    def units(source: DataSource):
         for number, unit in enumerate(source.units()):
             taken.append(number)
             yield unit

@@ -1,6 +1,6 @@
 """What is said while tokenising goes on."""
 
-from xtrain.runtime.data.stores.progress import Pace, Progress, every, in_words
+from xtrain.runtime.data.stores.progress import DataProgress, ReadingPace, every, in_words
 
 
 class Clock:
@@ -10,13 +10,15 @@ class Clock:
         return self.now
 
 
-def moment(done: int, **more) -> Progress:
-    return Progress(**{"stage": "tokens", "done": done, "total": 4 << 20, "documents": 7, "tokens": done // 2} | more)
+def moment(done: int, **more) -> DataProgress:
+    return DataProgress(
+        **{"stage": "tokens", "done": done, "total": 4 << 20, "documents": 7, "tokens": done // 2} | more
+    )
 
 
 def test_a_pace_counts_what_it_has_seen():
     clock = Clock()
-    pace = Pace(clock=clock)
+    pace = ReadingPace(clock=clock)
     pace.look(moment(1 << 20, kept=1 << 20))
     assert (pace.bytes_per_second, pace.seconds_left) == (None, None)
     clock.now = 2.0
@@ -26,10 +28,10 @@ def test_a_pace_counts_what_it_has_seen():
         "tokenising: 50% of 4.00 MiB · 4.00 s left · 524 kB/s · 262,144 tokens/s · 7 documents of 1,048,576 tokens"
         " · 3 bad records"
     )
-    pace.look(now := Progress(stage="files", done=5))
+    pace.look(now := DataProgress(stage="files", done=5))
     assert in_words(now, pace) == "reading files: 5 B"
     clock.now = 3.0
-    pace.look(now := Progress(stage="waiting", builder="process 7 on node", done=9, total=None))
+    pace.look(now := DataProgress(stage="waiting", builder="process 7 on node", done=9, total=None))
     assert in_words(now, pace) == "waiting for process 7 on node, which tokenises: 9 B"
 
 

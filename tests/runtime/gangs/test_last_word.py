@@ -15,12 +15,12 @@ from xtrain.cli.refused import Refused
 from xtrain.cli.started import First, join, lead
 from xtrain.records.run_events import FailureEvent
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.files.lines import JsonLines
+from xtrain.runtime.files.lines import JsonLinesFile
 from xtrain.runtime.launch import conclusion
 from xtrain.runtime.launch import rendezvous as meeting
 from xtrain.runtime.launch.cause import FILE
 from xtrain.runtime.launch.launch import Ended
-from xtrain.runtime.launch.rendezvous import CannotTakePart, Dismissed, Door, Guest
+from xtrain.runtime.launch.rendezvous import CannotTakePart, RendezvousHost, RendezvousMember, SentAway
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def first(left, monkeypatch) -> Callable[..., Thread]:
 
 
 def test_a_rank_that_is_sent_away_leaves_as_the_first_one_does(first, left, tmp_path, capsys):
-    first(lambda: Door.open().dismiss(4)).join(0.2)
+    first(lambda: RendezvousHost.open().send_away(4)).join(0.2)
     assert join() == 4 and left == [4]
     assert cause(tmp_path) == "as the first rank says" and capsys.readouterr() == ("", "")
 
@@ -106,8 +106,8 @@ def test_a_first_rank_that_is_refused_sends_the_others_away(first, left, tmp_pat
     heard: list[int] = []
 
     def other() -> None:
-        with pytest.raises(Dismissed) as away:
-            Guest.arrive()
+        with pytest.raises(SentAway) as away:
+            RendezvousMember.arrive()
         heard.append(away.value.code)
 
     thread = first(other)
@@ -120,9 +120,9 @@ def test_a_first_rank_that_is_refused_sends_the_others_away(first, left, tmp_pat
 def test_a_rank_whose_machine_is_not_the_planned_one_ends_the_start(first, left, tmp_path, monkeypatch, capsys):
     heard: list[str] = []
 
-    def invite() -> None:
+    def admit() -> None:
         with pytest.raises(CannotTakePart) as fault:
-            Door.open().invite(directory=str(tmp_path), plan="plan", environment={})
+            RendezvousHost.open().admit(directory=str(tmp_path), plan="plan", environment={})
         heard.append(f"{fault.value.code} {fault.value}")
 
     def check(plan: Any) -> None:
@@ -131,7 +131,7 @@ def test_a_rank_whose_machine_is_not_the_planned_one_ends_the_start(first, left,
     monkeypatch.setattr("xtrain.runtime.worker.planned", lambda directory, id: id)
     monkeypatch.setattr("xtrain.runtime.worker.run_rank", lambda *given, **named: "done")
     monkeypatch.setattr(started, "_check_place", check)
-    thread = first(invite)
+    thread = first(admit)
     assert join() == 3 and left == [3] and capsys.readouterr() == ("", "")
     thread.join(20)
     assert heard == ["X703 rank 1: 3 ranks on this machine"] and cause(tmp_path) == "as the first rank says"
@@ -143,7 +143,9 @@ def test_a_rank_that_fails_leaves_the_cause_to_the_first_one(first, left, tmp_pa
     monkeypatch.setattr("xtrain.runtime.worker.planned", lambda directory, id: id)
     monkeypatch.setattr("xtrain.runtime.worker.run_rank", lambda *given, **named: status)
     monkeypatch.setattr(started, "_check_place", lambda plan: None)
-    first(lambda: Door.open().invite(directory=str(tmp_path), plan="plan", environment={"XTRAIN_RESTART": "1"}))
+    first(
+        lambda: RendezvousHost.open().admit(directory=str(tmp_path), plan="plan", environment={"XTRAIN_RESTART": "1"})
+    )
     assert join() == code and left == [code] and os.environ["XTRAIN_RESTART"] == "1"
     assert (cause(tmp_path) if code else "as the first rank says") == "as the first rank says"
     assert (tmp_path / "error.json").exists() == bool(code)
@@ -162,7 +164,7 @@ def test_what_a_run_failed_of_is_left_where_the_launcher_looks(left, tmp_path, f
     plan: Any = SimpleNamespace(id="plan")
     workspace: Any = SimpleNamespace(directory=tmp_path, attempt="start-1")
     one = First(workspace, plan, None)
-    lines = JsonLines(tmp_path / "events.jsonl")
+    lines = JsonLinesFile(tmp_path / "events.jsonl")
     lines.write(FailureEvent(step=0, error="it is broken", traceback="", exit_code=1, **fields))
     one._end_and_leave(Ended())
     assert left == [1] and cause(tmp_path) == says

@@ -10,7 +10,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore
 
 from xtrain.runtime.launch import rendezvous as meeting
-from xtrain.runtime.launch.rendezvous import CannotTakePart, Dismissed, Door, Guest
+from xtrain.runtime.launch.rendezvous import CannotTakePart, RendezvousHost, RendezvousMember, SentAway
 
 
 class Room:
@@ -21,11 +21,11 @@ class Room:
         self.found: dict[int, Any] = {}
         self._threads: list[threading.Thread] = []
 
-    def start(self, ranks: tuple[int, ...], act: Callable[[Guest], Any]) -> None:
+    def start(self, ranks: tuple[int, ...], act: Callable[[RendezvousMember], Any]) -> None:
         def run(rank: int) -> None:
             try:
-                self.found[rank] = act(Guest.arrive())
-            except Dismissed as away:
+                self.found[rank] = act(RendezvousMember.arrive())
+            except SentAway as away:
                 self.found[rank] = away.code
             except CannotTakePart as fault:
                 self.found[rank] = fault
@@ -46,48 +46,48 @@ class Room:
 def room(monkeypatch) -> Room:
     made = Room()
     monkeypatch.setattr(meeting, "_store", lambda seconds: PrefixStore("xtrain", made.store))
-    monkeypatch.setattr(meeting, "FAREWELL", 0.3)
+    monkeypatch.setattr(meeting, "SEND_AWAY_SECONDS", 0.3)
     monkeypatch.setenv("WORLD_SIZE", "3")
     monkeypatch.setenv("RANK", "1")
     return made
 
 
-def speaks(guest: Guest) -> tuple[str, str]:
+def speaks(member: RendezvousMember) -> tuple[str, str]:
     """Who the first rank is, as the store of this start knows it."""
-    return guest.told["plan"], guest.ready().get("address").decode()
+    return member.told["plan"], member.ready().get("address").decode()
 
 
 def test_ranks_meet_those_of_their_own_start_only(room):
     """Agents of two machines count their restarts differently, and the store has what every earlier start has left."""
     for _ in (1, 2):
-        room.start((9,), lambda guest: "of an earlier start")  # it came, and the first rank was killed
-        Door.open()
+        room.start((9,), lambda member: "of an earlier start")  # it came, and the first rank was killed
+        RendezvousHost.open()
     for number in (3, 4):
         room.start((1, 2), speaks)
-        door = Door.open()
-        assert door.number == number
-        door.invite(plan=f"plan {number}").set("address", f"first of {number}")
+        host = RendezvousHost.open()
+        assert host.number == number
+        host.admit(plan=f"plan {number}").set("address", f"first of {number}")
         found = room.end()
         assert found[1] == found[2] == (f"plan {number}", f"first of {number}")
 
 
 def test_a_first_rank_that_leaves_takes_the_others_along(room):
     room.start((1, 2), speaks)
-    Door.open().dismiss(3)
+    RendezvousHost.open().send_away(3)
     assert room.end() == {1: 3, 2: 3}
-    Door.open().dismiss(2)  # nobody comes: it does not wait for them for long
+    RendezvousHost.open().send_away(2)  # nobody comes: it does not wait for them for long
 
 
 def test_a_rank_that_cannot_take_part_ends_the_start_for_all(room):
-    def act(guest: Guest) -> Any:
+    def act(member: RendezvousMember) -> Any:
         if threading.current_thread().name == "rank 2":
-            return speaks(guest)
-        guest.cannot("X703", "4 ranks here")
-        raise Dismissed(3)
+            return speaks(member)
+        member.cannot("X703", "4 ranks here")
+        raise SentAway(3)
 
     room.start((1, 2), act)
     with pytest.raises(CannotTakePart, match="rank 1: 4 ranks here") as fault:
-        Door.open().invite(plan="plan")
+        RendezvousHost.open().admit(plan="plan")
     assert fault.value.code == "X703"
     found = room.end()
     assert (found[1], found[2]) == (3, 3)
@@ -99,10 +99,10 @@ def test_a_rank_that_cannot_take_part_ends_the_start_for_all(room):
 def test_a_first_rank_waits_for_others_no_longer_than_it_says(room, monkeypatch):
     """One comes and is killed before it is ready; the other, which is, hears that it leaves."""
     monkeypatch.setattr(meeting, "ARRIVAL", 0.5)
-    room.start((1,), lambda guest: "killed")
+    room.start((1,), lambda member: "killed")
     room.start((2,), speaks)
     with pytest.raises(CannotTakePart, match=r"1 of the 2 other ranks have come within 0\.5 s") as fault:
-        Door.open().invite(plan="plan")
+        RendezvousHost.open().admit(plan="plan")
     assert fault.value.code == "X716"
     assert room.end() == {1: "killed", 2: 3}
 
@@ -122,16 +122,16 @@ def place(monkeypatch) -> None:
 def test_ranks_notice_that_the_first_one_has_ended(place, monkeypatch, when):
     """It has the store, where no launcher has one, and does not wait for them in it: that would hear no signal."""
     begin = time.monotonic()
-    door = Door.open()
+    host = RendezvousHost.open()
     assert time.monotonic() - begin < 10
     monkeypatch.setenv("RANK", "1")
     room = Room()
-    room.start((1,), lambda guest: guest.ready())
-    while door._store.add("arrivals", 0) == 0:
+    room.start((1,), lambda member: member.ready())
+    while host._store.add("arrivals", 0) == 0:
         time.sleep(0.01)
     if when == "before it has given the word":
-        door._admit({"name": door.name}, 0.1)
-    del door
+        host._admit({"name": host.name}, 0.1)
+    del host
     (fault,) = room.end().values()
     assert isinstance(fault, CannotTakePart) and fault.code == "X716"
     assert "rank 1 of 3: the first rank is not there at localhost:" in str(fault) and "\n" not in str(fault)
@@ -154,7 +154,7 @@ def test_a_place_where_nobody_can_meet_is_told(place, monkeypatch, rank, name, v
     else:
         monkeypatch.setenv(name, value)
     with pytest.raises(CannotTakePart, match=says) as fault:
-        Door.open() if rank == "0" else Guest.arrive()
+        RendezvousHost.open() if rank == "0" else RendezvousMember.arrive()
     assert fault.value.code == "X716"
 
 
@@ -164,4 +164,4 @@ def test_a_port_that_another_program_has_is_told(place, monkeypatch):
         other.listen()
         monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1]))
         with pytest.raises(CannotTakePart, match=r"the ranks cannot meet at localhost:.*EADDRINUSE"):
-            Door.open()
+            RendezvousHost.open()

@@ -14,10 +14,10 @@ from xtrain.planner.load import plan_from_path
 from xtrain.records.events import events_of
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.launch import restarts as gangs_module
-from xtrain.runtime.launch.failure_cause import fall_of
+from xtrain.runtime.launch.failure_cause import find_failure_cause
 from xtrain.runtime.launch.launch import Ended, launch
 from xtrain.runtime.launch.leftovers import end_leftovers, ranks_of
-from xtrain.runtime.launch.restarts import Gangs
+from xtrain.runtime.launch.restarts import RestartLoop
 from xtrain.runtime.launch.stop_notes import StopNotes
 from xtrain.runtime.provenance.start import RESTART, is_restart
 from xtrain.runtime.run_directory.workspace import open_workspace
@@ -72,7 +72,7 @@ def run(tmp_path, monkeypatch, seen):
 
         monkeypatch.setattr(gangs_module, "launch", launch)
         workspace = open_workspace(compiled.plan, compiled.resolved_text)
-        code = Gangs(plan=compiled.plan, workspace=workspace).run()
+        code = RestartLoop(plan=compiled.plan, workspace=workspace).run()
         lines = (workspace.directory / "events.jsonl").read_text().splitlines()
         assert next(chapters, None) is None, "fewer gangs were started than the story has"
         return code, [json.loads(line) for line in lines]
@@ -295,7 +295,7 @@ def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
     ],
 )
 def test_the_first_cause_is_named(said, ended, reason, ranks):
-    fall = fall_of(events_of(said), ended)
+    fall = find_failure_cause(events_of(said), ended)
     assert fall is not None and (fall.reason, fall.ranks) == (reason, ranks)
 
 

@@ -18,9 +18,9 @@ from beats import reading
 from xtrain.records.heartbeat import WIDTH, read_heartbeat
 from xtrain.records.paths import heartbeat_path
 from xtrain.runtime.monitoring import watch as watching
-from xtrain.runtime.monitoring.heartbeat import Beat, BeatFile, born, process_state
+from xtrain.runtime.monitoring.heartbeat import BeatFile, HeartbeatWriter, born, process_state
 from xtrain.runtime.monitoring.stacks import end, here, save_of, whereabouts
-from xtrain.runtime.monitoring.watch import Watch
+from xtrain.runtime.monitoring.watch import Watchdog
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Rank
 
@@ -36,19 +36,19 @@ ALONE = Rank(
 )
 
 
-def watch(directory: Path, *, stuck: float | None = 10.0, world: int = 1, left: list[int] | None = None) -> Watch:
+def watch(directory: Path, *, stuck: float | None = 10.0, world: int = 1, left: list[int] | None = None) -> Watchdog:
     """The watch of rank 0; its thread is not begun."""
     (directory / "ranks").mkdir(exist_ok=True)
     records = Records.open(directory, 0)
     file = BeatFile(heartbeat_path(directory, 0), 0, 1)
     leave = (lambda code: None) if left is None else left.append
-    return Watch(beat=Beat(), file=file, records=records, rank=0, world=world, stuck=stuck, leave=leave)
+    return Watchdog(beat=HeartbeatWriter(), file=file, records=records, rank=0, world=world, stuck=stuck, leave=leave)
 
 
 class Clock:
     """Seconds that pass only when they are told to."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, watch: Watch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, watch: Watchdog) -> None:
         self.now = watch._last
         self._watch = watch
         monkeypatch.setattr(watching.time, "monotonic", lambda: self.now)
@@ -66,7 +66,7 @@ def events(directory: Path) -> list[dict]:
 
 
 def test_the_line_says_all_that_the_documentation_names(tmp_path):
-    beat, file = Beat(), BeatFile(tmp_path / "00003.beat", 3, 2)
+    beat, file = HeartbeatWriter(), BeatFile(tmp_path / "00003.beat", 3, 2)
     beat.begin(5)
     beat.at("step.fetch")
     beat.mark()
@@ -81,7 +81,7 @@ def test_the_line_says_all_that_the_documentation_names(tmp_path):
 
 
 def test_a_line_is_written_over_itself_whatever_its_length(tmp_path):
-    beat, file = Beat(), BeatFile(tmp_path / "00000.beat", 0, 1)
+    beat, file = HeartbeatWriter(), BeatFile(tmp_path / "00000.beat", 0, 1)
     for node in ("n" * 500, "short"):
         beat.at(node)
         file.write(beat, 0.0, "p" * 500, False)
@@ -93,7 +93,7 @@ def test_a_line_is_written_over_itself_whatever_its_length(tmp_path):
 
 
 def test_a_mark_costs_next_to_nothing():
-    beat = Beat()
+    beat = HeartbeatWriter()
     at, count = beat.at, 200_000
 
     def seconds() -> float:
@@ -209,7 +209,7 @@ def test_a_verdict_that_a_start_before_has_left_is_forgotten(tmp_path):
     folder.mkdir(parents=True)
     (folder / "verdict.json").write_text(json.dumps({"ranks": [1], "state": "frozen"}))
     left: list[int] = []
-    each = watching.watch(ALONE, Records.open(tmp_path, 0), Beat(), left.append, None)
+    each = watching.watch(ALONE, Records.open(tmp_path, 0), HeartbeatWriter(), left.append, None)
     each.tick()
     each.close()
     assert not left

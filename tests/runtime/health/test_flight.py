@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xtrain.runtime.monitoring.collectives_in_flight import flights, read
+from xtrain.runtime.monitoring.collectives_in_flight import read, read_collectives
 
 ALL = ("0", "default_pg")
 
@@ -33,7 +33,7 @@ def told(tmp_path):
             if entries is not None:
                 content = {"entries": entries, "groups": groups or {"0": [*range(len(ranks))]}}
                 (tmp_path / f"{rank:05d}.collectives.json").write_text(json.dumps(content))
-        return read(flights(tmp_path, len(ranks)), len(ranks))
+        return read(read_collectives(tmp_path, len(ranks)), len(ranks))
 
     return write
 

@@ -5,23 +5,23 @@ from beats import reading
 from msgspec.structs import replace
 
 from xtrain.records.heartbeat import Heartbeat
-from xtrain.runtime.monitoring.judge import Seen, Verdict, judge
+from xtrain.runtime.monitoring.judge import HealthVerdict, SeenRank, judge
 
 LIMIT = 100.0
 NOW = 1000.0
 
 
-def seen(found: Heartbeat | None, *, still: float = 100.0, silent: float = 0.0, fresh: bool | None = None) -> Seen:
+def seen(found: Heartbeat | None, *, still: float = 100.0, silent: float = 0.0, fresh: bool | None = None) -> SeenRank:
     """still: seconds without a mark. silent: seconds without a new line."""
-    return Seen(found, NOW - still, NOW - silent, silent == 0.0 if fresh is None else fresh)
+    return SeenRank(found, NOW - still, NOW - silent, silent == 0.0 if fresh is None else fresh)
 
 
-def verdict(*ranks: Seen, own: int = 0, lasting: bool = False) -> Verdict | None:
+def verdict(*ranks: SeenRank, own: int = 0, lasting: bool = False) -> HealthVerdict | None:
     return judge(own, dict(enumerate(ranks)), NOW, LIMIT, lasting=lasting)
 
 
 def test_a_rank_whose_line_stands_still_is_frozen():
-    assert verdict(seen(reading(0)), seen(reading(1), silent=60), seen(reading(2))) == Verdict((1,), True)
+    assert verdict(seen(reading(0)), seen(reading(1), silent=60), seen(reading(2))) == HealthVerdict((1,), True)
 
 
 @pytest.mark.parametrize(
@@ -29,40 +29,40 @@ def test_a_rank_whose_line_stands_still_is_frozen():
 )
 def test_lines_that_come_late_are_waited_for_longer_where_disks_may_be_busy(silent, lasting, frozen):
     ranks = seen(reading(0)), seen(reading(1), silent=silent)
-    assert verdict(*ranks, lasting=lasting) == (Verdict((1,), True) if frozen else None)
+    assert verdict(*ranks, lasting=lasting) == (HealthVerdict((1,), True) if frozen else None)
 
 
 def test_a_rank_that_has_never_written_a_line_is_frozen_too():
-    assert verdict(seen(reading(0)), seen(None, silent=60)) == Verdict((1,), True)
+    assert verdict(seen(reading(0)), seen(None, silent=60)) == HealthVerdict((1,), True)
 
 
 def test_all_that_are_frozen_are_named():
     ranks = seen(reading(0)), seen(reading(1), silent=60), seen(reading(2)), seen(reading(3), silent=70)
-    assert verdict(*ranks) == Verdict((1, 3), True)
+    assert verdict(*ranks) == HealthVerdict((1, 3), True)
 
 
 def test_of_ranks_that_live_the_one_that_is_least_far_is_named():
     ranks = seen(reading(0)), seen(reading(1, within=2, node="step.fetch")), seen(reading(2))
-    assert verdict(*ranks) == Verdict((1,), False)
-    assert verdict(*ranks, own=1) == Verdict((1,), False), "it names itself"
+    assert verdict(*ranks) == HealthVerdict((1,), False)
+    assert verdict(*ranks, own=1) == HealthVerdict((1,), False), "it names itself"
 
 
 def test_a_step_counts_for_more_than_the_marks_within_it():
     ranks = seen(reading(0, step=8, within=1)), seen(reading(1, step=7, within=9))
-    assert verdict(*ranks) == Verdict((1,), False)
+    assert verdict(*ranks) == HealthVerdict((1,), False)
 
 
 def test_of_ranks_that_are_equally_far_the_one_that_waits_for_nobody_is_named():
     ranks = seen(reading(0)), seen(reading(1)), seen(reading(2, place="my/own.py:4 sleep"))
-    assert verdict(*ranks) == Verdict((2,), False)
+    assert verdict(*ranks) == HealthVerdict((2,), False)
 
 
 def test_where_nothing_tells_them_apart_all_are_named():
-    assert verdict(seen(reading(0)), seen(reading(1))) == Verdict((0, 1), False)
+    assert verdict(seen(reading(0)), seen(reading(1))) == HealthVerdict((0, 1), False)
 
 
 def test_a_rank_alone_names_itself():
-    assert verdict(seen(reading(0))) == Verdict((0,), False)
+    assert verdict(seen(reading(0))) == HealthVerdict((0,), False)
     assert verdict(seen(reading(0)), lasting=True) is None
 
 
@@ -88,7 +88,7 @@ def test_where_the_own_line_cannot_be_written_those_of_others_say_nothing():
     blind = seen(reading(0), silent=20), seen(reading(1), silent=60)
     assert verdict(*blind) is None
     blind = seen(reading(0), silent=60), seen(reading(1), silent=60)
-    assert verdict(*blind) == Verdict((), False), "but a run that does not get on is ended"
+    assert verdict(*blind) == HealthVerdict((), False), "but a run that does not get on is ended"
     assert verdict(*blind, lasting=True) is None
 
 
@@ -98,7 +98,7 @@ def test_one_reading_that_is_old_is_no_reason_yet():
 
 
 def test_readings_say_what_has_moved():
-    each = Seen(None, 0.0, 0.0)
+    each = SeenRank(None, 0.0, 0.0)
     each.take(reading(1), 10.0)
     assert (each.moved, each.lived, each.fresh) == (10.0, 10.0, True)
     each.take(reading(1, alive=901), 13.0)
@@ -113,4 +113,4 @@ def test_readings_say_what_has_moved():
 
 def test_clocks_of_others_do_not_matter():
     ranks = seen(reading(0)), seen(replace(reading(1, within=1), time=9e12, idle=0.0))
-    assert verdict(*ranks) == Verdict((1,), False)
+    assert verdict(*ranks) == HealthVerdict((1,), False)

@@ -10,7 +10,7 @@ from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.reporting import sink as module
 from xtrain.runtime.reporting.records import Records
-from xtrain.runtime.reporting.sink import Branch
+from xtrain.runtime.reporting.sink import RecordSink
 
 
 class Taker:
@@ -51,7 +51,7 @@ def run(tmp_path):
 
     def begin(taker: Taker) -> tuple[Records, list[str]]:
         records, warned = Records.open(tmp_path, 0), []
-        records.branches.append(Branch(taker, warned.append))
+        records.branches.append(RecordSink(taker, warned.append))
         records.branches[0].begin()
         return records, warned
 
@@ -107,7 +107,7 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
 def test_what_one_says_at_its_end_is_not_told_to_one_that_has_ended(tmp_path):
     records, takers = Records.open(tmp_path, 0), [Taker(), Taker(fails_at="end")]
     for taker in takers:
-        records.branches.append(Branch(taker, lambda message: records.warn(message, step=1)))
+        records.branches.append(RecordSink(taker, lambda message: records.warn(message, step=1)))
     records.end_branches(0, 10)
     records.close()
     assert [what for what, _ in takers[0].calls] == ["begin", "end"]
@@ -118,6 +118,6 @@ def test_a_warning_that_finds_no_room_on_the_disk_harms_nothing(tmp_path):
     def warn(message: str) -> None:
         raise EnvironmentFault("X706", "no room")
 
-    taken = Branch(Taker(fails_at="begin"), warn)
+    taken = RecordSink(Taker(fails_at="begin"), warn)
     taken.begin()
     taken.end(0)

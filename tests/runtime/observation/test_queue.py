@@ -10,8 +10,8 @@ from made_records import event, log
 
 from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.files.background_queue import Outlet
-from xtrain.runtime.files.lines import JsonLines, Pen, QueuedLines, Sizes
+from xtrain.runtime.files.background_queue import BackgroundQueue
+from xtrain.runtime.files.lines import BackgroundLines, JsonLinesFile, QueuedLines, Sizes
 from xtrain.runtime.reporting import records as module
 from xtrain.runtime.reporting.records import Records
 
@@ -41,7 +41,7 @@ def disk(monkeypatch):
 
 
 def opened(folder, room: int) -> Records:
-    records, pen = Records.open(folder, 0), Pen(room=room)
+    records, pen = Records.open(folder, 0), BackgroundLines(room=room)
     records.pen = pen
     records.metrics, records.own = (QueuedLines(each.lines, pen) for each in (records.metrics, records.own))
     return records
@@ -178,7 +178,7 @@ def test_close_is_bounded(tmp_path, disk):
 
 def test_an_outlet_that_many_send_to_keeps_the_order_of_each():
     taken: list[tuple[int, int]] = []
-    outlet = Outlet("test", taken.append)
+    outlet = BackgroundQueue("test", taken.append)
 
     def send(who: int) -> None:
         for number in range(300):
@@ -205,7 +205,7 @@ def test_records_with_long_lists_take_the_room_of_their_values():
 
 def test_half_a_line_that_a_full_disk_has_left_is_ended(tmp_path, monkeypatch):
     path, write = tmp_path / "metrics.jsonl", os.write
-    out = JsonLines(path)
+    out = JsonLinesFile(path)
 
     def full(fd: int, content: bytes) -> int:
         write(fd, content[:4])

@@ -4,7 +4,7 @@ import pytest
 
 from xtrain.planner.plan import Work
 from xtrain.runtime.data.collate.documents import DocumentSums
-from xtrain.runtime.monitoring.rates import Counted, Rates
+from xtrain.runtime.monitoring.rates import CountedWork, Rates
 
 # Llama 3 8B: 7,504,658,432 weights in products, 32 layers of 32 heads of 128.
 PRODUCTS, ATTENTION = 6 * 7_504_658_432, 12 * 32 * 32 * 128
@@ -12,10 +12,10 @@ LLAMA_8B = Work(position=PRODUCTS, pair=ATTENTION)
 AGAIN = Work(position=PRODUCTS, pair=ATTENTION, position_again=PRODUCTS // 3, pair_again=ATTENTION // 3)
 
 
-def counted(*lengths: int, padding: tuple[int, ...] = ()) -> Counted:
+def counted(*lengths: int, padding: tuple[int, ...] = ()) -> CountedWork:
     """A step of documents of some lengths, with segments of padding."""
     pairs = sum(length**2 for length in lengths)
-    found = Counted()
+    found = CountedWork()
     laid = pairs + sum(length**2 for length in padding)
     found.add(sum(lengths), sum(lengths) + sum(padding), DocumentSums(sum(lengths), pairs, laid))
     return found
@@ -75,4 +75,4 @@ def test_shares_are_of_all_devices_and_tflops_of_one():
 def test_without_a_known_peak_there_is_no_share():
     found = rates(peak=None).of(counted(100), 2.0)
     assert set(found) == {"tflops", "valid_tokens_per_second"} and found["valid_tokens_per_second"] == 50
-    assert rates().of(Counted(), 0.0) == {}, "no step was counted, as where each was left out"
+    assert rates().of(CountedWork(), 0.0) == {}, "no step was counted, as where each was left out"

@@ -13,7 +13,7 @@ from xtrain.records.lines import objects_since
 from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
-from xtrain.runtime.files.lines import JsonLines, trim_after
+from xtrain.runtime.files.lines import JsonLinesFile, trim_after
 from xtrain.runtime.reporting.records import Records
 
 
@@ -108,7 +108,7 @@ def test_half_a_line_is_ended_and_the_next_one_is_whole(tmp_path):
     path = tmp_path / "events.jsonl"
     path.write_bytes(b'{"step":1}\n{"step":2,"ev')
     for step in (3, 4):
-        lines = JsonLines(path)
+        lines = JsonLinesFile(path)
         lines.write(StepMetrics(step=step, time=None))
         lines.close()
     assert path.read_bytes() == b'{"step":1}\n{"step":2,"ev\n{"step":3}\n{"step":4}\n'
@@ -117,7 +117,7 @@ def test_half_a_line_is_ended_and_the_next_one_is_whole(tmp_path):
 
 def test_a_disk_that_takes_no_record_is_told_with_the_file(tmp_path):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    lines = JsonLines(tmp_path / "metrics.jsonl")
+    lines = JsonLinesFile(tmp_path / "metrics.jsonl")
     lines.write(StepMetrics(step=1, time=None))
     resource.setrlimit(resource.RLIMIT_FSIZE, (15, before[1]))
     try:

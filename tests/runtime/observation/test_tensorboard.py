@@ -16,7 +16,7 @@ from xtrain.runtime.errors import EnvironmentFault
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.launch.preflight import check_machine
 from xtrain.runtime.reporting import packages
-from xtrain.runtime.reporting.sink import Branch
+from xtrain.runtime.reporting.sink import RecordSink
 from xtrain.runtime.reporting.tensorboard_writer import TensorBoardWriter
 
 
@@ -33,8 +33,8 @@ def text(folder: Path, tag: str) -> str:
     return read(folder).Tensors(f"{tag}/text_summary")[-1].tensor_proto.string_val[0].decode()
 
 
-def begun(folder: Path, step: int) -> Branch:
-    branch = Branch(TensorBoardWriter(folder=folder, step=step, texts={"spec": lambda: "a = 1\n`b`"}), print)
+def begun(folder: Path, step: int) -> RecordSink:
+    branch = RecordSink(TensorBoardWriter(folder=folder, step=step, texts={"spec": lambda: "a = 1\n`b`"}), print)
     branch.begin()
     return branch
 

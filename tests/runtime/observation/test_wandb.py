@@ -13,7 +13,7 @@ from projects import Project
 from xtrain.planner.load import plan_from_spec
 from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.actions.trackers import config_of_plan
-from xtrain.runtime.reporting.sink import Branch
+from xtrain.runtime.reporting.sink import RecordSink
 from xtrain.runtime.reporting.wandb_writer import WandbWriter
 
 
@@ -50,7 +50,7 @@ def start(tmp_path, monkeypatch):
     for name in ("CACHE_DIR", "DATA_DIR", "ERROR_REPORTING"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
 
-    def begin(library: Library, *, mode: str = "online", undone: int = 0) -> tuple[Branch, list[str]]:
+    def begin(library: Library, *, mode: str = "online", undone: int = 0) -> tuple[RecordSink, list[str]]:
         monkeypatch.setitem(sys.modules, "wandb", library.module())
         warned: list[str] = []
         (tmp_path / "spec.xtrain").touch()
@@ -58,7 +58,7 @@ def start(tmp_path, monkeypatch):
         writer = WandbWriter(
             directory=tmp_path, mode=mode, chosen=CHOSEN, config=config, undone=undone, warn=warned.append
         )
-        branch = Branch(writer, warned.append)
+        branch = RecordSink(writer, warned.append)
         branch.begin()
         return branch, warned
 

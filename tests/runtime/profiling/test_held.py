@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from xtrain.planner.plan import Memory
-from xtrain.runtime.monitoring.heartbeat import Beat
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
 from xtrain.runtime.profiling import snapshot as module
-from xtrain.runtime.profiling.held import CATEGORIES, held
+from xtrain.runtime.profiling.memory_categories import CATEGORIES, memory_by_category
 from xtrain.runtime.profiling.snapshot import Snapshot
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress, Rank
@@ -42,7 +42,7 @@ def trained(device: torch.device = CPU) -> tuple[Model, torch.optim.Optimizer]:
 
 
 def counted(model, optimizer, averages=(), device=CPU):
-    return held(model, optimizer, averages, device)
+    return memory_by_category(model, optimizer, averages, device)
 
 
 def test_every_storage_once_by_what_it_is_for():
@@ -109,7 +109,7 @@ class Run:
             rank=self.rank,
             records=self.records,
             progress=self.progress,
-            beat=Beat(),
+            beat=HeartbeatWriter(),
         )
 
     @property

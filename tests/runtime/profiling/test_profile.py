@@ -7,10 +7,10 @@ import pytest
 import torch
 from attrs import evolve
 
-from xtrain.runtime.monitoring.heartbeat import Beat
+from xtrain.runtime.monitoring.heartbeat import HeartbeatWriter
 from xtrain.runtime.profiling import profile as module
 from xtrain.runtime.profiling.profile import Profile, Subject
-from xtrain.runtime.profiling.recorder import Recorder
+from xtrain.runtime.profiling.recorder import ProfileRecorder
 from xtrain.runtime.profiling.under_way import UnderWay
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress, Rank
@@ -21,7 +21,7 @@ class Run:
 
     def __init__(self, folder: Path, *, number: int = 0) -> None:
         self.records = Records.open(folder, number)
-        self.progress, self.beat, self.under_way = Progress(), Beat(), UnderWay()
+        self.progress, self.beat, self.under_way = Progress(), HeartbeatWriter(), UnderWay()
         self.rank = Rank(
             rank=number,
             local_rank=number,
@@ -129,7 +129,7 @@ def test_what_is_recorded_beside(run):
 
 
 def test_a_rank_that_is_not_asked_for_only_goes_along(tmp_path, monkeypatch):
-    monkeypatch.setattr(Recorder, "of", lambda *_, **__: pytest.fail("it records"))
+    monkeypatch.setattr(ProfileRecorder, "of", lambda *_, **__: pytest.fail("it records"))
     run = Run(tmp_path)
     run.begin(ranks=[1], active=2)
     run.steps(2)
@@ -202,7 +202,7 @@ def half(recorder, path):
     path.write_bytes(path.read_bytes()[:-2000])
 
 
-original = Recorder.write
+original = ProfileRecorder.write
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,7 @@ original = Recorder.write
     ids=["full", "torn"],
 )
 def test_what_cannot_be_written_is_told_and_nothing_is_left_of_it(run, monkeypatch, write, part):
-    monkeypatch.setattr(Recorder, "write", write)
+    monkeypatch.setattr(ProfileRecorder, "write", write)
     run.begin(active=2)
     run.steps(2)
     assert not run.files and not run.under_way
@@ -224,7 +224,9 @@ def test_what_cannot_be_written_is_told_and_nothing_is_left_of_it(run, monkeypat
 
 
 def test_a_profiler_that_does_not_start_is_told_and_steps_go_on(run, monkeypatch):
-    monkeypatch.setattr(Recorder, "start", lambda _: (_ for _ in ()).throw(RuntimeError("somebody else records")))
+    monkeypatch.setattr(
+        ProfileRecorder, "start", lambda _: (_ for _ in ()).throw(RuntimeError("somebody else records"))
+    )
     run.begin(warmup=1, active=2)
     run.steps(3)
     assert not run.files and "somebody else records" in run.events[0]["message"]

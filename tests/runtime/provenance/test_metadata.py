@@ -12,7 +12,7 @@ from faulty_disk import Death, FaultyDisk
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xtrain.planner.compare.non_defaults import default_text, departures
+from xtrain.planner.compare.non_defaults import default_text, non_defaults
 from xtrain.planner.identity import fingerprint
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
@@ -21,7 +21,7 @@ from xtrain.runtime.files import durable
 from xtrain.runtime.files.yaml_text import to_yaml
 from xtrain.runtime.provenance import metadata
 from xtrain.runtime.provenance.changed import MOST, find_changes
-from xtrain.runtime.provenance.code import Code
+from xtrain.runtime.provenance.code import CodeVersion
 from xtrain.runtime.provenance.metadata import made_by, read_before
 from xtrain.runtime.run_directory.workspace import open_workspace
 
@@ -115,7 +115,7 @@ def test_every_default_that_a_plan_tells_is_the_default(make):
     told = {entry.path: entry.value for entry in plan.provenance if entry.origin == "default"}
     known = {path: text for path in told if (text := default_text(path)) is not None}
     assert len(known) > 50 and {path: told[path] for path in known} == known
-    assert {entry.path for entry in departures(plan)} >= {"model.family", "optimizer.kind", "batch.rows"}
+    assert {entry.path for entry in non_defaults(plan)} >= {"model.family", "optimizer.kind", "batch.rows"}
 
 
 def test_code_versions_and_machine_are_told(make, tmp_path):
@@ -158,7 +158,7 @@ def test_what_an_earlier_start_had_is_kept_where_a_later_one_has_something_else(
 def test_a_start_that_is_cut_off_anywhere_loses_nothing_of_the_one_before(make, tmp_path, monkeypatch):
     monkeypatch.setattr("os.fsync", lambda fd: None)
     plans = [make(), make("optimizer.lr=1e-3"), make("optimizer.lr=1e-4")]
-    code = Code(sha="1" * 40, diff="")
+    code = CodeVersion(sha="1" * 40, diff="")
     told = [metadata.describe(plan, plan.spec_text, code, f"attempt-{i}", None) for i, plan in enumerate(plans)]
     disk = FaultyDisk()
     for at in range(1000):
@@ -203,7 +203,7 @@ def test_other_code_and_other_versions_are_changes(make):
     before = read_before(start(plan).directory)
     assert before is not None
     then = {**before.environment, "torch": "1.0", "code_id": "1a2b3c4d", "source": "0" * 16}
-    found = find_changes(evolve(before, environment=then), plan, Code(sha="5e6f7a8b" + "0" * 32, diff=""), 0)
+    found = find_changes(evolve(before, environment=then), plan, CodeVersion(sha="5e6f7a8b" + "0" * 32, diff=""), 0)
     code, torch, source = found.texts
     assert code == "code 1a2b3c4d → 5e6f7a8b" and torch.startswith("torch 1.0 → ") and "source files" in source
     assert found.verdict == "same"

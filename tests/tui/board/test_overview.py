@@ -11,7 +11,7 @@ from made_runs import MadeRun, made_run
 from xtrain.tui.board.figures import comparison, figures
 from xtrain.tui.board.schedule import stretches, upcoming, when
 from xtrain.tui.model.board import Board
-from xtrain.tui.model.reader import Reader
+from xtrain.tui.model.reader import RunReader
 
 UNITS = {"": 1, "k": 1e3, "M": 1e6, "B": 1e9, "ms": 1e-3, "s": 1, "%": 0.01, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SHOWN = re.compile(r"(?P<number>-?[\d,.]+(?:e[+-]\d+)?)\s*(?P<unit>[A-Za-z%]*)")
@@ -29,7 +29,7 @@ def agrees(text: str, value: float) -> bool:
 
 
 def board_of(made: MadeRun) -> Board:
-    reader = Reader(made.directory)
+    reader = RunReader(made.directory)
     board = reader.poll(10)
     while board.loading is not None:
         board = reader.poll(10)

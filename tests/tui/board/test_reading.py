@@ -7,7 +7,7 @@ from made_runs import made_run
 
 from xtrain.tui.board import app as application
 from xtrain.tui.board import reading
-from xtrain.tui.model.reader import Reader
+from xtrain.tui.model.reader import RunReader
 
 
 def test_a_disk_that_hangs_is_said_and_nobody_knows_the_end(tmp_path, monkeypatch):
@@ -55,14 +55,14 @@ def test_an_error_of_reading_is_told_once_and_tried_again_ever_later(tmp_path, m
     monkeypatch.setattr(reading, "FAULT_PAUSE_SECONDS", 0.02)
     monkeypatch.setattr(reading, "MOST_FAULT_PAUSE_SECONDS", 0.08)
     run = made_run(tmp_path / "run", logged=20).directory
-    poll, broken = Reader.poll, [False]
+    poll, broken = RunReader.poll, [False]
 
     def breaks(self, *arguments):
         if broken[0]:
             raise ZeroDivisionError("of all things")
         return poll(self, *arguments)
 
-    monkeypatch.setattr(Reader, "poll", breaks)
+    monkeypatch.setattr(RunReader, "poll", breaks)
 
     async def play():
         async with opened(run, (120, 40)) as (app, pilot):

@@ -10,7 +10,7 @@ import pytest
 from dashboards import opened, played, shown, until
 from made_runs import made_run
 
-from xtrain.tui.board.block import Block
+from xtrain.tui.board.block import TextBlock
 
 SEEN = Path(__file__).parent / "seen"
 AGES = re.compile(r"\b[\dwdhms]+ ago")
@@ -39,7 +39,7 @@ def test_overview(run, size):
         async with opened(run, size) as (app, pilot):
             await pilot.pause()
             # Curves have tests of their own.
-            text = "\n".join(block.text for block in app.screen.query(Block) if block.display and block.text)
+            text = "\n".join(block.text for block in app.screen.query(TextBlock) if block.display and block.text)
             compare(f"overview-{size[0]}x{size[1]}", text)
 
     played(play())

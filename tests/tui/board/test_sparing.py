@@ -1,6 +1,6 @@
 """What is costly happens less often."""
 
-from xtrain.tui.board.sparing import FREE, SHARE, Sparing
+from xtrain.tui.board.refresh_limiter import FREE, SHARE, RefreshLimiter
 
 
 class Hands:
@@ -10,8 +10,8 @@ class Hands:
         self.now = self.spent = 0.0
 
 
-def worked(hands: Hands, seconds: float) -> Sparing:
-    sparing = Sparing(lambda: hands.now, lambda: hands.spent)
+def worked(hands: Hands, seconds: float) -> RefreshLimiter:
+    sparing = RefreshLimiter(lambda: hands.now, lambda: hands.spent)
     assert sparing.due
     with sparing.spending():
         hands.spent += seconds
@@ -34,7 +34,7 @@ def test_what_costs_much_waits_until_it_is_a_small_share() -> None:
 
 def test_time_in_which_others_compute_is_not_counted() -> None:
     hands = Hands()
-    sparing = Sparing(lambda: hands.now, lambda: hands.spent)
+    sparing = RefreshLimiter(lambda: hands.now, lambda: hands.spent)
     with sparing.spending():
         hands.now += 10.0
     assert sparing.due

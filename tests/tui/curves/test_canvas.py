@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 from xtrain.tui.curves.canvas import ASCII, UNICODE, Canvas
-from xtrain.tui.curves.curve import Columns
+from xtrain.tui.curves.curve import CurveColumns
 
 
-def columns(*values: float, joined: bool = True) -> Columns:
+def columns(*values: float, joined: bool = True) -> CurveColumns:
     found = np.array(values, dtype=float)
-    return Columns(found, found, np.full(len(found) - 1, joined))
+    return CurveColumns(found, found, np.full(len(found) - 1, joined))
 
 
 def drawn(canvas: Canvas) -> list[str]:

@@ -8,7 +8,7 @@ from made_runs import MadeRun, made_run
 from xtrain.tui.model import log_tails
 from xtrain.tui.model.event_log import MAX_ENTRIES, EventReader
 from xtrain.tui.model.log_tails import LOG_BYTES, MAX_LOGS, LogReader
-from xtrain.tui.model.reader import Reader
+from xtrain.tui.model.reader import RunReader
 
 
 def test_events_by_kind_and_text(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_of_many_ranks_a_failed_one_is_found(tmp_path: Path) -> None:
 def test_the_failed_rank_is_the_first_of_a_board(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", end="failed", logged=2)
     run.print(1, "stderr", "Traceback\n")
-    assert Reader(run.directory).poll(1.0).events.logs[0].name == "rank 1 stderr"
+    assert RunReader(run.directory).poll(1.0).events.logs[0].name == "rank 1 stderr"
 
 
 def logs(run: MadeRun, failed: Collection[int] = ()) -> dict[str, tuple[str, ...]]:

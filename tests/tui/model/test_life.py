@@ -15,7 +15,7 @@ from projects import Project
 
 from xtrain.tui.model import life as life_module
 from xtrain.tui.model import rank_reader
-from xtrain.tui.model.reader import Reader
+from xtrain.tui.model.reader import RunReader
 from xtrain.tui.pages.rank_states import states as states_of_ranks
 
 # Holds the locks of a run and tells of its progress, as its processes do.
@@ -63,7 +63,7 @@ class Clock:
         for module in (life_module, rank_reader):
             monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
 
-    def polls(self, reader: Reader, seconds: float, run: MadeRun | None = None, **beats) -> list[str]:
+    def polls(self, reader: RunReader, seconds: float, run: MadeRun | None = None, **beats) -> list[str]:
         """The states that are seen in so many seconds, with a line of progress every second."""
         states = []
         for _ in range(round(seconds / 0.5)):
@@ -80,7 +80,7 @@ def test_a_run_that_is_killed_is_lost_within_five_seconds(
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="running", logged=8)
     process = standin(run, "beats")
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert set(clock.polls(reader, 1.5)) == {"training"}
     process.kill()
     process.wait()
@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_in_set_up_is_lost_too(tmp_path: Path, standin, mon
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="starting")
     process = standin(run, "no beats")
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert set(clock.polls(reader, 1.5)) == {"starting"}
     process.kill()
     process.wait()
@@ -105,7 +105,7 @@ def test_a_run_that_is_killed_in_set_up_is_lost_too(tmp_path: Path, standin, mon
 
 def test_a_run_that_was_killed_long_ago_is_lost_soon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(tmp_path / "run", end="killed", logged=8)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert Clock(monkeypatch).polls(reader, 3)[-1] == "lost"
     assert reader.poll().life.why == "its processes are gone"
 
@@ -113,7 +113,7 @@ def test_a_run_that_was_killed_long_ago_is_lost_soon(tmp_path: Path, monkeypatch
 def test_a_run_that_saves_for_long_or_waits_is_not_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="running", logged=8)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     with run.alive():
         assert set(clock.polls(reader, 60, run, lasting=True, idle=300.0, node="tick.checkpoint")) == {"training"}
         assert not reader.poll().alerts
@@ -128,7 +128,7 @@ def test_a_run_that_saves_for_long_or_waits_is_not_dead(tmp_path: Path, monkeypa
 def test_a_launcher_between_two_gangs_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="killed", logged=8)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     with run.alive():
         run.event("restart", number=1, of=3, reason="rank 1 was killed by SIGKILL", world=2)
         assert set(clock.polls(reader, 30)) == {"starting"}
@@ -141,7 +141,7 @@ def test_a_launcher_of_another_machine_between_two_gangs_is_given_time(
     clock = Clock(monkeypatch)
     monkeypatch.setattr(life_module, "is_shared", lambda path: True)
     run = made_run(tmp_path / "run", end="running", logged=8)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     clock.polls(reader, 5, run, host="elsewhere")
     run.event("restart", number=1, of=3, reason="rank 1 was killed by SIGKILL", world=2)
     assert set(clock.polls(reader, 100)) == {"starting"}
@@ -154,7 +154,7 @@ def test_of_a_run_on_another_machine_the_lines_tell(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(life_module, "is_shared", lambda path: True)
     run = made_run(tmp_path / "run", end="running", logged=8)
     elsewhere = {"host": "elsewhere", "time": time.time() - 3600}
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert set(clock.polls(reader, 60, run, **elsewhere)) == {"training"}
     states = clock.polls(reader, 7)
     assert states[0] == "training" and states[-1] == "lost"
@@ -166,7 +166,7 @@ def test_a_file_system_that_shows_changes_late_makes_no_alarm(tmp_path: Path, mo
     clock = Clock(monkeypatch)
     monkeypatch.setattr(life_module, "is_shared", lambda path: True)
     run = made_run(tmp_path / "run", end="running", logged=8)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     states = []
     for _ in range(12):
         run.beat(host="elsewhere")
@@ -177,7 +177,7 @@ def test_a_file_system_that_shows_changes_late_makes_no_alarm(tmp_path: Path, mo
 def test_a_copied_directory_has_no_locks_to_look_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="starting")
-    assert set(clock.polls(Reader(run.directory), 60)) == {"starting"}
+    assert set(clock.polls(RunReader(run.directory), 60)) == {"starting"}
 
 
 def test_a_run_that_was_killed_before_its_first_word_is_lost(
@@ -185,9 +185,9 @@ def test_a_run_that_was_killed_before_its_first_word_is_lost(
 ) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="waiting")
-    assert set(clock.polls(Reader(run.directory), 10)) == {"waiting"}  # there is not even a launcher yet
+    assert set(clock.polls(RunReader(run.directory), 10)) == {"waiting"}  # there is not even a launcher yet
     process = standin(run, "no beats")
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert set(clock.polls(reader, 10)) == {"waiting"}
     process.kill()
     process.wait()
@@ -197,7 +197,7 @@ def test_a_run_that_was_killed_before_its_first_word_is_lost(
 def test_a_directory_that_is_removed_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="starting")
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     clock.polls(reader, 3)
     shutil.rmtree(run.directory)
     assert clock.polls(reader, 3)[-1] == "lost" and reader.poll().life.why == "its directory is gone"
@@ -207,7 +207,7 @@ def test_set_up_on_another_machine_is_given_time(tmp_path: Path, monkeypatch: py
     clock = Clock(monkeypatch)
     monkeypatch.setattr(life_module, "is_shared", lambda path: True)
     run = made_run(tmp_path / "run", end="starting")
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert set(clock.polls(reader, 100)) == {"starting"}
     run.event("setup_begin", node="setup.weights")
     assert set(clock.polls(reader, 100)) == {"starting"}
@@ -217,7 +217,7 @@ def test_set_up_on_another_machine_is_given_time(tmp_path: Path, monkeypatch: py
 def test_ranks_that_are_not_heard_of_are_told_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", "experts", end="running", logged=8)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     ids, messages = set(), []
     wall = [time.time()]
     monkeypatch.setattr("xtrain.tui.model.reader.time.time", lambda: wall[0])
@@ -240,7 +240,7 @@ def test_ranks_that_are_not_heard_of_are_told_once(tmp_path: Path, monkeypatch: 
 def test_a_line_that_cannot_be_read_any_more_stands_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="running", logged=8)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     with run.alive():
         clock.polls(reader, 3, run)
         (run.directory / "ranks/00001.beat").unlink()
@@ -251,7 +251,7 @@ def test_a_line_that_cannot_be_read_any_more_stands_still(tmp_path: Path, monkey
 def test_ranks_without_progress_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="running", logged=8)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     wall = [time.time()]
     monkeypatch.setattr("xtrain.tui.model.reader.time.time", lambda: wall[0])
     with run.alive():
@@ -275,7 +275,7 @@ def test_a_run_that_is_started_again_is_starting_before_it_has_said_so(
 ) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end=end, logged=8)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert clock.polls(reader, 5)[-1] in ("ended", "lost")
     with run.alive(began=time.time()):
         states = clock.polls(reader, 30)
@@ -291,14 +291,14 @@ def test_a_run_that_is_started_again_is_starting_before_it_has_said_so(
 @pytest.mark.parametrize("end", ["done", "stopped", "failed"])
 def test_how_a_run_has_ended(tmp_path: Path, end) -> None:
     run = made_run(tmp_path / "run", end=end, logged=8)
-    life = Reader(run.directory).poll().life
+    life = RunReader(run.directory).poll().life
     assert (life.state, life.status, life.in_words, life.over) == ("ended", end, end, True)
 
 
 def test_a_failure_that_nobody_was_left_to_conclude(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = made_run(tmp_path / "run", end="killed", logged=8)
     run.event("failure", rank=1, error="RuntimeError: boom", exit_code=1, traceback="", code="")
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert Clock(monkeypatch).polls(reader, 3)[-1] == "ended"
     assert reader.poll().life.status == "failed" and not reader.poll().alerts
 
@@ -319,7 +319,7 @@ def test_a_real_run_that_is_killed(tmp_path: Path) -> None:
         while not (found := [e for e in folder.glob("runs/tiny/*/events.jsonl") if wanted in e.read_text()]):
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        reader = Reader(found[0].parent)
+        reader = RunReader(found[0].parent)
         assert reader.poll().life.state in ("starting", "training")
         process.send_signal(signal.SIGSTOP)  # so that it tells of nothing
         for rank in workers(found[0].parent):

@@ -10,7 +10,7 @@ from made_runs import MadeRun, made_run
 from xtrain.tui.model import rank_reader
 from xtrain.tui.model.rank_reader import RING, RankReader, read_beat
 from xtrain.tui.model.ranks import OneRank, Ranks
-from xtrain.tui.model.reader import Reader
+from xtrain.tui.model.reader import RunReader
 
 
 def _ranks(*busy: float | None, pp: tuple[int, ...] = ()) -> Ranks:
@@ -59,7 +59,7 @@ def test_a_rank_that_makes_all_others_wait_is_found_by_what_it_does_not_wait(tmp
     for rank in range(4):
         record = run.own(rank, 4) | {"step_seconds": 1.0, "comm_seconds": 0.1 if rank == 2 else 0.5}
         run.append(f"ranks/{rank:05d}.jsonl", *(record | {"step": step} for step in range(4, 20)))
-    board = Reader(run.directory).poll(1.0)
+    board = RunReader(run.directory).poll(1.0)
     assert board.ranks.median("step_seconds") == 1.0
     assert [(each.rank, round(each.share, 2)) for each in board.ranks.stragglers()] == [(2, 0.8)]
 

@@ -13,12 +13,12 @@ from made_runs import MadeRun, made_run
 from xtrain.tui.model import metrics as metrics_module
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.metrics import Metrics
-from xtrain.tui.model.reader import Reader
+from xtrain.tui.model.reader import RunReader
 from xtrain.tui.model.series import Series
 from xtrain.tui.state import RunState, reduce_all
 
 
-def read(reader: Reader) -> Board:
+def read(reader: RunReader) -> Board:
     """Polls until everything is read."""
     for _ in range(1000):
         board = reader.poll(1.0)
@@ -41,7 +41,7 @@ def drawn(board: Board, key: str) -> list[tuple[int, float]]:
 @pytest.mark.parametrize("shape", ["dense", "experts", "datasets"])
 def test_numbers_are_those_of_the_files(tmp_path: Path, shape) -> None:
     run = made_run(tmp_path / "run", shape, logged=40)
-    board = read(Reader(run.directory))
+    board = read(RunReader(run.directory))
     keys = set(run.metrics(1)) - {"step", "time", "phase"}
     keys = {key for key in keys if not key.startswith("moe/load/")} | {f"eval/{name}/loss" for name in run.datasets}
     assert set(board.series.keys) == keys
@@ -58,7 +58,7 @@ def test_numbers_are_those_of_the_files(tmp_path: Path, shape) -> None:
 
 
 def test_a_run_that_does_not_exist_yet_and_then_begins(tmp_path: Path) -> None:
-    reader = Reader(tmp_path / "runs" / "a" / "b")
+    reader = RunReader(tmp_path / "runs" / "a" / "b")
     assert reader.poll().life.state == "waiting"
     run = made_run(tmp_path / "runs" / "a" / "b", end="waiting")
     board = reader.poll()
@@ -79,10 +79,10 @@ def test_a_stream_cut_after_every_byte_ends_as_the_whole_one(tmp_path: Path) -> 
     """Files that grow byte by byte: half a line is never taken for a record, and none is taken twice or left out."""
     run = made_run(tmp_path / "run", logged=4)
     contents = {name: (run.directory / name).read_bytes() for name in ("metrics.jsonl", "events.jsonl")}
-    whole = read(Reader(run.directory))
+    whole = read(RunReader(run.directory))
     growing = tmp_path / "growing"
     growing.mkdir()
-    reader = Reader(growing)
+    reader = RunReader(growing)
     steps = 0
     for name, content in contents.items():
         with (growing / name).open("wb", buffering=0) as file:
@@ -118,7 +118,7 @@ def test_damaged_lines_are_counted_and_cost_only_themselves(tmp_path: Path) -> N
     with (run.directory / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step":4,"lo\n[1,2]\n\xff\xfe\n{"step":5,"time":1,"loss":NaN}\n\n"text"\n')
     run.log(6, 6)
-    board = read(Reader(run.directory))
+    board = read(RunReader(run.directory))
     assert board.damaged == 4
     assert [step for step, _ in drawn(board, "loss")] == [1, 2, 3, 6] and len(board.series) == 5
 
@@ -126,7 +126,7 @@ def test_damaged_lines_are_counted_and_cost_only_themselves(tmp_path: Path) -> N
 def test_numbers_without_a_word_in_json(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", end="running", logged=2)
     run.append("metrics.jsonl", run.metrics(3, loss="nan", grad_norm="inf"), run.metrics(4))
-    board = read(Reader(run.directory))
+    board = read(RunReader(run.directory))
     assert [step for step, _ in drawn(board, "loss")] == [1, 2, 4]
     assert len(drawn(board, "tokens")) == 4
 
@@ -136,7 +136,7 @@ def test_a_run_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     """Another file lies in the place of the old one: what both have in common is not read again."""
     monkeypatch.setattr(metrics_module, "CHUNK", chunk)
     run = made_run(tmp_path / "run", end="running", logged=100)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     board = read(reader)
     seen = board.run.history.num_seen
     run.roll_back(60)
@@ -153,7 +153,7 @@ def test_a_run_that_goes_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 def test_a_run_that_is_gone_on_with(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", end="stopped", logged=20)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert read(reader).life.status == "stopped"
     run.attempt, run.start = 2, run.start + 500.0
     run.run_start(resumed_step=20)
@@ -169,7 +169,7 @@ def test_a_run_that_is_gone_on_with(tmp_path: Path) -> None:
 def test_another_run_in_the_same_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_module, "CHUNK", 1 << 10)  # so that the files could be taken for the same up to there
     run = made_run(tmp_path / "run", "dense", logged=50)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert len(read(reader).series) == 50
     run.directory.rename(tmp_path / "run~before")
     other = made_run(run.directory, "experts", logged=8, start=run.start + 10_000, end="starting")
@@ -184,7 +184,7 @@ def test_another_run_in_the_same_place(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_directory_that_is_removed_and_comes_back(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", end="running", logged=10)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     before = read(reader)
     shutil.rmtree(run.directory)
     after = reader.poll()
@@ -200,7 +200,7 @@ def test_files_that_may_not_be_read(tmp_path: Path) -> None:
         path.mkdir(parents=True)
     (tmp_path / "run" / "ranks").rmdir()
     (tmp_path / "run" / "ranks").write_text("no folder")
-    board = Reader(tmp_path / "run").poll()
+    board = RunReader(tmp_path / "run").poll()
     assert len(board.series) == 0 and board.planned is None
 
 
@@ -209,7 +209,7 @@ def test_a_plan_that_is_half_written_is_read_once_it_is_whole(tmp_path: Path) ->
     path = run.directory / "plan.json"
     text = path.read_text()
     path.write_text(text[:1000])
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert reader.poll().planned is None
     path.write_text(text)
     board = reader.poll()
@@ -230,7 +230,7 @@ def test_a_long_run_is_seen_at_a_glance_and_then_whole(tmp_path: Path, monkeypat
         monkeypatch.setattr(metrics_module, name, value)
     steps = 3000
     run = _long(tmp_path, steps)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     board = reader.poll(0.0)
     assert board.loading is not None and board.loading < 0.2
     x, y = board.series.xy("loss")
@@ -258,7 +258,7 @@ def test_a_long_run_that_goes_back_while_it_is_read(tmp_path: Path, monkeypatch:
     for name, value in (("BIG", 200_000), ("END", 50_000), ("CHUNK", 50_000), ("SAMPLES", 64)):
         monkeypatch.setattr(metrics_module, name, value)
     run = _long(tmp_path, 3000)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     assert reader.poll(0.0).loading is not None
     run.roll_back(2000)
     board = reader.poll(0.0)
@@ -274,7 +274,7 @@ def test_a_column_that_was_let_go_is_read_again(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(metrics_module, "CHUNK", 50_000)
     steps = 3000
     run = _long(tmp_path, steps)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     reader._series._limit = 8 * steps * 5
     board = reader.poll(0.0)
     while board.series.xy("loss")[0].size < steps or board.loading is not None:
@@ -302,12 +302,12 @@ def test_events_and_steps_are_taken_in_as_they_happened(tmp_path: Path) -> None:
         for line in (run.directory / name).read_text().splitlines()
     ]
     records.sort(key=lambda record: record["time"])
-    assert read(Reader(run.directory)).run == reduce_all(RunState(), records)
+    assert read(RunReader(run.directory)).run == reduce_all(RunState(), records)
 
 
 def test_a_poll_without_news_costs_next_to_nothing(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", logged=2000)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     read(reader)
     began = time.process_time()
     for _ in range(200):
@@ -317,7 +317,7 @@ def test_a_poll_without_news_costs_next_to_nothing(tmp_path: Path) -> None:
 
 def test_many_ranks_are_looked_at_one_after_the_other(tmp_path: Path) -> None:
     run = made_run(tmp_path / "run", "huge", end="running", logged=4)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     board, polls = reader.poll(0.0), 1
     assert len(board.ranks) == 512 and any(rank.step is None for rank in board.ranks)
     while any(rank.step is None or rank.beat is None for rank in board.ranks):
@@ -329,7 +329,7 @@ def test_many_ranks_are_looked_at_one_after_the_other(tmp_path: Path) -> None:
 def test_an_end_does_not_overtake_the_last_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A step and the end are written between the looks at one file and at the other."""
     run = made_run(tmp_path / "run", end="running", logged=3)
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     read(reader)
     look = reader._events.read
 
@@ -348,7 +348,7 @@ def test_the_step_is_that_of_the_ranks_where_it_is_not_logged(tmp_path: Path) ->
     run = made_run(tmp_path / "run", end="running", logged=4)
     run.step = 30
     run.beat()
-    reader = Reader(run.directory)
+    reader = RunReader(run.directory)
     board = reader.poll(1.0)
     assert (board.run.step, board.step) == (4, 30)
     run.step = 5

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 
 from xtrain.tui.curves.canvas import UNICODE
 from xtrain.tui.model.found_runs import found_runs
-from xtrain.tui.model.reader import Reader
+from xtrain.tui.model.reader import RunReader
 from xtrain.tui.pages.compare_page import Choosing, Item, difference_rows, list_page, run_items, standing_rows
 from xtrain.tui.pages.comparison import (
     Compared,
@@ -40,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def compared(root: Path) -> list[Compared]:
     paths = [root / "curriculum" / "aaaa", root / "curriculum" / "bbbb", root / "dense" / "cccc"]
-    boards = [Reader(path).poll(5.0) for path in paths]
+    boards = [RunReader(path).poll(5.0) for path in paths]
     return [Compared(label=path.name, directory=path, board=board) for path, board in zip(paths, boards, strict=True)]
 
 
@@ -76,7 +76,7 @@ def test_by_tokens_runs_are_held_at_the_same_number_of_tokens(compared: list[Com
 
 
 def test_runs_without_the_metric_or_any_step_stand_with_a_dash(root: Path, compared: list[Compared]) -> None:
-    waiting = Reader(root / "dense" / "dddd").poll(5.0)
+    waiting = RunReader(root / "dense" / "dddd").poll(5.0)
     runs = [
         *compared,
         Compared(label="d", directory=root, board=waiting),

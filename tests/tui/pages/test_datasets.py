@@ -11,10 +11,10 @@ from rich.cells import cell_len
 from xtrain.tui.events import Evaluation
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.planned import PlannedPhase
-from xtrain.tui.model.reader import Reader
+from xtrain.tui.model.reader import RunReader
 from xtrain.tui.model.series import Series
 from xtrain.tui.pages.dataset_page import DatasetsPage, DatasetsView, in_words, moved, page
-from xtrain.tui.pages.mixture import DatasetFacts, Mixture, mixture, several
+from xtrain.tui.pages.mixture import DatasetFacts, MixtureTable, mixture, several
 from xtrain.tui.pages.sheet import plain
 from xtrain.tui.state import RunState, reduce_all
 
@@ -42,7 +42,7 @@ def logged(step: int, code: int, web: int, **fields: Any) -> dict[str, Any]:
     return {"step": step, "time": float(step), "loss": 2.0, "loss/code": 1.5, "loss/web": 2.5, **rows, **fields}
 
 
-def named(found: Mixture, name: str) -> DatasetFacts:
+def named(found: MixtureTable, name: str) -> DatasetFacts:
     return next(one for one in found.datasets if one.name == name)
 
 
@@ -107,7 +107,7 @@ def test_what_is_only_evaluated_comes_last() -> None:
 
 
 def test_in_words() -> None:
-    near = Mixture(
+    near = MixtureTable(
         datasets=(DatasetFacts(name="code", share=0.51, target=0.5, rows=500.0, of=200),),
         phase=PHASES[1],
         until=200,
@@ -123,14 +123,14 @@ def test_in_words() -> None:
     ]
     far = evolve(near, datasets=(DatasetFacts(name="code", share=0.3, target=0.5),))
     assert ("code has 30.0% of the rows of this phase; 50.0% are planned.", "warn") in in_words(far)
-    assert in_words(Mixture()) == []
+    assert in_words(MixtureTable()) == []
 
 
 def text(found: DatasetsPage) -> list[str]:
     return [plain(row).rstrip() for row in found.rows]
 
 
-def facts(count: int) -> Mixture:
+def facts(count: int) -> MixtureTable:
     made = [
         DatasetFacts(
             name=f"dataset-{number}",
@@ -145,7 +145,7 @@ def facts(count: int) -> Mixture:
         )
         for number in range(count)
     ]
-    return Mixture(datasets=tuple(made), phase=PHASES[0], until=100, following=PHASES[1], num_phases=2)
+    return MixtureTable(datasets=tuple(made), phase=PHASES[0], until=100, following=PHASES[1], num_phases=2)
 
 
 @pytest.mark.parametrize(("width", "most"), [(200, 40), (120, 30), (80, 15), (60, 10), (40, 4), (20, 3)])
@@ -174,7 +174,7 @@ def test_many_datasets_are_scrolled() -> None:
 
 def test_a_made_run(tmp_path: Path) -> None:
     made = made_run(tmp_path / "run", "datasets", logged=100)
-    found = mixture(Reader(made.directory).poll(5.0))
+    found = mixture(RunReader(made.directory).poll(5.0))
     assert [one.name for one in found.datasets] == ["code", "drills", "noise"]
     last = made.metrics(100)
     for one in found.datasets:

@@ -8,13 +8,13 @@ import pytest
 from attrs import evolve
 from rich.cells import cell_len
 
-from xtrain.tui.model.event_log import Entry, EventLog
+from xtrain.tui.event_text import in_one_line
+from xtrain.tui.model.event_log import EventLog, LogEntry
 from xtrain.tui.model.log_tails import LogTail
 from xtrain.tui.pages.event_detail import clock, detail
 from xtrain.tui.pages.event_keys import back, entered, moved, newest, other_kinds, other_log, searched, turned
 from xtrain.tui.pages.event_pages import EventsPage, EventsView, page
 from xtrain.tui.pages.sheet import ASCII, plain
-from xtrain.tui.telling import in_one_line
 
 START = 1_795_000_000.0
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 3, in go\n    raise RuntimeError("boom")'
@@ -46,7 +46,7 @@ def log(records: list[dict[str, Any]] | None = None, **fields: Any) -> EventLog:
     for number, record in enumerate(RECORDS if records is None else records):
         told = {"time": START + 60 * number, **record}
         entries.append(
-            Entry(
+            LogEntry(
                 number=number,
                 time=told["time"],
                 step=told.get("step"),

@@ -11,7 +11,7 @@ from made_boards import small_plan
 from made_runs import plan_text
 
 from xtrain.tui.model.planned import PlannedNode, planned
-from xtrain.tui.pages.plan_list import KINDS, Section, execution_order, lines, outline
+from xtrain.tui.pages.plan_list import KINDS, ListSection, execution_order, lines, outline
 
 
 @pytest.mark.parametrize("shape", ["dense", "pipeline"])
@@ -56,10 +56,10 @@ def test_nodes_of_a_circle_are_not_lost() -> None:
 
 def test_kinds_follow_each_other_as_they_are_executed() -> None:
     found = lines(outline(small_plan()))
-    kinds = [line.kind for line in found if isinstance(line, Section)]
+    kinds = [line.kind for line in found if isinstance(line, ListSection)]
     assert kinds == list(KINDS)
-    assert all(one.kind == two.kind or isinstance(two, Section) for one, two in pairwise(found))
-    assert [line.nodes for line in found if isinstance(line, Section)] == [2, 1, 3, 3, 2, 1]
+    assert all(one.kind == two.kind or isinstance(two, ListSection) for one, two in pairwise(found))
+    assert [line.nodes for line in found if isinstance(line, ListSection)] == [2, 1, 3, 3, 2, 1]
 
 
 def test_a_kind_of_another_version_has_a_section_too() -> None:
@@ -104,10 +104,10 @@ def test_a_search_looks_at_all_that_a_node_says(query: str, found: list[str]) ->
 def test_folded_sections_keep_their_heading_and_a_search_opens_them() -> None:
     assert "step.fetch" not in ids(folded=frozenset({"step"}))
     found = lines(outline(small_plan()), folded=frozenset({"step"}))
-    assert [line.folded for line in found if isinstance(line, Section)] == [False, False, True, False, False, False]
+    assert [line.folded for line in found if isinstance(line, ListSection)] == [False, False, True, False, False, False]
     assert ids("fetch", frozenset({"step"})) == ["step.fetch"]
 
 
 def test_of_a_search_only_sections_with_a_find_are_there() -> None:
-    found = [line for line in lines(outline(small_plan()), query="checkpoint") if isinstance(line, Section)]
+    found = [line for line in lines(outline(small_plan()), query="checkpoint") if isinstance(line, ListSection)]
     assert [(line.kind, line.shown, line.nodes) for line in found] == [("tick", 1, 3), ("event", 2, 2)]

@@ -9,7 +9,7 @@ from xtrain.tui.model.board import Board
 from xtrain.tui.model.life import Life
 from xtrain.tui.model.planned import Planned, planned
 from xtrain.tui.model.series import Series
-from xtrain.tui.pages.plan_facts import Facts, PlanFacts
+from xtrain.tui.pages.plan_facts import PlanFactRows, PlanFacts
 from xtrain.tui.pages.plan_parts import breakdown_rows
 from xtrain.tui.pages.plan_rows import percent
 from xtrain.tui.pages.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_node, to_section
@@ -55,7 +55,7 @@ def a_run(plan: Planned | None = None, *, records: Any = TRAINING, **fields: Any
 
 
 def facts(plan: Planned | None = None, **fields: Any) -> PlanFacts:
-    found = Facts().of(a_run(plan, **fields))
+    found = PlanFactRows().of(a_run(plan, **fields))
     assert found is not None
     return found
 
@@ -263,7 +263,7 @@ def test_to_the_node_under_way_whatever_is_folded_or_searched() -> None:
 
 
 def test_there_are_no_facts_before_there_is_a_plan() -> None:
-    assert Facts().of(a_board(None)) is None
+    assert PlanFactRows().of(a_board(None)) is None
 
 
 def test_a_wide_screen_shows_list_node_and_breakdown_at_once() -> None:

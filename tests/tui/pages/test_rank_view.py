@@ -9,7 +9,7 @@ from made_boards import a_beat, a_board, small_plan, some_ranks, started
 
 from xtrain.tui.model.life import Life
 from xtrain.tui.model.planned import Planned
-from xtrain.tui.pages.rank_facts import Facts, RankFacts
+from xtrain.tui.pages.rank_facts import RankFactRows, RankFacts
 from xtrain.tui.pages.rank_figures import COMMUNICATION, DATA, FIGURES, MEMORY, PROGRESS, STEP, WORK
 from xtrain.tui.pages.rank_keys import (
     at_cell,
@@ -37,7 +37,7 @@ MEMORY_OF = {
 
 
 def facts(plan: Planned = SMALL, *, device: str = "cpu", **own: Any) -> RankFacts:
-    found = Facts().of(a_board(plan, ranks=some_ranks(plan, **own), records=[started(device=device)]))
+    found = RankFactRows().of(a_board(plan, ranks=some_ranks(plan, **own), records=[started(device=device)]))
     assert found is not None
     return found
 
@@ -247,7 +247,7 @@ def test_the_table_holds_numbers_as_they_were_told() -> None:
 
 def test_of_a_run_that_has_ended_nobody_gets_on() -> None:
     board = a_board(SMALL, records=[started()], life=Life(state="ended", status="done"))
-    known = Facts().of(board)
+    known = RankFactRows().of(board)
     assert known is not None
     shown = text(page(known, RankView(shows="table"), 200, 46))
     assert "gets on" not in shown and shown.count(" ended ") == 8 and "0 s" not in shown

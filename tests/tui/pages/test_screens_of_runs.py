@@ -10,7 +10,7 @@ from made_runs import Shape, made_run
 
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.rank_reader import RankReader
-from xtrain.tui.model.reader import Reader
+from xtrain.tui.model.reader import RunReader
 from xtrain.tui.pages import plan_facts, rank_facts
 from xtrain.tui.pages.plan_view import PlanView
 from xtrain.tui.pages.plan_view import page as plan_page
@@ -21,7 +21,7 @@ from xtrain.tui.words import brief, size
 
 
 def read(directory: Path) -> Board:
-    reader = Reader(directory)
+    reader = RunReader(directory)
     board = reader.poll(5.0)
     for _ in range(3):
         board = reader.poll(5.0)
@@ -38,7 +38,7 @@ def of_ranks(directory: Path) -> dict[int, dict[str, Any]]:
 @pytest.mark.parametrize("shape", ["dense", "pipeline"])
 def test_nodes_and_their_times_are_those_of_the_files(tmp_path: Path, shape: Shape) -> None:
     made_run(tmp_path, shape, end="running", logged=20, slow={1: 1.3})
-    facts = plan_facts.Facts().of(read(tmp_path))
+    facts = plan_facts.PlanFactRows().of(read(tmp_path))
     assert facts is not None
     shown = [plain(row)[2:] for row in plan_page(facts, PlanView(), 100, 300).rows]
     plan, told = json.loads((tmp_path / "plan.json").read_text()), of_ranks(tmp_path)
@@ -57,7 +57,7 @@ def test_nodes_and_their_times_are_those_of_the_files(tmp_path: Path, shape: Sha
 
 def test_numbers_of_ranks_are_those_of_their_files(tmp_path: Path) -> None:
     made_run(tmp_path, "experts", end="running", logged=20, slow={2: 1.5})
-    facts = rank_facts.Facts().of(read(tmp_path))
+    facts = rank_facts.RankFactRows().of(read(tmp_path))
     assert facts is not None
     lines = [plain(row) for row in rank_page(facts, RankView(shows="table"), 200, 40).rows]
     for rank, told in of_ranks(tmp_path).items():
@@ -77,7 +77,7 @@ def test_a_run_whose_ranks_are_gone_says_so(tmp_path: Path) -> None:
     for path in (tmp_path / "ranks").glob("*.beat"):  # as if that had been a minute ago
         beat = json.loads(path.read_text())
         path.write_text(json.dumps(beat | {"time": beat["time"] - 60}).ljust(639) + "\n")
-    facts = rank_facts.Facts().of(read(tmp_path))
+    facts = rank_facts.RankFactRows().of(read(tmp_path))
     assert facts is not None
     rows = [plain(row) for row in rank_page(facts, RankView(), 80, 24).rows]
     assert rows[1].startswith("4 ranks are gone: 0–3") and "✗ gone" in "\n".join(rows)
@@ -87,7 +87,7 @@ def test_a_run_whose_ranks_are_gone_says_so(tmp_path: Path) -> None:
 def test_runs_at_every_point_of_their_life(tmp_path: Path, end: Any) -> None:
     made_run(tmp_path, "dense", end=end, logged=20)
     board = read(tmp_path)
-    plan, ranks = plan_facts.Facts().of(board), rank_facts.Facts().of(board)
+    plan, ranks = plan_facts.PlanFactRows().of(board), rank_facts.RankFactRows().of(board)
     assert plan is not None
     for width, height in ((200, 46), (60, 16)):
         assert len(plan_page(plan, PlanView(), width, height).rows) == height
@@ -104,7 +104,7 @@ def test_where_waiting_is_not_measured_nobody_is_called_slow(tmp_path: Path) -> 
     board = read(tmp_path)
     assert board.ranks[2].step_seconds and board.ranks.stragglers() == ()
     assert [each.busy_seconds for each in board.ranks] == [None] * 4
-    facts = rank_facts.Facts().of(board)
+    facts = rank_facts.RankFactRows().of(board)
     assert facts is not None
     shown = {shows: rank_page(facts, RankView(shows=shows), 200, 60).rows for shows in ("map", "table", "rank")}
     texts = {shows: "\n".join(map(plain, rows)) for shows, rows in shown.items()}

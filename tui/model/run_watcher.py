@@ -10,7 +10,7 @@ from .rank_reader import RankReader
 LOOK_SECONDS = 0.25
 
 
-class Watchman:
+class RunWatcher:
     """Looks after the run in a directory, at most four times a second however often it is asked."""
 
     def __init__(self, directory: Path) -> None:

@@ -24,7 +24,7 @@ from .words import count, decimal, duration, number, perplexity, plural, size, t
 
 
 @frozen
-class Told:
+class EventText:
     """One thing that is said. at: `step 120`, empty where it belongs to none; body: what it says, in one line; more:
     what does not fit one."""
 
@@ -34,7 +34,7 @@ class Told:
     more: tuple[str, ...] = ()
 
 
-def told(record: Record) -> tuple[Told, ...]:
+def event_text(record: Record) -> tuple[EventText, ...]:
     """What an event says; nothing for one of no kind."""
     event = text(record.get("event"))
     return tuple(_TELLERS.get(event, _unknown)(record)) if event else ()
@@ -42,7 +42,7 @@ def told(record: Record) -> tuple[Told, ...]:
 
 def in_one_line(record: Record) -> str:
     """What an event says beside its kind and its step."""
-    first, *others = told(record) or (Told("", "", ""),)
+    first, *others = event_text(record) or (EventText("", "", ""),)
     return f"{first.body}  and {plural(len(others), 'more sample')}" if others else first.body
 
 
@@ -61,7 +61,7 @@ def or_dash(step: int | None) -> str:
     return "–" if step is None else str(step)
 
 
-def _run_start(record: Record) -> Iterator[Told]:
+def _run_start(record: Record) -> Iterator[EventText]:
     start = RunStart.of(record)
     parts = [start.name or start.run_id, f"attempt {start.attempt}"]
     if start.world_size:
@@ -69,20 +69,20 @@ def _run_start(record: Record) -> Iterator[Told]:
     parts.append(f"{start.steps} steps" if start.steps else "unknown length")
     if start.resumed_step is not None:
         parts.append(f"resumed at step {start.resumed_step}")
-    yield Told("run", "", "  ".join(parts))
+    yield EventText("run", "", "  ".join(parts))
 
 
-def _setup_begin(record: Record) -> Iterator[Told]:
-    yield Told("begins", "", text(record.get("node")))
+def _setup_begin(record: Record) -> Iterator[EventText]:
+    yield EventText("begins", "", text(record.get("node")))
 
 
-def _setup(record: Record) -> Iterator[Told]:
+def _setup(record: Record) -> Iterator[EventText]:
     line = f"{text(record.get('node')):<28}  {took(number(record.get('seconds'))):>8}"
     detail = text(record.get("detail"))
-    yield Told("setup", "", f"{line}  {detail}" if detail else line)
+    yield EventText("setup", "", f"{line}  {detail}" if detail else line)
 
 
-def _device(record: Record) -> Iterator[Told]:
+def _device(record: Record) -> Iterator[EventText]:
     parts = [text(record.get("device"))]
     threads, torch = whole(record.get("threads")), text(record.get("torch"))
     parts += [plural(threads, "thread")] if threads else []
@@ -91,7 +91,7 @@ def _device(record: Record) -> Iterator[Told]:
     yield from _headed("device", "", "", "  ".join(parts))
 
 
-def _data(record: Record) -> Iterator[Told]:
+def _data(record: Record) -> Iterator[EventText]:
     """`code 12,345 rows  drills 400 rows`."""
     rows = record.get("rows")
     known = rows.items() if isinstance(rows, dict) else ()
@@ -99,7 +99,7 @@ def _data(record: Record) -> Iterator[Told]:
     yield from _headed("data", "", "", "  ".join(parts))
 
 
-def _horizon(record: Record) -> Iterator[Told]:
+def _horizon(record: Record) -> Iterator[EventText]:
     """`17 steps, 33 rows an epoch`."""
     parts = [f"{name} {amount}" for name, amount in (("stops at step", record.get("stop_at")),) if amount]
     steps, rows = whole(record.get("steps")), number(record.get("epoch_rows"))
@@ -111,77 +111,77 @@ def _horizon(record: Record) -> Iterator[Told]:
     yield from _headed("counted", "", "", "  ".join(parts))
 
 
-def _setup_done(record: Record) -> Iterator[Told]:
-    yield Told("ready", "", took(number(record.get("seconds"))))
+def _setup_done(record: Record) -> Iterator[EventText]:
+    yield EventText("ready", "", took(number(record.get("seconds"))))
 
 
-def _estimate(record: Record) -> Iterator[Told]:
+def _estimate(record: Record) -> Iterator[EventText]:
     """`about 4m43s for the 593 steps that are left`, and what that was measured on."""
     steps, measured = whole(record.get("steps_left")), whole(record.get("measured_steps"))
     left = f"about {duration(number(record.get('seconds_left')))} for the {plural(steps or 0, 'step')} that are left"
     pace = f"{took(number(record.get('step_seconds')))} a step on this machine"
     pace += f", measured over {plural(measured or 0, 'step')}"
     first = f", after {took(seconds)} for the first" if (seconds := number(record.get("first_step_seconds"))) else ""
-    yield Told("estimate", _at(record), f"{left}: {pace}{first}; evaluations and saves come on top")
+    yield EventText("estimate", _at(record), f"{left}: {pace}{first}; evaluations and saves come on top")
 
 
-def _eval(record: Record) -> Iterator[Told]:
+def _eval(record: Record) -> Iterator[EventText]:
     evaluation = Evaluation.of(record)
     parts = [measured(evaluation)]
     if evaluation.tokens is not None:
         parts.append(f"{count(evaluation.tokens)} tokens")
     parts.append(took(evaluation.seconds))
-    yield Told("eval", _at(record), "  ".join(parts))
+    yield EventText("eval", _at(record), "  ".join(parts))
 
 
-def _generate(record: Record) -> Iterator[Told]:
+def _generate(record: Record) -> Iterator[EventText]:
     samples = Sample.all_of(record)
     for index, sample in enumerate(samples, start=1):
-        yield Told("sample", _at(record), f"{index}/{len(samples)}  prompt {sample.prompt!r}", _lines(sample.text))
+        yield EventText("sample", _at(record), f"{index}/{len(samples)}  prompt {sample.prompt!r}", _lines(sample.text))
 
 
-def _checkpoint(record: Record) -> Iterator[Told]:
+def _checkpoint(record: Record) -> Iterator[EventText]:
     """A full state, or the weights alone: the event has the name of what was saved."""
     saved = Checkpoint.of(record)
     parts = [saved.path]
     if saved.num_bytes is not None:
         parts.append(size(saved.num_bytes))
     parts.append(took(saved.seconds))
-    yield Told(text(record.get("event")), _at(record), "  ".join(parts))
+    yield EventText(text(record.get("event")), _at(record), "  ".join(parts))
 
 
-def _signal(record: Record) -> Iterator[Told]:
+def _signal(record: Record) -> Iterator[EventText]:
     reason = f": {said}" if (said := text(record.get("reason"))) else ""
-    yield Told("signal", _at(record), f"{text(record.get('name'))}{reason}")
+    yield EventText("signal", _at(record), f"{text(record.get('name'))}{reason}")
 
 
-def _stop(record: Record) -> Iterator[Told]:
-    yield Told("stop", _at(record), f"{text(record.get('name'))}: {text(record.get('reason'))}")
+def _stop(record: Record) -> Iterator[EventText]:
+    yield EventText("stop", _at(record), f"{text(record.get('name'))}: {text(record.get('reason'))}")
 
 
-def _control(record: Record) -> Iterator[Told]:
+def _control(record: Record) -> Iterator[EventText]:
     detail = f": {said}" if (said := text(record.get("detail"))) else ""
-    yield Told("control", _at(record), f"{text(record.get('command'))} {text(record.get('state'))}{detail}")
+    yield EventText("control", _at(record), f"{text(record.get('command'))} {text(record.get('state'))}{detail}")
 
 
-def _paused(record: Record) -> Iterator[Told]:
-    yield Told("paused", _at(record), f"for {took(number(record.get('seconds')))}")
+def _paused(record: Record) -> Iterator[EventText]:
+    yield EventText("paused", _at(record), f"for {took(number(record.get('seconds')))}")
 
 
-def _requeue(record: Record) -> Iterator[Told]:
-    yield Told("requeue", _at(record), f"Slurm was asked to start job {text(record.get('job'))} again")
+def _requeue(record: Record) -> Iterator[EventText]:
+    yield EventText("requeue", _at(record), f"Slurm was asked to start job {text(record.get('job'))} again")
 
 
-def _nonfinite(record: Record) -> Iterator[Told]:
+def _nonfinite(record: Record) -> Iterator[EventText]:
     loss, norm = (decimal(number(record.get(key)), 4) for key in ("loss", "grad_norm"))
-    yield Told("nonfinite", _at(record), f"loss {loss}  grad_norm {norm}")
+    yield EventText("nonfinite", _at(record), f"loss {loss}  grad_norm {norm}")
 
 
-def _rollback(record: Record) -> Iterator[Told]:
-    yield Told("rollback", _at(record), Rollback.of(record).in_words)
+def _rollback(record: Record) -> Iterator[EventText]:
+    yield EventText("rollback", _at(record), Rollback.of(record).in_words)
 
 
-def _resumed(record: Record) -> Iterator[Told]:
+def _resumed(record: Record) -> Iterator[EventText]:
     """With the groups of the state that do not simply go on."""
     groups = record.get("groups")
     found = groups.items() if isinstance(groups, dict) else ()
@@ -190,26 +190,26 @@ def _resumed(record: Record) -> Iterator[Told]:
     yield from _headed("resumed", _at(record), "", body)
 
 
-def _restart(record: Record) -> Iterator[Told]:
+def _restart(record: Record) -> Iterator[EventText]:
     yield from _headed("restart", _at(record), "", Restart.of_record(record).in_words)
 
 
-def _skipped(record: Record) -> Iterator[Told]:
+def _skipped(record: Record) -> Iterator[EventText]:
     yield from _headed("skipped", _at(record), "", text(record.get("reason")))
 
 
-def _warning(record: Record) -> Iterator[Told]:
+def _warning(record: Record) -> Iterator[EventText]:
     yield from _headed("warning", _at(record), "", text(record.get("message")))
 
 
-def _profile(record: Record) -> Iterator[Told]:
+def _profile(record: Record) -> Iterator[EventText]:
     first, last = whole(record.get("first")), whole(record.get("last"))
     steps = f"step {or_dash(first)}" if first == last else f"steps {or_dash(first)} to {or_dash(last)}"
-    yield Told("profile", _at(record), "  ".join((steps, *_looked_at(record))))
+    yield EventText("profile", _at(record), "  ".join((steps, *_looked_at(record))))
 
 
-def _memory_snapshot(record: Record) -> Iterator[Told]:
-    yield Told("memory", _at(record), "  ".join(_looked_at(record)))
+def _memory_snapshot(record: Record) -> Iterator[EventText]:
+    yield EventText("memory", _at(record), "  ".join(_looked_at(record)))
 
 
 def _looked_at(record: Record) -> Iterator[str]:
@@ -224,27 +224,27 @@ def _looked_at(record: Record) -> Iterator[str]:
         yield note
 
 
-def _alert(record: Record) -> Iterator[Told]:
+def _alert(record: Record) -> Iterator[EventText]:
     alert = Raised.of(record)
     over = "over: " if is_cleared(record) else ""
     yield from _headed("alert", _at(record), alert.kind, over + alert.message)
 
 
-def _notify(record: Record) -> Iterator[Told]:
+def _notify(record: Record) -> Iterator[EventText]:
     what = f"`{text(record.get('command'))}` {text(record.get('detail'))}"
     yield from _headed("notify", _at(record), text(record.get("kind")), what)
 
 
-def _phase(record: Record) -> Iterator[Told]:
+def _phase(record: Record) -> Iterator[EventText]:
     phase = PhaseBegin.of(record)
-    yield Told("phase", _at(record), f"{phase.name}  {phase.in_words}".rstrip())
+    yield EventText("phase", _at(record), f"{phase.name}  {phase.in_words}".rstrip())
 
 
-def _health(record: Record) -> Iterator[Told]:
-    yield Told("health", _at(record), Health.of(record).in_words)
+def _health(record: Record) -> Iterator[EventText]:
+    yield EventText("health", _at(record), Health.of(record).in_words)
 
 
-def _stuck(record: Record) -> Iterator[Told]:
+def _stuck(record: Record) -> Iterator[EventText]:
     """`ranks 1, 3 frozen  in step.forward_backward  for 62.0 s`."""
     ranks = record.get("ranks")
     names = ", ".join(map(text, ranks)) if isinstance(ranks, list) and ranks else "unknown"
@@ -252,39 +252,39 @@ def _stuck(record: Record) -> Iterator[Told]:
     parts += [f"in {node}"] if (node := text(record.get("node"))) else []
     seconds = number(record.get("seconds"))
     parts += [f"for {took(seconds)}"] if seconds is not None else []
-    yield Told("stuck", _at(record), "  ".join(parts))
+    yield EventText("stuck", _at(record), "  ".join(parts))
 
 
-def _tokenise(record: Record) -> Iterator[Told]:
+def _tokenise(record: Record) -> Iterator[EventText]:
     yield from _headed("tokenise", "", text(record.get("dataset")), text(record.get("message")))
 
 
-def _failure(record: Record) -> Iterator[Told]:
+def _failure(record: Record) -> Iterator[EventText]:
     failure = Failure.of(record)
     for said in _headed("failure", f"step {or_dash(failure.step)}", failure.who, failure.message):
-        yield Told(said.word, said.at, said.body, (*said.more, *_lines(failure.traceback)))
+        yield EventText(said.word, said.at, said.body, (*said.more, *_lines(failure.traceback)))
 
 
-def _run_end(record: Record) -> Iterator[Told]:
+def _run_end(record: Record) -> Iterator[EventText]:
     end = RunEnd.of(record)
     parts = [f"{end.status}  step {or_dash(end.step)}"]
     if end.loss is not None:
         parts.append(f"loss {decimal(end.loss, 4)}")
     if end.seconds is not None:
         parts.append(duration(end.seconds))
-    yield Told("end", "", "  ".join(parts))
+    yield EventText("end", "", "  ".join(parts))
 
 
-def _unknown(record: Record) -> Iterator[Told]:
+def _unknown(record: Record) -> Iterator[EventText]:
     """An event of a later version: its fields as they are."""
     fields = (f"{key} {value}" for key, value in record.items() if key not in ("event", "time", "step"))
     yield from _headed(text(record.get("event")), _at(record), "", "  ".join(fields))
 
 
-def _headed(word: str, at: str, head: str, body: str) -> Iterator[Told]:
+def _headed(word: str, at: str, head: str, body: str) -> Iterator[EventText]:
     """Of a body of several lines the first one beside `head`."""
     first, *rest = body.strip().split("\n")
-    yield Told(word, at, "  ".join(filter(None, (head, first))), tuple(rest))
+    yield EventText(word, at, "  ".join(filter(None, (head, first))), tuple(rest))
 
 
 def _lines(body: str) -> tuple[str, ...]:
@@ -295,7 +295,7 @@ def _at(record: Record) -> str:
     return f"step {or_dash(whole(record.get('step')))}"
 
 
-_TELLERS: dict[str, Callable[[Record], Iterator[Told]]] = {
+_TELLERS: dict[str, Callable[[Record], Iterator[EventText]]] = {
     "run_start": _run_start,
     "setup_begin": _setup_begin,
     "setup": _setup,

@@ -9,7 +9,7 @@ SHARE = 0.05
 FREE = 0.02
 
 
-class Sparing:
+class RefreshLimiter:
     """Whether it is time again. clock, spent: seconds that have passed, and that this thread has computed."""
 
     def __init__(self, clock: Callable[[], float] = monotonic, spent: Callable[[], float] = thread_time) -> None:

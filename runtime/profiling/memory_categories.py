@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from ..models.parts import Parts
+from ..models.parts import ModelParts
 
 # In the order in which a storage that several of them share is counted.
 CATEGORIES: Final = ("parameters", "gradients", "optimizer", "averages", "unsharded", "buffers", "other")
@@ -19,7 +19,7 @@ LARGEST: Final = 10
 
 
 @define
-class Held:
+class MemoryByCategory:
     """Bytes by category: on the device that computes, and in host memory where that is another one.
 
     optimizer: the moments; its counters of steps are `other`. unsharded: parameters that FSDP has gathered. other: all
@@ -32,10 +32,12 @@ class Held:
     largest: list[tuple[int, str, list[int]]] = field(factory=list)
 
 
-def held(model: Parts | None, optimizer: Optimizer | None, averages: Iterable[Tensor], device: torch.device) -> Held:
+def memory_by_category(
+    model: ModelParts | None, optimizer: Optimizer | None, averages: Iterable[Tensor], device: torch.device
+) -> MemoryByCategory:
     """Look at everything that is alive now. model, optimizer: None where they have not been made. averages: of the
     parameters."""
-    found, seen = Held(), set[int]()
+    found, seen = MemoryByCategory(), set[int]()
     # Those of the optimizer are the pieces of this rank, whatever FSDP has put into the model.
     if optimizer is not None:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -70,7 +72,7 @@ def _moments(optimizer: Optimizer) -> Iterator[Tensor]:
         yield from (state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)
 
 
-def _gathered(model: Parts) -> Iterator[Tensor]:
+def _gathered(model: ModelParts) -> Iterator[Tensor]:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             group: Any = module._get_fsdp_state()._fsdp_param_group
