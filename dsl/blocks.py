@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 import attrs
 
 from .schema import actions, alerts, cluster, data, ema, experiment, fault_tolerance, log, model, parallel, training
+from .schema.component import Component, registry_of
 from .schema.later import KINDS as LATER_KINDS
 from .schema.setting import settings_of
 
@@ -79,7 +80,19 @@ ALL_KINDS: Final = (*KINDS, *LATER_KINDS)
 
 def label_of(block: type) -> attrs.Attribute | None:
     """The attribute that the label of a block fills, or None if the block has no label."""
+    registry = registry_of(block)
+    if registry is not None:
+        return registry.label()
     return next((a for a in attrs.fields(block) if "setting" not in a.metadata), None)
+
+
+def fields_of(block: type) -> tuple[attrs.Attribute, ...]:
+    """The label and all settings of a block, in their order."""
+    if registry_of(block) is None:
+        return attrs.fields(block)
+    label = label_of(block)
+    assert label is not None
+    return (label, *(attribute for attribute, _ in settings_of(block).values()))
 
 
 def nested(block: type) -> dict[str, type]:
@@ -89,7 +102,9 @@ def nested(block: type) -> dict[str, type]:
 
 def is_block(kind: Any) -> TypeGuard[type]:
     """Whether an annotation is a class of the schema."""
-    return isinstance(kind, type) and attrs.has(kind) and kind.__module__.startswith(_SCHEMA)
+    if not isinstance(kind, type):
+        return False
+    return issubclass(kind, Component) or (attrs.has(kind) and kind.__module__.startswith(_SCHEMA))
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:

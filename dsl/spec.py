@@ -17,7 +17,7 @@ from .schema.fault_tolerance import FaultTolerance
 from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
-from .schema.training import Checkpoint, Loss, Optimizer, Scheduler
+from .schema.training import SCHEDULERS, Checkpoint, Loss, Optimizer, Scheduler
 
 
 @frozen
@@ -62,7 +62,7 @@ class Spec:
     phases: dict[str, Phase] = field(factory=dict)
     batch: Batch
     optimizer: Optimizer
-    scheduler: Scheduler = Scheduler(kind="constant")
+    scheduler: Scheduler = field(factory=lambda: SCHEDULERS.default())
     loss: Loss = Loss(kind="cross_entropy")
     ema: Ema | None = None
     precision: Precision = Precision()

@@ -107,9 +107,14 @@ class Resolved:
         return None if self.spec.ema is None else self.formats.averages
 
     @property
+    def moments(self) -> int:
+        """How many tensors the optimizer keeps for each parameter, of its shape and format."""
+        return len(self.spec.optimizer.state(self.spec.optimizer.args()))
+
+    @property
     def checkpoint_bytes(self) -> int:
         """Bytes of a full checkpoint over all ranks."""
-        return checkpoint_bytes(self.inventory, self.formats.params, self.averages)
+        return checkpoint_bytes(self.inventory, self.formats.params, self.moments, self.averages)
 
     @property
     def ddp(self) -> bool:

@@ -39,8 +39,8 @@ from .monitoring.poller import Poller
 from .monitoring.time_left import TimeLeft
 from .monitoring.waits import WAITS
 from .monitoring.watch import Watchdog
-from .node_order import DueTick, StepCall, nodes_due, op_of, topological
-from .ops import OPS, PlanMismatch, load_ops
+from .node_order import DueTick, StepCall, nodes_due, topological
+from .ops import OPS, PlanMismatch, load_ops, op_of
 from .outcome import EXIT_CODES
 from .outcome import leave as leave_process
 from .profiling import out_of_memory

@@ -1,4 +1,4 @@
-"""In which order nodes are walked, which op a node means, and when a tick is due."""
+"""In which order nodes are run, and when a tick is due."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,7 +7,6 @@ from attrs import frozen
 
 from ..planner.plan import Node, Plan, PlanTick
 from ..planner.schedule.counts import is_due, passes
-from .ops import OPS, Op, PlanMismatch
 from .state import Step
 from .timers import Clocks
 
@@ -34,12 +33,6 @@ class DueTick:
 def nodes_due(ticks: Sequence[DueTick]) -> dict[str, StepCall]:
     """What ticks that are due in the same step run, in their order: a node that several of them name runs once."""
     return {node: call for tick in ticks for node, call in tick.calls.items()}
-
-
-def op_of(node: Node) -> Op:
-    if node.op not in OPS:
-        raise PlanMismatch(f"node `{node.id}` needs op `{node.op}`, which this version of xtrain does not have")
-    return OPS[node.op]
 
 
 def topological(plan: Plan) -> list[Node]:

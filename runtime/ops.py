@@ -8,12 +8,13 @@ the callable that runs in the loop.
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 import attrs
 import cattrs
 from attrs import frozen
 
+from ..dsl.schema.training import OPTIMIZERS
 from ..planner.plan import Node
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -35,7 +36,6 @@ MODULES = (
     "models.weights",
     "input.user_collators",
     "input.feed",
-    "training.optimizer",
     "training.ema",
     "training.scheduler",
     "training.observe",
@@ -68,19 +68,25 @@ class Op:
     name: str
     function: Callable[..., Any]
     gives: str | None
+    chosen_by: tuple[str, ...] = ()
+    """Arguments of the node that have chosen it, and that it does not take."""
 
     def bind(self, node: Node, resources: Mapping[str, Any]) -> Callable[[], Any]:
         """The call with every parameter filled; raises PlanMismatch where the plan and the function do not fit."""
         wanted = inspect.signature(self.function).parameters
         hints = get_type_hints(self.function)
-        unused = node.args.keys() - wanted.keys()
+        args = {name: value for name, value in node.args.items() if name not in self.chosen_by}
+        rest = next((name for name, p in wanted.items() if p.kind is inspect.Parameter.VAR_KEYWORD), None)
+        unused = set() if rest is not None else args.keys() - wanted.keys()
         if unused:
             names = ", ".join(sorted(unused))
             raise PlanMismatch(f"node `{node.id}` gives {names}, which op `{self.name}` does not take")
-        given: dict[str, Any] = {}
+        given = {name: value for name, value in args.items() if name not in wanted}
         for name, parameter in wanted.items():
-            if name in node.args:
-                given[name] = _typed(node.args[name], hints.get(name))
+            if name == rest:
+                continue
+            if name in args:
+                given[name] = _typed(args[name], hints.get(name))
             elif name in resources:
                 given[name] = resources[name]
             elif parameter.default is inspect.Parameter.empty:
@@ -100,6 +106,22 @@ def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
         return function
 
     return register
+
+
+# Ops of which every component of a kind has its own, under `<op>.<kind of the node>`, in a module beside it.
+COMPONENTS: Final = {"setup.optimizer": OPTIMIZERS}
+
+
+def op_of(node: Node) -> Op:
+    """The op that a node means. Raises PlanMismatch where there is none."""
+    registry, name = COMPONENTS.get(node.op), node.op
+    kind = str(node.args.get("kind"))
+    if registry is not None and kind in registry:
+        importlib.import_module(registry[kind].torch_module())
+        name = f"{node.op}.{kind}"
+    if name not in OPS:
+        raise PlanMismatch(f"node `{node.id}` needs op `{name}`, which this version of xtrain does not have")
+    return OPS[name] if registry is None else attrs.evolve(OPS[name], chosen_by=("kind",))
 
 
 def load_ops() -> dict[str, Op]:

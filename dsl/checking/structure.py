@@ -13,6 +13,7 @@ from ..evaluation.sections import Label, Section, Tree
 from ..evaluation.values import FAILED, Value, Word
 from ..evaluation.values import Mapping as MapOf
 from ..quantity import Quantity
+from ..schema.component import variant
 from ..schema.setting import Setting, open_setting, settings_of, spelled
 from ..spec import Origin, Spec
 from .context import Context
@@ -116,7 +117,10 @@ class Structurer:
         self.errors.unknown_fields(block, section)
         self.doubts.fields(block, section, path)
         missing: list[str] = []
-        for name, (attribute, meta) in known.items():
+        chosen = variant(block, label)
+        # A component has its own bounds and defaults for a name that it shares with others.
+        own = settings_of(chosen) if chosen is not block and label is not FAILED else {}
+        for name, (attribute, meta) in {**known, **own}.items():
             where = f"{path}.{name}"
             written = name in section.entries or name in section.blocks
             if meta.only and label is not FAILED and label not in meta.only:
@@ -145,12 +149,13 @@ class Structurer:
                 self.origins[where] = Origin("default")
         if missing and not section.broken:
             self.errors.missing_fields(block, section, missing)
-        for attribute in attrs.fields(block):
+        for attribute in attrs.fields(chosen):
             if arguments.get(attribute.name) is FAILED:
                 self.doubts.setting(f"{path}.{spelled(attribute)}", attribute)
                 meta = attribute.metadata.get("setting")
                 arguments[attribute.name] = stand_in(attribute, meta)
-        return block(**{name: value for name, value in arguments.items() if value is not _MISSING})
+        has = attrs.fields_dict(chosen)
+        return chosen(**{name: value for name, value in arguments.items() if value is not _MISSING and name in has})
 
     def _free_names(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> None:
         """The settings whose names are the user's own, as the weights of `mixture`, gathered into one map."""
@@ -255,6 +260,7 @@ def _usual_label(section: Section, path: str, name: str) -> Any:
     None where such a spec has no such block, or says nothing that a setting of it could speak of, as of machines.
     """
     default = attrs.fields_dict(Spec)[path].default if path in blocks.KINDS and path not in blocks.NAMED else None
+    default = default.factory() if isinstance(default, attrs.Factory) else default  # type: ignore[arg-type]
     written = any(_kind_of_head(head) != "set" for head in section.heads)
     if written or path == "cluster" or not blocks.is_block(type(default)):
         return None

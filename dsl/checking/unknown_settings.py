@@ -16,6 +16,7 @@ from ..diagnostics.synonyms import ours
 from ..evaluation.sections import Section, Tree
 from ..quantity import Quantity
 from ..schema import later
+from ..schema.component import variant
 from ..schema.setting import Setting, open_setting, settings_of, spelled
 
 _PLAIN: Final = {bool: False, int: 2, float: 1.0, str: ""}
@@ -133,7 +134,7 @@ class UnknownSettings:
 def leaves(block: type, path: str) -> Iterator[str]:
     """The paths of the label and of every setting of a block, with those of the blocks inside."""
     free = open_setting(block)
-    for attribute in attrs.fields(block):
+    for attribute in blocks.fields_of(block):
         where = f"{path}.*" if free is not None and attribute == free[0] else f"{path}.{spelled(attribute)}"
         if blocks.is_block(attribute.type):
             yield from leaves(attribute.type, where)
@@ -165,7 +166,8 @@ def stand_in_of(kind: Any, meta: Setting | None = None) -> Any:
 
 def stand_in_block(block: type) -> Any:
     """An object of a block class with nothing but stand-ins."""
-    return block(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attrs.fields(block)})
+    kind = variant(block, None)
+    return kind(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attrs.fields(kind)})
 
 
 def _all_settings() -> Iterable[tuple[str, tuple[str, attrs.Attribute]]]:

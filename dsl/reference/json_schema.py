@@ -90,7 +90,7 @@ def _block(block: type, without: str = "") -> Schema:
     label = blocks.label_of(block)
     properties: dict[str, Schema] = {}
     required: list[str] = []
-    for attribute in attrs.fields(block):
+    for attribute in blocks.fields_of(block):
         name = spelled(attribute)
         meta = attribute.metadata.get("setting")
         if name == without or (meta is not None and meta.names):

@@ -14,6 +14,7 @@ from ..interval import Interval
 from ..metric import Metric
 from ..quantity import Quantity
 from ..schema import actions
+from ..schema.component import registry_of, variant, variants
 from ..schema.setting import AUTO, Auto, Range, Role, Setting, at_least, open_setting, settings_of, spelled
 from ..spec_text import value_text
 
@@ -98,6 +99,8 @@ def every_page(within: Iterable[ReferencePage] | None = None) -> Iterator[Refere
 def _page(name: str, path: str, block: type, group: Group, around: Callable[[str], str] = str) -> ReferencePage:
     """A page. around: what stands around the block in an example, as `parallel { … }` around an axis."""
     written, summary, more = described(block)
+    if registry_of(block) is not None:
+        more = (*more, *("{}: {}".format(*described(component)) for component in variants(block)))
     when = "on nan" if name in ("skip", "rollback") else "on finish" if name == "notify" else "every 100 steps"
     around = (lambda inner: f"{when} {inner}") if group == "action" else around
     known = settings_of(block)
@@ -111,13 +114,15 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
             inner.append(_page(each, where, attribute.type, group, outside))
             continue
         found = _field(attribute, meta, where, group)
-        needed = _needed(block, each) if group == "action" or name in blocks.NAMED else []
+        chosen = variant(block, meta.only[0] if meta.only else None)
+        needed = _needed(chosen, each) if group == "action" or name in blocks.NAMED or chosen is not block else []
         usage = _usage(name, head, found, needed)
         fields.append(attrs.evolve(found, usage=usage if group in ("link", "statement") else around(usage)))
     if (free := open_setting(block)) is not None:
         found = _free_field(*free, path, group)
         fields.insert(0, attrs.evolve(found, usage=_usage(name, name, found, [])))
     label = blocks.label_of(block) if group in ("block", "action") else None
+    with_label = _needed(variant(block, None), "") if name in blocks.NAMED or variant(block, None) is not block else []
     return ReferencePage(
         name=name,
         path=path,
@@ -126,7 +131,7 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
         written=written,
         summary=summary,
         more=more,
-        label=_label(label, path, group, around, _needed(block, "") if name in blocks.NAMED else []) if label else None,
+        label=_label(label, path, group, around, with_label) if label else None,
         fields=tuple(fields),
         inner=tuple(inner),
     )

@@ -15,6 +15,6 @@ LINKS: Final = ()
 SETTINGS: Final[dict[type, tuple[str, ...]]] = {}
 WORDS: Final[dict[tuple[type, str], tuple[str, ...]]] = {
     (Pp, "schedule"): ("dual_pipe",),
-    (Optimizer, "kind"): ("muon", "lion", "sgd"),
+    (Optimizer, "kind"): ("muon",),
     (Loss, "kind"): ("dpo", "kl"),
 }

@@ -91,6 +91,8 @@ def label(*, check: TextCheck) -> Any:
 
 def settings_of(block: type) -> dict[str, tuple[attrs.Attribute, Setting]]:
     """Name → (attribute, metadata) for every setting of a block class that has a name, in the order of definition."""
+    if (registry := block.__dict__.get("components")) is not None:
+        return registry.settings()
     return {
         spelled(a): (a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and not meta.names
     }
@@ -103,6 +105,8 @@ def spelled(attribute: attrs.Attribute) -> str:
 
 def open_setting(block: type) -> tuple[attrs.Attribute, Setting] | None:
     """The setting that takes every name a block has no other setting for; None where all names are fixed."""
+    if "components" in block.__dict__:
+        return None
     return next(((a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and meta.names), None)
 
 

@@ -1,13 +1,15 @@
 """How the model learns: `loss`, `optimizer`, `scheduler`, `checkpoint`."""
 
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from ..metric import Metric
 from ..quantity import Quantity
+from .component import Component, Registry
 from .names import file_path
-from .setting import Role, at_least, momentum_pair, not_negative, positive, setting, share
+from .setting import Role, at_least, not_negative, positive, setting, settings_of, share
 
 
 @frozen
@@ -25,43 +27,101 @@ class Loss:
     )
 
 
-@frozen
-class Optimizer:
-    """`optimizer adamw { … }`: the optimizer; no weight decay for norms, biases and embeddings."""
+OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers")
+SCHEDULERS: Final = Registry["Scheduler"]("scheduler", "schedules")
 
-    kind: Literal["adamw"]
-    lr: float = setting("peak learning rate, reached after warm-up", check=positive, example="3e-4")
-    betas: tuple[float, ...] = setting("exponential decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
-    eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
-    weight_decay: float = setting("decoupled weight decay of matrices", default=0.1, check=not_negative)
-    clip: float | None = setting(
-        "gradients are clipped to this global norm; none: no clipping", default=1.0, check=positive
+
+def learning_rate() -> Any:
+    """The setting `lr` that every optimizer has."""
+    return setting("peak learning rate, reached after warm-up", check=positive, example="3e-4")
+
+
+def clip_norm() -> Any:
+    """The setting `clip` that every optimizer has."""
+    return setting("gradients are clipped to this global norm; none: no clipping", default=1.0, check=positive)
+
+
+def decoupled_decay(default: float) -> Any:
+    """The setting `weight_decay` of optimizers that decay weights beside the gradient."""
+    return setting("decoupled weight decay of matrices", default=default, check=not_negative)
+
+
+@OPTIMIZERS.base
+class Optimizer(Component):
+    """`optimizer NAME { … }`: the optimizer."""
+
+    lr: float
+    clip: float | None
+    counts: ClassVar[bool] = False
+    """Whether it counts the updates of each parameter, as `step` of its state."""
+    resuming: ClassVar[Mapping[str, str]] = {}
+    """Argument of its node → what becomes of a run that goes on with another value, as a clause. Of those that are not
+    here: the optimizer takes the value from the plan."""
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node beside `kind` and `lr`: all of its settings but `lr` and `clip`, which other
+        nodes take."""
+        values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in values.items()
+            if name not in ("lr", "clip")
+        }
+
+    def does(self, number_format: str) -> str:
+        """What its node does, in words. number_format: of its state."""
+        raise NotImplementedError
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of the tensors that it keeps for each parameter, of the parameter's shape and format. args: of its
+        node."""
+        raise NotImplementedError
+
+
+def warm_up() -> Any:
+    """The setting `warmup` that every schedule has."""
+    return setting("length of the linear warm-up", default=Quantity(0, "steps"), units=("steps", "epochs", "%"), check=share)
+
+
+def floor_of_peak() -> Any:
+    """The setting `floor` of schedules that fall."""
+    return setting(
+        "learning rate at the end, as a share of `lr`", default=Quantity(0, "%"), units=("%",), check=share
     )
 
 
-@frozen
-class Scheduler:
-    """`scheduler KIND { … }`: the learning-rate schedule; without this block the rate is constant."""
+Rate = Callable[[int], float]
+"""Index of a step, from 0 → learning rate."""
 
-    kind: Literal["cosine", "linear", "constant", "wsd"]
-    warmup: Quantity = setting(
-        "length of the linear warm-up", default=Quantity(0, "steps"), units=("steps", "epochs", "%"), check=share
-    )
-    floor: Quantity = setting(
-        "learning rate at the end, as a share of `lr`",
-        default=Quantity(0, "%"),
-        units=("%",),
-        check=share,
-        only=("cosine", "linear", "wsd"),
-    )
-    decay: Quantity = setting(
-        "length of the final decay",
-        default=Quantity(10, "%"),
-        units=("steps", "epochs", "%"),
-        check=share,
-        only=("wsd",),
-    )
-    shape: Literal["linear", "cosine", "sqrt"] = setting("shape of the final decay", default="linear", only=("wsd",))
+
+@SCHEDULERS.base
+class Scheduler(Component):
+    """`scheduler NAME { … }`: the learning-rate schedule; without this block the rate is constant."""
+
+    warmup: Quantity
+
+    def lengths(self) -> dict[str, Quantity]:
+        """The settings that are lengths, which have to fit into the budget together."""
+        return {"warmup": self.warmup}
+
+    def idle(self) -> dict[str, str]:
+        """The settings that change nothing beside the others, whatever the budget, and why."""
+        return {}
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node beside `kind`, `lr`, `steps` and those that `lengths` names."""
+        return {}
+
+    @classmethod
+    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+        """The learning rate of every step of `total`. args: of its node, with lengths in steps or as shares."""
+        raise NotImplementedError
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
+        """Where the rate turns, behind the warm-up, in words. length: an amount among the arguments in words."""
+        raise NotImplementedError
 
 
 @frozen

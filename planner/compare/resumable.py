@@ -17,7 +17,7 @@ from .diff_values import actions_text, recurring
 from .resumable_curve import curve_reasons
 from .resumable_data import data_reasons
 from .resumable_phases import phase_reasons
-from .resumable_rules import OBJECTIVE, OUTSIDE, RULES, Effect, Kind, Reason, Rule
+from .resumable_rules import OBJECTIVE, OUTSIDE, Effect, Kind, Reason, Rule, rules_of
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
@@ -160,7 +160,8 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
         op = (one or other).op  # type: ignore[union-attr]
         if op.startswith(OUTSIDE):
             continue
-        if op not in RULES:
+        rules = rules_of(op, (other or one).args)  # type: ignore[union-attr]
+        if rules is None:
             yield _unknown(id, one, other)
             continue
         if (one is None or other is None) and op not in _SWITCHES:
@@ -170,10 +171,10 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
         for name in {**old, **new}:
             if old.get(name) == new.get(name) or (swapped and not (name in old and name in new)):
                 continue
-            if name not in RULES[op]:
+            if name not in rules:
                 yield _unknown(f"{id}.{name}", one, other)
                 continue
-            rule = RULES[op][name]
+            rule = rules[name]
             if rule is not None and rule.path not in named:
                 named.add(rule.path)
                 yield _allowed(rule, name, *(_said(a, b, rule.path) or (old.get(name), new.get(name))))

@@ -3,9 +3,12 @@
 An argument without a row makes a checkpoint incompatible, so that none is forgotten; a test goes through all of them.
 """
 
-from typing import Final, Literal
+from collections.abc import Mapping
+from typing import Any, Final, Literal
 
 from attrs import frozen
+
+from ...dsl.schema.training import OPTIMIZERS
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]
 # Against a run that had been the second plan's from its start: none: equal bit for bit; rounding: equal but for it;
@@ -117,13 +120,6 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "offload": _OFFLOAD,
     },
     "setup.pretrained": {"path": Rule("checkpoint.pretrained", "learning", _FIRST)},
-    "setup.optimizer": {
-        "kind": None,
-        "lr": None,
-        "betas": Rule("optimizer.betas", "learning", f"{_LEARNS}, and the moments follow within some steps"),
-        "eps": Rule("optimizer.eps", "learning", _LEARNS),
-        "weight_decay": Rule("optimizer.weight_decay", "learning", _LEARNS),
-    },
     "setup.ema": {
         "decay": Rule("ema.decay", "learning", f"{_AVERAGE} by it from here on"),
         "every": Rule("ema.every", "learning", f"{_AVERAGE} so often from here on"),
@@ -131,7 +127,6 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "eval": Rule("ema.eval", "none", f"other weights are evaluated, {_STAYS}"),
         "publish": Rule("ema.publish", "none", f"other weights are published, {_STAYS}"),
     },
-    "setup.scheduler": dict.fromkeys(("kind", "lr", "steps", "warmup", "floor", "decay", "shape")),
     "setup.tokenizer": {"source": None},
     "setup.data": dict.fromkeys(
         (
@@ -221,3 +216,14 @@ OBJECTIVE: Final = {
     "router_aux_loss": Rule("model.router.aux_loss", "learning", "the loss uses the new weight from here on"),
     "router_z_loss": Rule("model.router.z_loss", "learning", "the loss uses the new weight from here on"),
 }
+
+
+def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | None:
+    """The rules of the arguments of a node: what each component says of its own. None for an op that has none."""
+    if op == "setup.optimizer":
+        own = OPTIMIZERS[args["kind"]].resuming
+        learned = {name: Rule(f"optimizer.{name}", "learning", own.get(name, _LEARNS)) for name in args}
+        return {**learned, "kind": None, "lr": None}
+    if op == "setup.scheduler":
+        return dict.fromkeys(args)  # the curve is compared as a whole
+    return RULES.get(op)

@@ -6,6 +6,7 @@ from typing import Final
 
 from attrs import frozen
 
+from ...dsl.schema.training import OPTIMIZERS
 from ..graph.averaging import average_args
 from ..graph.checkpoint_fit import checkpoint_contents
 from ..model.inventory import weight_bytes
@@ -54,11 +55,14 @@ def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
 
 def _full(plan: Plan, backend: str) -> int:
     averages = average_args(plan)
-    copies, tensors = 3 + (averages is not None), len(plan.parameters.tensors)
-    pieces = copies * _pieces(plan) + tensors  # the optimizer counts its updates of each
+    chosen = plan.node("setup.optimizer").args
+    optimizer = OPTIMIZERS[chosen["kind"]]
+    copies = 1 + len(optimizer.state(chosen)) + (averages is not None)
+    counters = len(plan.parameters.tensors) if optimizer.counts else 0
+    pieces = copies * _pieces(plan) + counters
     streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
     buffers = (1 + (averages is not None)) * _buffer_bytes(plan)
-    numbers = plan.estimates.checkpoint_bytes + buffers + BYTES["fp32"] * tensors
+    numbers = plan.estimates.checkpoint_bytes + buffers + BYTES["fp32"] * counters
     return numbers + pieces * OF_A_PIECE[backend] + streams + _sidecar(plan)
 
 

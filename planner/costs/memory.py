@@ -72,7 +72,7 @@ def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
     """Without a pipeline: one microbatch after the other, forward and backward."""
     count, sharded = run.batch.accumulate, run.dense_fsdp
     casts = sharded and run.formats.reduce != run.formats.compute
-    forward, base = stage.forward(), 3 * states + stage.resident + (states if run.ddp else 0)
+    forward, base = stage.forward(), (1 + run.moments) * states + stage.resident + (states if run.ddp else 0)
     gradients, peak = 0, 0
     turns = min(count, 3)  # those in between are alike
     for number in range(turns):
@@ -97,13 +97,14 @@ def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
 
 
 def _memory(run: Resolved, states: int, peak: int, **parts: int) -> Memory:
-    peak = max(peak, 4 * states + _norms(run, states))
+    kept = (2 + run.moments) * states
+    peak = max(peak, kept + _norms(run, states))
     return Memory(
         parameters=states,
         gradients=states,
-        optimizer=2 * states,
+        optimizer=run.moments * states,
         averages=0 if run.averages is None else states // BYTES[run.formats.params] * BYTES[run.averages],
-        working=max(0, peak - 4 * states - sum(parts.values())),
+        working=max(0, peak - kept - sum(parts.values())),
         offloaded=run.spec.parallel.fsdp.offload,
         **parts,
     )

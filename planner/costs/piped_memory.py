@@ -81,6 +81,6 @@ def play_pipeline(run: Resolved, stages: list[StagePlay], pp: int, states: int) 
     gathered = sum(sorted(each.unsharded for each in stages)[-MOST_GATHERED:])
     messages = sum((not each.embeds) + (not each.predicts) for each in stages)
     buffers = run.batch.accumulate * stages[0].local.stream * messages
-    rank = Piped(live=3 * states + gathered + buffers, held=buffers)
+    rank = Piped(live=(1 + run.moments) * states + gathered + buffers, held=buffers)
     rank.play(run, pp, stages)
     return rank, gathered

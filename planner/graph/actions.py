@@ -95,7 +95,8 @@ def describe(action: Action, run: Resolved, *, last: bool = False, ends: bool) -
             return "tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed"
         case CheckpointAction():
             averages = "" if run.averages is None else " their average,"
-            does = f"save weights,{averages} both moments and the place in the data: {bytes_text(run.checkpoint_bytes)}"
+            does = f"save weights,{averages} {_optimizer_state(run)} and the place in the data: "
+            does += bytes_text(run.checkpoint_bytes)
             return "tick.checkpoint", {"must": last}, f"{does}{BEFORE_THE_END}" if last else does
         case HealthAction(limit=limit):
             does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(limit.value)} is named"
@@ -142,3 +143,10 @@ def eval_batches(action: EvalAction, steps: int | None) -> int | None:
     if not isinstance(action.batches, Auto):
         return action.batches
     return None if steps is None else max(steps // 20, 1)
+
+
+def _optimizer_state(run: Resolved) -> str:
+    """What a checkpoint holds of the optimizer, in words."""
+    return {0: "no state of the optimizer", 1: "the moment", 2: "both moments"}.get(
+        run.moments, f"{run.moments} moments"
+    )

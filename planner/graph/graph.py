@@ -118,14 +118,8 @@ def _mesh(graph: Builder, run: Resolved) -> str:
 
 def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
     chosen = run.spec.optimizer
-    args: dict[str, Any] = {
-        "kind": chosen.kind,
-        "lr": chosen.lr,
-        "betas": list(chosen.betas),
-        "eps": chosen.eps,
-        "weight_decay": chosen.weight_decay,
-    }
-    does = f"{chosen.kind}, two moments in {run.formats.params}, matrices decay by {chosen.weight_decay:g}"
+    args: dict[str, Any] = {"kind": chosen.kind, "lr": chosen.lr, **chosen.args()}
+    does = chosen.does(run.formats.params)
     return graph.add("setup", "setup.optimizer", does, args=args, after=((model, "model"),))
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any
 
+from ...dsl.schema.training import OPTIMIZERS
 from ..architecture import ParameterSpec
 from ..plan import Mesh, Plan
 from ..units import BYTES
 from .sharding import Cuts, Place
 from .stages import Pipeline, end_names
-
-STATES = 4  # parameters, gradients, two moments: all in the format of the parameters
 
 
 def local_shapes(plan: Plan, rank: int) -> dict[str, tuple[int, ...]]:
@@ -35,9 +34,12 @@ def local_parameters(plan: Plan, rank: int) -> int:
 
 
 def local_bytes(plan: Plan, rank: int) -> int:
-    """Bytes of model state on a rank: parameters, their gradients, two moments, and averages where they are kept."""
+    """Bytes of model state on a rank: parameters, gradients, what the optimizer keeps, and averages where there are
+    any; all but these in the format of the parameters."""
     averages = BYTES[format] if (format := _args(plan, "setup.ema").get("format")) else 0
-    return (STATES * BYTES[plan.node("setup.build_model").args["params"]] + averages) * local_parameters(plan, rank)
+    chosen = plan.node("setup.optimizer").args
+    states = 2 + len(OPTIMIZERS[chosen["kind"]].state(chosen))
+    return (states * BYTES[plan.node("setup.build_model").args["params"]] + averages) * local_parameters(plan, rank)
 
 
 def _owned(plan: Plan, rank: int) -> Iterator[ParameterSpec]:

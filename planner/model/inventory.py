@@ -49,10 +49,11 @@ def weight_bytes(inventory: Parameters, number_format: str) -> int:
     return BYTES[number_format] * inventory.total
 
 
-def checkpoint_bytes(inventory: Parameters, params_format: str, averages: str | None = None) -> int:
-    """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. averages: their format, if any are kept."""
+def checkpoint_bytes(inventory: Parameters, params_format: str, moments: int, averages: str | None = None) -> int:
+    """Bytes of a full checkpoint over all ranks; see `estimates.SOURCES`. moments: tensors that the optimizer keeps for
+    each parameter. averages: their format, if any are kept."""
     averaged = 0 if averages is None else weight_bytes(inventory, averages)
-    return 3 * weight_bytes(inventory, params_format) + averaged
+    return (1 + moments) * weight_bytes(inventory, params_format) + averaged
 
 
 def block_tensors(inventory: Parameters) -> list[ParameterSpec]:

@@ -2,13 +2,13 @@
 
 from typing import Any
 
+from ...dsl.schema.training import SCHEDULERS
 from ..costs.disk import disk_of
 from ..costs.headroom import no_times
 from ..graph.averaging import average_args
 from ..graph.log_writers import TENSORBOARD, WANDB
 from ..plan import Node, Plan, PlanTick
 from ..schedule.counts import count_node, count_saves
-from ..schedule.learning_curve import length_in_steps
 from ..units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
 from .render_data import epoch_text
 from .text import Detail, Page
@@ -75,26 +75,12 @@ def _average(plan: Plan) -> list[tuple[str, str, str]]:
 
 def breakpoints(args: dict[str, Any]) -> list[str]:
     """Where the learning rate turns, from the arguments of `setup.scheduler`; shares of a budget nobody has counted."""
-    steps, rise = args["steps"], args["warmup"]
+    rise = args["warmup"]
     parts = []
     if any(rise.values()):
         parts.append(f"warm-up over {_length(rise)}")
-    if args["kind"] == "constant":
-        return [*parts, "then constant" if parts else "constant"]
-    shape = args.get("shape", args["kind"])
-    end = f"{args['floor'] * args['lr']:.3g} at {'the end' if steps is None else f'step {steps:,}'}"
-    if args["kind"] == "wsd":
-        fall = args["decay"]
-        known = steps is not None and "epochs" not in {**fall, **rise}
-        start = f"step {_turn(args):,}" if known else f"the last {_length(fall)}"
-        parts.append(f"constant to {start}")
-    return [*parts, f"{shape} to {end}"]
-
-
-def _turn(args: dict[str, Any]) -> int:
-    """The step at which the final fall begins, where all lengths are known."""
-    rise, fall = (length_in_steps(args[name], args["steps"]) for name in ("warmup", "decay"))
-    return max(args["steps"] - fall, rise)
+    shown = SCHEDULERS[args["kind"]].shown(args, lambda name: _length(args[name]))
+    return [*parts, *(f"then {each}" if parts and each == "constant" else each for each in shown)]
 
 
 def _length(length: dict[str, Any]) -> str:

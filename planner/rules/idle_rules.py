@@ -14,7 +14,6 @@ from ..mesh.layout import Layout
 from ..mesh.sharding import shard_axes
 from ..resolved import resolve_formats
 from ..schedule.arithmetic import Arithmetic
-from ..schedule.learning_rate import idle_settings
 
 # Axis → the settings that only speak of it.
 OF_AXIS = {
@@ -32,7 +31,7 @@ def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -
     _check_idle_model(spec, found)
     _check_idle_actions(spec, layout, found)
     _check_idle_watching(spec, found)
-    for name, why in idle_settings(spec.scheduler).items():
+    for name, why in spec.scheduler.idle().items():
         _warn(spec, f"scheduler.{name}", why, "remove it", found)
     _check_idle_axes(spec, layout, batch, found)
     if spec.batch.workers and not spec.batch.prefetch:

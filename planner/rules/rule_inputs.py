@@ -233,5 +233,5 @@ def _group(name: str, spec: Spec) -> tuple[str, ...]:
         case "stops":
             return ("launch.time_limit", "launch.stop_at", "launch.stop_after", "launch.stop_file")
         case "decay":
-            return ("scheduler.decay",) if spec.scheduler.kind == "wsd" else ()
+            return tuple(f"scheduler.{name}" for name in spec.scheduler.lengths() if name != "warmup")
     raise AssertionError(name)

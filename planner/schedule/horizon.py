@@ -31,7 +31,7 @@ def waits_with(timeline: Timeline, rate: Mapping[str, Any]) -> bool:
         or any(phase.epochs is not None or phase.passes is not None for phase in timeline.phases)
         or timeline.stop_at_amount is not None
         or timeline.stop_after_amount is not None
-        or any("epochs" in (rate.get(name) or {}) for name in ("warmup", "decay"))
+        or any("epochs" in value for value in rate.values() if isinstance(value, dict))
     )
 
 
@@ -42,7 +42,7 @@ def waits_for_data(spec: Spec) -> bool:
     amounts = [spec.experiment.budget, *(tick.every for tick in spec.ticks)]
     amounts += [phase.from_ for phase in spec.phases.values()]
     amounts += [each for each in (spec.launch.stop_at, spec.launch.stop_after) if each is not None]
-    amounts += [spec.scheduler.warmup, *([spec.scheduler.decay] if spec.scheduler.kind == "wsd" else [])]
+    amounts += spec.scheduler.lengths().values()
     return any(amount.unit == "epochs" for amount in amounts)
 
 
@@ -120,8 +120,8 @@ def counted_timeline(timeline: Timeline, batch: Arithmetic, rows: Mapping[str, i
 def counted_rate(args: Mapping[str, Any], batch: Arithmetic) -> dict[str, Any]:
     """The arguments of the learning rate with lengths in epochs as steps; shares of the budget stay what they are."""
     found = {**args, "steps": batch.steps}
-    for name in ("warmup", "decay"):
-        epochs = (args.get(name) or {}).get("epochs")
+    for name, value in args.items():
+        epochs = value.get("epochs") if isinstance(value, dict) else None
         if epochs is not None and (steps := batch.steps_in(epochs)) is not None:
             found[name] = {"steps": steps}
     return found

@@ -5,6 +5,7 @@ from typing import Any
 from attrs import evolve, fields_dict
 
 from ...dsl.quantity import Quantity
+from ...dsl.schema.setting import settings_of
 from ...dsl.schema.training import Scheduler
 from ...dsl.spec import Spec
 from ..findings import Findings
@@ -12,39 +13,19 @@ from ..units import plural
 from .arithmetic import Arithmetic, length_of
 
 
-def idle_settings(scheduler: Scheduler) -> dict[str, str]:
-    """The settings that change nothing beside the others, whatever the budget, and why."""
-    flat = scheduler.floor.fraction >= 1
-    if scheduler.kind == "wsd" and not scheduler.decay.value:
-        return dict.fromkeys(("shape", "floor"), "the final fall has no length")
-    if scheduler.kind == "wsd" and flat:
-        return dict.fromkeys(("shape", "decay"), "the rate falls to 100% of the peak")
-    if scheduler.kind in ("cosine", "linear") and scheduler.warmup == Quantity(100, "%"):
-        return {"floor": "the warm-up takes the whole budget"}
-    return {}
-
-
 def in_effect(scheduler: Scheduler) -> Scheduler:
     """With the defaults in place of settings that change nothing."""
-    defaults = {name: fields_dict(Scheduler)[name].default for name in idle_settings(scheduler)}
+    defaults = {name: fields_dict(type(scheduler))[name].default for name in scheduler.idle()}
     return evolve(scheduler, **defaults)
 
 
 def scheduler_args(spec: Spec, batch: Arithmetic) -> dict[str, Any]:
-    """Only what the kind has: `warmup` for all, `floor` where the rate falls, `decay` and `shape` for wsd."""
+    """The arguments of `setup.scheduler`: only what the kind has."""
     scheduler = in_effect(spec.scheduler)
-    args: dict[str, Any] = {
-        "kind": scheduler.kind,
-        "lr": spec.optimizer.lr,
-        "steps": batch.steps,
-        "warmup": _length(scheduler.warmup, batch),
-    }
-    if scheduler.kind != "constant":
-        args["floor"] = scheduler.floor.fraction
-    if scheduler.kind == "wsd":
-        args["decay"] = _length(scheduler.decay, batch)
-        args["shape"] = scheduler.shape
-    return args
+    lengths = {name: _length(quantity, batch) for name, quantity in scheduler.lengths().items()}
+    own = {**lengths, **scheduler.args()}
+    found = {"kind": scheduler.kind, "lr": spec.optimizer.lr, "steps": batch.steps}
+    return found | {name: own[name] for name in settings_of(type(scheduler))}
 
 
 def _length(quantity: Quantity, batch: Arithmetic) -> dict[str, Any]:
@@ -55,11 +36,9 @@ def _length(quantity: Quantity, batch: Arithmetic) -> dict[str, Any]:
 
 
 def check_schedule(spec: Spec, batch: Arithmetic, found: Findings) -> None:
-    """Warm-up, and the final fall of wsd, must fit into the budget."""
+    """The lengths of a schedule must fit into the budget."""
     scheduler, steps = spec.scheduler, batch.steps
-    parts = {"warmup": scheduler.warmup}
-    if scheduler.kind == "wsd":
-        parts["decay"] = scheduler.decay
+    parts = scheduler.lengths()
     rule = "schedule.warmup"
     shown = " + ".join(f"{name} {quantity}" for name, quantity in parts.items())
     lengths = [length_of(quantity, batch) for quantity in parts.values()]

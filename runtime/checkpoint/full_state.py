@@ -60,7 +60,12 @@ class FullState:
         """All tensors under the names of a checkpoint. Streams of random numbers are copies, made now."""
         own = {self._stream(name): state for name, state in streams.streams(self.rank.device).items()}
         averages = self.ema.tensors() if self.ema is not None else {}
-        return {**model_tensors(self.model), **averages, **optimizer_tensors(self.model, self.optimizer), **own}
+        return {
+            **model_tensors(self.model),
+            **averages,
+            **optimizer_tensors(self.model, self.optimizer, self.plan),
+            **own,
+        }
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The weights for publishing under the names of a model, and what is said of them."""
@@ -127,7 +132,7 @@ class FullState:
         put_back: dict[str, Callable[[], str]] = {
             "model": lambda: read(model_tensors(self.model)),
             "ema": lambda: self._restore_ema(state, read),
-            "optimizer": lambda: read(optimizer_tensors(self.model, self.optimizer)),
+            "optimizer": lambda: read(optimizer_tensors(self.model, self.optimizer, self.plan)),
             "loader": loader,
             "counters": counters,
             "rng": lambda: self._restore_streams(state, read),

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ...dsl.schema.training import OPTIMIZERS
+from ...planner.plan import Plan
 from .parts import ModelParts
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor]:
@@ -22,18 +22,21 @@ def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor
     return tensors
 
 
-def optimizer_tensors(model: ModelParts, optimizer: Optimizer) -> dict[str, Tensor]:
+def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> dict[str, Tensor]:
     """`optimizer.<name>.<moment>` → state, with zeros made for parameters that have not been updated yet."""
+    args = plan.node("setup.optimizer").args
+    chosen = OPTIMIZERS[args["kind"]]
+    moments, count = chosen.state(args), ("step",) if chosen.counts else ()
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state[parameter]
         if not state:
-            # As AdamW makes them itself at its first step; the count is a tensor of the parameter's device when fused.
-            device = parameter.device
-            state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-            for moment in MOMENTS:
+            # As optimizers make them at their first step; a count is a tensor of the parameter's device when fused.
+            for counter in count:
+                state[counter] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for moment in moments:
                 state[moment] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-        tensors |= {f"optimizer.{name}.{key}": state[key] for key in ("step", *MOMENTS)}
+        tensors |= {f"optimizer.{name}.{key}": state[key] for key in (*count, *moments)}
     return tensors
 
 

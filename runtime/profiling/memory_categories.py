@@ -69,7 +69,7 @@ def memory_by_category(
 
 def _moments(optimizer: Optimizer) -> Iterator[Tensor]:
     for state in optimizer.state.values():
-        yield from (state[name] for name in ("exp_avg", "exp_avg_sq") if name in state)
+        yield from (tensor for name, tensor in state.items() if name != "step")
 
 
 def _gathered(model: ModelParts) -> Iterator[Tensor]:

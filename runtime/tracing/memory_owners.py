@@ -81,7 +81,7 @@ class MemoryOwners:
 
     def _moments(self) -> Iterator[Tensor]:
         for state in self.optimizer.state.values():
-            yield from (state["exp_avg"], state["exp_avg_sq"])
+            yield from (tensor for name, tensor in state.items() if name != "step")
 
     def _averages(self) -> Iterator[Tensor]:
         """Those of parameters: the others are as small as what they are of."""

@@ -23,7 +23,8 @@ from ..models.parts import ModelParts
 from ..models.transformer import Transformer
 from ..monitoring.alert_actions import AlertActions
 from ..monitoring.poller import Poller
-from ..node_order import op_of, topological
+from ..node_order import topological
+from ..ops import op_of
 from ..parallel.fake import FakeDevice
 from ..state import Progress, Rank, Step
 from ..timers import Clocks

@@ -1,7 +1,10 @@
 """`setup.scheduler`: the learning rate of a step; its closed form stands in the planner, which also shows it."""
 
+from typing import Any
+
+from ...dsl.schema.training import Rate
 from ...planner.schedule.horizon import counted_rate, waits_with
-from ...planner.schedule.learning_curve import Rate, learning_rate
+from ...planner.schedule.learning_curve import learning_rate
 from ..input.feed import Feed
 from ..ops import op
 
@@ -14,16 +17,14 @@ def build_schedule(
     kind: str,
     lr: float,
     steps: int | None,
-    warmup: dict[str, float],
-    floor: float = 1.0,
-    decay: dict[str, float] | None = None,
-    shape: str = "linear",
+    **own: Any,
 ) -> Schedule:
     """Step index (from 0) → learning rate, with the factor of the phase that the step lies in.
 
     Lengths in epochs are those of the counted data, and settled once a resumed run knows how far it has come.
+    own: what the schedule takes besides.
     """
-    args = {"kind": kind, "lr": lr, "warmup": warmup, "floor": floor, "decay": decay, "shape": shape}
+    args = {"kind": kind, "lr": lr, "steps": steps, **own}
     if steps is not None and (feed.planned is None or not waits_with(feed.planned, args)):
         return learning_rate(args, steps, feed.phases)
 

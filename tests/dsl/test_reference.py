@@ -25,9 +25,14 @@ FIELDS = [field for page in every_page() for field in (*((page.label,) if page.l
 PLAIN = ReferenceText(width=80)
 
 
-def wrong(text, *sets):
-    """The codes of syntax, names and types in a text that includes a good spec."""
-    found = load_spec("s", sets, {"s": f'include "base"\n{text}', "base": BASE}).diagnostics
+def wrong(text, *sets, without=""):
+    """The codes of syntax, names and types in a text that includes a good spec. without: a kind of block of components,
+    which that spec then does not have."""
+    base = BASE
+    if without in ("optimizer", "scheduler"):
+        base = re.sub(rf"^{without} .*\n", "", BASE, flags=re.MULTILINE)
+        assert base != BASE
+    found = load_spec("s", sets, {"s": f'include "base"\n{text}', "base": base}).diagnostics
     return [d.code for d in found.errors if d.code[1] in "123"]
 
 
@@ -38,7 +43,7 @@ def filled(text):
 @pytest.mark.parametrize("field", FIELDS, ids=lambda field: f"{field.group} {field.path}")
 def test_every_example_is_one(field):
     sparse = "model qwen3_moe { experts = 8 }\n" if "qwen3_moe" in field.usage else ""
-    assert wrong(sparse + filled(field.usage)) == []
+    assert wrong(sparse + filled(field.usage), without=field.path.partition(".")[0]) == []
     assert field.name in field.usage or field.is_label or field.path == "on.count"  # the n of nan(n)
 
 
@@ -50,11 +55,17 @@ def test_every_set_is_one(field):
         assert found is None
         return
     family = f"model {field.only[0]} {{ experts = 8 }}" if field.only and field.path.startswith("model") else ""
-    family = f"scheduler {field.only[0]}" if field.path.startswith("scheduler") and field.only else family
+    kind = field.path.partition(".")[0]
+    component = kind in ("optimizer", "scheduler")
+    family = (
+        f"{kind} {field.only[0]} {'{ lr = 1 }' if kind == 'optimizer' else ''}" if component and field.only else family
+    )
     family = "model mixtral { experts = 8 }" if field.path.startswith("model.router") else family
     family = "phase stdlib { from = 50% }" if field.path.startswith("phase.") else family
     family = "cluster h100" if field.path.startswith("cluster.") and not field.is_label else family
-    assert wrong(family, filled(found[1].strip("'"))) == []
+    others = kind if component and (field.only or field.is_label) else ""
+    family = family or ("optimizer adamw { lr = 1 }" if others == "optimizer" else "")
+    assert wrong(family, filled(found[1].strip("'")), without=others) == []
 
 
 @pytest.mark.parametrize(

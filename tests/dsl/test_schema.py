@@ -114,7 +114,7 @@ def test_what_comes_later_is_not_there_yet():
 
 
 def choices(block: type, name: str) -> tuple[Any, ...]:
-    (annotation,) = [a.type for a in attrs.fields(block) if a.name == name]
+    (annotation,) = [a.type for a in blocks.fields_of(block) if a.name == name]
     assert get_origin(annotation) is Literal
     return blocks.choices_of(annotation)
 

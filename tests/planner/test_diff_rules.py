@@ -8,7 +8,7 @@ from attrs import evolve
 from xtrain.planner.compare.diff import compare_plans, to_json
 from xtrain.planner.compare.diff_values import GROUPS, changed_values, group_of, recurring
 from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.compare.resumable_rules import OUTSIDE, RULES
+from xtrain.planner.compare.resumable_rules import OUTSIDE, rules_of
 from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, mismatches, tensor_difference
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Memory, Plan, Traffic
@@ -38,8 +38,9 @@ def every_argument_has_a_row(plan: Plan) -> None:
     for node in plan.nodes:
         if not node.op.startswith(OUTSIDE):
             where = "say in planner/compare/resumable_rules.py what"
-            assert node.op in RULES, f"{where} {node.op} means for a checkpoint"
-            missing = node.args.keys() - RULES[node.op].keys()
+            rules = rules_of(node.op, node.args)
+            assert rules is not None, f"{where} {node.op} means for a checkpoint"
+            missing = node.args.keys() - rules.keys()
             assert not missing, f"{where} {missing} of {node.op} mean for a checkpoint"
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from xtrain.planner.plan import PlanPhase
-from xtrain.planner.schedule.learning_curve import SHAPES, closed_form
+from xtrain.planner.schedule.closed_form import SHAPES, closed_form
 from xtrain.runtime.training.scheduler import build_schedule
 
 COSINE = [.25, .5, .75, 1, .9914, .9657, .9242, .8682, .8, .7222, .6378, .55, .4622, .3778, .3, .2318, .1758, .1343, .1086, .1]  # noqa: E501  # fmt: skip

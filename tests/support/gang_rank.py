@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from xtrain.planner.serialise import from_json
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.tensors import MOMENTS
 from xtrain.runtime.training.ema import WeightAverages
 
 
@@ -61,7 +60,7 @@ def save(
     for name, parameter in model.named_parameters():
         keep(name, parameter.detach())
         tensors = [parameter.detach(), parameter.grad]
-        for moment in MOMENTS:
+        for moment in sorted(optimizer.state[parameter].keys() - {"step"}):
             tensors.append(optimizer.state[parameter][moment])
             keep(f"optimizer.{name}.{moment}", optimizer.state[parameter][moment])
         if averages is not None:

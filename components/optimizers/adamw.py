@@ -1,0 +1,35 @@
+"""`optimizer adamw { … }`: AdamW (Loshchilov and Hutter 2019, arXiv 1711.05101)."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import momentum_pair, positive, setting
+from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, decoupled_decay, learning_rate
+
+
+@OPTIMIZERS.register()
+@frozen
+class AdamW(Optimizer):
+    """`optimizer adamw { … }`: Adam with decoupled weight decay; none for norms, biases and embeddings."""
+
+    kind: str = named("adamw")
+    lr: float = learning_rate()
+    betas: tuple[float, ...] = setting("exponential decay of the two moments", default=(0.9, 0.95), check=momentum_pair)
+    eps: float = setting("added to the denominator for numerical stability", default=1e-8, check=positive)
+    weight_decay: float = decoupled_decay(0.1)
+    clip: float | None = clip_norm()
+
+    counts: ClassVar[bool] = True
+    resuming: ClassVar[Mapping[str, str]] = {
+        "betas": "the optimizer takes it from the plan, and the moments follow within some steps"
+    }
+
+    def does(self, number_format: str) -> str:
+        return f"adamw, two moments in {number_format}, matrices decay by {self.weight_decay:g}"
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq")

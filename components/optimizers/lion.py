@@ -1,0 +1,32 @@
+"""`optimizer lion { … }`: Lion (Chen et al. 2023, arXiv 2302.06675)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import momentum_pair, setting
+from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, decoupled_decay, learning_rate
+
+
+@OPTIMIZERS.register()
+@frozen
+class Lion(Optimizer):
+    """`optimizer lion { … }`: updates by the sign of a momentum; wants about a tenth of AdamW's learning rate."""
+
+    kind: str = named("lion")
+    lr: float = learning_rate()
+    betas: tuple[float, ...] = setting(
+        "exponential decay of the average: in the update, and for the next step", default=(0.9, 0.99),
+        check=momentum_pair,
+    )  # fmt: skip
+    weight_decay: float = decoupled_decay(1.0)
+    clip: float | None = clip_norm()
+
+    def does(self, number_format: str) -> str:
+        return f"lion, one average in {number_format}, matrices decay by {self.weight_decay:g}"
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("exp_avg",)

@@ -1,0 +1,33 @@
+"""`optimizer sgd { … }`: stochastic gradient descent, with momentum as torch has it (Sutskever et al. 2013)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import Range, setting
+from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, learning_rate, not_negative
+
+
+@OPTIMIZERS.register()
+@frozen
+class Sgd(Optimizer):
+    """`optimizer sgd { … }`: stochastic gradient descent, with or without momentum."""
+
+    kind: str = named("sgd")
+    lr: float = learning_rate()
+    momentum: float = setting("exponential decay of the momentum; 0: no momentum", default=0.9,
+                              check=Range(low=0, below=1))  # fmt: skip
+    nesterov: bool = setting("Nesterov momentum", default=False)
+    weight_decay: float = setting("weight decay of matrices, added to their gradients (L2)", default=0.0, check=not_negative)
+    clip: float | None = clip_norm()
+
+    def does(self, number_format: str) -> str:
+        kept = f"momentum {self.momentum:g} in {number_format}" if self.momentum else "no momentum"
+        ahead = ", nesterov" if self.nesterov and self.momentum else ""
+        return f"sgd, {kept}{ahead}, {self.weight_decay:g} of each matrix is added to its gradient"
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        return ("momentum_buffer",) if args["momentum"] else ()

@@ -1,0 +1,29 @@
+"""`scheduler constant { … }`: the peak, from the warm-up to the end."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler, warm_up
+from ...planner.schedule.closed_form import length_in_steps
+
+
+@SCHEDULERS.register(default=True)
+@frozen
+class Constant(Scheduler):
+    """`scheduler constant { … }`: the peak, from the warm-up to the end."""
+
+    kind: str = named("constant")
+    warmup: Quantity = warm_up()
+
+    @classmethod
+    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+        lr, rise = args["lr"], length_in_steps(args["warmup"], total)
+        return lambda index: lr * min(1.0, (index + 1) / rise) if rise else lr
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
+        return ["constant"]

@@ -1,0 +1,49 @@
+"""`scheduler inverse_sqrt { … }`: the peak times √(warm-up / step) (Vaswani et al. 2017, arXiv 1706.03762)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import at_least, setting
+from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler, warm_up
+from ...planner.schedule.closed_form import length_in_steps
+
+
+@SCHEDULERS.register()
+@frozen
+class InverseSqrt(Scheduler):
+    """`scheduler inverse_sqrt { … }`: falls with the root of the step, whatever the budget is.
+
+    lr · √(t / (s − W + t)) at step s behind a warm-up of W steps, with t the timescale.
+    """
+
+    kind: str = named("inverse_sqrt")
+    warmup: Quantity = warm_up()
+    timescale: int | None = setting(
+        "steps behind the warm-up until the rate is 1/√2 of the peak; none: as many as warm up, or 10,000",
+        default=None, check=at_least(1), example="10_000",
+    )  # fmt: skip
+
+    def args(self) -> dict[str, Any]:
+        return {"timescale": self.timescale}
+
+    @classmethod
+    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+        lr, rise = args["lr"], length_in_steps(args["warmup"], total)
+        scale = args["timescale"] or rise or 10_000
+
+        def rate(index: int) -> float:
+            s = index + 1
+            return lr * s / rise if s <= rise else lr * (scale / (s - rise + scale)) ** 0.5
+
+        return rate
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
+        steps = args["steps"]
+        if steps is None or "epochs" in args["warmup"]:
+            return ["then with 1/√step"]
+        return [f"1/√step to {cls.rate(args, steps)(steps - 1):.3g} at step {steps:,}"]

@@ -1,0 +1,42 @@
+"""`scheduler polynomial { … }`: a power of what is left of the run."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import positive, setting
+from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
+from ...planner.schedule.closed_form import closed_form, idle_floor, length_in_steps, shown_fall
+
+
+@SCHEDULERS.register()
+@frozen
+class Polynomial(Scheduler):
+    """`scheduler polynomial { … }`: from the peak down to the floor r with a power of what is left.
+
+    r + (1 − r)(1 − p)^power at the share p of the steps behind the warm-up.
+    """
+
+    kind: str = named("polynomial")
+    warmup: Quantity = warm_up()
+    floor: Quantity = floor_of_peak()
+    power: float = setting("exponent; 1: a straight line", default=2.0, check=positive)
+
+    def idle(self) -> dict[str, str]:
+        return idle_floor(self.warmup, "power")
+
+    def args(self) -> dict[str, Any]:
+        return {"floor": self.floor.fraction, "power": self.power}
+
+    @classmethod
+    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+        rise, power = length_in_steps(args["warmup"], total), args["power"]
+        shape = lambda p, r: r + (1 - r) * (1 - p) ** power  # noqa: E731
+        return closed_form(args["lr"], total, rise, total - rise, args["floor"], shape)
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
+        return [shown_fall(args, f"power {args['power']:g}")]

@@ -1,0 +1,52 @@
+"""`scheduler wsd { … }`: warm-up, stable, decay (Hu et al. 2024, arXiv 2404.06395)."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import named
+from ...dsl.schema.setting import setting, share
+from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
+from ...planner.schedule.closed_form import length_in_steps, rise_and_fall, shown_fall
+
+
+@SCHEDULERS.register()
+@frozen
+class Wsd(Scheduler):
+    """`scheduler wsd { … }`: warm-up, a stable phase at the peak, and a final decay to the floor."""
+
+    kind: str = named("wsd")
+    warmup: Quantity = warm_up()
+    floor: Quantity = floor_of_peak()
+    decay: Quantity = setting(
+        "length of the final decay", default=Quantity(10, "%"), units=("steps", "epochs", "%"), check=share
+    )
+    shape: Literal["linear", "cosine", "sqrt"] = setting("shape of the final decay", default="linear")
+
+    def lengths(self) -> dict[str, Quantity]:
+        return {"warmup": self.warmup, "decay": self.decay}
+
+    def idle(self) -> dict[str, str]:
+        if not self.decay.value:
+            return dict.fromkeys(("shape", "floor"), "the final fall has no length")
+        if self.floor.fraction >= 1:
+            return dict.fromkeys(("shape", "decay"), "the rate falls to 100% of the peak")
+        return {}
+
+    def args(self) -> dict[str, Any]:
+        return {"floor": self.floor.fraction, "shape": self.shape}
+
+    @classmethod
+    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+        return rise_and_fall(args, total, args["shape"], length_in_steps(args["decay"], total))
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
+        steps = args["steps"]
+        start = f"the last {length('decay')}"
+        if steps is not None and not any("epochs" in args[name] for name in ("warmup", "decay")):
+            rise, fall = (length_in_steps(args[name], steps) for name in ("warmup", "decay"))
+            start = f"step {max(steps - fall, rise):,}"
+        return [f"constant to {start}", shown_fall(args, args["shape"])]

@@ -1,0 +1,160 @@
+"""Components: what a spec chooses by name, each a class that is registered by the file that says all there is of it.
+
+`optimizer adamw { … }` is an object of the class that is registered as `adamw` among the optimizers. The base class of
+a kind says what the rest of xtrain asks of a component; it stands for the block where no component is chosen yet.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import entry_points
+from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
+
+import attrs
+
+from .setting import Setting
+
+C = TypeVar("C", bound="Component")
+PACKAGE: Final = f"{__name__.partition('.dsl.')[0]}.components"
+ENTRY_POINTS: Final = "xtrain.components"
+
+
+class Component:
+    """The base of all components.
+
+    kind: the name a spec chooses it by. A class declares it by `named`, and its settings behind it.
+    """
+
+    components: ClassVar["Registry[Any]"]
+    kind: str
+
+    @classmethod
+    def torch_module(cls) -> str:
+        """The module that ranks import for it: `…_torch`, beside its own."""
+        return f"{cls.__module__}_torch"
+
+
+def named(name: str) -> Any:
+    """Declare `kind`, with the name that a spec chooses a component by."""
+    return attrs.field(default=name)
+
+
+class Registry(Generic[C], Mapping[str, type[C]]):
+    """Name → class of the components of one kind, in the order of the schema; loaded when first asked for.
+
+    word: that opens the block. folder: of xtrain's own components. Others are offered by installed packages through
+    entry points of the group `xtrain.components`: modules that register what they define.
+    """
+
+    def __init__(self, word: str, folder: str) -> None:
+        self.word, self.folder = word, folder
+        self._own: dict[str, type[C]] = {}
+        self._origins: dict[str, str] = {}
+        self._default = ""
+        self._loaded = False
+
+    def base(self, block: type[C]) -> type[C]:
+        """Decorates the base class of the kind."""
+        block.components = self
+        return block
+
+    def register(self, *, default: bool = False) -> Callable[[type[C]], type[C]]:
+        """Decorates a component. default: a spec without the block has it."""
+
+        def add(component: type[C]) -> type[C]:
+            name = attrs.fields_dict(component)["kind"].default
+            assert isinstance(name, str)
+            known = self._own.get(name)
+            assert known is None or known.__module__ == component.__module__, f"{self.word} {name} is defined twice"
+            self._own[name] = component
+            if default:
+                self._default = name
+            return component
+
+        return add
+
+    @property
+    def default(self) -> type[C]:
+        """The component of a spec that names none; the first where the block must be written."""
+        own = self._loaded_own()
+        return own[self._default] if self._default else next(iter(own.values()))
+
+    def origin(self, name: str) -> str:
+        """Where a component comes from: `xtrain`, or the installed package that offers it."""
+        self._loaded_own()
+        return self._origins[name]
+
+    def __getitem__(self, name: str) -> type[C]:
+        return self._loaded_own()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._loaded_own())
+
+    def __len__(self) -> int:
+        return len(self._loaded_own())
+
+    def _loaded_own(self) -> dict[str, type[C]]:
+        if not self._loaded:
+            self._loaded = True
+            package = importlib.import_module(f"{PACKAGE}.{self.folder}")
+            for found in pkgutil.iter_modules(package.__path__):
+                if not found.name.endswith("_torch"):
+                    importlib.import_module(f"{package.__name__}.{found.name}")
+            self._own = dict(sorted(self._own.items(), key=lambda item: (item[0] != self._default, item[0])))
+            self._origins = dict.fromkeys(self._own, "xtrain")
+            for offered in entry_points(group=ENTRY_POINTS):
+                offered.load()
+                package_name = offered.dist.name if offered.dist is not None else offered.value
+                for name in self._own.keys() - self._origins.keys():
+                    self._origins[name] = package_name
+        return self._own
+
+    # The kind as one block: for what is said of a block whose label is not known ------------------------------------
+
+    def label(self) -> attrs.Attribute:
+        """The attribute that the label fills, with all names there are."""
+        label = attrs.fields_dict(self.default)["kind"]
+        return label.evolve(type=Literal[tuple(self)], default=attrs.NOTHING)  # type: ignore[valid-type]
+
+    def settings(self) -> dict[str, tuple[attrs.Attribute, Setting]]:
+        """The settings of all components; `only` and `required_by` say which have them. Of several that share a name
+        the first speaks for all."""
+        owners: dict[str, list[str]] = {}
+        needed: dict[str, list[str]] = {}
+        first: dict[str, tuple[attrs.Attribute, Setting]] = {}
+        for label, component in self.items():
+            for attribute in attrs.fields(component):
+                meta = attribute.metadata.get("setting")
+                if meta is None:
+                    continue
+                owners.setdefault(attribute.name, []).append(label)
+                if attribute.default is attrs.NOTHING:
+                    needed.setdefault(attribute.name, []).append(label)
+                first.setdefault(attribute.name, (attribute, meta))
+        found = {}
+        for name, (attribute, meta) in first.items():
+            everywhere = len(owners[name]) == len(self)
+            only = () if everywhere else tuple(owners[name])
+            by_all = len(needed.get(name, ())) == len(self)
+            required = () if by_all or not needed.get(name) else tuple(needed[name])
+            found[name.removesuffix("_")] = (attribute, attrs.evolve(meta, only=only, required_by=required))
+        return found
+
+
+def registry_of(block: type) -> "Registry[Any] | None":
+    """The registry that a block class is the base of; None for any other class, components themselves among them."""
+    return block.__dict__.get("components")
+
+
+def variant(block: type, label: Any) -> type:
+    """The class that an object of a block with this label has."""
+    registry = registry_of(block)
+    if registry is None:
+        return block
+    return registry.get(label, registry.default)
+
+
+def variants(block: type) -> tuple[type, ...]:
+    """All classes that stand behind a block."""
+    registry = registry_of(block)
+    return (block,) if registry is None else tuple(registry.values())

@@ -1,0 +1,61 @@
+"""What schedules of the learning rate are made of, closed forms of the step: a resumed run needs no state of them.
+
+With W warm-up steps, T steps in all and floor r, step i (from 0) uses factor f(i + 1):
+warm-up f(s) = s / W; after it p = (s − W) / (T − W) goes to 1 at the last step, and
+cosine r + ½(1 − r)(1 + cos πp), linear 1 − (1 − r)p, sqrt r + (1 − r)√(1 − p).
+Counting from s = 1, the first step is not lost to a learning rate of 0 and the last one uses the floor.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.training import Rate
+
+SHAPES: dict[str, Callable[[float, float], float]] = {
+    "cosine": lambda p, r: r + 0.5 * (1 - r) * (1 + math.cos(math.pi * p)),
+    "linear": lambda p, r: 1 - (1 - r) * p,
+    "sqrt": lambda p, r: r + (1 - r) * math.sqrt(1 - p),
+}
+
+
+def rise_and_fall(args: Mapping[str, Any], total: int, shape: str, fall: int | None = None) -> Rate:
+    """The curve of a schedule by the arguments of its node. fall: steps at the end; None: all behind the warm-up."""
+    rise = length_in_steps(args["warmup"], total)
+    return closed_form(args["lr"], total, rise, total - rise if fall is None else fall, args["floor"], SHAPES[shape])
+
+
+def closed_form(
+    lr: float, total: int, rise: int, fall: int, floor: float, shape: Callable[[float, float], float]
+) -> Rate:
+    """Rise over `rise` steps, stay, fall over the last `fall` of `total` steps to `floor` · lr."""
+    begin = max(rise, total - fall)
+
+    def rate(index: int) -> float:
+        s = index + 1
+        if s <= rise:
+            return lr * s / rise
+        if s <= begin:
+            return lr
+        return lr * shape(min(1.0, (s - begin) / max(1, total - begin)), floor)
+
+    return rate
+
+
+def length_in_steps(length: Mapping[str, float], total: int) -> int:
+    """`{"steps": n}` or `{"fraction": f}` of `total`, rounded to steps."""
+    return int(length["steps"]) if "steps" in length else round(length["fraction"] * total)
+
+
+def idle_floor(warmup: Quantity, *others: str) -> dict[str, str]:
+    """That `floor` and settings like it change nothing where there is no step behind the warm-up."""
+    if warmup == Quantity(100, "%"):
+        return dict.fromkeys(("floor", *others), "the warm-up takes the whole budget")
+    return {}
+
+
+def shown_fall(args: Mapping[str, Any], shape: str) -> str:
+    """`cosine to 3e-05 at step 600`."""
+    steps = args["steps"]
+    return f"{shape} to {args['floor'] * args['lr']:.3g} at {'the end' if steps is None else f'step {steps:,}'}"
