@@ -42,7 +42,9 @@ def json_line(found: dict[str, Any]) -> bytes:
 
 def as_object(record: Record) -> dict[str, Any]:
     """The keys of a record and their values, in the order in which they are written."""
-    found = {key: value for key, value in (("step", record.step), ("time", record.time)) if value is not None}
+    found: dict[str, Any] = {
+        key: value for key, value in (("step", record.step), ("time", record.time)) if value is not None
+    }
     kind = type(record).__struct_config__.tag
     if kind:
         found["event"] = kind

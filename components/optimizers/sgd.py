@@ -20,7 +20,9 @@ class Sgd(Optimizer):
     momentum: float = setting("exponential decay of the momentum; 0: no momentum", default=0.9,
                               check=Range(low=0, below=1))  # fmt: skip
     nesterov: bool = setting("Nesterov momentum", default=False)
-    weight_decay: float = setting("weight decay of matrices, added to their gradients (L2)", default=0.0, check=not_negative)
+    weight_decay: float = setting(
+        "weight decay of matrices, added to their gradients (L2)", default=0.0, check=not_negative
+    )
     clip: float | None = clip_norm()
 
     def does(self, number_format: str) -> str:

@@ -81,14 +81,14 @@ class Optimizer(Component):
 
 def warm_up() -> Any:
     """The setting `warmup` that every schedule has."""
-    return setting("length of the linear warm-up", default=Quantity(0, "steps"), units=("steps", "epochs", "%"), check=share)
+    return setting(
+        "length of the linear warm-up", default=Quantity(0, "steps"), units=("steps", "epochs", "%"), check=share
+    )
 
 
 def floor_of_peak() -> Any:
     """The setting `floor` of schedules that fall."""
-    return setting(
-        "learning rate at the end, as a share of `lr`", default=Quantity(0, "%"), units=("%",), check=share
-    )
+    return setting("learning rate at the end, as a share of `lr`", default=Quantity(0, "%"), units=("%",), check=share)
 
 
 Rate = Callable[[int], float]

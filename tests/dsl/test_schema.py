@@ -12,6 +12,7 @@ from each import each
 from xtrain.dsl import blocks, schema
 from xtrain.dsl.quantity import UNITS, Quantity
 from xtrain.dsl.schema import later, parallel
+from xtrain.dsl.schema.component import variants
 from xtrain.dsl.schema.setting import Auto, settings_of
 from xtrain.dsl.spec import Spec
 
@@ -20,7 +21,10 @@ def classes_of(annotation: Any) -> Iterator[type]:
     """The classes of the schema in an annotation, and in those of their settings."""
     if blocks.is_block(annotation):
         yield annotation
-    inside = attrs.fields(annotation) if blocks.is_block(annotation) else ()
+    inside = blocks.fields_of(annotation) if blocks.is_block(annotation) else ()
+    for component in variants(annotation) if blocks.is_block(annotation) else ():
+        if component is not annotation:
+            yield component
     for part in (*get_args(annotation), *(attribute.type for attribute in inside)):
         yield from classes_of(part)
 
