@@ -1,18 +1,29 @@
-"""Which tests run beside each other: those that start ranks keep to one process, of the others each file does."""
+"""Which tests run beside each other: those of one group of ranks keep to one process, of the others each file does."""
 
 import gc
 import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+if TYPE_CHECKING:
+    from trials import Laboratory
+
 RANKS = "tests/distributed"
+# They need no `lab`.
+ALONE = tuple(
+    f"{RANKS}/test_{name}.py"
+    for name in ("survival", "ways_in", "restarts", "epochs", "started", "stopped_commands", "crash_campaign")
+)
+TOGETHER = ("tests/planner/test_diff_resume.py",)
 # The longest first, so that no process is left alone with one of them at the end.
-FIRST = (RANKS, "tests/test_quickstart.py")
+FIRST = (RANKS, "tests/test_quickstart.py", *ALONE)
 
 
 class Dealt(LoadScopeScheduling):
-    """Ranks of several tests at once would fight for the cores, and a gang of ranks serves a whole session."""
+    """Ranks of several tests at once would fight for the cores, and one process forks those of a whole session."""
 
     def _split_scope(self, nodeid: str) -> str:
         return _group(nodeid)
@@ -40,4 +51,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 def _group(nodeid: str) -> str:
     file = nodeid.partition("::")[0]
-    return RANKS if file.startswith(f"{RANKS}/") else file
+    together = file.startswith(f"{RANKS}/") or file in TOGETHER
+    return RANKS if together and file not in ALONE else file
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Laboratory"]:
+    """One process that ranks are forked from for all tests; what one process computes of a trial is computed once."""
+    from gang import Gang
+    from trials import Laboratory
+
+    with Gang() as gang:
+        yield Laboratory.open(tmp_path_factory.mktemp("lab"), gang)

@@ -7,12 +7,12 @@ from attrs import evolve
 from checkpoints import steps
 from gang import GangFailed, Mutation, Outcome
 from projects import events
-from topologies import Topology
+from topologies import SHALLOW, Topology
 from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
-TWO, FOUR = Topology(fsdp=2), Topology(fsdp=2, tp=2)
+TWO, FOUR = Topology(fsdp=2, shared=SHALLOW), Topology(fsdp=2, tp=2, shared=SHALLOW)
 NO_STEPS = "checkpoint { model = false, keep = none }\nevery 500 steps checkpoint\n"
 
 

@@ -42,7 +42,7 @@ def averaging(layout: Topology, params: str = "fp64", *, decay: float = DECAY, e
     biased = BIAS if layout.model == "moe" else ()
     more = MORE.format(decay=decay, every=every)
     trial = layout.trial(params)
-    return evolve(trial, steps=STEPS, more=more, settings=(*trial.settings, *biased))
+    return evolve(trial, steps=STEPS, more=more, settings=(*trial.settings, *layout.shallow, *biased))
 
 
 def by_hand(directory: Path, updates: range, decay: float = DECAY) -> dict[str, np.ndarray]:
@@ -115,7 +115,7 @@ def test_what_is_evaluated_is_what_is_published_and_taken_over(lab: Laboratory):
     outcome = lab.run(averaging(TWO), TWO.layout)
     own = folder(outcome.directory)
     expected = averages(outcome.tensors)
-    still = evolve(TWO.trial("fp64"), steps=1)
+    still = evolve(TWO.trial("fp64"), steps=1, settings=TWO.shallow)
     for source in (own.pointed("model").path, own.path(STEPS)):
         heir = lab.run(still, (f'checkpoint.pretrained="{source}"', "optimizer.lr=1e-30"))
         (taken,) = events(heir.directory, "pretrained")

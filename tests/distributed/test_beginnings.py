@@ -5,12 +5,12 @@ import pytest
 from attrs import evolve
 from checkpoints import folder, tensors
 from projects import events
-from topologies import Topology
+from topologies import SHALLOW, Topology
 from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 
-TWO = Topology(fsdp=2)
+TWO = Topology(fsdp=2, shared=SHALLOW)
 TRIAL = evolve(TWO.trial("fp64"), steps=2, more="checkpoint { best = eval.lines.loss }\nevery 1 step eval lines")
 
 

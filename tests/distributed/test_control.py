@@ -9,13 +9,13 @@ from checkpoints import folder as checkpoints_of
 from checkpoints import same, steps
 from gang import GangFailed, Mutation
 from projects import events, records
-from topologies import Topology
+from topologies import SHALLOW, Topology
 from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow
-TWO = Topology(fsdp=2)
+TWO = Topology(fsdp=2, shared=SHALLOW)
 STEPS = 6
 
 

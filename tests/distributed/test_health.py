@@ -8,12 +8,12 @@ import pytest
 from attrs import evolve
 from gang import GangFailed, Mutation
 from projects import events
-from topologies import Topology
+from topologies import SHALLOW, Topology
 from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
-TWO = Topology(fsdp=2)
+TWO = Topology(fsdp=2, shared=SHALLOW)
 
 
 def plan(lab: Laboratory, more: str, steps: int = 6, topology: Topology = TWO):

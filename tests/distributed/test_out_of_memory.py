@@ -7,10 +7,10 @@ import pytest
 from attrs import evolve
 from gang import GangFailed, Mutation
 from projects import events
-from topologies import Topology
+from topologies import SHALLOW, Topology
 
 pytestmark = pytest.mark.distributed
-TWO = Topology(fsdp=2)
+TWO = Topology(fsdp=2, shared=SHALLOW)
 
 
 def test_what_a_rank_held_is_written_and_named(lab):

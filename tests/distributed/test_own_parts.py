@@ -104,7 +104,10 @@ def alone(train):
     return train("alone")
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+# Of two stages and of two data ranks other tests of this file see the same.
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.matrix if name in ("fsdp 2", "pp 2") else ()) for name in LAYOUTS]
+)
 def test_every_layout_learns_the_same(train, alone, layout):
     found = train(layout.replace(" ", ""), *LAYOUTS[layout])
     assert len(found.curve) == 4

@@ -20,7 +20,7 @@ TWO = BY_NAME["fsdp 2 (dense)"]
 
 
 def planned(lab: Laboratory, more: str, *, layout: Topology = TWO, count: int = 6, params: str = "fp32") -> Plan:
-    trial = evolve(layout.trial(params), steps=count, more=more, settings=layout.shared)
+    trial = evolve(layout.trial(params), steps=count, more=more, settings=(*layout.shared, *layout.shallow))
     return lab.plan(trial, layout.layout)
 
 

@@ -45,10 +45,8 @@ LAYOUTS = {
     "dense, ddp": dense(replicate=2, sets=("parallel.stack=ddp",)),
 }
 ORDINARY = (
-    ("ep and tp", "zbv"),
-    ("zbv", "ring, ulysses and ep"),
-    ("ring, ulysses and ep", "one process"),
     ("one process, one file", "ep and tp"),
+    ("ring, ulysses and ep", "zbv"),
 )
 
 

@@ -6,7 +6,7 @@ from attrs import evolve
 from checkpoints import folder, same, steps
 from gang import GangFailed, Mutation
 from projects import events
-from topologies import Topology
+from topologies import SHALLOW, Topology
 from trials import Laboratory
 
 from xtrain.planner.plan import Plan
@@ -15,7 +15,7 @@ from xtrain.runtime.checkpoint.layout import CheckpointFolder
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/checkpoint/test_saver.py
-TWO = Topology(fsdp=2)
+TWO = Topology(fsdp=2, shared=SHALLOW)
 EACH = "every 1 step checkpoint\ncheckpoint {{ keep = none, model = false, {} }}"
 
 

@@ -9,13 +9,13 @@ from attrs import evolve
 from checkpoints import steps
 from gang import GangFailed, Mutation
 from projects import curve, events
-from topologies import Topology
+from topologies import SHALLOW, Topology
 from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow
-TWO = Topology(fsdp=2)
+TWO = Topology(fsdp=2, shared=SHALLOW)
 STEPS = 5
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import xtrain
+from forking import ForkedCommand
 from live_runs import gone, wait_for_step, workers
 from projects import Project, curve, events
 
@@ -23,15 +24,32 @@ ENDLESS = "generate { prompts = [" + '"line", ' * 1000 + "], tokens = 400 }"
 
 
 @pytest.fixture(scope="module")
-def unbroken(tmp_path_factory) -> Callable[[str], list[tuple[int, float, float]]]:
-    """The curve of 60 steps that nothing has stopped, by number of ranks."""
+def unbroken(tmp_path_factory, under_torchrun) -> Callable[[str], list[tuple[int, float, float]]]:
+    """The curve of 60 steps that nothing has stopped, by number of ranks: several are started by torchrun."""
 
     @cache
     def curve_of(world: str) -> list[tuple[int, float, float]]:
+        if int(world) > 1:
+            return curve(under_torchrun(world)[0])
         project = Project(tmp_path_factory.mktemp("unbroken"))
         return curve(project.run(project.spec(steps=60), "--world", world))
 
     return curve_of
+
+
+@pytest.fixture(scope="module")
+def under_torchrun(tmp_path_factory) -> Callable[[str], tuple[Path, str]]:
+    """Directory and output of a run of 60 steps whose ranks torchrun has started, by their number."""
+
+    @cache
+    def run(world: str) -> tuple[Path, str]:
+        project = Project(tmp_path_factory.mktemp("torchrun"))
+        process = project.start(project.spec(steps=60), "--world", world, "--ui", "plain", torchrun=int(world))
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, out + err
+        return project.directory(), out
+
+    return run
 
 
 @pytest.mark.parametrize("world", [pytest.param("1", marks=pytest.mark.slow), "2"])
@@ -158,14 +176,11 @@ def test_two_processes_do_not_share_a_run_directory(project):
     assert process.returncode == 75
 
 
-def test_under_torchrun_the_same_command_is_a_rank(project, unbroken):
-    spec = project.spec(steps=60)
-    process = project.start(spec, "--world", "2", "--ui", "plain", torchrun=2)
-    out, err = process.communicate(timeout=120)
-    assert process.returncode == 0, out + err
+def test_under_torchrun_the_same_command_is_a_rank(under_torchrun, unbroken):
+    directory, out = under_torchrun("2")
     assert len(re.findall(r"^step 60/60", out, re.M)) == 1
     first = slice(5)  # rounding is a matter of layout, and grows
-    ours, theirs = curve(project.directory()), unbroken("1")
+    ours, theirs = curve(directory), unbroken("1")
     assert len(ours) == len(theirs)
     assert all(abs(a[1] - b[1]) < 1e-5 * b[1] for a, b in zip(ours[first], theirs[first], strict=True))
 
@@ -248,6 +263,5 @@ def test_ranks_that_cannot_stop_in_time_are_a_failure(project):
 
 def test_a_rank_variable_alone_is_no_launcher(project):
     spec = project.spec(steps=2)
-    command = project.command("run", spec, "--ui", "none")
-    environment = {**project.environment, "RANK": "0"}
-    assert subprocess.run(command, cwd=project.folder, env=environment).returncode == 0
+    command = ForkedCommand(["run", spec, "--ui", "none"], project.folder, {**project.environment, "RANK": "0"})
+    assert command.wait(timeout=120) == 0

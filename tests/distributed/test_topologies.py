@@ -86,8 +86,8 @@ def test_partial_evaluations_are_the_same_in_every_layout(lab):
     alone = lab.alone(trial)
     assert [e["step"] for e in alone.evals] == [2, 4, 4]
     assert alone.evals[0]["tokens"] < alone.evals[2]["tokens"]
-    for topology in (Topology(fsdp=2), Topology(fsdp=2, tp=2), Topology(pp=2)):
-        found = gaps(lab.run(trial, topology.layout), alone)  # also that they have seen as many tokens
+    for topology in (Topology(fsdp=2, tp=2), Topology(pp=2)):
+        found = gaps(lab.run(trial, topology.layout, saves=False), alone)  # also that they have seen as many tokens
         assert found.eval < TOLERANCE["fp64"]
 
 

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from each import each
 
 from xtrain.dsl import blocks
 from xtrain.dsl.diagnostics.codes import CODES
@@ -37,8 +38,12 @@ def section(name):
     return found[1] if found else ""
 
 
-@pytest.mark.parametrize("page", [p for p in every_page() if p.fields and p.group != "statement"], ids=lambda p: p.path)
-def test_every_setting_stands_in_the_reference(page):
+def test_every_setting_stands_in_the_reference():
+    pages = (page for page in every_page() if page.fields and page.group != "statement")
+    each(((page.path, (page,)) for page in pages), stands_in_the_reference)
+
+
+def stands_in_the_reference(page):
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section(page.name), re.MULTILINE))
     settings = settings_of(page.block)
     flat = {name: meta for name, (attribute, meta) in settings.items() if not blocks.is_block(attribute.type)}

@@ -20,7 +20,7 @@ TEXTS = [(DATA / f"{name}.xtrain").read_text(encoding="utf-8") for name in ("qui
 FRAGMENTS = ["{", "}", "(", ")", "[", "]", ",", "=", "==", ":", "->", "..", '"', '"""', "'", "#", "\n", "then",
              "every", "on", "let", "include", "%", "**", "//", "1f1b", "9k", "10 steps", ".", "-", "\\", "\0", "é",
              "“", ";", "none", "auto", "\t", "1e999", "0x1", "collate", "every 1 step log"]  # fmt: skip
-FEW = settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def words(text):
@@ -93,7 +93,7 @@ def test_any_text_loads_or_says_why(place, text):
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_every_prefix_loads_or_says_why(place, text):
-    for end in range(0, len(text), 7):
+    for end in range(0, len(text), 13):
         check(place, text[:end])
 
 

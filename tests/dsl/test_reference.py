@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from each import each
 
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.reference.reference import Field, ReferencePage, every_page
@@ -40,15 +41,21 @@ def filled(text):
     return text.replace("NAME", "stdlib").replace("… ->", "to_tensor -> flatten -> shift_tokens ->")
 
 
-@pytest.mark.parametrize("field", FIELDS, ids=lambda field: f"{field.group} {field.path}")
-def test_every_example_is_one(field):
+def test_every_example_is_one():
+    each(((f"{field.group} {field.path}", (field,)) for field in FIELDS), is_an_example)
+
+
+def is_an_example(field):
     sparse = "model qwen3_moe { experts = 8 }\n" if "qwen3_moe" in field.usage else ""
     assert wrong(sparse + filled(field.usage), without=field.path.partition(".")[0]) == []
     assert field.name in field.usage or field.is_label or field.path == "on.count"  # the n of nan(n)
 
 
-@pytest.mark.parametrize("field", [f for f in FIELDS if f.group == "block"], ids=lambda field: field.path)
-def test_every_set_is_one(field):
+def test_every_set_is_one():
+    each(((field.path, (field,)) for field in FIELDS if field.group == "block"), is_a_set)
+
+
+def is_a_set(field):
     shown = PLAIN.field(field)
     found = re.search(r"--set (.*)$", shown, re.MULTILINE)
     if field.path in ("dataset.name", "phase.name"):
@@ -107,9 +114,9 @@ def test_every_set_is_one(field):
 )
 def test_topics(topic, leads_to):
     found = []
-    for each in find(topic):
-        kind = each.kind if isinstance(each, TopicWord) else type(each).__name__
-        found.append(f"{kind} {each.written if isinstance(each, TopicWord) else each.path}")
+    for place in find(topic):
+        kind = place.kind if isinstance(place, TopicWord) else type(place).__name__
+        found.append(f"{kind} {place.written if isinstance(place, TopicWord) else place.path}")
     assert found == leads_to
 
 

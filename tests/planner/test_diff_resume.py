@@ -2,11 +2,11 @@
 other, those among them that torch would take without a word."""
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from attrs import evolve, frozen
-from gang import Gang, GangFailed
+from gang import GangFailed
 from projects import events
 from trials import TOLERANCE, Laboratory, Trial
 
@@ -77,12 +77,6 @@ MOVES = (
     Move(name="held out alike", after=("dataset.lines.holdout=10.001%",), kind="incompatible", taken=True),
     Move(name="files alike", after=('dataset.lines.source=jsonl("da*.jsonl")',), kind="incompatible", taken=True),
 )
-
-
-@pytest.fixture(scope="module")
-def lab(tmp_path_factory) -> Iterator[Laboratory]:
-    with Gang() as gang:
-        yield Laboratory.open(tmp_path_factory.mktemp("lab"), gang)
 
 
 @pytest.fixture(scope="module")

@@ -222,9 +222,9 @@ def show_as(command: list[str], environment: dict[str, str]) -> None:
 def main() -> None:
     die_with(int(sys.argv[1]))
     asked = socket.socket(fileno=int(sys.argv[2]))
-    preload()
     for module in LAUNCHERS:
         importlib.import_module(module)
+    preload()
     threads = len(list(Path("/proc/self/task").iterdir()))
     assert threads == 1, "a process with threads must not be forked"
     serve(asked)

@@ -8,6 +8,7 @@ line, and answers each with one line on stdout: exit status by rank (negative: a
 """
 
 import ctypes
+import gc
 import json
 import os
 import select
@@ -167,6 +168,9 @@ def preload() -> None:
     feed_once()
     with suppress(Exception):  # every rank does it again, and reports what is wrong
         load_ops()
+    # What is here stays: no rank has to look through it for garbage, and to copy the pages on which it lies.
+    gc.collect()
+    gc.freeze()
 
 
 def feed_once() -> None:

@@ -80,6 +80,11 @@ class Topology:
         texts += [f"batch.micro={rows // self.microbatches}"]
         return (*texts, *self.sets)
 
+    @property
+    def shallow(self) -> tuple[str, ...]:
+        """For tests of other things: half the layers, unless `sets` may say how these are cut."""
+        return () if self.pp > 1 and self.sets else SHALLOW
+
     def trial(self, params: str) -> Trial:
         """What one process computes for comparison."""
         align = 2 * self.ring if self.ring > 1 else 1
@@ -88,6 +93,7 @@ class Topology:
 
 BOTH = ("fp64", "fp32")
 DEEP = ("model.layers=8",)
+SHALLOW = ("model.layers=2",)
 TIED = ("model.tie_embeddings=true",)
 # Neither two nor four ranks divide it; one more than the tokenizer's.
 ODD = ("model.vocab=259",)
@@ -236,6 +242,8 @@ def _pairs() -> list[Topology]:
         Topology(tp=2, ulysses=2),
         Topology(tp=2, ep=2, **moe),
         Topology(replicate=2, tp=2, ep=2, accumulate=1, note="one microbatch", **moe),
+        Topology(tp=2, ring=2, ep=2, **moe),
+        Topology(tp=2, ulysses=2, ep=2, **moe),
         Topology(tp=2, fsdp=2, ep=2, **moe),
         Topology(tp=2, fsdp=2, ep=4, **moe),
         Topology(replicate=2, fsdp=2, ep=2, **moe),
@@ -360,7 +368,8 @@ ORDINARY: dict[str, tuple[str, ...]] = {
             "fsdp 2 · ulysses 2, one microbatch (dense)",
             "replicate 2 · tp 2 · ep 2, one microbatch (moe)",
             "pp 2 · fsdp 2 · tp 2 · ep 2, zbv (moe)",
-            "ring 2 · ulysses 2 · tp 2 · ep 4 (moe)",
+            "ring 2 · tp 2 · ep 2 (moe)",
+            "ulysses 2 · tp 2 · ep 2 (moe)",
             "fsdp 2 · ep 2, full recomputation (moe)",
             "fsdp 2, selective recomputation (dense)",
             "pp 2, full recomputation (dense)",
