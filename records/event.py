@@ -13,8 +13,9 @@ class Event(Record, tag_field="event", tag=""):
 
 
 class UnknownEvent(Event, tag=""):
-    """An event of another version of xtrain: all it says is in `rest`."""
+    """An event of another version of xtrain, or a line without a name: all it says is in `rest`."""
 
     @property
     def event(self) -> str:
-        return str(self.rest["event"])
+        name = self.rest["event"]
+        return "" if name is None else str(name)

@@ -1,26 +1,52 @@
 """What each event says, in words: the same for a line of a log file and for a list on a screen."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from attrs import frozen
 
-from .events import (
-    Checkpoint,
-    Evaluation,
-    Failure,
-    Health,
-    PhaseBegin,
-    Restart,
-    Rollback,
-    RunEnd,
-    RunStart,
-    Sample,
-    text,
-    whole,
+from ..records.event import Event
+from ..records.lines import as_object
+from ..records.run_events import (
+    AlertEvent,
+    ControlEvent,
+    FailureEvent,
+    NotifyEvent,
+    PausedEvent,
+    RequeueEvent,
+    RestartEvent,
+    RunEndEvent,
+    SignalEvent,
+    StopEvent,
+    StuckEvent,
+    WarningEvent,
 )
-from .raised import Raised, is_cleared
-from .tail import Record
-from .words import count, decimal, duration, number, perplexity, plural, size, took
+from ..records.start_events import (
+    DataEvent,
+    DeviceEvent,
+    EstimateEvent,
+    HorizonEvent,
+    ResumedEvent,
+    RunStartEvent,
+    SetupBeginEvent,
+    SetupDoneEvent,
+    SetupEvent,
+    TokeniseEvent,
+)
+from ..records.step_events import (
+    CheckpointEvent,
+    EvalEvent,
+    GenerateEvent,
+    HealthEvent,
+    MemorySnapshotEvent,
+    ModelEvent,
+    NonFiniteEvent,
+    PhaseEvent,
+    ProfileEvent,
+    RollbackEvent,
+    SkippedEvent,
+)
+from .words import brief, count, decimal, duration, perplexity, plural, size, took
 
 
 @frozen
@@ -34,26 +60,64 @@ class EventText:
     more: tuple[str, ...] = ()
 
 
-def event_text(record: Record) -> tuple[EventText, ...]:
-    """What an event says; nothing for one of no kind."""
-    event = text(record.get("event"))
-    return tuple(_TELLERS.get(event, _unknown)(record)) if event else ()
+def event_text(event: Event) -> tuple[EventText, ...]:
+    """What an event says; nothing for one without a name."""
+    return tuple(_TELLERS.get(type(event), _others)(event)) if event.event else ()
 
 
-def in_one_line(record: Record) -> str:
+def in_one_line(event: Event) -> str:
     """What an event says beside its kind and its step."""
-    first, *others = event_text(record) or (EventText("", "", ""),)
+    first, *others = event_text(event) or (EventText("", "", ""),)
     return f"{first.body}  and {plural(len(others), 'more sample')}" if others else first.body
 
 
-def measured(evaluation: Evaluation) -> str:
+def measured(evaluation: EvalEvent) -> str:
     """`stdlib  loss 1.4895  ppl 4.43`."""
     parts = [evaluation.dataset, f"loss {decimal(evaluation.loss, 4)}"]
     if (ppl := perplexity(evaluation.loss)) is not None:
         parts.append(f"ppl {decimal(ppl, 2)}")
-    if evaluation.averaged:
+    if evaluation.weights == "averaged":
         parts.append("averaged weights")
     return "  ".join(parts)
+
+
+def failed(failure: FailureEvent) -> str:
+    """Who: `rank 3`."""
+    return "a rank" if failure.rank is None else f"rank {failure.rank}"
+
+
+def cause(failure: FailureEvent) -> str:
+    """What went wrong, with the code that `xtrain explain` knows more about, if it has one."""
+    return f"[{failure.code}] {failure.error}" if failure.code else failure.error
+
+
+def health_text(event: HealthEvent) -> str:
+    """`an all-reduce takes 0.6 ms; rank 3 came last, after 1.2 ms`."""
+    late = "" if event.slowest is None else f"; rank {event.slowest} came last, after {brief(event.late_seconds)}"
+    return f"an all-reduce takes {brief(event.seconds)}{late}"
+
+
+def rollback_text(event: RollbackEvent) -> str:
+    """`from step 12 to ckpt-s000000000010, time 1 of 3; 24 rows left out`."""
+    time = "" if event.number is None else f", time {event.number} of {event.of}"
+    rows = "" if event.rows_left_out is None else f"; {event.rows_left_out:,} rows left out"
+    return f"from step {event.from_step} to {event.checkpoint}{time}{rows}"
+
+
+def phase_text(event: PhaseEvent) -> str:
+    """Its mixture, the largest share first, and what it does to the learning rate."""
+    largest = sorted(event.shares.items(), key=lambda pair: -pair[1])
+    parts = [", ".join(f"{name} {share:.1%}" for name, share in largest)]
+    parts += [f"lr × {event.lr_scale:g}"] if event.lr_scale not in (None, 1) else []
+    return "  ".join(filter(None, parts))
+
+
+def restart_text(event: RestartEvent) -> str:
+    """`1 of 3  rank 1 was ended by SIGKILL; goes on from step 20 on 2 ranks`."""
+    place = f"from step {event.step:,}" if event.step else "from the beginning"
+    world = f" on {plural(event.world, 'rank')}" if event.world else ""
+    count = "" if event.number is None else f"{event.number} of {event.of}  " if event.of else f"{event.number}  "
+    return f"{count}{event.reason}; continues {place}{world}"
 
 
 def or_dash(step: int | None) -> str:
@@ -61,9 +125,8 @@ def or_dash(step: int | None) -> str:
     return "–" if step is None else str(step)
 
 
-def _run_start(record: Record) -> Iterator[EventText]:
-    start = RunStart.of(record)
-    parts = [start.name or start.run_id, f"attempt {start.attempt}"]
+def _run_start(start: RunStartEvent) -> Iterator[EventText]:
+    parts = [start.name or start.run_id, f"attempt {start.attempt or 1}"]
     if start.world_size:
         parts.append(f"{plural(start.world_size, 'rank')} on {start.device or 'unknown devices'}")
     parts.append(f"{start.steps} steps" if start.steps else "unknown length")
@@ -72,202 +135,181 @@ def _run_start(record: Record) -> Iterator[EventText]:
     yield EventText("run", "", "  ".join(parts))
 
 
-def _setup_begin(record: Record) -> Iterator[EventText]:
-    yield EventText("begins", "", text(record.get("node")))
+def _setup_begin(event: SetupBeginEvent) -> Iterator[EventText]:
+    yield EventText("begins", "", event.node)
 
 
-def _setup(record: Record) -> Iterator[EventText]:
-    line = f"{text(record.get('node')):<28}  {took(number(record.get('seconds'))):>8}"
-    detail = text(record.get("detail"))
-    yield EventText("setup", "", f"{line}  {detail}" if detail else line)
+def _setup(event: SetupEvent) -> Iterator[EventText]:
+    line = f"{event.node:<28}  {took(event.seconds):>8}"
+    yield EventText("setup", "", f"{line}  {event.detail}" if event.detail else line)
 
 
-def _device(record: Record) -> Iterator[EventText]:
-    parts = [text(record.get("device"))]
-    threads, torch = whole(record.get("threads")), text(record.get("torch"))
-    parts += [plural(threads, "thread")] if threads else []
-    parts += [f"fp32 products {text(record.get('matmul'))}"] if record.get("matmul") else []
-    parts += [f"torch {torch}"] if torch else []
+def _device(event: DeviceEvent) -> Iterator[EventText]:
+    parts = [event.device]
+    parts += [plural(event.threads, "thread")] if event.threads else []
+    parts += [f"fp32 products {event.matmul}"] if event.matmul else []
+    parts += [f"torch {event.torch}"] if event.torch else []
     yield from _headed("device", "", "", "  ".join(parts))
 
 
-def _data(record: Record) -> Iterator[EventText]:
+def _data(event: DataEvent) -> Iterator[EventText]:
     """`code 12,345 rows  drills 400 rows`."""
-    rows = record.get("rows")
-    known = rows.items() if isinstance(rows, dict) else ()
-    parts = [f"{name} {plural(found, 'row')}" for name, each in known if (found := whole(each)) is not None]
+    parts = [f"{name} {plural(rows, 'row')}" for name, rows in event.rows.items()]
     yield from _headed("data", "", "", "  ".join(parts))
 
 
-def _horizon(record: Record) -> Iterator[EventText]:
+def _horizon(event: HorizonEvent) -> Iterator[EventText]:
     """`17 steps, 33 rows an epoch`."""
-    parts = [f"{name} {amount}" for name, amount in (("stops at step", record.get("stop_at")),) if amount]
-    steps, rows = whole(record.get("steps")), number(record.get("epoch_rows"))
-    parts.insert(0, "  ".join(filter(None, (plural(steps, "step") if steps is not None else "",
-                                            f"{rows:,g} rows an epoch" if rows is not None else ""))))  # fmt: skip
-    firsts = record.get("phases")
-    later = firsts.items() if isinstance(firsts, dict) else ()
-    parts += [f"{name} from step {first + 1:,}" for name, each in later if (first := whole(each))]
+    steps = "" if event.steps is None else plural(event.steps, "step")
+    rows = "" if event.epoch_rows is None else f"{event.epoch_rows:,g} rows an epoch"
+    parts = ["  ".join(filter(None, (steps, rows)))]
+    parts += [f"stops at step {event.stop_at}"] if event.stop_at else []
+    parts += [f"{name} from step {first + 1:,}" for name, first in event.phases.items() if first]
     yield from _headed("counted", "", "", "  ".join(parts))
 
 
-def _setup_done(record: Record) -> Iterator[EventText]:
-    yield EventText("ready", "", took(number(record.get("seconds"))))
+def _setup_done(event: SetupDoneEvent) -> Iterator[EventText]:
+    yield EventText("ready", "", took(event.seconds))
 
 
-def _estimate(record: Record) -> Iterator[EventText]:
+def _estimate(event: EstimateEvent) -> Iterator[EventText]:
     """`about 4m43s for the 593 steps that are left`, and what that was measured on."""
-    steps, measured = whole(record.get("steps_left")), whole(record.get("measured_steps"))
-    left = f"about {duration(number(record.get('seconds_left')))} for the {plural(steps or 0, 'step')} that are left"
-    pace = f"{took(number(record.get('step_seconds')))} a step on this machine"
-    pace += f", measured over {plural(measured or 0, 'step')}"
-    first = f", after {took(seconds)} for the first" if (seconds := number(record.get("first_step_seconds"))) else ""
-    yield EventText("estimate", _at(record), f"{left}: {pace}{first}; evaluations and saves come on top")
+    left = f"about {duration(event.seconds_left)} for the {plural(event.steps_left or 0, 'step')} that are left"
+    pace = f"{took(event.step_seconds)} a step on this machine"
+    pace += f", measured over {plural(event.measured_steps or 0, 'step')}"
+    first = f", after {took(event.first_step_seconds)} for the first" if event.first_step_seconds else ""
+    yield EventText("estimate", _at(event), f"{left}: {pace}{first}; evaluations and saves come on top")
 
 
-def _eval(record: Record) -> Iterator[EventText]:
-    evaluation = Evaluation.of(record)
+def _eval(evaluation: EvalEvent) -> Iterator[EventText]:
     parts = [measured(evaluation)]
     if evaluation.tokens is not None:
         parts.append(f"{count(evaluation.tokens)} tokens")
     parts.append(took(evaluation.seconds))
-    yield EventText("eval", _at(record), "  ".join(parts))
+    yield EventText("eval", _at(evaluation), "  ".join(parts))
 
 
-def _generate(record: Record) -> Iterator[EventText]:
-    samples = Sample.all_of(record)
-    for index, sample in enumerate(samples, start=1):
-        yield EventText("sample", _at(record), f"{index}/{len(samples)}  prompt {sample.prompt!r}", _lines(sample.text))
+def _generate(event: GenerateEvent) -> Iterator[EventText]:
+    for index, sample in enumerate(event.samples, start=1):
+        head = f"{index}/{len(event.samples)}  prompt {sample.prompt!r}"
+        yield EventText("sample", _at(event), head, _lines(sample.text))
 
 
-def _checkpoint(record: Record) -> Iterator[EventText]:
+def _saved(event: CheckpointEvent | ModelEvent) -> Iterator[EventText]:
     """A full state, or the weights alone: the event has the name of what was saved."""
-    saved = Checkpoint.of(record)
-    parts = [saved.path]
-    if saved.num_bytes is not None:
-        parts.append(size(saved.num_bytes))
-    parts.append(took(saved.seconds))
-    yield EventText(text(record.get("event")), _at(record), "  ".join(parts))
+    parts = [event.path]
+    if event.bytes is not None:
+        parts.append(size(event.bytes))
+    parts.append(took(event.seconds))
+    yield EventText(event.event, _at(event), "  ".join(parts))
 
 
-def _signal(record: Record) -> Iterator[EventText]:
-    reason = f": {said}" if (said := text(record.get("reason"))) else ""
-    yield EventText("signal", _at(record), f"{text(record.get('name'))}{reason}")
+def _signal(event: SignalEvent) -> Iterator[EventText]:
+    yield EventText("signal", _at(event), f"{event.name}: {event.reason}" if event.reason else event.name)
 
 
-def _stop(record: Record) -> Iterator[EventText]:
-    yield EventText("stop", _at(record), f"{text(record.get('name'))}: {text(record.get('reason'))}")
+def _stop(event: StopEvent) -> Iterator[EventText]:
+    yield EventText("stop", _at(event), f"{event.name}: {event.reason}")
 
 
-def _control(record: Record) -> Iterator[EventText]:
-    detail = f": {said}" if (said := text(record.get("detail"))) else ""
-    yield EventText("control", _at(record), f"{text(record.get('command'))} {text(record.get('state'))}{detail}")
+def _control(event: ControlEvent) -> Iterator[EventText]:
+    detail = f": {event.detail}" if event.detail else ""
+    yield EventText("control", _at(event), f"{event.command} {event.state}{detail}")
 
 
-def _paused(record: Record) -> Iterator[EventText]:
-    yield EventText("paused", _at(record), f"for {took(number(record.get('seconds')))}")
+def _paused(event: PausedEvent) -> Iterator[EventText]:
+    yield EventText("paused", _at(event), f"for {took(event.seconds)}")
 
 
-def _requeue(record: Record) -> Iterator[EventText]:
-    yield EventText("requeue", _at(record), f"Slurm was asked to start job {text(record.get('job'))} again")
+def _requeue(event: RequeueEvent) -> Iterator[EventText]:
+    yield EventText("requeue", _at(event), f"Slurm was asked to start job {event.job} again")
 
 
-def _nonfinite(record: Record) -> Iterator[EventText]:
-    loss, norm = (decimal(number(record.get(key)), 4) for key in ("loss", "grad_norm"))
-    yield EventText("nonfinite", _at(record), f"loss {loss}  grad_norm {norm}")
+def _nonfinite(event: NonFiniteEvent) -> Iterator[EventText]:
+    yield EventText("nonfinite", _at(event), f"loss {decimal(event.loss, 4)}  grad_norm {decimal(event.grad_norm, 4)}")
 
 
-def _rollback(record: Record) -> Iterator[EventText]:
-    yield EventText("rollback", _at(record), Rollback.of(record).in_words)
+def _rollback(event: RollbackEvent) -> Iterator[EventText]:
+    yield EventText("rollback", _at(event), rollback_text(event))
 
 
-def _resumed(record: Record) -> Iterator[EventText]:
+def _resumed(event: ResumedEvent) -> Iterator[EventText]:
     """With the groups of the state that do not simply go on."""
-    groups = record.get("groups")
-    found = groups.items() if isinstance(groups, dict) else ()
-    others = ", ".join(f"{name} {word}" for name, word in found if word not in ("read", "own"))
-    body = "  ".join(filter(None, (text(record.get("path")), others)))
-    yield from _headed("resumed", _at(record), "", body)
+    others = ", ".join(f"{name} {word}" for name, word in event.groups.items() if word not in ("read", "own"))
+    yield from _headed("resumed", _at(event), "", "  ".join(filter(None, (event.path, others))))
 
 
-def _restart(record: Record) -> Iterator[EventText]:
-    yield from _headed("restart", _at(record), "", Restart.of_record(record).in_words)
+def _restart(event: RestartEvent) -> Iterator[EventText]:
+    yield from _headed("restart", _at(event), "", restart_text(event))
 
 
-def _skipped(record: Record) -> Iterator[EventText]:
-    yield from _headed("skipped", _at(record), "", text(record.get("reason")))
+def _skipped(event: SkippedEvent) -> Iterator[EventText]:
+    yield from _headed("skipped", _at(event), "", event.reason)
 
 
-def _warning(record: Record) -> Iterator[EventText]:
-    yield from _headed("warning", _at(record), "", text(record.get("message")))
+def _warning(event: WarningEvent) -> Iterator[EventText]:
+    yield from _headed("warning", _at(event), "", event.message)
 
 
-def _profile(record: Record) -> Iterator[EventText]:
-    first, last = whole(record.get("first")), whole(record.get("last"))
-    steps = f"step {or_dash(first)}" if first == last else f"steps {or_dash(first)} to {or_dash(last)}"
-    yield EventText("profile", _at(record), "  ".join((steps, *_looked_at(record))))
+def _profile(event: ProfileEvent) -> Iterator[EventText]:
+    one = event.first == event.last
+    steps = f"step {or_dash(event.first)}" if one else f"steps {or_dash(event.first)} to {or_dash(event.last)}"
+    yield EventText("profile", _at(event), "  ".join((steps, *_looked_at(event))))
 
 
-def _memory_snapshot(record: Record) -> Iterator[EventText]:
-    yield EventText("memory", _at(record), "  ".join(_looked_at(record)))
+def _memory_snapshot(event: MemorySnapshotEvent) -> Iterator[EventText]:
+    yield EventText("memory", _at(event), "  ".join(_looked_at(event)))
 
 
-def _looked_at(record: Record) -> Iterator[str]:
+def _looked_at(event: ProfileEvent | MemorySnapshotEvent) -> Iterator[str]:
     """Of how many ranks something was written, where it lies, and how it went."""
-    if (ranks := whole(record.get("ranks"))) is not None:
-        yield plural(ranks, "rank")
-    yield text(record.get("path"))
-    if (num_bytes := number(record.get("bytes"))) is not None:
-        yield size(num_bytes)
-    yield took(number(record.get("seconds")))
-    if note := text(record.get("note")):
-        yield note
+    if event.ranks is not None:
+        yield plural(event.ranks, "rank")
+    yield event.path
+    if event.bytes is not None:
+        yield size(event.bytes)
+    yield took(event.seconds)
+    if event.note:
+        yield event.note
 
 
-def _alert(record: Record) -> Iterator[EventText]:
-    alert = Raised.of(record)
-    over = "over: " if is_cleared(record) else ""
-    yield from _headed("alert", _at(record), alert.kind, over + alert.message)
+def _alert(event: AlertEvent) -> Iterator[EventText]:
+    over = "over: " if event.state == "cleared" else ""
+    yield from _headed("alert", _at(event), event.kind, over + event.message)
 
 
-def _notify(record: Record) -> Iterator[EventText]:
-    what = f"`{text(record.get('command'))}` {text(record.get('detail'))}"
-    yield from _headed("notify", _at(record), text(record.get("kind")), what)
+def _notify(event: NotifyEvent) -> Iterator[EventText]:
+    yield from _headed("notify", _at(event), event.kind, f"`{event.command}` {event.detail}")
 
 
-def _phase(record: Record) -> Iterator[EventText]:
-    phase = PhaseBegin.of(record)
-    yield EventText("phase", _at(record), f"{phase.name}  {phase.in_words}".rstrip())
+def _phase(event: PhaseEvent) -> Iterator[EventText]:
+    yield EventText("phase", _at(event), f"{event.name}  {phase_text(event)}".rstrip())
 
 
-def _health(record: Record) -> Iterator[EventText]:
-    yield EventText("health", _at(record), Health.of(record).in_words)
+def _health(event: HealthEvent) -> Iterator[EventText]:
+    yield EventText("health", _at(event), health_text(event))
 
 
-def _stuck(record: Record) -> Iterator[EventText]:
+def _stuck(event: StuckEvent) -> Iterator[EventText]:
     """`ranks 1, 3 frozen  in step.forward_backward  for 62.0 s`."""
-    ranks = record.get("ranks")
-    names = ", ".join(map(text, ranks)) if isinstance(ranks, list) and ranks else "unknown"
-    parts = [f"{'rank' if ',' not in names else 'ranks'} {names} {text(record.get('state'))}".rstrip()]
-    parts += [f"in {node}"] if (node := text(record.get("node"))) else []
-    seconds = number(record.get("seconds"))
-    parts += [f"for {took(seconds)}"] if seconds is not None else []
-    yield EventText("stuck", _at(record), "  ".join(parts))
+    names = ", ".join(map(str, event.ranks)) or "unknown"
+    parts = [f"{'rank' if len(event.ranks) < 2 else 'ranks'} {names} {event.state}".rstrip()]
+    parts += [f"in {event.node}"] if event.node else []
+    parts += [f"for {took(event.seconds)}"] if event.seconds is not None else []
+    yield EventText("stuck", _at(event), "  ".join(parts))
 
 
-def _tokenise(record: Record) -> Iterator[EventText]:
-    yield from _headed("tokenise", "", text(record.get("dataset")), text(record.get("message")))
+def _tokenise(event: TokeniseEvent) -> Iterator[EventText]:
+    yield from _headed("tokenise", "", event.dataset, event.message)
 
 
-def _failure(record: Record) -> Iterator[EventText]:
-    failure = Failure.of(record)
-    for said in _headed("failure", f"step {or_dash(failure.step)}", failure.who, failure.message):
+def _failure(failure: FailureEvent) -> Iterator[EventText]:
+    for said in _headed("failure", f"step {or_dash(failure.step)}", failed(failure), cause(failure)):
         yield EventText(said.word, said.at, said.body, (*said.more, *_lines(failure.traceback)))
 
 
-def _run_end(record: Record) -> Iterator[EventText]:
-    end = RunEnd.of(record)
-    parts = [f"{end.status}  step {or_dash(end.step)}"]
+def _run_end(end: RunEndEvent) -> Iterator[EventText]:
+    parts = [f"{end.status or 'ended'}  step {or_dash(end.step)}"]
     if end.loss is not None:
         parts.append(f"loss {decimal(end.loss, 4)}")
     if end.seconds is not None:
@@ -275,10 +317,10 @@ def _run_end(record: Record) -> Iterator[EventText]:
     yield EventText("end", "", "  ".join(parts))
 
 
-def _unknown(record: Record) -> Iterator[EventText]:
-    """An event of a later version: its fields as they are."""
-    fields = (f"{key} {value}" for key, value in record.items() if key not in ("event", "time", "step"))
-    yield from _headed(text(record.get("event")), _at(record), "", "  ".join(fields))
+def _others(event: Event) -> Iterator[EventText]:
+    """An event that has no words of its own, as of a later version: its fields as they are."""
+    fields = (f"{key} {value}" for key, value in as_object(event).items() if key not in ("event", "time", "step"))
+    yield from _headed(event.event, _at(event), "", "  ".join(fields))
 
 
 def _headed(word: str, at: str, head: str, body: str) -> Iterator[EventText]:
@@ -291,42 +333,42 @@ def _lines(body: str) -> tuple[str, ...]:
     return tuple(line.rstrip() for line in body.strip("\n").split("\n")) if body.strip("\n") else ()
 
 
-def _at(record: Record) -> str:
-    return f"step {or_dash(whole(record.get('step')))}"
+def _at(event: Event) -> str:
+    return f"step {or_dash(event.step)}"
 
 
-_TELLERS: dict[str, Callable[[Record], Iterator[EventText]]] = {
-    "run_start": _run_start,
-    "setup_begin": _setup_begin,
-    "setup": _setup,
-    "data": _data,
-    "horizon": _horizon,
-    "setup_done": _setup_done,
-    "estimate": _estimate,
-    "device": _device,
-    "eval": _eval,
-    "generate": _generate,
-    "checkpoint": _checkpoint,
-    "model": _checkpoint,
-    "signal": _signal,
-    "stop": _stop,
-    "control": _control,
-    "paused": _paused,
-    "requeue": _requeue,
-    "nonfinite": _nonfinite,
-    "resumed": _resumed,
-    "rollback": _rollback,
-    "restart": _restart,
-    "skipped": _skipped,
-    "phase": _phase,
-    "health": _health,
-    "stuck": _stuck,
-    "tokenise": _tokenise,
-    "warning": _warning,
-    "profile": _profile,
-    "memory_snapshot": _memory_snapshot,
-    "alert": _alert,
-    "notify": _notify,
-    "failure": _failure,
-    "run_end": _run_end,
+_TELLERS: dict[type[Event], Callable[[Any], Iterator[EventText]]] = {
+    RunStartEvent: _run_start,
+    SetupBeginEvent: _setup_begin,
+    SetupEvent: _setup,
+    DataEvent: _data,
+    HorizonEvent: _horizon,
+    SetupDoneEvent: _setup_done,
+    EstimateEvent: _estimate,
+    DeviceEvent: _device,
+    EvalEvent: _eval,
+    GenerateEvent: _generate,
+    CheckpointEvent: _saved,
+    ModelEvent: _saved,
+    SignalEvent: _signal,
+    StopEvent: _stop,
+    ControlEvent: _control,
+    PausedEvent: _paused,
+    RequeueEvent: _requeue,
+    NonFiniteEvent: _nonfinite,
+    ResumedEvent: _resumed,
+    RollbackEvent: _rollback,
+    RestartEvent: _restart,
+    SkippedEvent: _skipped,
+    PhaseEvent: _phase,
+    HealthEvent: _health,
+    StuckEvent: _stuck,
+    TokeniseEvent: _tokenise,
+    WarningEvent: _warning,
+    ProfileEvent: _profile,
+    MemorySnapshotEvent: _memory_snapshot,
+    AlertEvent: _alert,
+    NotifyEvent: _notify,
+    FailureEvent: _failure,
+    RunEndEvent: _run_end,
 }

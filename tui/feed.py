@@ -1,16 +1,18 @@
 """The records of a run directory, both files as one stream in time order."""
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import itemgetter
 from pathlib import Path
 from time import time as clock
+from typing import Any
 
-from .tail import CHUNK_BYTES, Record, Tail
-from .words import number
-
-METRICS = "metrics.jsonl"
-EVENTS = "events.jsonl"
+from ..records.events import event_of
+from ..records.lines import read
+from ..records.metrics import StepMetrics
+from ..records.paths import EVENTS_FILE, METRICS_FILE
+from ..records.record import Record
+from .tail import CHUNK_BYTES, Tail
 
 _Timed = tuple[float, Record]
 
@@ -18,8 +20,9 @@ _Timed = tuple[float, Record]
 class _Lane:
     """One file's records with the times they are ordered by."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: Tail, typed: Callable[[dict[str, Any]], Record]) -> None:
         self.tail = tail
+        self._typed = typed
         self.waiting: list[_Timed] = []
         self._latest = float("-inf")
         self._begun_anew = 0
@@ -31,12 +34,12 @@ class _Lane:
         """Read on, unless records are still held back (so that memory stays bounded). Says whether any came."""
         if self.waiting and self.tail.behind:
             return False
-        records = self.tail.read()
+        records = [self._typed(found) for found in self.tail.read()]
         if self.tail.begun_anew != self._begun_anew:
             # A run that goes back takes the undone steps out of its file: those that are left have been read before.
             self._begun_anew, self._known = self.tail.begun_anew, max(self._latest, self._unwanted)
         for record in records:
-            when = number(record.get("time"))
+            when = record.time
             if when is not None and when <= self._known:
                 continue
             self._known = float("-inf")
@@ -63,9 +66,11 @@ class RecordFeed:
         self, directory: Path, offsets: Mapping[str, int] | None = None, *, chunk_bytes: int = CHUNK_BYTES
     ) -> None:
         first = offsets or {}
-        self._metrics, self._events = (
-            _Lane(Tail(directory / name, first.get(name, 0), chunk_bytes=chunk_bytes)) for name in (METRICS, EVENTS)
+        metrics, events = (
+            Tail(directory / name, first.get(name, 0), chunk_bytes=chunk_bytes) for name in (METRICS_FILE, EVENTS_FILE)
         )
+        self._metrics = _Lane(metrics, lambda found: read(StepMetrics, found))
+        self._events = _Lane(events, event_of)
         self.newest: float | None = None
         """The time of the newest record that was returned."""
 

@@ -1,29 +1,25 @@
 """What a view remembers of the logged steps: bounded, however long the run."""
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
 from itertools import islice
 from statistics import median
-from types import MappingProxyType
-from typing import Any
 
 from attrs import frozen
 
-from .tail import Record
-from .words import number
+from ..records.metrics import StepMetrics
 
 MAX_POINTS = 2000
 RECENT_STEPS = 64
 
 Point = tuple[int, float]
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING = StepMetrics(step=None, time=None)
 
 
 @frozen(kw_only=True)
 class History:
     """The logged steps of one attempt so far."""
 
-    last: Mapping[str, Any] = _NOTHING
+    last: StepMetrics = NOTHING
     """The metrics record with the highest step of those with a loss."""
     at: tuple[int, float] | None = None
     """The highest step that a record tells of, with a loss or without, and the time of that record."""
@@ -35,7 +31,7 @@ class History:
     """Seconds per step, by the wall clock, between each of the latest records and the one before it."""
     gap: float | None = None
     """Seconds between the latest two records: how long the next one may be expected to take."""
-    origin: Mapping[str, Any] = _NOTHING
+    origin: StepMetrics | None = None
     """The first metrics record of this attempt."""
 
     @property
@@ -45,19 +41,19 @@ class History:
     @property
     def seconds_per_step(self) -> float | None:
         """The median over recent steps, so that an evaluation or a checkpoint in between does not swing it."""
-        return median(self.recent) if self.recent else number(self.last.get("step_seconds"))
+        return median(self.recent) if self.recent else self.last.step_seconds
 
     @property
     def tokens_per_second(self) -> float | None:
         """Over all of this attempt's steps, what happens between them included."""
-        times, tokens = ([number(r.get(key)) for r in (self.origin, self.last)] for key in ("time", "tokens"))
-        if None not in times and None not in tokens and times[1] > times[0]:  # type: ignore[operator]
-            return (tokens[1] - tokens[0]) / (times[1] - times[0])  # type: ignore[operator]
-        return number(self.last.get("tokens_per_second"))
+        first, last = self.origin or NOTHING, self.last
+        if None not in (first.time, last.time, first.tokens, last.tokens) and last.time > first.time:  # type: ignore[operator]
+            return (last.tokens - first.tokens) / (last.time - first.time)  # type: ignore[operator]
+        return last.tokens_per_second
 
     def points(self) -> tuple[Point, ...]:
         """The curve up to the latest loss, which the stride may have left out."""
-        loss, step = number(self.last.get("loss")), self.last.get("step")
+        loss, step = self.last.loss, self.last.step
         if step is None or loss is None or loss - loss != 0 or (self.curve and self.curve[-1][0] >= step):
             return self.curve
         return (*self.curve, (step, loss))
@@ -67,7 +63,7 @@ class History:
         if step is None:
             return History()
         kept = tuple(point for point in self.curve if point[0] <= step)
-        last = self.last if (self.last.get("step") or 0) <= step else _NOTHING
+        last = self.last if (self.last.step or 0) <= step else NOTHING
         at = self.at if self.at and self.at[0] <= step else None
         return History(last=last, at=at, curve=kept, stride=self.stride, num_seen=self.num_seen)
 
@@ -98,37 +94,37 @@ class HistoryRecorder:
             origin=self._origin,
         )
 
-    def add(self, record: Record) -> None:
+    def add(self, record: StepMetrics) -> None:
         """Take one record in.
 
         A step that is not ahead of the last one is a straggler if it is also older, and only completes the curve. If
         it is newer the run went back (it was resumed from an earlier checkpoint), and what came after it is forgotten.
         One without a loss, of a step that was left out, counts for how far the run is and how fast; it is on no curve.
         """
-        step = record.get("step")
-        if type(step) is not int:
+        step = record.step
+        if step is None:
             return
-        now = number(record.get("time")) or 0.0
+        now = record.time or 0.0
         if self._at is not None:
             last_step, before = self._at
             elapsed = now - before
             if step > last_step:
                 self._pace(elapsed, step - last_step)
             elif elapsed < 0:
-                self._plot(step, record.get("loss"))
+                self._plot(step, record.loss)
                 return
             else:
                 self._go_back(step)
-        if not self._origin:
+        if self._origin is None:
             self._origin = record
         self._at = step, now
-        if "loss" in record:
+        if record.loss is not None:
             self._last = record
-            self._plot(step, record.get("loss"))
+            self._plot(step, record.loss)
 
     def _pace(self, elapsed: float, num_steps: int) -> None:
         # Without an origin the last record is another attempt's: the time since then was not spent training.
-        if elapsed <= 0 or not self._origin:
+        if elapsed <= 0 or self._origin is None:
             return
         self._gap = elapsed
         self._recent.append(elapsed / num_steps)
@@ -137,14 +133,13 @@ class HistoryRecorder:
 
     def _go_back(self, step: int) -> None:
         del self._curve[bisect_left(self._curve, (step,)) :]
-        if (self._last.get("step") or 0) >= step:
-            self._last = _NOTHING
+        if (self._last.step or 0) >= step:
+            self._last = NOTHING
         self._recent.clear()
         self._gap = None
-        self._origin = _NOTHING
+        self._origin = None
 
-    def _plot(self, step: int, loss: object) -> None:
-        value = number(loss)
+    def _plot(self, step: int, value: float | None) -> None:
         if value is None or value - value != 0:  # infinities and NaN have no place on a curve
             return
         self._num_seen += 1

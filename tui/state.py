@@ -2,14 +2,47 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from attrs import evolve, field, frozen
+from msgspec.structs import replace
 
-from .events import Checkpoint, Evaluation, Failure, RunEnd, RunStart, SetupNode, text, whole
+from ..records.event import Event
+from ..records.metrics import StepMetrics
+from ..records.record import Record
+from ..records.run_events import (
+    AlertEvent,
+    ControlEvent,
+    FailureEvent,
+    NotifyEvent,
+    PausedEvent,
+    RestartEvent,
+    RunEndEvent,
+    SignalEvent,
+    StopEvent,
+    WarningEvent,
+)
+from ..records.start_events import (
+    DataEvent,
+    EstimateEvent,
+    HorizonEvent,
+    RunStartEvent,
+    SetupBeginEvent,
+    SetupDoneEvent,
+    SetupEvent,
+)
+from ..records.step_events import (
+    CheckpointEvent,
+    EvalEvent,
+    GenerateEvent,
+    MemorySnapshotEvent,
+    NonFiniteEvent,
+    PhaseEvent,
+    ProfileEvent,
+    RollbackEvent,
+    SkippedEvent,
+)
 from .history import History, HistoryRecorder
-from .raised import Raised, after
-from .tail import Record
-from .words import number
 
 # Ticks and failures kept: enough to look back on, however long the run and however many ranks fail.
 MAX_TICKS = 200
@@ -17,10 +50,20 @@ MAX_FAILURES = 64
 
 
 @frozen(kw_only=True)
+class SetupNode:
+    """One start-up node, under way while `seconds` is None."""
+
+    node: str
+    began: float | None
+    seconds: float | None = None
+    detail: str = ""
+
+
+@frozen(kw_only=True)
 class RunState:
     """What is known of a run; every field has a meaning before the first record."""
 
-    start: RunStart | None = None
+    start: RunStartEvent | None = None
     setup: tuple[SetupNode, ...] = ()
     setup_seconds: float | None = None
     """How long start-up took, once it is over."""
@@ -31,7 +74,7 @@ class RunState:
     """The steps of the run, once the data has been counted."""
     epochs: float | None = None
     """The budget, if it is in epochs and the data has been counted."""
-    horizon: Record | None = None
+    horizon: HorizonEvent | None = None
     """What the run has said of what was planned in epochs."""
     history: History = field(factory=History)
     told_step: int = 0
@@ -40,10 +83,10 @@ class RunState:
     """The step with which this start began, whatever restarts and rollbacks there have been since."""
     took: Mapping[str, float] = MappingProxyType({})
     """For how many seconds each node that is not part of a step has held training up when it was last done."""
-    evaluations: Mapping[str, Evaluation] = MappingProxyType({})
+    evaluations: Mapping[str, EvalEvent] = MappingProxyType({})
     """The latest evaluation of each dataset, in the order they first came."""
-    checkpoint: Checkpoint | None = None
-    ticks: tuple[Record, ...] = ()
+    checkpoint: CheckpointEvent | None = None
+    ticks: tuple[Event, ...] = ()
     """The latest events between steps (evaluations, samples, checkpoints, warnings, …), as recorded."""
     num_warnings: int = 0
     num_skipped: int = 0
@@ -57,27 +100,27 @@ class RunState:
     signal: str | None = None
     paused_since: float | None = None
     """When the run began to wait for `xtrain control resume`, while it does."""
-    raised: tuple[Raised, ...] = ()
-    """The alerts of this attempt that are not over, in the order in which they came."""
-    failures: tuple[Failure, ...] = ()
-    end: RunEnd | None = None
+    raised: tuple[AlertEvent, ...] = ()
+    """The alerts of this attempt that are not over, one of each kind, in the order in which they came."""
+    failures: tuple[FailureEvent, ...] = ()
+    end: RunEndEvent | None = None
 
     @property
     def status(self) -> str:
         """`waiting`, `starting`, `training`, then what `run_end` says; `failed` as soon as a rank has."""
         if self.end is not None:
-            return self.end.status
+            return self.end.status or "ended"
         if self.failures:
             return "failed"
         if self.restarting:
             return "starting"
-        if self.history.origin or self.num_rollbacks or self.estimated_seconds_per_step is not None:
+        if self.history.origin is not None or self.num_rollbacks or self.estimated_seconds_per_step is not None:
             return "training"
         return "waiting" if self.start is None and not self.setup else "starting"
 
     def is_echo(self, record: Record) -> bool:
         """Whether a record, which led to this state, only says once more that a rank is gone."""
-        return text(record.get("event")) == "failure" and Failure.of(record).lost and len(self.failures) > 1
+        return isinstance(record, FailureEvent) and record.lost and len(self.failures) > 1
 
     @property
     def under_way(self) -> SetupNode | None:
@@ -88,12 +131,17 @@ class RunState:
     def steps(self) -> int | None:
         """How many optimizer steps the run takes, if that is known."""
         planned = self.start.steps if self.start else None
-        return self.counted_steps if planned is None else planned
+        return planned if planned and planned > 0 else self.counted_steps
+
+    @property
+    def attempt(self) -> int:
+        """Which start of the run this is, from 1; 0 while none has begun."""
+        return 0 if self.start is None else self.start.attempt or 1
 
     @property
     def epoch(self) -> str:
         """How far the run is in its data, as `1.25/3` epochs; empty where the plan does not speak of epochs."""
-        now = number(self.history.last.get("epoch"))
+        now = self.history.last.epoch
         if now is None or self.horizon is None:
             return ""
         return f"{now:.2f}/{self.epochs:g}" if self.epochs is not None else f"{now:.2f}"
@@ -114,7 +162,7 @@ class RunState:
     def loss(self) -> float | None:
         """The training loss: as the run ended, or as last logged."""
         ended = self.end.loss if self.end else None
-        return ended if ended is not None else number(self.history.last.get("loss"))
+        return ended if ended is not None else self.history.last.loss
 
     @property
     def seconds_per_step(self) -> float | None:
@@ -143,8 +191,8 @@ def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
     """`state` after all of `records`: the same as reducing them one by one, and much faster over many steps."""
     recorder: HistoryRecorder | None = None
     for record in records:
-        if "event" not in record:
-            if "loss" not in record and "tokens" not in record:
+        if isinstance(record, StepMetrics):
+            if record.loss is None and record.tokens is None:
                 continue  # losses of evaluations: in a step that is not logged, or beside its record in old runs
             recorder = recorder or HistoryRecorder(state.history)
             recorder.add(record)
@@ -152,26 +200,31 @@ def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
         if recorder is not None:
             state = evolve(state, history=recorder.history())
             recorder = None
-        state = _on_event(state, record)
+        if isinstance(record, Event):
+            state = _on_event(state, record)
     return state if recorder is None else evolve(state, history=recorder.history())
 
 
-def _on_event(state: RunState, record: Record) -> RunState:
-    event = text(record.get("event"))
-    if event in _TICKS:
-        state = evolve(state, ticks=(*state.ticks, record)[-MAX_TICKS:])
-    if event in _AFTER_STEPS and (step := whole(record.get("step")) or 0) > state.told_step:
-        state = evolve(state, told_step=step)
-    if event in _HOLD_UP and (seconds := number(record.get("blocked_seconds", record.get("seconds")))) is not None:
-        state = evolve(state, took=MappingProxyType({**state.took, text(record.get("node")): seconds}))
-    change = _CHANGES.get(event)
+def _on_event(state: RunState, event: Event) -> RunState:
+    if isinstance(event, _TICKS):
+        state = evolve(state, ticks=(*state.ticks, event)[-MAX_TICKS:])
+    if isinstance(event, _AFTER_STEPS) and (event.step or 0) > state.told_step:
+        state = evolve(state, told_step=event.step or 0)
+    if isinstance(event, _HOLD_UP) and (seconds := _held_up(event)) is not None:
+        state = evolve(state, took=MappingProxyType({**state.took, event.node: seconds}))
+    change = _CHANGES.get(type(event))
     # An event this version does not know changes nothing; a view may still print it.
-    return change(state, record) if change else state
+    return change(state, event) if change else state
 
 
-def _run_start(state: RunState, record: Record) -> RunState:
+def _held_up(event: "GenerateEvent | EvalEvent | CheckpointEvent | ProfileEvent | MemorySnapshotEvent") -> float | None:
+    """For how many seconds training stood still."""
+    beside = event.blocked_seconds if isinstance(event, CheckpointEvent) else None
+    return event.seconds if beside is None else beside
+
+
+def _run_start(state: RunState, start: RunStartEvent) -> RunState:
     """A new attempt: what the earlier ones did up to the step it goes on from still counts, the rest is undone."""
-    start = RunStart.of(record)
     resumed = start.resumed_step
     kept = {} if resumed is None else {n: e for n, e in state.evaluations.items() if (e.step or 0) <= resumed}
     checkpoint = state.checkpoint
@@ -187,14 +240,14 @@ def _run_start(state: RunState, record: Record) -> RunState:
     )
 
 
-def _rollback(state: RunState, record: Record) -> RunState:
+def _rollback(state: RunState, event: RollbackEvent) -> RunState:
     """The run has gone back: what it did behind that step is undone."""
-    step = whole(record.get("step")) or 0
+    step = event.step or 0
     kept = {name: found for name, found in state.evaluations.items() if (found.step or 0) <= step}
     checkpoint = state.checkpoint if state.checkpoint and (state.checkpoint.step or 0) <= step else None
     return evolve(
         state,
-        start=evolve(state.start, resumed_step=step) if state.start else None,
+        start=replace(state.start, resumed_step=step) if state.start else None,
         history=state.history.rewound(step),
         told_step=min(step, state.told_step),
         evaluations=MappingProxyType(kept),
@@ -203,113 +256,98 @@ def _rollback(state: RunState, record: Record) -> RunState:
     )
 
 
-def _restart(state: RunState, record: Record) -> RunState:
+def _restart(state: RunState, event: RestartEvent) -> RunState:
     """What ranks have failed over is past: the attempt that follows says by itself where it begins."""
     return evolve(state, failures=(), setup=(), restarting=True, num_restarts=state.num_restarts + 1)
 
 
-def _data(state: RunState, record: Record) -> RunState:
-    found = record.get("rows")
-    counts = found.items() if isinstance(found, dict) else ()
-    rows = {text(name): count for name, each in counts if (count := whole(each))}
-    return evolve(
-        state,
-        rows=MappingProxyType(rows),
-        counted_steps=whole(record.get("steps")),
-        epochs=number(record.get("epochs")),
-    )
+def _data(state: RunState, event: DataEvent) -> RunState:
+    rows = {name: count for name, count in event.rows.items() if count}
+    return evolve(state, rows=MappingProxyType(rows), counted_steps=event.steps, epochs=event.epochs)
 
 
-def _horizon(state: RunState, record: Record) -> RunState:
+def _horizon(state: RunState, event: HorizonEvent) -> RunState:
     """With what is left to do: steps may be others than those of a run from its beginning."""
-    steps = whole(record.get("steps"))
-    return evolve(state, horizon=record, counted_steps=state.counted_steps if steps is None else steps)
+    return evolve(state, horizon=event, counted_steps=state.counted_steps if event.steps is None else event.steps)
 
 
-def _setup_begin(state: RunState, record: Record) -> RunState:
-    node = SetupNode(node=text(record.get("node")), began=number(record.get("time")))
-    return evolve(state, setup=(*state.setup, node))
+def _setup_begin(state: RunState, event: SetupBeginEvent) -> RunState:
+    return evolve(state, setup=(*state.setup, SetupNode(node=event.node, began=event.time)))
 
 
-def _setup(state: RunState, record: Record) -> RunState:
-    name, seconds = text(record.get("node")), number(record.get("seconds")) or 0.0
-    begun = next((node for node in state.setup if node.node == name), None)
-    done = SetupNode(
-        node=name, began=begun.began if begun else None, seconds=seconds, detail=text(record.get("detail"))
-    )
+def _setup(state: RunState, event: SetupEvent) -> RunState:
+    begun = next((node for node in state.setup if node.node == event.node), None)
+    began, seconds = begun.began if begun else None, event.seconds or 0.0
+    done = SetupNode(node=event.node, began=began, seconds=seconds, detail=event.detail)
     if begun is None:
         return evolve(state, setup=(*state.setup, done))
     return evolve(state, setup=tuple(done if node is begun else node for node in state.setup))
 
 
-def _setup_done(state: RunState, record: Record) -> RunState:
+def _setup_done(state: RunState, event: SetupDoneEvent) -> RunState:
     finished = tuple(node for node in state.setup if node.seconds is not None)
-    return evolve(
-        state,
-        setup=finished,
-        setup_seconds=number(record.get("seconds")),
-        setup_done_time=number(record.get("time")),
-    )
+    return evolve(state, setup=finished, setup_seconds=event.seconds, setup_done_time=event.time)
 
 
-def _estimate(state: RunState, record: Record) -> RunState:
-    return evolve(state, estimated_seconds_per_step=number(record.get("step_seconds")))
+def _estimate(state: RunState, event: EstimateEvent) -> RunState:
+    return evolve(state, estimated_seconds_per_step=event.step_seconds)
 
 
-def _eval(state: RunState, record: Record) -> RunState:
-    evaluation = Evaluation.of(record)
-    return evolve(state, evaluations=MappingProxyType({**state.evaluations, evaluation.dataset: evaluation}))
+def _eval(state: RunState, event: EvalEvent) -> RunState:
+    return evolve(state, evaluations=MappingProxyType({**state.evaluations, event.dataset: event}))
 
 
-def _checkpoint(state: RunState, record: Record) -> RunState:
-    return evolve(state, checkpoint=Checkpoint.of(record))
+def _checkpoint(state: RunState, event: CheckpointEvent) -> RunState:
+    return evolve(state, checkpoint=event)
 
 
-def _control(state: RunState, record: Record) -> RunState:
-    said = record.get("command"), record.get("state")
+def _control(state: RunState, event: ControlEvent) -> RunState:
+    said = event.command, event.state
     if said == ("stop", "accepted"):
         return evolve(state, signal="xtrain control stop")
     if said == ("pause", "done"):
-        return evolve(state, paused_since=number(record.get("time")) or 0.0)
+        return evolve(state, paused_since=event.time or 0.0)
     return state
 
 
-def _paused(state: RunState, record: Record) -> RunState:
+def _paused(state: RunState, event: PausedEvent) -> RunState:
     """The pause is over."""
     return evolve(state, paused_since=None)
 
 
-def _alert(state: RunState, record: Record) -> RunState:
-    return evolve(state, raised=after(state.raised, record))
+def _alert(state: RunState, event: AlertEvent) -> RunState:
+    """Of each kind one is raised at most, the latest last."""
+    others = tuple(each for each in state.raised if each.kind != event.kind)
+    return evolve(state, raised=others if event.state == "cleared" else (*others, event))
 
 
-def _signal(state: RunState, record: Record) -> RunState:
-    return evolve(state, signal=text(record.get("name")))
+def _signal(state: RunState, event: SignalEvent | StopEvent) -> RunState:
+    return evolve(state, signal=event.name)
 
 
-def _nonfinite(state: RunState, record: Record) -> RunState:
+def _nonfinite(state: RunState, event: NonFiniteEvent) -> RunState:
     return evolve(state, num_nonfinite=state.num_nonfinite + 1)
 
 
-def _skipped(state: RunState, record: Record) -> RunState:
+def _skipped(state: RunState, event: SkippedEvent) -> RunState:
     return evolve(state, num_skipped=state.num_skipped + 1)
 
 
-def _warning(state: RunState, record: Record) -> RunState:
+def _warning(state: RunState, event: WarningEvent) -> RunState:
     return evolve(state, num_warnings=state.num_warnings + 1)
 
 
-def _failure(state: RunState, record: Record) -> RunState:
+def _failure(state: RunState, event: FailureEvent) -> RunState:
     """Causes come before ranks that have only lost another one."""
     state = _of_another_start(state)
-    failures = sorted((*state.failures, Failure.of(record)), key=lambda failure: failure.lost)
+    failures = sorted((*state.failures, event), key=lambda failure: failure.lost)
     return evolve(state, failures=tuple(failures)[:MAX_FAILURES])
 
 
-def _run_end(state: RunState, record: Record) -> RunState:
+def _run_end(state: RunState, end: RunEndEvent) -> RunState:
     """A launcher that was stopped before its ranks had begun says so too: what was behind the checkpoint it would have
     gone on from is undone by then."""
-    state, end = _of_another_start(state), RunEnd.of(record)
+    state = _of_another_start(state)
     if end.step is not None and end.step < (state.history.step or 0):
         state = evolve(state, history=state.history.rewound(end.step), told_step=min(end.step, state.told_step))
     return evolve(state, end=end)
@@ -320,35 +358,34 @@ def _of_another_start(state: RunState) -> RunState:
     return state if state.end is None else evolve(begun_again(state), restarting=False)
 
 
-_TICKS = frozenset(
-    {
-        "eval", "generate", "checkpoint", "signal", "stop", "control", "paused", "nonfinite", "rollback", "restart",
-        "skipped", "warning", "phase", "alert", "notify", "profile", "memory_snapshot",
-    }
+_TICKS = (
+    EvalEvent, GenerateEvent, CheckpointEvent, SignalEvent, StopEvent, ControlEvent, PausedEvent, NonFiniteEvent,
+    RollbackEvent, RestartEvent, SkippedEvent, WarningEvent, PhaseEvent, AlertEvent, NotifyEvent, ProfileEvent,
+    MemorySnapshotEvent,
 )  # fmt: skip
 # Events of what happens between steps, and of a step that has ended.
-_HOLD_UP = frozenset({"eval", "generate", "checkpoint", "profile", "memory_snapshot"})
-_AFTER_STEPS = frozenset({"eval", "generate", "checkpoint", "skipped", "estimate"})
-_CHANGES: dict[str, Callable[[RunState, Record], RunState]] = {
-    "run_start": _run_start,
-    "data": _data,
-    "horizon": _horizon,
-    "setup_begin": _setup_begin,
-    "setup": _setup,
-    "setup_done": _setup_done,
-    "estimate": _estimate,
-    "eval": _eval,
-    "checkpoint": _checkpoint,
-    "signal": _signal,
-    "stop": _signal,
-    "alert": _alert,
-    "control": _control,
-    "paused": _paused,
-    "nonfinite": _nonfinite,
-    "rollback": _rollback,
-    "restart": _restart,
-    "skipped": _skipped,
-    "warning": _warning,
-    "failure": _failure,
-    "run_end": _run_end,
+_HOLD_UP = (EvalEvent, GenerateEvent, CheckpointEvent, ProfileEvent, MemorySnapshotEvent)
+_AFTER_STEPS = (EvalEvent, GenerateEvent, CheckpointEvent, SkippedEvent, EstimateEvent)
+_CHANGES: dict[type[Event], Callable[[RunState, Any], RunState]] = {
+    RunStartEvent: _run_start,
+    DataEvent: _data,
+    HorizonEvent: _horizon,
+    SetupBeginEvent: _setup_begin,
+    SetupEvent: _setup,
+    SetupDoneEvent: _setup_done,
+    EstimateEvent: _estimate,
+    EvalEvent: _eval,
+    CheckpointEvent: _checkpoint,
+    SignalEvent: _signal,
+    StopEvent: _signal,
+    AlertEvent: _alert,
+    ControlEvent: _control,
+    PausedEvent: _paused,
+    NonFiniteEvent: _nonfinite,
+    RollbackEvent: _rollback,
+    RestartEvent: _restart,
+    SkippedEvent: _skipped,
+    WarningEvent: _warning,
+    FailureEvent: _failure,
+    RunEndEvent: _run_end,
 }

@@ -1,18 +1,17 @@
 """Reads a growing file of JSON lines, a bit at a time."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
 
-Record = dict[str, Any]
+from ..records.lines import objects
 
 # Most bytes parsed in one read: catching up with a long run stays bounded in memory.
 CHUNK_BYTES = 4 << 20
 
 
 class Tail:
-    """The complete records appended to `path` since the last read, beginning at byte `offset`.
+    """The JSON objects in complete lines appended to `path` since the last read, beginning at byte `offset`.
 
     The offset only ever moves past whole lines, so half a line (or half a character of one) is simply read again once
     the rest of it has been written. A file that shrank or was replaced is another file: it is read from its start.
@@ -30,15 +29,17 @@ class Tail:
         """How often the file was another one than before."""
         self._inode: tuple[int, int] | None = None
 
-    def read(self) -> list[Record]:
-        """New records in file order; none when there are none, or when the file cannot be read now."""
+    def read(self) -> list[dict[str, Any]]:
+        """New objects in file order; none when there are none, or when the file cannot be read now."""
         try:
             block = self._read_lines()
         except OSError:
             # Not there yet, gone with its directory, or a file system that hiccups: the next read decides.
             self.behind = False
             return []
-        return [record for line in block.split(b"\n") if (record := self._parse(line)) is not None]
+        found, damaged = objects(block)
+        self.damaged += damaged
+        return found
 
     def _read_lines(self) -> bytes:
         """Whole lines after the offset, at most `chunk_bytes` unless one line alone is longer."""
@@ -58,15 +59,3 @@ class Tail:
             self.behind = file.tell() < status.st_size
         self.offset += end
         return data[:end]
-
-    def _parse(self, line: bytes) -> Record | None:
-        if not line.strip():
-            return None
-        try:
-            record = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError):
-            record = None
-        if isinstance(record, dict):
-            return record
-        self.damaged += 1
-        return None

@@ -8,9 +8,9 @@ import re
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
-def printable(text: object) -> str:
-    """`text` with line ends and tabs made plain and everything that could move a cursor shown as `�`."""
-    plain = str(text).replace("\r\n", "\n").expandtabs(4)
+def printable(value: object) -> str:
+    """A text with line ends and tabs made plain and everything that could move a cursor shown as `�`."""
+    plain = str(value).replace("\r\n", "\n").expandtabs(4)
     return _UNPRINTABLE.sub("\ufffd", plain)
 
 
@@ -22,6 +22,17 @@ def number(value: object) -> float | None:
         return float(value)
     except OverflowError:
         return None
+
+
+def whole(value: object) -> int | None:
+    """`value` as an int if it is a finite number, else None."""
+    found = number(value)
+    return int(found) if found is not None and abs(found) < 1e18 else None
+
+
+def text(value: object) -> str:
+    """`value` as text; None is empty."""
+    return "" if value is None else str(value)
 
 
 def decimal(value: float | None, digits: int) -> str:

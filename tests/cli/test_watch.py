@@ -118,7 +118,8 @@ def test_every_action_is_a_command_of_a_live_run():
 
 
 def test_what_a_run_answers_is_passed_on_as_it_comes():
-    accepted, done = ({"state": state, "step": 7, "detail": "so\x1b[31m"} for state in ("accepted", "done"))
+    said = {"event": "control", "step": 7}
+    accepted, done = ({**said, "state": state, "detail": "so\x1b[31m"} for state in ("accepted", "done"))
     script = f"import json; print(json.dumps({accepted!r})); print('noise'); print(json.dumps({done!r}))"
     assert list(answers([sys.executable, "-c", script])) == [
         Answer("accepted", "so\ufffd[31m", 7),

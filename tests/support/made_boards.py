@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 from attrs import evolve
+from read_records import events, reduce_all
 
+from xtrain.records.heartbeat import Heartbeat
+from xtrain.records.metrics import RankMetrics
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.event_log import EventLog, LogEntry
 from xtrain.tui.model.life import Life
 from xtrain.tui.model.planned import Planned, planned
-from xtrain.tui.model.ranks import Beat, OneRank, Ranks
-from xtrain.tui.state import RunState, reduce_all
+from xtrain.tui.model.ranks import OneRank, Ranks
+from xtrain.tui.state import RunState
 
 Record = dict[str, Any]
 STEPS = ("step.fetch", "step.forward_backward", "step.optimizer")
@@ -91,14 +94,14 @@ def _strides(axes: Mapping[str, int]) -> dict[str, int]:
     return found
 
 
-def a_beat(rank: int = 0, **fields: Any) -> Beat:
+def a_beat(rank: int = 0, **fields: Any) -> Heartbeat:
     """The line of a rank that gets on."""
     values: Record = {
         "rank": rank, "host": f"host{rank // 8}", "pid": 100 + rank, "born": 0, "attempt": 1, "alive": 3, "time": 0.0,
         "step": 41, "node": "step.forward_backward", "marks": 400, "within": 3, "lasting": False, "idle": 0.2,
         "place": "", "debugger": False,
     }  # fmt: skip
-    return Beat(**values | fields)
+    return Heartbeat(**values | fields)
 
 
 def a_rank(rank: int, plan: Planned | None = None, *, step_seconds: float | None = 0.5, **fields: Any) -> OneRank:
@@ -107,7 +110,7 @@ def a_rank(rank: int, plan: Planned | None = None, *, step_seconds: float | None
     values: Record = {
         "coordinates": plan.coordinates(rank) if plan else {},
         "machine": plan.machine(rank) if plan else None,
-        "last": {"step": 40},
+        "last": RankMetrics(step=40),
         "step": 40,
         "step_seconds": step_seconds,
         "data_seconds": 0.004,
@@ -133,10 +136,8 @@ def some_ranks(plan: Planned, **own: Mapping[int, Any]) -> Ranks:
 def entries(*records: Record) -> EventLog:
     """Events as the log holds them."""
     found = tuple(
-        LogEntry(
-            number=place, time=record.get("time"), step=record.get("step"), kind=record["event"], text="", record=record
-        )
-        for place, record in enumerate(records)
+        LogEntry(number=place, time=event.time, step=event.step, kind=event.event, text="", event=event)
+        for place, event in enumerate(events(*records))
     )
     return EventLog(entries=found, version=len(found))
 

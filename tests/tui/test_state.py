@@ -8,11 +8,15 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
+from read_records import reduce, reduce_all, typed
 
+from xtrain.records.lines import objects
+from xtrain.records.metrics import StepMetrics
+from xtrain.tui import state as module
 from xtrain.tui.history import MAX_POINTS
 from xtrain.tui.lines.next_steps import going_on, outcome
-from xtrain.tui.model.lines import records
-from xtrain.tui.state import MAX_TICKS, RunState, reduce, reduce_all
+from xtrain.tui.state import MAX_TICKS, RunState
 
 
 def test_a_run_from_start_to_end(recorded) -> None:
@@ -29,7 +33,7 @@ def test_a_run_from_start_to_end(recorded) -> None:
     assert state.evaluations["held[bold]out"].loss == 2.0
     assert state.checkpoint and state.checkpoint.step == 120
     assert (state.num_warnings, state.num_skipped, state.num_nonfinite) == (1, 1, 1)
-    assert [tick["event"] for tick in state.ticks] == [
+    assert [tick.event for tick in state.ticks] == [
         "eval", "generate", "checkpoint", "warning", "nonfinite", "skipped",
     ]  # fmt: skip
     assert len(state.history.points()) == 10
@@ -141,9 +145,11 @@ def test_failure_before_the_end_is_known(event) -> None:
 
 
 def test_a_million_steps_are_quick_and_bounded(metrics) -> None:
-    template = metrics(0, 0)
+    template = typed(metrics(0, 0))
+    assert isinstance(template, StepMetrics)
+    steps = (replace(template, step=n, time=float(n)) for n in range(1, 1_000_001))
     begin = time.process_time()
-    state = reduce_all(RunState(), ({**template, "step": n, "time": float(n)} for n in range(1, 1_000_001)))
+    state = module.reduce_all(RunState(), steps)
     assert time.process_time() - begin < 3
     points = state.history.points()
     assert MAX_POINTS / 2 <= len(points) <= MAX_POINTS + 1
@@ -155,7 +161,7 @@ def test_a_million_steps_are_quick_and_bounded(metrics) -> None:
 
 def test_ticks_are_bounded(event) -> None:
     state = reduce_all(RunState(), [event("warning", n, n, message="w") for n in range(1000)])
-    assert len(state.ticks) == MAX_TICKS and state.ticks[-1]["step"] == 999
+    assert len(state.ticks) == MAX_TICKS and state.ticks[-1].step == 999
     assert state.num_warnings == 1000
 
 
@@ -216,7 +222,7 @@ def test_of_ranks_that_only_lost_another_one_the_first_is_told_and_a_cause_comes
         event("failure", 5, rank=0, error="out of memory"),
     ):
         state = reduce(state, record)
-        told += [] if state.is_echo(record) else [record["rank"]]
+        told += [] if state.is_echo(typed(record)) else [record["rank"]]
     assert told == [1, 0] and [failure.rank for failure in state.failures] == [0, 1, 2]
 
 
@@ -273,7 +279,7 @@ def test_a_stream_cut_after_every_byte(recorded) -> None:
     content = b"".join(json.dumps(record).encode() + b"\n" for record in written)
     state, taken = RunState(), 0
     for place in range(len(content) + 1):
-        found, damaged = records(content[: content[:place].rfind(b"\n") + 1])
+        found, damaged = objects(content[: content[:place].rfind(b"\n") + 1])
         assert damaged == 0 and len(found) == content[:place].count(b"\n")
         state, taken = reduce_all(state, found[taken:]), len(found)
     assert state == reduce_all(RunState(), written)
@@ -291,7 +297,7 @@ def test_steps_that_are_left_out_count_for_how_far_the_run_is_and_how_fast(metri
     again = reduce(after, metrics(4, 20))
     assert again.step == 4 and [step for step, _ in again.history.points()] == [1, 2, 4]
     back = reduce(after, event("rollback", 1, step=1))
-    assert back.step == 1 and not back.history.last
+    assert back.step == 1 and back.history.last.loss is None
 
 
 def test_where_logging_is_sparse_an_evaluation_tells_the_step(metrics, event) -> None:

@@ -3,8 +3,7 @@
 from typing import Any
 
 import pytest
-
-from xtrain.tui.event_text import event_text, in_one_line
+from read_records import in_one_line, told
 
 SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x", "text": "x = 2"}]
 
@@ -40,7 +39,6 @@ SAMPLES = [{"prompt": "def ", "text": "def f():\n    return 1"}, {"prompt": "x",
         ({"event": "memory_snapshot", "ranks": 1, "path": "m/9", "bytes": 512}, "1 rank  m/9  512 B  –"),
         ({"event": "invented", "step": 3, "time": 1.0, "colour": "red"}, "colour red"),
         ({"event": "run_end", "status": "done", "step": 6, "seconds": 9}, "done  step 6  9s"),
-        ({"step": 3}, ""),
     ],
 )  # fmt: skip
 def test_in_one_line(record: dict[str, Any], line: str) -> None:
@@ -48,15 +46,19 @@ def test_in_one_line(record: dict[str, Any], line: str) -> None:
 
 
 def test_what_does_not_fit_one_line_is_kept() -> None:
-    first, second = event_text({"event": "generate", "step": 9, "samples": SAMPLES})
+    first, second = told({"event": "generate", "step": 9, "samples": SAMPLES})
     assert first.more == ("def f():", "    return 1") and second.more == ("x = 2",)
-    (failure,) = event_text({"event": "failure", "rank": 0, "error": "a\nb", "traceback": "Traceback\n  File"})
+    (failure,) = told({"event": "failure", "rank": 0, "error": "a\nb", "traceback": "Traceback\n  File"})
     assert (failure.at, failure.more) == ("step –", ("b", "Traceback", "  File"))
+
+
+def test_a_line_without_a_name_says_nothing() -> None:
+    assert told({"step": 3}) == ()
 
 
 def test_no_field_is_needed() -> None:
     kinds = "run_start setup eval generate checkpoint signal stop control restart rollback alert notify phase health"
     looks = ("profile", "memory_snapshot", "estimate")
     for kind in [*kinds.split(), "tokenise", "failure", "run_end", "resumed", "paused", "device", "nonfinite", *looks]:
-        assert all(said.word for said in event_text({"event": kind}))
+        assert all(said.word for said in told({"event": kind}))
         in_one_line({"event": kind})

@@ -94,7 +94,7 @@ def _consequences(board: "Board", action: Action, dataset: str) -> list[str]:
 def _saving(board: "Board", done: list[str]) -> list[str]:
     known = board.planned.checkpoint_bytes if board.planned else None
     last = board.run.checkpoint
-    num_bytes = last.num_bytes if last and last.num_bytes else known
+    num_bytes = last.bytes if last and last.bytes else known
     about = f", about {size(num_bytes)}" if num_bytes else ""
     what = done[0].split(":")[0].removeprefix("save ") if done else "the full state"
     took = f" The last one took {last.seconds:.1f} s." if last and last.seconds is not None else ""

@@ -1,6 +1,5 @@
 """Asking the run from here: `xtrain control` in a process of its own, and what it answers."""
 
-import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -8,6 +7,9 @@ from pathlib import Path
 
 from attrs import frozen
 
+from ...records.events import event_of
+from ...records.lines import object_of
+from ...records.run_events import ControlEvent
 from ..words import printable
 
 
@@ -48,16 +50,11 @@ def answers(arguments: list[str]) -> Iterator[Answer]:
     assert process.stdout is not None and process.stderr is not None
     with process:
         for text in process.stdout:
-            try:
-                record = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(record, dict):
-                step = record.get("step")
-                state = str(record.get("state"))
-                ended = ended or state in ("done", "refused")
-                yield Answer(state, printable(record.get("detail") or ""), step if isinstance(step, int) else None)
-        said = process.stderr.read().strip()
+            said = event_of(object_of(text.encode()) or {})
+            if isinstance(said, ControlEvent):
+                ended = ended or said.state in ("done", "refused")
+                yield Answer(said.state, printable(said.detail), said.step)
+        errors = process.stderr.read().strip()
     if not ended:
-        last = said.splitlines()[-1] if said else f"xtrain control exited with code {process.returncode}"
+        last = errors.splitlines()[-1] if errors else f"xtrain control exited with code {process.returncode}"
         yield Answer("unheard", printable(last.removeprefix("xtrain control: ")))

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..events import whole
 from ..pages.expert_loads import LayerLoad, layer_loads
 from ..pages.expert_page import ExpertsPage, ExpertsView, moved, page, reordered
+from ..words import whole
 from .plot import Line, Plot
 from .rows_pane import RowsPane
 from .sheet import Sheet
@@ -56,7 +56,7 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         planned = board.planned
         if planned is not None and (whole(_architecture(board).get("experts")) or 0) > 1:
             return True
-        return AUX_LOSS in board.series.keys or any(key.startswith("moe/") for key in board.series.last)
+        return AUX_LOSS in board.series.keys or any(key.startswith("moe/") for key in board.series.last.rest)
 
     def compose(self) -> ComposeResult:
         yield ExpertsSheet()
@@ -67,7 +67,7 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
             return
         self._version = board.series.version
         # A record without loads, as of a step that was skipped, leaves those that were there.
-        self._loads = layer_loads(board.series.last) or self._loads
+        self._loads = layer_loads(board.series.last.rest) or self._loads
         self._facts = _facts(board, self._loads)
         x, y = board.series.xy(AUX_LOSS)
         self.query_one(Plot).show([Line("aux loss", x, y)], title="aux loss (1: balanced)")
@@ -123,5 +123,5 @@ def _facts(board: "Board", loads: tuple[LayerLoad, ...]) -> list[str]:
         parts.append(f"{len(loads)} {'layer' if len(loads) == 1 else 'layers'} of {loads[0].num_experts} experts")
     if taken := whole(planned.get("experts_per_token")):
         parts.append(f"{taken} a token")
-    step = whole(board.series.last.get("step"))
+    step = board.series.last.step
     return [*parts, f"step {step:,}"] if step is not None else parts

@@ -5,9 +5,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from ..events import whole
 from ..pages.node_times import step_cost
-from ..words import brief, count, decimal, number, printable, size
+from ..words import brief, count, decimal, printable, size
 from .head import shortened, steps_of
 
 if TYPE_CHECKING:
@@ -33,12 +32,12 @@ def figures(board: "Board") -> list[tuple[str, str]]:
     last = board.series.last
     cost = step_cost(last, None)
     return [
-        ("loss", decimal(number(last.get("loss")), 4)),
+        ("loss", decimal(last.loss, 4)),
         _evaluation(board),
-        ("grad norm", decimal(number(last.get("grad_norm")), 4)),
-        ("lr", _rate(number(last.get("lr")))),
-        ("tokens/s", count(number(last.get("tokens_per_second")))),
-        ("MFU", share(number(last.get("mfu")))),
+        ("grad norm", decimal(last.grad_norm, 4)),
+        ("lr", _rate(last.lr)),
+        ("tokens/s", count(last.tokens_per_second)),
+        ("MFU", share(last.mfu)),
         ("data wait", share(cost.share(cost.data))),
         ("comm, most", share(cost.share(cost.communication))),
     ]
@@ -72,10 +71,8 @@ def comparison(board: "Board") -> list[FigureRow]:
     last, planned = board.series.last, board.planned
     times = planned.times if planned else None
     start = board.run.start
-    seconds, speed, memory, mfu = (
-        number(last.get(key)) for key in ("step_seconds", "tokens_per_second", "memory_bytes", "mfu")
-    )
-    tokens, steps = whole(last.get("tokens")), steps_of(board)
+    seconds, speed, memory, mfu = last.step_seconds, last.tokens_per_second, last.memory_bytes, last.mfu
+    tokens, steps = last.tokens, steps_of(board)
     wanted_memory = planned.memory_bytes if planned else None
     on_cpu = start is not None and start.device == "cpu"
     return [

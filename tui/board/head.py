@@ -60,7 +60,7 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
     left = seconds_left(board) if life.state == "training" and old is None else None
     end = last_step(board)
     until = "ETA" if end is None or steps is None or end >= steps else f"stops at {end:,} in"
-    phase = str(board.series.last.get("phase") or "")
+    phase = board.series.last.phase
     phases = board.planned.phases if board.planned else ()
     of_steps = f"/{steps:,}" if steps else ""
     raised = f"! {plural(len(board.alerts), 'alert')}" if board.alerts else ""
@@ -76,7 +76,7 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
         Piece(f"step {board.step:,}{of_steps}", "", 6),
         Piece("" if share is None else f"{min(1.0, share):.1%}", "", 4),
         Piece("" if left is None else f"{until} ~{duration(left)}", "", 5),
-        Piece(f"attempt {run.start.attempt}" if run.start and run.start.attempt > 1 else "", "$text-muted", 1),
+        Piece(f"attempt {run.attempt}" if run.attempt > 1 else "", "$text-muted", 1),
         Piece(folder if folder != name else "", "$text-muted", 0),
     )
     return line(pieces, width)

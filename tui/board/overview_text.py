@@ -136,17 +136,9 @@ def _saved(board: "Board") -> str:
     if saved is None:
         return "nothing yet"
     parts = [] if saved.step is None else [f"step {saved.step:,}"]
-    parts += [size(saved.num_bytes)] if saved.num_bytes is not None else []
-    when_saved = _time_of_checkpoint(board)
-    parts += [f"{duration(board.now - when_saved)} ago"] if when_saved is not None else []
+    parts += [size(saved.bytes)] if saved.bytes is not None else []
+    parts += [f"{duration(board.now - saved.time)} ago"] if saved.time is not None else []
     return ", ".join(parts)
-
-
-def _time_of_checkpoint(board: "Board") -> float | None:
-    for record in reversed(board.run.ticks):
-        if record.get("event") == "checkpoint" and isinstance(record.get("time"), int | float):
-            return float(record["time"])
-    return None
 
 
 def _bar(board: "Board", width: int) -> Content:

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from ..event_text import cause, failed
 from ..lines.next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded
 from ..words import decimal, duration, plural, printable
 
@@ -37,7 +38,7 @@ def advice(board: "Board") -> list[str]:
         command = " ".join(generate_command(directory))
         more = more_of_it(run)
         return [f"generate text: {command}", *([more] if more else [])]
-    lines = [f"{failure.who}: {failure.message}" for failure in run.failures[:1]]
+    lines = [f"{failed(failure)}: {cause(failure)}" for failure in run.failures[:1]]
     lines.append(going_on(run))
     if run.status == "failed" or board.life.state == "lost":
         lines.append(f"logs: {short_path(directory / 'logs')}")

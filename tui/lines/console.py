@@ -6,8 +6,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ...records.event import Event
+from ...records.record import Record
 from ..state import RunState
-from ..tail import Record
 from .drawer import Drawer
 from .lasting import PermanentLines
 from .progress_line import ASCII, UNICODE, progress_line
@@ -30,11 +31,12 @@ class ConsoleView(Drawer):
 
     def shows(self, record: Record) -> bool:
         """Steps only move the line, which is drawn once however many there were."""
-        return "event" in record
+        return isinstance(record, Event)
 
     def draw(self, state: RunState, record: Record) -> None:
         """Print what stays of an event."""
-        self._line.print(*self._lasting.of(state, record))
+        if isinstance(record, Event):
+            self._line.print(*self._lasting.of(state, record))
 
     def refresh(self, state: RunState) -> None:
         """Redraw the moving line as of now."""

@@ -4,16 +4,19 @@ Of a run that is gone without a word, the last line says so: `{"kind": "lost", "
 """
 
 import json
-import math
-from typing import Any, TextIO
+from typing import TextIO
 
+import msgspec
+
+from ...records.event import Event
+from ...records.lines import as_object, plain_value
+from ...records.record import Record
 from ..state import RunState
-from ..tail import Record
 from .drawer import Drawer
 
 
 class JsonView(Drawer):
-    """One line per record, its fields unchanged but for `kind`; NaN and infinities, which JSON lacks, become null."""
+    """One line per record, with its fields as they are written, and `kind`."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -30,17 +33,7 @@ class JsonView(Drawer):
 
 def line(record: Record) -> str:
     """`record` as one line of strict JSON."""
-    kind = "event" if "event" in record else "metrics"
-    tagged = {"kind": kind, **{key: value for key, value in record.items() if key != "kind"}}
-    try:
-        return json.dumps(tagged, allow_nan=False)
-    except ValueError:
-        return json.dumps(_finite(tagged), allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value
+    found = {"kind": "event" if isinstance(record, Event) else "metrics"}
+    # An alert has a kind of its own, which says less here than its message.
+    found |= {key: value for key, value in as_object(record).items() if key != "kind"}
+    return json.dumps(plain_value(msgspec.to_builtins(found)))

@@ -3,6 +3,7 @@
 import shlex
 from pathlib import Path
 
+from ..event_text import failed
 from ..state import RunState
 
 GENERATE = '--prompt "…"'
@@ -49,8 +50,8 @@ def outcome(state: RunState) -> str:
     if state.failures:
         first = state.failures[0]
         if state.under_way is not None:
-            return f"{first.who} in {state.under_way.node}"
-        return first.who if first.step is None else f"{first.who} at step {first.step:,}"
+            return f"{failed(first)} in {state.under_way.node}"
+        return failed(first) if first.step is None else f"{failed(first)} at step {first.step:,}"
     if state.end is None:
         return "nothing was recorded" if state.status == "waiting" else "the run ended without reporting a reason"
     if state.status == "complete":

@@ -8,16 +8,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TextIO
 
+from ...records.event import Event
+from ...records.metrics import StepMetrics
+from ...records.record import Record
+from ...records.run_events import StuckEvent
+from ...records.start_events import SetupBeginEvent
 from ..event_text import event_text, measured, or_dash
-from ..events import text, whole
 from ..state import RunState
-from ..tail import Record
-from ..words import count, decimal, duration, number, printable
+from ..words import count, decimal, duration, printable
 from .drawer import Drawer
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 
 # A node that begins is told once it has ended; of ranks that are stuck the failure that follows tells.
-_SUPERFLUOUS = ("setup_begin", "stuck")
+_SUPERFLUOUS = (SetupBeginEvent, StuckEvent)
 
 
 class PlainView(Drawer):
@@ -28,13 +31,15 @@ class PlainView(Drawer):
         self._directory = directory
 
     def shows(self, record: Record) -> bool:
-        return "event" in record or "loss" in record
+        return isinstance(record, Event) or (isinstance(record, StepMetrics) and record.loss is not None)
 
     def draw(self, state: RunState, record: Record) -> None:
         if state.is_echo(record):
             return
-        lines = event_lines(record) if "event" in record else (step_line(state, record),)
-        self._write(lines)
+        if isinstance(record, Event):
+            self._write(event_lines(record))
+        elif isinstance(record, StepMetrics):
+            self._write((step_line(state, record),))
 
     def close(self, state: RunState) -> None:
         self._write(closing_lines(state, self._directory))
@@ -47,32 +52,31 @@ class PlainView(Drawer):
         self._out.write("".join(printable(line).replace("\n", " ") + "\n" for line in lines))
 
 
-def step_line(state: RunState, record: Record) -> str:
+def step_line(state: RunState, metrics: StepMetrics) -> str:
     """`step 120/600  loss 2.3456  grad_norm 0.812  lr 3.00e-03  12.3k tok/s  0.85 s/step  eta 6m48s`."""
-    step = whole(record.get("step"))
-    parts = [f"step {'–' if step is None else step}{f'/{state.steps}' if state.steps else ''}"]
+    parts = [f"step {or_dash(metrics.step)}{f'/{state.steps}' if state.steps else ''}"]
     parts += [f"epoch {state.epoch}"] if state.epoch else []
-    parts.append(f"loss {decimal(number(record.get('loss')), 4)}")
-    if (norm := number(record.get("grad_norm"))) is not None:
-        parts.append(f"grad_norm {decimal(norm, 3)}")
-    if (rate := number(record.get("lr"))) is not None:
-        parts.append(f"lr {rate:.2e}")
-    if (speed := number(record.get("tokens_per_second"))) is not None:
-        parts.append(f"{count(speed)} tok/s")
-    if (seconds := number(record.get("step_seconds"))) is not None:
-        parts.append(f"{decimal(seconds, 2)} s/step")
-    if (mfu := number(record.get("mfu"))) is not None:
-        parts.append(f"mfu {mfu:.1%}")
+    parts.append(f"loss {decimal(metrics.loss, 4)}")
+    if metrics.grad_norm is not None:
+        parts.append(f"grad_norm {decimal(metrics.grad_norm, 3)}")
+    if metrics.lr is not None:
+        parts.append(f"lr {metrics.lr:.2e}")
+    if metrics.tokens_per_second is not None:
+        parts.append(f"{count(metrics.tokens_per_second)} tok/s")
+    if metrics.step_seconds is not None:
+        parts.append(f"{decimal(metrics.step_seconds, 2)} s/step")
+    if metrics.mfu is not None:
+        parts.append(f"mfu {metrics.mfu:.1%}")
     if state.seconds_left is not None:
         parts.append(f"eta {duration(state.seconds_left)}")
     return "  ".join(parts)
 
 
-def event_lines(record: Record) -> Iterator[str]:
+def event_lines(event: Event) -> Iterator[str]:
     """The lines of one event; none for those that another event of the same thing makes superfluous."""
-    if text(record.get("event")) in _SUPERFLUOUS:
+    if isinstance(event, _SUPERFLUOUS):
         return
-    for said in event_text(record):
+    for said in event_text(event):
         yield "  ".join(filter(None, (said.word, said.at, said.body))).rstrip()
         yield from (f"    {line}".rstrip() for line in said.more)
 

@@ -6,8 +6,9 @@ from attrs import frozen
 from rich.cells import cell_len
 from rich.text import Text
 
+from ..event_text import failed
 from ..state import RunState
-from ..words import count, decimal, duration, number, printable, size, took
+from ..words import count, decimal, duration, printable, size, took
 
 MIN_BAR, GOOD_BAR, MAX_BAR = 8, 20, 60
 # Parts of a higher rank are left out rather than make the bar shorter than a good one.
@@ -41,7 +42,7 @@ class _Part:
 def progress_line(state: RunState, *, width: int, now: float, quiet: float, glyphs: BarGlyphs = UNICODE) -> Text:
     """The line at unix time `now`, `quiet` seconds after the last record, in fewer than `width` cells."""
     if state.failures:
-        return _spinning(f"{state.failures[0].who} failed, waiting for the others to end", quiet, now, glyphs)
+        return _spinning(f"{failed(state.failures[0])} failed, waiting for the others to end", quiet, now, glyphs)
     if state.restarting:
         return _spinning("restarting the ranks", quiet, now, glyphs)
     if not state.history.origin:
@@ -99,24 +100,24 @@ def _parts(state: RunState, *, quiet: float) -> list[_Part]:
     at = f"{state.step:,}"
     parts = [
         _Part(Text(f"{at:>{len(steps)}}/{steps}" if steps else f"step {at}", "bold"), 0),
-        _Part(_labelled("loss", decimal(number(last.get("loss")), 4), 6), 1),
+        _Part(_labelled("loss", decimal(last.loss, 4), 6), 1),
     ]
     if state.progress is not None:
         parts.insert(1, _Part(Text(f"{state.progress:>4.0%}"), 5))
     if state.epoch:
         parts.append(_Part(Text(f"epoch {state.epoch}"), 4))
-    if (rate := number(last.get("lr"))) is not None:
-        parts.append(_Part(_labelled("lr", f"{rate:.2e}", 8), 4))
-    if (norm := number(last.get("grad_norm"))) is not None:
-        parts.append(_Part(_labelled("grad", decimal(norm, 2), 4), 6))
-    if (speed := number(last.get("tokens_per_second"))) is not None:
-        parts.append(_Part(Text(f"{count(speed):>6} tok/s"), 3))
-    if (mfu := number(last.get("mfu"))) is not None:
-        parts.append(_Part(_labelled("mfu", f"{mfu:.0%}", 3), 7))
-    if memory := number(last.get("memory_bytes")):
-        parts.append(_Part(Text(size(memory)), 8))
-    if isinstance(phase := last.get("phase"), str) and phase:
-        parts.append(_Part(Text(printable(phase), "dim"), 9))
+    if last.lr is not None:
+        parts.append(_Part(_labelled("lr", f"{last.lr:.2e}", 8), 4))
+    if last.grad_norm is not None:
+        parts.append(_Part(_labelled("grad", decimal(last.grad_norm, 2), 4), 6))
+    if last.tokens_per_second is not None:
+        parts.append(_Part(Text(f"{count(last.tokens_per_second):>6} tok/s"), 3))
+    if last.mfu is not None:
+        parts.append(_Part(_labelled("mfu", f"{last.mfu:.0%}", 3), 7))
+    if last.memory_bytes:
+        parts.append(_Part(Text(size(last.memory_bytes)), 8))
+    if last.phase:
+        parts.append(_Part(Text(printable(last.phase), "dim"), 9))
     if state.signal:
         parts.append(_Part(Text(f"{printable(state.signal)}, stopping", "yellow"), 2))
     elif quiet > max(QUIET_SECONDS, QUIET_GAPS * (state.history.gap or 0)):

@@ -10,9 +10,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ..event_text import cause, failed
 from ..history import Point
 from ..state import RunState
-from ..words import count, decimal, duration, number, perplexity, plural, printable
+from ..words import count, decimal, duration, perplexity, plural, printable
 from .lasting import MAX_BOX
 from .next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded, wants_logs
 from .progress_line import short_node
@@ -52,10 +53,10 @@ def _rows(state: RunState, directory: Path, *, sparks: bool) -> Iterator[tuple[s
         yield "loss", loss
     if state.evaluations:
         yield "held out", _held_out(state)
-    if (tokens := number(last.get("tokens"))) is not None:
+    if last.tokens is not None:
         speed = state.history.tokens_per_second
         rate = f"  {count(speed)} tok/s" if speed is not None else ""
-        yield "tokens", Text.assemble(count(tokens), (rate, "dim"))
+        yield "tokens", Text.assemble(count(last.tokens), (rate, "dim"))
     if state.end and state.end.seconds is not None:
         yield "time", Text(duration(state.end.seconds))
     mishaps = (
@@ -109,11 +110,11 @@ def _traceback(state: RunState, width: int) -> RenderableType:
     if first.traceback:
         shown.append(Text("\n".join(lines[-MAX_TRACEBACK_LINES:]), overflow="fold"))
     else:
-        shown.append(Text(printable(first.message), overflow="fold"))
+        shown.append(Text(printable(cause(first)), overflow="fold"))
     if others:
-        who = ", ".join(failure.who for failure in others[:8]) + (", …" if len(others) > 8 else "")
+        who = ", ".join(failed(failure) for failure in others[:8]) + (", …" if len(others) > 8 else "")
         shown.append(Text(f"failed as well: {who}", "dim"))
-    return Panel(Group(*shown), title=f"{first.who} failed", title_align="left", border_style="red", width=width)
+    return Panel(Group(*shown), title=f"{failed(first)} failed", title_align="left", border_style="red", width=width)
 
 
 def spark(points: tuple[Point, ...], width: int = 24) -> str:

@@ -9,10 +9,9 @@ from typing import Literal, TextIO, cast, get_args
 
 from rich.console import Console
 
+from ...records.record import Record
 from ..feed import RecordFeed
 from ..state import RunState, reduce_all
-from ..tail import Record
-from ..words import number
 from .console import ConsoleView
 from .drawer import Drawer
 from .jsonlines import JsonView
@@ -92,7 +91,7 @@ def _read(feed: RecordFeed, state: RunState, drawer: Drawer, quiet_until: float)
     unseen: list[Record] = []
     for record in feed.read():
         unseen.append(record)
-        if drawer.shows(record) and (number(record.get("time")) or quiet_until) >= quiet_until:
+        if drawer.shows(record) and (record.time or quiet_until) >= quiet_until:
             state = reduce_all(state, unseen)
             unseen.clear()
             drawer.draw(state, record)

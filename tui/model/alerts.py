@@ -52,7 +52,7 @@ class AlertTracker:
                 message=each.message,
                 value=each.value,
                 limit=each.limit,
-                ranks=each.ranks,
+                ranks=tuple(each.ranks),
                 since=each.time,
                 step=each.step,
             )

@@ -8,10 +8,12 @@ from numpy import ndarray
 
 from ..words import number
 from .columns import floats
-from .lines import Record
+
+# A record of `metrics.jsonl` as it stands there: of a column all keys are alike.
+Values = dict[str, Any]
 
 
-def by_key(run: list[Record]) -> list[tuple[str, Any, ndarray]]:
+def by_key(run: list[Values]) -> list[tuple[str, Any, ndarray]]:
     """Each key with numbers, at which of the records it is, and its values there."""
     shapes = dict.fromkeys(map(tuple, run))
     keys = dict.fromkeys(key for shape in shapes for key in shape if key != "step")
@@ -28,12 +30,12 @@ def by_key(run: list[Record]) -> list[tuple[str, Any, ndarray]]:
     return found
 
 
-def is_evaluation(record: Record) -> bool:
+def is_evaluation(record: Values) -> bool:
     """Whether it holds losses of evaluations and nothing of a step."""
     return all(key in ("step", "time") or key.startswith("eval/") for key in record)
 
 
-def last_own(records: Sequence[Record]) -> int:
+def last_own(records: Sequence[Values]) -> int:
     """Where the records of the last step begin that has more than an evaluation."""
     place = len(records) - 1
     while place > 0 and is_evaluation(records[place]):
@@ -43,6 +45,6 @@ def last_own(records: Sequence[Record]) -> int:
     return max(place, 0)
 
 
-def seconds_after(record: Record, last: Mapping[str, Any]) -> float:
+def seconds_after(record: Values, last: Mapping[str, Any]) -> float:
     """How much later one was written than another, by the clock of its writer."""
     return (number(record.get("time")) or 0.0) - (number(last.get("time")) or 0.0)

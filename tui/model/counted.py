@@ -2,27 +2,23 @@
 
 from attrs import evolve
 
-from ..events import Record
-from ..words import number
-from .planned import Planned, whole
+from ...records.start_events import HorizonEvent, HorizonTick
+from .planned import Planned
 from .planned_parts import PlannedPhase, PlannedTick
 
 
-def counted(plan: Planned, horizon: Record) -> Planned:
+def counted(plan: Planned, horizon: HorizonEvent) -> Planned:
     """The plan with what the event `horizon` says of it; what it does not say, or says otherwise, stays as planned."""
-    firsts = horizon.get("phases")
-    firsts = firsts if isinstance(firsts, dict) else {}
-    ticks = horizon.get("ticks")
-    found = [each for each in ticks if isinstance(each, dict)] if isinstance(ticks, list) else []
+    found = horizon.ticks
     waiting = [tick for tick in plan.ticks if tick.epochs is not None or tick.fraction is not None]
     known = dict(zip(map(id, waiting), found, strict=False)) if len(found) == len(waiting) else {}
     return evolve(
         plan,
-        steps=_either(whole(horizon.get("steps")), plan.steps),
-        phases=tuple(_phase(phase, whole(firsts.get(phase.name))) for phase in plan.phases),
-        ticks=tuple(_tick(tick, known.get(id(tick), {})) for tick in plan.ticks),
-        stop_at=_either(whole(horizon.get("stop_at")), plan.stop_at),
-        stop_after=_either(whole(horizon.get("stop_after")), plan.stop_after),
+        steps=_either(horizon.steps, plan.steps),
+        phases=tuple(_phase(phase, horizon.phases.get(phase.name)) for phase in plan.phases),
+        ticks=tuple(_tick(tick, known.get(id(tick), HorizonTick())) for tick in plan.ticks),
+        stop_at=_either(horizon.stop_at, plan.stop_at),
+        stop_after=_either(horizon.stop_after, plan.stop_after),
     )
 
 
@@ -34,8 +30,8 @@ def _phase(phase: PlannedPhase, first: int | None) -> PlannedPhase:
     return phase if phase.first is not None or first is None else evolve(phase, first=first)
 
 
-def _tick(tick: PlannedTick, found: Record) -> PlannedTick:
-    steps, tokens = whole(found.get("steps")), number(found.get("tokens"))
+def _tick(tick: PlannedTick, found: HorizonTick) -> PlannedTick:
+    steps, tokens = found.steps, found.tokens
     if tick.steps is not None or tick.tokens is not None or (steps is None and tokens is None):
         return tick
     return evolve(tick, steps=steps, tokens=None if tokens is None else int(tokens) if tokens.is_integer() else tokens)

@@ -1,17 +1,13 @@
 """All that a run said in words: its events and the ends of its logs, in bounded memory."""
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 from attrs import frozen
 
+from ...records.event import Event
 from ..event_text import in_one_line
-from ..events import text as plain
-from ..events import whole
-from ..tail import Record
-from ..words import number
 from .log_tails import LogReader, LogTail
 
 # Most events that are kept; of a longer run the oldest are let go, and counted.
@@ -20,14 +16,14 @@ MAX_ENTRIES = 5_000
 
 @frozen(kw_only=True)
 class LogEntry:
-    """One event. kind: `checkpoint`, `eval`, …; text: what it says, in one line; record: as it was written."""
+    """One event. kind: `checkpoint`, `eval`, …; text: what it says, in one line."""
 
     number: int
     time: float | None
     step: int | None
     kind: str
     text: str
-    record: Mapping[str, Any]
+    event: Event
 
 
 @frozen(kw_only=True)
@@ -80,11 +76,11 @@ class EventReader:
         self._count = 0
         self._make()
 
-    def take(self, records: Iterable[Record]) -> None:
+    def take(self, events: Iterable[Event]) -> None:
         """Take in events, in their order."""
         before = self._count
-        for record in records:
-            self._entries.append(_entry(self._count, record))
+        for event in events:
+            self._entries.append(_entry(self._count, event))
             self._count += 1
         if self._count > before:
             self._make()
@@ -103,12 +99,7 @@ class EventReader:
         )
 
 
-def _entry(place: int, record: Record) -> LogEntry:
+def _entry(place: int, event: Event) -> LogEntry:
     return LogEntry(
-        number=place,
-        time=number(record.get("time")),
-        step=whole(record.get("step")),
-        kind=plain(record.get("event")),
-        text=in_one_line(record),
-        record=record,
+        number=place, time=event.time, step=event.step, kind=event.event, text=in_one_line(event), event=event
     )

@@ -1,6 +1,5 @@
 """The runs that a run can be compared with: those that lie below the same folder."""
 
-import json
 import os
 import time
 from collections.abc import Iterator
@@ -10,8 +9,12 @@ from typing import Any
 
 from attrs import frozen
 
-from ..events import text, whole
-from ..words import duration, number
+from ...records.events import event_of
+from ...records.lines import object_of, read
+from ...records.metrics import StepMetrics
+from ...records.paths import EVENTS_FILE, METRICS_FILE
+from ...records.run_events import RunEndEvent
+from ..words import duration
 
 # Seconds that a search may take, and the most runs it finds.
 _PATIENCE_SECONDS, _MOST = 3.0, 500
@@ -68,21 +71,21 @@ def _directories(root: Path, deadline: float, depth: int = 2) -> Iterator[Path]:
 
 
 def _glance(run: Path, root: Path) -> FoundRun:
-    logged = _last_record(run / "metrics.jsonl", "loss")
-    said = _last_record(run / "events.jsonl", "event")
-    ended = said.get("event") == "run_end"
-    times = [when for record in (logged, said) if (when := number(record.get("time"))) is not None]
+    logged = read(StepMetrics, _last_object(run / METRICS_FILE, "loss"))
+    said = event_of(_last_object(run / EVENTS_FILE, "event"))
+    end = said if isinstance(said, RunEndEvent) else None
+    times = [record.time for record in (logged, said) if record.time is not None]
     return FoundRun(
         directory=run,
         name=str(run.relative_to(root)),
-        step=whole(said.get("step")) if ended else whole(logged.get("step")),
-        loss=number(logged.get("loss")),
-        status=text(said.get("status")) if ended else "",
+        step=end.step if end else logged.step,
+        loss=logged.loss,
+        status=end.status if end else "",
         time=max(times, default=None),
     )
 
 
-def _last_record(path: Path, key: str) -> dict[str, Any]:
+def _last_object(path: Path, key: str) -> dict[str, Any]:
     """The last whole line of a file that holds an object with `key`."""
     try:
         with path.open("rb") as file:
@@ -92,10 +95,6 @@ def _last_record(path: Path, key: str) -> dict[str, Any]:
     except OSError:
         return {}
     for line in reversed(block.split(b"\n")[:-1]):
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(record, dict) and key in record:
-            return record
+        if (found := object_of(line)) is not None and key in found:
+            return found
     return {}

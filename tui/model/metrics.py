@@ -13,8 +13,9 @@ from pathlib import Path
 
 from attrs import frozen
 
+from ...records.lines import objects
 from ..words import number
-from .lines import Record, records
+from .batches import Values
 from .series import Series
 
 CHUNK = 512 << 10
@@ -62,7 +63,7 @@ class Metrics:
         size = self._state[2] if self.behind and self._state else self._front
         return self._offset / size if self._offset < size else None
 
-    def poll(self, deadline: float) -> list[Record]:
+    def poll(self, deadline: float) -> list[Values]:
         """Records that are new, in the order of the file; of a long file at first a sample and its end, and no more.
         Reads until `deadline` (`time.monotonic()`), and at least a little. Never raises because of the file."""
         try:
@@ -71,7 +72,7 @@ class Metrics:
         except OSError:
             return []  # not there yet, gone with its directory, or a file system that hiccups
 
-    def _read(self, fd: int, deadline: float) -> list[Record]:
+    def _read(self, fd: int, deadline: float) -> list[Values]:
         status = os.fstat(fd)
         state, size = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns), status.st_size
         if self._state is not None and state != self._state:
@@ -79,7 +80,7 @@ class Metrics:
             if not same:
                 self._begin_anew(fd, size)
         self._state = state
-        new: list[Record] = []
+        new: list[Values] = []
         if size - self._front > BIG:
             new += self._look_ahead(fd, size)
             deadline = 0.0  # this is to be seen first
@@ -103,22 +104,22 @@ class Metrics:
         self._seal = mark.seal
         self._known = self.newest
 
-    def _look_ahead(self, fd: int, size: int) -> list[Record]:
+    def _look_ahead(self, fd: int, size: int) -> list[Values]:
         """Some lines of all of a long file, and its end whole."""
         end = os.pread(fd, END, size - END)
         begin = end.find(b"\n") + 1
         whole = end[begin : end.rfind(b"\n") + 1]
         if not begin or not whole:
             return []  # a line longer than all that: read it from the start
-        last, _ = records(whole)
+        last, _ = objects(whole)
         width = 3 * len(whole) // max(1, len(last))
-        sample: dict[int, Record] = {}
+        sample: dict[int, Values] = {}
         until = time.monotonic() + SAMPLE_SECONDS
         for place in _spread(SAMPLES):
             offset = self._front + int(place * (size - END - self._front))
             lines = os.pread(fd, max(width, 512), offset).split(b"\n")
             # The first is the rest of a line, unless one begins there, and the last one is cut.
-            for record in records(b"".join(lines[offset > self._front : -1][:1]))[0]:
+            for record in objects(b"".join(lines[offset > self._front : -1][:1]))[0]:
                 sample[offset] = record
             if time.monotonic() > until:
                 break
@@ -128,12 +129,12 @@ class Metrics:
         self._seal = _seal(fd, self._front)
         return found
 
-    def _read_new(self, fd: int) -> list[Record]:
+    def _read_new(self, fd: int) -> list[Values]:
         """What has been appended, at most a chunk of it."""
         block = _lines(fd, self._front, CHUNK)
         if not block:
             return []
-        found, damaged = records(block)
+        found, damaged = objects(block)
         if self._offset == self._front:
             self._take(fd, block, found, damaged)
         else:
@@ -148,23 +149,23 @@ class Metrics:
             block = _lines(fd, self._offset, min(CHUNK, self._front - self._offset))
             if not block:
                 return
-            self._take(fd, block, *records(block))
+            self._take(fd, block, *objects(block))
         while self._offset == self._front and time.monotonic() < deadline and (wanted := self.series.wanting()):
             rows, keys = wanted
             place = next(i for i in reversed(range(len(self._marks))) if self._marks[i].rows <= rows)
             mark, following = self._marks[place], self._marks[place + 1 : place + 2]
             end, upto = (following[0].offset, following[0].rows) if following else (self._offset, len(self.series))
-            found, _ = records(os.pread(fd, end - mark.offset, mark.offset))
+            found, _ = objects(os.pread(fd, end - mark.offset, mark.offset))
             self.series.complete(mark.rows, found, keys, upto)
 
-    def _take(self, fd: int, block: bytes, found: list[Record], damaged: int) -> None:
+    def _take(self, fd: int, block: bytes, found: list[Values], damaged: int) -> None:
         self.damaged += damaged
         self.series.extend(found)
         self._offset += len(block)
         if self._offset - self._marks[-1].offset >= CHUNK // 2:
             self._marks.append(_Mark(self._offset, len(self.series), _seal(fd, self._offset)))
 
-    def _unknown(self, found: list[Record]) -> Iterator[Record]:
+    def _unknown(self, found: list[Values]) -> Iterator[Values]:
         """Those that have not been given out before: another file may repeat what the one before had."""
         for record in found:
             when = number(record.get("time"))

@@ -9,8 +9,7 @@ from typing import Any
 
 from attrs import field, frozen
 
-from ..events import text
-from ..words import number
+from ..words import number, text
 from .planned_parts import (
     Json,
     PlannedAxis,

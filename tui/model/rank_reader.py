@@ -13,11 +13,13 @@ from typing import Any
 
 from attrs import define, evolve
 
-from ..words import number
-from .lines import Record, records
+from ...records.heartbeat import Heartbeat, read_heartbeat
+from ...records.lines import objects, read_all
+from ...records.metrics import RankMetrics
+from ...records.paths import heartbeat_path, rank_lines_path
 from .planned import Planned
 from .processes import is_running
-from .ranks import RING, Beat, OneRank, Pulse, Ranks
+from .ranks import RING, OneRank, Pulse, Ranks
 
 # Bytes of the end of a rank's file that are read at first, and at most at a time.
 END = 32 << 10
@@ -41,12 +43,6 @@ IDLE_STEPS = 5.0
 # Over how many of its newest lines a rank's own part of a step is taken, and how many it needs to say how that varies.
 BUSY = 12
 LEAST_BUSY = 4
-
-_BEAT: dict[str, type | tuple[type, ...]] = {
-    "rank": int, "host": str, "pid": int, "born": int, "attempt": int, "alive": int, "time": (int, float),
-    "step": int, "node": str, "marks": int, "within": int, "lasting": bool, "idle": (int, float), "place": str,
-    "debugger": bool,
-}  # fmt: skip
 
 
 @define
@@ -72,7 +68,7 @@ class RankReader:
     """Keeps the ranks of a run up to date."""
 
     def __init__(self, directory: Path) -> None:
-        self._folder = directory / "ranks"
+        self._directory = directory
         self._host = socket.gethostname()[:64]
         self._planned: Planned | None = None
         self._attempt = 0
@@ -143,7 +139,7 @@ class RankReader:
     def _read_file(self, rank: int) -> None:
         file = self._files[rank]
         try:
-            with (self._folder / f"{rank:05d}.jsonl").open("rb") as lines:
+            with rank_lines_path(self._directory, rank).open("rb") as lines:
                 status = os.fstat(lines.fileno())
                 if status.st_ino != file.inode or status.st_size < file.offset:
                     file.inode, file.offset = status.st_ino, 0
@@ -155,22 +151,22 @@ class RankReader:
             return
         end = block.rfind(b"\n") + 1
         first = block.find(b"\n") + 1 if begin > file.offset else 0
-        found, _ = records(block[first:end])
+        found, _ = objects(block[first:end])
         file.offset = begin + end
         if found:
-            self._take(rank, found)
+            self._take(rank, read_all(RankMetrics, found))
 
-    def _take(self, rank: int, found: list[Record]) -> None:
+    def _take(self, rank: int, found: list[RankMetrics]) -> None:
         last, before = found[-1], self._ranks[rank]
         recent, busy = list(before.recent), list(self._busy[rank])
         for record in found:
-            step, seconds = record.get("step"), number(record.get("step_seconds"))
-            if seconds is None or not isinstance(step, int):
+            step, seconds = record.step, record.step_seconds
+            if seconds is None or step is None:
                 continue
             while recent and recent[-1][0] >= step:  # the run has gone back
                 recent.pop()
             recent.append((step, seconds))
-            waited = number(record.get("comm_seconds"))
+            waited = record.comm_seconds
             if waited is None and len(self._ranks) == 1:
                 waited = 0.0  # for whom
             if (
@@ -179,30 +175,24 @@ class RankReader:
                 busy.append(seconds - waited)
         self._busy[rank] = tuple(busy[-BUSY:])
         busy_seconds, busy_most = _quartiles(self._busy[rank])
-        nodes = last.get("node_seconds")
-        step = last.get("step")
         self._ranks[rank] = evolve(
             before,
             last=last,
-            step=step if isinstance(step, int) else None,
-            step_seconds=number(last.get("step_seconds")),
-            data_seconds=number(last.get("data_seconds")),
-            comm_seconds=number(last.get("comm_seconds")),
+            step=last.step,
+            step_seconds=last.step_seconds,
+            data_seconds=last.data_seconds,
+            comm_seconds=last.comm_seconds,
             busy_seconds=busy_seconds,
             busy_most=busy_most,
-            memory_bytes=number(last.get("memory_bytes")),
-            node_seconds={
-                str(node): value
-                for node, seconds in (nodes.items() if isinstance(nodes, dict) else ())
-                if (value := number(seconds)) is not None
-            },
+            memory_bytes=last.memory_bytes,
+            node_seconds=last.node_seconds or {},
             recent=tuple(recent[-RING:]),
         )
         self._changed = True
 
     def _read_beat(self, rank: int) -> None:
         before = self._ranks[rank]
-        beat = read_beat(self._folder / f"{rank:05d}.beat")
+        beat = read_heartbeat(heartbeat_path(self._directory, rank))
         if beat is None:  # half a line, or none: what was heard before is not moved by it
             beat = before.beat
         if beat is None or (self._attempt and beat.attempt != self._attempt):
@@ -222,7 +212,7 @@ class RankReader:
             self._ranks[rank] = after
             self._changed = True
 
-    def _pulse(self, beat: Beat, line: _RankLine, silent: float, step_seconds: float | None) -> Pulse:
+    def _pulse(self, beat: Heartbeat, line: _RankLine, silent: float, step_seconds: float | None) -> Pulse:
         here = beat.host == self._host
         # The clock of this machine is that of the rank. Opened long after its end, a run needs not to be waited for.
         still = max(silent, time.time() - beat.time) if here else silent
@@ -234,18 +224,6 @@ class RankReader:
         if beat.idle >= limit and beat.step > 0 and not beat.lasting and not beat.debugger:
             return "idle"
         return "alive"
-
-
-def read_beat(path: Path) -> Beat | None:
-    """What a line of progress says; None where there is none, or not a whole one."""
-    try:
-        block = path.read_bytes()
-    except OSError:
-        return None
-    found, _ = records(block)
-    if not found or not all(isinstance(found[0].get(key), kind) for key, kind in _BEAT.items()):
-        return None
-    return Beat(**{key: found[0][key] for key in _BEAT})
 
 
 def _quartiles(seconds: tuple[float, ...]) -> tuple[float | None, float]:

@@ -1,12 +1,13 @@
 """The ranks of a run: what each told last of itself, and which of them hold the others up."""
 
 from collections.abc import Iterator, Mapping
-from statistics import median, median_low
-from typing import Any, Literal
+from statistics import median_low
+from typing import Literal
 
 from attrs import field, frozen
 
-from ..words import number
+from ...records.heartbeat import Heartbeat
+from ...records.metrics import RankMetrics
 
 # How many step times of a rank are remembered.
 RING = 64
@@ -20,32 +21,11 @@ Pulse = Literal["alive", "idle", "silent", "gone", "unknown"]
 
 
 @frozen(kw_only=True)
-class Beat:
-    """The line `ranks/<rank>.beat`; see docs/health.md. idle: seconds without a mark, as the rank itself says."""
-
-    rank: int
-    host: str
-    pid: int
-    born: int
-    attempt: int
-    alive: int
-    time: float
-    step: int
-    node: str
-    marks: int
-    within: int
-    lasting: bool
-    idle: float
-    place: str
-    debugger: bool
-
-
-@frozen(kw_only=True)
 class OneRank:
     """One rank.
 
-    coordinates: its place on every axis of the mesh, empty without a plan. last: the newest line of its own file, as
-    it was written; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
+    coordinates: its place on every axis of the mesh, empty without a plan. last: the newest line of its own file, None
+    where it has none; step: of that line. step_seconds, data_seconds, comm_seconds, memory_bytes: numbers of that line,
     None where they are missing. busy_seconds: the part of a step that is no communication, the lower quartile over the
     newest lines; None where several ranks do not tell how long they communicate; busy_most: the upper one. recent:
     (step, seconds a step), oldest first, at most RING. beat: its line of progress, None where it has none of this
@@ -57,7 +37,7 @@ class OneRank:
     rank: int
     coordinates: Mapping[str, int] = field(factory=dict)
     machine: int | None = None
-    last: Mapping[str, Any] = field(factory=dict)
+    last: RankMetrics | None = None
     step: int | None = None
     step_seconds: float | None = None
     data_seconds: float | None = None
@@ -67,7 +47,7 @@ class OneRank:
     memory_bytes: float | None = None
     node_seconds: Mapping[str, float] = field(factory=dict)
     recent: tuple[tuple[int, float], ...] = ()
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     pulse: Pulse = "unknown"
     seconds_silent: float = 0.0
 
@@ -100,11 +80,6 @@ class Ranks:
 
     def __getitem__(self, rank: int) -> OneRank:
         return self.all[rank]
-
-    def median(self, key: str) -> float | None:
-        """The median of a number of `last` (`step_seconds`, `memory_bytes`, …) over the ranks that have told it."""
-        found = [value for each in self.all if (value := number(each.last.get(key))) is not None]
-        return median(found) if found else None
 
     def stragglers(self) -> tuple[Straggler, ...]:
         """The ranks that hold the others up, the slowest first; none where that is not `measured`.

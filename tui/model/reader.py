@@ -5,15 +5,20 @@ import time
 from operator import itemgetter
 from pathlib import Path
 
+from ...records.event import Event
+from ...records.events import events_of
+from ...records.lines import objects, read_all
+from ...records.metrics import StepMetrics
+from ...records.paths import EVENTS_FILE, METRICS_FILE
+from ...records.record import AnyRecord, Record
+from ...records.start_events import HorizonEvent
 from ..state import RunState, begun_again, reduce_all
-from ..tail import Record, Tail
-from ..words import number
+from ..tail import Tail
 from .alerts import AlertTracker
 from .board import BUDGET_SECONDS, Board
 from .counted import counted
 from .event_log import EventReader
 from .life import LifeReader
-from .lines import records
 from .metrics import Metrics
 from .planned import Planned, planned
 from .rank_reader import RankReader
@@ -31,12 +36,12 @@ class RunReader:
     def __init__(self, directory: Path, limit_bytes: int = LIMIT_BYTES) -> None:
         self.directory = directory
         self._series = Series(limit_bytes)
-        self._metrics = Metrics(directory / "metrics.jsonl", self._series)
-        self._events = Tail(directory / "events.jsonl", chunk_bytes=EVENT_BYTES)
+        self._metrics = Metrics(directory / METRICS_FILE, self._series)
+        self._events = Tail(directory / EVENTS_FILE, chunk_bytes=EVENT_BYTES)
         self._begun_anew = 0
         self._plan_state: tuple[int, int, int] | None = None
         self._planned: Planned | None = None
-        self._counted: tuple[Planned, Record, Planned] | None = None
+        self._counted: tuple[Planned, HorizonEvent, Planned] | None = None
         self._ranks = RankReader(directory)
         self._log = EventReader(directory)
         self._onlooker = AlertTracker()
@@ -44,7 +49,7 @@ class RunReader:
         self._state = RunState()
         self._again: tuple[RunState, RunState] | None = None
         self._newest: float | None = None
-        self._waiting: list[tuple[float, Record]] = []
+        self._waiting: list[tuple[float, Event]] = []
         self._first = True
         self._board = Board(directory=directory, now=time.time(), series=self._series)
         self._drawn: tuple[object, ...] = ()
@@ -58,7 +63,7 @@ class RunReader:
         self._first = False
         start = self._state.start
         world_size = (start and start.world_size) or (self._planned.world_size if self._planned else 0)
-        self._ranks.poll(world_size, self._planned, start.attempt if start else 0, deadline)
+        self._ranks.poll(world_size, self._planned, self._state.attempt, deadline)
         self._log.look({each.rank for each in self._state.failures if each.rank is not None and not each.lost})
         return self._made()
 
@@ -107,7 +112,7 @@ class RunReader:
             state = status.st_ino, status.st_size, status.st_mtime_ns
             if state == self._plan_state:
                 return
-            found = records(path.read_bytes().replace(b"\n", b" "))[0]
+            found = objects(path.read_bytes().replace(b"\n", b" "))[0]
         except OSError:
             return  # not there yet, or gone: what was planned is known
         plan = planned(found[0]) if found else None
@@ -127,13 +132,13 @@ class RunReader:
         del self._waiting[: len(ready)]
         if not ready and not logged:
             return
-        lanes = (_timed(logged), ready)
+        lanes: tuple[list[tuple[float, Record]], ...] = ([*_timed(read_all(StepMetrics, logged))], [*ready])
         merged = [record for _, record in heapq.merge(*lanes, key=itemgetter(0))]
         self._state = reduce_all(self._state, merged)
         times = [lane[-1][0] for lane in lanes if lane and lane[-1][0] > float("-inf")]
         self._newest = max([*times, *([] if self._newest is None else [self._newest])], default=None)
 
-    def _read_events(self, deadline: float) -> list[Record]:
+    def _read_events(self, deadline: float) -> list[Event]:
         said = self._events.read()
         while self._events.behind and time.monotonic() < deadline:
             said += self._events.read()
@@ -142,13 +147,13 @@ class RunReader:
             self._begun_anew = self._events.begun_anew
             self._state, self._newest, self._waiting = RunState(), None, []
             self._log.forget()
-        return said
+        return events_of(said)
 
 
-def _timed(found: list[Record]) -> list[tuple[float, Record]]:
+def _timed(found: list[AnyRecord]) -> list[tuple[float, AnyRecord]]:
     """Records with the times they are ordered by: a clock that is set back does not reorder a file."""
     latest, timed = float("-inf"), []
     for record in found:
-        latest = max(latest, number(record.get("time")) or latest)
+        latest = max(latest, record.time or latest)
         timed.append((latest, record))
     return timed

@@ -28,8 +28,8 @@ class RunWatcher:
         if now - self._looked >= LOOK_SECONDS:
             self._looked = now
             start = state.start
-            size, attempt = (start.world_size or 0, start.attempt) if start else (0, 0)
-            self._ranks.poll(size, None, attempt, now + LOOK_SECONDS)
+            size = (start.world_size or 0) if start else 0
+            self._ranks.poll(size, None, state.attempt, now + LOOK_SECONDS)
             life = self._life.look(state, self._ranks.ranks(), newest)
             self._why = life.why if life.over else ""
         return self._why

@@ -14,9 +14,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy import ndarray
 
-from .batches import by_key, is_evaluation, last_own, seconds_after
+from ...records.lines import read
+from ...records.metrics import StepMetrics
+from .batches import Values, by_key, is_evaluation, last_own, seconds_after
 from .columns import Column, Growing, Sketch, floats
-from .lines import Record
 
 By = Literal["step", "tokens", "time"]
 
@@ -49,6 +50,7 @@ class Series:
         self._gone: set[str] = set()
         self._drawn: dict[tuple[str, By], tuple[int, ndarray, ndarray]] = {}
         self._last: Mapping[str, Any] = _NOTHING
+        self._last_read = _NOTHING, StepMetrics(step=None, time=None)
 
     def __len__(self) -> int:
         """How many steps are in it."""
@@ -60,12 +62,17 @@ class Series:
         return tuple(key for key in self._keys if key != "time")
 
     @property
-    def last(self) -> Mapping[str, Any]:
-        """The newest record of a step as it was written, lists and texts included, with evaluations of that step.
+    def last(self) -> StepMetrics:
+        """The newest record of a step, lists and texts included, with evaluations of that step.
 
         An evaluation in a step that was not logged is not one: see `latest`.
         """
-        return self._last
+        values, record = self._last_read
+        if values is not self._last:
+            values = self._last
+            record = read(StepMetrics, {**values})
+            self._last_read = values, record
+        return record
 
     def xy(self, key: str, by: By = "step") -> tuple[ndarray, ndarray]:
         """Where, and what: two arrays of float64 of one length, ascending in the first, with finite values only.
@@ -89,7 +96,7 @@ class Series:
         found = self._latest.get(key)
         return None if found is None else found[1]
 
-    def extend(self, records: Sequence[Record]) -> None:
+    def extend(self, records: Sequence[Values]) -> None:
         """Take in records in the order of the file; those without a whole `step` are left out."""
         found = [record for record in records if type(record.get("step")) is int]
         if not found:
@@ -102,7 +109,7 @@ class Series:
             self._let_go()
             self.version += 1
 
-    def glance(self, records: Sequence[Record]) -> None:
+    def glance(self, records: Sequence[Values]) -> None:
         """Take in some records of a long run, in order, before all of them are read: as a sketch, and as the newest."""
         found = [record for record in records if type(record.get("step")) is int]
         if not found:
@@ -142,7 +149,7 @@ class Series:
             rows = min(map(self._upto, fitting))
             return rows, tuple(key for key in fitting if self._upto(key) == rows)
 
-    def complete(self, rows: int, records: Sequence[Record], keys: Sequence[str], upto: int) -> None:
+    def complete(self, rows: int, records: Sequence[Values], keys: Sequence[str], upto: int) -> None:
         """Take in `keys` of records that lie at row `rows` or behind it, up to row `upto`, which were let go before."""
         found = [record for record in records if type(record.get("step")) is int]
         with self._lock:
@@ -193,7 +200,7 @@ class Series:
         column = self._columns.get(key)
         return 0 if column is None else column.upto
 
-    def _take(self, run: list[Record], steps: ndarray) -> None:
+    def _take(self, run: list[Values], steps: ndarray) -> None:
         """Records whose steps do not fall."""
         size = len(self)
         last = self._steps.view[-1] if size else -np.inf
@@ -235,7 +242,7 @@ class Series:
             if key not in self._latest or step >= self._latest[key][0]:
                 self._latest[key] = step, float(values[finite[-1]])
 
-    def _renew_last(self, records: Sequence[Record]) -> None:
+    def _renew_last(self, records: Sequence[Values]) -> None:
         for record in records[last_own(records) :]:
             before = self._last.get("step", -1)
             if record["step"] == before:
@@ -243,7 +250,7 @@ class Series:
             elif record["step"] > before and not is_evaluation(record):
                 self._last = MappingProxyType(record)
 
-    def _insert(self, records: list[Record]) -> None:
+    def _insert(self, records: list[Values]) -> None:
         """Records that come late: each completes its step, or becomes one between others."""
         for record in records:
             row = int(np.searchsorted(self._steps.view, record["step"]))

@@ -2,10 +2,14 @@
 
 import time
 
+import msgspec
+
+from ...records.lines import as_object
+from ...records.run_events import AlertEvent, ControlEvent, RunEndEvent
+from ...records.step_events import GenerateEvent, Sample
 from ..event_text import event_text
-from ..events import Sample, text
 from ..model.event_log import LogEntry
-from ..words import printable
+from ..words import printable, text
 from .sheet import Row, cells, row, wrapped
 
 # What went wrong or nearly did, in the order in which it matters.
@@ -18,12 +22,12 @@ _SAID = ("event", "step", "time", "traceback", "error", "samples", "message")
 
 def style_of(entry: LogEntry) -> str:
     """`bad`, `warn`, `good` or nothing."""
-    if entry.kind == "run_end":
-        status = text(entry.record.get("status"))
-        return "good" if status in _GOOD_ENDS else "bad" if status == "failed" else "warn"
-    if entry.kind == "alert" and entry.record.get("state") == "cleared":
+    event = entry.event
+    if isinstance(event, RunEndEvent):
+        return "good" if event.status in _GOOD_ENDS else "bad" if event.status == "failed" else "warn"
+    if isinstance(event, AlertEvent) and event.state == "cleared":
         return "good"
-    if entry.kind == "control" and entry.record.get("state") == "refused":
+    if isinstance(event, ControlEvent) and event.state == "refused":
         return "warn"
     return _STYLES.get(entry.kind, "")
 
@@ -46,18 +50,19 @@ def date(seconds: float | None) -> str:
 def detail(entry: LogEntry, width: int) -> list[Row]:
     """An event in full: what it says, texts unshortened, then its other fields as they were written."""
     rows: list[Row] = []
-    if entry.kind == "generate":
-        for number, sample in enumerate(Sample.all_of(dict(entry.record)), start=1):
+    if isinstance(entry.event, GenerateEvent):
+        for number, sample in enumerate(entry.event.samples, start=1):
             rows += [row((f"sample {number}", "title")), *_written(sample, width), ()]
     else:
         style = style_of(entry) if entry.kind in PROBLEMS else ""
-        for said in event_text(dict(entry.record)):
+        for said in event_text(entry.event):
             rows += [row((line, f"bold {style}".strip())) for line in wrapped(said.body, width)]
             for line in said.more:
                 # A traceback keeps its indentation.
                 blanks = line[: len(line) - len(line.lstrip())][: width // 3]
                 rows += [row((blanks + part, style)) for part in wrapped(line, width - len(blanks))] or [()]
-    others = [(key, value) for key, value in entry.record.items() if key not in _SAID and value is not None]
+    written = msgspec.to_builtins(as_object(entry.event))
+    others = [(key, value) for key, value in written.items() if key not in _SAID and value not in (None, "")]
     broad = max((len(key) for key, _ in others), default=0)
     rows += [()] if rows and others else []
     for key, value in others:

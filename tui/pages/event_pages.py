@@ -6,6 +6,7 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
+from ...records.start_events import SetupBeginEvent, SetupEvent
 from ..model.event_log import EventLog, LogEntry
 from ..model.log_tails import LogTail
 from ..words import plural, printable
@@ -69,8 +70,8 @@ def _chosen_entries(log: EventLog, view: EventsView) -> tuple[LogEntry, ...]:
     kinds = {"all": None, "problems": PROBLEMS}.get(view.kinds, (view.kinds,))
     found = log.filtered(kinds=kinds, text=view.query)
     # A node that has begun is told again once it has ended: of those only the one under way is worth a line.
-    over = {entry.record.get("node") for entry in log.entries if entry.kind == "setup"} if kinds is None else ()
-    return tuple(entry for entry in found if entry.kind != "setup_begin" or entry.record.get("node") not in over)
+    over = {entry.event.node for entry in log.entries if isinstance(entry.event, SetupEvent)} if kinds is None else ()
+    return tuple(e for e in found if not (isinstance(e.event, SetupBeginEvent) and e.event.node in over))
 
 
 def _list_page(

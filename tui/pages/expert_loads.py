@@ -63,10 +63,10 @@ class LayerLoad:
         return tuple(np.flatnonzero(self.times < DEAD_BELOW).tolist())
 
 
-def layer_loads(record: Mapping[str, Any]) -> tuple[LayerLoad, ...]:
-    """The layers of a metrics record, by number; those without a load that is known are left out."""
+def layer_loads(rest: Mapping[str, Any]) -> tuple[LayerLoad, ...]:
+    """The layers in the free names of a metrics record, by number; those without a load that is known are left out."""
     found = []
-    for key, value in record.items():
+    for key, value in rest.items():
         layer = key.removeprefix(_KEY)
         if layer == key or not layer.isdecimal() or not isinstance(value, list) or not value:
             continue

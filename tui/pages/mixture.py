@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from attrs import frozen
 
-from ..events import Evaluation, text
+from ...records.step_events import EvalEvent
 from ..model.planned import PlannedPhase
 from ..model.series import Series
-from ..words import number
 from .node_times import step_cost
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ class DatasetFacts:
 
     name: str
     loss: float | None = None
-    evaluation: Evaluation | None = None
+    evaluation: EvalEvent | None = None
     rows: float | None = None
     tokens: float | None = None
     of: int | None = None
@@ -67,7 +66,7 @@ def mixture(board: "Board") -> MixtureTable:
     series, run = board.series, board.run
     phases = board.planned.phases if board.planned else ()
     step = board.step
-    place = _place_of(phases, step, text(series.last.get("phase")))
+    place = _place_of(phases, step, series.last.phase)
     phase = phases[place] if place is not None else None
     following = phases[place + 1] if place is not None and place + 1 < len(phases) else None
     trained = _names(phases, series)
@@ -151,5 +150,5 @@ def _share(taken: Mapping[str, float], name: str) -> float | None:
 
 def _tokens_per_row(series: Series, rows: Iterable[float | None]) -> float | None:
     """Positions in a row: all rows of a run are equally long."""
-    tokens, total = number(series.last.get("tokens")), math.fsum(found for found in rows if found is not None)
+    tokens, total = series.last.tokens, math.fsum(found for found in rows if found is not None)
     return tokens / total if tokens is not None and total > 0 else None

@@ -6,13 +6,20 @@ from statistics import median
 
 from attrs import frozen
 
-from ..events import text
+from ...records.metrics import StepMetrics
+from ...records.step_events import (
+    CheckpointEvent,
+    EvalEvent,
+    GenerateEvent,
+    MemorySnapshotEvent,
+    ModelEvent,
+    ProfileEvent,
+)
 from ..model.ahead import next_step
 from ..model.event_log import LogEntry
 from ..model.planned import Planned, PlannedTick
 from ..model.ranks import Ranks
 from ..state import RunState
-from ..words import number
 
 
 @frozen(kw_only=True)
@@ -91,18 +98,16 @@ def setup_times(run: RunState) -> dict[str, Took]:
     return {node.node: Took(seconds=node.seconds, began=node.began) for node in run.setup}
 
 
-# Events that tell how long a node took by another key than `seconds`, or whose seconds are not those of the node.
-_SECONDS = {"health": None}
+# Events whose `seconds` are those that a node took, but for set-up.
+_TIMED = (EvalEvent, GenerateEvent, CheckpointEvent, ModelEvent, ProfileEvent, MemorySnapshotEvent)
 
 
 def last_times(entries: Sequence[LogEntry]) -> dict[str, Took]:
     """Of every node that an event tells the time of (evaluations, checkpoints, …), the latest."""
     found: dict[str, Took] = {}
-    for entry in reversed(entries):
-        node = text(entry.record.get("node"))
-        seconds = number(entry.record.get(_SECONDS.get(entry.kind, "seconds") or ""))
-        if node and node not in found and seconds is not None and entry.kind not in ("setup", "stuck"):
-            found[node] = Took(seconds=seconds, step=entry.step)
+    for event in (entry.event for entry in reversed(entries)):
+        if isinstance(event, _TIMED) and event.node and event.node not in found and event.seconds is not None:
+            found[event.node] = Took(seconds=event.seconds, step=event.step)
     return found
 
 
@@ -176,13 +181,13 @@ class StepCost:
         return None if seconds is None or not self.actual else seconds / self.actual
 
 
-def step_cost(last: Mapping[str, object], plan: Planned | None) -> StepCost:
+def step_cost(last: StepMetrics, plan: Planned | None) -> StepCost:
     """From the newest metrics record, and the plan."""
     times = plan.times if plan else None
     return StepCost(
-        actual=number(last.get("step_seconds")),
-        data=number(last.get("data_seconds")),
-        communication=number(last.get("comm_seconds")),
+        actual=last.step_seconds,
+        data=last.data_seconds,
+        communication=last.comm_seconds,
         planned=times.step if times else None,
         fast=times.fast if times else None,
         slow=times.slow if times else None,

@@ -2,8 +2,9 @@
 
 from collections.abc import Iterator
 
+from ...records.metrics import RankMetrics
 from ..model.ranks import OneRank
-from ..words import brief, number, size
+from ..words import brief, size
 from .rank_facts import RankFacts
 from .rank_figures import COMMUNICATION, DATA, PROGRESS, STEP, WORK, expected, seconds_ago
 from .rank_states import WORDS
@@ -78,18 +79,19 @@ def _figures(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
         plan = expected(rank, facts.memory)
         share = f", {rank.memory_bytes / plan:.0%} of the planned {size(plan)}" if plan else ""
         yield "memory", f"{size(rank.memory_bytes)}{share}", "bad" if plan and rank.memory_bytes > plan else ""
-    now = [
-        f"{size(value)} {name}"
-        for name in ("allocated", "reserved", "resident")
-        if (value := number(rank.last.get(f"{name}_bytes"))) is not None
-    ]
-    retries = number(rank.last.get("retries"))
-    if retries:
-        now.append(f"{retries:,.0f} allocation retries")
-    if now:
+    if now := _memory_now(rank.last):
         yield "", ", ".join(now), ""
     if rank.step is not None:
         yield "told", f"all this after step {rank.step:,}", ""
+
+
+def _memory_now(last: RankMetrics | None) -> list[str]:
+    """What the rank held when it told its numbers."""
+    if last is None:
+        return []
+    held = ((last.allocated_bytes, "allocated"), (last.reserved_bytes, "reserved"), (last.resident_bytes, "resident"))
+    now = [f"{size(value)} {name}" for value, name in held if value is not None]
+    return [*now, *([f"{last.retries:,} retries of the allocator"] if last.retries else [])]
 
 
 def signed(share: float) -> str:

@@ -7,9 +7,10 @@ import numpy as np
 from attrs import field, frozen
 from numpy import ndarray
 
-from ..events import text, whole
+from ...records.run_events import StuckEvent
+from ..event_text import cause
 from ..model.ranks import OneRank, Straggler
-from ..words import brief, number
+from ..words import brief
 from .node_times import StepTime
 from .rank_figures import age, seconds_ago
 
@@ -56,7 +57,7 @@ def states(board: "Board") -> States:
     """Of all ranks, now. A run that has ended as it should has none to look at."""
     ranks = tuple(board.ranks)
     found = np.full(len(ranks), FINE)
-    failed = {f.rank: f.message for f in board.run.failures if f.rank is not None and not f.lost}
+    failed = {f.rank: cause(f) for f in board.run.failures if f.rank is not None and not f.lost}
     if board.life.state == "ended" and board.life.status not in ("", "failed"):
         return States(of=found)
     if board.run.restarting:  # what is known is of ranks that there are no more
@@ -92,21 +93,11 @@ def _blamed(board: "Board") -> dict[int, Blame]:
     for entry in reversed(board.events.entries):
         if entry.kind == "run_start":
             break
-        if entry.kind != "stuck":
-            continue
-        said = entry.record
-        ranks = said.get("ranks")
-        for rank in ranks if isinstance(ranks, list) else ():
-            if isinstance(rank, int):
-                found.setdefault(
-                    rank,
-                    Blame(
-                        state=text(said.get("state")),
-                        node=text(said.get("last_node")) or text(said.get("node")),
-                        place=text(said.get("place")),
-                        seconds=number(said.get("seconds")),
-                    ),
-                )
+        said = entry.event
+        if isinstance(said, StuckEvent):
+            blame = Blame(state=said.state, node=said.last_node or said.node, place=said.place, seconds=said.seconds)
+            for rank in said.ranks:
+                found.setdefault(rank, blame)
     return found
 
 
@@ -239,4 +230,4 @@ def listed(numbers: Sequence[int], most: int = 6) -> str:
 
 def told_step(rank: OneRank) -> int | None:
     """The step under way on a rank, counted from 1; else the last one it has told numbers of."""
-    return rank.beat.step if rank.beat else whole(rank.step)
+    return rank.beat.step if rank.beat else rank.step

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from xtrain.records.start_events import RunStartEvent
 from xtrain.tui.board.head import head
 from xtrain.tui.board.keys import Key, app_keys, footer
 from xtrain.tui.board.pieces import Piece, cell, folded, line
 from xtrain.tui.board.screens import SCREENS, pane_classes
 from xtrain.tui.board.tabs import tabs
-from xtrain.tui.events import RunStart
 from xtrain.tui.model.alerts import Alert
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.life import Life
@@ -57,7 +57,8 @@ def test_all_seven_tabs_fit_in_sixty_columns(visited):
 
 
 def board(**fields) -> Board:
-    start = RunStart(
+    start = RunStartEvent(
+        step=0,
         run_id="8f14e45f-c4ca4238a0b92382", plan_id="p", name="a_long_name_of_an_experiment", world_size=4,
         device="cpu", steps=1_000_000, attempt=12, directory="d", resumed_step=876_543, time=0.0,
     )  # fmt: skip

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from read_records import reduce_all, typed
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -14,7 +15,7 @@ from xtrain.tui.lines.console import ConsoleView
 from xtrain.tui.lines.plain import PlainView
 from xtrain.tui.lines.progress_line import ASCII, progress_line
 from xtrain.tui.lines.summary import spark
-from xtrain.tui.state import RunState, reduce, reduce_all
+from xtrain.tui.state import RunState, reduce
 
 WIDTHS = [60, 80, 120, 200]
 CONTROL = re.compile(r"\x1b\[\??[0-9;]*[A-Za-z]")
@@ -40,10 +41,10 @@ class Screen:
         self.state = RunState()
 
     def play(self, records, *, close: bool = False) -> "Screen":
-        for record in records:
+        for record in map(typed, records):
             self.state = reduce(self.state, record)
-            if isinstance(record.get("time"), float):
-                self.clock.now = record["time"]
+            if record.time is not None:
+                self.clock.now = record.time
             if self.view.shows(record):
                 self.view.draw(self.state, record)
             self.view.refresh(self.state)
@@ -198,9 +199,9 @@ def test_the_line_says_when_nothing_happens(event, metrics) -> None:
     state = reduce_all(RunState(), [event("run_start", 0, steps=9), metrics(1, 1), metrics(2, 4)])
     assert "left" in progress_line(state, width=80, now=0, quiet=14, glyphs=ASCII).plain
     assert "no step for 16s" in progress_line(state, width=80, now=0, quiet=16, glyphs=ASCII).plain
-    stopping = reduce(state, event("signal", 5, name="SIGTERM"))
+    stopping = reduce(state, typed(event("signal", 5, name="SIGTERM")))
     assert "SIGTERM, stopping" in progress_line(stopping, width=80, now=0, quiet=0).plain
-    failing = reduce(state, event("failure", 5, rank=1, error="", traceback=""))
+    failing = reduce(state, typed(event("failure", 5, rank=1, error="", traceback="")))
     assert "rank 1 failed, waiting for the others" in progress_line(failing, width=80, now=0, quiet=0).plain
 
 
@@ -233,6 +234,6 @@ def test_no_record_is_too_odd(records) -> None:
     screen = Screen(80).play(records, close=True)
     assert max(cell_len(line) for line in screen.lines) <= 80
     plain = PlainView(io.StringIO(), Path("x"))
-    for record in records:
+    for record in map(typed, records):
         plain.draw(screen.state, record)
     plain.close(screen.state)

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from made_boards import a_board, small_plan, started
+from msgspec.structs import replace
 
 from xtrain.tui.board.head import head
 from xtrain.tui.board.schedule import upcoming
@@ -66,7 +67,7 @@ def test_what_every_record_holds_is_in_its_pace() -> None:
 def test_a_run_may_stop_before_its_end(plan: dict[str, Any], last: int) -> None:
     made = board(**plan)
     if plan.get("steps", 100) is None:
-        made = evolve(made, run=evolve(made.run, start=evolve(made.run.start, steps=None)))
+        made = evolve(made, run=evolve(made.run, start=replace(made.run.start, steps=None)))
     assert last_step(made) == last and seconds_left(made) == pytest.approx(last - 30)
 
 

@@ -4,7 +4,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from made_runs import MadeRun, made_run
+from read_records import events
 
+from xtrain.records.step_events import SkippedEvent
 from xtrain.tui.model import log_tails
 from xtrain.tui.model.event_log import MAX_ENTRIES, EventReader
 from xtrain.tui.model.log_tails import LOG_BYTES, MAX_LOGS, LogReader
@@ -13,12 +15,12 @@ from xtrain.tui.model.reader import RunReader
 
 def test_events_by_kind_and_text(tmp_path: Path) -> None:
     log = EventReader(tmp_path)
-    log.take([
+    log.take(events(
         {"time": 1.0, "step": 2, "event": "warning", "message": "The loader is SLOW"},
         {"time": 2.0, "step": 3, "event": "checkpoint", "path": "checkpoints/a", "bytes": 5, "seconds": 1.0},
         {"event": "warning"},
         {},
-    ])  # fmt: skip
+    ))  # fmt: skip
     found = log.log()
     assert [entry.number for entry in found.entries] == [0, 1, 2, 3]
     assert found.kinds == {"warning": 2, "checkpoint": 1, "": 1}
@@ -30,7 +32,7 @@ def test_events_by_kind_and_text(tmp_path: Path) -> None:
 
 def test_of_many_events_the_newest_are_kept(tmp_path: Path) -> None:
     log = EventReader(tmp_path)
-    log.take({"time": float(i), "step": i, "event": "skipped", "reason": "x"} for i in range(MAX_ENTRIES + 10))
+    log.take(SkippedEvent(step=i, time=float(i), reason="x") for i in range(MAX_ENTRIES + 10))
     found = log.log()
     assert len(found.entries) == MAX_ENTRIES and found.forgotten == 10 and found.entries[0].number == 10
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.records.lines import line_of
 from xtrain.tui.model import series as module
 from xtrain.tui.model.series import Series
 
@@ -105,7 +106,8 @@ def _fed(records: list[Record], cuts: list[int], **options: Any) -> Series:
 def test_columns_hold_what_the_records_say_however_they_come_in(records: list[Record], cuts: list[int]) -> None:
     cuts = sorted(min(cut, len(records)) for cut in cuts)
     _same(_fed(records, cuts), naive(records))
-    assert _fed(records, cuts).last == _fed(records, list(range(len(records)))).last
+    whole, one_by_one = _fed(records, cuts), _fed(records, list(range(len(records))))
+    assert line_of(whole.last) == line_of(one_by_one.last)
 
 
 @settings(max_examples=60, deadline=None)
@@ -140,7 +142,7 @@ def test_what_was_drawn_does_not_change_when_the_run_goes_back() -> None:
     kept = y.copy()
     series.extend([{"step": 500, "time": 9000.0, "loss": 77.0}])
     assert np.array_equal(y, kept) and len(x) == 1000
-    assert len(series) == 500 and series.latest("loss") == 77.0 and series.last["loss"] == 77.0
+    assert len(series) == 500 and series.latest("loss") == 77.0 and series.last.loss == 77.0
     series.extend(_logged(700, 501))
     assert np.array_equal(y, kept)
     assert series.xy("loss")[1][499] == 77.0 and len(series) == 1200
@@ -149,9 +151,9 @@ def test_what_was_drawn_does_not_change_when_the_run_goes_back() -> None:
 def test_the_last_record_is_the_one_of_a_step_with_its_evaluations() -> None:
     series = Series()
     series.extend([*_logged(3), {"step": 3, "time": 1004.0, "eval/web/loss": 2.5}])
-    assert series.last["phase"] == "train" and series.last["eval/web/loss"] == 2.5
+    assert series.last.phase == "train" and series.last.rest["eval/web/loss"] == 2.5
     series.extend([{"step": 4, "time": 1005.0, "eval/web/loss": 2.25}])
-    assert series.last["step"] == 3, "an evaluation in a step that was not logged is no record of a step"
+    assert series.last.step == 3, "an evaluation in a step that was not logged is no record of a step"
     assert series.latest("eval/web/loss") == 2.25
     assert series.keys == ("loss", "tokens", "eval/web/loss")
 
@@ -161,7 +163,7 @@ def test_numbers_are_those_of_the_file() -> None:
     series = Series()
     series.extend([{"step": 1, "time": 5.0, "loss": value, "tokens": large}])
     assert series.xy("loss")[1].tolist() == [value] and series.latest("tokens") == large
-    assert series.last["tokens"] == large and type(series.last["tokens"]) is int
+    assert series.last.tokens == large and type(series.last.tokens) is int
 
 
 def test_other_axes_than_steps() -> None:

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 from attrs import evolve
 from made_runs import made_run
+from read_records import reduce_all
 from rich.cells import cell_len
 
-from xtrain.tui.events import Evaluation
+from xtrain.records.step_events import EvalEvent
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.planned import PlannedPhase
 from xtrain.tui.model.reader import RunReader
@@ -16,7 +17,7 @@ from xtrain.tui.model.series import Series
 from xtrain.tui.pages.dataset_page import DatasetsPage, DatasetsView, in_words, moved, page
 from xtrain.tui.pages.mixture import DatasetFacts, MixtureTable, mixture, several
 from xtrain.tui.pages.sheet import plain
-from xtrain.tui.state import RunState, reduce_all
+from xtrain.tui.state import RunState
 
 PHASES = (
     PlannedPhase(name="train", first=0, fraction=None, shares={"code": 0.5, "web": 0.5}, lr_scale=1.0),
@@ -135,7 +136,9 @@ def facts(count: int) -> MixtureTable:
         DatasetFacts(
             name=f"dataset-{number}",
             loss=2.5,
-            evaluation=Evaluation(dataset="", step=1, loss=2.25, tokens=None, seconds=None),
+            evaluation=EvalEvent(
+                step=1, node="", dataset="", weights="trained", loss=2.25, tokens=None, batches=None, seconds=None
+            ),
             rows=1200.0,
             tokens=307_200.0,
             of=600,

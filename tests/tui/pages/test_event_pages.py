@@ -8,6 +8,8 @@ import pytest
 from attrs import evolve
 from rich.cells import cell_len
 
+from xtrain.records.events import event_of
+from xtrain.records.step_events import GenerateEvent
 from xtrain.tui.event_text import in_one_line
 from xtrain.tui.model.event_log import EventLog, LogEntry
 from xtrain.tui.model.log_tails import LogTail
@@ -45,16 +47,9 @@ def log(records: list[dict[str, Any]] | None = None, **fields: Any) -> EventLog:
     entries = []
     for number, record in enumerate(RECORDS if records is None else records):
         told = {"time": START + 60 * number, **record}
-        entries.append(
-            LogEntry(
-                number=number,
-                time=told["time"],
-                step=told.get("step"),
-                kind=told["event"],
-                text=in_one_line(told),
-                record=told,
-            )
-        )
+        event = event_of(told)
+        text, kind = in_one_line(event), event.event
+        entries.append(LogEntry(number=number, time=event.time, step=event.step, kind=kind, text=text, event=event))
     return EventLog(entries=tuple(entries), version=len(entries), **fields)
 
 
@@ -166,7 +161,8 @@ def test_what_a_model_wrote_is_there_to_its_last_word() -> None:
     assert lines[0] == "sample 1" and written.count("go") == 40
     assert detail(entry, 40)[1][0] == ("def main", "bold")
     assert lines[2].startswith("    go ")
-    assert written == entry.record["samples"][0]["text"].replace("\n", "")
+    assert isinstance(entry.event, GenerateEvent)
+    assert written == entry.event.samples[0].text.replace("\n", "")
 
 
 def test_a_long_event_is_scrolled() -> None:

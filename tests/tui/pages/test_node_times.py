@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_boards import a_board, a_rank, entries, small_plan, some_ranks, started
 
+from xtrain.records.metrics import StepMetrics
 from xtrain.tui.model.planned import PlannedTick
 from xtrain.tui.model.ranks import Ranks
 from xtrain.tui.pages.node_times import (
@@ -120,11 +121,11 @@ def test_periods(seconds: float | None, words: str) -> None:
 def test_a_step_against_its_plan() -> None:
     times = {"computing": 1.0, "exposed": 0.5, "step": 2.0, "fast": 1.5, "slow": 2.5, "mfu": 0.4}
     plan = small_plan(estimates={"tokens_per_step": 1000, "classes": [], "times": times})
-    cost = step_cost({"step_seconds": 3.0, "data_seconds": 0.3, "comm_seconds": 0.6}, plan)
+    cost = step_cost(StepMetrics(step=1, step_seconds=3.0, data_seconds=0.3, comm_seconds=0.6), plan)
     assert cost.over == pytest.approx(0.5)
     assert cost.share(cost.data) == pytest.approx(0.1)
     assert (cost.planned, cost.fast, cost.slow, cost.computing, cost.exposed) == (2.0, 1.5, 2.5, 1.0, 0.5)
-    unknown = step_cost({}, None)
+    unknown = step_cost(StepMetrics(step=None), None)
     assert (unknown.over, unknown.share(1.0), unknown.actual) == (None, None, None)
 
 

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 from made_boards import a_beat, a_board, entries, small_plan, some_ranks, started
 
+from xtrain.records.lines import read
+from xtrain.records.metrics import StepMetrics
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.life import Life
 from xtrain.tui.model.planned import Planned, planned
@@ -40,8 +42,8 @@ class Told(Series):
         self._told = last
 
     @property
-    def last(self) -> dict[str, Any]:  # type: ignore[override]
-        return self._told
+    def last(self) -> StepMetrics:
+        return read(StepMetrics, self._told)
 
 
 def a_run(plan: Planned | None = None, *, records: Any = TRAINING, **fields: Any) -> Board:

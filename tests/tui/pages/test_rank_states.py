@@ -54,7 +54,7 @@ def test_a_rank_that_something_is_wrong_with_is_named(pulse: str, state: int, wo
 
 
 def test_a_rank_that_has_never_told_anything() -> None:
-    found = board(pulse={1: "unknown"}, last={1: {}}, beat={1: None})
+    found = board(pulse={1: "unknown"}, last={1: None}, beat={1: None})
     assert states(found).of[1] == UNKNOWN
     assert states(found).troubled() == []
 
@@ -127,8 +127,8 @@ def test_the_worst_are_named_first() -> None:
 
 
 def test_before_anything_is_known() -> None:
-    nothing, empty = dict.fromkeys(range(4)), {rank: {} for rank in range(4)}
-    silent = board(beat=nothing, step_seconds=nothing, last=empty)
+    nothing = dict.fromkeys(range(4))
+    silent = board(beat=nothing, step_seconds=nothing, last=nothing)
     assert said(silent) == [("no rank has sent a heartbeat yet", FINE)]
     starting = board(step_seconds=dict.fromkeys(range(4), None))
     assert said(starting) == [("all ranks make progress; no step has been logged yet", FINE)]

@@ -315,7 +315,7 @@ def test_before_any_number_is_told() -> None:
     empty = {rank: {} for rank in range(8)}
     numbers = ("step", "step_seconds", "busy_seconds", "data_seconds", "comm_seconds", "memory_bytes", "beat")
     unknown = dict.fromkeys(range(8), "unknown")
-    known = facts(last=empty, node_seconds=empty, pulse=unknown, **dict.fromkeys(numbers, none))
+    known = facts(last=none, node_seconds=empty, pulse=unknown, **dict.fromkeys(numbers, none))
     assert np.isnan(known.figure(STEP).values).all()
     for shows in ("map", "table", "rank"):
         for size in SIZES:

@@ -1,0 +1,36 @@
+"""Records of tests, written down as they stand in files, for whatever takes them as they are read."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from xtrain.records.event import Event
+from xtrain.records.events import event_of
+from xtrain.records.lines import read
+from xtrain.records.metrics import StepMetrics
+from xtrain.records.record import Record
+from xtrain.tui import event_text as telling
+from xtrain.tui import state
+
+
+def typed(found: dict[str, Any]) -> Record:
+    return event_of(found) if "event" in found else read(StepMetrics, found)
+
+
+def reduce(before: state.RunState, found: dict[str, Any]) -> state.RunState:
+    return state.reduce(before, typed(found))
+
+
+def reduce_all(before: state.RunState, found: Iterable[dict[str, Any]]) -> state.RunState:
+    return state.reduce_all(before, map(typed, found))
+
+
+def told(found: dict[str, Any]) -> tuple[telling.EventText, ...]:
+    return telling.event_text(event_of(found))
+
+
+def in_one_line(found: dict[str, Any]) -> str:
+    return telling.in_one_line(event_of(found))
+
+
+def events(*found: dict[str, Any]) -> list[Event]:
+    return [event_of(each) for each in found]
