@@ -91,7 +91,7 @@ def _memory_now(last: RankMetrics | None) -> list[str]:
         return []
     held = ((last.allocated_bytes, "allocated"), (last.reserved_bytes, "reserved"), (last.resident_bytes, "resident"))
     now = [f"{size(value)} {name}" for value, name in held if value is not None]
-    return [*now, *([f"{last.retries:,} retries of the allocator"] if last.retries else [])]
+    return [*now, *([f"{last.retries:,} allocation retries"] if last.retries else [])]
 
 
 def signed(share: float) -> str:
