@@ -91,7 +91,7 @@ def _list(seen: "list[SeenCheckpoint]", *, verified: bool) -> None:
         page.heading(folder)
         rows = []
         for each in (each for each in seen if each.run == folder):
-            verdict = "; ".join(each.flaws) or ("sound" if verified else "")
+            verdict = "; ".join(each.flaws) or ("intact" if verified else "")
             remark = " · ".join(filter(None, (", ".join(each.pointers), _epoch(each), _measured(each), verdict)))
             rows.append((each.entry.name, bytes_text(each.bytes), _age(each), remark))
         page.table(rows, align="<>><")

@@ -137,10 +137,7 @@ def going_on(a: Side, b: Side, verdict: Verdict) -> tuple[str, ...]:
     """Lines that say what to type to go on from a checkpoint of A under B, or what else there is."""
     if verdict.kind == "incompatible":
         if b.plan.node("setup.resume").args["origin"] is not None and any(r.path == BUDGET for r in verdict.refusals):
-            return (
-                "B is refused as well: the checkpoint that it starts from has reached its budget. "
-                "Use a larger experiment.budget.",
-            )
+            return ("B is refused as well: its checkpoint has reached the budget. Use a larger experiment.budget.",)
         finds_a = a.plan.config_id == b.plan.config_id and b.plan.workspace["run"] is None
         return ("B starts a new run:", *_lines(run_command(b, ["workspace.run=NEW"] if finds_a else [])))
     if a.kind == "run" and a.step is None:

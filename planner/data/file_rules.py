@@ -71,7 +71,7 @@ def _check_separator(dataset: Dataset, source: Tokens, tokenizer: str, found: Fi
     except TokenizerUnreadable:
         return
     if source.separator >= size:
-        message = f"dataset {dataset.name}: separator {source.separator:,} is not one of the {size:,} that there are"
+        message = f"dataset {dataset.name}: separator {source.separator:,} is not one of the {size:,} token ids"
         found.fail(rule, "X507", path, message, "set `separator` to the id that ends documents in these files")
     else:
         found.passed(rule, f"separator {source.separator:,} is one of {size:,} tokens")

@@ -20,7 +20,7 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
     if chosen.mode == "none":
         return
     if chosen.every > layers:
-        message = f"every {chosen.every} chooses none of {layers} layers"
+        message = f"every {chosen.every} selects none of {layers} layers"
         found.fail("activation.every", "X418", "activation.every", message, f"use every {layers} or less")
     else:
         found.passed("activation.every", f"{layers // chosen.every} of {layers} layers are recomputed")

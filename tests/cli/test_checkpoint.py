@@ -84,7 +84,7 @@ def test_verify_reads_content_and_sizes_do_not(lineage, capsys):
     capsys.readouterr()
     assert main(["checkpoint", "verify", str(lineage)]) == 1
     name = large(lineage / "a/checkpoints/ckpt-s000000000300").name
-    assert f"{name} is not what was written" in capsys.readouterr().out
+    assert f"{name} has changed since it was written" in capsys.readouterr().out
     assert [each["step"] for each in lines(capsys, "verify", lineage) if not each["sound"]] == [300]
 
 

@@ -116,7 +116,7 @@ def test_a_run_and_a_changed_spec(folder, diff):
 def test_a_run_that_is_only_made_longer_is_found_by_itself(folder, diff):
     run = a_run(folder, 100)
     _, out, _ = diff(str(run), "--set", "experiment.budget=600 steps")
-    assert "the same experiment finds its run by itself" in out and "workspace.run" not in out
+    assert "the run is found without this" in out and "workspace.run" not in out
     assert "xtrain run quickstart.xtrain --set 'experiment.budget=600 steps'" in out
 
 
@@ -209,4 +209,4 @@ def test_a_budget_that_ends_before_the_checkpoint_is_no_move_that_changes_nothin
     assert "50 steps, and the checkpoint is of step 100: nothing is left to train (X722)" in out
     assert "workspace.run=NEW" in out  # else B would find A's run, and be refused
     _, out, _ = diff(str(run), SPEC, "--set", "experiment.budget=100 steps", "--set", f'checkpoint.from="{run}"')
-    assert "nothing is left to train (X722)" in out and "give it a larger experiment.budget" in out
+    assert "nothing is left to train (X722)" in out and "Use a larger experiment.budget" in out

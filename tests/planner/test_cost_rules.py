@@ -69,7 +69,7 @@ def test_little_room_is_said_too(plan):
 def test_states_alone_that_do_not_fit_are_named(plan):
     made = plan(model=BIG.replace("layers = 8", "layers = 200"), batch=ROW, precision=HALF, cluster=gib(24))
     evidence = check(made, "memory.device").evidence
-    assert "states of the model" in evidence and "use more ranks" in evidence and "is not enough" in evidence
+    assert "model states" in evidence and "use more ranks" in evidence and "is not enough" in evidence
 
 
 def test_a_pipeline_that_waits(plan):

@@ -250,7 +250,7 @@ PAIRS = (
         step=50,
         kind="safe",
         effect="none",
-        words=("nothing is left but the end of the run",),
+        words=("only the end of the run is left",),
     ),
     Pair(
         name="clip", after=("optimizer.clip=none",), kind="safe", effect="learning", words=("optimizer.clip 1 → none",)
@@ -356,7 +356,7 @@ PAIRS = (
         after=("parallel.pp.size=2", "parallel.pp.layers=[3, 1]"),
         kind="resharded",
         effect="rounding",
-        words=("cut otherwise",),
+        words=("divided differently",),
     ),
     Pair(
         name="ulysses, folded or not",
@@ -413,7 +413,10 @@ PAIRS = (
         name="length of rows", after=("batch.sequence=128",), kind="incompatible", words=("batch.sequence 256 → 128",)
     ),
     Pair(
-        name="seed", after=("experiment.seed=2",), kind="incompatible", words=("experiment.seed 1 → 2: rows come in",)
+        name="seed",
+        after=("experiment.seed=2",),
+        kind="incompatible",
+        words=("experiment.seed 1 → 2: rows are in another order",),
     ),
     Pair(
         name="held-out share",
@@ -478,7 +481,7 @@ PAIRS = (
         before=("dataset.code.source=synthetic(length = 9)",),
         after=("dataset.code.source=synthetic(length = 8)",),
         kind="incompatible",
-        words=("dataset.code.source length 9 → 8: rows would hold other text",),
+        words=("dataset.code.source length 9 → 8: rows would have other text",),
     ),
     Pair(name="field of the text", after=("dataset.code.text=body",), kind="incompatible", words=("text → body",)),
     Pair(

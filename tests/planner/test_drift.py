@@ -141,7 +141,7 @@ def test_another_code_is_refused_even_if_it_plans_the_same(spec):
     other = evolve(plan, made=evolve(plan.made, source="0" * 16))
     (error,) = find_drift(other)
     assert error.code == "X711" and "other source files" in error.message
-    assert "it would plan the same" in error.notes[0][0]
+    assert "it would make the same plan" in error.notes[0][0]
     older = evolve(plan, made=evolve(plan.made, source="0" * 16, version="0.0.1"))
     assert "0.0.1 then" in find_drift(older).errors[0].message
 

@@ -111,7 +111,7 @@ def test_a_device_with_less_memory_than_planned_is_refused(h100):
     with pytest.raises(EnvironmentFault) as refused:
         check_devices(h100, devices(40))
     assert refused.value.code == "X712"
-    assert "counts on 80.0 GiB" in str(refused.value) and "has 40.0 GiB" in str(refused.value)
+    assert "assumes 80.0 GiB" in str(refused.value) and "has 40.0 GiB" in str(refused.value)
     assert "cluster.memory='40960 MiB'" in str(refused.value)
 
 

@@ -50,10 +50,14 @@ MISTAKES = {
     "a folder as a template": (dataset(f'{TALKS}, template = "texts"'), "X507", "template texts is not a file"),
     "a folder of texts": (dataset('source = text("texts")'), "X507", 'folders match "texts"'),
     "a file of the hub": (dataset('source = huggingface("./qa.jsonl")'), "X507", "is a file, not a folder"),
-    "a separator": (dataset('source = tokens("a.npy", separator = 258)'), "X507", "separator 258 is no token"),
+    "a separator": (
+        dataset('source = tokens("a.npy", separator = 258)'),
+        "X507",
+        "separator 258 is not one of the 258 token ids",
+    ),
     "no begin and no end": (dataset('source = text("texts/*")', '"no ends"'), "X505", "neither a bos nor an eos"),
     "another folder": (begins('pretrained = "texts"'), "X720", "texts is neither a checkpoint nor a run"),
-    "a file": (begins('from = "qa.jsonl"'), "X720", "qa.jsonl is no checkpoint and no run"),
+    "a file": (begins('from = "qa.jsonl"'), "X720", "qa.jsonl is neither a checkpoint nor a run"),
     "weights alone": (begins('from = "ended"'), "X720", "ended holds weights alone"),
 }
 LATER = {

@@ -24,7 +24,7 @@ def test_ranks_are_watched_from_the_beginning_and_by_default_for_ten_minutes(pla
 def test_another_limit_or_none(plan):
     made = plan(more="fault_tolerance { stuck = 90 s }")
     assert made.node("setup.watch").args == {"stuck_seconds": 90}
-    assert "no progress for 90.0 s name the ranks, then end" in text_of(made)
+    assert "no progress for 90.0 s report stuck ranks, then end" in text_of(made)
     made = plan(more="fault_tolerance { stuck = none }")
     assert made.node("setup.watch").args == {"stuck_seconds": None}
     assert "no progress for" not in text_of(made) and "end" not in made.node("setup.watch").does

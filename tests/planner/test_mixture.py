@@ -203,7 +203,7 @@ WRONG = {
     ),
     "a dataset called temperature": (
         {"dataset": f"{TWO}\ndataset temperature {{ source = synthetic() }}", "mixture": MIXED},
-        "X513", "dataset temperature", "has no weight", "otherwise", "",
+        "X513", "dataset temperature", "cannot have a weight", "rename", "",
     ),
     "empty": (
         mixture_of("mixture { temperature = 2 }"),
@@ -245,7 +245,7 @@ WRONG = {
     ),
     "half of plain text": (
         {"dataset": 'dataset c { source = jsonl("a"), train_on = last }'},
-        "X516", "last", "plain text, all of it", 'messages = "messages"', "dataset.c.train_on=auto",
+        "X516", "last", "these records are plain text", 'messages = "messages"', "dataset.c.train_on=auto",
     ),
     "template of plain text": (
         {"dataset": 'dataset c { source = jsonl("a"), template = "chatml" }'},
@@ -253,7 +253,7 @@ WRONG = {
     ),
     "field of a text file": (
         {"dataset": 'dataset c { source = text("a"), text = "body" }'},
-        "X517", '"body"', "no field for `text`", "leave `text` out", 'dataset.c.text="text"',
+        "X517", '"body"', "no field `text`", "leave `text` out", 'dataset.c.text="text"',
     ),
     "conversations of token ids": (
         {"dataset": 'dataset c { source = tokens("a.npy"), messages = "m" }'},
@@ -261,7 +261,7 @@ WRONG = {
     ),
     "pairs that are made": (
         {"dataset": 'dataset c { source = synthetic(), prompt = "p", response = "r" }'},
-        "X517", '"p"', "no field for `prompt`", "leave `prompt` out", "",
+        "X517", '"p"', "no field `prompt`", "leave `prompt` out", "",
     ),
     "the same start": (
         mixture_of(f"{MIXED}\nphase a {{ from = 50 steps, lr_scale = 2 }}\nphase b {{ from = 50%, lr_scale = 3 }}"),
@@ -347,7 +347,7 @@ WRONG |= {
             "dataset": f"{TWO}\ndataset test {{ source = synthetic(), holdout = 100% }}",
             "mixture": "mixture { web = 1 epoch, test = 2 epochs }",
         },
-        "X515", "test", "a weight of 2 epochs, and is held out whole", "lower the holdout", "mixture.test=0",
+        "X515", "test", "a weight of 2 epochs, and `holdout = 100%`", "lower the holdout", "mixture.test=0",
     ),
 }  # fmt: skip
 

@@ -57,11 +57,11 @@ def test_it_shows_on_the_page(plan):
     [
         ("on nan checkpoint then stop", "`latest` would name them"),
         ("on nan log", "lacks skip, rollback or stop"),
-        ("on nan skip then stop", "does one thing"),
-        ("on nan skip\non nan(3) rollback", "does one thing"),
+        ("on nan skip then stop", "exactly one of"),
+        ("on nan skip\non nan(3) rollback", "exactly one of"),
         ("on nan(1) skip", "no step would be skipped"),
-        ("on sigterm skip then stop", "belongs under `on nan`"),
-        ("every 5 steps rollback", "belongs under `on nan`"),
+        ("on sigterm skip then stop", "only allowed after `on nan`"),
+        ("every 5 steps rollback", "only allowed after `on nan`"),
     ],
 )
 def test_what_makes_no_sense_is_refused(compiled, written, part):

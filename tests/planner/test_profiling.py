@@ -92,9 +92,9 @@ def test_how_long_an_allocator_is_watched(plan, device, written, history):
     ("written", "code", "part"),
     [
         ("on finish profile", "X614", "on finish has a profile of the next steps"),
-        ("on sigterm profile then checkpoint then stop", "X614", "on sigterm asks for a profile"),
-        ("every 50 steps profile then stop", "X614", "a tick asks for a profile"),
-        (f"{CUDA}\non finish memory_snapshot {{ history = 2 }}", "X614", "on finish asks for a history"),
+        ("on sigterm profile then checkpoint then stop", "X614", "on sigterm has a profile"),
+        ("every 50 steps profile then stop", "X614", "a tick has a profile"),
+        (f"{CUDA}\non finish memory_snapshot {{ history = 2 }}", "X614", "on finish has a history"),
         ("every 4 steps profile", "X615", "it takes 5 steps, and the next one is due after 4"),
         ("every 2% profile { active = 10 }", "X615", "it takes 12 steps"),
         (f"{CUDA}\nevery 2 steps memory_snapshot {{ history = 3 }}", "X615", "it takes 3 steps"),

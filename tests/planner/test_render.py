@@ -122,7 +122,7 @@ def test_what_nobody_knows_is_unknown(plan):
     assert "  memory  unknown: " in text and "device not known" in text
     assert "  step    unknown: no `cluster` is given; 2.05k tokens a step" in text
     assert words("wall time unknown no `cluster` is given") in words(text)
-    assert "cluster unknown: write `cluster h100 { … }`" in text
+    assert "cluster unknown: add `cluster h100 { … }`" in text
     other = plan(cluster="cluster other { memory = 16 GiB, link = 1 GiB }")
     assert "unknown: cluster says no flops, network" in render(other)
     epochs = plan(experiment="experiment tiny { budget = 2 epochs }")

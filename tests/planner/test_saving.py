@@ -77,8 +77,8 @@ def test_of_two_beginnings_one_changes_nothing(compiled):
     ("every", "block", "code", "words"),
     [
         (EVERY, "best = eval.coed.loss", "X620", ("there is no such dataset", "did you mean `code`?")),
-        ("", "best = eval.code.loss", "X620", ("nothing measures it", "every 500 steps eval code")),
-        ("every 9 steps eval code\nevery 20 steps checkpoint", "best = eval.code.loss", "W602", ("never measured",)),
+        ("", "best = eval.code.loss", "X620", ("no tick evaluates it", "every 500 steps eval code")),
+        ("every 9 steps eval code\nevery 20 steps checkpoint", "best = eval.code.loss", "W602", ("never evaluated",)),
         ("", "overlap = latest", "W401", ("overlap changes nothing",)),
         ("", "enabled = false, keep = 1", "W401", ("keep changes nothing",)),
     ],

@@ -342,7 +342,7 @@ MIXED = {
         ("phase.late.from", ("from = 80%", "late begins at 80%, with step 81 of 100", "experiment different")),
         ("phase.late.mix", ("phase.late.mix = { web: 0 }", "→ web 50%, code 50%, learning rate × 0.5 from step 81")),
         ("phase.late.lr_scale", ("learning rate × 0.5 from step 81 → code 100% from step 81",)),
-        ("batch.prefetch", ("steps whose rows are read ahead", "setup.loader prefetch 2 → 4", "experiment the same")),
+        ("batch.prefetch", ("steps to read ahead", "setup.loader prefetch 2 → 4", "experiment the same")),
         ("dataset.web.source", ("where the documents come from", "synthetic")),
     ],
 )

@@ -52,7 +52,7 @@ def test_what_is_further_apart_warns_with_both_numbers(estimated):
     )
     found = next(check for check in made.checks if check.id == "trace.memory.activations")
     assert found.status == "warn"
-    assert found.evidence == "closed form 50.0 MiB, trace 40.0 MiB on rank 2, 20% apart"
+    assert found.evidence == "formula 50.0 MiB, trace 40.0 MiB on rank 2, 20% apart"
 
 
 @pytest.mark.parametrize(("size", "status"), [(90, "pass"), (89, "warn"), (111, "pass"), (112, "warn")])

@@ -314,7 +314,7 @@ TABLE = {
         parallel=parallel("pp 2 { schedule = zero_bubble }, fsdp 2 { reshard = true }"),
     ),
     "zbv with reshard": wrong(
-        "X416", "true", "schedule zbv loses gradients", "schedule interleaved_1f1b",
+        "X416", "true", "schedule zbv loses the gradients", "schedule interleaved_1f1b",
         "parallel.pp.schedule=interleaved_1f1b",
         parallel=parallel("pp 2 { schedule = zbv }, fsdp 2 { reshard = true }"),
     ),
@@ -376,7 +376,7 @@ TABLE = {
         "parallel.fsdp.sync=auto", parallel=parallel("stack = ddp, fsdp auto { sync = step }"),
     ),
     "a pipeline summed after every microbatch": wrong(
-        "X427", "microbatch", "sum the gradients of a stage once a step", "use sync auto",
+        "X427", "microbatch", "pipeline schedules sum gradients once a step", "use sync auto",
         "parallel.fsdp.sync=auto", parallel=parallel("pp 2, fsdp 2 { sync = microbatch }"),
     ),
     "ddp with offload": wrong(
@@ -407,7 +407,7 @@ TABLE = {
         parallel=parallel("cp 2 { ring = 2 }"),
     ),
     "full recomputation that keeps something": wrong(
-        "X418", "[matmul]", "full recomputation keeps nothing but what goes into a block", "use save auto",
+        "X418", "[matmul]", "full recomputation keeps only the input of a block", "use save auto",
         "activation.save=auto", activation="activation full { save = [matmul] }",
     ),
     "selective recomputation that keeps nothing": wrong(

@@ -50,7 +50,7 @@ def app_keys(board: "Board | None", *, view_is_frozen: bool) -> tuple[Key, ...]:
     keys = [
         Key("?", "help", weight=20, action="app.help"),
         Key("q", "quit", weight=19, action="app.quit"),
-        Key("space", "go on" if view_is_frozen else "freeze", weight=7, action="app.freeze"),
+        Key("space", "unfreeze" if view_is_frozen else "freeze", weight=7, action="app.freeze"),
     ]
     for action, (key, weight) in _ACTIONS.items():
         label = "resume" if paused and action == "pause" else action

@@ -142,7 +142,7 @@ def in_words(mixture: MixtureTable) -> list[tuple[str, str]]:
     often = [one for one in mixture.datasets if (one.epochs or 0) > 1]
     if often:
         seen = ", ".join(f"{one.name} {one.epochs:.1f} times" for one in often[:6])
-        found.append((f"Seen more than once:  {seen}.", ""))
+        found.append((f"Seen more than once: {seen}.", ""))
     if mixture.wait_seconds is not None:
         share = f", {mixture.wait_share:.1%} of it" if mixture.wait_share is not None else ""
         style = "warn" if (mixture.wait_share or 0) >= _LONG_WAIT else ""

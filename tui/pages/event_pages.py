@@ -109,7 +109,7 @@ def _title(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: 
     shown = plural(total, "event") if whole else f"{len(entries):,} of {total:,}"
     parts = [view.kinds if view.kinds != "all" else "", f"“{view.query}”" if view.query else "", shown]
     parts.append(f"{log.forgotten:,} older ones in events.jsonl" if log.forgotten and width >= 80 else "")
-    parts.append("newest" if view.chosen is None else "paused")
+    parts.append("newest" if view.chosen is None else "not following")
     return rule("Events", width, marks, joined(parts, marks))
 
 
@@ -192,7 +192,7 @@ def _log_page(
     scroll = last if view.scroll is None else min(view.scroll, last)
     number = [known.name for known in log.logs].index(tail.name) + 1
     notes = [f"“{view.query}”" if view.query else "", f"log {number} of {len(log.logs)}"]
-    notes += ["its end only" if tail.cut else "", "newest" if scroll == last else "paused"]
+    notes += ["its end only" if tail.cut else "", "newest" if scroll == last else "not following"]
     rows = [rule(printable(tail.name), width, marks, joined(notes, marks)), *lines[scroll : scroll + room]]
     if not lines:
         rows.append(row((" no line with this text" if view.query else " empty", "dim")))

@@ -125,7 +125,7 @@ def of_layer(load: LayerLoad) -> str:
     order = [int(expert) for expert in np.argsort(-load.shares, kind="stable") if not np.isnan(load.shares[expert])]
     ends = order if len(order) <= 6 else [*order[:3], -1, *order[-3:]]
     parts = ["…" if expert < 0 else f"{expert}: {load.shares[expert]:.1%}" for expert in ends]
-    dead = f", almost no tokens:  {_numbers(load.dead)}" if load.dead else ""
+    dead = f", almost no tokens: {_numbers(load.dead)}" if load.dead else ""
     return f"layer {load.layer}, experts by load  {'  '.join(parts)}{dead}"
 
 

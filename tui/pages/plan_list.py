@@ -68,7 +68,7 @@ def outline(plan: Planned) -> Outline:
             when.setdefault(node, []).append(f"on {reaction.event}{times}")
     for command in plan.commands:
         for node in dict.fromkeys(command.nodes):
-            when.setdefault(node, []).append(f"on request: {command.name}")
+            when.setdefault(node, []).append(f"asked: {command.name}")
     before: dict[str, list[PlannedEdge]] = {}
     after: dict[str, list[PlannedEdge]] = {}
     for edge in plan.edges:

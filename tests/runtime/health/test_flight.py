@@ -73,7 +73,7 @@ def test_the_first_that_has_not_ended_counts_and_what_is_left_already_is_told(to
         "rank 0 waits in all_reduce 7 of all ranks; rank 1 has already left this collective"
     ]
     assert told([under_way(7)], [under_way(7)]) == [
-        "ranks 0 and 1 wait in all_reduce 7 of all ranks, which all of them have entered"
+        "ranks 0 and 1 wait in all_reduce 7 of all ranks, which all ranks have entered"
     ]
 
 

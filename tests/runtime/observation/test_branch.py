@@ -100,7 +100,7 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
     records.close()
     # All this came back while the taker took nothing.
     assert warned[0] == "the taker did not finish within 0.3 s, and was abandoned"
-    assert "records have not reached the taker, which was too slow" in warned[1]
+    assert "records were not sent to the taker, which was too slow" in warned[1]
     taker.free.set()
 
 

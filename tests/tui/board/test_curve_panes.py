@@ -53,7 +53,7 @@ def test_events(root):
             await pilot.press("l")
             assert "rank 0 stdout ──" in shown(app) and "a line of a library" in shown(app)
             await pilot.press("up", "pageup")
-            assert "held" in shown(app)
+            assert "not following" in shown(app)
             await pilot.press("escape", "slash", *"drills")
             assert isinstance(app.focused, Input) and "“drills”" in shown(app)
             await pilot.press("enter")

@@ -151,7 +151,7 @@ async def question(app, pilot, key: str) -> str:
 
 
 def test_an_action_says_what_it_does_and_is_asked_for_after_a_yes_only(live, asked):
-    says = {"S": ("Saves", "save"), "W": ("holds on to its devices", "pause"), "X": ("exit code 75", "stop")}
+    says = {"S": ("Saves", "save"), "W": ("keeps its devices", "pause"), "X": ("exit with code 75", "stop")}
 
     async def play():
         async with opened(live.directory) as (app, pilot):
@@ -214,7 +214,7 @@ def test_a_profile_asks_how_many_steps(live, asked):
                 assert asked.pop() == ["profile", steps]
             await question(app, pilot, "P")
             await pilot.press("1", "0", "1", "y")
-            await until(pilot, lambda: "no such number" in shown(app))
+            await until(pilot, lambda: "not a valid number" in shown(app))
             await pilot.press("backspace", "y")
             await until(pilot, lambda: bool(asked))
             assert asked == [["profile", "10"]]

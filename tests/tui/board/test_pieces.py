@@ -96,6 +96,6 @@ def test_a_key_that_does_nothing_now_stands_in_parentheses():
     live = footer(app_keys(board(), view_is_frozen=False), 120).plain
     assert "S save  E eval  P profile  W pause  X stop" in live
     over = footer(app_keys(board(life=Life(state="ended", status="done")), view_is_frozen=True), 120).plain
-    assert "space go on  (S save)  (E eval)  (P profile)  (W pause)  (X stop)" in over
+    assert "space unfreeze  (S save)  (E eval)  (P profile)  (W pause)  (X stop)" in over
     paused = footer(app_keys(board(life=Life(state="paused")), view_is_frozen=False), 120).plain
     assert "W resume" in paused

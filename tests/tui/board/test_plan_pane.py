@@ -75,18 +75,18 @@ async def test_enter_opens_a_node_in_full_and_escape_comes_back() -> None:
 @piloted
 async def test_b_shows_where_the_time_goes() -> None:
     async with shown(BOARD) as (pilot, pane):
-        assert "where a step's time goes" not in text(pane)
+        assert "step time by node" not in text(pane)
         await pilot.press("b")
-        assert "where a step's time goes" in text(pane) and cursor(pane)
+        assert "step time by node" in text(pane) and cursor(pane)
         await pilot.press("b")
-        assert "where a step's time goes" not in text(pane)
+        assert "step time by node" not in text(pane)
 
 
 @piloted
 async def test_on_a_small_screen_b_is_a_page_of_its_own() -> None:
     async with shown(BOARD, (60, 14)) as (pilot, pane):
         await pilot.press("b")
-        assert text(pane).startswith("where a step's time goes") and not cursor(pane)
+        assert text(pane).startswith("step time by node") and not cursor(pane)
         await pilot.press("b")
         assert cursor(pane).startswith("step.forward_backward")
         await pilot.press("b", "escape")

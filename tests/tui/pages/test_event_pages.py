@@ -106,7 +106,7 @@ def test_the_newest_is_followed_until_another_is_chosen() -> None:
     found = page(log(many), EventsView(), 60, 10)
     assert "number 49" in rows(found)[-1] and found.rows[-1][0][1].endswith("cursor")
     held = page(log(many), moved(found, -1), 60, 10)
-    assert held.view.chosen == 48 and "held" in rows(held)[0]
+    assert held.view.chosen == 48 and "not following" in rows(held)[0]
     more = page(log([*many, {"event": "warning", "step": 50, "message": "number 50"}]), held.view, 60, 10)
     assert more.entries[more.place].step == 48 and "number 50" not in text(more)
     assert moved(page(log(many), held.view, 60, 10), 1).chosen is None
@@ -185,7 +185,7 @@ def test_logs_are_shown_from_their_end() -> None:
     found = page(several, other_log(page(several, EventsView(), 60, 11)), 60, 11)
     assert rows(found)[0].endswith("log 1 of 2 · its end only · newest") and rows(found)[-1] == "line 29"
     up = page(several, moved(found, -5), 60, 11)
-    assert rows(up)[-1] == "line 24" and "held" in rows(up)[0]
+    assert rows(up)[-1] == "line 24" and "not following" in rows(up)[0]
     assert moved(up, 5).scroll is None  # at its end it is followed again
     only = page(several, searched(up, "line 1"), 60, 20)
     assert [line for line in rows(only)[1:] if line] == ["line 1", *(f"line {n}" for n in range(10, 20))]

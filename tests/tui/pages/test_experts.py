@@ -64,7 +64,7 @@ def test_the_load_in_words() -> None:
 def test_of_many_dead_experts_a_dozen_is_named() -> None:
     lost = load(*[1.0] * 2, *[0.0] * 20)
     said = in_words((lost, load(0.0, 1.0, layer=1)))[1][0]
-    assert said == ("21 experts get next to nothing: layer 0: 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 and 9 more.")
+    assert said == ("21 experts get almost no tokens: layer 0: 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13 and 9 more.")
     assert of_layer(lost).endswith("13 and 8 more")
 
 

@@ -270,10 +270,10 @@ def test_there_are_no_facts_before_there_is_a_plan() -> None:
 
 def test_a_wide_screen_shows_list_node_and_breakdown_at_once() -> None:
     shown = text(page(facts(), PlanView(cursor="step.fetch"), 200, 46))
-    assert "step.optimizer" in shown and "take rows" in shown and "where a step's time goes" in shown
+    assert "step.optimizer" in shown and "take rows" in shown and "step time by node" in shown
     stacked = page(facts(), PlanView(cursor="step.fetch"), 80, 20)
-    assert stacked.beside and "where a step's time goes" not in text(stacked)
-    assert "where a step's time goes" in text(page(facts(), PlanView(cursor="step.fetch", timing=True), 80, 20))
+    assert stacked.beside and "step time by node" not in text(stacked)
+    assert "step time by node" in text(page(facts(), PlanView(cursor="step.fetch", timing=True), 80, 20))
 
 
 def test_of_one_rank_there_is_no_median() -> None:
