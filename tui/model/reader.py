@@ -15,6 +15,7 @@ from ...records.start_events import HorizonEvent
 from ..state import RunState, begun_again, reduce_all
 from ..tail import Tail
 from .alerts import AlertTracker
+from .batches import Values
 from .board import BUDGET_SECONDS, Board
 from .counted import counted
 from .event_log import EventReader
@@ -26,6 +27,9 @@ from .series import LIMIT_BYTES, Series
 
 # Bytes of events that are parsed at a time, and seconds that the first poll may take to read a run of usual length.
 EVENT_BYTES = 256 << 10
+# Of more steps than twice these that come at once, as when a run is opened, its state takes in some, and so many of the
+# newest: how far it is, its newest record and its pace need no more.
+NEWEST_STEPS = 512
 FIRST_SECONDS = 0.3
 
 
@@ -132,7 +136,7 @@ class RunReader:
         del self._waiting[: len(ready)]
         if not ready and not logged:
             return
-        lanes: tuple[list[tuple[float, Record]], ...] = ([*_timed(read_all(StepMetrics, logged))], [*ready])
+        lanes: tuple[list[tuple[float, Record]], ...] = ([*_timed(read_all(StepMetrics, _enough(logged)))], [*ready])
         merged = [record for _, record in heapq.merge(*lanes, key=itemgetter(0))]
         self._state = reduce_all(self._state, merged)
         times = [lane[-1][0] for lane in lanes if lane and lane[-1][0] > float("-inf")]
@@ -148,6 +152,13 @@ class RunReader:
             self._state, self._newest, self._waiting = RunState(), None, []
             self._log.forget()
         return events_of(said)
+
+
+def _enough(logged: list[Values]) -> list[Values]:
+    """Some records of steps, and the newest."""
+    if len(logged) <= 2 * NEWEST_STEPS:
+        return logged
+    return logged[: -NEWEST_STEPS : len(logged) // NEWEST_STEPS] + logged[-NEWEST_STEPS:]
 
 
 def _timed(found: list[AnyRecord]) -> list[tuple[float, AnyRecord]]:
