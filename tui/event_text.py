@@ -113,7 +113,7 @@ def phase_text(event: PhaseEvent) -> str:
 
 
 def restart_text(event: RestartEvent) -> str:
-    """`1 of 3  rank 1 was ended by SIGKILL; goes on from step 20 on 2 ranks`."""
+    """`1 of 3  rank 1 was ended by SIGKILL; continues from step 20 on 2 ranks`."""
     place = f"from step {event.step:,}" if event.step else "from the beginning"
     world = f" on {plural(event.world, 'rank')}" if event.world else ""
     count = "" if event.number is None else f"{event.number} of {event.of}  " if event.of else f"{event.number}  "
