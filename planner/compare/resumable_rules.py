@@ -221,7 +221,8 @@ OBJECTIVE: Final = {
 def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | None:
     """The rules of the arguments of a node: what each component says of its own. None for an op that has none."""
     if op == "setup.optimizer":
-        own = OPTIMIZERS[args["kind"]].resuming
+        chosen = OPTIMIZERS.get(args["kind"])
+        own = chosen.resuming if chosen is not None else {}
         learned = {name: Rule(f"optimizer.{name}", "learning", own.get(name, _LEARNS)) for name in args}
         return {**learned, "kind": None, "lr": None}
     if op == "setup.scheduler":

@@ -49,9 +49,9 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def known_ops():
-    from xtrain.runtime.ops import load_ops
+    from xtrain.runtime.ops import COMPONENTS, load_ops
 
-    return set(load_ops())
+    return set(load_ops()) | set(COMPONENTS)
 
 
 @st.composite

@@ -10,6 +10,7 @@ from xtrain.dsl.blocks import choices_of
 from xtrain.dsl.interval import Interval
 from xtrain.dsl.metric import Metric
 from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.schema.component import Component
 from xtrain.dsl.schema.data import JsonLines, Text
 from xtrain.dsl.schema.setting import Auto
 
@@ -18,6 +19,8 @@ def places(value: Any, path: str = "", *, exempt: Container[str] = ()) -> Iterat
     """(path, attribute) of every value in a tree of schema classes, tuples and dicts."""
     for attribute in attrs.fields(type(value)):
         name = f"{path}.{attribute.name}".strip(".")
+        if isinstance(value, Component) and attribute.name == "kind":
+            attribute = type(value).components.label()
         if name not in exempt:
             yield from _inside(getattr(value, attribute.name), name, attribute, exempt)
 
@@ -55,6 +58,10 @@ def replaced(value: Any, path: str, new: Any) -> Any:
         changed = list(value)
         changed[int(name)] = replaced(value[int(name)], rest, new)
         return tuple(changed)
+    if isinstance(value, Component) and name == "kind":
+        chosen = type(value).components[new]
+        names = attrs.fields_dict(chosen).keys() & attrs.fields_dict(type(value)).keys() - {"kind"}
+        return chosen(**{each: getattr(value, each) for each in names})
     return attrs.evolve(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
 
 
