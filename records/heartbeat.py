@@ -16,23 +16,27 @@ WIDTH: Final = 640
 class Heartbeat(Struct, frozen=True, kw_only=True):
     """Where a rank is. Every key is always there: a line without one of them is not whole."""
 
-    rank: Annotated[int, doc("its number")]
-    host: Annotated[str, doc("name of its machine")]
-    pid: Annotated[int, doc("number of its process")]
-    born: Annotated[
-        int, doc("when the process began, as its number may be given again; 0 where nobody knows", "clock ticks")
+    rank: Annotated[int, doc("the rank")]
+    host: Annotated[str, doc("its machine")]
+    pid: Annotated[int, doc("its process")]
+    born: Annotated[int, doc("start time of the process; 0 if unknown", "clock ticks")]
+    attempt: Annotated[int, doc("the attempt (start of the run) that the process belongs to, as in `run_start`")]
+    alive: Annotated[int, doc("number of heartbeats written; increases as long as Python runs in the process")]
+    time: Annotated[float, doc("since 1970, by the machine's own clock; for people only", "s")]
+    step: Annotated[int, doc("the current step, from 1; 0 in set-up", "steps")]
+    node: Annotated[str, doc("the current node of the plan")]
+    marks: Annotated[int, doc("marks of this attempt; increases as long as the rank makes progress", "marks")]
+    within: Annotated[int, doc("marks since the step began; the same on all ranks that are equally far", "marks")]
+    lasting: Annotated[bool, doc("whether the current work may take long without a mark")]
+    idle: Annotated[float, doc("since the last mark", "s")]
+    place: Annotated[
+        str,
+        doc(
+            "what the main thread is executing, once it has been there for two seconds, as "
+            "`torch/distributed/x.py:120 wait`"
+        ),
     ]
-    attempt: Annotated[int, doc("which start of the run it belongs to, from 1")]
-    alive: Annotated[int, doc("lines it has written: moves while any of its Python runs", "lines")]
-    time: Annotated[float, doc("when the line was written, since 1970 (UTC)", "s")]
-    step: Annotated[int, doc("the step under way, from 1; 0 before the first", "steps")]
-    node: Annotated[str, doc("the node that is under way")]
-    marks: Annotated[int, doc("marks of progress since it started: moves while its main thread gets on", "marks")]
-    within: Annotated[int, doc("marks since the step began, by which ranks are compared", "marks")]
-    lasting: Annotated[bool, doc("the node may take any time without a mark")]
-    idle: Annotated[float, doc("time without a mark", "s")]
-    place: Annotated[str, doc("file, line and function that the main thread is in, where that has been some seconds")]
-    debugger: Annotated[bool, doc("somebody looks at the process")]
+    debugger: Annotated[bool, doc("whether a Python debugger has stopped the process")]
 
     @property
     def progress(self) -> tuple[int, int]:

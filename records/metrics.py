@@ -28,8 +28,7 @@ class StepMetrics(Record):
     epoch: Annotated[
         float | None,
         doc(
-            "of the run's data that were taken since its beginning, as `1.5`: rows that were taken, by the rows of an "
-            "epoch",
+            "epochs of data since the beginning of the run, as `1.5`: rows taken divided by the rows of an epoch",
             "epochs",
         ),
     ] = None
@@ -50,30 +49,21 @@ class StepMetrics(Record):
             "bytes",
         ),
     ] = None
-    phase: Annotated[
-        str, doc("name of the phase that this step lay in; `train` before the first one that the spec declares")
-    ] = ""
+    phase: Annotated[str, doc("name of the phase of this step; `train` before the first declared phase")] = ""
     valid_tokens: Annotated[
         int | None,
-        doc(
-            "tokens that were predicted and counted, on all ranks together, in the steps since the last record",
-            "tokens",
-        ),
+        doc("tokens that count for the loss, on all ranks together, in the steps since the last record", "tokens"),
     ] = None
     valid_tokens_per_second: Annotated[float | None, doc("the same over the time of these steps", "tokens/s")] = None
     tflops: Annotated[
         float | None,
-        doc(
-            "what one device has done of the model's work, since the last record: the numerator of `mfu` "
-            "([below](#how-fast))",
-            "TFLOP/s",
-        ),
+        doc("model FLOP/s per device since the last record: the numerator of `mfu` ([below](#how-fast))", "TFLOP/s"),
     ] = None
     mfu: Annotated[
         float | None,
         doc(
-            "how much of what all devices could do was done ([below](#how-fast)); this and the next two only where the "
-            "peak of every device is known",
+            "model FLOPs utilisation ([below](#how-fast)); this and the next two only if the peak FLOP/s of every "
+            "device is known",
             "share, 0 to 1",
         ),
     ] = None
@@ -84,8 +74,8 @@ class StepMetrics(Record):
     comm_seconds: Annotated[
         float | None,
         doc(
-            "part of `step_seconds` for which a rank stood still for messages of others, averaged since the last "
-            "record, on the rank where that is largest ([below](#waiting-for-others)); not on GPUs of several ranks",
+            "part of `step_seconds` that a rank spent waiting for communication, averaged since the last record, on "
+            "the rank where that is largest ([below](#waiting-for-others)); not on GPUs with more than one rank",
             "s",
         ),
     ] = None
@@ -113,15 +103,15 @@ FREE_NAMES: Final = {
         "rows",
     ),
     "moe/aux_loss": doc(
-        "load-balance loss of the routers before its weight, mean over rows, layers and the steps since the last "
+        "load-balancing loss of the routers before its weight, mean over rows, layers and the steps since the last "
         "record; 1 when balanced; only with experts"
     ),
     "moe/load/LAYER": doc(
-        "how the assignments of real tokens fell on the experts of that layer since the last record, a list that adds "
-        "up to 1; only with experts",
+        "how real tokens were distributed over the experts of that layer since the last record, a list that adds up "
+        "to 1; only with experts",
         "shares",
     ),
-    "eval/NAME/loss": doc("loss on what dataset NAME held out, after this step", "nats a token"),
+    "eval/NAME/loss": doc("loss on the held-out part of dataset NAME, after this step", "nats a token"),
 }
 
 
@@ -134,9 +124,9 @@ class RankMetrics(Record):
     data_seconds: Annotated[float | None, doc("part of it that this rank spent reading rows", "s")] = None
     comm_seconds: Annotated[
         float | None,
-        doc("part of it for which this rank stood still for messages; absent where it is in `metrics.jsonl`", "s"),
+        doc("part of it that this rank spent waiting for communication; absent in the same cases as above", "s"),
     ] = None
-    memory_bytes: Annotated[int | None, doc("peak on this rank, as in `metrics.jsonl`", "bytes")] = None
+    memory_bytes: Annotated[int | None, doc("peak on this rank, as above", "bytes")] = None
     resident_bytes: Annotated[int | None, doc("on a CPU: resident when the record was made", "bytes")] = None
     allocated_bytes: Annotated[int | None, doc("on a GPU: what tensors held when the record was made", "bytes")] = None
     reserved_bytes: Annotated[
@@ -145,7 +135,7 @@ class RankMetrics(Record):
     retries: Annotated[
         int | None,
         doc(
-            "on a GPU: how often the allocator had to give memory back and ask again, since the last record",
+            "on a GPU: allocation retries (the allocator had to free cached memory first) since the last record",
             "times",
         ),
     ] = None

@@ -19,8 +19,8 @@ class Record(Struct, kw_only=True):
     a reader finds None (or an empty text, list or map). Nobody changes one that was made.
     """
 
-    step: Annotated[int | None, doc("optimizer steps that have ended, from 1", "steps")]
-    time: Annotated[float | None, doc("when the record was made, since 1970 (UTC)", "s")] = field(
+    step: Annotated[int | None, doc("number of the optimizer step, from 1", "steps")]
+    time: Annotated[float | None, doc("when the record was written, since 1970 (UTC)", "s")] = field(
         default_factory=time.time
     )
     rest: dict[str, Any] = field(default_factory=dict, name="")

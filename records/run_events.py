@@ -21,7 +21,7 @@ class StopEvent(Event, tag="stop"):
 
 
 class ControlEvent(Event, tag="control"):
-    """a command from outside was read, carried out, or not"""
+    """a command to the run was accepted, executed, or refused"""
 
     id: Annotated[str, doc("name of the command's file")]
     command: Annotated[str, doc("as in the file")]
@@ -30,9 +30,9 @@ class ControlEvent(Event, tag="control"):
 
 
 class PausedEvent(Event, tag="paused"):
-    """a run that waited goes on or stops"""
+    """a paused run continues or stops"""
 
-    seconds: Annotated[float | None, doc("that it has waited", "s")]
+    seconds: Annotated[float | None, doc("that it was paused", "s")]
 
 
 class RequeueEvent(Event, tag="requeue"):
@@ -42,14 +42,14 @@ class RequeueEvent(Event, tag="requeue"):
 
 
 class AlertEvent(Event, tag="alert"):
-    """something is not as it should be, or is so again ([alerts.md](alerts.md))"""
+    """an alert was raised or cleared ([alerts.md](alerts.md))"""
 
     kind: Annotated[str, doc("`loss_spike`, `nonfinite`, `slow`, `starvation`, `memory`, `disk` or `stalled`")]
     state: Annotated[str, doc("`raised` or `cleared`")]
     message: Annotated[str, doc("in words")]
-    value: Annotated[float | None, doc("what was measured, null where it is no number")]
-    limit: Annotated[float | None, doc("that it has passed, null where there is none")]
-    ranks: Annotated[list[int], doc("those it is about, may be empty")]
+    value: Annotated[float | None, doc("measured value, null if there is none")]
+    limit: Annotated[float | None, doc("that the value has passed, null if there is none")]
+    ranks: Annotated[list[int], doc("ranks concerned, may be empty")]
 
 
 class NotifyEvent(Event, tag="notify"):
@@ -57,31 +57,32 @@ class NotifyEvent(Event, tag="notify"):
 
     kind: Annotated[str, doc("the event it was run for, or `tick`")]
     command: Annotated[str, doc("as in the spec")]
-    exit_code: Annotated[int | None, doc("null if it was ended or could not be run")]
+    exit_code: Annotated[int | None, doc("null if it was killed or could not be run")]
     seconds: Annotated[float | None, doc("it took", "s")]
     detail: Annotated[str, doc("in words")]
 
 
 class WarningEvent(Event, tag="warning"):
-    """something was left out or failed, such as an unreadable record or a save"""
+    """something was skipped or failed, such as an unreadable record or a save"""
 
     message: Annotated[str, doc("in words")]
-    code: Annotated[str, doc("of a diagnostic, where there is one")] = ""
+    code: Annotated[str, doc("of a diagnostic, if there is one")] = ""
 
 
 class StuckEvent(Event, tag="stuck"):
-    """nothing gets on, because of these ranks; `step` is the one under way ([health.md](health.md#what-is-left))"""
+    """the run makes no progress because of these ranks; `step` is the current one
+    ([health.md](health.md#what-is-recorded))"""
 
-    ranks: Annotated[list[int], doc("the first of them is what the other keys are about; empty where nobody knows")]
+    ranks: Annotated[list[int], doc("ranks at fault, the other keys are those of the first; empty if unknown")]
     state: Annotated[str, doc("`stopped`, `ended`, `frozen`, `stuck` or `unknown`")]
-    node: Annotated[str, doc("where the run waits")]
-    place: Annotated[str, doc("file, line and function that the rank is in, as far as it tells")]
-    last_step: Annotated[int | None, doc("what the rank was in when it was last heard of", "steps")]
-    last_node: Annotated[str | None, doc("the same")]
+    node: Annotated[str, doc("node where the ranks are; for a frozen rank, where the others wait for it")]
+    place: Annotated[str, doc("file, line and function, empty if unknown")]
+    last_step: Annotated[int | None, doc("step of the last heartbeat", "steps")]
+    last_node: Annotated[str | None, doc("node of the last heartbeat")]
     host: Annotated[str, doc("its machine")]
     pid: Annotated[int | None, doc("its process")]
     seconds: Annotated[float | None, doc("without progress", "s")]
-    folder: Annotated[str, doc("where stacks and collectives of all ranks lie")]
+    folder: Annotated[str, doc("folder with stacks and collectives of all ranks")]
 
     @property
     def frozen(self) -> bool:
@@ -90,20 +91,20 @@ class StuckEvent(Event, tag="stuck"):
 
 
 class FailureEvent(Event, tag="failure"):
-    """a rank failed; each that does reports"""
+    """a rank failed; every failed rank writes one"""
 
-    rank: Annotated[int | None, doc("that failed; null where it is none of them")]
+    rank: Annotated[int | None, doc("that failed, null if it is none of them")]
     error: Annotated[str, doc("in words")]
-    exit_code: Annotated[int | None, doc("that it leaves with")]
-    traceback: Annotated[str, doc("empty where it tells nothing")]
-    code: Annotated[str, doc("of a diagnostic, for faults of the environment")] = ""
-    agreed: Annotated[bool, doc("all ranks found the same")] = False
+    exit_code: Annotated[int | None, doc("of the rank")]
+    traceback: Annotated[str, doc("may be empty")]
+    code: Annotated[str, doc("of a diagnostic, for errors of the environment")] = ""
+    agreed: Annotated[bool, doc("all ranks found the same error")] = False
     lost: Annotated[bool, doc("the rank has only lost contact with another")] = False
-    stopping: Annotated[bool, doc("the run was to stop, and the rank did not in time")] = False
+    stopping: Annotated[bool, doc("the rank was asked to stop and did not in time")] = False
 
 
 class RestartEvent(Event, tag="restart"):
-    """ranks have failed and are started again; `step` is where the run goes on ([restarts.md](restarts.md))"""
+    """ranks have failed and are restarted; `step` is where the run continues ([restarts.md](restarts.md))"""
 
     number: Annotated[int | None, doc("of this restart, from 1")]
     of: Annotated[int | None, doc("at most", "restarts")]
@@ -112,13 +113,13 @@ class RestartEvent(Event, tag="restart"):
 
 
 class RunEndEvent(Event, tag="run_end"):
-    """the attempt is over"""
+    """the run has ended"""
 
     status: Annotated[str, doc("see below")]
     exit_code: Annotated[int | None, doc("see below")]
     seconds: Annotated[float | None, doc("since `run_start`", "s")]
     loss: Annotated[float | None, doc("of the last step", "nats a token")]
-    reason: Annotated[str, doc("why a run that was stopped, interrupted or failed has ended")] = ""
+    reason: Annotated[str, doc("why a run was stopped or interrupted, or has failed")] = ""
 
 
 RUN_EVENTS: tuple[type[Event], ...] = (

@@ -14,7 +14,7 @@ class RunStartEvent(Event, tag="run_start"):
     run_id: Annotated[str, doc("name of the run directory")]
     plan_id: Annotated[str, doc("of the plan that is executed")]
     name: Annotated[str, doc("of the experiment")]
-    world_size: Annotated[int | None, doc("", "ranks")]
+    world_size: Annotated[int | None, doc("of the run", "ranks")]
     device: Annotated[str, doc("`cpu` or `cuda`")]
     steps: Annotated[int | None, doc("of the run; null where data must be counted first", "steps")]
     attempt: Annotated[int | None, doc("which start of the run this is, from 1")]
@@ -37,11 +37,11 @@ class SetupEvent(Event, tag="setup"):
 
 
 class DeviceEvent(Event, tag="device"):
-    """the first rank knows what it computes on"""
+    """rank 0 has initialised its device"""
 
     device: Annotated[str, doc("its name in torch")]
     threads: Annotated[int | None, doc("of torch", "threads")]
-    matmul: Annotated[str, doc("the fp32 product setting in force")]
+    matmul: Annotated[str, doc("the effective fp32 matmul precision")]
     torch: Annotated[str, doc("version")]
 
 
@@ -85,20 +85,20 @@ class SetupDoneEvent(Event, tag="setup_done"):
 
 
 class SetAsideEvent(Event, tag="set_aside"):
-    """the run began anew, and an earlier one that lay in its folder was moved; `step` is that of its latest checkpoint;
-    written before `run_start`"""
+    """the run starts from scratch, and an earlier run in its directory was moved aside; `step` is that of the latest
+    checkpoint of the earlier run; written before `run_start`"""
 
     attempt: Annotated[str, doc("name of this start")]
     directory: Annotated[str, doc("where the earlier run lies now")]
     reason: Annotated[str, doc("in words")]
-    command: Annotated[str, doc("goes on with the earlier run; empty where it has no checkpoint")]
+    command: Annotated[str, doc("resumes the earlier run; empty if that has no checkpoint")]
 
 
 class ChangedEvent(Event, tag="changed"):
-    """the run was started again under other settings, code or versions; written before `run_start`"""
+    """the run was resumed with other settings, code or versions; written before `run_start`"""
 
     attempt: Annotated[str, doc("name of this start")]
-    verdict: Annotated[str, doc("`same`, `safe`, `resharded`; empty where the plan before cannot be read")]
+    verdict: Annotated[str, doc("`same`, `safe`, `resharded`; empty if the earlier plan cannot be read")]
     changes: Annotated[list[str], doc("a short list, in words")]
 
 
@@ -122,28 +122,28 @@ class PretrainedEvent(Event, tag="pretrained"):
 
 
 class TokeniseEvent(Event, tag="tokenise"):
-    """every ten seconds while documents become tokens"""
+    """every ten seconds during tokenization"""
 
     dataset: Annotated[str, doc("name")]
     message: Annotated[str, doc("in words")]
     stage: Annotated[str, doc("`files`, `tokens` or `waiting`")]
     done: Annotated[int | None, doc("of the input, so far", "bytes")]
-    total: Annotated[int | None, doc("of the input, null if nobody knows", "bytes")]
+    total: Annotated[int | None, doc("of the input, null if unknown", "bytes")]
     documents: Annotated[int | None, doc("so far", "documents")]
     tokens: Annotated[int | None, doc("so far", "tokens")]
     bad_records: Annotated[int | None, doc("left out so far", "records")]
-    kept: Annotated[int | None, doc("of the input that an earlier attempt had done", "bytes")]
-    builder: Annotated[str, doc("who does it, where this process waits")]
+    kept: Annotated[int | None, doc("of the input that an earlier build had done", "bytes")]
+    builder: Annotated[str, doc("process that builds, while this one waits")]
 
 
 class EstimateEvent(Event, tag="estimate"):
-    """once in every start, as soon as two steps and 3 s of steps have been measured"""
+    """once per attempt, as soon as two steps and 3 s of steps have been measured"""
 
     step_seconds: Annotated[float | None, doc("of a step", "s")]
-    measured_steps: Annotated[int | None, doc("that this is the mean of, the first one left out", "steps")]
+    measured_steps: Annotated[int | None, doc("of which this is the mean, without the first step", "steps")]
     first_step_seconds: Annotated[float | None, doc("of the first step, which compiles", "s")]
-    steps_left: Annotated[int | None, doc("of this start of the run", "steps")]
-    seconds_left: Annotated[float | None, doc("until this start of the run ends, without evaluations and saves", "s")]
+    steps_left: Annotated[int | None, doc("of this attempt", "steps")]
+    seconds_left: Annotated[float | None, doc("until this attempt ends, without evaluations and saves", "s")]
 
 
 START_EVENTS: tuple[type[Event], ...] = (

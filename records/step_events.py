@@ -9,12 +9,14 @@ from .record import doc
 
 
 class PhaseEvent(Event, tag="phase"):
-    """a phase begins with the next step, or a run goes on in one; only where there are several"""
+    """a phase begins with the next step, or a run is resumed in a phase; only with several phases"""
 
     name: Annotated[str, doc("of the phase")]
-    shares: Annotated[dict[str, float], doc("of rows, of each dataset that has one", "shares, 0 to 1")]
+    shares: Annotated[dict[str, float], doc("of rows, of each dataset of the phase", "shares, 0 to 1")]
     lr_scale: Annotated[float | None, doc("that the learning rate is multiplied with")]
-    epoch: Annotated[float | None, doc("of the run's data that were taken, null where nobody counts them", "epochs")]
+    epoch: Annotated[
+        float | None, doc("epochs of data since the beginning of the run, null if they are not counted", "epochs")
+    ]
 
 
 class EvalEvent(Event, tag="eval"):
@@ -23,7 +25,7 @@ class EvalEvent(Event, tag="eval"):
     node: Annotated[str, doc("id of the node")]
     dataset: Annotated[str, doc("name")]
     weights: Annotated[str, doc("`trained` or `averaged`")]
-    loss: Annotated[float | None, doc("over the valid tokens of what the dataset held out", "nats a token")]
+    loss: Annotated[float | None, doc("mean over the valid tokens of the held-out part", "nats a token")]
     tokens: Annotated[int | None, doc("valid ones", "tokens")]
     batches: Annotated[int | None, doc("of one rank", "batches")]
     seconds: Annotated[float | None, doc("it took", "s")]
@@ -46,28 +48,28 @@ class GenerateEvent(Event, tag="generate"):
 
 
 class CheckpointEvent(Event, tag="checkpoint"):
-    """a checkpoint is durable and `latest` names it"""
+    """a checkpoint is complete and `latest` names it"""
 
     node: Annotated[str, doc("id of the node")]
     path: Annotated[str, doc("of the checkpoint")]
     bytes: Annotated[int | None, doc("of all its files", "bytes")]
-    seconds: Annotated[float | None, doc("until it was durable", "s")]
-    epoch: Annotated[float | None, doc("of the run's data that were taken, where they are counted", "epochs")] = None
-    blocked_seconds: Annotated[
-        float | None, doc("for which training stood still, where it was written beside it", "s")
+    seconds: Annotated[float | None, doc("until it was complete on disk", "s")]
+    epoch: Annotated[
+        float | None, doc("epochs of data since the beginning of the run, if they are counted", "epochs")
     ] = None
-    best: Annotated[dict[str, float] | None, doc("metric → value, where it is the best so far")] = None
+    blocked_seconds: Annotated[float | None, doc("for which training waited, of an asynchronous save", "s")] = None
+    best: Annotated[dict[str, float] | None, doc("metric → value, if it is the best so far")] = None
 
 
 class ModelEvent(Event, tag="model"):
-    """the weights alone are durable and `model` names them"""
+    """the weights alone are saved and `model` names them"""
 
     node: Annotated[str, doc("id of the node")]
     path: Annotated[str, doc("of the weights")]
     bytes: Annotated[int | None, doc("of all files", "bytes")]
-    seconds: Annotated[float | None, doc("until they were durable", "s")]
+    seconds: Annotated[float | None, doc("until they were complete on disk", "s")]
     weights: Annotated[str, doc("`trained` or `averaged`")]
-    ema: Annotated[dict[str, Any] | None, doc("of averages, their settings and `updates`")] = None
+    ema: Annotated[dict[str, Any] | None, doc("for averages: settings and `updates`")] = None
 
 
 class BestEvent(Event, tag="best"):
@@ -78,22 +80,22 @@ class BestEvent(Event, tag="best"):
 
 
 class PrunedEvent(Event, tag="pruned"):
-    """a run that goes on has removed what earlier starts had kept and `checkpoint.keep` now does not"""
+    """a resumed run has removed checkpoints of earlier attempts beyond `checkpoint.keep`"""
 
     checkpoints: Annotated[list[str], doc("names of those that were removed")]
 
 
 class HealthEvent(Event, tag="health"):
-    """the ranks have met in a probe ([health.md](health.md#the-probe))"""
+    """a probe of all ranks has ended ([health.md](health.md#the-probe))"""
 
     node: Annotated[str, doc("id of the node")]
-    seconds: Annotated[float | None, doc("of a sum over all ranks", "s")]
+    seconds: Annotated[float | None, doc("of an all-reduce over all ranks", "s")]
     slowest: Annotated[int | None, doc("the rank that came last")]
-    late_seconds: Annotated[float | None, doc("that the first to come waited for it", "s")]
+    late_seconds: Annotated[float | None, doc("how long the first rank waited for it", "s")]
 
 
 class ProfileEvent(Event, tag="profile"):
-    """a profile lies in its place ([profiling.md](profiling.md))"""
+    """a profile is complete ([profiling.md](profiling.md))"""
 
     node: Annotated[str, doc("id of the node")]
     path: Annotated[str, doc("its folder")]
@@ -102,37 +104,37 @@ class ProfileEvent(Event, tag="profile"):
     ranks: Annotated[int | None, doc("how many have written", "ranks")]
     seconds: Annotated[float | None, doc("of writing", "s")]
     bytes: Annotated[int | None, doc("of all files", "bytes")]
-    note: Annotated[str, doc("why it has no more steps, empty if it has all")]
+    note: Annotated[str, doc("why it has fewer steps, empty if it has all")]
 
 
 class MemorySnapshotEvent(Event, tag="memory_snapshot"):
-    """a memory snapshot lies in its place ([profiling.md](profiling.md#a-memory-snapshot))"""
+    """a memory snapshot is complete ([profiling.md](profiling.md#a-memory-snapshot))"""
 
     node: Annotated[str, doc("id of the node")]
     path: Annotated[str, doc("its folder")]
     ranks: Annotated[int | None, doc("how many have written", "ranks")]
-    seconds: Annotated[float | None, doc("of looking and writing", "s")]
+    seconds: Annotated[float | None, doc("of taking and writing it", "s")]
     bytes: Annotated[int | None, doc("of all files", "bytes")]
     note: Annotated[str, doc("a sentence about when it was taken, may be empty")]
-    held: Annotated[dict[str, Any] | None, doc("by tensors of the first rank, by category", "bytes")]
-    allocator: Annotated[dict[str, Any] | None, doc("of the first rank, null on a CPU", "bytes")]
-    process: Annotated[dict[str, Any] | None, doc("of the first rank, as the system sees it", "bytes")]
-    planned: Annotated[dict[str, Any] | None, doc("for the first rank, by category", "bytes")]
+    held: Annotated[dict[str, Any] | None, doc("memory of tensors on rank 0, by category", "bytes")]
+    allocator: Annotated[dict[str, Any] | None, doc("of rank 0, null on a CPU", "bytes")]
+    process: Annotated[dict[str, Any] | None, doc("of the process of rank 0", "bytes")]
+    planned: Annotated[dict[str, Any] | None, doc("for rank 0, by category", "bytes")]
 
 
 class SkippedEvent(Event, tag="skipped"):
-    """nothing was learned from a step: no rank had a valid token, or its loss or norm was no number; it is counted
+    """a step was skipped: no rank had a valid token, or its loss or norm was NaN or infinite; the step counts
     ([nonfinite.md](nonfinite.md#steps-without-a-token-to-learn-from))"""
 
     reason: Annotated[str, doc("in words")]
-    loss: Annotated[float | None, doc("where one of the two was no number", "nats a token")] = None
+    loss: Annotated[float | None, doc("of a non-finite step", "nats a token")] = None
     grad_norm: Annotated[float | None, doc("the same")] = None
-    in_a_row: Annotated[int | None, doc("how many such steps there were, with this one", "steps")] = None
+    in_a_row: Annotated[int | None, doc("non-finite steps in a row, with this one", "steps")] = None
     limit: Annotated[int | None, doc("how many there may be", "steps")] = None
 
 
 class NonFiniteEvent(Event, tag="nonfinite"):
-    """loss or norm is no number, in as many steps in a row as `on nan` says; the weights were not touched"""
+    """loss or norm was NaN or infinite in as many steps in a row as `on nan` allows; the weights were not changed"""
 
     loss: Annotated[float | None, doc("of the step", "nats a token")]
     grad_norm: Annotated[float | None, doc("of the step, before clipping")]

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import record_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,3 +178,11 @@ def test_every_field_is_documented() -> None:
 def test_a_plain_value_is_what_it_was() -> None:
     for value in (1, 1.5, "a", None, True, [1, [2.5]], {"a": [0.5]}):
         assert plain_value(value) == value
+
+
+def test_the_tables_of_the_documentation_are_made_of_the_classes() -> None:
+    found = record_tables.pages()
+    assert {path.name for path in found} == {"metrics.md", "health.md"}
+    for path, text in found.items():
+        assert path.read_text(encoding="utf-8") == text, "python tests/support/record_tables.py --write"
+    assert sum(len(record_tables.BLOCK.findall(text)) for text in found.values()) == len(record_tables.TABLES)
