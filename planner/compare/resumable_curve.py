@@ -10,14 +10,6 @@ from .resumable_rules import Reason
 
 BUDGET: Final = "experiment.budget"
 SAMPLES: Final = 1_000  # steps at which two curves are compared
-_SETTINGS: Final = (
-    ("lr", "optimizer.lr"),
-    ("kind", "scheduler.kind"),
-    ("floor", "scheduler.floor"),
-    ("decay", "scheduler.decay"),
-    ("shape", "scheduler.shape"),
-    ("warmup", "scheduler.warmup"),
-)
 
 
 def curve_reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
@@ -25,16 +17,16 @@ def curve_reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
     before, after = a.node("setup.scheduler").args, b.node("setup.scheduler").args
     total_a, total_b = a.timeline.steps, b.timeline.steps
     at = _at(a, b, step)
-    for name, path in _SETTINGS:
+    own = [name for name in {**before, **after} if name not in ("lr", "kind", "steps", "warmup")]
+    for name in ("lr", "kind", *own, "warmup"):
+        path = "optimizer.lr" if name == "lr" else f"scheduler.{name}"
         if _length(before.get(name), total_a) == _length(after.get(name), total_b):
             continue
         # A warm-up of so many per cent follows the budget, of which there is more to say below.
-        if name in ("warmup", "decay") and _share(a, path) and _share(a, path) == _share(b, path):
+        if _share(a, path) and _share(a, path) == _share(b, path):
             continue
-        if (before["kind"] == "constant") != (after["kind"] == "constant") and name == "floor":
-            continue
-        if (before["kind"] == "wsd") != (after["kind"] == "wsd") and name in ("decay", "shape"):
-            continue
+        if before["kind"] != after["kind"] and not (name in before and name in after):
+            continue  # what one of the schedules does not have goes with its name
         text = f"{_spell(before.get(name))} → {_spell(after.get(name))}: {at}"
         yield Reason(kind="safe", path=path, text=text, effect="learning")
     yield from _budget(a, b, step, at)
@@ -118,8 +110,9 @@ def _amount(plan: Plan) -> str:
 
 def _counted(a: Plan, b: Plan) -> bool:
     """Whether all that the learning rates of two plans hang on is known in steps."""
-    lengths = [plan.node("setup.scheduler").args.get(name) or {} for plan in (a, b) for name in ("warmup", "decay")]
+    values = [value for plan in (a, b) for value in plan.node("setup.scheduler").args.values()]
     phases = (*a.timeline.phases, *b.timeline.phases)
+    lengths = [value for value in values if isinstance(value, dict)]
     return not any("epochs" in each for each in lengths) and not any(p.first is None and p.epochs for p in phases)
 
 

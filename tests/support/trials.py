@@ -33,7 +33,7 @@ tokenizer bytes
 dataset lines {{ source = jsonl("data.jsonl"), holdout = 10% }}
 batch {{ sequence = 64, micro = 1, rows = {rows} }}
 {collate}
-optimizer adamw {{ lr = 1e-2, eps = 1e-3, clip = {clip} }}
+optimizer {optimizer}, clip = {clip} }}
 scheduler constant {{}}
 cluster other {{ flops = 1e9 }}
 every 1 step log
@@ -48,6 +48,7 @@ CHAIN = "collate = to_tensor -> flatten -> shift_tokens -> pack(sequential, alig
 class Trial:
     """What is computed, whatever the layout.
 
+    optimizer: with its settings, without the closing bracket.
     clip: the first makes every step clip, gradient norms being above it; `none` leaves gradients alone.
     align: what one process must pad documents to where the layout does; 1: not at all.
     settings: `--set` texts that both sides share. more: lines of the spec.
@@ -57,6 +58,7 @@ class Trial:
     params: str = "fp64"
     rows: int = 8
     steps: int = 3
+    optimizer: str = "adamw { lr = 1e-2, eps = 1e-3"
     clip: str = "0.5"
     align: int = 1
     settings: tuple[str, ...] = ()
@@ -69,6 +71,7 @@ class Trial:
             steps=self.steps,
             model=MODELS[self.model],
             rows=self.rows,
+            optimizer=self.optimizer,
             clip=self.clip,
             collate=collate,
             more=self.more,
