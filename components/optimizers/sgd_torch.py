@@ -15,4 +15,4 @@ def build_sgd(
 ) -> Optimizer:
     """The plan says of every parameter whether it decays."""
     groups = groups_of(plan, model, weight_decay)
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, foreach=True)

@@ -37,5 +37,5 @@ def test_a_run_goes_on_with_its_state(project: Project, name: str):
     text = (project.folder / spec).read_text().replace("optimizer adamw { lr = 3e-3 }", more)
     (project.folder / spec).write_text(text)
     whole = curve(project.run(spec, root="whole"))
-    project.run(spec, "--set", "launch.stop_at='3 steps'", root="parts")
+    project.run(spec, "--set", "launch.stop_at=3 steps", root="parts", expect=75)
     assert curve(project.run(spec, root="parts")) == whole and len(whole) == 6
