@@ -52,7 +52,7 @@ class Clock:
         self.now = watch._last
         self._watch = watch
         monkeypatch.setattr(watching.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(watching, "FAREWELL", 0.0)
+        monkeypatch.setattr(watching, "JOIN_SECONDS", 0.0)
 
     def go(self, seconds: float, *, at_once: bool = False) -> None:
         for _ in range(1 if at_once else round(seconds)):
