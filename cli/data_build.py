@@ -27,7 +27,7 @@ examples:
   xtrain data build specs/quickstart.xtrain --jobs 8 --dataset code
   xtrain data build specs/quickstart.xtrain --verify --json | jq .key
 """
-KEPT = "what is done so far is kept; the same command goes on from there"
+KEPT = "the finished part is kept; the same command continues from there"
 
 
 class _Stopped(BaseException):

@@ -146,11 +146,11 @@ def test_a_run_goes_on_with_its_average_and_begins_or_leaves_one_behind(lab: Lab
     assert [name for name in whole.tensors if not np.array_equal(whole.tensors[name], kept.tensors[name])] == []
 
     begun, word, warned = go_on(trial, without)
-    assert word == "begun" and "the average begins at the weights of this step" in warned
+    assert word == "begun" and "the average starts from the weights of this step" in warned
     assert_close(averages(begun.tensors), by_hand(begun.directory, range(half + 1, STEPS + 1)))
 
     dropped, word, warned = go_on(bare, whole)
-    assert word == "dropped" and "this plan keeps none" in warned
+    assert word == "dropped" and "this plan has no `ema`" in warned
     assert averages(dropped.tensors) == {}
 
 

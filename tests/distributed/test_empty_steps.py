@@ -94,7 +94,7 @@ def test_ten_steps_in_a_row_without_a_label_end_the_run_on_all_ranks(train, layo
     more = "every 4 steps checkpoint\non finish eval lines"
     directory, failure = failed(train, layout.replace(" ", "-"), *sets, more=more, model=model)
     assert steps_of(directory, "skipped") == list(range(1, 10)) and failure["step"] == 9
-    assert "10 steps in a row without a token to learn from" in failure["error"]
+    assert "10 steps in a row without a valid token" in failure["error"]
     assert "no step had a valid token" in failure["error"]
     assert "fault_tolerance { empty_steps = 10 }" in failure["error"]
     (last, *_) = events(directory, "skipped")[-1:]
