@@ -2,12 +2,14 @@
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import attrs
 import pytest
 
-from xtrain.dsl.schema.component import Component, Registry, variants
-from xtrain.dsl.schema.training import OPTIMIZERS, SCHEDULERS
+from xtrain.dsl.schema import component
+from xtrain.dsl.schema.component import Component, Registry, named, variants
+from xtrain.dsl.schema.training import OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 
 ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (OPTIMIZERS, SCHEDULERS)
@@ -41,10 +43,26 @@ def test_no_other_file_names_it(registry: Registry, name: str):
 
 @pytest.mark.parametrize(("registry", "name"), ALL)
 def test_it_says_how_it_is_written(registry: Registry, name: str):
-    component = registry[name]
-    assert issubclass(component, Component) and attrs.has(component)
-    assert (component.__doc__ or "").startswith(f"`{registry.word} {name} {{ … }}`: ")
-    assert component in variants(registry.default.__mro__[1])
+    chosen = registry[name]
+    assert issubclass(chosen, Component) and attrs.has(chosen)
+    assert (chosen.__doc__ or "").startswith(f"`{registry.word} {name} {{ … }}`: ")
+    assert chosen in variants(registry.default.__mro__[1])
+
+
+def test_an_installed_package_offers_components(monkeypatch):
+    registry = Registry[Optimizer]("optimizer", "optimizers")
+
+    def load() -> None:
+        @registry.register()
+        @attrs.frozen
+        class Mine(Optimizer):
+            kind: str = named("mine")
+            lr: float = learning_rate()
+
+    offered = SimpleNamespace(load=load, dist=SimpleNamespace(name="theirs"))
+    monkeypatch.setattr(component, "entry_points", lambda group: [offered] if group == "xtrain.components" else [])
+    assert list(registry) == ["mine"] and registry.origin("mine") == "theirs"
+    assert registry["mine"](lr=0.5).lr == 0.5 and registry.label().type.__args__ == ("mine",)
 
 
 def test_optimizers_have_a_torch_side():
