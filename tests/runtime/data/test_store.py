@@ -133,7 +133,7 @@ def test_the_key_is_a_digest_of_what_is_shown(corpus: Path, tmp_path: Path, monk
     moved = tmp_path / "moved"
     corpus.rename(moved)
     assert identity.key == identify(source_of(moved), encoder, tmp_path).key
-    monkeypatch.setattr("xtrain.runtime.data.stores.store.FORMAT", 3)
+    monkeypatch.setattr("xtrain.runtime.data.tokenising.build.FORMAT", 3)
     assert identity.key != identify(source_of(moved), encoder, tmp_path).key
 
 
