@@ -232,7 +232,7 @@ def test_a_trace_that_fails_leaves_no_process_group(tmp_path, monkeypatch):
         raise KeyError("in the middle")
 
     with monkeypatch.context() as broken, pytest.raises(KeyError, match="in the middle"):
-        broken.setattr(program.Holdings, "forward_begins", fail)
+        broken.setattr(program.MemoryOwners, "forward_begins", fail)
         trace_plan(plan)
     assert not dist.is_initialized()
     assert torch.ones(2).sum() == 2  # tensors have values again

@@ -8,7 +8,7 @@ class TextBlock(Widget):
     """Lines of text, cut at its edge, never wrapped: whoever makes them knows how wide it is."""
 
     DEFAULT_CSS = """
-    Block { height: 1; width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; }
+    TextBlock { height: 1; width: 1fr; text-wrap: nowrap; text-overflow: ellipsis; }
     """
 
     def __init__(self, *, id: str | None = None, classes: str | None = None) -> None:
