@@ -165,11 +165,11 @@ def test_a_terminal_that_takes_nothing_does_not_keep_the_process(tmp_path, seats
 BROKEN = """
 import sys
 from pathlib import Path
-from xtrain.tui.board.block import Block
+from xtrain.tui.board.block import TextBlock
 from xtrain.tui.board.opening import open_board
 def render(self):
     raise ZeroDivisionError("of all things")
-Block.render = render
+TextBlock.render = render
 sys.exit(open_board(Path(sys.argv[1])))
 """
 
