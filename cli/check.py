@@ -1,4 +1,4 @@
-"""`xtrain check`: find everything that is wrong with specs, without planning or running them; mend what is certain."""
+"""`xtrain check`: find everything that is wrong with specs, without planning or running them; fixes what is certain."""
 
 import argparse
 import json
@@ -61,36 +61,36 @@ def _fix(path: str, arguments: argparse.Namespace) -> int:
     from ..dsl.autofix import apply_fixes
     from ..planner.load import check_from_spec
 
-    mended = apply_fixes(lambda texts: check_from_spec(path, arguments.sets, texts))
+    fixed = apply_fixes(lambda texts: check_from_spec(path, arguments.sets, texts))
     if arguments.diff:
-        _show_difference(mended)
-        if mended.fixed:
-            print(f"{path}: {_count(len(mended.fixed), 'fix')} to write", file=sys.stderr)
+        _show_difference(fixed)
+        if fixed.fixed:
+            print(f"{path}: {_count(len(fixed.fixed), 'fix')} to write", file=sys.stderr)
         return 2 if check_from_spec(path, arguments.sets).has_errors else 0
-    for file, text in mended.texts.items():
+    for file, text in fixed.texts.items():
         problem = _write(file, text)
         if problem:
             print(f"xtrain check: {file} cannot be written: {problem}", file=sys.stderr)
             return 3
-    for diagnostic in mended.fixed:
+    for diagnostic in fixed.fixed:
         _tell(diagnostic, arguments.json)
-    _report(path, mended.diagnostics, arguments, fixed=len(mended.fixed))
-    return 2 if mended.diagnostics.has_errors else 0
+    _report(path, fixed.diagnostics, arguments, fixed=len(fixed.fixed))
+    return 2 if fixed.diagnostics.has_errors else 0
 
 
-def _show_difference(mended: "FixedTexts") -> None:
+def _show_difference(fixed: "FixedTexts") -> None:
     from ..dsl.diagnostics.diagnostic import shows_color
     from .rewrite import difference
 
     color = shows_color(sys.stdout)
-    for file, text in mended.texts.items():
+    for file, text in fixed.texts.items():
         # The first fix of a file was found in the text that stands on disk.
-        before = next(d.fix.span.source.text for d in mended.fixed if d.fix and d.fix.span.source.path == file)
+        before = next(d.fix.span.source.text for d in fixed.fixed if d.fix and d.fix.span.source.path == file)
         sys.stdout.write(difference(before, text, file, color=color))
 
 
 def _write(file: str, text: str) -> str | None:
-    """Write a file that was mended; what was wrong with that, if anything."""
+    """Write a file that was fixed; what was wrong with that, if anything."""
     from .rewrite import like, write
 
     try:
@@ -137,9 +137,9 @@ def _report(path: str, diagnostics: "Diagnostics", arguments: argparse.Namespace
 
 
 def _fixable(diagnostics: "Diagnostics") -> int:
-    """How many diagnostics `--fix` would try to mend."""
+    """How many diagnostics `--fix` would try to fix."""
     if not any(diagnostic.fix for diagnostic in diagnostics):
-        return 0  # most specs are right, and are told so without loading what mends the others
+        return 0  # most specs are right, and are told so without loading what fixes the others
     from ..dsl.autofix import fixable
 
     return fixable(diagnostics)

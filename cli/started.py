@@ -111,10 +111,10 @@ def _check_place(plan: "Plan") -> None:
     from ..runtime.launch.preflight import check_devices, check_world, find_devices
 
     here = os.environ.get("LOCAL_WORLD_SIZE")
-    speaks = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
-    if speaks:
+    is_local_first = os.environ.get("LOCAL_RANK", os.environ["RANK"]) == "0"
+    if is_local_first:
         check_world(plan, int(os.environ["WORLD_SIZE"]), int(here) if here else None)
-    if here and speaks:
+    if here and is_local_first:
         for remark in check_devices(plan, find_devices(plan, int(here))):
             print(f"warning[W707]: {remark}", file=sys.stderr)
 

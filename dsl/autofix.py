@@ -13,7 +13,7 @@ from .diagnostics.diagnostic import Diagnostic, Diagnostics
 from .overrides.overrides import PATH
 
 TRIALS: Final = 200  # fixes that are tried alone; of more, all are taken as long as that helps
-PASSES: Final = 20  # most specs need two or three: a name that is mended shows what is wrong with its value
+PASSES: Final = 20  # most specs need two or three: a name that is fixed shows what is wrong with its value
 Check = Callable[[Mapping[str, str]], Diagnostics]
 _Cost = tuple[int, ...]
 

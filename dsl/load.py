@@ -21,14 +21,14 @@ class Loaded:
     """spec: None if and only if there are errors. sources: all files that were read, in order.
 
     draft: what can be understood of a spec with errors, for further checks; else the spec. Where something is wrong
-    it has a default or any value, and `doubts` has the paths of these settings (see `Doubts`).
+    it has a default or any value, and `unknown` has the paths of these settings (see `UnknownSettings`).
     """
 
     spec: Spec | None
     diagnostics: Diagnostics
     sources: tuple[Source, ...] = field(repr=False)
     draft: Spec | None = field(default=None, repr=False)
-    doubts: frozenset[str] = frozenset()
+    unknown_settings: frozenset[str] = frozenset()
 
     def resolved_text(self) -> str:
         """The spec with everything resolved, defaults included: itself a spec, and one that loads to an equal `Spec`.
@@ -72,7 +72,7 @@ def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mappin
     sources = tuple(reading.sources)
     if not diagnostics.has_errors:
         return Loaded(spec, diagnostics, sources, spec)
-    return Loaded(None, diagnostics, sources, spec if settled else None, frozenset(structurer.doubts.paths))
+    return Loaded(None, diagnostics, sources, spec if settled else None, frozenset(structurer.unknown.paths))
 
 
 def _check_unused(reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics) -> None:

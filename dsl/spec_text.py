@@ -32,7 +32,7 @@ def resolved_text(spec: Spec) -> str:
         elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
             parts.append(_block(kind, block, getattr(spec, kind)))
     parts.append(f"collate = {' -> '.join(value_text(link) for link in spec.collate)}")
-    parts += ["\n".join(_reaction(reaction) for reaction in group) for group in (spec.ticks, spec.events) if group]
+    parts += ["\n".join(_trigger(trigger) for trigger in group) for group in (spec.ticks, spec.events) if group]
     return "\n\n".join(parts) + "\n"
 
 
@@ -64,12 +64,12 @@ def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
     return "\n".join([f"{head} {{", *lines, f"{indent}}}"])
 
 
-def _reaction(reaction: Tick | Event) -> str:
-    actions = " then ".join(_action(action) for action in reaction.actions)
-    if isinstance(reaction, Tick):
-        return f"every {quantity_text(reaction.every)} {actions}"
-    count = "" if reaction.count is None else f"({reaction.count})"
-    return f"on {reaction.event}{count} {actions}"
+def _trigger(trigger: Tick | Event) -> str:
+    actions = " then ".join(_action(action) for action in trigger.actions)
+    if isinstance(trigger, Tick):
+        return f"every {quantity_text(trigger.every)} {actions}"
+    count = "" if trigger.count is None else f"({trigger.count})"
+    return f"on {trigger.event}{count} {actions}"
 
 
 def _action(action: Any) -> str:

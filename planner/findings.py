@@ -43,13 +43,19 @@ class Findings:
         self.checks.append(Check(id=rule, status="unknown", evidence=evidence))
 
     def fail(
-        self, rule: str, code: str, path: str, message: str, hint: str, mend: Callable[[Span], Fix | None] | None = None
+        self,
+        rule: str,
+        code: str,
+        path: str,
+        message: str,
+        hint: str,
+        fix_at: Callable[[Span], Fix | None] | None = None,
     ) -> None:
         """The rule is broken: `message` names the field and the numbers, `hint` a value that would work.
 
-        mend: what to write in the place of what stands at the path, where that is certain.
+        fix_at: what to write in the place of what stands at the path, where that is certain.
         """
-        self._report(rule, "error", code, path, message, hint, mend)
+        self._report(rule, "error", code, path, message, hint, fix_at)
 
     def warn(self, rule: str, code: str, path: str, message: str, hint: str) -> None:
         """The plan can be made, but the user should know."""
@@ -63,12 +69,12 @@ class Findings:
         path: str,
         message: str,
         hint: str,
-        mend: Callable[[Span], Fix | None] | None = None,
+        fix_at: Callable[[Span], Fix | None] | None = None,
     ) -> None:
         origin = origin_of(self.spec, path)
         span = origin.span if origin else None
         notes = origin.notes if origin else ()
-        fix = mend(span) if mend is not None and span is not None else None
+        fix = fix_at(span) if fix_at is not None and span is not None else None
         self.diagnostics.add(
             Diagnostic(severity=severity, code=code, message=message, span=span, hint=hint, notes=notes, fix=fix)
         )

@@ -84,7 +84,7 @@ def _said(loaded: Loaded, world: int | None) -> Diagnostics:
     said = Diagnostics()
     said.extend(loaded.diagnostics)
     if loaded.draft is not None:
-        said.extend(check_spec(loaded.draft, world, loaded.doubts))
+        said.extend(check_spec(loaded.draft, world, loaded.unknown_settings))
     return said
 
 

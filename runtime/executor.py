@@ -79,10 +79,10 @@ class Executor:
         self.requests = StopRequests(deadline_seconds=300.0, report=self._report_deadline)
         self.clocks = Clocks()
         self.control = Control(plan.timeline.commands, self._call)
-        self.lookout = Poller(report=self._warn)
+        self.poller = Poller(report=self._warn)
         self.under_way = UnderWay()
         self.notifier = Notifier(self.records, self.progress, plan.timeline.steps)
-        self.occasions = AlertActions.of(plan, ALERTS)
+        self.alert_actions = AlertActions.of(plan, ALERTS)
         self.resources: Resources = {
             "plan": plan,
             "records": self.records,
@@ -90,10 +90,10 @@ class Executor:
             "requests": self.requests,
             "clocks": self.clocks,
             "control": self.control,
-            "lookout": self.lookout,
-            "agreement": Agreement(self.requests, self.clocks, self.control, self.occasions),
+            "poller": self.poller,
+            "agreement": Agreement(self.requests, self.clocks, self.control, self.alert_actions),
             "notifier": self.notifier,
-            "occasions": self.occasions,
+            "alert_actions": self.alert_actions,
             "beat": self.beat,
             "under_way": self.under_way,
             "leave": leave,
@@ -126,7 +126,7 @@ class Executor:
         except BaseException as error:  # also CheckpointException, which is no Exception
             self._report(error, trace=not lost_a_peer(error))
         self.under_way.drop()
-        self.lookout.close()
+        self.poller.close()
         with suppress(EnvironmentFault):
             self.records.flush(self.progress.step)  # of a failure between two steps
         with suppress(EnvironmentFault):  # a disk that takes no record takes none of what was left to be refused
@@ -166,7 +166,7 @@ class Executor:
             inbox = Inbox(folder=folder, commands=commands, records=self.records, progress=self.progress)
             inbox.sweep(self._begun)
             self.control.inbox = inbox
-            self.lookout.looks["commands"] = inbox.look
+            self.poller.looks["commands"] = inbox.look
         load_ops()
         for node in self._order:
             if node.kind in ("setup", "collate"):
@@ -213,9 +213,9 @@ class Executor:
         seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
         spent = [0.0] * len(calls)
         clock, at = time.perf_counter, self.beat.at
-        stopping, control, occasions, under_way = False, self.control, self.occasions, self.under_way
+        stopping, control, alert_actions, under_way = False, self.control, self.alert_actions, self.under_way
         if self.records.rank == 0:
-            self.lookout.begin()
+            self.poller.begin()
         time_left = TimeLeft(told=self.records.rank != 0)
         warms_up = True  # until a step has been computed: the first one compiles, and may take long
         stops = self._stops_at(timeline)
@@ -272,7 +272,7 @@ class Executor:
                 if tick.tick.stop:
                     self._note_stop("tick", f"every {tick.tick.period} … stop")
                     stopping = True
-            if occasions.due:
+            if alert_actions.due:
                 stopping = self._on_alerts(step) or stopping
             if control.busy:
                 try:
@@ -335,12 +335,12 @@ class Executor:
     def _on_alerts(self, step: Step) -> bool:
         """Do what is declared for alerts that all ranks have heard of; whether the run is to stop."""
         stopping = False
-        for reaction in self.occasions.take():
-            for node in reaction.nodes:
+        for trigger in self.alert_actions.take():
+            for node in trigger.nodes:
                 if self.plan.node(node).op != NOTIFY:  # that was run when the alert was raised
                     self._call(node)(step)
-            if reaction.stop:
-                self._note_stop(reaction.event, f"an alert was raised: on {reaction.event}")
+            if trigger.stop:
+                self._note_stop(trigger.event, f"an alert was raised: on {trigger.event}")
                 stopping = True
         return stopping
 

@@ -84,7 +84,7 @@ def outline(plan: Plan, feed: Feed, rank: Rank, meshes: Meshes, source: int) -> 
 def agree(
     rank: Rank,
     agreement: Agreement,
-    lookout: Poller,
+    poller: Poller,
     progress: Progress,
     time_limit_seconds: float | None = None,
     stop_file: str | None = None,
@@ -100,7 +100,7 @@ def agree(
     limits = Limits(time_limit_seconds, stop_file) if limited else None
     agreement.among(rank, limits)
     if limits is not None:
-        lookout.looks["a stop file"] = limits.look
+        poller.looks["a stop file"] = limits.look
     counts = rank.is_tp_first and rank.coordinates["pp"] == 0
     # Of the ranks that share rows one counts the documents in them.
     measures = counts and rank.coordinates["ring"] == rank.coordinates["ulysses"] == 0

@@ -58,8 +58,8 @@ def _group(nodeid: str) -> str:
 @pytest.fixture(scope="session")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Laboratory"]:
     """One process that ranks are forked from for all tests; what one process computes of a trial is computed once."""
-    from gang import Gang
+    from forked_ranks import ForkedRanks
     from trials import Laboratory
 
-    with Gang() as gang:
-        yield Laboratory.open(tmp_path_factory.mktemp("lab"), gang)
+    with ForkedRanks() as ranks:
+        yield Laboratory.open(tmp_path_factory.mktemp("lab"), ranks)

@@ -94,7 +94,7 @@ class RunState:
     num_rollbacks: int = 0
     num_restarts: int = 0
     restarting: bool = False
-    """A gang has fallen, and another one has not yet begun."""
+    """The worker group has failed, and has not yet been started again."""
     estimated_seconds_per_step: float | None = None
     """What a step takes by the estimate that the run made of its first steps."""
     signal: str | None = None

@@ -33,13 +33,13 @@ class Structurer:
         self.evaluator, self.diagnostics, self.constants = evaluator, diagnostics, constants
         self.origins: dict[str, Origin] = {}
         self.errors = NameErrors(diagnostics)
-        self.doubts = UnknownSettings()
+        self.unknown = UnknownSettings()
         self.parts = DeclaredParts()
 
     def spec(self, tree: Tree, path: str, source: Source | None) -> Spec:
-        """The whole spec. If anything is wrong with it, that is reported, and `doubts` has the paths not to rely on."""
+        """The whole spec. What is wrong with it is reported, and `unknown` has the paths not to rely on."""
         self.errors.top_level(tree)
-        self.doubts.top_level(tree)
+        self.unknown.top_level(tree)
         built: dict[str, Any] = {}
         for kind, block in blocks.KINDS.items():
             if kind in blocks.NAMED:
@@ -52,7 +52,7 @@ class Structurer:
         missing = [kind for kind in blocks.REQUIRED if kind not in built]
         self.errors.missing_blocks(missing, tree, source)
         for kind in missing:
-            self.doubts.kind(kind)
+            self.unknown.kind(kind)
             built[kind] = stand_in_block(blocks.KINDS[kind])
         for kind, field in blocks.NAMED.items():
             sections = tree.named.get(kind, {})
@@ -60,7 +60,7 @@ class Structurer:
                 label: self.block(blocks.KINDS[kind], section, f"{kind}.{label}") for label, section in sections.items()
             }
         self._collate(tree, built)
-        ticks, events = structure_triggers(tree.reactions, self)
+        ticks, events = structure_triggers(tree.triggers, self)
         given = {kind: value for kind, value in built.items() if value is not _MISSING}
         return Spec(path=path, ticks=ticks, events=events, origins=self.origins, **given)
 
@@ -69,8 +69,8 @@ class Structurer:
         self.origins[kind] = Origin("default")
         if kind not in blocks.OPTIONAL:
             self._default_origins(block, kind, label=None)
-        if self.doubts.unread:
-            self.doubts.kind(kind)
+        if self.unknown.unread:
+            self.unknown.kind(kind)
         return _MISSING
 
     def _default_origins(self, block: type, path: str, label: Any) -> None:
@@ -90,14 +90,14 @@ class Structurer:
         context = Context("collate", "the spec", Spec, Setting(doc="links from samples to rows"))
         found = convert(attribute.type, entry.value, context, self)
         if found is FAILED:
-            self.doubts.kind("collate")
+            self.unknown.kind("collate")
         built["collate"] = _MISSING if found is FAILED else found
 
     def leave_out(self, path: str) -> list[Any]:
-        """Forget what is known of a reaction or action that is wrong, so that the next one can have its path."""
+        """Forget what is known of a trigger or action that is wrong, so that the next one can have its path."""
         for each in [each for each in self.origins if each == path or each.startswith(f"{path}.")]:
             del self.origins[each]
-        self.doubts.forget(path)
+        self.unknown.forget(path)
         return []
 
     def convert(self, annotation: Any, value: Value, context: Context) -> Any:
@@ -115,7 +115,7 @@ class Structurer:
         known = settings_of(block)
         self._free_names(block, section, path, arguments)
         self.errors.unknown_fields(block, section)
-        self.doubts.fields(block, section, path)
+        self.unknown.fields(block, section, path)
         missing: list[str] = []
         chosen = variant(block, label)
         # A component has its own bounds and defaults for a name that it shares with others.
@@ -126,7 +126,7 @@ class Structurer:
             if meta.only and label is not FAILED and label not in meta.only:
                 if written:
                     self.errors.of_another_label(block, section, name, meta, label)
-                    self.doubts.paths |= {where, f"{path}.{label_word(block)}"}
+                    self.unknown.paths |= {where, f"{path}.{label_word(block)}"}
                 continue
             is_block = blocks.is_block(attribute.type)
             if name in section.blocks and not is_block:
@@ -142,7 +142,7 @@ class Structurer:
                 context = Context(name, section.kind, block, meta)
                 arguments[attribute.name] = convert(attribute.type, entry.value, context, self)
             elif attribute.default is attrs.NOTHING or (label is not FAILED and label in meta.required_by):
-                if name not in section.lost and where not in self.doubts.misspelt:
+                if name not in section.lost and where not in self.unknown.misspelt:
                     missing.append(name)
                 arguments[attribute.name] = FAILED
             else:
@@ -151,7 +151,7 @@ class Structurer:
             self.errors.missing_fields(block, section, missing)
         for attribute in attrs.fields(chosen):
             if arguments.get(attribute.name) is FAILED:
-                self.doubts.setting(f"{path}.{spelled(attribute)}", attribute)
+                self.unknown.setting(f"{path}.{spelled(attribute)}", attribute)
                 meta = attribute.metadata.get("setting")
                 arguments[attribute.name] = stand_in(attribute, meta)
         has = attrs.fields_dict(chosen)
@@ -171,13 +171,13 @@ class Structurer:
             self._entry(name, entry.name_span, entry.value, path)
             value = convert(kind, entry.value, Context(name, section.kind, block, meta), self)
             if value is FAILED:
-                self.doubts.paths.add(f"{path}.{name}")
+                self.unknown.paths.add(f"{path}.{name}")
             found[name] = stand_in_of(kind) if value is FAILED else value
         for name in section.blocks.keys() - known.keys():
             self.errors.block_for_value(section.blocks.pop(name), name, meta)
-            self.doubts.paths.add(f"{path}.*")
+            self.unknown.paths.add(f"{path}.*")
         if section.broken or section.lost - known.keys():
-            self.doubts.paths.add(f"{path}.*")
+            self.unknown.paths.add(f"{path}.*")
         arguments[attribute.name] = found
 
     def _entries(self, value: Value, path: str) -> None:

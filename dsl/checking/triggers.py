@@ -27,48 +27,48 @@ if TYPE_CHECKING:
 
 
 def structure_triggers(
-    reactions: list[TriggerSection], around: "Structurer"
+    triggers: list[TriggerSection], around: "Structurer"
 ) -> tuple[tuple[Tick, ...], tuple[Event, ...]]:
     """All ticks and events that can be understood, and of those the actions; what is wrong is reported."""
     ticks: list[Tick] = []
     events: list[Event] = []
-    for reaction in reactions:
-        if reaction.event is None:
+    for trigger in triggers:
+        if trigger.event is None:
             path = f"every.{len(ticks)}"
-            tick = _tick(reaction, path, around)
+            tick = _tick(trigger, path, around)
             ticks += [tick] if tick is not None else around.leave_out(path)
         else:
-            events.append(_event(reaction, f"on.{len(events)}", around))
+            events.append(_event(trigger, f"on.{len(events)}", around))
     return tuple(ticks), tuple(events)
 
 
-def _tick(reaction: TriggerSection, path: str, around: "Structurer") -> Tick | None:
-    if _misspelt_unit(reaction, around):
+def _tick(trigger: TriggerSection, path: str, around: "Structurer") -> Tick | None:
+    if _misspelt_unit(trigger, around):
         return None
-    value, period = reaction.override, reaction.period
+    value, period = trigger.override, trigger.period
     if isinstance(period, s.Reference) and period.text == "step":
         value = value or Value(Quantity(1, "steps"), period.span)
     elif period is not None:
-        written = around.evaluator.value(period, reaction.names)  # also where `--set` says otherwise, for its mistakes
+        written = around.evaluator.value(period, trigger.names)  # also where `--set` says otherwise, for its mistakes
         value = value or written
     if value is None:
         return None  # what `--set` says could not be read
-    head = reaction.span if period is None else attrs.evolve(reaction.span, end=period.span.end)
+    head = trigger.span if period is None else attrs.evolve(trigger.span, end=period.span.end)
     around.origins[path] = Origin("set" if period is None else "text", head)
     around.origins[f"{path}.every"] = Origin.of(value)
     attribute, meta = settings_of(Tick)["every"]
     every = convert(attribute.type, value, Context("every", "every", Tick, meta), around)
-    actions = _actions(reaction, path, around)
+    actions = _actions(trigger, path, around)
     if every is FAILED:
-        around.doubts.setting(f"{path}.every", attribute)
+        around.unknown.setting(f"{path}.every", attribute)
         every = stand_in(attribute, meta)
     return Tick(every=every, actions=actions)
 
 
-def _misspelt_unit(reaction: TriggerSection, around: "Structurer") -> bool:
+def _misspelt_unit(trigger: TriggerSection, around: "Structurer") -> bool:
     """`every 10 stpes log` reads as the action `stpes` with the label `log`; say what was meant."""
-    name, section = reaction.actions[0]
-    period = reaction.period
+    name, section = trigger.actions[0]
+    period = trigger.period
     if not isinstance(period, s.Number) or name.text in (*blocks.ACTIONS, *later.ACTIONS):
         return False
     if isinstance(period.value, Quantity):
@@ -91,11 +91,11 @@ def _misspelt_unit(reaction: TriggerSection, around: "Structurer") -> bool:
     return True
 
 
-def _event(reaction: TriggerSection, path: str, around: "Structurer") -> Event:
-    assert reaction.event is not None
-    name = reaction.event
-    around.origins[path] = Origin("text", attrs.evolve(reaction.span, end=name.span.end))
-    actions = _actions(reaction, path, around)
+def _event(trigger: TriggerSection, path: str, around: "Structurer") -> Event:
+    assert trigger.event is not None
+    name = trigger.event
+    around.origins[path] = Origin("text", attrs.evolve(trigger.span, end=name.span.end))
+    actions = _actions(trigger, path, around)
     if name.text in later.EVENTS:
         around.diagnostics.error("X209", f"the event `{name.text}` is not supported yet", name.span)
     elif name.text not in blocks.EVENTS:
@@ -106,17 +106,17 @@ def _event(reaction: TriggerSection, path: str, around: "Structurer") -> Event:
             notes=[(f"events: {', '.join(blocks.EVENTS)}", None)], fix=renamed(name.span, name.text, blocks.EVENTS),
         )  # fmt: skip
     else:
-        count = _count(reaction, name, path, around)
+        count = _count(trigger, name, path, around)
         return Event(event=name.text, actions=actions, count=count)  # type: ignore[arg-type]
-    around.doubts.paths.add(f"{path}.event")
+    around.unknown.paths.add(f"{path}.event")
     return Event(event="finish", actions=actions)  # the actions can be checked all the same
 
 
-def _count(reaction: TriggerSection, name: s.Name, path: str, around: "Structurer") -> int | None:
+def _count(trigger: TriggerSection, name: s.Name, path: str, around: "Structurer") -> int | None:
     """The n of `nan(n)`; None where it is not given, or is wrong, which is reported."""
-    given = reaction.arguments
-    if reaction.override is not None:
-        return _number(reaction.override, path, around)
+    given = trigger.arguments
+    if trigger.override is not None:
+        return _number(trigger.override, path, around)
     if len(given) == 0:
         return None
     if name.text != "nan" or len(given) > 1 or given[0].name is not None:
@@ -127,7 +127,7 @@ def _count(reaction: TriggerSection, name: s.Name, path: str, around: "Structure
             message, hint = f"`{name.text}` takes no number; only `nan` does", f"write `on {name.text} …`"
         around.diagnostics.error("X225", message, span, hint=hint)
         return None
-    return _number(around.evaluator.value(given[0].value, reaction.names), path, around)
+    return _number(around.evaluator.value(given[0].value, trigger.names), path, around)
 
 
 def _number(value: Value, path: str, around: "Structurer") -> int | None:
@@ -135,18 +135,18 @@ def _number(value: Value, path: str, around: "Structurer") -> int | None:
     attribute, meta = settings_of(Event)["count"]
     count = convert(int, value, Context("n", "nan", Event, meta), around)
     if count is FAILED:
-        around.doubts.setting(f"{path}.count", attribute)
+        around.unknown.setting(f"{path}.count", attribute)
         return None
     return count
 
 
-def _actions(reaction: TriggerSection, path: str, around: "Structurer") -> tuple[Any, ...]:
+def _actions(trigger: TriggerSection, path: str, around: "Structurer") -> tuple[Any, ...]:
     found: list[Any] = []
-    for name, section in reaction.actions:
+    for name, section in trigger.actions:
         place = f"{path}.actions.{len(found)}"
-        action = _action(name, section, place, reaction.names, around)
+        action = _action(name, section, place, trigger.names, around)
         if action is FAILED:
-            around.doubts.paths.add(f"{path}.actions")
+            around.unknown.paths.add(f"{path}.actions")
         found += [action] if action is not FAILED else around.leave_out(place)
     return tuple(found)
 
@@ -177,7 +177,7 @@ def _action(name: s.Name, section: Section, path: str, names: Names, around: "St
             return FAILED
     action = around.block(block, section, path)
     label = blocks.label_of(block)
-    return FAILED if label is not None and f"{path}.{label.name}" in around.doubts.paths else action
+    return FAILED if label is not None and f"{path}.{label.name}" in around.unknown.paths else action
 
 
 def _bracketed(name: s.Name, section: Section, names: Names, around: "Structurer") -> bool:

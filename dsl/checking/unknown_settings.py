@@ -1,6 +1,6 @@
 """`UnknownSettings`: which settings of a spec with mistakes nobody can know, and what stands in for them.
 
-A setting is in doubt if its value is wrong or could not be read, and also if a mistake elsewhere may have been meant
+A setting is unknown if its value is wrong or could not be read, and also if a mistake elsewhere may have been meant
 for it: a misspelt name, a statement that could not be read, a setting in the wrong block.
 """
 
@@ -54,10 +54,10 @@ class UnknownSettings:
         """Settings that others in the same block may have been meant for, or that were lost with what was not read."""
         known = settings_of(block)
         unwritten = [name for name in known if name not in section.entries and name not in section.blocks]
-        doubtful = {name for name in section.lost if name in known}
+        unsettled = {name for name in section.lost if name in known}
         misplaced = section.labels and blocks.label_of(block) is None  # `launch 2`
         if section.broken or self.unread or misplaced:
-            doubtful.update(unwritten)
+            unsettled.update(unwritten)
         written = {*section.entries, *section.blocks, *section.lost}
         label = blocks.label_of(block)
         if section.broken and label is not None and not section.labels:
@@ -67,13 +67,13 @@ class UnknownSettings:
         for name in written - known.keys() - set(later.SETTINGS.get(block, ())):
             meant = closest(name, known)
             if meant is not None:
-                doubtful.add(meant)
+                unsettled.add(meant)
                 self.misspelt.add(f"{path}.{meant}")
             elif label is not None and label.name == name:
                 self.paths.add(f"{path}.{name}")
             elif not self._elsewhere(name):
-                doubtful.update(unwritten)
-        for name in doubtful:
+                unsettled.update(unwritten)
+        for name in unsettled:
             self.setting(f"{path}.{name}", known[name][0])
 
     def top_level(self, tree: Tree) -> None:

@@ -141,16 +141,16 @@ PAGES: Final = (
         given in epochs, this may be found by the run, once its data is counted (see X602).
         """, "experiment try { budget = 100 steps }\nphase anneal { from = 200 steps, lr_scale = 0.5 }",
         "experiment try { budget = 100 steps }\nphase anneal { from = 90%, lr_scale = 0.5 }"),
-    CodePage("X610", "a reaction to something that cannot occur", """
+    CodePage("X610", "a trigger that can never occur", """
         `time_limit`, `stop_at` and `stop_file` are settings of `launch`, and the events of these names occur only where
-        they are set. Without the setting the reaction would never run.
+        they are set. Without the setting the trigger would never run.
         """, "on time_limit checkpoint then requeue then stop",
         "launch { time_limit = 4 h }\non time_limit checkpoint then requeue then stop"),
     CodePage("X611", "requeue out of place", """
         `requeue` asks Slurm to requeue the job, and Slurm ends the job as soon as it is asked. `requeue` must be the
         last action before `stop`, on an event that stops the run.
         """, "on sigusr1 requeue then checkpoint then stop", "on sigusr1 checkpoint then requeue then stop"),
-    CodePage("X612", "a wrong reaction to non-finite steps", """
+    CodePage("X612", "wrong actions for non-finite steps", """
         `on nan(n)` has exactly one of these actions: `skip` skips such steps and ends the run as failed at the n-th in
         a row, `rollback` goes back to the last good checkpoint, `stop` ends the run as failed. `skip` and `rollback`
         are allowed nowhere else. `checkpoint` is not allowed there: the weights may be damaged, and the last checkpoint

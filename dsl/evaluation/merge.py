@@ -52,8 +52,8 @@ class _Resolver:
             case _:
                 raise AssertionError(item)  # includes and definitions are gone
 
-    def _react(self, reaction: TriggerSection) -> None:
-        self.tree.reactions.append(reaction)
+    def _react(self, trigger: TriggerSection) -> None:
+        self.tree.triggers.append(trigger)
 
     def _actions(self, actions: tuple[s.Block, ...], names: Names) -> list[tuple[s.Name, Section]]:
         found = []
@@ -158,9 +158,9 @@ class _Resolver:
     def _broken(self, section: Section, item: s.Broken) -> None:
         if section is self.tree.root:
             text = item.span.text
-            reaction = text.partition(" ")[0] in ("every", "on")
+            trigger = text.partition(" ")[0] in ("every", "on")
             lines = "\n" in text and (self.tree.root.broken or item.name is None)
-            self.tree.unread |= lines or (item.name is None and not reaction)
+            self.tree.unread |= lines or (item.name is None and not trigger)
         if item.name is None:
             section.broken = True
         else:

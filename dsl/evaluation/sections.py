@@ -78,7 +78,7 @@ class Tree:
 
     root: Section
     named: dict[str, dict[str, Section]] = field(factory=dict)
-    reactions: list[TriggerSection] = field(factory=list)
+    triggers: list[TriggerSection] = field(factory=list)
     uses: list[s.Use] = field(factory=list)
     unread: bool = False
 

@@ -19,13 +19,13 @@ def set_tick(
     override: Override, tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
 ) -> None:
     """`every.ADDRESS`, the period of a tick, or `every.ADDRESS.SETTING`, of what it does."""
-    ticks = [each for each in tree.reactions if each.event is None]
+    ticks = [each for each in tree.triggers if each.event is None]
     rest, addresses = override.parts[1:], _addresses(ticks)
     name = ".".join(part for part, _ in rest)
     places = addresses.places(name)
     if len(rest) == 1 and not places and name in BY_DEFAULT:
         tick = TriggerSection(override.span, Names(reading.params), [(s.Name(_path(override), name), Section(name))])
-        tree.reactions.append(tick)
+        tree.triggers.append(tick)
         ticks, places = [tick], [(0, 0)]
     if len(places) == 1:
         every_step = Value(Quantity(1, "steps"), override.value) if override.value.text == "step" else None
@@ -46,11 +46,11 @@ def set_event(
     override: Override, tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
 ) -> None:
     """`on.EVENT.ADDRESS.SETTING`, of what is done on an event, or `on.nan`, the number behind it."""
-    events = [each for each in tree.reactions if each.event is not None]
+    events = [each for each in tree.triggers if each.event is not None]
     head, *path = override.parts
     name, place = path[0] if path else ("", head[1])
-    reactions = [each for each in events if each.event is not None and each.event.text == name]
-    if not reactions:
+    triggers = [each for each in events if each.event is not None and each.event.text == name]
+    if not triggers:
         known = list(dict.fromkeys(each.event.text for each in events if each.event is not None))
         meant = closest(name, known)
         hint = f"did you mean `{meant}`?" if meant else None
@@ -58,40 +58,40 @@ def set_event(
         message = f"the spec has no `on {name}`" if name else "`on` needs the name of an event"
         diagnostics.error("X217", message, place, hint=hint, notes=notes)
         return
-    rest, addresses = tuple(path[1:]), _addresses(reactions)
-    if name == "nan" and not rest and len(reactions) == 1:
-        reactions[0].override = value_of(override.value, reading, evaluator, diagnostics)
+    rest, addresses = tuple(path[1:]), _addresses(triggers)
+    if name == "nan" and not rest and len(triggers) == 1:
+        triggers[0].override = value_of(override.value, reading, evaluator, diagnostics)
         return
-    if not _set_action(reactions, addresses, rest, override, reading, evaluator, diagnostics):
+    if not _set_action(triggers, addresses, rest, override, reading, evaluator, diagnostics):
         listed = ", ".join(f"`on.{name}.{each}.SETTING`" for each in addresses.all())
         message = f"`{_path(override).text}` is not a setting of an action of this event"
         diagnostics.error("X217", message, _path(override), hint=f"the spec has {listed}")
 
 
 def _set_action(
-    reactions: list[TriggerSection], addresses: Addresses, rest: Parts, override: Override, reading: ReadStatements,
+    triggers: list[TriggerSection], addresses: Addresses, rest: Parts, override: Override, reading: ReadStatements,
     evaluator: Evaluator, diagnostics: Diagnostics,
 ) -> bool:  # fmt: skip
     """Give an action a setting, by the end of a path. False if the path before its last part means no action."""
     numbered = bool(rest) and rest[-1][0].isdecimal()  # one tick more than there are
     places = [] if numbered else addresses.places(".".join(part for part, _ in rest[:-1]))
-    kinds = [blocks.ACTIONS.get(addresses.occasions[occasion][place][0]) for occasion, place in places]
+    kinds = [blocks.ACTIONS.get(addresses.triggers[trigger][place][0]) for trigger, place in places]
     known = [name for kind in kinds if kind is not None for name in settings_of(kind)]
     if places and rest[-1][0] not in known and closest(rest[-1][0], known) is None:
         return False
     if len(places) > 1:
         prefix = ".".join(part for part, _ in override.parts[: len(override.parts) - len(rest)])
-        _ambiguous(prefix, reactions, addresses, places, override, diagnostics, rest[-1][0])
+        _ambiguous(prefix, triggers, addresses, places, override, diagnostics, rest[-1][0])
     elif places:
-        occasion, place = places[0]
-        name, section = reactions[occasion].actions[place]
+        trigger, place = places[0]
+        name, section = triggers[trigger].actions[place]
         if name.text in blocks.ACTIONS:  # else that is reported
             descend(blocks.ACTIONS[name.text], section, override, rest[-1:], reading, evaluator, diagnostics)
     return bool(places)
 
 
-def _addresses(reactions: list[TriggerSection]) -> Addresses:
-    return Addresses([[_done(name, section) for name, section in each.actions] for each in reactions])
+def _addresses(triggers: list[TriggerSection]) -> Addresses:
+    return Addresses([[_done(name, section) for name, section in each.actions] for each in triggers])
 
 
 def _done(name: s.Name, section: Section) -> Done:
@@ -100,13 +100,13 @@ def _done(name: s.Name, section: Section) -> Done:
 
 
 def _ambiguous(
-    prefix: str, reactions: list[TriggerSection], addresses: Addresses, places: list[tuple[int, int]],
+    prefix: str, triggers: list[TriggerSection], addresses: Addresses, places: list[tuple[int, int]],
     override: Override, diagnostics: Diagnostics, setting: str = "",
 ) -> None:  # fmt: skip
     """Report a path that may mean several ticks, and the paths that mean one."""
     names = [".".join(filter(None, (prefix, addresses.name(*place), setting))) for place in places]
     hint = f"write {' or '.join(f'`{name}`' for name in names)}"
-    notes = [(f"`{name}`", reactions[number].span) for name, (number, _) in zip(names, places, strict=True)]
+    notes = [(f"`{name}`", triggers[number].span) for name, (number, _) in zip(names, places, strict=True)]
     path = _path(override)
     diagnostics.error("X217", f"`{path.text}` is ambiguous: {len(places)} actions match", path, hint=hint, notes=notes)
 

@@ -44,7 +44,7 @@ def json_schema() -> Schema:
     used = "modules of your own sources and collators: paths from the folder of the spec, or dotted names"
     properties["use"] = {"description": used, "type": "array", "items": {"type": "string"}}
     for key, kind in (("every", actions.Tick), ("on", actions.Event)):
-        properties[key] = {"description": described(kind)[1], "type": "array", "items": _reaction(kind)}
+        properties[key] = {"description": described(kind)[1], "type": "array", "items": _trigger(kind)}
     return {
         "$schema": DIALECT,
         "title": "xtrain spec",
@@ -78,7 +78,7 @@ def _one_of(table: dict[str, type]) -> Schema:
     }
 
 
-def _reaction(kind: type) -> Schema:
+def _trigger(kind: type) -> Schema:
     schema = _block(kind)
     schema["properties"]["actions"] = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/action"}}
     return schema

@@ -27,7 +27,7 @@ STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "collate": ("collate = link -> link", "the chain of functions that turns documents into batches"),
     "every": ("every amount action then action", "a tick: actions that are repeated; `every step` is `every 1 step`"),
-    "on": ("on event action then action", "a reaction to an event; `on nan(n)`: to n non-finite steps in a row"),
+    "on": ("on event action then action", "actions when an event occurs; `on nan(n)`: to n non-finite steps in a row"),
 }
 
 FUNCTIONS: Final[dict[str, tuple[str, str]]] = {

@@ -36,7 +36,7 @@ def _body_without_braces(m: UnexpectedToken) -> Explanation | None:
 
 
 def _closer(m: UnexpectedToken) -> Token | None:
-    """The bracket that closes the misfit, if what it holds are settings."""
+    """The bracket that closes what the unexpected token opens, if what it holds are settings."""
     inner = m.tokens[m.at + 1 : m.at + 3]
     if [token.type for token in inner] != ["NAME", "_EQ"]:
         return None
@@ -55,7 +55,7 @@ def _value_with_body(m: UnexpectedToken) -> Explanation | None:
     return mistake("X101", "a value has no body", m.token.span, hint, fix=" " if labelled else None, fix_at=fix_at)
 
 
-def _reaction(m: UnexpectedToken) -> Explanation | None:
+def _trigger(m: UnexpectedToken) -> Explanation | None:
     """`every` or `on` that stops before its actions, or has signs around them."""
     if m.begin.type not in ("EVERY", "ON"):
         return None
@@ -103,7 +103,7 @@ def _bare_path(m: UnexpectedToken) -> Explanation | None:
     )
 
 
-ITEM_RULES: Final = (_body_without_braces, _keyword_as_name, _reaction, _value_with_body, _bare_path)
+ITEM_RULES: Final = (_body_without_braces, _keyword_as_name, _trigger, _value_with_body, _bare_path)
 
 
 def beginning(m: UnexpectedToken) -> Explanation | None:

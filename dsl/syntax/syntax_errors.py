@@ -16,14 +16,14 @@ _WHOLE_VALUES: Final = ("RBRACE", "RPAR", "RSQB", "STRING", "NUMBER", "TRUE", "F
 
 def explain(tokens: list[Token], at: int, first: int, accepts: set[str]) -> Explanation:
     """Why `tokens[at]` does not fit, in the item that begins at `tokens[first]`, where `accepts` would have."""
-    misfit = UnexpectedToken(tokens, at, first, accepts)
+    unexpected = UnexpectedToken(tokens, at, first, accepts)
     if at > first:
         for rule in (*ITEM_RULES, *_VALUE_RULES):
-            found = rule(misfit)
+            found = rule(unexpected)
             if found is not None:
                 return found
-    hint = f"expected {misfit.expected}"
-    return beginning(misfit) or mistake("X101", f"unexpected {misfit.found}", misfit.place, hint)
+    hint = f"expected {unexpected.expected}"
+    return beginning(unexpected) or mistake("X101", f"unexpected {unexpected.found}", unexpected.place, hint)
 
 
 def _wrong_sign(m: UnexpectedToken) -> Explanation | None:

@@ -97,9 +97,9 @@ def recurring(plan: Plan) -> dict[str, str]:
     for tick in plan.timeline.ticks:
         path = f"every {actions_text(tick.nodes, tick.stop)}"
         found[path] = ", ".join(filter(None, (found.get(path), tick.period)))
-    for reaction in plan.timeline.reactions:
-        if reaction.nodes or reaction.stop:
-            found[f"on {reaction.name}"] = actions_text(reaction.nodes, reaction.stop)
+    for trigger in plan.timeline.reactions:
+        if trigger.nodes or trigger.stop:
+            found[f"on {trigger.name}"] = actions_text(trigger.nodes, trigger.stop)
     return found
 
 

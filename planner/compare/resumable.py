@@ -61,8 +61,8 @@ def resumable(a: Plan, b: Plan, step: int | None = None) -> Verdict:
 
 
 def _reasons(a: Plan, b: Plan, step: int | None) -> Iterator[Reason]:
-    for misfit in mismatches(checkpoint_contents(a), checkpoint_contents(b)):
-        yield Reason(kind="incompatible", path=misfit.path, text=misfit.text)
+    for difference in mismatches(checkpoint_contents(a), checkpoint_contents(b)):
+        yield Reason(kind="incompatible", path=difference.path, text=difference.text)
     yield from data_reasons(a, b)
     yield from _layout(a, b)
     yield from _formats(a, b)

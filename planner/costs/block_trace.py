@@ -1,4 +1,4 @@
-"""A block of the model as a tape: norm → attention → add → norm → feed-forward → add, as `runtime/models` runs it."""
+"""A block of the model as a trace: norm → attention → add → norm → feed-forward → add, as `runtime/models` runs it."""
 
 from attrs import frozen
 
@@ -39,26 +39,26 @@ def axes_of(run: Resolved) -> BlockAxes:
 def block_trace(run: Resolved, local: Local, experts: FsdpUnit | None) -> OpTrace:
     """One block; `experts`: the FSDP unit of its experts, if they are one."""
     arch, axes = run.architecture, axes_of(run)
-    tape = OpTrace(TracedTensor(local.stream, local.stream))
-    x = tape.input
-    normed = add_norm(tape, x, local.between, local.dim, local)
-    x = tape.add(x, _attention(tape, normed, local, axes, qk_norm=arch.qk_norm))
-    normed = add_norm(tape, x, local.between, local.dim, local)
+    trace = OpTrace(TracedTensor(local.stream, local.stream))
+    x = trace.input
+    normed = add_norm(trace, x, local.between, local.dim, local)
+    x = trace.add(x, _attention(trace, normed, local, axes, qk_norm=arch.qk_norm))
+    normed = add_norm(trace, x, local.between, local.dim, local)
     if arch.is_moe:
-        out = add_experts(tape, normed, run, local, experts)
+        out = add_experts(trace, normed, run, local, experts)
     else:
         out = leave(
-            tape, add_swiglu(tape, enter(tape, normed, local, axes), local.tokens, local.ffn, local), local, axes
+            trace, add_swiglu(trace, enter(trace, normed, local, axes), local.tokens, local.ffn, local), local, axes
         )
-    tape.add(x, out)
-    return tape
+    trace.add(x, out)
+    return trace
 
 
-def add_norm(tape: OpTrace, x: TracedTensor, rows: int, width: int, local: Local) -> TracedTensor:
+def add_norm(trace: OpTrace, x: TracedTensor, rows: int, width: int, local: Local) -> TracedTensor:
     """RMSNorm over `width` of each of `rows`: keeps what goes in, and of every row one over its root mean square."""
     size, exact = rows * width * local.width, rows * width * local.exact
     casts = local.exact != local.width
-    return tape.op(
+    return trace.op(
         x,
         makes=size,
         keeps=(x,),
@@ -68,14 +68,14 @@ def add_norm(tape: OpTrace, x: TracedTensor, rows: int, width: int, local: Local
     )
 
 
-def enter(tape: OpTrace, x: TracedTensor, local: Local, axes: BlockAxes) -> TracedTensor:
+def enter(trace: OpTrace, x: TracedTensor, local: Local, axes: BlockAxes) -> TracedTensor:
     """Activations between blocks → whole ones, before matrices that tensor parallel cuts by output."""
     if not axes.tensor:
         return x
     size = local.whole
     if not axes.sequence:
-        return tape.views(x, back_calls=(CollectiveCall("tp", "all_reduce", TP, size),))[0]
-    return tape.op(
+        return trace.views(x, back_calls=(CollectiveCall("tp", "all_reduce", TP, size),))[0]
+    return trace.op(
         x,
         makes=size,
         scratch=(size, size),
@@ -84,16 +84,16 @@ def enter(tape: OpTrace, x: TracedTensor, local: Local, axes: BlockAxes) -> Trac
     )
 
 
-def leave(tape: OpTrace, x: TracedTensor, local: Local, axes: BlockAxes) -> TracedTensor:
+def leave(trace: OpTrace, x: TracedTensor, local: Local, axes: BlockAxes) -> TracedTensor:
     """Partial sums → activations between blocks, after matrices that tensor parallel cuts by input."""
     if not axes.tensor:
         return x
     size = local.whole
     if not axes.sequence:
-        return tape.op(
+        return trace.op(
             x, makes=size, fresh=False, scratch=(0, 0), calls=(CollectiveCall("tp", "all_reduce", TP, size),)
         )
-    return tape.op(
+    return trace.op(
         x,
         makes=local.stream,
         scratch=(size, size),
@@ -102,34 +102,36 @@ def leave(tape: OpTrace, x: TracedTensor, local: Local, axes: BlockAxes) -> Trac
     )
 
 
-def _attention(tape: OpTrace, normed: TracedTensor, local: Local, axes: BlockAxes, *, qk_norm: bool) -> TracedTensor:
-    x = enter(tape, normed, local, axes)
+def _attention(trace: OpTrace, normed: TracedTensor, local: Local, axes: BlockAxes, *, qk_norm: bool) -> TracedTensor:
+    x = enter(trace, normed, local, axes)
     query, key = local.heads * local.head_dim, local.kv_heads * local.head_dim
 
     def project(width: int, heads: int, rotated: bool) -> TracedTensor:
         size, weight = local.tokens * width * local.width, width * local.dim * local.width
-        y = tape.linear(x, size, weight=weight, flops=2 * local.tokens * width * local.dim)
+        y = trace.linear(x, size, weight=weight, flops=2 * local.tokens * width * local.dim)
         if rotated and qk_norm:
-            y = add_norm(tape, y, local.tokens * heads, local.head_dim, local)
+            y = add_norm(trace, y, local.tokens * heads, local.head_dim, local)
         # x · cos + turned x · sin: nothing of x is kept.
-        return tape.op(y, makes=size, scratch=(5 * size // 2, 2 * size)) if rotated else y
+        return trace.op(y, makes=size, scratch=(5 * size // 2, 2 * size)) if rotated else y
 
     q = project(query, local.heads, True)
     k = project(key, local.kv_heads, True)
     v = project(key, local.kv_heads, False)
-    out = _kernel(tape, q, k, v, local, axes)
+    out = _kernel(trace, q, k, v, local, axes)
     flops = 2 * local.tokens * query * local.dim
-    return leave(tape, tape.linear(out, local.whole, weight=query * local.dim * local.width, flops=flops), local, axes)
+    return leave(
+        trace, trace.linear(out, local.whole, weight=query * local.dim * local.width, flops=flops), local, axes
+    )
 
 
 def _kernel(
-    tape: OpTrace, q: TracedTensor, k: TracedTensor, v: TracedTensor, local: Local, axes: BlockAxes
+    trace: OpTrace, q: TracedTensor, k: TracedTensor, v: TracedTensor, local: Local, axes: BlockAxes
 ) -> TracedTensor:
     """From queries, keys and values to what the output matrix takes."""
     size, flops = local.queries, 4 * local.tokens * local.sequence * local.heads * local.head_dim
     statistics = local.tokens * local.heads * local.exact  # logsumexp of the scores
     if axes.ulysses == 1 and axes.ring == 1:
-        return tape.op(
+        return trace.op(
             *(q, k, v),
             makes=size,
             keeps=(q, k, v),
@@ -141,11 +143,11 @@ def _kernel(
         )
     parts: tuple[TracedTensor, ...] = (q, k, v)
     if axes.ulysses > 1:
-        parts = (_to_heads(tape, q, k, v, local),)
+        parts = (_to_heads(trace, q, k, v, local),)
     out = (
-        _ring(tape, parts, local, axes, flops, statistics)
+        _ring(trace, parts, local, axes, flops, statistics)
         if axes.ring > 1
-        else tape.op(
+        else trace.op(
             *parts,
             makes=size,
             keeps=parts,
@@ -157,27 +159,27 @@ def _kernel(
             attends=True,
         )
     )
-    return _to_positions(tape, out, local) if axes.ulysses > 1 else out
+    return _to_positions(trace, out, local) if axes.ulysses > 1 else out
 
 
-def _to_heads(tape: OpTrace, q: TracedTensor, k: TracedTensor, v: TracedTensor, local: Local) -> TracedTensor:
+def _to_heads(trace: OpTrace, q: TracedTensor, k: TracedTensor, v: TracedTensor, local: Local) -> TracedTensor:
     """One exchange of all three, which stay together."""
     size = local.tokens * (local.heads + 2 * local.spread_kv) * local.head_dim * local.width
     call = CollectiveCall("ulysses", "all_to_all", CP, size)
-    sent = tape.op(q, k, v, makes=size, scratch=(size, size))
-    received = tape.op(sent, makes=size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
-    return tape.op(received, makes=size)
+    sent = trace.op(q, k, v, makes=size, scratch=(size, size))
+    received = trace.op(sent, makes=size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
+    return trace.op(received, makes=size)
 
 
-def _to_positions(tape: OpTrace, out: TracedTensor, local: Local) -> TracedTensor:
+def _to_positions(trace: OpTrace, out: TracedTensor, local: Local) -> TracedTensor:
     call = CollectiveCall("ulysses", "all_to_all", CP, out.size)
-    sent = tape.op(out, makes=out.size)
-    received = tape.op(sent, makes=out.size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
-    return tape.op(received, makes=out.size)
+    sent = trace.op(out, makes=out.size)
+    received = trace.op(sent, makes=out.size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
+    return trace.op(received, makes=out.size)
 
 
 def _ring(
-    tape: OpTrace, parts: tuple[TracedTensor, ...], local: Local, axes: BlockAxes, flops: int, statistics: int
+    trace: OpTrace, parts: tuple[TracedTensor, ...], local: Local, axes: BlockAxes, flops: int, statistics: int
 ) -> TracedTensor:
     """Keys and values go round; their gradients too, one message more, in the format of exact sums."""
     keys = 2 * local.tokens * local.spread_kv * local.head_dim
@@ -194,7 +196,7 @@ def _ring(
     else:
         block = keys * exact + 7 * each // 2 + (2 * keys * width if repeated else 0)
     at_once = max(3 * scores, each + 2 * queries * exact)
-    return tape.op(
+    return trace.op(
         *parts,
         makes=queries * width,
         keeps=parts[:1] if len(parts) > 1 else (),

@@ -95,7 +95,7 @@ def _flops(run: Resolved, pp: int) -> int:
 def _works(run: Resolved, stages: list[list[StagePlay]]) -> tuple[list[float], list[float]]:
     """Operations of the forward of every stage, and of what its backward computes a second time."""
     by_stage = {each.stage: each for own in stages for each in own}
-    block = sum(op.flops for op in stages[0][0].plays.tape.ops)
+    block = sum(op.flops for op in stages[0][0].plays.trace.ops)
     works, again = [], []
     for stage in range(len(run.pipeline.spans)):
         play = by_stage[stage]
@@ -123,6 +123,6 @@ def _again(stage: StagePlay) -> tuple[int, int]:
     recompute = stage.plays.recompute
     if recompute is None:
         return 0, 0
-    found, blocks = second_run(stage.plays.tape, recompute), sum(stage.blocks)
+    found, blocks = second_run(stage.plays.trace, recompute), sum(stage.blocks)
     attention = sum(op.flops for op in found if op.attends)
     return blocks * (sum(op.flops for op in found) - attention), blocks * attention

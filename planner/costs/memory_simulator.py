@@ -50,55 +50,57 @@ class Played:
     net: int
 
 
-def bytes_for_backward(tape: OpTrace, recompute: Recompute | None) -> int:
+def bytes_for_backward(trace: OpTrace, recompute: Recompute | None) -> int:
     """Bytes that a block leaves for its backward, its input included."""
     if recompute is None:
-        return sum({id(value): value.size for op in tape.ops for value in op.keeps}.values())
-    choices = tape.choices if recompute.choices else 0
-    return tape.input.size + choices + sum(value.size for value in _stored(tape, recompute))
+        return sum({id(value): value.size for op in trace.ops for value in op.keeps}.values())
+    choices = trace.choices if recompute.choices else 0
+    return trace.input.size + choices + sum(value.size for value in _stored(trace, recompute))
 
 
-def second_run(tape: OpTrace, recompute: Recompute) -> list[TracedOp]:
+def second_run(trace: OpTrace, recompute: Recompute) -> list[TracedOp]:
     """The operations that are done again in the backward: none after the last that keeps something, nor those whose
     results were kept."""
-    return [op for op in _until_last_keeper(tape) if op.saved not in recompute.saved]
+    return [op for op in _until_last_keeper(trace) if op.saved not in recompute.saved]
 
 
-def _until_last_keeper(tape: OpTrace) -> list[TracedOp]:
-    last = max(place for place, op in enumerate(tape.ops) if op.keeps)
-    return tape.ops[: last + 1]
+def _until_last_keeper(trace: OpTrace) -> list[TracedOp]:
+    last = max(place for place, op in enumerate(trace.ops) if op.keeps)
+    return trace.ops[: last + 1]
 
 
-def forward(tape: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) -> Played:
+def forward(trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None) -> Played:
     """Play the forward of a block that is the FSDP unit `unit`; before it its input is alive, after it its output."""
     player = _Player()
     player.gather(unit)
     if recompute is None:
-        stays = {id(value) for op in tape.ops for value in op.keeps}
+        stays = {id(value) for op in trace.ops for value in op.keeps}
     else:
-        stays = {id(value) for value in _stored(tape, recompute)}
-    player.run(tape.ops, stays)
-    return Played(player.peak, bytes_for_backward(tape, recompute) - tape.input.size + tape.ops[-1].outputs[0].gradient)
+        stays = {id(value) for value in _stored(trace, recompute)}
+    player.run(trace.ops, stays)
+    return Played(
+        player.peak, bytes_for_backward(trace, recompute) - trace.input.size + trace.ops[-1].outputs[0].gradient
+    )
 
 
 def backward(
-    tape: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None, handling: Handling, *, first: bool = False
+    trace: OpTrace, unit: FsdpUnit | None, recompute: Recompute | None, handling: Handling, *, first: bool = False
 ) -> Played:
     """Play the backward of a block; alive before: what it kept, and the gradient of its output.
 
     With FSDP also the buffer that the unit was gathered in early, and, unless it is the first, that of an exchange.
     """
-    inner = next((op.closes for op in tape.ops if op.closes is not None), None)
+    inner = next((op.closes for op in trace.ops if op.closes is not None), None)
     player = _Player(handling, buffer=0 if unit is None or first else unit.buffer)
     player.gather_again(unit, inner or unit)
-    later = {id(tape.input)}  # freed at the end
+    later = {id(trace.input)}  # freed at the end
     if recompute is not None:
-        later |= {id(value) for value in _stored(tape, recompute)}
-        stays = {id(value) for op in tape.ops for value in op.keeps} | later
-        player.run(_until_last_keeper(tape), stays, known=later, again=True, follower=unit)
-    player.run_back(tape, later, unit if recompute is None else None)
+        later |= {id(value) for value in _stored(trace, recompute)}
+        stays = {id(value) for op in trace.ops for value in op.keeps} | later
+        player.run(_until_last_keeper(trace), stays, known=later, again=True, follower=unit)
+    player.run_back(trace, later, unit if recompute is None else None)
     player.exchange(unit)
-    player.free(bytes_for_backward(tape, recompute) if recompute is not None else tape.input.size)
+    player.free(bytes_for_backward(trace, recompute) if recompute is not None else trace.input.size)
     return Played(player.peak, player.live)
 
 
@@ -111,9 +113,9 @@ def exchange(unit: FsdpUnit | None, buffer: int, handling: Handling) -> Played:
     return Played(player.peak, player.live)
 
 
-def _stored(tape: OpTrace, recompute: Recompute) -> list[TracedTensor]:
+def _stored(trace: OpTrace, recompute: Recompute) -> list[TracedTensor]:
     """Results that selective recomputation keeps."""
-    found = (op for op in tape.ops if op.saved in recompute.saved)
+    found = (op for op in trace.ops if op.saved in recompute.saved)
     return [value for op in found for value in (*op.outputs, *op.extra)]
 
 
@@ -203,18 +205,18 @@ class _Player:
                     made.discard(number)
                     self.free(storage.size)
 
-    def run_back(self, tape: OpTrace, later: Set[int], follower: FsdpUnit | None) -> None:
+    def run_back(self, trace: OpTrace, later: Set[int], follower: FsdpUnit | None) -> None:
         """Run all operations backwards, from the gradient of the last output, which is alive.
 
         follower: None if units inside are gathered already.
         """
         left: dict[int, int] = {}
-        for op in tape.ops:
+        for op in trace.ops:
             for value in op.keeps:
                 left[id(value)] = left.get(id(value), 0) + 1
-        last = tape.ops[-1].outputs[0]
+        last = trace.ops[-1].outputs[0]
         self._gradients = {id(last): _Gradient(last.gradient, 1)}
-        for op in reversed(tape.ops):
+        for op in reversed(trace.ops):
             if op.closes is not None:
                 if follower is not None:
                     self.gather_again(op.closes, follower)

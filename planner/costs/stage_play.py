@@ -16,7 +16,7 @@ from .op_trace import FsdpUnit, OpTrace, TracedOp
 class Plays:
     """A block, and plays of it and of stages, each made once."""
 
-    tape: OpTrace
+    trace: OpTrace
     unit: FsdpUnit | None
     recompute: Recompute | None
     _found: dict[tuple[Hashable, ...], Played] = field(factory=dict)
@@ -24,18 +24,18 @@ class Plays:
     @property
     def owners(self) -> list[TracedOp]:
         """Operations with parameters."""
-        return [op for op in self.tape.ops if op.weights]
+        return [op for op in self.trace.ops if op.weights]
 
     def kept(self, again: bool) -> int:
-        return bytes_for_backward(self.tape, self.recompute if again else None)
+        return bytes_for_backward(self.trace, self.recompute if again else None)
 
     def forward(self, again: bool) -> Played:
         how = self.recompute if again else None
-        return self.once(("block", again), lambda: forward(self.tape, self.unit, how))
+        return self.once(("block", again), lambda: forward(self.trace, self.unit, how))
 
     def backward(self, again: bool, handling: Handling, first: bool) -> Played:
         how = self.recompute if again else None
-        play = partial(backward, self.tape, self.unit, how, handling, first=first)
+        play = partial(backward, self.trace, self.unit, how, handling, first=first)
         return self.once(("block", again, handling, first), play)
 
     def once(self, key: tuple[Hashable, ...], play: Callable[[], Played]) -> Played:
@@ -117,7 +117,7 @@ class StagePlay:
         whole = self.backward(handling)
         if self.embeds:
             return whole
-        each = self.plays.kept(False) - self.plays.tape.input.size
+        each = self.plays.kept(False) - self.plays.trace.input.size
         again = sum(self.blocks) * (len(self.plays.owners) - 3) * each
         return Played(max(0, whole.peak) + again, whole.net - self.captured)
 

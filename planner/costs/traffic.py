@@ -1,8 +1,8 @@
 """What one rank sends in a step: every collective of `runtime/`, counted, with its bytes.
 
 Groups of one rank send nothing. Of several ranks of a pipeline coordinate it is the first that is counted, which has
-the largest pieces. Most calls stand on the tapes of blocks; the others are those of FSDP, of the two ends of the model,
-of the pipeline, and of the step around them.
+the largest pieces. Most calls stand on the traces of blocks; the others are those of FSDP, of the two ends of the
+model, of the pipeline, and of the step around them.
 """
 
 from collections import Counter
@@ -71,15 +71,15 @@ def _wires(run: Resolved, stages: list[StagePlay], pp: int) -> Wires:
 
 
 def _blocks(wires: Wires, stage: StagePlay, count: int, split: bool) -> None:
-    """The tapes of all blocks, forward, backward, and where a block is computed again."""
-    tape, recompute = stage.plays.tape, stage.plays.recompute
+    """The traces of all blocks, forward, backward, and where a block is computed again."""
+    trace, recompute = stage.plays.trace, stage.plays.recompute
     blocks, again = len(stage.blocks), sum(stage.blocks)
-    for op in tape.ops:
+    for op in trace.ops:
         wires.add_all((*op.calls, *op.back_calls), count * blocks)
     if recompute is not None and again:
         # A split backward goes through a block once for its input, and once for each of its parameters' owners.
         runs = 1 + len(stage.plays.owners) if split else 1
-        for op in second_run(tape, recompute):
+        for op in second_run(trace, recompute):
             wires.add_all(op.calls, count * again * runs)
 
 

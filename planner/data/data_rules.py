@@ -34,9 +34,9 @@ def check_data(spec: Spec, found: Findings) -> None:
 def evaluated(spec: Spec) -> dict[str, str]:
     """Dataset name → path of the first action that evaluates on it."""
     found: dict[str, str] = {}
-    for kind, occasions in (("every", spec.ticks), ("on", spec.events)):
-        for number, occasion in enumerate(occasions):
-            for place, action in enumerate(occasion.actions):
+    for kind, triggers in (("every", spec.ticks), ("on", spec.events)):
+        for number, trigger in enumerate(triggers):
+            for place, action in enumerate(trigger.actions):
                 if isinstance(action, EvalAction):
                     found.setdefault(action.dataset, f"{kind}.{number}.actions.{place}.dataset")
     return found
@@ -84,8 +84,8 @@ def _check_evaluations(spec: Spec, found: Findings) -> None:
         if dataset is None:
             known = ", ".join(spec.datasets) or "none"
             hint = did_you_mean(name, spec.datasets) or f"datasets of this spec: {known}"
-            mend = partial(renamed, word=name, candidates=spec.datasets)
-            found.fail(rule, "X501", path, f"`eval` of the unknown dataset `{name}`", hint, mend)
+            fix_at = partial(renamed, word=name, candidates=spec.datasets)
+            found.fail(rule, "X501", path, f"`eval` of the unknown dataset `{name}`", hint, fix_at)
         elif dataset.holdout.fraction == 0:
             hint = f"set `holdout = 1%` in `dataset {name}`"
             found.fail(rule, "X504", path, f"`eval` of `{name}`, which has no held-out part", hint)

@@ -83,8 +83,8 @@ def _check_names(spec: Spec, rule: str, path: str, given: dict[str, Weight], fou
         if dataset is None:
             known = (*spec.datasets, *settings)
             hint = did_you_mean(name, known) or f"datasets of this spec: {', '.join(spec.datasets) or 'none'}"
-            mend = partial(renamed, word=name, candidates=known, taken=given)
-            found.fail(rule, "X513", place, f"a weight of unknown dataset `{name}`", hint, mend)
+            fix_at = partial(renamed, word=name, candidates=known, taken=given)
+            found.fail(rule, "X513", place, f"a weight of unknown dataset `{name}`", hint, fix_at)
         elif amount(weight) > 0 and not trains(dataset):
             message = f"`{name}` has a weight of {weight_text(weight)}, and `holdout = 100%`"
             hint = f"lower the holdout of `dataset {name}`, or set its weight to 0"

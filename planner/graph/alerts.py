@@ -102,10 +102,10 @@ def check_alerts(spec: Spec, found: Findings) -> None:
         actions = actions_on(spec.events, name)
         if getattr(spec.alerts, name) is None:
             message = f"on {name} can never occur: alerts.{name} is none"
-            found.fail(rule, "X610", path, message, "remove that setting, or remove the reaction")
+            found.fail(rule, "X610", path, message, "remove that setting, or remove the trigger")
         elif name == "memory" and device_kind(spec) == "cpu":
             message = "on memory can never occur: on a CPU there is no planned memory to compare with"
-            found.fail(rule, "X610", path, message, "remove the reaction")
+            found.fail(rule, "X610", path, message, "remove the trigger")
         elif name == "stalled" and not all(isinstance(action, NotifyAction) for action in actions):
             message = "on stalled has other actions than notify, which need all ranks, and stalled ranks do not respond"
             hint = 'write `on stalled notify("…")`; fault_tolerance.stuck ends such a run'

@@ -45,4 +45,4 @@ def _profile(spec: Spec) -> ProfileAction:
 
 
 def _declared(spec: Spec) -> Iterator[Action]:
-    return (action for occasion in (*spec.ticks, *spec.events) for action in occasion.actions)
+    return (action for trigger in (*spec.ticks, *spec.events) for action in trigger.actions)

@@ -1,4 +1,4 @@
-"""When things happen besides training: ticks with how often they fire, reactions to events, and their defaults."""
+"""When things happen besides training: ticks with how often they fire, triggers to events, and their defaults."""
 
 from math import ceil
 
@@ -174,7 +174,7 @@ def build_timeline(
         stop = any(isinstance(action, StopAction) for action in tick.actions)
         ids = tuple(nodes.add(action, last=stop) for action in tick.actions if not isinstance(action, StopAction))
         ticks.append(recurring(tick, batch, ids))
-    reactions = tuple(
+    triggers = tuple(
         Trigger(
             event=name,
             nodes=(
@@ -192,14 +192,14 @@ def build_timeline(
         for name, actions in schedule.events.items()
     )
     for count in sorted({count or bad_steps for count in schedule.bad_steps} - {bad_steps}):
-        reactions += (Trigger(event="nan", nodes=_told(schedule, nodes, count, bad_steps), stop=False, count=count),)
+        triggers += (Trigger(event="nan", nodes=_told(schedule, nodes, count, bad_steps), stop=False, count=count),)
     timeline = Timeline(
         steps=batch.steps,
         tokens=batch.tokens,
         epochs=batch.epochs,
         phases=phases,
         ticks=tuple(ticks),
-        reactions=reactions,
+        reactions=triggers,
         **limit_args(launch, batch),
     )
     return with_counts(timeline, [_unrecorded(tick) for tick in in_turn], batch.tokens_per_step)

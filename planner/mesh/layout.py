@@ -18,14 +18,14 @@ from .mesh import AXES, build_mesh, largest_divisor
 class Layout:
     """A mesh, the machines under it, and for every size that was derived the reason (by path in the spec).
 
-    doubtful: what had to be guessed so that the other rules can be checked: `world`, `cp`. Empty in every plan.
+    unsettled: what had to be guessed so that the other rules can be checked: `world`, `cp`. Empty in every plan.
     """
 
     mesh: Mesh
     nodes: int
     ep: int
     reasons: dict[str, str] = field(factory=dict)
-    doubtful: frozenset[str] = frozenset()
+    unsettled: frozenset[str] = frozenset()
 
     @property
     def expert_group(self) -> int:
@@ -37,20 +37,20 @@ class Layout:
 
 
 def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, found: Findings) -> Layout:
-    """Resolve `parallel` and `launch` for `world` ranks; if no mesh fits, `found` says why and the layout is doubtful.
+    """Resolve `parallel` and `launch` for `world` ranks; if no mesh fits, `found` says why and the layout is unsettled.
 
     `world` None: the ranks `launch` names, else as many as the axes need.
     """
     reasons: dict[str, str] = {}
-    doubtful: set[str] = set()
-    sizes = _fixed_sizes(spec, found, doubtful)
+    unsettled: set[str] = set()
+    sizes = _fixed_sizes(spec, found, unsettled)
     tp = sizes["tp"]
     split = split_context(spec.parallel.cp, max(heads // tp, 1), max(kv_heads // tp, 1), reasons, found)
     if split is None:
-        doubtful.add("cp")
+        unsettled.add("cp")
     sizes["ring"], sizes["ulysses"] = split or (spec.parallel.cp.size, 1)
     total, placed = None, None
-    if not doubtful & {"world"}:
+    if not unsettled & {"world"}:
         total = _solve_fsdp(spec, sizes, world, reasons, found)
     if total is not None:
         fills = world is not None or isinstance(spec.launch.ranks_per_node, Auto)
@@ -58,18 +58,18 @@ def build_layout(spec: Spec, world: int | None, *, heads: int, kv_heads: int, fo
         spread = world is None and fills and not isinstance(spec.launch.nodes, Auto)
         placed = _machines(spec, total, fills, spread, reasons, found)
     if total is None or placed is None:
-        doubtful.add("world")
+        unsettled.add("world")
         sizes.setdefault("fsdp", 1)
         placed = (1, prod(sizes.values()))
     else:
         check_cluster(spec, *placed, found)
     nodes, ranks_per_node = placed
-    ep = _check_ep(spec, sizes, found) if not doubtful else 1
+    ep = _check_ep(spec, sizes, found) if not unsettled else 1
     mesh = build_mesh(sizes, ep=ep, ranks_per_node=ranks_per_node)
-    return Layout(mesh=mesh, nodes=nodes, ep=ep, reasons=reasons, doubtful=frozenset(doubtful))
+    return Layout(mesh=mesh, nodes=nodes, ep=ep, reasons=reasons, unsettled=frozenset(unsettled))
 
 
-def _fixed_sizes(spec: Spec, found: Findings, doubtful: set[str]) -> dict[str, int]:
+def _fixed_sizes(spec: Spec, found: Findings, unsettled: set[str]) -> dict[str, int]:
     """Every axis but context and a free fsdp, which are left out."""
     parallel = spec.parallel
     stated = {
@@ -85,7 +85,7 @@ def _fixed_sizes(spec: Spec, found: Findings, doubtful: set[str]) -> dict[str, i
         found.fail(
             "mesh.auto", "X410", f"parallel.{other}.size", message, f"give {other} a number, such as `{other} 2`"
         )
-        doubtful.add("world")
+        unsettled.add("world")
     sizes = {axis: size for axis, size in stated.items() if isinstance(size, int)}
     return {**{axis: 1 for axis in free if axis != "fsdp"}, **sizes}
 

@@ -132,7 +132,7 @@ def check_microbatches(spec: Spec, layout: Layout, batch: Arithmetic, found: Fin
     torch.distributed.pipelining 2.13: n microbatches make n // pp rounds, which must divide n.
     """
     size, count, pp = layout.size("pp"), batch.accumulate, spec.parallel.pp
-    if size == 1 or (layout.doubtful and isinstance(spec.batch.accumulate, Auto)):
+    if size == 1 or (layout.unsettled and isinstance(spec.batch.accumulate, Auto)):
         return
     rule, rounds = "mesh.pp.microbatches", max(count // size, 1)
     if count < size:

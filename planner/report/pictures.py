@@ -92,8 +92,8 @@ def _label(plan: Plan, node: Node) -> str:
     return f"{name}\n{second}" if second else name
 
 
-def _event(reaction: Trigger) -> str:
-    return f"{reaction.name}, then stop" if reaction.stop else reaction.name
+def _event(trigger: Trigger) -> str:
+    return f"{trigger.name}, then stop" if trigger.stop else trigger.name
 
 
 def _name(node: Node) -> str:

@@ -15,7 +15,7 @@ from .text import Detail, Page
 
 
 def show_training(page: Page, plan: Plan, detail: Detail) -> None:
-    """The arithmetic of the budget, the break points of the learning rate, checkpoints, ticks and reactions."""
+    """The arithmetic of the budget, the break points of the learning rate, checkpoints, ticks and triggers."""
     page.heading("TRAINING")
     rows = [*_amounts(plan), _learning_rate(plan), *_average(plan), *_checkpoints(plan), *_duration(plan)]
     page.table(rows, align="<>", styles=("", "", "dim"))
@@ -145,16 +145,16 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
         by_default = names in (["log"], ["checkpoint"]) and f"every.{names[0]}" in defaults
         note = "default" if by_default else _in_all(plan, tick)
         rows.append((f"every {tick.period}", " then ".join(names), _count(tick), note))
-    reactions: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
-    for reaction in plan.timeline.reactions:
-        names = [_name(plan.node(node)) for node in reaction.nodes] + (["stop"] if reaction.stop else [])
-        by_default = "default" if f"on.{reaction.event}" in defaults else ""
-        if by_default and reaction.event == "finish" and len(names) > 1:
+    triggers: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
+    for trigger in plan.timeline.reactions:
+        names = [_name(plan.node(node)) for node in trigger.nodes] + (["stop"] if trigger.stop else [])
+        by_default = "default" if f"on.{trigger.event}" in defaults else ""
+        if by_default and trigger.event == "finish" and len(names) > 1:
             by_default = "checkpoint by default"  # what else happens there was declared
         elif "notify" in names:
             by_default = ""
-        reactions.setdefault((" then ".join(names), by_default), []).append(reaction.name)
-    rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in reactions.items()]
+        triggers.setdefault((" then ".join(names), by_default), []).append(trigger.name)
+    rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in triggers.items()]
     if (stuck := plan.node("setup.watch").args["stuck_seconds"]) is not None:
         by_default = "default" if "fault_tolerance.stuck" in defaults else ""
         rows.append((f"no progress for {seconds_text(stuck)}", "report stuck ranks, then end", "", by_default))

@@ -133,7 +133,7 @@ def _edge(node: str, data: str) -> str:
 
 
 def _runs(plan: Plan, node: Node) -> list[tuple[str, str]]:
-    """When a tick or reaction runs it."""
+    """When a tick or trigger runs it."""
     ticks = [tick for tick in known_timeline(plan).ticks if node.id in tick.nodes]
     found = []
     for tick in ticks:

@@ -145,11 +145,11 @@ def _source(page: Page, spec: Spec, path: str) -> None:
 
 def _rules(page: Page, plan: Plan, spec: Spec, path: str) -> None:
     """The checks of which the verdict can change with it."""
-    doubt = frozenset({path})
+    unknown = frozenset({path})
     found = []
     for check in plan.checks:
         rests = list(rule_inputs(check.id, spec))
-        if rests != ["*"] and any(is_unknown(premise, doubt) for premise in rests):
+        if rests != ["*"] and any(is_unknown(rule_input, unknown) for rule_input in rests):
             found.append((f"{check.status} {check.id}", check.evidence))
     if found:
         page.heading("RULES", "that use this value")

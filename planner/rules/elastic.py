@@ -21,7 +21,7 @@ from .rule_inputs import Verdicts
 if TYPE_CHECKING:
     from .validate import ValidatedSpec
 
-Examine = Callable[[Spec, int, Verdicts], "ValidatedSpec | None"]
+Validate = Callable[[Spec, int, Verdicts], "ValidatedSpec | None"]
 
 # Worlds tried for one that works as written, of those that the rows come out on: what the largest of them fail at,
 # smaller ones fail at as well.
@@ -45,17 +45,17 @@ class Elastic:
     why_rows: str = ""
 
 
-def settle_worlds(spec: Spec, world: int | None, found: Verdicts, examine: Examine) -> Elastic:
+def settle_worlds(spec: Spec, world: int | None, found: Verdicts, validate: Validate) -> Elastic:
     """Find the worlds of a spec; what is wrong with its range is reported.
 
-    world: as asked for, None for the one that `launch` declares, else the largest that works. examine: the rules.
+    world: as asked for, None for the one that `launch` declares, else the largest that works. validate: the rules.
     """
     given = spec.fault_tolerance.elastic
     bare = evolve(spec, fault_tolerance=evolve(spec.fault_tolerance, elastic=None))
     if given is None:
         return Elastic(spec=spec, world=world)
     rule = "elastic.worlds"
-    if found.doubts:
+    if found.unknown_settings:
         found.unknown(rule, "it rests on a setting that is wrong")
         return Elastic(spec=bare, world=world)
     if given.high - given.low >= WIDEST:
@@ -66,7 +66,7 @@ def settle_worlds(spec: Spec, world: int | None, found: Verdicts, examine: Exami
     if not _may_give_way(spec, found) or not _is_inside(spec, given, world, found):
         return Elastic(spec=bare, world=world)
     _check_use(spec, found)
-    search = _Search(bare, given, examine)
+    search = _Search(bare, given, validate)
     reference = search.reference(_declared(spec))
     if reference is None and search.fails_alike:
         found.unknown(rule, "it rests on something that is wrong on every number of ranks")
@@ -78,8 +78,8 @@ def settle_worlds(spec: Spec, world: int | None, found: Verdicts, examine: Exami
             "choose a range that has ranks this spec can run on, or change the spec",
         )  # fmt: skip
         return Elastic(spec=bare, world=world)
-    number, sound = reference
-    rows = sound.batch.rows
+    number, valid = reference
+    rows = valid.batch.rows
     adapted = evolve(bare, batch=evolve(bare.batch, rows=rows, accumulate=AUTO))
     worlds = search.all(adapted, rows)
     refused = search.refused()
@@ -141,7 +141,7 @@ class _Search:
 
     spec: Spec
     given: Interval
-    examine: Examine
+    validate: Validate
     reasons: dict[int, str] = field(factory=dict, init=False)
 
     @property
@@ -166,9 +166,9 @@ class _Search:
         even = [world for world in self._multiples() if isinstance(rows, Auto) or self._comes_out(rows, world)]
         candidates = [declared] if declared else even[: -TRIES - 1 : -1]
         for world in candidates:
-            sound = self._tried(self.spec, world)
-            if sound is not None:
-                return world, sound
+            valid = self._tried(self.spec, world)
+            if valid is not None:
+                return world, valid
         return None
 
     @property
@@ -194,8 +194,8 @@ class _Search:
             elif not self._comes_out(rows, world):
                 even = f"microbatches of {spec.batch.micro} on each data rank"
                 self.reasons[world] = f"{plural(rows, 'row')} a step do not come out even in {even}"
-            elif (sound := self._tried(spec, world)) is not None:
-                found[world] = sound
+            elif (valid := self._tried(spec, world)) is not None:
+                found[world] = valid
         return found
 
     def _comes_out(self, rows: int, world: int) -> bool:
@@ -214,11 +214,11 @@ class _Search:
 
     def _tried(self, spec: Spec, world: int) -> "ValidatedSpec | None":
         found = Verdicts(spec)
-        sound = self.examine(spec, world, found)
-        if sound is None:
+        valid = self.validate(spec, world, found)
+        if valid is None:
             failed = next((check for check in found.checks if check.status == "fail"), None)
             self.reasons[world] = failed.evidence.partition("; ")[0] if failed else "it does not fit"
-        return sound
+        return valid
 
     def refused(self) -> tuple[RefusedWorlds, ...]:
         """The worlds that do not work, those with the same reason together."""

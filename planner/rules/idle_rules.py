@@ -79,9 +79,9 @@ def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:
 
 def _actions(spec: Spec) -> Iterator[tuple[str, Action]]:
     """(path, action) of all ticks and events."""
-    for kind, occasions in (("every", spec.ticks), ("on", spec.events)):
-        for number, occasion in enumerate(occasions):
-            for place, action in enumerate(occasion.actions):
+    for kind, triggers in (("every", spec.ticks), ("on", spec.events)):
+        for number, trigger in enumerate(triggers):
+            for place, action in enumerate(trigger.actions):
                 yield f"{kind}.{number}.actions.{place}", action
 
 

@@ -34,7 +34,7 @@ def _check_activation(spec: Spec, architecture: Architecture, layout: Layout, fo
         message = "selective recomputation that keeps nothing is full recomputation"
         hint = "use save [matmul], or write `activation full`"
         found.fail("activation.save", "X418", "activation.save", message, hint)
-    elif "all_to_all" in chosen.save and "cp" not in layout.doubtful and not exchanges(spec, layout):
+    elif "all_to_all" in chosen.save and "cp" not in layout.unsettled and not exchanges(spec, layout):
         others = ", ".join(word for word in chosen.save if word != "all_to_all") or "matmul"
         message = "save names all_to_all, and without ep or ulysses there is none"
         found.fail("activation.save", "X418", "activation.save", message, f"use save [{others}]")
@@ -48,7 +48,7 @@ def _check_attention(spec: Spec, layout: Layout, found: Findings) -> None:
     if kernel == "flex" and device_kind(spec) == "cpu":
         message = "attention flex has no backward on cpu, and launch.device is cpu"
         found.fail("model.attention", "X419", "model.attention", message, "use attention auto, or device cuda")
-    if "cp" in layout.doubtful or ring == 1 or kernel in ("auto", "documents"):
+    if "cp" in layout.unsettled or ring == 1 or kernel in ("auto", "documents"):
         return
     message = f"attention {kernel} needs whole rows, and with ring {ring} they are split"
     found.fail("mesh.ring.attention", "X419", "model.attention", message, "use attention auto, or ring 1")

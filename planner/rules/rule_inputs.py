@@ -1,6 +1,6 @@
 """What each rule rests on: a rule has a verdict only if all settings are known that could change it.
 
-With one setting in doubt, because its own mistake has been reported, an error that only follows from what stands in
+With one setting unknown, because its own mistake has been reported, an error that only follows from what stands in
 for it would send the user after a mistake nobody made.
 """
 
@@ -15,7 +15,7 @@ from ...dsl.spec import Spec
 from ..findings import Findings
 
 # Rule → paths of settings, as in `Spec.origins`; a word in braces is one of the groups of `_GROUPS` or `_group`.
-PREMISES: Final[dict[str, tuple[str, ...]]] = {
+INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "model.head_dim": ("model.dim", "model.heads", "model.head_dim"),
     "model.groups": ("{kv_heads}",),
     "model.routing": ("model.family", "model.experts", "model.experts_per_token"),
@@ -138,15 +138,15 @@ PREMISES: Final[dict[str, tuple[str, ...]]] = {
 
 
 class Verdicts(Findings):
-    """Findings of those rules only whose premises are not in doubt; the others are noted as unknown."""
+    """Findings of those rules only whose inputs are all known; the others are noted as unknown."""
 
-    def __init__(self, spec: Spec, doubts: frozenset[str] = frozenset()) -> None:
+    def __init__(self, spec: Spec, unknown: frozenset[str] = frozenset()) -> None:
         super().__init__(spec)
-        self.doubts = doubts
+        self.unknown_settings = unknown
 
-    def doubt(self, *paths: str) -> None:
+    def mark_unknown(self, *paths: str) -> None:
         """Rely on these settings no more."""
-        self.doubts |= frozenset(paths)
+        self.unknown_settings |= frozenset(paths)
 
     def _report(
         self,
@@ -156,29 +156,31 @@ class Verdicts(Findings):
         path: str,
         message: str,
         hint: str,
-        mend: Callable[[Span], Fix | None] | None = None,
+        fix_at: Callable[[Span], Fix | None] | None = None,
     ) -> None:
-        if self.doubts and any(is_unknown(premise, self.doubts) for premise in rule_inputs(rule, self.spec)):
+        if self.unknown_settings and any(
+            is_unknown(rule_input, self.unknown_settings) for rule_input in rule_inputs(rule, self.spec)
+        ):
             self.unknown(rule, "it rests on a setting that is wrong")
         else:
-            super()._report(rule, severity, code, path, message, hint, mend)
+            super()._report(rule, severity, code, path, message, hint, fix_at)
 
 
-def is_unknown(premise: str, doubts: frozenset[str]) -> bool:
-    """Whether a setting, or with `*` any of those it stands for, is in doubt."""
-    if premise in doubts:
+def is_unknown(rule_input: str, unknown: frozenset[str]) -> bool:
+    """Whether a setting, or with `*` any of those it stands for, is unknown."""
+    if rule_input in unknown:
         return True
-    return any("*" in premise + doubt and (fnmatchcase(doubt, premise) or fnmatchcase(premise, doubt))
-               for doubt in doubts)  # fmt: skip
+    return any("*" in rule_input + path and (fnmatchcase(path, rule_input) or fnmatchcase(rule_input, path))
+               for path in unknown)  # fmt: skip
 
 
 def rule_inputs(rule: str, spec: Spec) -> Iterator[str]:
     """The paths of the settings that a rule rests on in this spec."""
-    paths = PREMISES.get(rule)
+    paths = INPUTS.get(rule)
     if paths is not None:
         yield from _expanded(paths, spec)
         return
-    for pattern, paths in PREMISES.items():
+    for pattern, paths in INPUTS.items():
         before, star, after = pattern.partition("*")
         if star and rule.startswith(before) and rule.endswith(after):
             name = rule[len(before) : len(rule) - len(after)]

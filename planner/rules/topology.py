@@ -24,7 +24,7 @@ def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch
     """Report every way in which the model does not fit the mesh; axes of size 1 ask for nothing."""
     _check_heads(architecture, layout, found)
     _check_widths(spec, architecture, layout, found)
-    if "cp" not in layout.doubtful:
+    if "cp" not in layout.unsettled:
         _check_ulysses(spec, architecture, layout, found)
         _check_sequence(spec, architecture, layout, batch, found)
         _check_align(spec, layout, batch, found)
@@ -72,7 +72,7 @@ def _check_widths(spec: Spec, architecture: Architecture, layout: Layout, found:
         found.fail("mesh.tp.vocab", "X420", "model.vocab", message, hint)
         return
     shards = prod(layout.size(axis) for axis in shard_axes(spec.parallel, layout.mesh))
-    if vocab % tp and not layout.doubtful and not found_again(vocab, tp, shards):
+    if vocab % tp and not layout.unsettled and not found_again(vocab, tp, shards):
         message = (
             f"vocab {vocab} is uneven over tp {tp}, and torch cannot find such pieces again on {shards} fsdp shards"
         )
@@ -183,7 +183,7 @@ def _check_experts(spec: Spec, architecture: Architecture, layout: Layout, found
         found.fail("mesh.ep.family", "X409", "parallel.ep.size", message, hint)
     elif architecture.experts % ep:
         experts = architecture.experts
-        fitting = gcd(experts, layout.expert_group) if not layout.doubtful else experts
+        fitting = gcd(experts, layout.expert_group) if not layout.unsettled else experts
         hint = f"use ep {largest_divisor(fitting, ep)}, or experts {nearest_multiples(experts, ep)}"
         message = f"{experts} experts cannot be split over ep {ep}"
         found.fail("mesh.ep.experts", "X406", "parallel.ep.size", message, hint)

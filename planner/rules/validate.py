@@ -31,13 +31,13 @@ from .stack_rules import check_stack
 from .topology import check_topology
 
 
-def check_spec(spec: Spec, world: int | None = None, doubts: frozenset[str] = frozenset()) -> Diagnostics:
+def check_spec(spec: Spec, world: int | None = None, unknown_settings: frozenset[str] = frozenset()) -> Diagnostics:
     """All that `compile_plan` would say, without the plan.
 
-    doubts: paths of settings that are wrong; what the spec has in their place, and all that follows from it, is not
-    spoken of.
+    unknown_settings: paths of settings that are wrong; what the spec has in their place, and all that follows from
+    it, is not reported.
     """
-    found = Verdicts(spec, doubts)
+    found = Verdicts(spec, unknown_settings)
     validate(spec, world, found)
     return found.diagnostics
 
@@ -66,8 +66,8 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_data(spec, found)
     arch = shape.architecture
     layout = build_layout(spec, world, heads=arch.heads, kv_heads=arch.kv_heads, found=found)
-    if layout.doubtful:
-        found.doubt("parallel.fsdp.size")  # and with it the number of data ranks
+    if layout.unsettled:
+        found.mark_unknown("parallel.fsdp.size")  # and with it the number of data ranks
     batch = derive_arithmetic(spec, layout.mesh, found, counted)
     staging = assign_stages(spec, arch, layout, found)
     check_microbatches(spec, layout, batch, found)
@@ -88,7 +88,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_backend(spec, layout.mesh.world_size, found)
     check_nan(spec, schedule, batch, found)
     phases = check_phases(spec, batch, found)
-    if found.failed or layout.doubtful:
+    if found.failed or layout.unsettled:
         return None
     check_idle(spec, layout, batch, found)
     if elastic.worlds and not elastic.why_rows:

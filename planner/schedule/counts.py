@@ -169,7 +169,7 @@ def count_saves(plan: Plan) -> int | None:
 
     timeline, tokens_per_step = plan.timeline, plan.estimates.tokens_per_step
     ticks = [tick for tick in timeline.ticks if saves(tick.nodes)]
-    on = {reaction.event for reaction in timeline.reactions if saves(reaction.nodes)}
+    on = {trigger.event for trigger in timeline.reactions if saves(trigger.nodes)}
     last = last_step(timeline)
     if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
         return None

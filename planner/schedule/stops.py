@@ -69,7 +69,7 @@ def check_events(spec: Spec, found: Findings) -> None:
         if not occurs(event.event, spec.launch):
             names, example = " or ".join(LIMITS[event.event]), next(iter(LIMITS[event.event].values()))
             message = f"on {event.event} can never occur: launch.{names} is not set"
-            found.fail(rule, "X610", path, message, f"add `launch {{ {example} }}`, or leave the reaction out")
+            found.fail(rule, "X610", path, message, f"add `launch {{ {example} }}`, or leave the trigger out")
         elif all(isinstance(action, SkipAction | RollbackAction) for action in actions):
             continue  # they belong under `on nan`, which is said elsewhere
         elif event.event != "finish" and not (only_tells(actions) or _stops(actions)):

@@ -24,10 +24,10 @@ class Agreement:
     """What ranks tell each other between steps, in one sum over all of them."""
 
     def __init__(
-        self, requests: StopRequests, clocks: Clocks, control: Control, occasions: AlertActions | None = None
+        self, requests: StopRequests, clocks: Clocks, control: Control, alert_actions: AlertActions | None = None
     ) -> None:
         self._requests, self._clocks, self._control = requests, clocks, control
-        self._occasions = occasions or AlertActions(())
+        self._alert_actions = alert_actions or AlertActions(())
         self._signals: list[tuple[str, int]] = []
         self._limits: Limits | None = None
         self._limit = 0
@@ -40,7 +40,7 @@ class Agreement:
         if limits is not None:
             self._limit = self._clocks.ask_for(lambda: limits.passed)
         self._control.ask_through(self._clocks)
-        self._occasions.ask_through(self._clocks)
+        self._alert_actions.ask_through(self._clocks)
 
     def _asked(self, event: str) -> Callable[[], float]:
         received = self._requests.received
@@ -65,7 +65,7 @@ class Agreement:
         summed, heard = values[: len(counts)], values[len(counts) :]
         self._clocks.answer(heard)
         self._control.hear()
-        self._occasions.hear()
+        self._alert_actions.hear()
         for event, number in self._signals:
             if self._clocks.due(number):
                 self._halt(event, f"{self._clocks.value(number)} of {rank.world_size} ranks received the signal")

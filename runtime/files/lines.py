@@ -141,7 +141,7 @@ class QueuedLines:
     """A file of records that nobody waits for. lost: how many found no room, because the disk did not keep up."""
 
     lines: JsonLinesFile
-    pen: BackgroundLines
+    writer: BackgroundLines
     lost: int = 0
     _sizes: Sizes = field(factory=Sizes)
 
@@ -152,7 +152,7 @@ class QueuedLines:
         """
         size = self._sizes.of(record)
         found = msgspec.structs.replace(record, dropped=self.lost) if self.lost else record
-        written = self.pen.write(self.lines, found, size)
+        written = self.writer.write(self.lines, found, size)
         self.lost += not written
         return written
 

@@ -21,7 +21,7 @@ from .launch import Ended
 def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, fall: FailureCause, *, report: str = "") -> int:
     """Write the causes that nobody has told, then how the run has ended; returns the exit code.
 
-    said: the events of the last gang. report: what is to be said of the gangs before it.
+    said: the events of the last worker group. report: what is to be said of the worker groups before it.
     """
     lines = JsonLinesFile(workspace.directory / EVENTS_FILE)
     failures = failures_in(said)

@@ -1,4 +1,4 @@
-"""Why a gang of ranks has ended before its time, put together from its records and from what the launcher saw."""
+"""Why a worker group has ended before its time, put together from its records and from what the launcher saw."""
 
 import signal
 
@@ -14,10 +14,10 @@ from .launch import Ended
 
 @frozen(kw_only=True)
 class FailureCause:
-    """A gang that has not come to its end.
+    """A worker group that has not come to its end.
 
     reason: one line. ranks: those it began with, as far as that is known. again: it is nothing that all ranks have
-    agreed on, so that another gang may get further. begun: its set-up was done.
+    agreed on, so that a restart may get further. begun: its set-up was done.
     """
 
     reason: str
@@ -27,7 +27,7 @@ class FailureCause:
 
 
 def find_failure_cause(said: list[Event], ended: Ended) -> FailureCause | None:
-    """What to make of the events of one gang and of how its processes ended; None if ranks have ended the run."""
+    """The cause, by the events of a worker group and how its processes ended; None if ranks have ended the run."""
     if any(isinstance(event, RunEndEvent) for event in said):
         return None
     failures = failures_in(said)
@@ -40,7 +40,7 @@ def find_failure_cause(said: list[Event], ended: Ended) -> FailureCause | None:
 
 
 def _was_to_stop(said: list[Event]) -> bool:
-    """Whether all ranks had agreed to stop: whoever asked for that does not want another gang."""
+    """Whether all ranks had agreed to stop: whoever asked for that does not want a restart."""
     return any(
         isinstance(event, SignalEvent | StopEvent)
         or (isinstance(event, FailureEvent) and event.stopping)

@@ -17,8 +17,10 @@ from .stop_notes import StopNotes
 
 @frozen
 class Ended:
-    """How the gang ended, as the agent saw it: ranks that failed, by exit code (negative: a signal), and the signal
-    that the launcher itself received."""
+    """How the worker group ended, as the agent saw it.
+
+    Ranks that failed, by exit code (negative: a signal), and the signal that the launcher itself received.
+    """
 
     failures: dict[int, int] = field(factory=dict)
     signal: int | None = None
@@ -46,7 +48,7 @@ def launch(directory: Path, attempt: str, *, ranks: int, stop_seconds: float, no
 
     from .leftovers import ranks_of  # which needs what asks whether this is a restart
 
-    # How the gang ends is told from its own records, not from the agent's log.
+    # How the worker group ends is read from its own records, not from the agent's log.
     for name in logging.root.manager.loggerDict:
         if name.startswith("torch.distributed"):
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)

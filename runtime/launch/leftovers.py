@@ -1,4 +1,4 @@
-"""Ranks that have outlived their gang: stopped, or waiting for one that is gone. Another gang must not meet them."""
+"""Ranks that have outlived their worker group: stopped, or waiting for dead ranks. No restart may meet them."""
 
 import os
 import signal

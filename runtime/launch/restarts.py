@@ -1,4 +1,4 @@
-"""Gangs of ranks, one after the other: a gang that falls over something ranks had not agreed on is started again.
+"""Worker groups, one after the other: ranks that fail over something they had not agreed on are started again.
 
 A restart goes on from the last checkpoint, as after a stop. Nothing is started again that would fail the same way: a
 spec or an environment that is wrong, numbers that are not finite, a stop that was asked for.
@@ -27,16 +27,16 @@ from .leftovers import end_leftovers
 from .stop_notes import StopNotes
 from .worlds import fewer_ranks
 
-# Gangs in a row that fall before their set-up is done: another one would fall as well.
+# Worker groups in a row that fail before their set-up is done: another one would fail as well.
 AT_ONCE: Final = 3
-# Seconds before another gang, twice as many each time: what has failed for a moment may have come back.
+# Seconds before a restart, twice as many each time: what has failed for a moment may have come back.
 SHORTEST: Final = 1.0
 LONGEST: Final = 30.0
 
 
 @frozen(kw_only=True)
 class Try:
-    """A gang that has fallen: why, on how many ranks, and the step of the checkpoint that there was when it began."""
+    """A worker group that has failed: why, on how many ranks, and the step of the checkpoint it began with."""
 
     fall: FailureCause
     world: int
@@ -94,7 +94,7 @@ class RestartLoop:
         return last[-1].fall.again and len(self.tries) <= self.plan.launch["restarts"] and not at_once
 
     def _begin_again(self, fall: FailureCause) -> bool:
-        """Make everything ready for another gang; False if a stop was asked for meanwhile."""
+        """Make everything ready for a restart; False if a stop was asked for meanwhile."""
         directory, number = self.workspace.directory, len(self.tries)
         os.environ[RESTART] = str(number)
         end_leftovers(directory)
@@ -116,7 +116,7 @@ class RestartLoop:
         return self._notes.signal is None
 
     def _same_rank_again(self) -> bool:
-        """Whether the last two gangs fell over the same rank, with no new checkpoint between."""
+        """Whether the last two worker groups failed because of the same rank, with no new checkpoint between."""
         if len(self.tries) < 2:
             return False
         before, now = self.tries[-2:]
@@ -129,7 +129,7 @@ class RestartLoop:
         return latest.step if latest is not None else 0
 
     def _report(self) -> str:
-        """All gangs that have fallen, where there was more than one."""
+        """All worker groups that have failed, where there was more than one."""
         if len(self.tries) < 2:
             return ""
         used = len(self.tries) > self.plan.launch["restarts"]

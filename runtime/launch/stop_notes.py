@@ -1,4 +1,4 @@
-"""Stop requests to a launcher while it has no ranks: noted, and asked for before a gang is started."""
+"""Stop requests to a launcher while it has no ranks: noted, and asked for before ranks are started."""
 
 import signal
 import threading

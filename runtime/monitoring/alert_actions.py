@@ -17,12 +17,12 @@ NOTIFY = "tick.notify"
 class AlertActions:
     """The reactions of a plan to alerts that are more than commands, and which of them are due.
 
-    `due` is all that a step without one looks at. Nothing is exchanged where the plan has no such reaction.
+    `due` is all that a step without one looks at. Nothing is exchanged where the plan has no such trigger.
     """
 
     reactions: tuple[Trigger, ...]
     due: list[Trigger] = field(factory=list)
-    _waiting: int = 0  # a bit for each reaction; of the first rank
+    _waiting: int = 0  # a bit for each trigger; of the first rank
     _lock: threading.Lock = field(factory=threading.Lock)
     _clocks: Clocks | None = None
     _number: int = 0
@@ -31,8 +31,8 @@ class AlertActions:
     def of(cls, plan: Plan, alerts: tuple[str, ...]) -> "AlertActions":
         """alerts: the events that are some."""
 
-        def acts(reaction: Trigger) -> bool:
-            return reaction.stop or any(plan.node(node).op != NOTIFY for node in reaction.nodes)
+        def acts(trigger: Trigger) -> bool:
+            return trigger.stop or any(plan.node(node).op != NOTIFY for node in trigger.nodes)
 
         return cls(tuple(each for each in plan.timeline.reactions if each.event in alerts and acts(each)))
 
@@ -43,8 +43,8 @@ class AlertActions:
 
     def raised(self, kind: str) -> None:
         """An alert was raised; of the first rank, any thread."""
-        for number, reaction in enumerate(self.reactions):
-            if reaction.event == kind:
+        for number, trigger in enumerate(self.reactions):
+            if trigger.event == kind:
                 with self._lock:
                     self._waiting |= 1 << number
 

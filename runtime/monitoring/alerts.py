@@ -31,10 +31,10 @@ def alerts(
     rank: Rank,
     records: Records,
     progress: Progress,
-    lookout: Poller,
+    poller: Poller,
     watch: Watchdog,
     notifier: Notifier,
-    occasions: AlertActions,
+    alert_actions: AlertActions,
     window: int,
     loss_spike: float | None,
     slow: float | None,
@@ -49,7 +49,12 @@ def alerts(
     """Begin to look for signs that something is wrong, those of numbers on the first rank alone."""
     planned = planned_bytes(plan, rank) if memory is not None and rank.device.type == "cuda" else None
     found = AlertMonitor(
-        planned_bytes=planned, records=records, progress=progress, notifier=notifier, occasions=occasions, plan=plan
+        planned_bytes=planned,
+        records=records,
+        progress=progress,
+        notifier=notifier,
+        alert_actions=alert_actions,
+        plan=plan,
     )
     if stalled_seconds is not None:
         stalled = Stalled(rank.rank, rank.world_size, records.directory, stalled_seconds)
@@ -62,7 +67,7 @@ def alerts(
     found.memory = MemoryDetector(memory) if memory is not None and planned is not None else None
     if disk_share is not None or disk_bytes is not None:
         found.disk = DiskDetector(disk_share, disk_bytes, checkpoint_bytes, disk_most_bytes)
-        lookout.looks["free space"] = found.look_at_disk
+        poller.looks["free space"] = found.look_at_disk
     return found
 
 
@@ -76,7 +81,7 @@ class AlertMonitor:
     records: Records
     progress: Progress
     notifier: Notifier
-    occasions: AlertActions
+    alert_actions: AlertActions
     plan: Plan
     planned_bytes: int | None = None
     loss_spike: LossSpikeDetector | None = None
@@ -115,7 +120,7 @@ class AlertMonitor:
             self.tell(self.memory.take(memory_share))
 
     def look_at_disk(self) -> None:
-        """Called by the lookout. Raises OSError where the file system cannot be asked."""
+        """Called by the poller. Raises OSError where the file system cannot be asked."""
         now = time.monotonic()
         if self.disk is None or (self._looked and now - self._looked < DISK_SECONDS):
             return
@@ -145,7 +150,7 @@ class AlertMonitor:
             with suppress(EnvironmentFault, OSError):  # a disk that is full takes no record of it
                 self.records.event(event, every_rank=every_rank)
             if finding.state == "raised":
-                self.occasions.raised(finding.kind)
+                self.alert_actions.raised(finding.kind)
                 self.notifier.alert(self._commands(finding.kind), finding, step)
 
     def _commands(self, kind: str) -> list[tuple[str, float]]:

@@ -44,7 +44,7 @@ def notify(
 
     def run(step: Step) -> None:
         if rank.is_first:
-            notifier.occasion(kind, command, limit_seconds, step.loss)
+            notifier.trigger(kind, command, limit_seconds, step.loss)
 
     return run
 
@@ -89,7 +89,7 @@ class Notifier:
             )
             self.start(command, seconds, message, pause=PAUSE_SECONDS)
 
-    def occasion(self, kind: str, command: str, seconds: float, loss: float) -> None:
+    def trigger(self, kind: str, command: str, seconds: float, loss: float) -> None:
         """Something else has happened: the run has come to a step, is to stop, or has ended."""
         step, known = self.progress.step, isfinite(loss)
         of = "" if self.total is None else f" of {self.total:,}"

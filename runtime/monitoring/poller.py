@@ -21,7 +21,7 @@ class Poller:
 
     def begin(self) -> None:
         if self.looks:
-            self._thread = threading.Thread(target=self._run, name="lookout", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="poller", daemon=True)
             self._thread.start()
 
     def close(self) -> None:

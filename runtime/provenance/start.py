@@ -5,7 +5,7 @@ import socket
 from contextlib import suppress
 from pathlib import Path
 
-# Tells the ranks how often their gang has been started again. What torch's agent says of that, another machine's may
+# Tells the ranks how often they have been started again. What torch's agent says of that, another machine's may
 # contradict.
 RESTART = "XTRAIN_RESTART"
 
@@ -20,7 +20,7 @@ def is_restart() -> bool:
 
 
 def first_step(step: int) -> int:
-    """The step with which this start began, of a gang that begins with `step`."""
+    """The step with which this start began, of a worker group that begins with `step`."""
     told = os.environ.get(FIRST_STEP)
     return min(int(told), step) if told is not None and is_restart() else step
 

@@ -34,7 +34,7 @@ class Records:
 
     directory: Path
     rank: int
-    pen: BackgroundLines
+    writer: BackgroundLines
     metrics: QueuedLines
     own: QueuedLines
     events: JsonLinesFile
@@ -47,13 +47,13 @@ class Records:
 
     @classmethod
     def open(cls, directory: Path, rank: int) -> "Records":
-        pen = BackgroundLines()
+        writer = BackgroundLines()
         return cls(
             directory=directory,
             rank=rank,
-            pen=pen,
-            metrics=QueuedLines(JsonLinesFile(directory / METRICS_FILE), pen),
-            own=QueuedLines(JsonLinesFile(rank_lines_path(directory, rank)), pen),
+            writer=writer,
+            metrics=QueuedLines(JsonLinesFile(directory / METRICS_FILE), writer),
+            own=QueuedLines(JsonLinesFile(rank_lines_path(directory, rank)), writer),
             events=JsonLinesFile(directory / EVENTS_FILE),
         )
 
@@ -75,7 +75,7 @@ class Records:
         if self._closed:
             self.events.write(event)
         else:
-            self.pen.write_now(self.events, event, seconds)
+            self.writer.write_now(self.events, event, seconds)
 
     def log(self, metrics: StepMetrics) -> None:
         """The record of the step that has just ended. Never waits."""
@@ -92,7 +92,7 @@ class Records:
 
         Waits only in that case. Raises EnvironmentFault where the disk did not take an earlier record.
         """
-        self.pen.raise_fault()
+        self.writer.raise_fault()
         pending, self.pending = self.pending, None
         if pending is None or self.rank != 0:
             return
@@ -119,7 +119,7 @@ class Records:
     def _added(self, record: StepMetrics) -> bool:
         """Whether the last record in the file has all of it now."""
         with suppress(OSError):
-            if self.pen.settle(EVENT_SECONDS):
+            if self.writer.settle(EVENT_SECONDS):
                 self.metrics.lines.close()
                 return add_to_last(self.metrics.lines.path, record)
         return False
@@ -130,7 +130,7 @@ class Records:
 
         Raises EnvironmentFault where the disk did not take something.
         """
-        if not self.pen.settle(SETTLE_SECONDS):
+        if not self.writer.settle(SETTLE_SECONDS):
             message = (
                 f"rank {self.rank}: the disk of {self.directory} did not write all records within {SETTLE_SECONDS:g} s;"
             )
@@ -141,7 +141,7 @@ class Records:
 
     def undo_after(self, step: int) -> None:
         """Move the records of later steps out of metrics.jsonl: they will be computed again. Raises OSError."""
-        self.pen.settle(None)
+        self.writer.settle(None)
         self.metrics.lines.close()
         self._last_step = None
         superseded = self.directory / "logs" / f"metrics-superseded-{time.strftime('%Y%m%d-%H%M%S')}.jsonl"
@@ -165,7 +165,7 @@ class Records:
         lost = self.metrics.lost + self.own.lost
         if self.rank == 0 and lost and not self._told_of_lost:
             self._tell_of_lost(0)
-        if self.pen.close(seconds):  # else a thread hangs in one of them
+        if self.writer.close(seconds):  # else a thread hangs in one of them
             self._closed = True
             for lines in (self.metrics.lines, self.events, self.own.lines):
                 lines.close()

@@ -1,4 +1,4 @@
-"""Looks on while a rank runs: every operator is told to the ledger and the wire."""
+"""Looks on while a rank runs: every operator is told to the ledger and the recorder of collectives."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,9 +21,9 @@ BROADCAST = torch.ops.c10d.broadcast_.default
 class TraceObserver(TorchDispatchMode):
     """heard: what another rank says, where it broadcasts something. ends: what to do when a label of torch ends."""
 
-    def __init__(self, ledger: Ledger, wire: CollectiveRecorder) -> None:
+    def __init__(self, ledger: Ledger, collectives: CollectiveRecorder) -> None:
         super().__init__()
-        self.ledger, self.wire = ledger, wire
+        self.ledger, self.collectives = ledger, collectives
         self.heard: Tensor | None = None
         self.ends: dict[str, Callable[[], None]] = {}
 
@@ -40,7 +40,7 @@ class TraceObserver(TorchDispatchMode):
         if namespace == "profiler":
             self._label(args[0] if func is LABEL else None)
         elif namespace in ("c10d", "_c10d_functional"):
-            if self.wire.see(func, args, out) == DDP:
+            if self.collectives.see(func, args, out) == DDP:
                 self.ledger.assign("unreduced", args[0])  # a bucket of gradients
             if func is BROADCAST and self.heard is not None:
                 args[0][0].copy_(self.heard)
@@ -56,8 +56,8 @@ class TraceObserver(TorchDispatchMode):
     def _label(self, begins: str | None) -> None:
         """A label begins, or the innermost one ends."""
         if begins is not None:
-            self.wire.labels.append(begins)
+            self.collectives.labels.append(begins)
         else:
-            end = self.ends.get(self.wire.labels.pop())
+            end = self.ends.get(self.collectives.labels.pop())
             if end is not None:
                 end()

@@ -63,16 +63,16 @@ CAPABILITIES = {"a100": 8, "h100": 9, "h200": 9, "b200": 10}
 
 
 class Program:
-    """Set up, then run for one step: `holdings` and `wire` have then seen what is held and what is sent."""
+    """Set up, then run for one step: `memory_owners` and `collectives` have then seen what is held and what is sent."""
 
-    holdings: MemoryOwners
+    memory_owners: MemoryOwners
     rows: FullRows
 
     def __init__(self, plan: Plan, rank: Rank) -> None:
         self.plan = plan
-        self.wire = CollectiveRecorder(plan=plan)
+        self.collectives = CollectiveRecorder(plan=plan)
         self._ledger = Ledger()
-        self._watch = TraceObserver(self._ledger, self.wire)
+        self._watch = TraceObserver(self._ledger, self.collectives)
         self._fake = FakeDevice(device_kind(plan), CAPABILITIES.get(plan.cluster.preset, 0))
         clocks = Clocks()
         for tick in plan.timeline.ticks:
@@ -88,7 +88,7 @@ class Program:
             "stages": [],
             "clocks": clocks,
             "agreement": Agreement(requests, clocks, control, AlertActions.of(plan, ALERTS)),
-            "lookout": Poller(report=print),
+            "poller": Poller(report=print),
             "progress": Progress(),
         }
 
@@ -104,7 +104,7 @@ class Program:
         first = next(place for place, node in enumerate(setup) if node.op == "setup.weights")
         for node in setup[:first]:
             self._execute(node)
-        self.wire.know(self._resources["meshes"])
+        self.collectives.know(self._resources["meshes"])
         with self._watching():
             for node in setup[first:]:
                 self._execute(node)
@@ -128,14 +128,14 @@ class Program:
         with self._watching():
             calls = [(n.id, op_of(n).bind(n, self._resources)()) for n in nodes]
             gc.collect()
-            self.holdings.begin()
-            self.wire.begin()
+            self.memory_owners.begin()
+            self.collectives.begin()
             for node, call in calls:
-                self.wire.node = node
+                self.collectives.node = node
                 with self._others() if node == OUTLINE else ExitStack():
                     call(step)
-                self.holdings.name_gradients()
-            self.wire.node = None
+                self.memory_owners.name_gradients()
+            self.collectives.node = None
 
     def _execute(self, node: Node) -> None:
         op = op_of(node)
@@ -166,7 +166,7 @@ class Program:
         optimizer.zero_grad(set_to_none=True)
 
     def _look_on(self) -> None:
-        self.holdings = MemoryOwners(
+        self.memory_owners = MemoryOwners(
             model=self.model,
             optimizer=self._resources["optimizer"],
             ema=self._resources.get("ema"),
@@ -174,17 +174,17 @@ class Program:
             offloaded=self.plan.node("setup.weights").args["offload"],
         )
         # Gradients that are not exchanged in this backward are whole from here on.
-        self._watch.ends["FSDP::root_post_backward_callback"] = self.holdings.name_gradients
+        self._watch.ends["FSDP::root_post_backward_callback"] = self.memory_owners.name_gradients
         for part in self.model.parts:
             part.register_forward_pre_hook(self._before, prepend=True)
             part.register_forward_hook(self._after)
 
     def _before(self, part: Transformer, args: tuple[Any, ...]) -> None:
-        self.wire.mark()
-        self.holdings.forward_begins([*part.inbox, *args[1:]])
+        self.collectives.mark()
+        self.memory_owners.forward_begins([*part.inbox, *args[1:]])
 
     def _after(self, part: Transformer, args: tuple[Any, ...], out: Tensor) -> None:
-        self.holdings.forward_ends(out if part.span.predicts else None)
+        self.memory_owners.forward_ends(out if part.span.predicts else None)
 
 
 def device_kind(plan: Plan) -> str:

@@ -37,7 +37,7 @@ def trace_rank(plan: Plan, number: int) -> Traced:
         program = Program(short, rank)
         program.set_up()
         program.step()
-        memory = program.holdings.memory()
+        memory = program.memory_owners.memory()
     pp = rank.coordinates["pp"]
-    traffic = program.wire.traffic(pp, left_out)
+    traffic = program.collectives.traffic(pp, left_out)
     return Traced(rank=number, pp=pp, memory=memory, traffic=traffic, seconds=time.perf_counter() - begin)

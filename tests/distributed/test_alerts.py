@@ -5,7 +5,7 @@ import time
 import pytest
 from attrs import evolve
 from checkpoints import steps
-from gang import GangFailed, Mutation, Outcome
+from forked_ranks import Mutation, Outcome, RanksFailed
 from projects import events
 from topologies import SHALLOW, Topology
 from trials import Laboratory
@@ -20,7 +20,7 @@ def run(
     lab: Laboratory, name: str, more: str, mutation: Mutation, *, count: int = 6, topology: Topology = TWO
 ) -> Outcome:
     trial = evolve(topology.trial("fp32"), steps=count, more=NO_STEPS + more)
-    return lab.gang.run(lab.plan(trial, topology.layout), lab.folder, name=name, mutation=mutation)
+    return lab.ranks.run(lab.plan(trial, topology.layout), lab.folder, name=name, mutation=mutation)
 
 
 def alerts(outcome: Outcome, kind: str) -> list[tuple[str, int]]:
@@ -51,8 +51,8 @@ def test_a_rank_that_is_asleep_is_told_of_with_its_place_before_the_run_is_ended
     more = "fault_tolerance { stuck = 8 s }"  # and so stalled is 4 s
     trial = evolve(TWO.trial("fp32"), steps=6, more=more)
     asleep = Mutation("oversleep", rank=1, step=3)
-    with pytest.raises(GangFailed) as caught:
-        lab.gang.run(lab.plan(trial, TWO.layout), lab.folder, name="asleep-told", mutation=asleep, timeout=60)
+    with pytest.raises(RanksFailed) as caught:
+        lab.ranks.run(lab.plan(trial, TWO.layout), lab.folder, name="asleep-told", mutation=asleep, timeout=60)
     assert "not finished" not in str(caught.value)
     directory = lab.folder / "jobs" / "asleep-told"
     (raised,) = events(directory, "alert")
@@ -84,7 +84,7 @@ def test_all_ranks_save_behind_the_step_that_follows_a_spike(lab):
 @SLOW
 def test_an_alert_may_stop_a_run(lab):
     spike = Mutation("poison", rank=1, portions=[55], kind="loss", value=20.0)
-    with pytest.raises(GangFailed, match="rank 1: stopped"):  # which to a gang is no success
+    with pytest.raises(RanksFailed, match="rank 1: stopped"):  # no success, for the launcher
         run(lab, "spike-stop", "on loss_spike checkpoint then stop", spike, count=60)
     directory = lab.folder / "jobs" / "spike-stop"
     assert steps(directory) == [56]

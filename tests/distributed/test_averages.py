@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from checkpoints import folder, tensors
-from gang import Mutation, Outcome
+from forked_ranks import Mutation, Outcome
 from projects import events
 from topologies import BY_NAME, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
@@ -164,7 +164,7 @@ def test_random_numbers_of_ranks_go_on_where_they_were(lab: Laboratory):
 
     def go(name: str, *sets: str, left_out: str = "") -> Outcome:
         plan, mutation = lab.plan(trial, (*TWO.layout, *sets)), Mutation("noise", left_out=left_out)
-        return lab.gang.run(plan, lab.folder, name=name, mutation=mutation)
+        return lab.ranks.run(plan, lab.folder, name=name, mutation=mutation)
 
     whole = go("noise")
     source = folder(whole.directory).path(1)  # after an odd number of draws a normal number is left over
@@ -178,7 +178,7 @@ def test_random_numbers_of_ranks_go_on_where_they_were(lab: Laboratory):
 @pytest.mark.slow
 def test_ranks_of_another_layout_start_their_random_numbers_anew(lab: Laboratory):
     trial = evolve(TWO.trial("fp64"), more="every 1 step checkpoint")
-    lab.gang.run(lab.plan(evolve(trial, steps=1), TWO.layout), lab.folder, name="other-ranks")
+    lab.ranks.run(lab.plan(evolve(trial, steps=1), TWO.layout), lab.folder, name="other-ranks")
     tensor = BY_NAME["tp 2 (dense)"]
-    moved = lab.gang.run(lab.plan(evolve(trial, steps=2), tensor.layout), lab.folder, name="other-ranks")
+    moved = lab.ranks.run(lab.plan(evolve(trial, steps=2), tensor.layout), lab.folder, name="other-ranks")
     assert events(moved.directory, "resumed")[-1]["groups"]["rng"] == "anew"

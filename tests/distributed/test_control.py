@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from checkpoints import folder as checkpoints_of
 from checkpoints import same, steps
-from gang import GangFailed, Mutation
+from forked_ranks import Mutation, RanksFailed
 from projects import events, records
 from topologies import SHALLOW, Topology
 from trials import Laboratory
@@ -26,7 +26,7 @@ def planned(lab: Laboratory, more: str = ""):
 def commanded(lab: Laboratory, name: str, *acts: list, more: str = "", places: dict[str, list] | None = None):
     """acts: [after how many steps, command, argument …]."""
     agree = [[step, 0, "command", _content(*said)] for step, *said in acts]
-    return lab.gang.run(
+    return lab.ranks.run(
         planned(lab, more), lab.folder, name=name, mutation=Mutation("happens", agree=agree, **(places or {}))
     )
 
@@ -44,7 +44,7 @@ def answers(directory: Path, state: str) -> list[tuple[str, str]]:
 
 @pytest.fixture(scope="module")
 def unbroken(lab: Laboratory):
-    return lab.gang.run(
+    return lab.ranks.run(
         planned(lab, "every 1 step checkpoint\ncheckpoint { keep = none }"), lab.folder, name="control-not"
     )
 
@@ -131,25 +131,25 @@ def test_a_paused_run_saves_evaluates_and_goes_on(lab, unbroken):
 )
 def test_a_paused_run_can_be_stopped(lab, unbroken, what, said, status, code):
     name, rank = f"paused-{what[0]}-{code}", 0 if what[0] == "command" else 1
-    with pytest.raises(GangFailed):
+    with pytest.raises(RanksFailed):
         commanded(lab, name, [1, "pause"], places={"optimizer": [[1, rank, "later", [0.6, *what]]]})
     directory = lab.folder / "jobs" / name
     last = events(directory, "run_end")[-1]
     assert (last["status"], last["exit_code"], last["step"]) == (status, code, 2) and events(directory, said)
     assert steps(directory) == [2]
-    assert lab.gang.run(planned(lab), lab.folder, name=name).curve == unbroken.curve
+    assert lab.ranks.run(planned(lab), lab.folder, name=name).curve == unbroken.curve
 
 
 @SLOW
 def test_a_time_limit_is_heard_while_a_run_waits(lab):
-    with pytest.raises(GangFailed):
+    with pytest.raises(RanksFailed):
         commanded(lab, "paused-limit", [1, "pause"], more="launch { time_limit = 15 s }")
     directory = lab.folder / "jobs/paused-limit"
     assert events(directory, "stop")[0]["name"] == "time_limit" and steps(directory) == [2]
 
 
 def test_a_stop_saves_and_the_run_goes_on_later_whatever_was_asked_before(lab, unbroken):
-    with pytest.raises(GangFailed):
+    with pytest.raises(RanksFailed):
         more = "every 1000 steps profile { warmup = 0 }"
         commanded(lab, "asked-to-stop", [1, "profile", 50], [2, "stop"], [2, "eval"], more=more)
     directory = lab.folder / "jobs/asked-to-stop"
@@ -159,7 +159,7 @@ def test_a_stop_saves_and_the_run_goes_on_later_whatever_was_asked_before(lab, u
     assert answers(directory, "done")[1][1].startswith("1 of 50 steps in ")
     assert answers(directory, "refused") == [("eval lines", "the run ended before the command was executed")]
     (directory / "control/left.json").write_text('{"command": "stop"}')
-    assert lab.gang.run(planned(lab), lab.folder, name="asked-to-stop").curve == unbroken.curve
+    assert lab.ranks.run(planned(lab), lab.folder, name="asked-to-stop").curve == unbroken.curve
     assert answers(directory, "refused")[1:] == [
         ("stop", "the command is older than this start of the run: give it again")
     ]

@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 from checkpoints import folder
-from gang import Mutation
+from forked_ranks import Mutation
 from topologies import Topology
 from trials import Laboratory
 
@@ -33,7 +33,7 @@ def test_the_disk_figure_is_never_exceeded_and_nearly_reached(lab: Laboratory, t
     for count in (2, 4):  # the run ends, with weights alone, and goes on behind its end
         made = evolve(trial, steps=count, more=f"{BEST.format(settings)}\n{more}")
         plan = lab.plan(made, topology.layout)
-        outcome = lab.gang.run(plan, lab.folder, name=name, mutation=Mutation("weighed_folder", report=str(report)))
+        outcome = lab.ranks.run(plan, lab.folder, name=name, mutation=Mutation("weighed_folder", report=str(report)))
     said = disk_of(plan, saves=4)
     assert said is not None
     own = folder(outcome.directory)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from gang import GangFailed
+from forked_ranks import RanksFailed
 from projects import events, records
 
 from xtrain.planner.load import plan_from_path
@@ -61,14 +61,14 @@ def train(lab, tmp_path_factory):
         compiled = plan_from_path(folder / "empty.xtrain", sets)
         assert compiled.plan is not None, compiled.diagnostics.render()
         run.directory = folder / "jobs" / name
-        return lab.gang.run(compiled.plan, folder, name=name)
+        return lab.ranks.run(compiled.plan, folder, name=name)
 
     return run
 
 
 def failed(train, name, *sets, **given):
     """The run's directory and its one failure, which all ranks have agreed on."""
-    with pytest.raises(GangFailed):
+    with pytest.raises(RanksFailed):
         train(name, *sets, **given)
     (failure,) = events(train.directory, "failure")
     assert failure["agreed"] and failure["exit_code"] == 1 and failure["traceback"] == ""
@@ -112,7 +112,7 @@ def test_the_number_is_a_setting_and_a_run_that_is_shorter_fails_at_its_end(trai
 
 def test_a_run_that_is_stopped_in_between_goes_on_counting(train):
     more = "every 1 step log\nevery 3 steps checkpoint"
-    with pytest.raises(GangFailed, match="stopped"):
+    with pytest.raises(RanksFailed, match="stopped"):
         train("stopped", "launch.stop_at=6 steps", more=more)
     directory, failure = failed(train, "stopped", more=more)
     assert failure["step"] == 9 and steps_of(directory, "skipped") == list(range(1, 10))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from attrs import evolve, frozen
 from checkpoints import folder, same, state_of
-from gang import TIMEOUT, GangFailed, Mutation, Outcome
+from forked_ranks import TIMEOUT, Mutation, Outcome, RanksFailed
 from projects import events
 from topologies import BY_NAME, Topology
 from trials import Laboratory
@@ -101,8 +101,8 @@ def samples(outcome: Outcome, world: int) -> list[dict[int, str]]:
 def killed(lab: Laboratory, plan: Plan, name: str, pace: Pace, die_in: int, saved: int) -> None:
     """Run until all ranks are killed; then what the launcher does at the next start."""
     noted = Mutation("noted", die_in=die_in, saved=saved)
-    with pytest.raises(GangFailed, match="signal 9"):
-        lab.gang.run(plan, lab.folder, name=name, mutation=noted, timeout=pace.patience)
+    with pytest.raises(RanksFailed, match="signal 9"):
+        lab.ranks.run(plan, lab.folder, name=name, mutation=noted, timeout=pace.patience)
     directory = lab.folder / "jobs" / name
     assert trim_after(directory / "metrics.jsonl", saved, directory / "logs" / "superseded.jsonl") > 0
 
@@ -120,10 +120,10 @@ def test_a_run_that_is_killed_twice_is_the_run_that_was_not(lab: Laboratory, lay
     plan = lab.plan(trial, layout.layout)
     name = f"exact {layout.name} {mode} {pace.steps}".replace(" ", "_")
     noted, wait = Mutation("noted"), pace.patience
-    whole = lab.gang.run(plan, lab.folder, name=f"{name}-whole", mutation=noted, timeout=wait)
+    whole = lab.ranks.run(plan, lab.folder, name=f"{name}-whole", mutation=noted, timeout=wait)
     for death, saved in zip(pace.deaths, pace.saved, strict=True):
         killed(lab, plan, f"{name}-killed", pace, death, saved)
-    ended = lab.gang.run(plan, lab.folder, name=f"{name}-killed", mutation=noted, timeout=wait)
+    ended = lab.ranks.run(plan, lab.folder, name=f"{name}-killed", mutation=noted, timeout=wait)
 
     assert [event["step"] for event in events(ended.directory, "resumed")] == pace.saved
     assert [step for step, *_ in whole.curve] == list(range(1, pace.steps + 1))

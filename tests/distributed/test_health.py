@@ -6,7 +6,7 @@ import time
 
 import pytest
 from attrs import evolve
-from gang import GangFailed, Mutation
+from forked_ranks import Mutation, RanksFailed
 from projects import events
 from topologies import SHALLOW, Topology
 from trials import Laboratory
@@ -22,8 +22,8 @@ def plan(lab: Laboratory, more: str, steps: int = 6, topology: Topology = TWO):
 
 def fails(lab: Laboratory, name: str, more: str, mutation: Mutation, topology: Topology = TWO):
     """Run until the watch ends it: the folder, the event, and the seconds from that until all ranks were gone."""
-    with pytest.raises(GangFailed) as caught:
-        lab.gang.run(plan(lab, more, topology=topology), lab.folder, name=name, mutation=mutation, timeout=60)
+    with pytest.raises(RanksFailed) as caught:
+        lab.ranks.run(plan(lab, more, topology=topology), lab.folder, name=name, mutation=mutation, timeout=60)
     directory = lab.folder / "jobs" / name
     assert "not finished" not in str(caught.value)
     (stuck,) = events(directory, "stuck")
@@ -68,7 +68,7 @@ def test_a_rank_that_sleeps_in_its_own_code_is_named_with_the_place(lab):
     assert re.search(where, failure["error"]) and str(folder) in failure["error"]
     summary = (folder / "summary.txt").read_text()
     assert re.search(where, summary) and re.search(
-        r"rank 0: step 3, step.fetch \S*gang_health.py:\d+ _lie_down", summary
+        r"rank 0: step 3, step.fetch \S*rank_health.py:\d+ _lie_down", summary
     )
 
 
@@ -76,7 +76,7 @@ def test_a_rank_that_sleeps_in_its_own_code_is_named_with_the_place(lab):
 def test_a_rank_whose_python_cannot_run_is_named_with_its_stack(lab):
     directory, stuck, _ = fails(lab, "held", "fault_tolerance { stuck = 4 s }", Mutation("hold_python", rank=1, step=3))
     assert (stuck["ranks"], stuck["state"]) == ([1], "frozen")
-    assert "gang_health.py" in stacks(directory, 1)
+    assert "rank_health.py" in stacks(directory, 1)
 
 
 @SLOW
@@ -99,7 +99,7 @@ def test_a_probe_names_who_does_not_come_within_its_limit(lab):
 def test_a_rank_that_is_continued_in_time_costs_nothing_and_a_probe_tells_who_comes_last(lab):
     more = "fault_tolerance { stuck = 6 s }\nevery 3 steps health"
     stop = Mutation("stop_process", rank=1, step=3, op="tick.health", seconds=2.0)
-    outcome = lab.gang.run(plan(lab, more), lab.folder, name="continued", mutation=stop)
+    outcome = lab.ranks.run(plan(lab, more), lab.folder, name="continued", mutation=stop)
     assert len(outcome.curve) == 6 and not events(outcome.directory, "stuck")
     first, second = events(outcome.directory, "health")
     assert (first["step"], second["step"], first["slowest"]) == (3, 6, 1)
@@ -119,5 +119,5 @@ def test_a_rank_that_is_continued_in_time_costs_nothing_and_a_probe_tells_who_co
 def test_what_may_last_is_left_alone(lab, more, mutation):
     more = f"fault_tolerance {{ stuck = 2 s }}\n{more}"
     name = f"lasting-{mutation}".replace(" ", "-")
-    outcome = lab.gang.run(plan(lab, more), lab.folder, name=name, mutation=mutation)
+    outcome = lab.ranks.run(plan(lab, more), lab.folder, name=name, mutation=mutation)
     assert len(outcome.curve) == 6 and not events(outcome.directory, "stuck")

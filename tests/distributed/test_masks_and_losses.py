@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from gang import Outcome
+from forked_ranks import Outcome
 from projects import events, records
 from topologies import Topology
 from trials import TOLERANCE, Trial, gaps

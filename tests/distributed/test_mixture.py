@@ -78,14 +78,14 @@ def test_each_dataset_is_taken_as_often_as_its_epochs_say(lab: Laboratory, trial
     assert Counter(drawn[:total]) == {(name, row): often[name] for name in rows for row in range(rows[name])}
 
     name = "epochs"
-    first = lab.gang.run(plan_of(lab, trial, TWO), lab.folder, name=name)
+    first = lab.ranks.run(plan_of(lab, trial, TWO), lab.folder, name=name)
     assert gaps(first, alone).worst < TOLERANCE["fp64"]
     for entry in CheckpointFolder(first.directory / "checkpoints").entries():
         if entry.step > 8:
             shutil.rmtree(entry.path)
     (first.directory / "finished").unlink()
     (first.directory / "metrics.jsonl").unlink()
-    moved = lab.gang.run(plan_of(lab, trial, ONE), lab.folder, name=name)
+    moved = lab.ranks.run(plan_of(lab, trial, ONE), lab.folder, name=name)
     assert events(moved.directory, "resumed")[-1]["step"] == 8
     # The checkpoint has brought the record of its own step along.
     later = evolve(alone, curve=alone.curve[7:], routing=alone.routing[7:])
@@ -117,7 +117,7 @@ def test_a_curriculum_is_followed_to_the_step_and_kept_over_stops_and_other_rank
 
     # Two ranks, then four in a pipeline, then one: with reading ahead, and without.
     name = "curriculum"
-    first = lab.gang.run(plan_of(lab, trial, TWO, "batch.prefetch=3"), lab.folder, name=name)
+    first = lab.ranks.run(plan_of(lab, trial, TWO, "batch.prefetch=3"), lab.folder, name=name)
     assert gaps(first, alone).worst < TOLERANCE["fp64"]
     for keep, layout, prefetch in ((3, FOUR, 2), (6, ONE, 0)):
         for entry in CheckpointFolder(first.directory / "checkpoints").entries():
@@ -125,7 +125,7 @@ def test_a_curriculum_is_followed_to_the_step_and_kept_over_stops_and_other_rank
                 shutil.rmtree(entry.path)
         (first.directory / "finished").unlink()
         (first.directory / "metrics.jsonl").unlink()
-        moved = lab.gang.run(plan_of(lab, trial, layout, f"batch.prefetch={prefetch}"), lab.folder, name=name)
+        moved = lab.ranks.run(plan_of(lab, trial, layout, f"batch.prefetch={prefetch}"), lab.folder, name=name)
         assert events(moved.directory, "resumed")[-1]["step"] == keep
         assert events(moved.directory, "phase")[-1]["name"] == "last"
         later = evolve(alone, curve=alone.curve[keep - 1 :], routing=alone.routing[keep - 1 :])

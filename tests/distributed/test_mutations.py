@@ -5,7 +5,7 @@ tests: the faults are silent ones.
 """
 
 import pytest
-from gang import Mutation
+from forked_ranks import Mutation
 from topologies import BY_NAME
 from trials import TOLERANCE, gaps
 

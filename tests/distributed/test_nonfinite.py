@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from checkpoints import folder, same, steps
-from gang import GangFailed, Mutation, Outcome
+from forked_ranks import Mutation, Outcome, RanksFailed
 from projects import events, records
 from topologies import BY_NAME, Topology
 from trials import Laboratory
@@ -37,11 +37,11 @@ def run(
     settings = (*layout.shared, *layout.shallow, *(BIAS if layout.model == "moe" else ()), *sets)
     text = SAVED.format(every=every, mode=mode, policy=policy) + more
     trial = evolve(layout.trial("fp64"), steps=count, more=text, settings=settings)
-    return lab.gang.run(lab.plan(trial, layout.layout), lab.folder, name=name.replace(" ", "_"), mutation=mutation)
+    return lab.ranks.run(lab.plan(trial, layout.layout), lab.folder, name=name.replace(" ", "_"), mutation=mutation)
 
 
 def failed(lab: Laboratory, name: str, policy: str, mutation: Mutation, **others: object) -> Path:
-    with pytest.raises(GangFailed):
+    with pytest.raises(RanksFailed):
         run(lab, name, policy, mutation, **others)  # type: ignore[arg-type]
     return lab.folder / "jobs" / name.replace(" ", "_")
 

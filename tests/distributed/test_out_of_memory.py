@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from gang import GangFailed, Mutation
+from forked_ranks import Mutation, RanksFailed
 from projects import events
 from topologies import SHALLOW, Topology
 
@@ -15,8 +15,8 @@ TWO = Topology(fsdp=2, shared=SHALLOW)
 
 def test_what_a_rank_held_is_written_and_named(lab):
     plan = lab.plan(evolve(TWO.trial("fp32"), steps=4), TWO.layout)
-    with pytest.raises(GangFailed):
-        lab.gang.run(plan, lab.folder, name="memory", mutation=Mutation("need_memory", rank=1, step=3))
+    with pytest.raises(RanksFailed):
+        lab.ranks.run(plan, lab.folder, name="memory", mutation=Mutation("need_memory", rank=1, step=3))
     directory = lab.folder / "jobs" / "memory"
     (failure,) = (event for event in events(directory, "failure") if event["rank"] == 1)
     first, said = failure["error"].split("\n")[0], failure["error"].split("\n")[-1]

@@ -94,7 +94,7 @@ def train(lab, tmp_path_factory):
     def run(name, *sets):
         compiled = plan_from_path(folder / "own.xtrain", sets)
         assert compiled.plan is not None, compiled.diagnostics.render()
-        return lab.gang.run(compiled.plan, folder, name=name)
+        return lab.ranks.run(compiled.plan, folder, name=name)
 
     return run
 

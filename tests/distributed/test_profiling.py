@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from gang import GangFailed, Mutation, Outcome
+from forked_ranks import Mutation, Outcome, RanksFailed
 from projects import events
 from topologies import BY_NAME, Topology
 from trials import Laboratory
@@ -25,7 +25,7 @@ def planned(lab: Laboratory, more: str, *, layout: Topology = TWO, count: int = 
 
 
 def run(lab: Laboratory, name: str, more: str, mutation: Mutation | None = None, **others) -> Outcome:
-    return lab.gang.run(planned(lab, more, **others), lab.folder, name=f"profiling-{name}", mutation=mutation)
+    return lab.ranks.run(planned(lab, more, **others), lab.folder, name=f"profiling-{name}", mutation=mutation)
 
 
 def folders(directory: Path) -> list[str]:
@@ -88,12 +88,12 @@ def test_what_is_under_way_when_a_run_goes_back_ends_there_and_what_was_seen_is_
 def test_a_stop_cuts_a_profile_short_and_a_crash_leaves_nothing_torn(lab):
     more = "every 2 steps profile { wait = 0, warmup = 0, active = 2, ranks = first }\nevery 2 steps checkpoint"
     mutation = Mutation("happens", agree=[[3, 1, "signal", "SIGTERM"]])
-    with pytest.raises(GangFailed):
+    with pytest.raises(RanksFailed):
         run(lab, "stopped", more, mutation, count=8)
     directory = lab.folder / "jobs/profiling-stopped"
     assert events(directory, "run_end")[-1]["status"] == "stopped"
     assert folders(directory) == ["steps-000000000003-000000000003"]
-    with pytest.raises(GangFailed):
+    with pytest.raises(RanksFailed):
         run(lab, "stopped", more, Mutation("dies", step=6), count=8)
     assert events(directory, "profile")[-1]["note"] == "cut short, as the run ends"
     assert folders(directory) == ["steps-000000000003-000000000003"]
@@ -166,7 +166,7 @@ def test_what_is_held_is_what_is_planned(lab, name, params):
     layout = BY_NAME[name]
     more = "every 1 step memory_snapshot { ranks = all }\nema { decay = 0.9 }"
     plan = planned(lab, more, layout=layout, count=2, params=params)
-    outcome = lab.gang.run(plan, lab.folder, name=f"held-{name}-{params}".replace(" ", "_"))
+    outcome = lab.ranks.run(plan, lab.folder, name=f"held-{name}-{params}".replace(" ", "_"))
     paths = sorted((outcome.directory / "profile/memory-000000000002").glob("rank-*.json"))
     found = [json.loads(path.read_text()) for path in paths]
     assert len(found) == plan.mesh.world_size

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from checkpoints import folder, tensors
-from gang import Mutation, Outcome, held
+from forked_ranks import Mutation, Outcome, held
 from projects import events
 from topologies import SCHEDULES, Topology
 from trials import TOLERANCE, Laboratory, gaps
@@ -66,7 +66,7 @@ def stayed(lab: Laboratory):
 
     def run(name: str) -> Outcome:
         if name not in runs:
-            runs[name] = lab.gang.run(plan_of(lab, name), lab.folder, name=slug("stays", name))
+            runs[name] = lab.ranks.run(plan_of(lab, name), lab.folder, name=slug("stays", name))
         return runs[name]
 
     return run
@@ -100,7 +100,7 @@ def test_a_run_that_moves_is_the_run_that_stayed(lab: Laboratory, stayed, before
     taken = folder(there.directory).path(SAVED)
     shutil.copytree(taken, checkpoints / taken.name)
     (checkpoints / "latest").write_text(f"{taken.name}\n")
-    here = lab.gang.run(plan_of(lab, after), lab.folder, name=name, mutation=Mutation("loaded"))
+    here = lab.ranks.run(plan_of(lab, after), lab.folder, name=name, mutation=Mutation("loaded"))
     assert events(here.directory, "resumed")[-1]["step"] == SAVED
 
     saved = state(taken)

@@ -161,7 +161,7 @@ def _wait_for_restart(project: Project) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("later", [0.0, 1.5])
 def test_a_stop_request_during_a_restart_stops_the_run_and_it_goes_on_later(project, later):
-    """In the pause before the next gang, and while its ranks are coming up."""
+    """In the pause before the next start, and while its ranks are coming up."""
     spec = project.spec(steps=12, more=more("restarts = 2"))
     sabotage(project, AT_STEP, rank=1, step=7)
     process = _begun(project, spec)
@@ -180,7 +180,7 @@ def test_a_stop_request_during_a_restart_stops_the_run_and_it_goes_on_later(proj
 
 
 @pytest.mark.slow
-def test_ranks_of_a_second_gang_do_not_outlive_a_killed_launcher(project):
+def test_ranks_of_a_second_start_do_not_outlive_a_killed_launcher(project):
     spec = project.spec(steps=4000, more=more("restarts = 2"))
     sabotage(project, AT_STEP, rank=1, step=3)
     process = _begun(project, spec)
@@ -194,7 +194,7 @@ def test_ranks_of_a_second_gang_do_not_outlive_a_killed_launcher(project):
 
 
 @pytest.mark.slow
-def test_a_stopped_rank_is_swept_away_before_the_next_gang(project):
+def test_a_stopped_rank_is_swept_away_before_the_next_start(project):
     """One rank is frozen, the other one killed: the agent waits for the frozen one in vain."""
     spec = project.spec(steps=60, more=more("restarts = 2", "every 1 step eval lines { batches = 20 }\n"))
     process = _begun(project, spec)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attrs import evolve
 from checkpoints import folder, same, steps
-from gang import GangFailed, Mutation
+from forked_ranks import Mutation, RanksFailed
 from projects import events
 from topologies import SHALLOW, Topology
 from trials import Laboratory
@@ -24,7 +24,7 @@ def trial(settings: str, count: int = 5):
 
 
 def run(lab: Laboratory, name: str, settings: str, mutation: Mutation | None = None, count: int = 5):
-    return lab.gang.run(lab.plan(trial(settings, count), TWO.layout), lab.folder, name=name, mutation=mutation)
+    return lab.ranks.run(lab.plan(trial(settings, count), TWO.layout), lab.folder, name=name, mutation=mutation)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_a_disk_that_is_full_for_a_while_costs_only_these_saves(lab, plain, mode
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_disk_that_stays_full_ends_the_run_on_all_ranks(lab, mode):
     full = Mutation("full_disk", rank=1, saves=list(range(1, 9)))
-    with pytest.raises(GangFailed) as failed:
+    with pytest.raises(RanksFailed) as failed:
         run(lab, f"stays-full-{mode}", f"mode = {mode}, failures = 2", full)
     directory = lab.folder / "jobs" / f"stays-full-{mode}"
     assert "rank 0: exit code 1, rank 1: exit code 1" in str(failed.value)
@@ -92,14 +92,14 @@ def test_a_smaller_keep_makes_room_before_the_first_save(lab):
 
     def start(settings: str, count: int, mutation: Mutation | None = None) -> None:
         made = evolve(TWO.trial("fp32"), steps=count, more=best.format(settings))
-        lab.gang.run(lab.plan(made, TWO.layout), lab.folder, name="less-kept", mutation=mutation)
+        lab.ranks.run(lab.plan(made, TWO.layout), lab.folder, name="less-kept", mutation=mutation)
 
     start("keep = none, best = eval.lines.loss", 4)
     directory = lab.folder / "jobs" / "less-kept"
     folder(directory).root.joinpath("best").write_text("ckpt-s000000000001\n")
     shard = folder(directory).path(4) / "__1_0.distcp"
     shard.write_bytes(bytes(len(shard.read_bytes())))  # as large as before: only its content tells
-    with pytest.raises(GangFailed):
+    with pytest.raises(RanksFailed):
         full = Mutation("full_disk", rank=1, saves=list(range(9)))
         start("keep = 1, best = eval.lines.loss, failures = 1", 6, full)
     assert events(directory, "resumed")[-1]["step"] == 3
@@ -111,7 +111,7 @@ def test_a_smaller_keep_makes_room_before_the_first_save(lab):
 
 @SLOW
 def test_the_last_save_has_to_succeed(lab):
-    with pytest.raises(GangFailed):
+    with pytest.raises(RanksFailed):
         run(lab, "last-full", "mode = async, failures = none", Mutation("full_disk", rank=0, saves=[4, 5]))
     directory = lab.folder / "jobs" / "last-full"
     assert steps(directory) == [1, 2, 3, 4]
@@ -143,8 +143,8 @@ def killed(lab: Laboratory, topology: Topology, name: str, settings: str, change
     """A run whose writer dies at some change of a file; whatever pointers name then is whole."""
     more = f"every 1 step checkpoint\nevery 1 step eval lines\ncheckpoint {{ {settings} }}"
     plan = lab.plan(evolve(topology.trial("fp32"), steps=5, more=more), topology.layout)
-    with pytest.raises(GangFailed):
-        lab.gang.run(plan, lab.folder, name=name, mutation=Mutation("death", change=change))
+    with pytest.raises(RanksFailed):
+        lab.ranks.run(plan, lab.folder, name=name, mutation=Mutation("death", change=change))
     found = folder(lab.folder / "jobs" / name)
     for pointer in ("latest", "best"):
         if named := found.named(pointer):
@@ -160,7 +160,7 @@ def test_a_writer_that_is_killed_leaves_a_run_that_goes_on(lab, plain, change):
     name, settings = f"killed-{change}", "mode = sync, keep = 1, best = eval.lines.loss"
     plan, _ = killed(lab, TWO, name, settings, change)
     (lab.folder / "jobs" / name / "metrics.jsonl").unlink()
-    outcome = lab.gang.run(plan, lab.folder, name=name)
+    outcome = lab.ranks.run(plan, lab.folder, name=name)
     last = outcome.curve[-1]
     assert last == plain.curve[-1]
 
@@ -171,7 +171,7 @@ ALONE = Topology(accumulate=1, sets=("checkpoint.backend=file",))
 @pytest.fixture(scope="module")
 def alone(lab: Laboratory):
     """One process that saves nothing but its end."""
-    return lab.gang.run(lab.plan(evolve(ALONE.trial("fp32"), steps=5), ALONE.layout), lab.folder, name="alone")
+    return lab.ranks.run(lab.plan(evolve(ALONE.trial("fp32"), steps=5), ALONE.layout), lab.folder, name="alone")
 
 
 @SLOW
@@ -185,6 +185,6 @@ def test_a_writer_of_one_file_that_is_killed_leaves_a_run_that_goes_on(lab, alon
         if found.alias(pointer).exists():
             assert torch.load(found.alias(pointer), weights_only=True)["optimizer.norm.weight.step"] >= 1
     (lab.folder / "jobs" / name / "metrics.jsonl").unlink()
-    outcome = lab.gang.run(plan, lab.folder, name=name)
+    outcome = lab.ranks.run(plan, lab.folder, name=name)
     assert outcome.curve[-1] == alone.curve[-1]
     assert found.alias("latest").samefile(found.path(5) / "state.pt") and found.remains() == []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from checkpoints import steps
-from gang import GangFailed, Mutation
+from forked_ranks import Mutation, RanksFailed
 from projects import curve, events
 from topologies import SHALLOW, Topology
 from trials import Laboratory
@@ -26,8 +26,8 @@ def planned(lab: Laboratory, more: str = "", count: int = STEPS):
 def stopped(lab: Laboratory, name: str, more: str = "", count: int = STEPS, **happens) -> Path:
     """Run until something stops it; the run's directory."""
     mutation = Mutation("happens", **happens) if happens else None
-    with pytest.raises(GangFailed):
-        lab.gang.run(planned(lab, more, count), lab.folder, name=name, mutation=mutation)
+    with pytest.raises(RanksFailed):
+        lab.ranks.run(planned(lab, more, count), lab.folder, name=name, mutation=mutation)
     return lab.folder / "jobs" / name
 
 
@@ -39,11 +39,11 @@ def end(directory: Path) -> tuple[str, int, int]:
 
 @pytest.fixture(scope="module")
 def unbroken(lab: Laboratory):
-    return lab.gang.run(planned(lab), lab.folder, name="stopping-not")
+    return lab.ranks.run(planned(lab), lab.folder, name="stopping-not")
 
 
 def assert_goes_on_exactly(lab: Laboratory, name: str, unbroken, more: str = "") -> None:
-    outcome = lab.gang.run(planned(lab, more), lab.folder, name=name)
+    outcome = lab.ranks.run(planned(lab, more), lab.folder, name=name)
     assert outcome.curve == unbroken.curve
     assert outcome.tensors.keys() == unbroken.tensors.keys()
     for tensor, value in unbroken.tensors.items():

@@ -9,7 +9,7 @@ from itertools import combinations
 
 import pytest
 from attrs import evolve
-from gang_counts import stray_counts
+from rank_counts import stray_counts
 from topologies import CASES, ORDINARY, SCHEDULES, TOPOLOGIES, Topology
 from trials import TOLERANCE, Laboratory, gaps, stray_shapes
 

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from gang import Mutation
+from forked_ranks import Mutation
 from projects import records
 from topologies import Topology
 

@@ -17,7 +17,7 @@ from xtrain.dsl.diagnostics.source import Source
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.planner.load import check_from_spec, plan_from_spec
-from xtrain.planner.rules import rule_inputs as premises
+from xtrain.planner.rules import rule_inputs as rule_inputs_module
 from xtrain.planner.rules.validate import check_spec
 
 SPECS = Path(__file__).parents[2] / "specs"
@@ -292,7 +292,7 @@ def test_a_wrong_set_keeps_the_planner_quiet(tmp_path):
 
 def test_a_draft_is_the_spec_where_nothing_is_wrong():
     loaded = load_spec(SPECS / "quickstart.xtrain")
-    assert loaded.draft is loaded.spec is not None and not loaded.doubts
+    assert loaded.draft is loaded.spec is not None and not loaded.unknown_settings
 
 
 # Properties -----------------------------------------------------------------------------------------------------------
@@ -387,20 +387,20 @@ def test_wild_mistakes_never_raise(tmp_path, data):
     assert len(set(shown(found))) == len(found)
 
 
-# Premises -------------------------------------------------------------------------------------------------------------
+# Inputs of rules -----------------------------------------------------------------------------------------------------
 
 
-def test_every_rule_has_premises():
+def test_every_rule_has_inputs():
     """Those that name their rule in place; the few that compute it have a pattern."""
-    planner = Path(premises.__file__).parents[1]
+    planner = Path(rule_inputs_module.__file__).parents[1]
     calls = "".join(path.read_text() for path in planner.rglob("*.py"))
     rules = set(re.findall(r'found\.(?:fail|warn)\(\s*"([a-z_.]+)"', calls))
     assert len(rules) >= 15
-    assert not rules - premises.PREMISES.keys()
+    assert not rules - rule_inputs_module.INPUTS.keys()
     spec = load_spec(SPECS / "quickstart.xtrain").require()
     for rule in ("mesh.tp.heads", "mesh.tp.kv_heads", "data.eval.x", "data.files.x", "schedule.every.3.every"):
-        assert "*" not in list(premises.rule_inputs(rule, spec))
-    assert list(premises.rule_inputs("mesh.new", spec)) == ["*"]
+        assert "*" not in list(rule_inputs_module.rule_inputs(rule, spec))
+    assert list(rule_inputs_module.rule_inputs("mesh.new", spec)) == ["*"]
 
 
 def variants():
@@ -433,8 +433,8 @@ def variants():
         yield path, RICH.replace(before, after)
 
 
-def verdicts(spec, doubts=frozenset()):
-    return {(d.code, d.message) for d in check_spec(spec, doubts=doubts)}
+def verdicts(spec, unknown_settings=frozenset()):
+    return {(d.code, d.message) for d in check_spec(spec, unknown_settings=unknown_settings)}
 
 
 def test_what_a_setting_changes_is_not_said_while_it_is_in_doubt(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from attrs import evolve, frozen
-from gang import GangFailed
+from forked_ranks import RanksFailed
 from projects import events
 from trials import TOLERANCE, Laboratory, Trial
 
@@ -87,7 +87,7 @@ def saved(lab: Laboratory) -> Callable[[Plan, str], None]:
     def make(plan: Plan, name: str) -> None:
         if plan.id not in known:
             known[plan.id] = f"saved {len(known)}"
-            lab.gang.run(plan, lab.folder, name=known[plan.id])
+            lab.ranks.run(plan, lab.folder, name=known[plan.id])
         folder = lab.folder / "jobs" / name
         shutil.copytree(lab.folder / "jobs" / known[plan.id], folder)
         (folder / "finished").unlink()
@@ -102,7 +102,7 @@ def unbroken(lab: Laboratory) -> Callable[[Plan], tuple[int, float, float]]:
 
     def last(plan: Plan) -> tuple[int, float, float]:
         if plan.id not in known:
-            known[plan.id] = lab.gang.run(plan, lab.folder, name=f"unbroken {len(known)}").curve[-1]
+            known[plan.id] = lab.ranks.run(plan, lab.folder, name=f"unbroken {len(known)}").curve[-1]
         return known[plan.id]
 
     return last
@@ -124,13 +124,13 @@ def test_the_runtime_does_what_diff_says(lab: Laboratory, saved, unbroken, move:
             check_model(b, entry)
         return
     if not move.taken:
-        with pytest.raises(GangFailed) as refused:
-            lab.gang.run(b, lab.folder, name=move.name)
+        with pytest.raises(RanksFailed) as refused:
+            lab.ranks.run(b, lab.folder, name=move.name)
         reasons = [reason for reason in verdict.reasons if reason.kind == "incompatible"]
         assert "does not fit" in str(refused.value) or "the data differs from" in str(refused.value)
         assert not verdict.certain or reasons[0].text.partition(":")[0] in str(refused.value)
         return
-    outcome = lab.gang.run(b, lab.folder, name=move.name)
+    outcome = lab.ranks.run(b, lab.folder, name=move.name)
     assert events(outcome.directory, "resumed")[-1]["step"] == 2
     assert outcome.curve[-1][0] == 3
     if move.name == "wider" or verdict.effect == "learning":

@@ -435,7 +435,7 @@ def test_a_mistake_in_a_weight_brings_no_others_with_it(tmp_path):
     loaded = load_spec(path)
     assert [error.code for error in loaded.diagnostics.errors] == ["X301", "X302", "X202"]
     assert loaded.draft is not None
-    assert not list(check_spec(loaded.draft, doubts=loaded.doubts))
+    assert not list(check_spec(loaded.draft, unknown_settings=loaded.unknown_settings))
 
 
 def test_templates_that_need_no_file_are_those_of_the_runtime():
@@ -448,7 +448,7 @@ def test_two_mistakes_are_both_told(tmp_path):
     loaded = load_spec(path)
     assert [error.code for error in loaded.diagnostics.errors] == ["X304"]
     assert loaded.draft is not None
-    found = check_spec(loaded.draft, doubts=loaded.doubts)
+    found = check_spec(loaded.draft, unknown_settings=loaded.unknown_settings)
     assert [error.code for error in found] == ["X513", "X607"]
 
 

@@ -8,7 +8,7 @@ from xtrain.planner.report.render import render
 SAVED = "every 10 steps checkpoint"
 
 
-def reaction(plan: Plan):
+def trigger(plan: Plan):
     return next(each for each in plan.timeline.reactions if each.event == "nan")
 
 
@@ -30,7 +30,7 @@ def limit(plan: Plan) -> int:
 )
 def test_so_many_in_a_row(plan, written, count, nodes, stop):
     made = plan(every=SAVED, more=written)
-    found = reaction(made)
+    found = trigger(made)
     assert (found.count, found.nodes, found.stop) == (count, nodes, stop)
     assert limit(made) == count and found.name == ("nan" if count == 1 else f"nan({count})")
     # A save that is due behind a step that is left out is made later: only where there can be such a step.

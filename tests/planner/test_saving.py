@@ -27,7 +27,7 @@ def test_a_run_that_saves_nothing_still_reads(plan):
     assert [(tick.nodes, tick.stop) for tick in made.timeline.ticks] == [
         (("tick.eval.code",), False), ((), True), (("tick.log",), False),
     ]  # fmt: skip
-    ends = {reaction.event: (reaction.nodes, reaction.stop) for reaction in made.timeline.reactions}
+    ends = {trigger.event: (trigger.nodes, trigger.stop) for trigger in made.timeline.reactions}
     stops = ("sigint", "sigterm", "sigusr1", "nan")
     assert ends == {"finish": ((), False), **dict.fromkeys(stops, ((), True))}
     assert "save" not in [command.name for command in made.timeline.commands]
@@ -172,7 +172,7 @@ def test_one_file_has_one_writer(compiled):
 def test_a_best_of_a_dataset_whose_name_is_in_doubt_is_not_judged(load):
     spec = load(every=EVERY, checkpoint="checkpoint { best = eval.coed.loss }")
     assert [d.code for d in check_spec(spec)] == ["X620"]
-    assert not list(check_spec(spec, doubts=frozenset({"dataset.code.name"})))
+    assert not list(check_spec(spec, unknown_settings=frozenset({"dataset.code.name"})))
 
 
 @pytest.mark.parametrize(

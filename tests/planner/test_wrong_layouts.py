@@ -461,7 +461,7 @@ def test_a_wrong_layout_is_named_with_a_value_that_works(case, tmp_path):
 
 
 def test_every_rule_of_the_table_knows_what_it_rests_on(tmp_path):
-    """A rule without premises of its own would be silenced by any mistake elsewhere."""
+    """A rule without inputs of its own would be silenced by any mistake elsewhere."""
     rules = set()
     for case in TABLE.values():
         path = tmp_path / "spec.xtrain"

@@ -23,7 +23,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gang_nursery import die_with, preload
+from rank_forker import die_with, preload
 
 # Bytes that the command line and the environment of a forked process may have.
 COMMAND_BYTES, ENVIRONMENT_BYTES = 4096, 65536

@@ -100,7 +100,7 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
         assert (loaded.spec is None) == loaded.diagnostics.has_errors
         found = Diagnostics()
         found.extend(loaded.diagnostics)
-        found.extend(check_spec(loaded.draft, None, loaded.doubts) if loaded.draft is not None else ())
+        found.extend(check_spec(loaded.draft, None, loaded.unknown_settings) if loaded.draft is not None else ())
         for diagnostic in found:
             assert diagnostic.code in CODES
             assert render(diagnostic) and render(diagnostic, color=True)

@@ -16,25 +16,25 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from gang_nursery import die_with
+from rank_forker import die_with
 from torch.multiprocessing import start_processes  # pyright: ignore[reportAttributeAccessIssue]
 
 # Seconds after which ranks that wait for each other say where, and end.
 PATIENCE = 120.0
 
-_nursery: Connection | None = None
+_forker: Connection | None = None
 
 
 def begin() -> None:
     """Fork the process that ranks come from; called before the first test."""
-    global _nursery
-    if _nursery is not None:
+    global _forker
+    if _forker is not None:
         return
     here, there = Pipe()
     parent = os.getpid()
     if os.fork():
         there.close()
-        _nursery = here
+        _forker = here
         return
     try:
         die_with(parent)
@@ -50,10 +50,10 @@ def on_ranks(world: int, function: Callable[..., Any], folder: Path, *args: Any)
     Raises AssertionError with what an exception in one of them says.
     """
     begin()
-    assert _nursery is not None
+    assert _forker is not None
     # As bytes: sent as they are, tensors would travel as handles of shared memory.
-    _nursery.send_bytes(pickle.dumps((world, function, folder, args)))
-    fault = _nursery.recv()
+    _forker.send_bytes(pickle.dumps((world, function, folder, args)))
+    fault = _forker.recv()
     stuck = "".join(path.read_text() for path in sorted(folder.glob("rank*.stuck")))
     assert fault is None, f"{fault}\n{stuck}"
     return [torch.load(folder / f"rank{rank}.pt", weights_only=False) for rank in range(world)]

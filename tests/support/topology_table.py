@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from attrs import frozen
-from gang import Gang, GangFailed
-from gang_counts import stray_counts
+from forked_ranks import ForkedRanks, RanksFailed
+from rank_counts import stray_counts
 from topologies import CASES, TOPOLOGIES, Topology
 from trials import TOLERANCE, Gaps, Laboratory, NoPlan, gaps, stray_shapes
 
@@ -73,7 +73,7 @@ def run(lab: Laboratory, topology: Topology, params: str) -> Row:
         plan = lab.plan(trial, topology.layout)
         outcome = lab.run(trial, topology.layout)
         found = gaps(outcome, lab.alone(trial))
-    except (NoPlan, GangFailed, AssertionError) as problem:
+    except (NoPlan, RanksFailed, AssertionError) as problem:
         return Row(topology, params, None, _brief(str(problem) or type(problem).__name__))
     stray = [*stray_shapes(plan, outcome), *stray_counts(plan, outcome.directory)]
     return Row(topology, params, found, "; ".join(stray[:3]))
@@ -98,8 +98,8 @@ def main() -> int:
         and (topology.is_ordinary(params) or not arguments.ordinary)
     ]
     rows = []
-    with tempfile.TemporaryDirectory() as folder, Gang() as gang:
-        lab = Laboratory.open(Path(folder), gang)
+    with tempfile.TemporaryDirectory() as folder, ForkedRanks() as ranks:
+        lab = Laboratory.open(Path(folder), ranks)
         for topology, params in chosen:
             rows.append(run(lab, topology, params))
             print(rows[-1].line(), flush=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 from attrs import field, frozen
-from gang import TIMEOUT, Gang, Mutation, Outcome
+from forked_ranks import TIMEOUT, ForkedRanks, Mutation, Outcome
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import Plan
@@ -110,16 +110,16 @@ class NoPlan(Exception):
 
 @frozen(kw_only=True, eq=False)
 class Laboratory:
-    """A folder with data and a gang: runs trials, and keeps what one process computes of each."""
+    """A folder with data, and ranks that are forked: runs trials, and keeps what one process computes of each."""
 
     folder: Path
-    gang: Gang
+    ranks: ForkedRanks
     _alone: dict[Trial, Outcome] = field(factory=dict, init=False)
     _count: list[int] = field(factory=lambda: [0], init=False)
 
     @classmethod
-    def open(cls, folder: Path, gang: Gang) -> "Laboratory":
-        gang.start()
+    def open(cls, folder: Path, ranks: ForkedRanks) -> "Laboratory":
+        ranks.start()
         # Up to 70 tokens, most rows with several documents and hardly one full: ranks differ in their valid tokens.
         words = [f"line {i} " + "abc def ghi "[: i % 13] * (1 + i % 5) for i in range(150)]
         (folder / "data.jsonl").write_text("".join(json.dumps({"text": w}) + "\n" for w in words))
@@ -127,7 +127,7 @@ class Laboratory:
         talks = [[("user", f"{word} " * (2 + i % 7)), ("assistant", word[:5])] for i, word in enumerate(words)]
         turns = [[{"role": role, "content": text} for role, text in talk] for talk in talks]
         (folder / "talks.jsonl").write_text("".join(json.dumps({"messages": turn}) + "\n" for turn in turns))
-        return cls(folder=folder, gang=gang)
+        return cls(folder=folder, ranks=ranks)
 
     def plan(self, trial: Trial, sets: tuple[str, ...], world: int | None = None, *, alone: bool = False) -> Plan:
         path = trial.write(self.folder, alone=alone)
@@ -153,7 +153,7 @@ class Laboratory:
         slug = re.sub(r"[^a-z0-9]+", "-", " ".join((trial.model, trial.params, *sets)).replace("parallel.", ""))[:60]
         name = f"{self._count[0]:03d}-{slug.strip('-')}"
         plan = self.plan(trial, sets, world, alone=alone)
-        return self.gang.run(plan, self.folder, name=name, timeout=timeout, mutation=mutation, saves=saves)
+        return self.ranks.run(plan, self.folder, name=name, timeout=timeout, mutation=mutation, saves=saves)
 
     def alone(self, trial: Trial) -> Outcome:
         """The trial in one process; computed once."""

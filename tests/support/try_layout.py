@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from attrs import evolve
-from gang import TIMEOUT, Gang, GangFailed, Mutation
+from forked_ranks import TIMEOUT, ForkedRanks, Mutation, RanksFailed
 from trials import MODELS, TOLERANCE, Laboratory, NoPlan, Trial, gaps, stray_shapes
 
 
@@ -29,7 +29,7 @@ def read_arguments() -> argparse.Namespace:
     parser.add_argument("--clip", default="0.5", help="largest gradient norm, or none")
     parser.add_argument("--align", type=int, help="of one process (default: twice the plan's ring, if there is one)")
     parser.add_argument("--timeout", type=float, default=TIMEOUT)
-    parser.add_argument("--fault", nargs="+", metavar="WORD", help="of gang_mutations.py: name argument=value …")
+    parser.add_argument("--fault", nargs="+", metavar="WORD", help="of rank_mutations.py: name argument=value …")
     parser.add_argument("--keep", type=Path, help="folder for the run directories (default: one that is removed)")
     return parser.parse_args()
 
@@ -54,7 +54,7 @@ def try_layout(lab: Laboratory, arguments: argparse.Namespace) -> bool:
         print(f"one process: {alone.seconds:.1f} s", flush=True)
         begin = time.monotonic()
         outcome = lab.run(trial, sets, plan.mesh.world_size, timeout=arguments.timeout, mutation=mutation)
-    except GangFailed as failure:
+    except RanksFailed as failure:
         print(failure)
         return False
     print(f"{plan.mesh.world_size} ranks: {time.monotonic() - begin:.1f} s")
@@ -77,11 +77,11 @@ def read_fault(words: list[str]) -> Mutation:
 
 def main() -> int:
     arguments = read_arguments()
-    with tempfile.TemporaryDirectory() as temporary, Gang() as gang:
+    with tempfile.TemporaryDirectory() as temporary, ForkedRanks() as ranks:
         folder = arguments.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            good = try_layout(Laboratory.open(folder.resolve(), gang), arguments)
+            good = try_layout(Laboratory.open(folder.resolve(), ranks), arguments)
         except NoPlan as none:
             print(none)
             return 2

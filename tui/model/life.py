@@ -74,7 +74,7 @@ class LifeReader:
         that ends says so before it lets go of its locks."""
         if newest != self._newest:
             self._newest, self._heard = newest, time.monotonic()
-        why = self._why_nobody(ranks, between_gangs=run.restarting)
+        why = self._why_nobody(ranks, between_starts=run.restarting)
         begun = run.start.time if run.start else None
         if begun is not None and self._launched_at is not None and self._launched_at > begun:
             return Life(state="starting", since=self._launched_at, again=True)
@@ -92,8 +92,8 @@ class LifeReader:
             self._lost = Life(state="lost", since=since, why=why)
         return self._lost
 
-    def _why_nobody(self, ranks: Ranks, *, between_gangs: bool) -> str:
-        """What it is concluded from that no process is there any more; empty while one is. between_gangs: the ranks
+    def _why_nobody(self, ranks: Ranks, *, between_starts: bool) -> str:
+        """What it is concluded from that no process is there any more; empty while one is. between_starts: the ranks
         that there were have ended, and others are about to be started."""
         now = time.monotonic()
         if now - self._looked >= LOOK_SECONDS:
@@ -105,7 +105,7 @@ class LifeReader:
             return ""
         if not is_folder(self._directory):
             return "its directory is gone"
-        heard = [each for each in ranks if each.beat is not None and not between_gangs]
+        heard = [each for each in ranks if each.beat is not None and not between_starts]
         if heard and all(each.pulse == "gone" for each in heard):
             return "its processes are gone"
         if self._shared:

@@ -62,10 +62,10 @@ def outline(plan: Planned) -> Outline:
         for node in dict.fromkeys(tick.nodes):
             ticks.setdefault(node, []).append(tick)
     when: dict[str, list[str]] = {}
-    for reaction in plan.reactions:
-        times = f" ({reaction.count} in a row)" if (reaction.count or 1) > 1 else ""
-        for node in dict.fromkeys(reaction.nodes):
-            when.setdefault(node, []).append(f"on {reaction.event}{times}")
+    for trigger in plan.reactions:
+        times = f" ({trigger.count} in a row)" if (trigger.count or 1) > 1 else ""
+        for node in dict.fromkeys(trigger.nodes):
+            when.setdefault(node, []).append(f"on {trigger.event}{times}")
     for command in plan.commands:
         for node in dict.fromkeys(command.nodes):
             when.setdefault(node, []).append(f"asked: {command.name}")

@@ -181,12 +181,12 @@ def test_a_look_that_fails_is_told_once_and_the_next_one_follows(monkeypatch):
         looks.append(1)
         raise OSError("stale file handle")
 
-    lookout = Poller(report=told.append, looks={"a stop file": look, "commands": lambda: None})
-    lookout.begin()
+    poller = Poller(report=told.append, looks={"a stop file": look, "commands": lambda: None})
+    poller.begin()
     deadline = time.monotonic() + 10
     while len(looks) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
-    lookout.close()
+    poller.close()
     assert len(looks) >= 3
     assert told == ["a stop file could not be checked: OSError: stale file handle"]
 

@@ -125,7 +125,7 @@ def test_a_run_that_saves_for_long_or_waits_is_not_dead(tmp_path: Path, monkeypa
         assert set(clock.polls(reader, 2, run)) == {"training"}
 
 
-def test_a_launcher_between_two_gangs_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launcher_between_two_starts_is_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     run = made_run(tmp_path / "run", end="killed", logged=8)
     reader = RunReader(run.directory)
@@ -134,7 +134,7 @@ def test_a_launcher_between_two_gangs_is_no_end(tmp_path: Path, monkeypatch: pyt
         assert set(clock.polls(reader, 30)) == {"starting"}
 
 
-def test_a_launcher_of_another_machine_between_two_gangs_is_given_time(
+def test_a_launcher_of_another_machine_between_two_starts_is_given_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its lock is not seen here, and the lines of the ranks that have failed stand still."""

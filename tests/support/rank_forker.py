@@ -1,6 +1,6 @@
 """The process that all ranks of the tests are forked from: torch is imported once, and every rank starts fresh.
 
-    python gang_nursery.py PARENT_PID
+    python rank_forker.py PARENT_PID
 
 Importing torch costs a core two seconds, a fork some milliseconds; and a rank that was never used before cannot carry
 anything over from another job: no signal handler, no group, no cache, no patch. Reads jobs from stdin, a JSON object a
@@ -47,13 +47,13 @@ def die_with(parent: int) -> None:
 
 def fork(work: Callable[[], int]) -> int:
     """Run `work` in a child, whose exit code it returns; the child's process id."""
-    nursery = os.getpid()
+    forker = os.getpid()
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        die_with(nursery)
+        die_with(forker)
         code = work()
     except BaseException:
         import traceback
@@ -93,7 +93,7 @@ def serve(job: dict[str, Any]) -> dict[str, Any]:
 
         def work(rank: int = rank) -> int:
             become_rank(rank, world, port, directory / "logs" / f"{rank}.log")
-            from gang_rank import run
+            from forked_rank import run
 
             return run(job, rank)
 

@@ -41,9 +41,9 @@ def disk(monkeypatch):
 
 
 def opened(folder, room: int) -> Records:
-    records, pen = Records.open(folder, 0), BackgroundLines(room=room)
-    records.pen = pen
-    records.metrics, records.own = (QueuedLines(each.lines, pen) for each in (records.metrics, records.own))
+    records, writer = Records.open(folder, 0), BackgroundLines(room=room)
+    records.writer = writer
+    records.metrics, records.own = (QueuedLines(each.lines, writer) for each in (records.metrics, records.own))
     return records
 
 
@@ -89,8 +89,8 @@ def test_an_event_waits_once_for_a_disk_that_hangs(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(Records._event, "__defaults__", (0.3,))
     records = Records.open(tmp_path, 0)
     disk.clear()
-    waited, wait = [], records.pen._outlet.deliver
-    monkeypatch.setattr(records.pen._outlet, "deliver", lambda *given: waited.append(given[1]) or wait(*given))
+    waited, wait = [], records.writer._outlet.deliver
+    monkeypatch.setattr(records.writer._outlet, "deliver", lambda *given: waited.append(given[1]) or wait(*given))
     for number in range(20):
         records.event(event("eval", number))
     assert waited == [0.3]
@@ -178,20 +178,20 @@ def test_close_is_bounded(tmp_path, disk):
 
 def test_an_outlet_that_many_send_to_keeps_the_order_of_each():
     taken: list[tuple[int, int]] = []
-    outlet = BackgroundQueue("test", taken.append)
+    queue = BackgroundQueue("test", taken.append)
 
     def send(who: int) -> None:
         for number in range(300):
-            outlet.send((who, number))
+            queue.send((who, number))
             if number % 50 == 0:
-                outlet.close(5)
+                queue.close(5)
 
     threads = [threading.Thread(target=send, args=(who,)) for who in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert outlet.close(5)
+    assert queue.close(5)
     for who in range(4):
         assert [number for other, number in taken if other == who] == list(range(300))
 

@@ -151,7 +151,7 @@ def test_a_rank_that_is_alone_and_stuck_says_so_and_leaves(tmp_path, monkeypatch
     assert (stuck["ranks"], stuck["step"], stuck["node"], stuck["state"]) == ([0], 4, "step.fetch", "stuck")
     assert failure["rank"] == 0 and "step 4, step.fetch" in failure["error"] and failure["exit_code"] == 1
     assert left[0] == 1
-    assert "test_beat.py" in (tmp_path / "logs" / "stuck-1" / "00000.txt").read_text()
+    assert "test_heartbeat.py" in (tmp_path / "logs" / "stuck-1" / "00000.txt").read_text()
 
 
 def test_progress_of_any_kind_puts_it_off(tmp_path, monkeypatch):

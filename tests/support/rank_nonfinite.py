@@ -5,7 +5,7 @@ import signal
 from typing import Any
 
 import torch
-from gang_mutations import StepCall, mutation, rebind
+from rank_mutations import StepCall, mutation, rebind
 from torch import Tensor
 
 from xtrain.runtime.data.loading.loader import RowLoader, StepRows
@@ -22,7 +22,7 @@ def poison(rank: int, portions: list[int], kind: str = "gradient", value: float 
     `activation`: what comes out of the first block on this rank, before and behind which all is computed as ever.
     also: another mutation that is put in as well, by name, with its arguments.
     """
-    from gang_mutations import MUTATIONS
+    from rank_mutations import MUTATIONS
 
     for name, arguments in also.items():
         MUTATIONS[name](**arguments)

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from gang_mutations import MUTATIONS, StepCall, mutation, rebind
+from rank_mutations import MUTATIONS, StepCall, mutation, rebind
 
-from xtrain.runtime.monitoring import poller as lookout
+from xtrain.runtime.monitoring import poller as poller
 from xtrain.runtime.state import Step
 
 # Where something may happen, by the name that tests give it.
@@ -33,7 +33,7 @@ def happens(
     if full_disk:
         MUTATIONS["full_disk"](**full_disk)
     os.environ.update(environment or {})
-    lookout.SECONDS = 0.05
+    poller.SECONDS = 0.05
     for place, acts in places.items():
         _put(PLACES[place], [tuple(act) for act in acts])
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import torch
-from gang_mutations import StepCall, mutation, rebind
+from rank_mutations import StepCall, mutation, rebind
 
 from xtrain.runtime.state import Step
 

@@ -1,11 +1,11 @@
-"""The gang that the other tests rest on: jobs leave nothing behind, and what goes wrong is told."""
+"""The forked ranks that other tests rest on: jobs leave nothing behind, and what goes wrong is told."""
 
 import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from gang import GangFailed, Mutation
+from forked_ranks import Mutation, RanksFailed
 from topologies import Topology
 from trials import stray_shapes
 
@@ -49,7 +49,7 @@ def test_parts_that_are_not_the_planned_ones_are_named(lab):
 
 def test_an_exception_is_quoted_and_nothing_is_left(lab):
     before = children(os.getpid())
-    with pytest.raises(GangFailed) as failure:
+    with pytest.raises(RanksFailed) as failure:
         lab.run(FSDP.trial("fp64"), FSDP.layout, mutation=Mutation("fail", rank=1, how="raise"))
     assert "--- rank 1\nTraceback" in str(failure.value)
     assert "the optimizer has left the building" in str(failure.value)
@@ -58,7 +58,7 @@ def test_an_exception_is_quoted_and_nothing_is_left(lab):
 
 
 def test_an_aborted_rank_shows_where_it_was(lab):
-    with pytest.raises(GangFailed) as failure:
+    with pytest.raises(RanksFailed) as failure:
         lab.run(FSDP.trial("fp64"), FSDP.layout, mutation=Mutation("fail", rank=0, how="abort"))
     assert "rank 0: signal 6" in str(failure.value)
     assert "Fatal Python error: Aborted" in str(failure.value)
@@ -66,7 +66,7 @@ def test_an_aborted_rank_shows_where_it_was(lab):
 
 def test_ranks_that_hang_are_ended_and_show_where_they_were(lab):
     before = children(os.getpid())
-    with pytest.raises(GangFailed) as failure:
+    with pytest.raises(RanksFailed) as failure:
         mutation = Mutation("fail", rank=1, how="hang")
         lab.run(FSDP.trial("fp64"), FSDP.layout, mutation=mutation, timeout=6)
     assert "not finished within 6 s (rank 0: signal 9, rank 1: signal 9)" in str(failure.value)

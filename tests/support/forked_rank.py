@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gang_counts import note
+from rank_counts import note
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
@@ -84,17 +84,17 @@ def run(job: dict[str, Any], rank: int) -> int:
     os.chdir(job["folder"])
     torch.set_num_threads(1)
     if not job["saves"]:
-        from gang_mutations import skip
+        from rank_mutations import skip
 
         skip("tick.checkpoint")
         skip("tick.model")
     if job["mutation"]:
-        import gang_control  # noqa: F401  adds its own
-        import gang_health  # noqa: F401
-        import gang_nonfinite  # noqa: F401
-        import gang_resume  # noqa: F401
-        import gang_saving  # noqa: F401
-        from gang_mutations import MUTATIONS
+        import rank_control  # noqa: F401  adds its own
+        import rank_health  # noqa: F401
+        import rank_nonfinite  # noqa: F401
+        import rank_resume  # noqa: F401
+        import rank_saving  # noqa: F401
+        from rank_mutations import MUTATIONS
 
         os.environ["XTRAIN_TEST_CONTROL"] = str(Path(job["directory"]) / "control")
         MUTATIONS[job["mutation"]](**job["mutation_arguments"])

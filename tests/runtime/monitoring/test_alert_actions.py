@@ -11,8 +11,8 @@ REACTIONS = tuple(Trigger(event=name, nodes=(name,), stop=False) for name in ("l
 
 class Rank:
     def __init__(self, reactions: tuple[Trigger, ...] = REACTIONS) -> None:
-        self.clocks, self.occasions = Clocks(), AlertActions(reactions)
-        self.occasions.ask_through(self.clocks)
+        self.clocks, self.alert_actions = Clocks(), AlertActions(reactions)
+        self.alert_actions.ask_through(self.clocks)
 
 
 def meet(first: Rank, *others: Rank) -> None:
@@ -21,29 +21,29 @@ def meet(first: Rank, *others: Rank) -> None:
         assert other.clocks.ask(first=False) == [0.0] * len(said)
     for rank in (first, *others):
         rank.clocks.answer(said)
-        rank.occasions.hear()
+        rank.alert_actions.hear()
 
 
 @pytest.mark.parametrize("raised", [["disk"], ["slow", "loss_spike"], ["loss_spike", "loss_spike"]])
 def test_all_ranks_hear_of_the_same_once(raised):
     first, other = Rank(), Rank()
     for kind in raised:
-        first.occasions.raised(kind)
+        first.alert_actions.raised(kind)
     meet(first, other)
     expected = [each for each in REACTIONS if each.event in raised]
-    assert first.occasions.take() == other.occasions.take() == expected
+    assert first.alert_actions.take() == other.alert_actions.take() == expected
     meet(first, other)
-    assert first.occasions.due == other.occasions.due == []
+    assert first.alert_actions.due == other.alert_actions.due == []
 
 
 def test_what_the_plan_does_nothing_about_is_not_asked():
     rank = Rank(())
-    rank.occasions.raised("disk")
+    rank.alert_actions.raised("disk")
     assert rank.clocks.ask(first=True) == []
 
 
 def test_an_alert_that_no_reaction_is_about_is_none():
     first = Rank()
-    first.occasions.raised("memory")
+    first.alert_actions.raised("memory")
     meet(first)
-    assert first.occasions.due == []
+    assert first.alert_actions.due == []

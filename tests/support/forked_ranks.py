@@ -1,7 +1,7 @@
 """Runs plans on several ranks of this machine, fast: ranks are forked from a process that has torch loaded.
 
-    with Gang() as gang:
-        outcome = gang.run(plan, folder, name="tp2")
+    with ForkedRanks() as ranks:
+        outcome = ranks.run(plan, folder, name="tp2")
 
 Does not import torch itself.
 """
@@ -24,7 +24,7 @@ from xtrain.planner.serialise import to_json
 TIMEOUT = 60.0
 
 
-class GangFailed(Exception):
+class RanksFailed(Exception):
     """A rank failed, was killed or hung; the message has what every rank had to say."""
 
 
@@ -68,12 +68,12 @@ class Outcome:
 
 
 def held(folder: Path, world: int) -> list[dict[str, np.ndarray]]:
-    """What each rank has saved into a folder with `gang_rank.save`."""
+    """What each rank has saved into a folder with `forked_rank.save`."""
     return [dict(np.load(folder / f"{rank}.npz")) for rank in range(world)]
 
 
 class Mutation:
-    """A fault of `gang_mutations.py` by name, and what it is called with."""
+    """A fault of `rank_mutations.py` by name, and what it is called with."""
 
     def __init__(self, name: str, **arguments: Any) -> None:
         self.name, self.arguments = name, arguments
@@ -82,13 +82,13 @@ class Mutation:
         return " ".join((self.name, *(f"{name}={value}" for name, value in self.arguments.items())))
 
 
-class Gang:
-    """Holds the nursery for as long as it is open."""
+class ForkedRanks:
+    """Holds the forker for as long as it is open."""
 
     def __init__(self) -> None:
-        self._nursery: subprocess.Popen[str] | None = None
+        self._forker: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> "Gang":
+    def __enter__(self) -> "ForkedRanks":
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -96,12 +96,12 @@ class Gang:
 
     def start(self) -> None:
         """Load torch in the background; `run` does so too if need be."""
-        if self._nursery is None:
+        if self._forker is None:
             ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
             clean = {name: value for name, value in os.environ.items() if name not in ours}
             threads = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-            self._nursery = subprocess.Popen(
-                [sys.executable, str(Path(__file__).with_name("gang_nursery.py")), str(os.getpid())],
+            self._forker = subprocess.Popen(
+                [sys.executable, str(Path(__file__).with_name("rank_forker.py")), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -110,11 +110,11 @@ class Gang:
             )
 
     def close(self) -> None:
-        if self._nursery is not None:
-            assert self._nursery.stdin is not None
-            self._nursery.stdin.close()
-            self._nursery.wait(timeout=60)
-            self._nursery = None
+        if self._forker is not None:
+            assert self._forker.stdin is not None
+            self._forker.stdin.close()
+            self._forker.wait(timeout=60)
+            self._forker = None
 
     def run(
         self,
@@ -129,7 +129,7 @@ class Gang:
         """Run `plan` on as many ranks as it asks for, with `folder` as working folder; files go to `folder/jobs/name`.
 
         saves: whether checkpoints are written, which is a third of what a small job costs.
-        Raises GangFailed, with all ranks gone, if one of them fails or `timeout` seconds are over.
+        Raises RanksFailed, with all ranks gone, if one of them fails or `timeout` seconds are over.
         """
         world = plan.mesh.world_size
         directory = folder / "jobs" / name
@@ -147,19 +147,19 @@ class Gang:
         begin = time.monotonic()
         answer = self._ask(job)
         if any(answer["codes"]):
-            raise GangFailed(_report(directory, answer, timeout))
+            raise RanksFailed(_report(directory, answer, timeout))
         return Outcome.read(directory, world, time.monotonic() - begin)
 
     def _ask(self, job: dict[str, Any]) -> dict[str, Any]:
-        if self._nursery is None:
+        if self._forker is None:
             self.start()
-            assert self._nursery is not None
-        assert self._nursery.stdin is not None and self._nursery.stdout is not None
-        self._nursery.stdin.write(json.dumps(job) + "\n")
-        while line := self._nursery.stdout.readline():
+            assert self._forker is not None
+        assert self._forker.stdin is not None and self._forker.stdout is not None
+        self._forker.stdin.write(json.dumps(job) + "\n")
+        while line := self._forker.stdout.readline():
             if line.startswith("{"):
                 return json.loads(line)
-        raise GangFailed(f"the nursery has ended with {self._nursery.wait()}")
+        raise RanksFailed(f"the forker has ended with {self._forker.wait()}")
 
 
 def _report(directory: Path, answer: dict[str, Any], timeout: float) -> str:

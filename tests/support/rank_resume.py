@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from attrs import asdict, evolve
-from gang_mutations import StepCall, mutation, rebind
+from rank_mutations import StepCall, mutation, rebind
 from torch import Tensor
 
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
@@ -71,13 +71,13 @@ def _digest(step: Step) -> str:
 
 @mutation
 def loaded() -> None:
-    """Every rank writes what it holds right after it has resumed into the folder `loaded`, as `gang_rank.save` does."""
+    """Every rank writes what it holds after resuming into the folder `loaded`, as `forked_rank.save` does."""
     load_ops()
     original = OPS["setup.resume"]
 
     @wraps(original.function)
     def resume(**given: Any) -> Any:
-        from gang_rank import save
+        from forked_rank import save
 
         result = original.function(**given)
         directory, rank = given["records"].directory, given["rank"].rank

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from faulty_disk import CHANGES
-from gang_mutations import mutation
+from rank_mutations import mutation
 
 from xtrain.runtime.checkpoint import staging, writer
 from xtrain.runtime.files import durable

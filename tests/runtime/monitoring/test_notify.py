@@ -125,7 +125,7 @@ def test_one_of_a_kind_at_a_time(desk, tmp_path):
 
 @pytest.mark.parametrize("kind", ["finish", "sigterm", "nan", "tick"])
 def test_other_events_tell_how_far_the_run_has_come(desk, kind):
-    desk.notifier.occasion(kind, "echo $XTRAIN_ALERT: $XTRAIN_MESSAGE", 20.0, 1.5)
+    desk.notifier.trigger(kind, "echo $XTRAIN_ALERT: $XTRAIN_MESSAGE", 20.0, 1.5)
     desk.events("notify")
     assert f"{kind}: " in desk.log() and "step 7 of 10, loss 1.5" in desk.log()
 

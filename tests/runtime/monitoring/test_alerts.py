@@ -56,9 +56,11 @@ class Told:
 def alerts(tmp_path) -> AlertMonitor:
     plan: Any = Plan()
     notifier: Any = Told()
-    occasions = AlertActions(plan.timeline.reactions)
+    alert_actions = AlertActions(plan.timeline.reactions)
     records = Records.open(tmp_path, 0)
-    return AlertMonitor(records=records, progress=Progress(step=9), notifier=notifier, occasions=occasions, plan=plan)
+    return AlertMonitor(
+        records=records, progress=Progress(step=9), notifier=notifier, alert_actions=alert_actions, plan=plan
+    )
 
 
 def told(alerts: AlertMonitor) -> list[tuple[Any, ...]]:
@@ -69,7 +71,7 @@ def told(alerts: AlertMonitor) -> list[tuple[Any, ...]]:
 
 
 def waiting(alerts: AlertMonitor) -> int:
-    return int(alerts.occasions._take())
+    return int(alerts.alert_actions._take())
 
 
 def steps(alerts: AlertMonitor, losses: list[float], seconds: float = 1.0) -> None:
@@ -144,7 +146,7 @@ def test_slow_steps(alerts):
 def test_other_ranks_tell_of_nothing_but_what_only_they_can(tmp_path, alerts):
     other = AlertMonitor(
         records=Records.open(tmp_path / "other", 1), progress=Progress(), notifier=alerts.notifier,
-        occasions=alerts.occasions, plan=alerts.plan,
+        alert_actions=alerts.alert_actions, plan=alerts.plan,
     )  # fmt: skip
     other.bad_step(float("nan"), 1.0)
     assert told(other) == []

@@ -58,37 +58,37 @@ def test_whole_gradients_wait_for_the_last_microbatch(plan):
 
 def chain(*, call=None) -> OpTrace:
     """x → linear (10 → 20) → square (keeps 20) → linear (20 → 10)."""
-    tape = OpTrace(TracedTensor(10, 10))
-    hidden = tape.linear(tape.input, 20, weight=5, flops=100)
-    active = tape.op(hidden, makes=20, keeps=(hidden,), calls=[call] if call else ())
-    tape.linear(active, 10, weight=6, flops=100)
-    return tape
+    trace = OpTrace(TracedTensor(10, 10))
+    hidden = trace.linear(trace.input, 20, weight=5, flops=100)
+    active = trace.op(hidden, makes=20, keeps=(hidden,), calls=[call] if call else ())
+    trace.linear(active, 10, weight=6, flops=100)
+    return trace
 
 
 OWN = Handling(sums="own", again=False)
 
 
 def test_a_tape_by_hand():
-    tape = chain()
-    assert bytes_for_backward(tape, None) == 10 + 20 + 20
-    played = forward(tape, None, None)
+    trace = chain()
+    assert bytes_for_backward(trace, None) == 10 + 20 + 20
+    played = forward(trace, None, None)
     assert (played.peak, played.net) == (20 + 20 + 10, 20 + 20 + 10)
     # The last product: 20 for the gradient of what it took and 6 of its weight, beside the 10 that came.
-    back = backward(tape, None, None, OWN)
+    back = backward(trace, None, None, OWN)
     assert back.net == -50 + 5 + 6  # all that was kept goes, gradients of weights stay, that of x is in the place of 10
     assert back.peak == 26  # 20 and 6, later 20 + 20 + 6 - 10 - 20 = 16, then less
 
 
 def test_a_second_run_ends_where_nothing_more_is_kept():
     call = CollectiveCall("tp", "all_gather", "setup.parallel.tp", 7)
-    tape, again = chain(call=call), Recompute()
-    assert bytes_for_backward(tape, again) == 10
-    assert [op.calls for op in second_run(tape, again)] == [(), (call,), ()]
-    assert forward(tape, None, again).net == 10
-    back = backward(tape, None, again, OWN)
+    trace, again = chain(call=call), Recompute()
+    assert bytes_for_backward(trace, again) == 10
+    assert [op.calls for op in second_run(trace, again)] == [(), (call,), ()]
+    assert forward(trace, None, again).net == 10
+    back = backward(trace, None, again, OWN)
     assert back.peak == 20 + 20 + 26 and back.net == -10 + 5 + 6
     some = Recompute(saved=frozenset({MATMUL}))
-    assert bytes_for_backward(tape, some) == 10 + 20 + 10 and [op.calls for op in second_run(tape, some)] == [(call,)]
+    assert bytes_for_backward(trace, some) == 10 + 20 + 10 and [op.calls for op in second_run(trace, some)] == [(call,)]
 
 
 def test_a_unit_is_gathered_exchanged_and_let_go():

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gang_mutations import rebind
 from projects import records
+from rank_mutations import rebind
 
 from xtrain.planner.plan import Plan
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch

@@ -77,7 +77,7 @@ def test_nothing_is_added_to_the_record_of_another_step(tmp_path, monkeypatch):
     records = Records.open(tmp_path, 0)
     log(records, 1, time=1.0, loss=2.0)
     with monkeypatch.context() as full:
-        full.setattr(records.pen, "write", lambda *given: False)
+        full.setattr(records.writer, "write", lambda *given: False)
         log(records, 2, time=2.0, loss=2.0)
     records.measured({"eval/web/loss": 1.5})
     records.flush(2)

@@ -1,4 +1,4 @@
-"""When a gang of ranks is started again, on how many ranks, and what is said of it; the ranks themselves are faked."""
+"""When a worker group is started again, on how many ranks, and what is said of it; the ranks themselves are faked."""
 
 import json
 import os
@@ -13,7 +13,7 @@ import pytest
 from xtrain.planner.load import plan_from_path
 from xtrain.records.events import events_of
 from xtrain.runtime.errors import EnvironmentFault
-from xtrain.runtime.launch import restarts as gangs_module
+from xtrain.runtime.launch import restarts as restarts_module
 from xtrain.runtime.launch.failure_cause import find_failure_cause
 from xtrain.runtime.launch.launch import Ended, launch
 from xtrain.runtime.launch.leftovers import end_leftovers, ranks_of
@@ -44,15 +44,15 @@ BEGUN = [{"event": "setup_done", "step": 0}]
 
 @pytest.fixture
 def seen() -> list[dict]:
-    """What each gang was started with."""
+    """What each worker group was started with."""
     return []
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, seen):
-    """Run gangs of which each says and ends as a list tells; gives the exit code and the events."""
+    """Run worker groups of which each says and ends as a list tells; gives the exit code and the events."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gangs_module, "SHORTEST", 0.01)
+    monkeypatch.setattr(restarts_module, "SHORTEST", 0.01)
     monkeypatch.delenv(RESTART, raising=False)
 
     def start(settings: str, story: list, world: int = 2) -> tuple[int, list[dict]]:
@@ -70,11 +70,11 @@ def run(tmp_path, monkeypatch, seen):
                 file.writelines(json.dumps({"time": 0, **each}) + "\n" for each in said)
             return ended() if callable(ended) else ended
 
-        monkeypatch.setattr(gangs_module, "launch", launch)
+        monkeypatch.setattr(restarts_module, "launch", launch)
         workspace = open_workspace(compiled.plan, compiled.resolved_text)
         code = RestartLoop(plan=compiled.plan, workspace=workspace).run()
         lines = (workspace.directory / "events.jsonl").read_text().splitlines()
-        assert next(chapters, None) is None, "fewer gangs were started than the story has"
+        assert next(chapters, None) is None, "fewer worker groups were started than the story has"
         return code, [json.loads(line) for line in lines]
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
@@ -88,7 +88,7 @@ def of(events: list[dict], kind: str) -> list[dict]:
     return [event for event in events if event["event"] == kind]
 
 
-def test_a_gang_that_falls_is_started_again_and_the_run_ends_once(run, seen):
+def test_a_worker_group_that_fails_is_started_again_and_the_run_ends_once(run, seen):
     code, events = run("restarts = 2", [(BEGUN, KILLED), (BEGUN, KILLED), (DONE, Ended())])
     assert code == 0
     assert [(e["number"], e["of"], e["reason"], e["world"]) for e in of(events, "restart")] == [
@@ -190,7 +190,7 @@ def test_where_ranks_stood_still_their_failure_is_all_that_is_told(run):
     assert [e["rank"] for e in of(events, "failure")] == [1]
 
 
-def test_gangs_that_fall_before_they_have_begun_are_given_up_early(run):
+def test_worker_groups_that_fail_before_they_have_begun_are_given_up_early(run):
     code, events = run("restarts = 100", [([failure(1, "no such module")], Ended(failures={1: 1}))] * 3)
     assert code == 1 and len(of(events, "restart")) == 2
     assert "a restart would fail in the same way" in of(events, "failure")[-1]["error"]
@@ -202,8 +202,8 @@ def test_one_that_had_begun_between_counts_anew(run):
     assert code == 0
 
 
-def test_a_stop_request_between_two_gangs_stops_the_run(run, monkeypatch):
-    monkeypatch.setattr(gangs_module, "SHORTEST", 30.0)
+def test_a_stop_request_between_two_starts_stops_the_run(run, monkeypatch):
+    monkeypatch.setattr(restarts_module, "SHORTEST", 30.0)
 
     def killed_then_asked() -> Ended:
         signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -272,7 +272,7 @@ def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
     assert code == 3 and of(events, "failure")[-1]["code"] == "X711"
 
 
-# Why a gang has fallen ------------------------------------------------------------------------------------------------
+# Why a worker group has failed ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -299,7 +299,7 @@ def test_the_first_cause_is_named(said, ended, reason, ranks):
     assert fall is not None and (fall.reason, fall.ranks) == (reason, ranks)
 
 
-# What is left of a gang -----------------------------------------------------------------------------------------------
+# What is left of a worker group ------------------------------------------------------------------------------------
 
 
 def test_ranks_that_are_left_are_killed_even_if_they_are_stopped(tmp_path):
