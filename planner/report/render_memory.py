@@ -15,12 +15,12 @@ CATEGORIES: Final = tuple(each.name for each in attrs.fields(Memory) if each.typ
 SHORT: Final = {
     "parameters": "params",
     "gradients": "grads",
-    "optimizer": "adam",
+    "optimizer": "optim.",
     "averages": "ema",
     "activations": "activ.",
 }
 MEANING: Final = (
-    ("params, grads, adam", "the rank's shards of parameters, gradients and the two moments"),
+    ("params, grads, optim.", "the rank's shards of parameters, gradients and what the optimizer keeps for each"),
     ("ema", "averaged weights"),
     ("unsharded", "parameters that fsdp has gathered, at most at the same time"),
     ("unreduced", "unsharded gradients that fsdp accumulates before it reduces them"),
@@ -38,7 +38,7 @@ def show_memory(page: Page, plan: Plan, detail: Detail) -> None:
     classes, room = plan.estimates.classes, headroom(plan)
     unit, size = next((u for u in UNITS if room.worst.memory.total_bytes >= u[1]), UNITS[-1])
     offloaded = any(each.memory.offloaded for each in classes)
-    host = "; params, grads and adam in host memory, not in the total" if offloaded else ""
+    host = "; params, grads, optim. in host memory, not in total" if offloaded else ""
     page.heading("MEMORY", f"{unit} on a rank at the peak of a step{host}")
     used = [each for each in CATEGORIES if any(getattr(memory, each) for memory in _memories(plan))]
     rows: list[tuple[str, ...]] = [("", *(SHORT.get(each) or each for each in used), "total")]

@@ -207,14 +207,14 @@ def test_memory_by_category(plan):
     classes = tuple(evolve(one, memory=m) for one, m in zip(made.estimates.classes, memories, strict=True))
     full = evolve(made, estimates=evolve(made.estimates, classes=classes))
     shown = part(full, "memory")
-    assert "GiB on a rank at the peak of a step params grads adam unsharded activ. reserve total" in shown
+    assert "GiB on a rank at the peak of a step params grads optim. unsharded activ. reserve total" in shown
     assert "pp 0 1.00 1.00 2.00 3.00 40.0 1.00 48.0" in shown
     assert "pp 1 to 2 1.00 1.00 2.00 3.00 10.0 1.00 18.0" in shown
     assert "fits: 48.0 GiB of 80.0 GiB (60%) on pp 0 (ranks 0 to 1), 32.0 GiB free" in shown
     assert "unreduced" not in shown.partition("fits")[0]  # nobody needs a column of noughts
     offloaded = tuple(evolve(one, memory=evolve(one.memory, offloaded=True)) for one in classes)
     host = part(evolve(full, estimates=evolve(full.estimates, classes=offloaded)), "memory")
-    assert "params, grads and adam in host memory, not in the total" in host and "40.0 1.00 44.0" in host
+    assert "params, grads, optim. in host memory, not in total" in host and "40.0 1.00 44.0" in host
 
 
 def test_what_would_help_stands_below_the_memory(plan):
