@@ -9,12 +9,16 @@ if TYPE_CHECKING:
     from .runtime.data.collate.batch import Microbatch as Microbatch
     from .runtime.data.collate.collators import Sample as Sample
     from .runtime.data.part_decorators import collator as collator
+    from .runtime.data.part_decorators import optimizer as optimizer
+    from .runtime.data.part_decorators import schedule as schedule
     from .runtime.data.part_decorators import source as source
 
 # What parts of a user's own are written with → its module. Loaded when asked for: a file of sources needs no torch.
 _OFFERED = {
     "source": "runtime.data.part_decorators",
     "collator": "runtime.data.part_decorators",
+    "optimizer": "runtime.data.part_decorators",
+    "schedule": "runtime.data.part_decorators",
     "Sample": "runtime.data.collate.collators",
     "Microbatch": "runtime.data.collate.batch",
     "IGNORE_INDEX": "runtime.data.collate.batch",

@@ -61,10 +61,11 @@ def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mappin
     overrides = read_overrides(override_source(sets), diagnostics)
     overrides = set_params(overrides, reading, evaluator, diagnostics)
     tree = resolve(reading, evaluator, diagnostics)
-    set_fields(overrides, tree, reading, evaluator, diagnostics)
+    parts = read_uses(tree.uses, fspath(path), len(reading.sources), diagnostics)
+    set_fields(overrides, tree, parts, reading, evaluator, diagnostics)
     settled = not any(error.span and error.span.source.path == PATH for error in diagnostics.errors)
     structurer = Structurer(evaluator, diagnostics, {d.name.text: d for d in reading.definitions})
-    structurer.parts = read_uses(tree.uses, fspath(path), len(reading.sources), diagnostics)
+    structurer.parts = parts
     spec = structurer.spec(tree, fspath(path), reading.sources[0])
     _check_unused(reading, evaluator, diagnostics)
     if not diagnostics.has_errors:

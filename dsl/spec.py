@@ -10,6 +10,7 @@ from .evaluation.values import Value
 from .schema.actions import Event, Tick
 from .schema.alerts import Alerts
 from .schema.cluster import Cluster
+from .schema.component import UserComponent
 from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link, Mixture, Phase, UserCall
 from .schema.ema import Ema
 from .schema.experiment import Experiment, Launch, Workspace
@@ -84,5 +85,5 @@ class Spec:
     @property
     def used(self) -> list[str]:
         """The modules of the user's own parts, each once, in the order in which they are needed."""
-        calls = (*(dataset.source for dataset in self.datasets.values()), *self.collate)
-        return list(dict.fromkeys(call.module for call in calls if isinstance(call, UserCall)))
+        named = (*(dataset.source for dataset in self.datasets.values()), *self.collate, self.optimizer, self.scheduler)
+        return list(dict.fromkeys(each.module for each in named if isinstance(each, UserCall | UserComponent)))

@@ -11,7 +11,7 @@ from .interval import Interval
 from .metric import Metric
 from .quantity import Quantity
 from .schema.actions import Event, Tick
-from .schema.component import variant
+from .schema.component import Component
 from .schema.data import UserCall
 from .schema.setting import AUTO, open_setting, settings_of
 from .spec import Spec
@@ -42,7 +42,7 @@ def used_text(module: str) -> str:
 
 
 def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
-    block = variant(block, getattr(value, "kind", None))
+    block = type(value) if isinstance(value, Component) else block
     label = blocks.label_of(block)
     head = kind if label is None else f"{kind} {_label(getattr(value, label.name))}"
     lines = []

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import attrs
 
 from ..dsl.quantity import Quantity
+from ..dsl.schema.component import Component, UserComponent
 from ..dsl.schema.data import (
     Arrow,
     Dataset,
@@ -64,8 +65,8 @@ def config_of(run: Resolved) -> dict[str, Any]:
         ],
         "batch": {**experiment_settings(spec.batch), "rows": batch.rows},
         "loss": {"kind": spec.loss.kind, **experiment_settings(spec.loss)},
-        "optimizer": {"kind": spec.optimizer.kind, **experiment_settings(spec.optimizer)},
-        "scheduler": {"kind": scheduler.kind, **experiment_settings(scheduler, scheduler.kind)},
+        "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
+        "scheduler": {"kind": scheduler.kind, **_component(scheduler)},
         **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),
         "precision": {
             **experiment_settings(spec.precision),
@@ -89,6 +90,12 @@ def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
     found = {name: settings[name] for name in ("source", "text", "holdout", "oversized", "bad_records")}
     told = reads(dataset)
     return found if told["form"] == "text" else {**found, "text": told}
+
+
+def _component(chosen: Component) -> dict[str, Any]:
+    """The settings of a component; of one of the user's own also what its code is."""
+    code = {"code": chosen.digest} if isinstance(chosen, UserComponent) else {}
+    return {**experiment_settings(chosen, chosen.kind), **code}
 
 
 def _mixture(run: Resolved) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import attrs
 import cattrs
 from attrs import frozen
 
-from ..dsl.schema.training import OPTIMIZERS
+from ..dsl.schema.training import OPTIMIZERS, SCHEDULERS
 from ..planner.plan import Node
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -110,13 +110,18 @@ def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
 
 # Ops of which every component of a kind has its own, under `<op>.<kind of the node>`, in a module beside it.
 COMPONENTS: Final = {"setup.optimizer": OPTIMIZERS}
+# Those of which functions of the user's own have an op, `<op>.user`.
+OF_USERS: Final = {"setup.optimizer": OPTIMIZERS, "setup.scheduler": SCHEDULERS}
 
 
 def op_of(node: Node) -> Op:
     """The op that a node means. Raises PlanMismatch where there is none."""
     registry, name = COMPONENTS.get(node.op), node.op
     kind = str(node.args.get("kind"))
-    if registry is not None and kind in registry:
+    if "user" in node.args and node.op in OF_USERS:
+        registry, name = OF_USERS[node.op], f"{node.op}.user"
+        importlib.import_module(registry.of_users.torch_module())
+    elif registry is not None and kind in registry:
         importlib.import_module(registry[kind].torch_module())
         name = f"{node.op}.{kind}"
     if name not in OPS:

@@ -146,6 +146,7 @@ class NameErrors:
             return
         meant = closest(name, known)
         owner = _owners(name) or _owners(ours(name, _all_settings()) or "")
+        owner = [] if f"`{kind}`" in owner else owner  # a function of the user's own in place of those that have it
         label = blocks.label_of(block)
         fix = None
         if meant:

@@ -1,4 +1,4 @@
-"""`DeclaredPart`: a source or collator of the user's own, and what a spec gives for the parameters of its function."""
+"""`DeclaredPart`: a function of the user's own, and what a spec gives for its parameters."""
 
 from typing import Any, Union, get_args, get_origin
 
@@ -11,7 +11,8 @@ from ..evaluation.values import FAILED, Called, Items, Mapping, Value, Word, des
 from ..quantity import Quantity
 from ..schema.data import UserCall
 from ..schema.setting import Setting
-from ..user_parts.reader import COMPUTED, REQUIRED, Declared, Kind, Parameter
+from ..user_parts.kinds import PART_KINDS, Kind
+from ..user_parts.reader import COMPUTED, REQUIRED, Declared, Parameter
 from .context import Context, Converter, report
 from .type_errors import TypeMismatch, joined, list_mismatch, map_mismatch
 
@@ -39,9 +40,9 @@ class DeclaredPart:
         wanted = kind_wanted(context)
         note = ((f"`{name}` is declared here", declared.span),)
         if declared.kind != wanted:
-            where = "is the `source` of a dataset" if declared.kind == "source" else "is a link of `collate`"
-            message = f"`{name}` is a {declared.kind}, and {context.subject} takes a {wanted}"
-            raise TypeMismatch("X219", message, place, hint=f"a {declared.kind} {where}", notes=note)
+            own, other = PART_KINDS[declared.kind], PART_KINDS[wanted]
+            message = f"`{name}` is {own.noun}, and {context.subject} takes {other.noun}"
+            raise TypeMismatch("X219", message, place, hint=f"{own.noun} {own.chosen}", notes=note)
         if isinstance(value.data, Word) and declared.kind == "source":
             raise TypeMismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{self.form()}`", notes=note)
         given = self._given(call, around)
@@ -60,8 +61,8 @@ class DeclaredPart:
         if any(argument is FAILED for argument in arguments.values()):
             return FAILED
         return UserCall(
-            module=self.module, function=name, digest=self.digest, arguments=arguments, takes=declared.takes,
-            gives=declared.gives, does=declared.does,
+            module=self.module, function=name, digest=self.digest, arguments=arguments, does=declared.does,
+            **declared.options,
         )  # fmt: skip
 
     def form(self) -> str:
@@ -106,11 +107,11 @@ class DeclaredPart:
         context = Context(
             parameter.name, self.declared.name, UserCall, Setting(doc=f"argument of {self.declared.name}")
         )
-        return _argument(parameter.type, value, context, around)
+        return convert_argument(parameter.type, value, context, around)
 
 
-def _argument(kind: Any, value: Value, context: Context, around: Converter) -> Any:
-
+def convert_argument(kind: Any, value: Value, context: Context, around: Converter) -> Any:
+    """A value for a parameter of a type that its annotation stands for; FAILED after reporting what is wrong."""
     if value.data is FAILED:
         return FAILED
     if Any not in _mentioned(kind):
@@ -134,10 +135,10 @@ def _unchecked(kind: Any, value: Value, context: Context, around: Converter) -> 
         raise map_mismatch(kind, value, context)
     match data:
         case Items(values=values):
-            found = [_argument(Any, each, context, around) for each in values]
+            found = [convert_argument(Any, each, context, around) for each in values]
             return FAILED if any(each is FAILED for each in found) else tuple(found)
         case Mapping(entries=entries):
-            items = {name: _argument(Any, each, context, around) for name, each in entries.items()}
+            items = {name: convert_argument(Any, each, context, around) for name, each in entries.items()}
             return FAILED if any(each is FAILED for each in items.values()) else items
         case Quantity():
             message = f"{context.subject} is a plain number, and this is {describe(data)}"

@@ -13,12 +13,13 @@ from ..evaluation.sections import Label, Section, Tree
 from ..evaluation.values import FAILED, Value, Word
 from ..evaluation.values import Mapping as MapOf
 from ..quantity import Quantity
-from ..schema.component import variant
+from ..schema.component import is_parameter, variant
 from ..schema.setting import Setting, open_setting, settings_of, spelled
 from ..spec import Origin, Spec
 from .context import Context
 from .convert import convert
 from .name_errors import NameErrors, label_word
+from .part_calls import convert_argument
 from .triggers import structure_triggers
 from .unknown_settings import UnknownSettings, stand_in, stand_in_block, stand_in_of
 from .user_parts import DeclaredParts
@@ -108,6 +109,7 @@ class Structurer:
 
     def block(self, block: type, section: Section, path: str) -> Any:
         """An object of a block class. What is wrong with a field is reported, and a stand-in takes its place."""
+        block = self.parts.block(block, section)
         if section.head is not None:
             self.origins[path] = Origin(_kind_of_head(section.head), section.head)
         arguments: dict[str, Any] = {}
@@ -140,7 +142,8 @@ class Structurer:
                 self.origins[where] = Origin.of(entry.value)
                 self._entries(entry.value, where)
                 context = Context(name, section.kind, block, meta)
-                arguments[attribute.name] = convert(attribute.type, entry.value, context, self)
+                make = convert_argument if is_parameter(attribute) else convert
+                arguments[attribute.name] = make(attribute.type, entry.value, context, self)
             elif attribute.default is attrs.NOTHING or (label is not FAILED and label in meta.required_by):
                 if name not in section.lost and where not in self.unknown.misspelt:
                     missing.append(name)
@@ -209,6 +212,7 @@ class Structurer:
     def _label(self, block: type, section: Section, path: str, arguments: dict[str, Any]) -> Any:
         """The value of the label; also put among the arguments. FAILED if it is missing or wrong."""
         attribute = blocks.label_of(block)
+        attribute = None if attribute is None else self.parts.label(block, attribute)
         if attribute is None:
             if section.labels:
                 self.errors.label_on_unlabelled(section)
@@ -227,6 +231,9 @@ class Structurer:
             return FAILED
         if len(section.labels) > 1:
             self.errors.too_many_labels(block, section)
+            arguments[attribute.name] = FAILED
+            return FAILED
+        if not self.parts.check_label(block, section, self.diagnostics):
             arguments[attribute.name] = FAILED
             return FAILED
         value = self._label_value(attribute, section.labels[0])

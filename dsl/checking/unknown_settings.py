@@ -19,7 +19,7 @@ from ..schema import later
 from ..schema.component import variant
 from ..schema.setting import Setting, open_setting, settings_of, spelled
 
-_PLAIN: Final = {bool: False, int: 2, float: 1.0, str: ""}
+_PLAIN: Final = {bool: False, int: 2, float: 1.0, str: "", Any: None}
 
 
 class UnknownSettings:
@@ -155,8 +155,8 @@ def stand_in_of(kind: Any, meta: Setting | None = None) -> Any:
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
         return get_args(kind)[0]
-    if get_origin(kind) is tuple:
-        return ()
+    if get_origin(kind) in (tuple, dict):
+        return get_origin(kind)()
     if kind is Quantity:
         return Quantity(1, meta.units[0] if meta else "steps")
     if blocks.is_block(kind):

@@ -1,20 +1,27 @@
-"""`use`: the sources and collators of the user's own that a spec may name, read without running any of them."""
+"""`use`: the functions of the user's own that a spec may name, read without running any of them."""
 
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
+
+import attrs
 
 from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics, Fix
 from ..diagnostics.source import Source
 from ..diagnostics.suggest import certain, closest
 from ..evaluation import functions
+from ..evaluation.sections import Section
+from ..evaluation.values import Word
 from ..schema import later
+from ..schema.component import registry_of
 from ..syntax import tree as s
 from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
-from ..user_parts.reader import Kind, read_parts
+from ..user_parts.kinds import PART_KINDS, Kind
+from ..user_parts.reader import read_parts
 from .part_calls import DeclaredPart
+from .user_components import component_of, names_taken
 
 # Words that a spec understands in another way; nodes of a plan go by some of them.
 _TAKEN: Final = frozenset((
@@ -31,6 +38,41 @@ class DeclaredParts(dict[str, DeclaredPart]):
     def of_kind(self, kind: Kind) -> list[str]:
         """The names of those of one kind."""
         return [name for name, part in self.items() if part.declared.kind == kind]
+
+    def block(self, block: type, section: Section) -> type:
+        """The class of a block: one of the user's own where its label is the name of a function of that kind."""
+        registry = registry_of(block)
+        part = self.get(label_text(section)) if registry is not None else None
+        if registry is None or part is None or PART_KINDS[part.declared.kind].block != registry.word:
+            return block
+        part.used = True
+        return component_of(part.declared, part.module, part.digest)
+
+    def check_label(self, block: type, section: Section, diagnostics: Diagnostics) -> bool:
+        """Whether the label of a block may be what it is; False after reporting a function of another kind."""
+        registry, part = registry_of(block), self.get(label_text(section))
+        if registry is None or part is None or part.declared.name in registry:
+            return True
+        own, span = PART_KINDS[part.declared.kind], section.labels[0].value.span
+        message = f"`{part.declared.name}` is {own.noun}, and the label of `{registry.word}` names another kind"
+        notes = [(f"`{part.declared.name}` is declared here", part.declared.span)]
+        part.used = True
+        diagnostics.error("X219", message, span, hint=f"{own.noun} {own.chosen}", notes=notes)
+        return False
+
+    def label(self, block: type, attribute: attrs.Attribute) -> attrs.Attribute:
+        """The attribute that the label of a block fills, with the names of the user's own."""
+        registry = registry_of(block)
+        if registry is None:
+            return attribute
+        own = [name for name, part in self.items() if PART_KINDS[part.declared.kind].block == registry.word]
+        return attribute.evolve(type=Literal[(*registry, *own)]) if own else attribute  # type: ignore[valid-type]
+
+
+def label_text(section: Section) -> str:
+    """The name that the label of a block is; empty where it is none."""
+    data = section.labels[0].value.data if len(section.labels) == 1 else None
+    return data.text if isinstance(data, Word) else data if isinstance(data, str) else ""
 
 
 def read_uses(uses: Iterable[s.Use], spec: str, order: int, diagnostics: Diagnostics) -> DeclaredParts:
@@ -135,12 +177,14 @@ class _UseReader:
         self.diagnostics.extend(wrong)
         self.parts.unread |= wrong.has_errors
         if declared == [] and not wrong.has_errors:
-            hint = "put `@source` or `@collator(takes=…)` above a function, both from `xtrain`"
-            self.diagnostics.error("X222", f"`{path}` declares no source and no collator", span, hint=hint)
+            decorators = ", ".join(f"`@{kind}`" for kind in PART_KINDS)
+            hint = f"put a decorator of `xtrain` above a function: {decorators}"
+            self.diagnostics.error("X222", f"`{path}` declares nothing that a spec can use", span, hint=hint)
             self.parts.unread = True
         for each in declared or ():
             earlier = self.parts.get(each.name)
-            if each.name in _TAKEN:
+            block = PART_KINDS[each.kind].block
+            if each.name in (names_taken(block) if block else _TAKEN):
                 message = f"`{each.name}` is already a word of the language"
                 self.diagnostics.error("X224", message, each.span, hint="give the function another name")
                 self.parts.unread = True

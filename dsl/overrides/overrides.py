@@ -1,7 +1,7 @@
 """`--set path.to.field=value` and `--set name=value` for a `param`: applied last, reported like any other text."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics
@@ -14,6 +14,9 @@ from ..quantity import Quantity
 from ..schema.setting import settings_of
 from .paths import PATH, Override, descend, no_such, text_of, value_of
 from .ticks import set_event, set_tick
+
+if TYPE_CHECKING:
+    from ..checking.user_parts import DeclaredParts
 
 _LAST = 1_000_000  # behind all files
 
@@ -109,16 +112,18 @@ def _kind(data: Any) -> str:
 
 
 def set_fields(
-    overrides: list[Override], tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
-) -> None:
-    """Apply overrides of settings and labels to the tree; a path that leads nowhere is reported."""
+    overrides: list[Override], tree: Tree, parts: "DeclaredParts", reading: ReadStatements, evaluator: Evaluator,
+    diagnostics: Diagnostics,
+) -> None:  # fmt: skip
+    """Apply overrides of settings and labels to the tree; a path that leads nowhere is reported. parts: the user's."""
     for override in overrides:
-        _set_field(override, tree, reading, evaluator, diagnostics)
+        _set_field(override, tree, parts, reading, evaluator, diagnostics)
 
 
 def _set_field(
-    override: Override, tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
-) -> None:
+    override: Override, tree: Tree, parts: "DeclaredParts", reading: ReadStatements, evaluator: Evaluator,
+    diagnostics: Diagnostics,
+) -> None:  # fmt: skip
     name, span = override.parts[0]
     rest = override.parts[1:]
     if name == "collate" and not rest:
@@ -146,6 +151,7 @@ def _set_field(
             return
     else:
         section = tree.root.block(name)
+        block = parts.block(block, section)
     descend(block, section, override, rest, reading, evaluator, diagnostics)
 
 

@@ -41,7 +41,7 @@ def json_schema() -> Schema:
     links = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/link"}}
     properties["collate"] = {"description": "links from samples to rows", **links}
     properties["collate"]["default"] = value_json(attrs.fields_dict(Spec)["collate"].default)
-    used = "modules of your own sources and collators: paths from the folder of the spec, or dotted names"
+    used = "modules of your own Python functions: paths from the folder of the spec, or dotted names"
     properties["use"] = {"description": used, "type": "array", "items": {"type": "string"}}
     for key, kind in (("every", actions.Tick), ("on", actions.Event)):
         properties[key] = {"description": described(kind)[1], "type": "array", "items": _trigger(kind)}

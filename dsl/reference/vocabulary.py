@@ -22,7 +22,7 @@ STATEMENTS: Final[dict[str, tuple[str, str]]] = {
     ),
     "use": (
         'use "path.py", use package.module',
-        "declares your own sources and collators: a Python file, relative to this one, or a module on Python's "
+        "makes your own functions known: a Python file, relative to this one, or a module on Python's "
         "path. It is imported only by a run",
     ),
     "collate": ("collate = link -> link", "the chain of functions that turns documents into batches"),

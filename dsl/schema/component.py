@@ -34,6 +34,43 @@ class Component:
         return f"{cls.__module__}_torch"
 
 
+class UserComponent(Component):
+    """A component that is a function of the user's own, from a module that `use` names; a class of its own for each.
+
+    options: the arguments of its decorator. Its settings are its parameters, each with a `_` behind its name, but for
+    those that the run fills.
+    """
+
+    module: ClassVar[str] = ""
+    digest: ClassVar[str] = ""
+    options: ClassVar[Mapping[str, Any]] = {}
+
+    def call(self) -> dict[str, Any]:
+        """The argument `user` of its node: what the run calls, and with what."""
+        given = {a.name[:-1]: _plain(getattr(self, a.name)) for a in attrs.fields(type(self)) if is_parameter(a)}
+        return {"module": self.module, "function": self.kind, "digest": self.digest, "arguments": given}
+
+
+def parameter(name: str, kind: Any, default: Any) -> Any:
+    """A parameter of a function of the user's own as an attribute, which may have any name."""
+    meta = Setting(doc="argument of your function", example="…")
+    return attrs.field(
+        default=default, type=kind, kw_only=True, alias=f"{name}_", metadata={"setting": meta, "parameter": True}
+    )
+
+
+def is_parameter(attribute: attrs.Attribute) -> bool:
+    """Whether a setting is a parameter of a function of the user's own."""
+    return "parameter" in attribute.metadata
+
+
+def _plain(value: Any) -> Any:
+    """A value of a spec as JSON."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple) else value
+
+
 def named(name: str) -> Any:
     """Declare `kind`, with the name that a spec chooses a component by."""
     return attrs.field(default=name)
@@ -43,7 +80,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     """Name → class of the components of one kind, in the order of the schema; loaded when first asked for.
 
     word: that opens the block. folder: of xtrain's own components. Others are offered by installed packages through
-    entry points of the group `xtrain.components`: modules that register what they define.
+    entry points of the group `xtrain.components`: modules that register what they define. Those of a user's own are
+    known to the spec that uses them, and not registered.
     """
 
     def __init__(self, word: str, folder: str) -> None:
@@ -52,6 +90,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         self._origins: dict[str, str] = {}
         self._default = ""
         self._loaded = False
+        self._user: type[C] | None = None
 
     def base(self, block: type[C]) -> type[C]:
         """Decorates the base class of the kind."""
@@ -72,6 +111,22 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             return component
 
         return add
+
+    def user(self, component: type[C]) -> type[C]:
+        """Decorates the class that functions of the user's own inherit from, a `UserComponent`."""
+        self._user = component
+        return component
+
+    @property
+    def of_users(self) -> type[C]:
+        """That class."""
+        self._loaded_own()
+        assert self._user is not None, f"no {self.word} can be a function of the user's own"
+        return self._user
+
+    def of(self, args: Mapping[str, Any]) -> type[C]:
+        """The component that the arguments of a node mean."""
+        return self.of_users if "user" in args else self[args["kind"]]
 
     @property
     def default(self) -> type[C]:

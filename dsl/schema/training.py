@@ -78,6 +78,11 @@ class Optimizer(Component):
         node."""
         raise NotImplementedError
 
+    @classmethod
+    def scalars(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        """The names of the single numbers that it keeps for each parameter, in fp32. args: of its node."""
+        return ("step",) if cls.counts else ()
+
 
 def warm_up() -> Any:
     """The setting `warmup` that every schedule has."""
@@ -112,6 +117,9 @@ class Scheduler(Component):
     def args(self) -> dict[str, Any]:
         """The JSON arguments of its node beside `kind`, `lr`, `steps` and those that `lengths` names."""
         return {}
+
+    computed: ClassVar[bool] = True
+    """Whether its rates can be computed without a run."""
 
     @classmethod
     def rate(cls, args: Mapping[str, Any], total: int) -> Rate:

@@ -3,7 +3,7 @@
 import ast
 from collections.abc import Iterator
 from math import isfinite
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from attrs import field, frozen
 
@@ -11,13 +11,10 @@ from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import Source, Span
 from ..diagnostics.suggest import did_you_mean
 from .files import parse_quietly
-from .links import KINDS, LOCAL_MICROBATCH, MICROBATCH, may_give
+from .kinds import GENERATOR, PART_KINDS, Kind, Option, names_of
+from .links import LOCAL_MICROBATCH, MICROBATCH, may_give
 from .types import parameter_type, widened
 
-Kind = Literal["source", "collator"]
-DECORATORS: Final[tuple[Kind, ...]] = ("source", "collator")
-# A parameter of a collator that the run fills: random numbers of the row.
-GENERATOR: Final = "generator"
 REQUIRED: Final = object()
 COMPUTED: Final = object()  # a default that only running the file would tell
 
@@ -35,13 +32,16 @@ class Parameter:
 
 @frozen
 class Declared:
-    """A function that a decorator makes a part. does: the first line of its docstring, empty if there is none."""
+    """A function that a decorator makes a part.
+
+    parameters: those that a spec gives. options: the arguments of the decorator. does: the first line of its docstring,
+    empty if there is none.
+    """
 
     kind: Kind
     name: str
     parameters: tuple[Parameter, ...]
-    takes: str
-    gives: str
+    options: dict[str, Any]
     does: str
     span: Span = field(repr=False)
 
@@ -61,7 +61,7 @@ def read_parts(source: Source, diagnostics: Diagnostics) -> list[Declared] | Non
 class _PartReader:
     def __init__(self, source: Source, diagnostics: Diagnostics) -> None:
         self.source, self.diagnostics = source, diagnostics
-        self.names: dict[str, Kind] = {}  # what `source` and `collator` are called here
+        self.names: dict[str, Kind] = {}  # what the decorators are called here
         self.packages: set[str] = set()  # what `xtrain` is called here
 
     def run(self, tree: ast.Module) -> list[Declared]:
@@ -119,70 +119,88 @@ class _PartReader:
         if isinstance(node, ast.AsyncFunctionDef):
             self._wrong(f"`{node.name}` is an async function", name, "write `def` without `async`")
             return None
-        takes, gives = "", ""
-        if kind == "collator":
-            kinds = self._kinds(node.name, decorator)
-            if kinds is None:
-                return None
-            takes, gives = kinds
-        elif isinstance(decorator, ast.Call) and (decorator.args or decorator.keywords):
-            self._wrong("`source` takes no arguments", self._span(decorator), "write `@source`")
+        options = self._options(node.name, kind, decorator)
+        if options is None:
             return None
         parameters = self._parameters(node, kind)
-        if parameters is None or self._random_part(node, takes):
+        if parameters is None or self._random_part(node, options.get("takes", "")):
             return None
         does = (ast.get_docstring(node) or "").strip().split("\n")[0].strip()
-        return Declared(kind, node.name, parameters, takes, gives, does, name)
+        return Declared(kind, node.name, parameters, options, does, name)
 
-    # The decorator of a collator --------------------------------------------------------------------------------------
+    # The decorator ----------------------------------------------------------------------------------------------------
 
-    def _kinds(self, name: str, decorator: ast.expr) -> tuple[str, str] | None:
-        """What a collator takes and gives."""
-        place = self._span(decorator)
-        example = f'write `@collator(takes="{KINDS[3]}")`'
+    def _options(self, name: str, kind: Kind, decorator: ast.expr) -> dict[str, Any] | None:
+        """The arguments of a decorator; None after reporting what is wrong with them."""
+        place, known = self._span(decorator), PART_KINDS[kind].options
+        example = f"write `{PART_KINDS[kind].example}`"
         given: dict[str | None, ast.expr] = {}
         if isinstance(decorator, ast.Call):
-            given = dict(zip(("takes", "gives"), decorator.args, strict=False))
+            given = dict(zip(known, decorator.args, strict=False))
             given.update({keyword.arg: keyword.value for keyword in decorator.keywords})
-            strange = [keyword for keyword in decorator.keywords if keyword.arg not in ("takes", "gives")]
-            if strange or len(decorator.args) > 2:
-                self._wrong("the arguments of `@collator` are `takes` and `gives`", place, example)
+            strange = [keyword for keyword in decorator.keywords if keyword.arg not in known]
+            if strange or len(decorator.args) > len(known):
+                listed = " and ".join(f"`{each}`" for each in known)
+                message = f"the arguments of `@{kind}` are {listed}" if known else f"`{kind}` takes no arguments"
+                self._wrong(message, place, example)
                 return None
-        if "takes" not in given:
-            self._wrong(f"`@collator` of `{name}` lacks `takes`", place, example)
-            return None
-        takes = self._word(given["takes"], KINDS)
-        if takes is None:
-            return None
-        node = given.get("gives")
-        if node is None or (isinstance(node, ast.Constant) and node.value is None):
-            return takes, takes
-        gives = self._word(node, KINDS)
-        if gives is not None and gives not in may_give(takes):
+        options: dict[str, Any] = {}
+        for each, option in known.items():
+            node = given.get(each)
+            if node is None or (isinstance(node, ast.Constant) and node.value is None):
+                if option.required:
+                    self._wrong(f"`@{kind}` of `{name}` lacks `{each}`", place, example)
+                    return None
+                options[each] = None if option.words else ()
+                continue
+            options[each] = self._word(node, option, each) if option.words else self._names(node, each)
+            if options[each] is None:
+                return None
+        if kind == "collator":
+            return self._given_kind(options, given.get("gives"))
+        return options
+
+    def _given_kind(self, options: dict[str, Any], node: ast.expr | None) -> dict[str, Any] | None:
+        """What a collator takes and gives: without `gives`, what it takes."""
+        takes, gives = options["takes"], options["gives"] or options["takes"]
+        if gives not in may_give(takes):
+            assert node is not None
             maker = {MICROBATCH: "`pack`", LOCAL_MICROBATCH: "`shard`"}.get(gives)
             last = f"only {maker} gives {gives}" if maker else f"{gives} come before {takes}"
             hint = f"it may give {' or '.join(may_give(takes))}"
             self._wrong(f"a collator of {takes} cannot give {gives}: {last}", self._span(node), hint)
             return None
-        return None if gives is None else (takes, gives)
+        return {"takes": takes, "gives": gives}
 
-    def _word(self, node: ast.expr, words: tuple[str, ...]) -> str | None:
+    def _names(self, node: ast.expr, option: str) -> tuple[str, ...] | None:
+        """Names written out as strings."""
+        try:
+            found = names_of(ast.literal_eval(node))
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+            found = None
+        if found is None:
+            message = f"`{option}` is read without running the code, and lists names, each once"
+            self._wrong(message, self._span(node), f'write them as plain strings: `{option}=("first", "second")`')
+        return found
+
+    def _word(self, node: ast.expr, option: Option, name: str) -> str | None:
         """One of some words, written out as a string."""
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-            self._wrong("`takes` and `gives` are read without running the code", self._span(node),
-                        "write the kind here as a plain string")  # fmt: skip
+            self._wrong(f"`{name}` is read without running the code", self._span(node),
+                        f"write the {option.what.split()[0]} here as a plain string")  # fmt: skip
             return None
-        if node.value not in words:
-            hint = did_you_mean(node.value, words) or f"there are {', '.join(words)}"
-            self._wrong(f"there is no kind of value called `{node.value}`", self._span(node), hint)
+        if node.value not in option.words:
+            hint = did_you_mean(node.value, option.words) or f"there are {', '.join(option.words)}"
+            self._wrong(f"there is no {option.what} called `{node.value}`", self._span(node), hint)
             return None
         return node.value
 
     # Parameters -------------------------------------------------------------------------------------------------------
 
     def _parameters(self, node: ast.FunctionDef, kind: Kind) -> tuple[Parameter, ...] | None:
-        """Those that a spec gives: without the value that a collator takes, and its random numbers."""
-        arguments = node.args
+        """Those that a spec gives: without the first ones, which the run gives, and those that it fills by name."""
+        arguments, about = node.args, PART_KINDS[kind]
+        first = len(about.inputs)
         for starred in (arguments.vararg, arguments.kwarg):
             if starred is not None:
                 sign = "*" if starred is arguments.vararg else "**"
@@ -193,29 +211,35 @@ class _PartReader:
         defaults: list[ast.expr | None] = [None] * (len(placed) - len(arguments.defaults))
         defaults += arguments.defaults
         pairs = [(each, default, False) for each, default in zip(placed, defaults, strict=True)]
-        if kind == "collator":
-            if not placed:
-                hint = f"write `def {node.name}(samples)`"
-                self._wrong(f"`{node.name}` has no parameter for its input", self._name_span(node), hint)
-                return None
-            pairs = pairs[1:]
-        if arguments.posonlyargs[1 if kind == "collator" else 0 :]:
+        if len(placed) < first:
+            missing = "its input" if first == 1 else " and ".join(f"`{each}`" for each in about.inputs)
+            hint = f"write `def {node.name}({', '.join(about.inputs)})`"
+            self._wrong(f"`{node.name}` has no parameter for {missing}", self._name_span(node), hint)
+            return None
+        pairs = pairs[first:]
+        if arguments.posonlyargs[first:]:
             hint = "remove the `/`"
             self._wrong(f"arguments are given to `{node.name}` by name", self._name_span(node), hint)
             return None
         pairs += [
             (each, default, True) for each, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         ]
-        return tuple(
-            self._parameter(each, _default(default), named)
-            for each, default, named in pairs
-            if not (kind == "collator" and each.arg == GENERATOR)
-        )
+        given = [self._parameter(*pair) for pair in pairs if pair[0].arg not in about.filled]
+        for each in given:
+            if each.name in about.refused:
+                message = f"a parameter of {about.noun} cannot be called `{each.name}`"
+                self._wrong(message, each.span, about.refused[each.name])
+                return None
+            if about.block and each.default is COMPUTED:
+                message = f"the default of `{each.name}` is known only when the code is run"
+                self._wrong(message, each.span, "write a plain value: a number, a string, a list, `True`, `None`")
+                return None
+        return tuple(given)
 
-    def _parameter(self, node: ast.arg, default: Any, named: bool) -> Parameter:
-        kind = parameter_type(node.annotation)
-        kind = kind if default in (REQUIRED, COMPUTED) else widened(kind, default)
-        return Parameter(node.arg, kind, default, named, self._span(node))
+    def _parameter(self, node: ast.arg, default: ast.expr | None, named: bool) -> Parameter:
+        kind, value = parameter_type(node.annotation), _default(default)
+        kind = kind if value in (REQUIRED, COMPUTED) else widened(kind, value)
+        return Parameter(node.arg, kind, value, named, self._span(node))
 
     def _random_part(self, node: ast.FunctionDef, takes: str) -> bool:
         """Whether a collator wants random numbers where each rank holds other positions of a row; reported."""
@@ -248,7 +272,7 @@ def _functions(tree: ast.Module) -> Iterator["ast.FunctionDef | ast.AsyncFunctio
 
 
 def _decorator(name: str) -> Kind | None:
-    return next((kind for kind in DECORATORS if kind == name), None)
+    return next((kind for kind in PART_KINDS if kind == name), None)
 
 
 def _default(node: ast.expr | None) -> Any:

@@ -4,11 +4,12 @@ same: nothing that is trained differs. safe: differences that a run may have aft
 of the state or the rows of a step lie on other ranks. incompatible: the runtime refuses it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, get_args
 
 from attrs import frozen
 
+from ..data.chain import call_text
 from ..graph.averaging import average_args
 from ..graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches
 from ..plan import Node, Plan
@@ -177,7 +178,13 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
             rule = rules[name]
             if rule is not None and rule.path not in named:
                 named.add(rule.path)
-                yield _allowed(rule, name, *(_said(a, b, rule.path) or (old.get(name), new.get(name))))
+                yield _allowed(rule, name, *(_said(a, b, rule.path) or (_given(old, name), _given(new, name))))
+
+
+def _given(args: Mapping[str, Any], name: str) -> Any:
+    """An argument of a node; what is called of the user's own, in words."""
+    value = args.get(name)
+    return call_text(value) if name == "user" and value is not None else value
 
 
 def _said(a: Plan, b: Plan, path: str) -> tuple[str, str] | None:

@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any, Final
 
+from ..data.chain import call_text
 from ..plan import Plan
-from ..schedule.learning_curve import learning_rate
+from ..schedule.learning_curve import computed, learning_rate
 from ..units import amount_in_epochs, plural
 from .resumable_rules import Reason
 
@@ -46,6 +47,8 @@ def _length(value: Any, total: int | None) -> Any:
 
 
 def _spell(value: Any) -> str:
+    if isinstance(value, dict) and "function" in value:
+        return call_text(value)
     if isinstance(value, dict) and "epochs" in value:
         return amount_in_epochs(value["epochs"])
     if isinstance(value, dict):
@@ -57,7 +60,7 @@ def _at(a: Plan, b: Plan, step: int | None) -> str:
     """The rate with which a checkpoint goes on, and the one it would have gone on with."""
     before, after = a.node("setup.scheduler").args, b.node("setup.scheduler").args
     total_a, total_b = a.timeline.steps, b.timeline.steps
-    if total_a is None or total_b is None or not _counted(a, b):
+    if total_a is None or total_b is None or not _counted(a, b) or not (computed(before) and computed(after)):
         return "the learning rate uses it from here on"
     done = step if step is not None else total_a if total_b > total_a else total_a // 2
     done = min(done, max(total_b - 1, 0))
@@ -118,6 +121,8 @@ def _counted(a: Plan, b: Plan) -> bool:
 
 def _alike(before: dict[str, Any], after: dict[str, Any], total_a: int, total_b: int, done: int) -> bool:
     """Whether both curves have the same rates in the first `done` steps, but for a peak that has changed."""
+    if not (computed(before) and computed(after)):
+        return False
     one, other = learning_rate({**before, "lr": 1.0}, total_a), learning_rate({**after, "lr": 1.0}, total_b)
     stride = max(1, done // SAMPLES)
     return all(one(index) == other(index) for index in (*range(0, done, stride), max(done - 1, 0)))

@@ -221,10 +221,10 @@ OBJECTIVE: Final = {
 def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | None:
     """The rules of the arguments of a node: what each component says of its own. None for an op that has none."""
     if op == "setup.optimizer":
-        chosen = OPTIMIZERS.get(args["kind"])
+        chosen = OPTIMIZERS.of(args) if "user" in args else OPTIMIZERS.get(args["kind"])
         own = chosen.resuming if chosen is not None else {}
         learned = {name: Rule(f"optimizer.{name}", "learning", own.get(name, _LEARNS)) for name in args}
-        return {**learned, "kind": None, "lr": None}
+        return {**learned, **dict.fromkeys(("kind", "lr", "state", "scalars"))}
     if op == "setup.scheduler":
         return dict.fromkeys(args)  # the curve is compared as a whole
     return RULES.get(op)

@@ -56,9 +56,9 @@ def disk_of(plan: Plan, saves: int | None) -> DiskUse | None:
 def _full(plan: Plan, backend: str) -> int:
     averages = average_args(plan)
     chosen = plan.node("setup.optimizer").args
-    optimizer = OPTIMIZERS[chosen["kind"]]
+    optimizer = OPTIMIZERS.of(chosen)
     copies = 1 + len(optimizer.state(chosen)) + (averages is not None)
-    counters = len(plan.parameters.tensors) if optimizer.counts else 0
+    counters = len(plan.parameters.tensors) * len(optimizer.scalars(chosen))
     pieces = copies * _pieces(plan) + counters
     streams = plan.mesh.world_size * (OF_STREAMS + STREAMS * OF_A_PIECE[backend])
     buffers = (1 + (averages is not None)) * _buffer_bytes(plan)

@@ -1,6 +1,7 @@
 """The links of `collate`: what each takes and gives, whether they fit together, and what stands in the plan."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from ...dsl.schema.data import Flatten, Link, Pack, Shard, ShiftTokens, ToTensor, UserCall
 from ...dsl.spec import Spec
@@ -42,8 +43,14 @@ def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:
 
 def own_modules(plan: Plan) -> dict[str, str]:
     """Module of the user's, as the plan names it → its digest."""
-    calls = (node.args.get("options") or node.args for node in plan.nodes if node.op in ("setup.data", "collate.user"))
-    return {call["module"]: call["digest"] for call in calls if "digest" in call}
+    calls = (node.args.get("options") or node.args.get("user") or node.args for node in plan.nodes)
+    return {call["module"]: call["digest"] for call in calls if "module" in call and "digest" in call}
+
+
+def call_text(call: Mapping[str, Any]) -> str:
+    """What is called of the user's own, by the arguments of a node: `warm of parts.py (1a2b3c4d), up = 0.5`."""
+    given = "".join(f", {name} = {value}" for name, value in call["arguments"].items())
+    return f"{call['function']} of {call['module']} ({call['digest'][:8]}){given}"
 
 
 def node_ids(links: tuple[Link, ...]) -> list[str]:

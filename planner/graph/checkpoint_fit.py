@@ -53,13 +53,19 @@ def checkpoint_contents(plan: Plan) -> dict[str, Any]:
         "buffers": {f"layers.{layer}.mlp.gate.e_score_correction_bias": [arch.experts] for layer in biased},
         "model": asdict(arch),
         "params": build["params"],
-        "optimizer": plan.node("setup.optimizer").args["kind"],
+        "optimizer": _optimizer(plan.node("setup.optimizer").args),
         "loader": {
             "capacity": loader["sequence"],
             "align": alignment(plan),
             "seed": loader["seed"],
         },
     }
+
+
+def _optimizer(args: dict[str, Any]) -> str:
+    """Which optimizer a checkpoint has the state of; two of the user's own may share a name."""
+    own = [*args["state"], *args["scalars"]] if "user" in args else []
+    return f"{args['kind']} with {', '.join(own)}" if own else args["kind"]
 
 
 def alignment(plan: Plan) -> int:

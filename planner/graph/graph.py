@@ -126,7 +126,11 @@ def _optimizer(graph: Builder, run: Resolved, model: str) -> str:
 def _scheduler(graph: Builder, run: Resolved, optimizer: str, loader: str) -> str:
     """It follows the loader, which knows how many steps the data gives where the budget does not."""
     args = scheduler_args(run.spec, run.batch)
-    does = f"{args['kind']}, peak {args['lr']:g}, warm-up {_length_text(args['warmup'])}"
+    does = f"{args['kind']}, peak {args['lr']:g}"
+    if "user" in args:
+        does += f", times what {args['kind']} of {args['user']['module']} gives for each step"
+    else:
+        does += f", warm-up {_length_text(args['warmup'])}"
     if "floor" in args:
         does += f", down to {args['floor']:.0%} of the peak"
     after = ((optimizer, "optimizer"), (loader, "steps"))

@@ -38,7 +38,7 @@ def local_bytes(plan: Plan, rank: int) -> int:
     any; all but these in the format of the parameters."""
     averages = BYTES[format] if (format := _args(plan, "setup.ema").get("format")) else 0
     chosen = plan.node("setup.optimizer").args
-    states = 2 + len(OPTIMIZERS[chosen["kind"]].state(chosen))
+    states = 2 + len(OPTIMIZERS.of(chosen).state(chosen))
     return (states * BYTES[plan.node("setup.build_model").args["params"]] + averages) * local_parameters(plan, rank)
 
 

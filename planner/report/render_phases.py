@@ -2,7 +2,7 @@
 
 from ..compare.resumable_phases import mix_text, start_text
 from ..plan import Plan, PlanPhase
-from ..schedule.learning_curve import learning_rate
+from ..schedule.learning_curve import computed, learning_rate
 from ..schedule.mixture_sampler import MixtureSampler
 from ..schedule.phases import in_order
 from ..units import amount_in_epochs, count_text, plural
@@ -19,7 +19,7 @@ def show_phases(page: Page, plan: Plan, detail: Detail) -> None:
     weights = "shares of rows" if not any(phase.passes for phase in phases) else "how often an epoch takes each"
     page.heading("PHASES", f"{plural(len(phases), 'phase')}, {plural(len(datasets), 'dataset')}, {weights}")
     rate = plan.node("setup.scheduler").args
-    lengths = (rate["warmup"], rate.get("decay") or {})
+    lengths = (rate.get("warmup") or {}, rate.get("decay") or {})
     waits = any(phase.first is None and phase.epochs for phase in phases) or any("epochs" in each for each in lengths)
     if plan.timeline.steps is None or waits:
         page.described([(phase.name, _uncounted(phase)) for phase in phases])
@@ -37,7 +37,8 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
     """
     steps, loader = plan.timeline.steps, plan.node("setup.loader").args
     assert steps is not None
-    rate = learning_rate(plan.node("setup.scheduler").args, steps, plan.timeline.phases)
+    args = plan.node("setup.scheduler").args
+    rate = learning_rate(args, steps, plan.timeline.phases) if computed(args) else None
     begins = in_order(plan.timeline.phases, steps)
     ends = [first for first, _ in begins[1:]] + [steps]
     table: list[tuple[str, ...]] = []
@@ -45,7 +46,8 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
     for (first, phase), end in zip(begins, ends, strict=True):
         scale = f" (× {phase.lr_scale:g})" if phase.lr_scale != 1 else ""
         span = f"{first + 1:,} to {end:,}" if end > first + 1 else f"{end:,}"
-        head = (phase.name, span, f"{rate(first):.3g} → {rate(end - 1):.3g}{scale}")
+        ends_at = f"{rate(first):.3g} → {rate(end - 1):.3g}" if rate is not None else f"by {args['kind']}"
+        head = (phase.name, span, f"{ends_at}{scale}")
         if phase.passes is not None:
             for name, epochs in phase.passes.items():
                 if epochs > 0:

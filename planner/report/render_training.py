@@ -75,11 +75,11 @@ def _average(plan: Plan) -> list[tuple[str, str, str]]:
 
 def breakpoints(args: dict[str, Any]) -> list[str]:
     """Where the learning rate turns, from the arguments of `setup.scheduler`; shares of a budget nobody has counted."""
-    rise = args["warmup"]
+    rise = args.get("warmup", {})
     parts = []
     if any(rise.values()):
         parts.append(f"warm-up over {_length(rise)}")
-    shown = SCHEDULERS[args["kind"]].shown(args, lambda name: _length(args[name]))
+    shown = SCHEDULERS.of(args).shown(args, lambda name: _length(args[name]))
     return [*parts, *(f"then {each}" if parts and each == "constant" else each for each in shown)]
 
 

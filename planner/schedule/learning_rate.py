@@ -25,7 +25,7 @@ def scheduler_args(spec: Spec, batch: Arithmetic) -> dict[str, Any]:
     lengths = {name: _length(quantity, batch) for name, quantity in scheduler.lengths().items()}
     own = {**lengths, **scheduler.args()}
     found = {"kind": scheduler.kind, "lr": spec.optimizer.lr, "steps": batch.steps}
-    return found | {name: own[name] for name in settings_of(type(scheduler))}
+    return found | {name: own.pop(name) for name in settings_of(type(scheduler)) if name in own} | own
 
 
 def _length(quantity: Quantity, batch: Arithmetic) -> dict[str, Any]:

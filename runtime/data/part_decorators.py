@@ -1,14 +1,16 @@
-"""`@source` and `@collator`: what makes a function of the user's own known to a spec that says `use "parts.py"`.
+"""`@source`, `@collator`, `@optimizer`, `@schedule`: what makes a function of the user's own known to a spec that says
+`use "parts.py"`.
 
 They leave the function as it is and say of it what it is. Without torch and numpy, so that a file of sources stays
 light.
 """
 
-from collections.abc import Callable
-from typing import Any, Final, Literal, TypeVar, overload
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar, overload
 
-from attrs import frozen
+from attrs import field, frozen
 
+from ...dsl.user_parts.kinds import Kind, names_of
 from ...dsl.user_parts.links import KINDS, may_give
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,11 +19,10 @@ MARK: Final = "__xtrain_part__"
 
 @frozen
 class Mark:
-    """What a function is to a spec. takes, gives: kinds of value of `dsl.links`; empty for a source."""
+    """What a function is to a spec. options: what its decorator was given."""
 
-    kind: Literal["source", "collator"]
-    takes: str = ""
-    gives: str = ""
+    kind: Kind
+    options: dict[str, Any] = field(factory=dict)
 
 
 @overload
@@ -51,7 +52,40 @@ def collator(takes: str, gives: str | None = None) -> Callable[[F], F]:
     given = takes if gives is None else gives
     if given not in may_give(takes):
         raise ValueError(f"a collator of {takes} cannot give {gives!r}; it gives one of: {', '.join(may_give(takes))}")
-    return _marker(Mark("collator", takes, given))
+    return _marker(Mark("collator", {"takes": takes, "gives": given}))
+
+
+def optimizer(state: Sequence[str] = (), scalars: Sequence[str] = ()) -> Callable[[F], F]:
+    """Make a function an optimizer: `optimizer name { lr = 3e-4, … }`.
+
+    Its first parameter takes groups of parameters, as `torch.optim` does: dicts with `params`, `lr` and `weight_decay`.
+    A parameter called `lr` gets the peak learning rate; one called `weight_decay` decides the decay of the groups whose
+    parameters decay. The others are settings. It returns a `torch.optim.Optimizer`, whose `lr` of each group is set
+    before each step.
+
+    state: names of the tensors that it keeps for each parameter, of the parameter's shape and format. scalars: names of
+    the tensors of no dimension that it keeps, in fp32. From these follow memory and checkpoints.
+    Raises ValueError for what are no names.
+    """
+    for given in (state, scalars):
+        if names_of(given) is None:
+            raise ValueError(f"an optimizer's `state` and `scalars` are names, each once, not {given!r}")
+    return _marker(Mark("optimizer", {"state": names_of(state), "scalars": names_of(scalars)}))
+
+
+@overload
+def schedule(function: F) -> F: ...
+@overload
+def schedule() -> Callable[[F], F]: ...
+def schedule(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function a schedule of the learning rate: `scheduler name { … }`.
+
+    It is called with the number of a step, from 0 (as torch's `LambdaLR` counts), and the number of all steps, and
+    gives the factor by which the peak is multiplied in that step: a number that is finite and not negative. The other
+    parameters are settings. It must depend on nothing else, as a resumed run asks it again.
+    """
+    mark = _marker(Mark("schedule"))
+    return mark if function is None else mark(function)
 
 
 def _marker(mark: Mark) -> Callable[[F], F]:

@@ -1,4 +1,4 @@
-"""The user's own sources and collators: loaded from the module that the plan names, if it says what it said then.
+"""The user's own parts: loaded from the module that the plan names, if it says what it said then.
 
 Each process that calls a part loads it for itself. What goes wrong in the user's code is told with its file and line.
 """
@@ -48,7 +48,7 @@ class PartChanged(EnvironmentFault):
 
 @frozen
 class UserPart:
-    """One source or collator with its arguments, as a plan names it. Light and picklable: code is loaded where it runs.
+    """One function with its arguments, as a plan names it. Light and picklable: code is loaded where it runs.
 
     base: the folder of the spec, which the path of a module starts at.
     """

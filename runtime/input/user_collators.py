@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve
 
+from ...dsl.user_parts.kinds import GENERATOR
 from ...dsl.user_parts.links import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_ROWS, TOKEN_SAMPLES
-from ...dsl.user_parts.reader import GENERATOR
 from ...planner.plan import Plan
 from ..data.collate.batch import Microbatch
 from ..data.collate.collators import Sample, Samples, Stage, TensorRow

@@ -25,8 +25,8 @@ def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor
 def optimizer_tensors(model: ModelParts, optimizer: Optimizer, plan: Plan) -> dict[str, Tensor]:
     """`optimizer.<name>.<moment>` → state, with zeros made for parameters that have not been updated yet."""
     args = plan.node("setup.optimizer").args
-    chosen = OPTIMIZERS[args["kind"]]
-    moments, count = chosen.state(args), ("step",) if chosen.counts else ()
+    chosen = OPTIMIZERS.of(args)
+    moments, count = chosen.state(args), chosen.scalars(args)
     tensors: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         state = optimizer.state[parameter]

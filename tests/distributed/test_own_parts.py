@@ -137,15 +137,19 @@ def test_other_code_does_learn_something_else(train, alone):
     assert min(worst(plain.curve, alone.curve)) > 1e-4
 
 
-def test_the_example_of_the_documentation_runs(tmp_path):
+def test_the_examples_of_the_documentation_run(tmp_path):
     text = (ROOT / "docs" / "own_parts.md").read_text()
-    blocks = re.findall(r"```(?:python)?\n# (\S+)\n(.*?)```", text, re.DOTALL)
-    assert [name for name, _ in blocks] == ["parts.py", "squares.xtrain"]
-    for name, block in blocks:
+    blocks = dict(re.findall(r"```(?:python)?\n# (\S+)\n(.*?)```", text, re.DOTALL))
+    specs = [name for name in blocks if name.endswith(".xtrain")]
+    assert {"squares.xtrain", "learning.xtrain"} <= {*specs}
+    for name, block in blocks.items():
         (tmp_path / name).write_text(block)
-    command = ForkedCommand(["run", "squares.xtrain", "--ui", "json"], tmp_path, {**os.environ, "OMP_NUM_THREADS": "1"})
-    out, err = command.communicate(timeout=120)
-    assert command.returncode == 0, err
-    records = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
-    assert [r["step"] for r in records if "loss" in r and "event" not in r] == [1, 2, 3, 4]
-    assert any(r.get("event") == "eval" for r in records)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    commands = [ForkedCommand(["run", spec, "--ui", "json"], tmp_path, environment) for spec in specs]
+    for spec, command in zip(specs, commands, strict=True):
+        out, err = command.communicate(timeout=240)
+        assert command.returncode == 0, err
+        records = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
+        steps = int(re.search(r"budget = (\d+) steps", blocks[spec])[1])
+        assert [r["step"] for r in records if "loss" in r and "event" not in r] == [*range(1, steps + 1)]
+        assert spec != "squares.xtrain" or any(r.get("event") == "eval" for r in records)

@@ -172,8 +172,8 @@ def test_calls_are_checked_against_signatures(own, text, code, message, hint):
 DECLARED = [
     ("def f(:\n", "X222", "not Python", "def f(:"),
     ("x = 1\n\0", "X222", "not Python", None),
-    ("x = 1\n", "X222", "declares no source", None),
-    ("def source(f): return f\n@source\ndef f(): ...\n", "X222", "declares no source", None),
+    ("x = 1\n", "X222", "declares nothing", None),
+    ("def source(f): return f\n@source\ndef f(): ...\n", "X222", "declares nothing", None),
     ("@collator\ndef f(samples): ...", "X223", "lacks `takes`", "@collator"),
     ('@collator(takes="samples")\ndef f(samples): ...', "X223", "no kind of value called `samples`", "@collator"),
     ("@collator(takes=KIND)\ndef f(samples): ...", "X223", "read without running the code", "KIND"),

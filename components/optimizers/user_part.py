@@ -1,0 +1,39 @@
+"""`optimizer NAME { … }` of the user's own: a function with `@optimizer` in a module that `use` names."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.component import UserComponent, named
+from ...dsl.schema.training import OPTIMIZERS, Optimizer, clip_norm, learning_rate
+
+
+@OPTIMIZERS.user
+@frozen
+class UserOptimizer(UserComponent, Optimizer):
+    """`optimizer NAME { … }`: a function of your own that makes an optimizer of groups of parameters."""
+
+    kind: str = named("")
+    lr: float = learning_rate()
+    clip: float | None = clip_norm()
+
+    resuming: ClassVar[Mapping[str, str]] = {"user": "the run calls other code, or the same with other arguments"}
+
+    def args(self) -> dict[str, Any]:
+        return {"user": self.call(), "state": list(self.options["state"]), "scalars": list(self.options["scalars"])}
+
+    def does(self, number_format: str) -> str:
+        tensors = f"{', '.join(self.options['state'])} in {number_format}" if self.options["state"] else "no tensors"
+        scalars = f", {' and '.join(self.options['scalars'])}" if self.options["scalars"] else ""
+        decay = self.call()["arguments"].get("weight_decay", 0)
+        decays = f"matrices decay by {decay:g}" if isinstance(decay, int | float) and decay else "nothing decays"
+        return f"{self.kind} of {self.module} ({tensors}{scalars} for each parameter), {decays}"
+
+    @classmethod
+    def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(args["state"])
+
+    @classmethod
+    def scalars(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        return tuple(args["scalars"])

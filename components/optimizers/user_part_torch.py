@@ -1,0 +1,95 @@
+"""`setup.optimizer` of the user's own: what the function makes of the groups, compared with what was declared."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ...planner.plan import Plan
+from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
+from ...runtime.models.parts import ModelParts
+from ...runtime.ops import op
+from ...runtime.training.optimizer import groups_of
+
+
+@op("setup.optimizer.user", gives="optimizer")
+def build_user_optimizer(
+    plan: Plan, model: ModelParts, lr: float, user: dict[str, Any], state: list[str], scalars: list[str]
+) -> Optimizer:
+    """The plan says of every parameter whether it decays. After each step what the optimizer keeps is compared with
+    `state` and `scalars`. Raises PartFailed for what is no optimizer of these groups."""
+    part = part_of("optimizer", user, spec_folder(plan.spec))
+    decay = part.arguments.get("weight_decay", 0.0)
+    groups = [{**group, "lr": lr} for group in groups_of(plan, model, decay or 0.0)]
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    with failures_of(part):
+        make = part.load()
+        filled = {"lr": lr} if "lr" in inspect.signature(make).parameters else {}
+        made = make(groups, **filled, **part.arguments)
+    if not isinstance(made, Optimizer):
+        raise part.failed(f"returned {type(made).__name__}, and an optimizer is a torch.optim.Optimizer")
+    taken = [id(parameter) for group in made.param_groups for parameter in group["params"]]
+    if left := [name for each, name in names.items() if each not in set(taken)]:
+        raise part.failed(f"returned an optimizer without {_listed(left)}: pass on every group")
+    if len(taken) != len(names):
+        raise part.failed("returned an optimizer of parameters that are not among the groups")
+    made.step = _checked(part, made, made.step, names, (tuple(state), tuple(scalars)))  # type: ignore[method-assign]
+    return made
+
+
+def _checked(
+    part: UserPart, made: Optimizer, update: Callable[[], Any], names: dict[int, str], kept: tuple[tuple[str, ...], ...]
+) -> Callable[[], None]:
+    """`step` of an optimizer, with what it raises and what it keeps reported in the words of its declaration."""
+    declared, seen = {name for names in kept for name in names}, False
+
+    def step() -> None:
+        nonlocal seen
+        with failures_of(part):
+            update()
+        for parameter, values in made.state.items():
+            if values and values.keys() != declared:
+                raise part.failed(_difference(names[id(parameter)], set(values), declared))
+            if values and not seen:
+                for place, words in zip(kept, (_tensor_of, _scalar), strict=True):
+                    for name in place:
+                        if wrong := words(values[name], parameter):
+                            raise part.failed(f"keeps `{name}` of {names[id(parameter)]}, which is {wrong}")
+        seen = True
+
+    return step
+
+
+def _difference(name: str, kept: set[str], declared: set[str]) -> str:
+    if more := sorted(kept - declared):
+        return f"keeps {_listed(more)} of {name}, which its `state` and `scalars` do not name"
+    return f"keeps no {_listed(sorted(declared - kept))} of {name}, which its `state` or `scalars` names"
+
+
+def _tensor_of(value: Any, parameter: Tensor) -> str:
+    """What is wrong with a tensor of the shape and format of a parameter; empty if nothing is."""
+    if not isinstance(value, Tensor):
+        return f"{type(value).__name__}, and a tensor of the shape of the parameter was declared"
+    if value.shape != parameter.shape or value.dtype != parameter.dtype:
+        found, wanted = (f"{tuple(each.shape)} in {each.dtype}" for each in (value, parameter))
+        return f"{found}, and {wanted} was declared, as the parameter is: name single numbers in `scalars`"
+    if isinstance(parameter, DTensor) and not isinstance(value, DTensor):
+        return "a plain tensor, and the parameter is a piece on each rank: make it with `torch.zeros_like(parameter)`"
+    return ""
+
+
+def _scalar(value: Any, parameter: Tensor) -> str:
+    """The same of a single number."""
+    if isinstance(value, Tensor) and value.shape == () and value.dtype == torch.float32:
+        return ""
+    found = f"{tuple(value.shape)} in {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+    return f"{found}, and a tensor without dimensions was declared: make it with `torch.tensor(0.0)`"
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(f"`{name}`" for name in names[:3])
+    return shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,30 @@
+"""`scheduler NAME { … }` of the user's own: a function with `@schedule` in a module that `use` names."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.component import UserComponent, named
+from ...dsl.schema.training import SCHEDULERS, Scheduler
+
+
+@SCHEDULERS.user
+@frozen
+class UserSchedule(UserComponent, Scheduler):
+    """`scheduler NAME { … }`: a function of your own that gives the rate of a step as a factor of the peak."""
+
+    kind: str = named("")
+
+    computed: ClassVar[bool] = False
+
+    def lengths(self) -> dict[str, Quantity]:
+        return {}
+
+    def args(self) -> dict[str, Any]:
+        return {"user": self.call()}
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
+        return [f"by {args['kind']} of {args['user']['module']}, step by step in the run"]

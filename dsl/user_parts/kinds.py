@@ -1,0 +1,98 @@
+"""The kinds of parts that a module behind `use` may declare: what each decorator takes, and what the run fills in."""
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from attrs import field, frozen
+
+from .links import KINDS as LINK_KINDS
+
+Kind = Literal["source", "collator", "optimizer", "schedule"]
+# A parameter of a collator that the run fills: random numbers of the row.
+GENERATOR: Final = "generator"
+
+
+@frozen
+class Option:
+    """An argument of a decorator, which is read from the text.
+
+    words: one of them is meant; empty: any number of names. what: such a word, in the singular. required: there is no
+    default; else none given is None for a word, and () for names.
+    """
+
+    words: tuple[str, ...] = ()
+    what: str = "name"
+    required: bool = False
+
+
+@frozen
+class PartKind:
+    """name: of the decorator. example: how it is written.
+
+    inputs: names of the first parameters of a function, which the run gives by place. filled: names of parameters that
+    the run gives to a function that has them. refused: names that a parameter may not have, and what to do instead.
+    options: the arguments of the decorator. chosen: where a spec names it, in words. block: the kind of block whose
+    label names it; empty where it is called.
+    """
+
+    name: Kind
+    example: str
+    chosen: str
+    inputs: tuple[str, ...] = ()
+    filled: tuple[str, ...] = ()
+    refused: Mapping[str, str] = field(factory=dict)
+    options: Mapping[str, Option] = field(factory=dict)
+    block: str = ""
+
+    @property
+    def noun(self) -> str:
+        """With its article."""
+        return f"{'an' if self.name[0] in 'aeiou' else 'a'} {self.name}"
+
+
+_LABEL: Final = {"kind": "give it another name: the label of the block is its kind"}
+PART_KINDS: Final[dict[Kind, PartKind]] = {
+    kind.name: kind
+    for kind in (
+        PartKind("source", "@source", "is the `source` of a dataset"),
+        PartKind(
+            "collator",
+            f'@collator(takes="{LINK_KINDS[3]}")',
+            "is a link of `collate`",
+            inputs=("samples",),
+            filled=(GENERATOR,),
+            options={
+                "takes": Option(LINK_KINDS, "kind of value", required=True),
+                "gives": Option(LINK_KINDS, "kind of value"),
+            },
+        ),
+        PartKind(
+            "optimizer",
+            '@optimizer(state=("momentum",))',
+            "is chosen by `optimizer NAME { … }`",
+            inputs=("groups",),
+            filled=("lr",),
+            refused={
+                **_LABEL,
+                "clip": "remove it: gradients are clipped before the optimizer is called, as `clip` of the block says",
+            },
+            options={"state": Option(), "scalars": Option()},
+            block="optimizer",
+        ),
+        PartKind(
+            "schedule",
+            "@schedule",
+            "is chosen by `scheduler NAME { … }`",
+            inputs=("step", "total"),
+            refused=_LABEL,
+            block="scheduler",
+        ),
+    )
+}
+
+
+def names_of(value: Any) -> tuple[str, ...] | None:
+    """What is given for an option that takes names, as a tuple; None if it is none. One name may stand alone."""
+    names = (value,) if isinstance(value, str) else value
+    good = isinstance(names, list | tuple) and all(isinstance(name, str) and name.isidentifier() for name in names)
+    return tuple(names) if good and len(set(names)) == len(names) else None

@@ -1,0 +1,95 @@
+"""Components of the user's own compute on layouts what they compute in one process, and go on as if never stopped."""
+
+import pytest
+from projects import worst
+
+from xtrain.planner.load import plan_from_path
+
+pytestmark = pytest.mark.distributed
+
+PARTS = '''
+import torch
+from xtrain import optimizer, schedule
+
+class Average(torch.optim.Optimizer):
+    def __init__(self, groups, lr, beta):
+        super().__init__(groups, {"lr": lr, "beta": beta})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state = self.state[p]
+                if not state:
+                    state["average"], state["step"] = torch.zeros_like(p), torch.tensor(0.0)
+                state["step"] += 1
+                state["average"].lerp_(p.grad, 1 - group["beta"])
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                p.sub_(state["average"] / (1 - group["beta"] ** state["step"].item()), alpha=group["lr"])
+
+@optimizer(state=("average",), scalars=("step",))
+def averaged(groups, lr, beta: float = 0.9, weight_decay: float = 0.1):
+    """Descent by an average of gradients."""
+    return Average(groups, lr, beta)
+
+@schedule
+def triangle(step, total, top: int = 1):
+    """Up in a straight line, then down."""
+    return (step + 1) / top if step < top else (total - step) / (total - top)
+'''
+SPEC = """
+use "parts.py"
+experiment own { seed = 3, budget = 4 steps }
+model llama { dim = 32, layers = 4, heads = 4, kv_heads = 4, ffn = 48, init_std = 0.2 }
+tokenizer bytes
+dataset made { source = synthetic(), holdout = 10% }
+batch { sequence = 64, micro = 1, rows = 8 }
+optimizer averaged { lr = 0.1, beta = 0.8 }
+scheduler triangle { top = 2 }
+precision { params = fp64 }
+every 1 step log
+on finish eval made
+"""
+LAYOUTS = {"fsdp 2": "parallel.fsdp=2", "tp 2": "parallel.tp=2", "pp 2": "parallel.pp=2"}
+
+
+@pytest.fixture(scope="module")
+def train(lab, tmp_path_factory):
+    """Train under `--set` texts as the job `name`."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "parts.py").write_text(PARTS)
+    (folder / "own.xtrain").write_text(SPEC)
+
+    def run(name, *sets):
+        compiled = plan_from_path(folder / "own.xtrain", sets)
+        assert compiled.plan is not None, compiled.diagnostics.render()
+        return lab.gang.run(compiled.plan, folder, name=name)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def alone(train):
+    return train("alone")
+
+
+def test_a_run_in_one_process_goes_on_exactly(train, alone):
+    train("parts", "experiment.budget=2 steps")
+    found = train("parts")
+    assert found.curve == alone.curve and len(alone.curve) == 4
+    assert found.evals[-1]["loss"] == alone.evals[-1]["loss"]
+
+
+@pytest.mark.parametrize(
+    "layout", [pytest.param(name, marks=pytest.mark.matrix if name != "tp 2" else ()) for name in LAYOUTS]
+)
+def test_a_layout_learns_the_same_and_goes_on_exactly(train, alone, layout):
+    name = layout.replace(" ", "")
+    whole = train(name, LAYOUTS[layout])
+    assert max(worst(whole.curve, alone.curve)) < 1e-10
+    train(f"{name}-parts", LAYOUTS[layout], "experiment.budget=2 steps")
+    found = train(f"{name}-parts", LAYOUTS[layout])
+    assert found.curve == whole.curve
+    assert found.evals[-1]["loss"] == whole.evals[-1]["loss"]

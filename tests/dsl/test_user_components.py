@@ -1,0 +1,151 @@
+"""Optimizers and schedules of the user's own: chosen as built-in ones are, with their parameters as settings."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.spec_json import spec_json
+from xtrain.planner.load import plan_from_path
+from xtrain.planner.mesh.placement import local_bytes
+from xtrain.planner.report.render import render
+
+PARTS = '''\
+from typing import Literal
+from xtrain import optimizer, schedule, source
+import xtrain as x
+
+raise SystemExit("this file was run")
+
+@optimizer(state=("average", "square"), scalars="step")
+def mine(groups, lr, beta: float = 0.9, *, names: list[str] = ["a"], mode: Literal["soft", "hard"] = "soft",
+         weight_decay: float = 0.1, _odd=None, from_: int = 3):
+    """An average of gradients."""
+
+@x.optimizer()
+def bare(groups, power: int): ...
+
+@schedule
+def triangle(step, total, up: float = 0.5): ...
+
+@source
+def documents(): ...
+'''
+BASE = (Path(__file__).parent / "data" / "quickstart.xtrain").read_text()
+BASE = re.sub(r"(optimizer|scheduler|collate) .*", "", BASE) + 'use "parts.py"\n'
+GOOD = "optimizer mine { lr = 0.1, beta = 0.5 }\nscheduler triangle { up = 0.25 }\n"
+
+
+@pytest.fixture
+def own(load, tmp_path):
+    """Load a text with a file of parts beside it."""
+
+    def run(text, parts=PARTS, sets=()):
+        (tmp_path / "parts.py").write_text(parts, encoding="utf-8")
+        (tmp_path / "spec.xtrain").write_text(f"{BASE}\n{text}")
+        return load_spec("spec.xtrain", sets)
+
+    return run
+
+
+def test_they_are_blocks_whose_settings_are_their_parameters(own):
+    loaded = own(GOOD, sets=("optimizer.mode=hard", "optimizer._odd=[1]", "optimizer.clip=none"))
+    assert loaded.spec is not None, loaded.diagnostics.render()
+    chosen = loaded.spec.optimizer
+    assert (chosen.kind, chosen.lr, chosen.clip, chosen.module) == ("mine", 0.1, None, "parts.py")
+    arguments = {"beta": 0.5, "names": ["a"], "mode": "hard", "weight_decay": 0.1, "_odd": [1], "from_": 3}
+    assert chosen.call()["arguments"] == arguments
+    assert (chosen.state(chosen.args()), chosen.scalars(chosen.args())) == (("average", "square"), ("step",))
+    assert loaded.spec.scheduler.call()["arguments"] == {"up": 0.25} and loaded.spec.scheduler.lengths() == {}
+    assert spec_json(loaded.spec)["use"] == ["parts.py"]
+    assert spec_json(loaded.spec)["optimizer"]["kind"] == "mine"
+    text = loaded.resolved_text()
+    Path("again.xtrain").write_text(text)
+    again = load_spec("again.xtrain")
+    assert not again.diagnostics, again.diagnostics.render()
+    assert again.spec == loaded.spec and again.resolved_text() == text
+
+
+# (text, code, part of the message, part of the hint)
+CALLS = [
+    ("optimizer mien { lr = 1 }", "X305", "no kind called `mien`", "`mine`"),
+    ("optimizer mine { beta = 1 }", "X204", "needs `lr`", "lr = 3e-4"),
+    ("optimizer mine { lr = 1, bet = 1 }", "X203", "unknown setting `bet`", "`beta`"),
+    ("optimizer mine { lr = 1, eps = 1 }", "X203", "unknown setting `eps`", "settings of `optimizer`: lr, clip, beta"),
+    ('optimizer mine { lr = 1, beta = "x" }', "X301", "`beta` must be a number", None),
+    ("optimizer mine { lr = 1, beta = 10% }", "X302", "plain number", "0.1"),
+    ("optimizer mine { lr = 1, mode = sofd }", "X305", "cannot be `sofd`", "`soft`"),
+    ("optimizer mine { lr = 1, _odd = word }", "X202", "`word` is not defined", None),
+    ("optimizer mine { lr = -1 }", "X304", "`lr` must be above 0", None),
+    ("optimizer bare { lr = 1 }", "X204", "needs `power`", None),
+    ("optimizer triangle { lr = 1 }", "X219", "`triangle` is a schedule", "scheduler NAME"),
+    ("optimizer documents { lr = 1 }", "X219", "`documents` is a source", "the `source` of"),
+]
+
+
+@pytest.mark.parametrize(("text", "code", "message", "hint"), CALLS)
+def test_their_settings_are_checked(own, text, code, message, hint):
+    (found,) = own(text).diagnostics
+    assert found.code == code
+    assert message in found.message
+    assert hint is None or hint in f"{found.hint} {[note for note, _ in found.all_notes]}"
+
+
+def test_lengths_of_built_in_schedules_are_none_of_theirs(own):
+    (found,) = own("optimizer mine { lr = 1 }\nscheduler triangle { warmup = 10 steps }").diagnostics
+    assert (found.code, found.hint) == ("X203", None)
+    (found,) = own("optimizer mine { lr = 1 }", sets=("optimizer.bta=1",)).diagnostics
+    assert (found.code, found.hint) == ("X217", "did you mean `beta`?")
+    loaded = own("optimizer mine { lr = 1 }\nscheduler cosine { warmup = 10 steps }")
+    assert loaded.spec.scheduler.warmup == Quantity(10, "steps")
+
+
+# (what stands behind the imports, code, part of the message, text of the line that it points at)
+DECLARED = [
+    ("@optimizer(state=NAMES)\ndef f(groups): ...", "X223", "`state` is read without running", "NAMES"),
+    ('@optimizer(state=("a", "a"))\ndef f(groups): ...', "X223", "each once", "state="),
+    ('@optimizer(state="two words")\ndef f(groups): ...', "X223", "lists names", "state="),
+    ('@optimizer(keeps=("a",))\ndef f(groups): ...', "X223", "are `state` and `scalars`", "keeps"),
+    ("@optimizer()\ndef f(): ...", "X223", "no parameter for its input", "def f"),
+    ("@optimizer()\ndef f(groups, clip=1): ...", "X223", "cannot be called `clip`", "def f"),
+    ("@optimizer()\ndef f(groups, kind=1): ...", "X223", "cannot be called `kind`", "def f"),
+    ("@optimizer()\ndef f(groups, a=len('x')): ...", "X223", "known only when the code is run", "def f"),
+    ("@optimizer()\ndef adamw(groups): ...", "X224", "already a word", "def adamw"),
+    ("@schedule\ndef f(step): ...", "X223", "no parameter for `step` and `total`", "def f"),
+    ("@schedule(1)\ndef f(step, total): ...", "X223", "takes no arguments", "@schedule"),
+    ("@schedule\ndef cosine(step, total): ...", "X224", "already a word", "def cosine"),
+]
+
+
+@pytest.mark.parametrize(("parts", "code", "message", "line"), DECLARED)
+def test_declarations_are_checked_in_the_users_file(own, parts, code, message, line):
+    head = "from xtrain import optimizer, schedule\n@optimizer()\ndef used(groups): ...\n"
+    (found,) = own("optimizer used { lr = 1 }", f"{head}{parts}\n").diagnostics
+    assert found.code == code
+    assert message in found.message
+    assert found.span.source.path == "parts.py" and line in found.span.source.line(found.span.line)
+
+
+def test_an_unused_one_is_a_warning(own):
+    (found,) = own("optimizer adamw { lr = 1 }").diagnostics
+    assert (found.code, found.severity) == ("W204", "warning")
+
+
+def test_the_plan_says_what_is_called_and_what_it_keeps(own, tmp_path):
+    def compiled(text, parts=PARTS):
+        own(text, parts)
+        found = plan_from_path(tmp_path / "spec.xtrain")
+        assert found.plan is not None, found.diagnostics.render()
+        return found.plan
+
+    plan = compiled(GOOD)
+    args = plan.node("setup.optimizer").args
+    assert args["user"]["function"] == "mine" and args["state"] == ["average", "square"] and args["scalars"] == ["step"]
+    like = compiled("optimizer adamw { lr = 0.1 }\nscheduler cosine {}")
+    assert local_bytes(plan, 0) == local_bytes(like, 0)
+    assert plan.estimates.checkpoint_bytes == like.estimates.checkpoint_bytes
+    assert "by triangle of parts.py" in render(plan)
+    other = compiled(GOOD, PARTS + "# changed\n")
+    assert (other.id, other.config_id) != (plan.id, plan.config_id)
