@@ -18,7 +18,7 @@ from .schema.fault_tolerance import FaultTolerance
 from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
-from .schema.training import SCHEDULERS, Checkpoint, Loss, Optimizer, Scheduler
+from .schema.training import LOSSES, SCHEDULERS, Checkpoint, Loss, Optimizer, Scheduler
 
 
 @frozen
@@ -64,7 +64,7 @@ class Spec:
     batch: Batch
     optimizer: Optimizer
     scheduler: Scheduler = field(factory=lambda: SCHEDULERS.default())
-    loss: Loss = Loss(kind="cross_entropy")
+    loss: Loss = field(factory=lambda: LOSSES.default())
     ema: Ema | None = None
     precision: Precision = Precision()
     parallel: Parallel = Parallel()

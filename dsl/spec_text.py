@@ -13,7 +13,7 @@ from .quantity import Quantity
 from .schema.actions import Event, Tick
 from .schema.component import Component
 from .schema.data import UserCall
-from .schema.setting import AUTO, open_setting, settings_of
+from .schema.setting import AUTO, is_unspoken, open_setting, settings_of
 from .spec import Spec
 from .user_parts.files import is_file
 
@@ -54,6 +54,8 @@ def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
     for name, (attribute, meta) in settings_of(block).items():
         given = getattr(value, attribute.name)
         if meta.only and label is not None and getattr(value, label.name) not in meta.only:
+            continue
+        if is_unspoken(attribute, meta, given):
             continue
         if blocks.is_block(attribute.type):
             lines.append(inner + _block(name, attribute.type, given, inner))

@@ -27,7 +27,7 @@ from ..dsl.schema.data import (
     Tokens,
     UserCall,
 )
-from ..dsl.schema.setting import AUTO, Role, settings_of
+from ..dsl.schema.setting import AUTO, Role, is_unspoken, settings_of
 from ..dsl.spec import Spec
 from .canonical import PLAN, digest, portable, whole_numbers
 from .data.data_rules import packed_together
@@ -131,7 +131,9 @@ def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:
     return {
         name: _json(getattr(block, attribute.name))
         for name, (attribute, setting) in settings_of(type(block)).items()
-        if setting.role is Role.EXPERIMENT and (not setting.only or not label or label in setting.only)
+        if setting.role is Role.EXPERIMENT
+        and (not setting.only or not label or label in setting.only)
+        and not is_unspoken(attribute, setting, getattr(block, attribute.name))
     }
 
 

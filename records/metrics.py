@@ -13,7 +13,15 @@ class StepMetrics(Record):
         float | None,
         doc(
             "cross-entropy of this step: sum over its valid tokens on all ranks, divided once by their number; without "
-            "z-loss",
+            "z-loss and label smoothing, whatever is minimised",
+            "nats a token",
+        ),
+    ] = None
+    objective: Annotated[
+        float | None,
+        doc(
+            "what this step minimised, where that is not the cross-entropy: the mean of `loss` of the spec with its "
+            "z-loss over the valid tokens; without the losses of routers",
             "nats a token",
         ),
     ] = None

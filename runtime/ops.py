@@ -14,7 +14,7 @@ import attrs
 import cattrs
 from attrs import frozen
 
-from ..dsl.schema.training import OPTIMIZERS, SCHEDULERS
+from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
 from ..planner.plan import Node
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -109,9 +109,9 @@ def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
 
 
 # Ops of which every component of a kind has its own, under `<op>.<kind of the node>`, in a module beside it.
-COMPONENTS: Final = {"setup.optimizer": OPTIMIZERS}
+COMPONENTS: Final = {"setup.loss": LOSSES, "setup.optimizer": OPTIMIZERS}
 # Those of which functions of the user's own have an op, `<op>.user`.
-OF_USERS: Final = {"setup.optimizer": OPTIMIZERS, "setup.scheduler": SCHEDULERS}
+OF_USERS: Final = {**COMPONENTS, "setup.scheduler": SCHEDULERS}
 
 
 def op_of(node: Node) -> Op:

@@ -108,9 +108,11 @@ class Step:
     microbatches: list[Microbatch] = field(factory=list)
     valid_tokens: int = 0
     documents: DocumentSums = field(factory=DocumentSums)
-    loss_sum: Tensor | None = None
+    loss_sums: Tensor | None = None
+    """Cross-entropy, and behind it the objective where that is something else, of this rank."""
     row_losses: "list[RowLosses]" = field(factory=list)
     loss: float = float("nan")
+    objective: float | None = None
     grad_norm: float = float("nan")
     lr: float = 0.0
     began: float = 0.0
@@ -123,7 +125,7 @@ class Step:
 
     def let_go(self) -> None:
         """Forget what it was computed of."""
-        self.microbatches, self.loss_sum, self.row_losses = [], None, []
+        self.microbatches, self.loss_sums, self.row_losses = [], None, []
 
 
 class Halt(Exception):

@@ -167,10 +167,9 @@ def forward_backward(
             beat.mark()
             batch = ModelBatch.of(microbatch, rank.device)
             (whole(None, batch) * scale).sum().backward()
-            assert batch.cross_entropy is not None
-            sums.append(batch.cross_entropy)
+            sums.append(batch.sums)
             step.row_losses += [batch.row_losses] if batch.row_losses is not None else []
-        step.loss_sum = torch.stack(sums).sum()
+        step.loss_sums = torch.stack(sums).sum(0)
 
     return run
 
@@ -182,7 +181,7 @@ def pipelined(pipeline: PipelineSchedule, rank: Rank, accumulate: int) -> StepCa
     def run(step: Step) -> None:
         assert len(step.microbatches) == accumulate
         batches = [ModelBatch.of(microbatch, rank.device) for microbatch in step.microbatches]
-        step.loss_sum = pipeline.train(batches, 1.0 / step.valid_tokens)
+        step.loss_sums = pipeline.train(batches, 1.0 / step.valid_tokens)
         step.row_losses = [batch.row_losses for batch in batches if batch.row_losses is not None]
 
     return run
@@ -212,9 +211,10 @@ def gradient_norm(model: ModelParts, rank: Rank) -> StepCall:
 
 
 def _reduce(step: Step, norm: GradientNorm, rank: Rank) -> None:
-    assert step.loss_sum is not None
-    loss_sum = norm.measure(step.loss_sum if rank.is_tp_first else torch.zeros_like(step.loss_sum))
-    step.loss = loss_sum / step.valid_tokens
+    assert step.loss_sums is not None
+    sums = norm.measure(step.loss_sums if rank.is_tp_first else torch.zeros_like(step.loss_sums))
+    step.loss, *objective = (each / step.valid_tokens for each in sums)
+    step.objective = objective[0] if objective else None
     step.grad_norm = norm.value
 
 

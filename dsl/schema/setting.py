@@ -50,6 +50,7 @@ class Setting:
     required_by: the labels that must give it although it has a default, which is what all other labels have.
     names: what the free names of a block stand for, as the datasets of `mixture`. The setting then is a dict of all of
     them and has no name of its own.
+    added: plans were made before there was this setting; they keep their ids, as no plan speaks of its default.
     """
 
     doc: str
@@ -60,6 +61,7 @@ class Setting:
     required_by: tuple[str, ...] = ()
     example: str = ""
     names: str = ""
+    added: bool = False
 
 
 def setting(
@@ -73,15 +75,29 @@ def setting(
     required_by: tuple[str, ...] = (),
     example: str = "",
     names: str = "",
+    added: bool = False,
 ) -> Any:
     """Declare a field of a block; without `default` the spec must give it.
 
     A name that Python keeps for itself is declared with a `_` behind it, which specs do not see: `from_` is `from`.
     """
     meta = Setting(
-        doc=doc, units=units, check=check, role=role, only=only, required_by=required_by, example=example, names=names
+        doc=doc,
+        units=units,
+        check=check,
+        role=role,
+        only=only,
+        required_by=required_by,
+        example=example,
+        names=names,
+        added=added,
     )
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
+
+
+def is_unspoken(attribute: attrs.Attribute, meta: Setting, value: Any) -> bool:
+    """Whether plans are silent on a value: the default of a setting that was added when there were plans already."""
+    return meta.added and value == attribute.default
 
 
 def label(*, check: TextCheck) -> Any:
@@ -158,6 +174,8 @@ class Range:
         if self.above is not None:
             below = "" if self.below is None else f" and below {self.below:g}"
             return f"be above {self.above:g}{below}"
+        if self.below is not None:
+            return f"be at least {self.low:g} and below {self.below:g}"
         return "not be negative" if self.low == 0 else f"be at least {self.low:g}"
 
     @property

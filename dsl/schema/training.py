@@ -11,14 +11,19 @@ from .component import Component, Registry
 from .names import file_path
 from .setting import Role, at_least, not_negative, positive, setting, settings_of, share
 
+LOSSES: Final = Registry["Loss"]("loss", "losses")
+OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers")
+SCHEDULERS: Final = Registry["Scheduler"]("scheduler", "schedules")
 
-@frozen
-class Loss:
-    """`loss cross_entropy { … }`: the mean over all valid tokens of the step, on all ranks together."""
 
-    kind: Literal["cross_entropy"]
-    z_loss: float = setting("weight of the mean squared log-sum-exp of the logits", default=0.0, check=not_negative)
-    chunk: Quantity = setting(
+def z_weight() -> Any:
+    """The setting `z_loss` that every loss has."""
+    return setting("weight of the mean squared log-sum-exp of the logits", default=0.0, check=not_negative)
+
+
+def logits_chunk() -> Any:
+    """The setting `chunk` that every loss has."""
+    return setting(
         "logits are computed in chunks of at most this size in fp32",
         default=Quantity(2**30, "bytes"),
         units=("bytes",),
@@ -27,8 +32,39 @@ class Loss:
     )
 
 
-OPTIMIZERS: Final = Registry["Optimizer"]("optimizer", "optimizers")
-SCHEDULERS: Final = Registry["Scheduler"]("scheduler", "schedules")
+# What a loss may read beside the log-probability of a label: the mean of the log-probabilities of all tokens of the
+# vocabulary, their entropy, and the log-sum-exp of the logits.
+STATISTICS: Final = ("mean_logprob", "entropy", "lse")
+
+
+@LOSSES.base
+class Loss(Component):
+    """`loss NAME { … }`: what is minimised: its mean over all valid tokens of the step, on all ranks together."""
+
+    z_loss: float
+    chunk: Quantity
+    resuming: ClassVar[Mapping[str, str]] = {}
+    """Argument of its node → what becomes of a run that is resumed with another value, as a clause."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the cross-entropy of each token, which the model gives by itself: a plan has no node for it."""
+        return False
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node beside `kind`: all of its settings but `z_loss` and `chunk`, which the model
+        takes."""
+        values = {name: getattr(self, attribute.name) for name, (attribute, _) in settings_of(type(self)).items()}
+        return {name: value for name, value in values.items() if name not in ("z_loss", "chunk")}
+
+    def does(self) -> str:
+        """What its node does, in words."""
+        raise NotImplementedError
+
+    @classmethod
+    def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
+        """What it is computed from beside the log-probability of each label, of `STATISTICS`. args: of its node."""
+        raise NotImplementedError
 
 
 def learning_rate() -> Any:

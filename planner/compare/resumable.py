@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 
 from attrs import frozen
 
+from ...dsl.schema.training import LOSSES
 from ..data.chain import call_text
 from ..graph.averaging import average_args
 from ..graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches
@@ -24,6 +25,7 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
 # Nodes whose being there is itself a setting; that of others follows from the layout or from the formats.
 _SWITCHES: Final = (
+    "setup.loss",
     "setup.activation",
     "setup.compile",
     "setup.pretrained",
@@ -218,6 +220,10 @@ def _average(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
+    kinds = [(_args(plan, "setup.loss") or {"kind": LOSSES.default().kind})["kind"] for plan in (a, b)]
+    if kinds[0] != kinds[1]:
+        text = f"{kinds[0]} → {kinds[1]}: another loss is minimised from here on"
+        yield Reason(kind="safe", path="loss.kind", text=text, effect="learning")
     for name, rule in OBJECTIVE.items():
         old, new = getattr(a.architecture, name), getattr(b.architecture, name)
         if old != new:

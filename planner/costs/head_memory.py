@@ -53,18 +53,23 @@ def ends_of(run: Resolved, local: Local) -> Ends:
 def _chunk(run: Resolved, local: Local) -> int:
     """The most alive while the loss goes through the tokens, beside what it is given and the gradient of that.
 
-    Of one piece softmax and gradient are alive until those of the next take their names.
+    Of one piece softmax and gradient are alive until those of the next take their names; for the entropy the logarithm
+    of the softmax too, which the gradient then takes the place of.
     """
     arch, tp, shared = run.architecture, run.size("tp"), run.spec.parallel.tp.loss
     alive = piece(arch.vocab, tp, 0) if tp == 1 or shared else arch.vocab
     tokens = min(local.tokens, max(1, int(run.spec.loss.chunk.value) // (4 * alive)))
     casts = local.width != local.exact
     logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
-    before = logits + rounded if tokens < local.tokens else 0
+    entropy = "entropy" in run.spec.loss.reads(run.spec.loss.args())
+    kept = 2 * logits if entropy else logits
+    before = kept + rounded if tokens < local.tokens else 0
     product = local.vocab * local.dim * local.width if casts else 0  # added in place where no format changes
-    steps = [before + logits + rounded, logits + rounded + product, product if casts else 0]
+    steps = [before + logits + rounded, kept + rounded + product, product if casts else 0]
     if tp > 1 and shared:
         steps.append(before + 2 * logits)
     elif tp > 1:
         steps.append(before + logits * (2 + 2 * tp))  # padded, gathered, and put side by side
+    if entropy:  # of what is put side by side: less the log-sum-exp, and its exponential
+        steps.append(before + logits * (1 + 3 * tp if tp > 1 and not shared else 3))
     return local.vocab * local.dim * local.exact + max(steps)

@@ -97,13 +97,15 @@ def _ends(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
         if tensor.sequence:
             wires.add(CollectiveCall("tp", "all_gather", TP, whole), count)
         wires.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
+        reads = run.spec.loss.reads(run.spec.loss.args())
         alive = local.vocab if tensor.loss else run.architecture.vocab
         piece = max(1, int(run.spec.loss.chunk.value) // (4 * alive))
         for first in range(0, local.tokens, piece):
             exact = min(piece, local.tokens - first) * local.exact
             if tensor.loss:
                 wires.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
-                wires.add(CollectiveCall("tp", "all_reduce", TP, 2 * exact), count)
+                sums = 2 + len({"mean_logprob", "entropy"}.intersection(reads))
+                wires.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             else:
                 wires.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
 
@@ -134,7 +136,12 @@ def _around(wires: Wires, run: Resolved, pp: int) -> None:
     asked += acts_together(spec)
     wires.add(CollectiveCall(world, "all_reduce", "step.agree", (4 + asked + clocks) * 8))
     wires.add(
-        CollectiveCall(world, "all_reduce", "step.gradient_norm" if spec.optimizer.clip is None else "step.clip", 2 * 8)
+        CollectiveCall(
+            world,
+            "all_reduce",
+            "step.gradient_norm" if spec.optimizer.clip is None else "step.clip",
+            (2 if spec.loss.plain else 3) * 8,
+        )
     )
     if arch.router_bias_speed > 0:
         wires.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))

@@ -1,4 +1,5 @@
-"""The nodes that make a model and prepare its modules: build → tp → cp → ep → activation → routing_replay → compile."""
+"""The nodes that make a model and prepare its modules: build → loss → tp → cp → ep → activation → routing_replay →
+compile."""
 
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ EXPERTS: Final = "layers.*.mlp.experts"
 
 def add_model(graph: Builder, run: Resolved, after: str) -> str:
     """Add the chain; the id of its last node, after which the model holds its initial weights."""
-    last = _build(graph, run, after)
+    last = _loss(graph, run, _build(graph, run, after))
     for part in (_tensor_parallel, _context_parallel, _expert_parallel, _activation, _routing_replay, _compile):
         last = part(graph, run, last)
     last = add_sharding(graph, run, last)
@@ -54,6 +55,15 @@ def _build(graph: Builder, run: Resolved, after: str) -> str:
         does += f"; a rank builds its {_range_text(pipeline.blocks())} blocks"
     does += f", {run.formats.params}, on the meta device"
     return graph.add("setup", "setup.build_model", does, args=args, after=((after, "meshes"),))
+
+
+def _loss(graph: Builder, run: Resolved, last: str) -> str:
+    """What is minimised, where that is not the cross-entropy that the model gives by itself."""
+    chosen = run.spec.loss
+    if chosen.plain:
+        return last
+    args = {"kind": chosen.kind, **chosen.args()}
+    return graph.add("setup", "setup.loss", chosen.does(), args=args, after=((last, "model"),))
 
 
 def _range_text(counts: list[int]) -> str:

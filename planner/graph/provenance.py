@@ -9,7 +9,7 @@ from ...dsl.blocks import SOURCES, is_block, label_of
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import Action, EvalAction, NotifyAction
 from ...dsl.schema.data import Dataset, Shard, Source, UserCall
-from ...dsl.schema.setting import Auto, settings_of
+from ...dsl.schema.setting import Auto, is_unspoken, settings_of
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..data.chain import resolve_chain
@@ -103,6 +103,8 @@ def _block(path: str, block: Any, label: str = "") -> Iterator[tuple[str, Any]]:
         if setting.only and label not in setting.only:
             continue
         value = getattr(block, attribute.name)
+        if is_unspoken(attribute, setting, value):
+            continue
         if is_block(attribute.type):
             yield from _block(f"{path}.{name}", value)
         else:

@@ -60,6 +60,7 @@ def show_why(plan: Plan, spec: Spec | None, name: str, *, world: int | None = No
     entries = {entry.path: entry for entry in plan.provenance}
     name = _of_tick(spec, name) or name
     entry = next((entries[p] for p in (name, *(f"{name}.{label}" for label in LABELS)) if p in entries), None)
+    entry = entry or _unspoken(spec, name)
     below = [each for each in plan.provenance if each.path.startswith(f"{name}.") and each is not entry]
     page = Page(color=color)
     if entry is not None:
@@ -72,6 +73,14 @@ def show_why(plan: Plan, spec: Spec | None, name: str, *, world: int | None = No
             [(each.path, clip(each.value, 40), _from(each)) for each in below[:MOST]], styles=("", "cyan", "dim")
         )
     return str(page).lstrip("\n")
+
+
+def _unspoken(spec: Spec | None, path: str) -> Provenance | None:
+    """The default of a setting that plans are silent on."""
+    slot = find_slot(spec, path) if spec is not None else None
+    if slot is None or slot.setting is None or not slot.setting.added:
+        return None
+    return Provenance(path=path, value=spell(slot.value), origin="default")
 
 
 def _of_tick(spec: Spec | None, name: str) -> str | None:

@@ -37,7 +37,8 @@ class ModelBatch:
     """Every stage of a pipeline has the whole of it but the tokens, which only the first and the last one need.
 
     last_BS: where the position is whose logits are wanted, instead of losses; all False on ranks that do not hold it.
-    cross_entropy: sum over this batch's valid tokens, left here by the last stage.
+    cross_entropy: sum over this batch's valid tokens, left here by the last stage. objective: the same of what is
+    minimised, where that is not the cross-entropy with its z-loss.
     dataset_B: number of each row's dataset, where several are trained on. row_losses: left by the last stage then.
     """
 
@@ -48,6 +49,7 @@ class ModelBatch:
     packing: Packing
     last_BS: Tensor | None = None
     cross_entropy: Tensor | None = None
+    objective: Tensor | None = None
     dataset_B: Tensor | None = None
     row_losses: RowLosses | None = None
 
@@ -67,6 +69,12 @@ class ModelBatch:
             packing=Packing.from_lengths(batch.cumulative_lengths, rows, batch.sequence, device),
             dataset_B=moved(batch.dataset_B),
         )
+
+    @property
+    def sums(self) -> Tensor:
+        """Cross-entropy, and behind it the objective if there is one: [1] or [2]; of the last stage."""
+        assert self.cross_entropy is not None
+        return torch.stack([each for each in (self.cross_entropy, self.objective) if each is not None])
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -1,9 +1,11 @@
-"""Cross-entropy of a large vocabulary, summed over valid tokens, with a bounded piece of logits alive at once.
+"""The loss of a large vocabulary, summed over valid tokens, with a bounded piece of logits alive at once.
 
 Shapes: T tokens, D dim, V vocabulary of this rank. The head's product and its gradients are computed piece by piece in
-the forward, so neither the logits nor their gradient ever exist as a whole.
+the forward, so neither the logits nor their gradient ever exist as a whole. What is minimised is the cross-entropy, or
+a `Term` of a few statistics of each token's logits, whose gradients are known in closed form.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,7 +22,8 @@ IGNORE = -100
 
 
 class LossTerms(NamedTuple):
-    """Sums over valid tokens: `objective` carries the gradient; `cross_entropy` is what is logged.
+    """Sums over valid tokens: `objective` carries the gradient; `cross_entropy` is what is logged. Where no gradient is
+    asked for, both are of the cross-entropy.
 
     each_T: the summands of `cross_entropy`, 0 where a token is not valid; None unless they are asked for.
     """
@@ -30,11 +33,25 @@ class LossTerms(NamedTuple):
     each_T: Tensor | None = None
 
 
+@frozen
+class Term:
+    """What is minimised of each token instead of its cross-entropy.
+
+    function: is given the log-probability of each label, [t] in at least fp32, and by name what it `reads` of them
+    besides (`STATISTICS` of the schema, as `entropy_T`); returns the loss of each token [t], which may depend on what
+    is given of that token alone.
+    """
+
+    function: Callable[..., Tensor]
+    reads: tuple[str, ...] = ()
+
+
 @frozen(kw_only=True)
 class Head:
     """How logits become a loss.
 
-    z_weight: weight of lse². chunk_bytes: bytes of logits (as fp32) alive at once.
+    term: what is minimised; None: the cross-entropy. z_weight: weight of lse². chunk_bytes: bytes of logits (as fp32)
+    alive at once.
     vocabulary: its whole size, of which `tensor`, if any, cuts a piece for each rank.
     twice: the backward may run a second time, as in a pipeline that takes gradients of inputs and weights apart.
     """
@@ -43,6 +60,7 @@ class Head:
     z_weight: float
     chunk_bytes: int
     tensor: TensorAxis | None = None
+    term: Term | None = None
     twice: bool = False
 
     @property
@@ -65,7 +83,7 @@ class Head:
 def token_losses(
     hidden_TD: Tensor, weight_VD: Tensor, labels_T: Tensor, head: Head, *, each: bool = False
 ) -> LossTerms:
-    """Σ (−log p(label) + z_weight · lse²) over tokens whose label is not −100; the loss is taken in at least fp32.
+    """Σ (loss + z_weight · lse²) over tokens whose label is not −100; a loss is taken in at least fp32.
 
     z-loss: PaLM (arXiv 2204.02311) §5. The gradient of `hidden_TD` is that of this rank's piece of the vocabulary.
     With `each` the terms tell tokens apart; nothing else changes by that.
@@ -91,37 +109,126 @@ def _gathered(logits_TV: Tensor, head: Head) -> Tensor:
 
 
 class _Statistics(NamedTuple):
-    """Of every token: logarithm of the sum of exponentials, logit of the label, softmax of this rank's piece."""
+    """Of every token: logarithm of the sum of exponentials, logit of the label, mean logit of the vocabulary and
+    entropy where they are asked for; softmax of this rank's piece, and its logarithm with the entropy."""
 
     lse_T: Tensor
     label_T: Tensor
+    mean_T: Tensor | None
+    entropy_T: Tensor | None
     softmax_TV: Tensor
+    logprob_TV: Tensor | None
     position_T: Tensor
     own_T: Tensor
 
 
-def _statistics(logits_TV: Tensor, labels_T: Tensor, head: Head) -> _Statistics:
+def _statistics(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[str, ...]) -> _Statistics:
     """`logits_TV` is overwritten."""
     tensor, width = head.tensor, logits_TV.shape[1]
     position_T = labels_T - head.first
     own_T = (position_T >= 0) & (position_T < width)
     position_T = torch.where(own_T, position_T, 0)
-    if tensor is not None and not tensor.loss:
-        every_TV = _gathered(logits_TV, head)
-        lse_T = torch.logsumexp(every_TV, dim=-1)
-        label_T = every_TV.gather(1, labels_T.clamp(min=0)[:, None])[:, 0]
-    elif tensor is not None:
+    mean_T = entropy_T = logprob_TV = None
+    if tensor is not None and tensor.loss:
         lowest = torch.finfo(logits_TV.dtype).min
         top_T = logits_TV.amax(-1) if width else logits_TV.new_full(labels_T.shape, lowest)
         top_T = all_reduce(top_T, tensor.group, "max")
-        sum_T = (logits_TV - top_T[:, None]).exp_().sum(-1)
-        label_T = logits_TV.gather(1, position_T[:, None])[:, 0] * own_T if width else torch.zeros_like(sum_T)
-        sum_T, label_T = all_reduce(torch.stack((sum_T, label_T)), tensor.group)
+        sums = [(logits_TV - top_T[:, None]).exp_().sum(-1)]
+        sums += [logits_TV.gather(1, position_T[:, None])[:, 0] * own_T if width else torch.zeros_like(sums[0])]
+        if "mean_logprob" in reads:
+            sums += [logits_TV.sum(-1)]
+        if "entropy" in reads:
+            below_TV = logits_TV - top_T[:, None]
+            sums += [below_TV.exp().mul_(below_TV).sum(-1)]
+            del below_TV
+        sum_T, label_T, *more = all_reduce(torch.stack(sums), tensor.group)
         lse_T = sum_T.log() + top_T
+        if "entropy" in reads:
+            entropy_T = sum_T.log() - more.pop() / sum_T
+        if "mean_logprob" in reads:
+            mean_T = more.pop() / head.vocabulary
     else:
-        lse_T = torch.logsumexp(logits_TV, dim=-1)
-        label_T = logits_TV.gather(1, position_T[:, None])[:, 0]
-    return _Statistics(lse_T, label_T, logits_TV.sub_(lse_T[:, None]).exp_(), position_T, own_T)
+        every_TV, labels_at = logits_TV, position_T
+        if tensor is not None:
+            every_TV, labels_at = _gathered(logits_TV, head), labels_T.clamp(min=0)
+        lse_T = torch.logsumexp(every_TV, dim=-1)
+        label_T = every_TV.gather(1, labels_at[:, None])[:, 0]
+        if "mean_logprob" in reads:
+            mean_T = every_TV.mean(-1)
+        if "entropy" in reads:
+            below_TV = every_TV - lse_T[:, None]
+            entropy_T = -below_TV.exp().mul_(below_TV).sum(-1)
+            del below_TV
+        del every_TV
+    softmax_TV = logits_TV.sub_(lse_T[:, None])
+    if "entropy" in reads:
+        logprob_TV, softmax_TV = softmax_TV, softmax_TV.exp()
+    else:
+        softmax_TV.exp_()
+    return _Statistics(lse_T, label_T, mean_T, entropy_T, softmax_TV, logprob_TV, position_T, own_T)
+
+
+class _Minimised(NamedTuple):
+    """The loss of each token, 0 where it is not valid, and its derivatives by what it was computed from."""
+
+    loss_T: Tensor
+    logprob_T: Tensor
+    mean_logprob_T: Tensor | None
+    entropy_T: Tensor | None
+    lse_T: Tensor | None
+
+
+def _minimised(term: Term, found: _Statistics, valid_T: Tensor) -> _Minimised:
+    """Of tokens that are not valid the function is shown any log-probability: what it gives for them is left out."""
+    logprob_T = (found.label_T - found.lse_T).clamp_(max=0).masked_fill_(~valid_T, -1.0)
+    given = {"logprob": logprob_T.requires_grad_()}
+    for name in term.reads:
+        match name:
+            case "mean_logprob":
+                assert found.mean_T is not None
+                given[name] = (found.mean_T - found.lse_T).requires_grad_()
+            case "entropy":
+                assert found.entropy_T is not None
+                given[name] = found.entropy_T.detach().requires_grad_()
+            case "lse":
+                given[name] = found.lse_T.detach().requires_grad_()
+            case _:
+                raise AssertionError(f"no statistic is called {name}")
+    with torch.enable_grad():
+        loss_T = term.function(logprob_T, **{f"{name}_T": given[name] for name in term.reads})
+        loss_T = torch.where(valid_T, loss_T, 0.0)
+        slopes = torch.autograd.grad(loss_T.sum(), tuple(given.values()), allow_unused=True)
+    by = dict(zip(given, slopes, strict=True))
+    slope_T = by["logprob"]
+    slope_T = torch.zeros_like(logprob_T) if slope_T is None else slope_T
+    return _Minimised(loss_T.detach(), slope_T, by.get("mean_logprob"), by.get("entropy"), by.get("lse"))
+
+
+def _gradient(found: _Statistics, valid_t: Tensor, head: Head) -> Tensor:
+    """That of cross-entropy and z-loss by this rank's logits [t, V], in the place of the softmax."""
+    grad_tV = found.softmax_TV.mul_((valid_t * (1 + 2 * head.z_weight * found.lse_T))[:, None])
+    if grad_tV.shape[1]:
+        grad_tV.scatter_add_(1, found.position_T[:, None], -(valid_t * found.own_T)[:, None])
+    return grad_tV
+
+
+def _gradient_of(by: _Minimised, found: _Statistics, valid_t: Tensor, head: Head) -> Tensor:
+    """The same of a term, by the chain rule: over softmax p and logits z, ∂log p(label) = 1[label] − p, ∂lse = p,
+    ∂(mean of log p) = 1/V − p, ∂entropy = −p · (log p + entropy)."""
+    factor_t = 2 * head.z_weight * found.lse_T * valid_t - by.logprob_T
+    factor_t = factor_t if by.lse_T is None else factor_t + by.lse_T
+    factor_t = factor_t if by.mean_logprob_T is None else factor_t - by.mean_logprob_T
+    if by.entropy_T is None:
+        grad_tV = found.softmax_TV.mul_(factor_t[:, None])
+    else:
+        assert found.logprob_TV is not None and found.entropy_T is not None
+        factor_t = factor_t - by.entropy_T * found.entropy_T
+        grad_tV = found.logprob_TV.mul_(-by.entropy_T[:, None]).add_(factor_t[:, None]).mul_(found.softmax_TV)
+    if by.mean_logprob_T is not None:
+        grad_tV.add_((by.mean_logprob_T / head.vocabulary)[:, None])
+    if grad_tV.shape[1]:
+        grad_tV.scatter_add_(1, found.position_T[:, None], (by.logprob_T * found.own_T)[:, None])
+    return grad_tV
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -133,21 +240,26 @@ class _ChunkedLoss(torch.autograd.Function):
         each_T = hidden_TD.new_empty(labels_T.shape, dtype=exact) if each else None
         grad_hidden_TD = torch.empty_like(hidden_TD) if needs else None
         grad_weight_VD = torch.zeros_like(weight_VD, dtype=exact) if needs else None
+        term = head.term if needs else None
+        reads = () if term is None else term.reads
         for first in range(0, labels_T.numel(), head.chunk):
             part = slice(first, first + head.chunk)
             labels_t = labels_T[part]
             valid_t = (labels_t != IGNORE).to(exact)
-            found = _statistics(F.linear(hidden_TD[part], weight_VD).to(exact), labels_t, head)
+            found = _statistics(F.linear(hidden_TD[part], weight_VD).to(exact), labels_t, head, reads)
             loss_t = (found.lse_T - found.label_T) * valid_t
             loss = loss_t.sum()
             if each_T is not None:
                 each_T[part] = loss_t
             cross_entropy += loss
+            minimised = None if term is None else _minimised(term, found, labels_t != IGNORE)
+            loss = loss if minimised is None else minimised.loss_T.sum()
             objective += loss + head.z_weight * (found.lse_T.square() * valid_t).sum()
             if grad_hidden_TD is not None and grad_weight_VD is not None:
-                grad_tV = found.softmax_TV.mul_((valid_t * (1 + 2 * head.z_weight * found.lse_T))[:, None])
-                if grad_tV.shape[1]:
-                    grad_tV.scatter_add_(1, found.position_T[:, None], -(valid_t * found.own_T)[:, None])
+                if minimised is None:
+                    grad_tV = _gradient(found, valid_t, head)
+                else:
+                    grad_tV = _gradient_of(minimised, found, valid_t, head)
                 grad_tV = grad_tV.to(hidden_TD.dtype)
                 torch.mm(grad_tV, weight_VD, out=grad_hidden_TD[part])
                 if grad_tV.dtype == exact:

@@ -2,10 +2,11 @@
 
 from collections.abc import Iterator
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor, nn
 
 from ..parallel.axes import Axes
+from .loss import Term
 from .transformer import Transformer
 
 
@@ -21,6 +22,11 @@ class ModelParts:
         """The model, where it is not cut into stages."""
         (model,) = self.parts
         return model
+
+    def minimise(self, term: Term) -> None:
+        """Make `term` the loss of each token."""
+        for part in self.parts:
+            part.head = evolve(part.head, term=term)
 
     def modules(self) -> Iterator[nn.Module]:
         for part in self.parts:

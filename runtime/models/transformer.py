@@ -136,6 +136,7 @@ class Transformer(nn.Module):
         each = batch.dataset_B is not None
         terms = token_losses(hidden_TD, self._head_VD(), labels_T, self._head(), each=each)
         batch.cross_entropy = terms.cross_entropy
+        batch.objective = terms.objective.detach() if self.head.term is not None else None
         if batch.dataset_B is not None and terms.each_T is not None:
             batch.row_losses = RowLosses.of(batch.dataset_B, batch.labels_BS, terms.each_T)
         return torch.stack((terms.objective,))  # FSDP wants no view

@@ -42,18 +42,19 @@ class GradientNorm:
         self.value = float("nan")
 
     @torch.no_grad()
-    def measure(self, loss_sum: Tensor) -> float:
-        """Take the norm of the gradients as they are now; returns `loss_sum` summed over all ranks."""
+    def measure(self, loss_sums: Tensor) -> list[float]:
+        """Take the norm of the gradients as they are now; returns `loss_sums` [n] summed over all ranks."""
         assert all(p.grad is not None for p in self._parameters), "every parameter is part of every step"
         self._grads = [_local(p.grad) for p in self._parameters if p.grad is not None]
         grads = [_at_least_fp32(g) for g in self._grads]
         norms = torch.stack(torch._foreach_norm(grads)).double()  # pyright: ignore[reportPrivateImportUsage]
-        sums = torch.stack((norms.square().to(self._weights.device) @ self._weights, loss_sum.double()))
+        squares = norms.square().to(self._weights.device) @ self._weights
+        sums = torch.cat((squares[None], loss_sums.double()))
         if self._rank.world_size > 1:
             dist.all_reduce(sums)
-        squared, total = numbers(sums, [1.0, 1.0])
+        squared, *totals = numbers(sums, [1.0] * len(sums))
         self.value = math.sqrt(squared) if squared >= 0 else float("nan")
-        return total
+        return totals
 
     @torch.no_grad()
     def scale(self, max_norm: float) -> None:

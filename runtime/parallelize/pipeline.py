@@ -71,7 +71,7 @@ class PipelineSchedule:
     def train(self, batches: list[ModelBatch], scale: float) -> Tensor:
         """Forward and backward of all batches, gradients of `scale` · objective added up and reduced once.
 
-        Returns the sum of their cross-entropies on the rank of the last stage, zero on the others.
+        Returns the sum of their `ModelBatch.sums` on the rank of the last stage, zeros on the others.
         """
         rows, positions = self._stream_shape(batches[0])
         assert all(batch.shape == batches[0].shape for batch in batches)
@@ -84,8 +84,10 @@ class PipelineSchedule:
         schedule._loss_fn = lambda objective, _: objective.sum() * scale
         last: dict[str, Any] = {"target": numbers, "losses": []} if self.has_last else {}
         schedule.step(*first, **_without_outputs(schedule), **last)
-        sums = [batch.cross_entropy for batch in batches if batch.cross_entropy is not None]
-        return torch.stack(sums).sum() if sums else torch.zeros((), dtype=self.objective, device=self.rank.device)
+        if self.has_last:
+            return torch.stack([batch.sums for batch in batches]).sum(0)
+        count = 1 if self.model.parts[0].head.term is None else 2
+        return torch.zeros(count, dtype=self.objective, device=self.rank.device)
 
     def schedule_for(self, count: int, rows: int, positions: int) -> Any:
         """The schedule of `count` microbatches whose residual stream is [rows, positions, D]."""

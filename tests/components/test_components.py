@@ -9,10 +9,10 @@ import pytest
 
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.component import Component, Registry, named, variants
-from xtrain.dsl.schema.training import OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
+from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 
 ROOT = Path(__file__).parents[2]
-REGISTRIES: tuple[Registry, ...] = (OPTIMIZERS, SCHEDULERS)
+REGISTRIES: tuple[Registry, ...] = (LOSSES, OPTIMIZERS, SCHEDULERS)
 ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry in REGISTRIES for name in registry]
 
 
@@ -66,6 +66,7 @@ def test_an_installed_package_offers_components(monkeypatch):
     assert registry["mine"](lr=0.5).lr == 0.5 and registry.label().type.__args__ == ("mine",)
 
 
-def test_optimizers_have_a_torch_side():
-    for name in OPTIMIZERS:
-        assert (ROOT / "components" / "optimizers" / f"{name}_torch.py").is_file()
+def test_losses_and_optimizers_have_a_torch_side():
+    for registry in (LOSSES, OPTIMIZERS):
+        for name in registry:
+            assert (ROOT / "components" / registry.folder / f"{name}_torch.py").is_file()

@@ -74,6 +74,15 @@ def test_losses_of_several_datasets_cost_what_the_plan_says(name, tmp_path, monk
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=MIXED))
 
 
+SMOOTHED = "loss cross_entropy { label_smoothing = 0.1, chunk = 8 KiB }"
+
+
+@pytest.mark.parametrize("name", ["tp 2, without loss (dense)", "tp 2, z loss (dense)"])
+def test_smoothed_labels_cost_what_the_plan_says(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=SMOOTHED))
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("topology", [t for t in TOPOLOGIES if t.name not in FEW], ids=lambda t: t.name)
 def test_every_layout_costs_what_its_plan_says(topology, tmp_path, monkeypatch):

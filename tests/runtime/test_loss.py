@@ -4,27 +4,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from attrs import evolve
+from loss_inputs import T, head, inputs
 from ranks import on_ranks
 
-from xtrain.runtime.models.loss import IGNORE, Head, token_losses
+from xtrain.runtime.models.loss import IGNORE, token_losses
 from xtrain.runtime.parallel.axes import TensorAxis
 from xtrain.runtime.parallel.collectives import shared
-
-T, D, V = 37, 16, 50
-
-
-def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(T, D, dtype=torch.float64, generator=generator).requires_grad_()
-    weight = torch.randn(V, D, dtype=torch.float64, generator=generator).requires_grad_()
-    labels = torch.randint(0, V, (T,), generator=generator)
-    labels[::5] = IGNORE
-    labels[20:30] = IGNORE  # at some sizes a whole chunk has no valid label
-    return hidden, weight, labels
-
-
-def head(z_weight: float, per_chunk: int) -> Head:
-    return Head(vocabulary=V, z_weight=z_weight, chunk_bytes=4 * V * per_chunk)
 
 
 def plain(hidden, weight, labels, z_weight):

@@ -52,8 +52,8 @@ def poison(rank: int, portions: list[int], kind: str = "gradient", value: float 
                 assert parameter.grad is not None
                 local(parameter.grad).view(-1)[0] = value
             if now["bad"] and kind == "loss":
-                assert step.loss_sum is not None
-                step.loss_sum = step.loss_sum * value
+                assert step.loss_sums is not None
+                step.loss_sums = step.loss_sums * value
 
         return run
 
