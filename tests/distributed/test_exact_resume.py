@@ -78,7 +78,7 @@ MOE = (
     "pp 2 · tp 2, zbv (moe)",
     "pp 2 · fsdp 2 · tp 2 · ep 2, zbv (moe)",
 )
-ORDINARY = (("fsdp 2 · ep 2 (moe)", "async"), ("pp 2, zbv (dense)", "sync"))
+ORDINARY = (("fsdp 2 · ep 2 (moe)", "async"),)
 
 
 def rows() -> list:

@@ -27,7 +27,7 @@ def same(ours, theirs) -> bool:
 
 
 def test_a_job_is_the_same_bit_for_bit_whatever_ran_before(lab):
-    trial, other = FSDP.trial("fp32"), REPLICATE.trial("fp64")
+    trial, other = FSDP.trial("fp32", shallow=True), REPLICATE.trial("fp64", shallow=True)
     first = lab.run(trial, FSDP.layout)
     between = lab.run(other, REPLICATE.layout)
     assert same(lab.run(trial, FSDP.layout), first)
@@ -37,8 +37,8 @@ def test_a_job_is_the_same_bit_for_bit_whatever_ran_before(lab):
 
 def test_parts_that_are_not_the_planned_ones_are_named(lab):
     """What the table of topologies asks of every row."""
-    trial = FSDP.trial("fp64")
-    outcome = lab.run(trial, FSDP.layout)
+    trial = FSDP.trial("fp64", shallow=True)
+    outcome = lab.run(trial, FSDP.layout, saves=False)
     assert stray_shapes(lab.plan(trial, FSDP.layout), outcome) == []
     wrong = stray_shapes(lab.plan(trial, Topology(tp=2).layout), outcome)
     assert "rank 0: layers.0.self_attn.o_proj.weight is (16, 64), planned (32, 32)" in wrong

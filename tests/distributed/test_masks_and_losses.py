@@ -34,7 +34,7 @@ LAYOUTS = (
 
 
 def mixed(topology: Topology) -> Trial:
-    return evolve(topology.trial("fp64"), more=MIXED)
+    return evolve(topology.trial("fp64", shallow=True), more=MIXED)
 
 
 def told(outcome: Outcome) -> list[dict]:
@@ -78,7 +78,7 @@ def test_losses_of_datasets_add_up_to_the_loss(lab):
 def test_ranks_without_anything_to_predict_take_part(lab):
     """Two ranks of a row each: of some steps one has no valid token, of others none has, and these are left out."""
     topology = Topology(fsdp=2, rows=2, accumulate=1)
-    trial = evolve(topology.trial("fp64"), steps=8, more=MIXED.replace("lines = 1", "lines = 0"))
+    trial = evolve(topology.trial("fp64", shallow=True), steps=8, more=MIXED.replace("lines = 1", "lines = 0"))
     valid = valid_by_step(lab.plan(trial, topology.layout), trial.steps, rows=2)
     assert any(0 in step and sum(step) > 0 for step in valid)
     alone, outcome = lab.alone(trial), lab.run(trial, topology.layout)

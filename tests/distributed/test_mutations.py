@@ -32,6 +32,6 @@ FAULTS = [
 def test_a_fault_is_noticed(lab, row, fault):
     topology = BY_NAME[row]
     assert topology.is_ordinary("fp64"), "the ordinary tests must notice it"
-    trial = topology.trial("fp64")
+    trial = topology.trial("fp64", shallow=True)
     found = gaps(lab.run(trial, topology.layout, mutation=fault, saves=False), lab.alone(trial))
     assert found.worst > 1e3 * TOLERANCE["fp64"]

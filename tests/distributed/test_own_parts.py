@@ -91,10 +91,10 @@ def train(lab, tmp_path_factory):
     (folder / "parts.py").write_text(PARTS)
     (folder / "own.xtrain").write_text(SPEC)
 
-    def run(name, *sets):
+    def run(name, *sets, saves=False):
         compiled = plan_from_path(folder / "own.xtrain", sets)
         assert compiled.plan is not None, compiled.diagnostics.render()
-        return lab.ranks.run(compiled.plan, folder, name=name)
+        return lab.ranks.run(compiled.plan, folder, name=name, saves=saves)
 
     return run
 
@@ -126,7 +126,7 @@ def test_stages_between_the_ends_of_a_pipeline_take_every_kind_of_collator(train
 
 
 def test_a_run_that_goes_on_with_fewer_ranks_draws_the_same_numbers(train, alone):
-    first = train("moved", "parallel.fsdp=2", "experiment.budget=2 steps")
+    first = train("moved", "parallel.fsdp=2", "experiment.budget=2 steps", saves=True)
     assert [step for step, *_ in first.curve] == [1, 2]
     second = train("moved")
     assert max(worst(second.curve, alone.curve)) < 1e-10

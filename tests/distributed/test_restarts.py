@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from checkpoints import folder, same
+from forking import ForkedCommand
 from live_runs import gone, wait_for_step, workers
 from projects import Project, curve, events, records, worst
 from saboteur import AT_SAVE, AT_SETUP, AT_STEP, environment, sabotage
@@ -22,9 +23,20 @@ def more(settings: str, rest: str = "") -> str:
     return f"{EVERY}fault_tolerance {{ {settings} }}\n{rest}"
 
 
-def run(project: Project, *arguments: str, expect: int = 0, root: str = "runs") -> tuple[Path, str]:
-    """The command with the sabotage of the project; its directory and what it printed."""
-    command = project.command("run", *arguments, "--ui", "plain", "--set", f"workspace.root={root}")
+def run(
+    project: Project, *arguments: str, expect: int = 0, root: str = "runs", forked: bool = False
+) -> tuple[Path, str]:
+    """The command with the sabotage of the project; its directory and what it printed.
+
+    forked: its processes are, in which the change of a module comes after others have imported from it.
+    """
+    arguments = (*arguments, "--ui", "plain", "--set", f"workspace.root={root}")
+    if forked:
+        process = ForkedCommand(["run", *arguments], project.folder, environment(project))
+        out, err = process.communicate(timeout=240)
+        assert process.returncode == expect, out + err
+        return project.directory(root), out + err
+    command = project.command("run", *arguments)
     done = subprocess.run(
         command, cwd=project.folder, env=environment(project), capture_output=True, text=True, timeout=240
     )
@@ -48,7 +60,7 @@ def assert_same(broken: Path, whole: Path) -> None:
 def test_a_run_whose_rank_dies_ends_by_itself_as_if_nothing_had_happened(project, world):
     spec = project.spec(steps=12, more=more("restarts = 2"))
     sabotage(project, AT_STEP, rank=1, step=7)
-    broken, out = run(project, spec, "--world", world)
+    broken, out = run(project, spec, "--world", world, forked=True)
     (restart,) = events(broken, "restart")
     assert (restart["number"], restart["step"], restart["world"]) == (1, 4, int(world))
     assert "restart  step 4  1 of 2  rank 1 was killed by SIGKILL; continues from step 4" in out

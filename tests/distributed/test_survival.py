@@ -25,26 +25,26 @@ ENDLESS = "generate { prompts = [" + '"line", ' * 1000 + "], tokens = 400 }"
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory, under_torchrun) -> Callable[[str], list[tuple[int, float, float]]]:
-    """The curve of 60 steps that nothing has stopped, by number of ranks: several are started by torchrun."""
+    """The curve of 40 steps that nothing has stopped, by number of ranks: several are started by torchrun."""
 
     @cache
     def curve_of(world: str) -> list[tuple[int, float, float]]:
         if int(world) > 1:
             return curve(under_torchrun(world)[0])
         project = Project(tmp_path_factory.mktemp("unbroken"))
-        return curve(project.run(project.spec(steps=60), "--world", world))
+        return curve(project.run(project.spec(steps=40), "--world", world))
 
     return curve_of
 
 
 @pytest.fixture(scope="module")
 def under_torchrun(tmp_path_factory) -> Callable[[str], tuple[Path, str]]:
-    """Directory and output of a run of 60 steps whose ranks torchrun has started, by their number."""
+    """Directory and output of a run of 40 steps whose ranks torchrun has started, by their number."""
 
     @cache
     def run(world: str) -> tuple[Path, str]:
         project = Project(tmp_path_factory.mktemp("torchrun"))
-        process = project.start(project.spec(steps=60), "--world", world, "--ui", "plain", torchrun=int(world))
+        process = project.start(project.spec(steps=40), "--world", world, "--ui", "plain", torchrun=int(world))
         out, err = process.communicate(timeout=120)
         assert process.returncode == 0, out + err
         return project.directory(), out
@@ -54,7 +54,7 @@ def under_torchrun(tmp_path_factory) -> Callable[[str], tuple[Path, str]]:
 
 @pytest.mark.parametrize("world", [pytest.param("1", marks=pytest.mark.slow), "2"])
 def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project, unbroken, world):
-    spec = project.spec(steps=60)
+    spec = project.spec(steps=40)
     process = project.start(spec, "--world", world, "--ui", "plain")
     wait_for_step(project, process, 10)
     process.send_signal(signal.SIGTERM)
@@ -62,7 +62,7 @@ def test_a_stopped_run_goes_on_and_its_curve_is_that_of_an_unbroken_one(project,
     assert process.returncode == 75, out + err
     assert "Traceback" not in out + err
     stopped = curve(project.directory())
-    assert 10 <= len(stopped) < 60
+    assert 10 <= len(stopped) < 40
     directory = project.run(spec, "--world", world)
     assert curve(directory) == unbroken(world)
     assert events(directory, "resumed")[0]["step"] == stopped[-1][0]
@@ -132,7 +132,7 @@ def test_ranks_do_not_outlive_a_killed_launcher_and_leave_a_checkpoint(project):
 
 def test_a_killed_run_goes_on_from_its_last_checkpoint(project, unbroken):
     keep_two = ("--set", "checkpoint.keep=2")
-    spec = project.spec(steps=60, more="every 10 steps checkpoint", name="often.xtrain")
+    spec = project.spec(steps=40, more="every 10 steps checkpoint", name="often.xtrain")
     process = project.start(spec, *keep_two)
     wait_for_step(project, process, 25)
     (worker,) = workers(project.directory())
@@ -178,7 +178,7 @@ def test_two_processes_do_not_share_a_run_directory(project):
 
 def test_under_torchrun_the_same_command_is_a_rank(under_torchrun, unbroken):
     directory, out = under_torchrun("2")
-    assert len(re.findall(r"^step 60/60", out, re.M)) == 1
+    assert len(re.findall(r"^step 40/40", out, re.M)) == 1
     first = slice(5)  # rounding is a matter of layout, and grows
     ours, theirs = curve(directory), unbroken("1")
     assert len(ours) == len(theirs)

@@ -18,12 +18,13 @@ from xtrain.dsl.schema.parallel import Pp
 pytestmark = pytest.mark.distributed
 
 
-def check(lab: Laboratory, topology: Topology, params: str, *, saves: bool) -> None:
-    trial = topology.trial(params)
+def check(lab: Laboratory, topology: Topology, params: str, *, whole: bool) -> None:
+    """whole: four layers, and checkpoints are written; else two are enough."""
+    trial = topology.trial(params, shallow=not whole)
     alone = lab.alone(trial)
     plan = lab.plan(trial, topology.layout)
     assert plan.mesh.world_size == topology.world
-    outcome = lab.run(trial, topology.layout, saves=saves)
+    outcome = lab.run(trial, topology.layout, saves=whole)
     found = gaps(outcome, alone)
     limit = TOLERANCE[params]
     assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
@@ -40,13 +41,13 @@ def cases(chosen: list[tuple[Topology, str]]):
 
 @cases([case for case in CASES if case[0].is_ordinary(case[1])])
 def test_a_layout_computes_what_one_process_computes(lab, topology, params):
-    check(lab, topology, params, saves=False)
+    check(lab, topology, params, whole=False)
 
 
 @pytest.mark.matrix
 @cases(list(CASES))
 def test_the_whole_table(lab, topology, params):
-    check(lab, topology, params, saves=True)
+    check(lab, topology, params, whole=True)
 
 
 def pairs(topologies: list[Topology]) -> set[tuple[str, str]]:

@@ -24,14 +24,14 @@ def test_a_run_goes_on_however_it_is_started(project: Project, monkeypatch: pyte
     assert main(["data", "build", "words.xtrain", "--jobs", "1"]) == 0
     assert main(["plan", "words.xtrain", "--out", "saved.json"]) == 0
     starts = (
-        ("words.xtrain", 1, ("--set", "launch.stop_at=1 steps")),
-        ("words.xtrain", 0, ("--set", "launch.stop_at=2 steps")),
-        ("saved.json", 1, ()),
+        ("words.xtrain", 0, ("--set", "launch.stop_at=1 steps"), (75,)),
+        ("words.xtrain", 1, ("--set", "launch.stop_at=2 steps"), (0, 1)),
+        ("saved.json", 0, (), (0,)),
     )
-    for name, ranks, settings in starts:
-        process = project.start(name, *settings, "--ui", "none", torchrun=ranks, fresh=True)
+    for name, ranks, settings, expected in starts:
+        process = project.start(name, *settings, "--ui", "none", torchrun=ranks, fresh=name == "saved.json")
         _, err = process.communicate(timeout=240)
-        assert process.returncode in ((0, 1) if ranks else (75,)), err
+        assert process.returncode in expected, err
     directory = project.directory()
     assert [event["step"] for event in events(directory, "resumed")] == [1, 2]
     assert [event["status"] for event in events(directory, "run_end")] == ["stopped", "stopped", "done"]

@@ -8,6 +8,7 @@ import pytest
 from attrs import evolve, frozen
 from forked_ranks import RanksFailed
 from projects import events
+from topologies import SHALLOW
 from trials import TOLERANCE, Laboratory, Trial
 
 from xtrain.planner.compare.resumable import resumable
@@ -110,7 +111,7 @@ def unbroken(lab: Laboratory) -> Callable[[Plan], tuple[int, float, float]]:
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
 def test_the_runtime_does_what_diff_says(lab: Laboratory, saved, unbroken, move: Move):
-    trial = Trial(model=move.model, steps=2, more=move.both)
+    trial = Trial(model=move.model, steps=2, more=move.both, settings=SHALLOW)
     a = lab.plan(trial, move.before)
     b = lab.plan(evolve(trial, steps=3, more=move.both + move.more), move.after)
     verdict = resumable(a, b, 2)
@@ -143,7 +144,7 @@ def test_the_runtime_does_what_diff_says(lab: Laboratory, saved, unbroken, move:
 
 
 def test_a_plan_that_is_refused_leaves_the_run_directory_as_it_was(lab: Laboratory, saved):
-    trial = Trial(steps=2)
+    trial = Trial(steps=2, settings=SHALLOW)
     saved(lab.plan(trial, ()), "left")
     folder = lab.folder / "jobs" / "left"
     place = (f"workspace.root={lab.folder}", "workspace.lineage=jobs", "workspace.run=left")

@@ -2,6 +2,7 @@
 
 # shapes: B rows, S positions, D dim
 
+import traceback
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -328,10 +329,24 @@ CASES: dict[str, Callable[[], None]] = {
 }
 
 
-def check(rank: int, world: int, case: str) -> None:
-    CASES[case]()
+def check(rank: int, world: int) -> dict[str, str]:
+    """All cases, one after the other: of those that fail, on this rank, why."""
+    found = {}
+    for case, holds in CASES.items():
+        try:
+            holds()
+        except Exception:
+            found[case] = traceback.format_exc()
+    return found
+
+
+@pytest.fixture(scope="module")
+def failures(tmp_path_factory) -> list[dict[str, str]]:
+    """By rank; the ranks are started once for all cases."""
+    return on_ranks(WORLD, check, tmp_path_factory.mktemp("experts"))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_ranks_together(case, tmp_path):
-    on_ranks(WORLD, check, tmp_path, case)
+def test_ranks_together(case, failures):
+    failed = {rank: found[case] for rank, found in enumerate(failures) if case in found}
+    assert not failed, "\n".join(f"rank {rank}: {text}" for rank, text in failed.items())

@@ -167,6 +167,9 @@ def become(command: list[str], environment: dict[str, str], streams: list[int]) 
         sys.orig_argv = command
         sys.path.insert(0, str(Path.cwd()))
         importlib.invalidate_caches()
+        for site in (Path(folder) / "sitecustomize.py" for folder in environment.get("PYTHONPATH", "").split(":")):
+            if site.is_file():
+                exec(compile(site.read_text(), site, "exec"), {})
         code = run(command[2])
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0

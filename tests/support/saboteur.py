@@ -30,6 +30,8 @@ if os.environ.get("RANK") == "{rank}" and int(start) in {starts}:
             spec.loader.exec_module = exec_module
             return spec
 
+    if "{module}" in sys.modules:  # of a forked rank
+        change(sys.modules["{module}"])
     sys.meta_path.insert(0, Finder())
 """
 # Kills its rank at the beginning of a step, counted from 1.

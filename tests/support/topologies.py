@@ -85,10 +85,11 @@ class Topology:
         """For tests of other things: half the layers, unless `sets` may say how these are cut."""
         return () if self.pp > 1 and self.sets else SHALLOW
 
-    def trial(self, params: str) -> Trial:
+    def trial(self, params: str, *, shallow: bool = False) -> Trial:
         """What one process computes for comparison."""
         align = 2 * self.ring if self.ring > 1 else 1
-        return Trial(model=self.model, params=params, rows=self.rows, clip=self.clip, align=align, settings=self.shared)
+        settings = (*self.shared, *(self.shallow if shallow else ()))
+        return Trial(model=self.model, params=params, rows=self.rows, clip=self.clip, align=align, settings=settings)
 
 
 BOTH = ("fp64", "fp32")
