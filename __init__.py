@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from .runtime.data.collate.batch import Microbatch as Microbatch
     from .runtime.data.collate.collators import Sample as Sample
     from .runtime.data.part_decorators import collator as collator
+    from .runtime.data.part_decorators import loss as loss
     from .runtime.data.part_decorators import optimizer as optimizer
     from .runtime.data.part_decorators import schedule as schedule
     from .runtime.data.part_decorators import source as source
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 _OFFERED = {
     "source": "runtime.data.part_decorators",
     "collator": "runtime.data.part_decorators",
+    "loss": "runtime.data.part_decorators",
     "optimizer": "runtime.data.part_decorators",
     "schedule": "runtime.data.part_decorators",
     "Sample": "runtime.data.collate.collators",

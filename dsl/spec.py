@@ -85,5 +85,6 @@ class Spec:
     @property
     def used(self) -> list[str]:
         """The modules of the user's own parts, each once, in the order in which they are needed."""
-        named = (*(dataset.source for dataset in self.datasets.values()), *self.collate, self.optimizer, self.scheduler)
+        chosen = (self.optimizer, self.scheduler, self.loss)
+        named = (*(dataset.source for dataset in self.datasets.values()), *self.collate, *chosen)
         return list(dict.fromkeys(each.module for each in named if isinstance(each, UserCall | UserComponent)))

@@ -64,7 +64,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
             [type(link).__name__, _link(link, run.align)] for link in spec.collate if not isinstance(link, Shard)
         ],
         "batch": {**experiment_settings(spec.batch), "rows": batch.rows},
-        "loss": {"kind": spec.loss.kind, **experiment_settings(spec.loss)},
+        "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
         "scheduler": {"kind": scheduler.kind, **_component(scheduler)},
         **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),

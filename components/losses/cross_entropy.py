@@ -38,4 +38,4 @@ class CrossEntropy(Loss):
 
     @classmethod
     def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("mean_logprob",) if args["label_smoothing"] else ()
+        return ("mean_logprob_T",) if args["label_smoothing"] else ()

@@ -19,4 +19,4 @@ def smoothed(share: float) -> Term:
     def loss(logprob_T: Tensor, mean_logprob_T: Tensor) -> Tensor:
         return (share - 1) * logprob_T - share * mean_logprob_T
 
-    return Term(loss, reads=("mean_logprob",))
+    return Term(loss, reads=("mean_logprob_T",))

@@ -26,7 +26,8 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
             attributes[f"{each.name}_"] = parameter(each.name, each.type, default)
         made = attrs.make_class(declared.name, attributes, bases=(registry.of_users,), frozen=True, slots=True)
         made.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
-        made.module, made.digest, made.options = module, digest, declared.options
+        made.module, made.digest = module, digest
+        made.options, made.filled = declared.options, declared.filled
         _MADE[key] = made
     return _MADE[key]
 

@@ -120,8 +120,8 @@ PAGES: Final = (
         """),
     CodePage("X219", "a source or link that does not exist, or a function in the wrong place", """
         A dataset's `source` and the links of `collate` are those that are built in, and your own sources and collators
-        from modules that `use` names. The label of `optimizer` or `scheduler` may name an optimizer or schedule of your
-        own, and no function of another kind.
+        from modules that `use` names. The label of `loss`, `optimizer` or `scheduler` may name a loss, optimizer or
+        schedule of your own, and no function of another kind.
         """, 'collate = to_tensor -> flaten', 'collate = to_tensor -> flatten'),
     CodePage("X220", "the arguments of a source or link are wrong", """
         `python_stdlib()` takes no arguments; `text("…")` and `jsonl("…")` take one or more paths or patterns, each a

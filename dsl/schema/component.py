@@ -37,13 +37,14 @@ class Component:
 class UserComponent(Component):
     """A component that is a function of the user's own, from a module that `use` names; a class of its own for each.
 
-    options: the arguments of its decorator. Its settings are its parameters, each with a `_` behind its name, but for
-    those that the run fills.
+    options: the arguments of its decorator. filled: names of the parameters that the run fills. Its settings are the
+    others, each with a `_` behind its name.
     """
 
     module: ClassVar[str] = ""
     digest: ClassVar[str] = ""
     options: ClassVar[Mapping[str, Any]] = {}
+    filled: ClassVar[tuple[str, ...]] = ()
 
     def call(self) -> dict[str, Any]:
         """The argument `user` of its node: what the run calls, and with what."""

@@ -32,11 +32,6 @@ def logits_chunk() -> Any:
     )
 
 
-# What a loss may read beside the log-probability of a label: the mean of the log-probabilities of all tokens of the
-# vocabulary, their entropy, and the log-sum-exp of the logits.
-STATISTICS: Final = ("mean_logprob", "entropy", "lse")
-
-
 @LOSSES.base
 class Loss(Component):
     """`loss NAME { … }`: what is minimised: its mean over all valid tokens of the step, on all ranks together."""
@@ -63,7 +58,8 @@ class Loss(Component):
 
     @classmethod
     def reads(cls, args: Mapping[str, Any]) -> tuple[str, ...]:
-        """What it is computed from beside the log-probability of each label, of `STATISTICS`. args: of its node."""
+        """What it is computed from beside the log-probability of each label, of `user_parts.kinds.STATISTICS`. args: of
+        its node."""
         raise NotImplementedError
 
 

@@ -7,9 +7,13 @@ from attrs import field, frozen
 
 from .links import KINDS as LINK_KINDS
 
-Kind = Literal["source", "collator", "optimizer", "schedule"]
+Kind = Literal["source", "collator", "loss", "optimizer", "schedule"]
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
+# What a loss is given of each token, each [T]. Its first parameter: the log-probability of the label. Those that the
+# run fills: the mean of the log-probabilities of the whole vocabulary, their entropy, the log-sum-exp of the logits.
+LOGPROB: Final = "logprob_T"
+STATISTICS: Final = ("mean_logprob_T", "entropy_T", "lse_T")
 
 
 @frozen
@@ -65,6 +69,20 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
                 "takes": Option(LINK_KINDS, "kind of value", required=True),
                 "gives": Option(LINK_KINDS, "kind of value"),
             },
+        ),
+        PartKind(
+            "loss",
+            "@loss",
+            "is chosen by `loss NAME { … }`",
+            inputs=(LOGPROB,),
+            filled=STATISTICS,
+            refused={
+                **_LABEL,
+                **dict.fromkeys(
+                    ("z_loss", "chunk"), "give it another name: every `loss` block has a setting of this one"
+                ),
+            },
+            block="loss",
         ),
         PartKind(
             "optimizer",

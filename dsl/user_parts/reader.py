@@ -34,13 +34,14 @@ class Parameter:
 class Declared:
     """A function that a decorator makes a part.
 
-    parameters: those that a spec gives. options: the arguments of the decorator. does: the first line of its docstring,
-    empty if there is none.
+    parameters: those that a spec gives; filled: names of those that the run fills. options: the arguments of the
+    decorator. does: the first line of its docstring, empty if there is none.
     """
 
     kind: Kind
     name: str
     parameters: tuple[Parameter, ...]
+    filled: tuple[str, ...]
     options: dict[str, Any]
     does: str
     span: Span = field(repr=False)
@@ -126,7 +127,10 @@ class _PartReader:
         if parameters is None or self._random_part(node, options.get("takes", "")):
             return None
         does = (ast.get_docstring(node) or "").strip().split("\n")[0].strip()
-        return Declared(kind, node.name, parameters, options, does, name)
+        about, placed = PART_KINDS[kind], [*node.args.posonlyargs, *node.args.args]
+        asked = {each.arg for each in (*placed[len(about.inputs) :], *node.args.kwonlyargs)}
+        filled = tuple(each for each in about.filled if each in asked)
+        return Declared(kind, node.name, parameters, filled, options, does, name)
 
     # The decorator ----------------------------------------------------------------------------------------------------
 

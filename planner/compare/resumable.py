@@ -25,7 +25,6 @@ KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
 # Nodes whose being there is itself a setting; that of others follows from the layout or from the formats.
 _SWITCHES: Final = (
-    "setup.loss",
     "setup.activation",
     "setup.compile",
     "setup.pretrained",
@@ -220,10 +219,18 @@ def _average(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
-    kinds = [(_args(plan, "setup.loss") or {"kind": LOSSES.default().kind})["kind"] for plan in (a, b)]
-    if kinds[0] != kinds[1]:
-        text = f"{kinds[0]} → {kinds[1]}: another loss is minimised from here on"
+    """What is minimised: the loss, and the losses of routers."""
+    before, after = (_args(plan, "setup.loss") or {"kind": LOSSES.default().kind} for plan in (a, b))
+    if before["kind"] != after["kind"]:
+        text = f"{before['kind']} → {after['kind']}: another loss is minimised from here on"
         yield Reason(kind="safe", path="loss.kind", text=text, effect="learning")
+    else:
+        chosen = LOSSES.of_users if "user" in after else LOSSES.get(after["kind"])
+        resuming = chosen.resuming if chosen is not None else {}
+        for name in sorted({**before, **after}.keys() - {"reads"}):
+            if before.get(name) != after.get(name):
+                rule = Rule(f"loss.{name}", "learning", resuming.get(name, "the loss uses the new value from here on"))
+                yield _allowed(rule, name, _given(before, name), _given(after, name))
     for name, rule in OBJECTIVE.items():
         old, new = getattr(a.architecture, name), getattr(b.architecture, name)
         if old != new:

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
-from ...dsl.schema.training import LOSSES, OPTIMIZERS
+from ...dsl.schema.training import OPTIMIZERS
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]
 # Against a run that had been the second plan's from its start: none: equal bit for bit; rounding: equal but for it;
@@ -50,7 +50,6 @@ _REDUCE = Rule("parallel.fsdp.reduce", "rounding", "gradients are summed in anot
 _RESHARD = Rule("parallel.fsdp.reshard", "none", f"memory and traffic change, {_STAYS}")
 _OFFLOAD = Rule("parallel.fsdp.offload", "rounding", "states live and are updated on another device")
 _LEARNS = "the optimizer uses the new value from here on"
-_MINIMISED = "the loss uses the new value from here on"
 _FIRST = "it only affects the initial weights, which were those of A"
 
 _AVERAGE = "the averaged weights move"
@@ -226,10 +225,6 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
         own = chosen.resuming if chosen is not None else {}
         learned = {name: Rule(f"optimizer.{name}", "learning", own.get(name, _LEARNS)) for name in args}
         return {**learned, **dict.fromkeys(("kind", "lr", "state", "scalars"))}
-    if op == "setup.loss":
-        chosen = LOSSES.of(args) if "user" in args else LOSSES.get(args["kind"])
-        own = chosen.resuming if chosen is not None else {}
-        return {name: Rule(f"loss.{name}", "learning", own.get(name, _MINIMISED)) for name in args} | {"kind": None}
-    if op == "setup.scheduler":
-        return dict.fromkeys(args)  # the curve is compared as a whole
+    if op in ("setup.loss", "setup.scheduler"):
+        return dict.fromkeys(args)  # what is minimised, and the curve, are compared as a whole
     return RULES.get(op)

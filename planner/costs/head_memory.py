@@ -61,7 +61,7 @@ def _chunk(run: Resolved, local: Local) -> int:
     tokens = min(local.tokens, max(1, int(run.spec.loss.chunk.value) // (4 * alive)))
     casts = local.width != local.exact
     logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
-    entropy = "entropy" in run.spec.loss.reads(run.spec.loss.args())
+    entropy = "entropy_T" in run.spec.loss.reads(run.spec.loss.args())
     kept = 2 * logits if entropy else logits
     before = kept + rounded if tokens < local.tokens else 0
     product = local.vocab * local.dim * local.width if casts else 0  # added in place where no format changes

@@ -104,7 +104,7 @@ def _ends(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
             exact = min(piece, local.tokens - first) * local.exact
             if tensor.loss:
                 wires.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
-                sums = 2 + len({"mean_logprob", "entropy"}.intersection(reads))
+                sums = 2 + len({"mean_logprob_T", "entropy_T"}.intersection(reads))
                 wires.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             else:
                 wires.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)

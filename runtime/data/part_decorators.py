@@ -1,5 +1,5 @@
-"""`@source`, `@collator`, `@optimizer`, `@schedule`: what makes a function of the user's own known to a spec that says
-`use "parts.py"`.
+"""`@source`, `@collator`, `@loss`, `@optimizer`, `@schedule`: what makes a function of the user's own known to a
+spec that says `use "parts.py"`.
 
 They leave the function as it is and say of it what it is. Without torch and numpy, so that a file of sources stays
 light.
@@ -53,6 +53,24 @@ def collator(takes: str, gives: str | None = None) -> Callable[[F], F]:
     if given not in may_give(takes):
         raise ValueError(f"a collator of {takes} cannot give {gives!r}; it gives one of: {', '.join(may_give(takes))}")
     return _marker(Mark("collator", {"takes": takes, "gives": given}))
+
+
+@overload
+def loss(function: F) -> F: ...
+@overload
+def loss() -> Callable[[F], F]: ...
+def loss(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function what is minimised: `loss name { … }`.
+
+    Its first parameter gets the log-probability of the label of each token, a tensor [T] in at least fp32 whose values
+    are not above 0. Parameters of these names get other tensors [T]: `mean_logprob_T` the mean of the log-probabilities
+    of the whole vocabulary, `entropy_T` their entropy, `lse_T` the log-sum-exp of the logits. The others are settings.
+
+    It returns the loss of each token, a tensor [T] of the same number format with its gradient, each from what is given
+    of that token alone. The run adds up the losses of all valid tokens and divides by their number.
+    """
+    mark = _marker(Mark("loss"))
+    return mark if function is None else mark(function)
 
 
 def optimizer(state: Sequence[str] = (), scalars: Sequence[str] = ()) -> Callable[[F], F]:

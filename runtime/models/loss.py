@@ -6,6 +6,7 @@ a `Term` of a few statistics of each token's logits, whose gradients are known i
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor
 
+from ...dsl.user_parts.kinds import LOGPROB
 from ...planner.mesh.sharding import piece
 from ..parallel.axes import TensorAxis
 from ..parallel.collectives import all_gather, all_reduce
@@ -37,13 +39,24 @@ class LossTerms(NamedTuple):
 class Term:
     """What is minimised of each token instead of its cross-entropy.
 
-    function: is given the log-probability of each label, [t] in at least fp32, and by name what it `reads` of them
-    besides (`STATISTICS` of the schema, as `entropy_T`); returns the loss of each token [t], which may depend on what
-    is given of that token alone.
+    function: is given the log-probability of each label, [t] in at least fp32, and by name what it `reads` besides, of
+    STATISTICS; returns the loss of each token [t], which may depend on what is given of that token alone.
+    failures: what errors of the function and of its backward pass through.
     """
 
     function: Callable[..., Tensor]
     reads: tuple[str, ...] = ()
+    failures: Callable[[], AbstractContextManager[None]] = nullcontext
+
+    def by(self, given: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of each token [t], and the derivatives of their sum by what is `given`: the label's log-probability
+        and behind it what is read, by name."""
+        given = {name: value.detach().requires_grad_() for name, value in given.items()}
+        logprob_T, *_ = given.values()
+        with torch.enable_grad(), self.failures():
+            loss_T = self.function(logprob_T, **{name: given[name] for name in self.reads})
+            slopes = torch.autograd.grad(loss_T.sum(), tuple(given.values()), allow_unused=True, materialize_grads=True)
+        return loss_T.detach(), dict(zip(given, slopes, strict=True))
 
 
 @frozen(kw_only=True)
@@ -135,17 +148,17 @@ def _statistics(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[st
         top_T = all_reduce(top_T, tensor.group, "max")
         sums = [(logits_TV - top_T[:, None]).exp_().sum(-1)]
         sums += [logits_TV.gather(1, position_T[:, None])[:, 0] * own_T if width else torch.zeros_like(sums[0])]
-        if "mean_logprob" in reads:
+        if "mean_logprob_T" in reads:
             sums += [logits_TV.sum(-1)]
-        if "entropy" in reads:
+        if "entropy_T" in reads:
             below_TV = logits_TV - top_T[:, None]
             sums += [below_TV.exp().mul_(below_TV).sum(-1)]
             del below_TV
         sum_T, label_T, *more = all_reduce(torch.stack(sums), tensor.group)
         lse_T = sum_T.log() + top_T
-        if "entropy" in reads:
+        if "entropy_T" in reads:
             entropy_T = sum_T.log() - more.pop() / sum_T
-        if "mean_logprob" in reads:
+        if "mean_logprob_T" in reads:
             mean_T = more.pop() / head.vocabulary
     else:
         every_TV, labels_at = logits_TV, position_T
@@ -153,15 +166,15 @@ def _statistics(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[st
             every_TV, labels_at = _gathered(logits_TV, head), labels_T.clamp(min=0)
         lse_T = torch.logsumexp(every_TV, dim=-1)
         label_T = every_TV.gather(1, labels_at[:, None])[:, 0]
-        if "mean_logprob" in reads:
+        if "mean_logprob_T" in reads:
             mean_T = every_TV.mean(-1)
-        if "entropy" in reads:
+        if "entropy_T" in reads:
             below_TV = every_TV - lse_T[:, None]
             entropy_T = -below_TV.exp().mul_(below_TV).sum(-1)
             del below_TV
         del every_TV
     softmax_TV = logits_TV.sub_(lse_T[:, None])
-    if "entropy" in reads:
+    if "entropy_T" in reads:
         logprob_TV, softmax_TV = softmax_TV, softmax_TV.exp()
     else:
         softmax_TV.exp_()
@@ -169,39 +182,27 @@ def _statistics(logits_TV: Tensor, labels_T: Tensor, head: Head, reads: tuple[st
 
 
 class _Minimised(NamedTuple):
-    """The loss of each token, 0 where it is not valid, and its derivatives by what it was computed from."""
+    """The loss of each token and its derivatives by what it was computed from, by name; 0 where it is not valid."""
 
     loss_T: Tensor
-    logprob_T: Tensor
-    mean_logprob_T: Tensor | None
-    entropy_T: Tensor | None
-    lse_T: Tensor | None
+    by: dict[str, Tensor]
 
 
 def _minimised(term: Term, found: _Statistics, valid_T: Tensor) -> _Minimised:
     """Of tokens that are not valid the function is shown any log-probability: what it gives for them is left out."""
-    logprob_T = (found.label_T - found.lse_T).clamp_(max=0).masked_fill_(~valid_T, -1.0)
-    given = {"logprob": logprob_T.requires_grad_()}
+    known = {
+        "mean_logprob_T": None if found.mean_T is None else found.mean_T - found.lse_T,
+        "entropy_T": found.entropy_T,
+        "lse_T": found.lse_T,
+    }
+    given = {LOGPROB: (found.label_T - found.lse_T).clamp_(max=0).masked_fill_(~valid_T, -1.0)}
     for name in term.reads:
-        match name:
-            case "mean_logprob":
-                assert found.mean_T is not None
-                given[name] = (found.mean_T - found.lse_T).requires_grad_()
-            case "entropy":
-                assert found.entropy_T is not None
-                given[name] = found.entropy_T.detach().requires_grad_()
-            case "lse":
-                given[name] = found.lse_T.detach().requires_grad_()
-            case _:
-                raise AssertionError(f"no statistic is called {name}")
-    with torch.enable_grad():
-        loss_T = term.function(logprob_T, **{f"{name}_T": given[name] for name in term.reads})
-        loss_T = torch.where(valid_T, loss_T, 0.0)
-        slopes = torch.autograd.grad(loss_T.sum(), tuple(given.values()), allow_unused=True)
-    by = dict(zip(given, slopes, strict=True))
-    slope_T = by["logprob"]
-    slope_T = torch.zeros_like(logprob_T) if slope_T is None else slope_T
-    return _Minimised(loss_T.detach(), slope_T, by.get("mean_logprob"), by.get("entropy"), by.get("lse"))
+        value_T = known[name]
+        assert value_T is not None
+        given[name] = value_T
+    loss_T, by = term.by(given)
+    by = {name: torch.where(valid_T, slope_T, 0.0) for name, slope_T in by.items()}
+    return _Minimised(torch.where(valid_T, loss_T, 0.0), by)
 
 
 def _gradient(found: _Statistics, valid_t: Tensor, head: Head) -> Tensor:
@@ -212,22 +213,24 @@ def _gradient(found: _Statistics, valid_t: Tensor, head: Head) -> Tensor:
     return grad_tV
 
 
-def _gradient_of(by: _Minimised, found: _Statistics, valid_t: Tensor, head: Head) -> Tensor:
-    """The same of a term, by the chain rule: over softmax p and logits z, ∂log p(label) = 1[label] − p, ∂lse = p,
-    ∂(mean of log p) = 1/V − p, ∂entropy = −p · (log p + entropy)."""
-    factor_t = 2 * head.z_weight * found.lse_T * valid_t - by.logprob_T
-    factor_t = factor_t if by.lse_T is None else factor_t + by.lse_T
-    factor_t = factor_t if by.mean_logprob_T is None else factor_t - by.mean_logprob_T
-    if by.entropy_T is None:
-        grad_tV = found.softmax_TV.mul_(factor_t[:, None])
-    else:
+def _gradient_of(by: dict[str, Tensor], found: _Statistics, valid_t: Tensor, head: Head) -> Tensor:
+    """The same of a term, from its derivatives. Over logits z with softmax p: ∂ log p(label) = 1[label] − p, ∂ lse = p,
+    ∂ (mean of log p) = 1/V − p, ∂ entropy = −p · (log p + entropy)."""
+    factor_t = 2 * head.z_weight * found.lse_T * valid_t - by[LOGPROB]
+    if "lse_T" in by:
+        factor_t += by["lse_T"]
+    if "mean_logprob_T" in by:
+        factor_t -= by["mean_logprob_T"]
+    if "entropy_T" in by:
         assert found.logprob_TV is not None and found.entropy_T is not None
-        factor_t = factor_t - by.entropy_T * found.entropy_T
-        grad_tV = found.logprob_TV.mul_(-by.entropy_T[:, None]).add_(factor_t[:, None]).mul_(found.softmax_TV)
-    if by.mean_logprob_T is not None:
-        grad_tV.add_((by.mean_logprob_T / head.vocabulary)[:, None])
+        factor_t -= by["entropy_T"] * found.entropy_T
+        grad_tV = found.logprob_TV.mul_(-by["entropy_T"][:, None]).add_(factor_t[:, None]).mul_(found.softmax_TV)
+    else:
+        grad_tV = found.softmax_TV.mul_(factor_t[:, None])
+    if "mean_logprob_T" in by:
+        grad_tV.add_((by["mean_logprob_T"] / head.vocabulary)[:, None])
     if grad_tV.shape[1]:
-        grad_tV.scatter_add_(1, found.position_T[:, None], (by.logprob_T * found.own_T)[:, None])
+        grad_tV.scatter_add_(1, found.position_T[:, None], (by[LOGPROB] * found.own_T)[:, None])
     return grad_tV
 
 
@@ -259,7 +262,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 if minimised is None:
                     grad_tV = _gradient(found, valid_t, head)
                 else:
-                    grad_tV = _gradient_of(minimised, found, valid_t, head)
+                    grad_tV = _gradient_of(minimised.by, found, valid_t, head)
                 grad_tV = grad_tV.to(hidden_TD.dtype)
                 torch.mm(grad_tV, weight_VD, out=grad_hidden_TD[part])
                 if grad_tV.dtype == exact:

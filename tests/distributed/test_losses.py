@@ -4,11 +4,24 @@ import pytest
 from attrs import evolve
 from projects import Project, curve, records
 from topologies import BY_NAME
-from trials import TOLERANCE, Laboratory, gaps
+from trials import TOLERANCE, Laboratory, Trial, gaps
 
 pytestmark = pytest.mark.distributed
 
-LOSSES = {"smoothed labels": "loss cross_entropy { label_smoothing = 0.2, z_loss = 0.1, chunk = 8 KiB }"}
+PARTS = '''
+import torch
+from xtrain import loss
+
+@loss
+def own(logprob_T, mean_logprob_T, entropy_T, lse_T, gamma: float = 2.0):
+    """Of all that a loss may read."""
+    focal = -((1 - logprob_T.exp()) ** gamma) * logprob_T
+    return focal - 0.1 * mean_logprob_T + (0.2 * entropy_T - logprob_T).square() + 0.01 * (lse_T - 3).square().log1p()
+'''
+LOSSES = {
+    "smoothed labels": "loss cross_entropy { label_smoothing = 0.2, z_loss = 0.1, chunk = 8 KiB }",
+    "own": 'use "losses.py"\nloss own { gamma = 1.5, z_loss = 0.1, chunk = 8 KiB }',
+}
 # Vocabularies in pieces, the last a smaller one, and gathered; parts of sequences; stages; several microbatches.
 LAYOUTS = (
     "pp 2 · tp 2, tied, uneven vocabulary (dense)",
@@ -25,6 +38,7 @@ LAYOUTS = (
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, layout: str):
     topology = BY_NAME[layout]
+    (lab.folder / "losses.py").write_text(PARTS)
     trial = topology.trial("fp64")
     trial = evolve(trial, more=LOSSES[loss], settings=(*trial.settings, *topology.shallow))
     alone = lab.alone(trial)
@@ -38,12 +52,35 @@ def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, la
     assert all(objective > loss for objective, (_, loss, _) in zip(ours, outcome.curve, strict=True))
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_run_goes_on_bit_for_bit(project: Project, name: str):
-    spec = project.spec(steps=6, more=LOSSES[name])
+MIXED = """
+dataset others { source = jsonl("data.jsonl"), holdout = 10% }
+mixture { lines = 1, others = 2 }
+"""
+
+
+def test_the_loss_of_records_stays_the_cross_entropy(lab: Laboratory):
+    """Of a step on the same weights: over all, of each dataset, and held out; what is learned is another thing."""
+    (lab.folder / "losses.py").write_text(PARTS)
+    losses = ("loss cross_entropy { chunk = 8 KiB }", *LOSSES.values())
+    trials = [Trial(steps=1, more=f"{MIXED}{loss}") for loss in losses]
+    found = [lab.alone(trial) for trial in trials]
+    (plain,), *others = (records(outcome.directory, "metrics") for outcome in found)
+    names = ("loss", "loss/lines", "loss/others")
+    for (line,) in others:
+        assert [line[name] for name in names] == [plain[name] for name in names]
+        assert line["objective"] > line["loss"] and line["grad_norm"] != plain["grad_norm"]
+    assert "objective" not in plain
+    evals = [outcome.evals[-1]["loss"] for outcome in found]
+    assert len(set(evals)) == 3 and max(evals) < 1.2 * min(evals)
+
+
+def test_a_run_with_an_own_loss_goes_on_bit_for_bit(project: Project):
+    (project.folder / "losses.py").write_text(PARTS)
+    spec = project.spec(steps=6, more=LOSSES["own"])
     directory = project.run(spec, root="whole")
     project.run(spec, "--set", "launch.stop_at=3 steps", root="parts", expect=75)
     resumed = project.run(spec, root="parts")
     assert curve(resumed) == curve(directory) and len(curve(directory)) == 6
     lines = [[line["objective"] for line in records(one, "metrics")] for one in (directory, resumed)]
     assert lines[0] == lines[1]
+    assert (directory / "losses.py").read_text() == PARTS

@@ -83,6 +83,19 @@ def test_smoothed_labels_cost_what_the_plan_says(name, tmp_path, monkeypatch):
     hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=SMOOTHED))
 
 
+ENTROPY = 'use "losses.py"\nloss own'
+OWN = "from xtrain import loss\n@loss\ndef own(x, mean_logprob_T, entropy_T): return mean_logprob_T * entropy_T - x\n"
+
+
+@pytest.mark.parametrize(
+    "name", ["tp 2, without loss (dense)", "tp 2, z loss (dense)", "fsdp 2, three microbatches (dense)"]
+)
+def test_a_loss_that_reads_entropies_costs_what_the_plan_says(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "losses.py").write_text(OWN)
+    hold_against_the_trace(plan_of(BY_NAME[name], tmp_path, more=ENTROPY))
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("topology", [t for t in TOPOLOGIES if t.name not in FEW], ids=lambda t: t.name)
 def test_every_layout_costs_what_its_plan_says(topology, tmp_path, monkeypatch):

@@ -27,9 +27,9 @@ def everything(logprob_T, mean_logprob_T, entropy_T, lse_T):
 TERMS = {
     "smoothed": smoothed(SMOOTHING),
     "focal": Term(focal),
-    "entropy": Term(lambda logprob_T, entropy_T: -logprob_T - 0.1 * entropy_T, reads=("entropy",)),
-    "everything": Term(everything, reads=("mean_logprob", "entropy", "lse")),
-    "nothing of the label": Term(lambda logprob_T, lse_T: lse_T.square(), reads=("lse",)),
+    "entropy": Term(lambda logprob_T, entropy_T: -logprob_T - 0.1 * entropy_T, reads=("entropy_T",)),
+    "everything": Term(everything, reads=("mean_logprob_T", "entropy_T", "lse_T")),
+    "nothing of the label": Term(lambda logprob_T, lse_T: lse_T.square(), reads=("lse_T",)),
 }
 
 
@@ -42,9 +42,9 @@ def on_whole_logits(name, hidden, weight, labels, z_weight):
         loss = F.cross_entropy(logits, labels[valid], label_smoothing=SMOOTHING, reduction="sum")
     else:
         logprobs = torch.log_softmax(logits, -1)
-        known = {"mean_logprob": logprobs.mean(-1), "entropy": -(logprobs.exp() * logprobs).sum(-1), "lse": lse}
+        known = {"mean_logprob_T": logprobs.mean(-1), "entropy_T": -(logprobs.exp() * logprobs).sum(-1), "lse_T": lse}
         term = TERMS[name]
-        given = {f"{read}_T": known[read] for read in term.reads}
+        given = {read: known[read] for read in term.reads}
         loss = term.function(logprobs.gather(1, labels[valid, None])[:, 0], **given).sum()
     return loss + z_weight * lse.square().sum()
 

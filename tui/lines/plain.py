@@ -57,6 +57,8 @@ def step_line(state: RunState, metrics: StepMetrics) -> str:
     parts = [f"step {or_dash(metrics.step)}{f'/{state.steps}' if state.steps else ''}"]
     parts += [f"epoch {state.epoch}"] if state.epoch else []
     parts.append(f"loss {decimal(metrics.loss, 4)}")
+    if metrics.objective is not None:
+        parts.append(f"objective {decimal(metrics.objective, 4)}")
     if metrics.grad_norm is not None:
         parts.append(f"grad_norm {decimal(metrics.grad_norm, 3)}")
     if metrics.lr is not None:

@@ -83,6 +83,8 @@ def test_golden_failure(failed) -> None:
 
 def test_a_step_without_an_end_or_with_little_to_say() -> None:
     assert step_line(RunState(), StepMetrics(step=3, loss=float("nan"))) == "step 3  loss nan"
+    minimised = StepMetrics(step=3, loss=1.0, objective=1.5)
+    assert step_line(RunState(), minimised) == "step 3  loss 1.0000  objective 1.5000"
 
 
 @pytest.mark.parametrize(
