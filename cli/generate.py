@@ -39,9 +39,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"xtrain generate: {problem}", file=sys.stderr)
         return 2
     from ..planner.serialise import PlanError
-    from ..runtime.actions.trained import TrainedRun
     from ..runtime.data.errors import DataError
     from ..runtime.errors import EnvironmentFault
+    from ..runtime.generation.trained import TrainedRun
 
     try:
         trained = TrainedRun.load(Path(arguments.run_directory), arguments.device, arguments.checkpoint)

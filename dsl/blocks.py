@@ -45,22 +45,7 @@ REQUIRED: Final[dict[str, str]] = {
     "batch": "batch { sequence = 512 }",
     "optimizer": "optimizer adamw { lr = 3e-4 }",
 }
-ACTIONS: Final[dict[str, type]] = {
-    "log": actions.LogAction,
-    "eval": actions.EvalAction,
-    "checkpoint": actions.CheckpointAction,
-    "generate": actions.GenerateAction,
-    "health": actions.HealthAction,
-    "profile": actions.ProfileAction,
-    "memory_snapshot": actions.MemorySnapshotAction,
-    "notify": actions.NotifyAction,
-    "requeue": actions.RequeueAction,
-    "skip": actions.SkipAction,
-    "rollback": actions.RollbackAction,
-    "stop": actions.StopAction,
-}
-# Actions whose label stands in brackets: `notify("…")`.
-CALLED: Final = ("notify",)
+ACTIONS: Final = actions.ACTIONS
 EVENTS: Final[tuple[str, ...]] = get_args(actions.EventName)
 SOURCES: Final[dict[str, type]] = {
     "python_stdlib": data.PythonStdlib, "text": data.Text, "jsonl": data.JsonLines, "parquet": data.Parquet,
@@ -104,7 +89,9 @@ def is_block(kind: Any) -> TypeGuard[type]:
     """Whether an annotation is a class of the schema."""
     if not isinstance(kind, type):
         return False
-    return issubclass(kind, Component) or (attrs.has(kind) and kind.__module__.startswith(_SCHEMA))
+    if issubclass(kind, Component):
+        return attrs.has(kind) or registry_of(kind) is not None
+    return attrs.has(kind) and kind.__module__.startswith(_SCHEMA)
 
 
 def choices_of(annotation: Any) -> tuple[str, ...]:

@@ -12,11 +12,12 @@ from . import blocks
 from .evaluation.values import quantity_text
 from .interval import Interval
 from .quantity import Quantity
+from .schema.actions import Action
 from .schema.data import UserCall
 from .schema.setting import AUTO, spelled
 from .spec import Spec
 
-_NAMES = {kind: name for table in (blocks.ACTIONS, blocks.SOURCES, blocks.LINKS) for name, kind in table.items()}
+_NAMES = {kind: name for table in (blocks.SOURCES, blocks.LINKS) for name, kind in table.items()}
 
 
 def spec_json(spec: Spec) -> dict[str, Any]:
@@ -69,5 +70,5 @@ def value_json(value: Any) -> Any:
             return {value.function: value_json(value.arguments)}
         case None | bool() | int() | float() | str():
             return value
-    name = _NAMES.get(type(value))
+    name = value.kind if isinstance(value, Action) else _NAMES.get(type(value))
     return {name: _block(value)} if name is not None else _block(value)

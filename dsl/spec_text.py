@@ -10,7 +10,7 @@ from .evaluation.values import quantity_text
 from .interval import Interval
 from .metric import Metric
 from .quantity import Quantity
-from .schema.actions import Event, Tick
+from .schema.actions import Action, Event, Tick
 from .schema.component import Component
 from .schema.data import UserCall
 from .schema.setting import AUTO, is_unspoken, open_setting, settings_of
@@ -20,7 +20,6 @@ from .user_parts.files import is_file
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|1f1b")
 _RESERVED = ("true", "false", "none", "auto", "then")
 _CALLS = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
-_ACTIONS = {kind: name for name, kind in blocks.ACTIONS.items()}
 
 
 def resolved_text(spec: Spec) -> str:
@@ -74,10 +73,10 @@ def _trigger(trigger: Tick | Event) -> str:
     return f"on {trigger.event}{count} {actions}"
 
 
-def _action(action: Any) -> str:
+def _action(action: Action) -> str:
     label = blocks.label_of(type(action))
-    head = _ACTIONS[type(action)]
-    if label is not None and head in blocks.CALLED:
+    head = action.kind
+    if label is not None and action.called:
         head = f"{head}({value_text(getattr(action, label.name))})"
     elif label is not None:
         head = f"{head} {_label(getattr(action, label.name))}"

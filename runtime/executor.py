@@ -13,9 +13,9 @@ from pathlib import Path
 from attrs import evolve
 from torch.distributed.distributed_c10d import Store
 
+from ..dsl.schema.actions import SIGNALS, action_of
 from ..planner.graph.alerts import ALERTS
 from ..planner.plan import Node, Plan, PlanTick, Timeline
-from ..planner.schedule.stops import SIGNALS
 from ..planner.units import plural
 from ..records.run_events import RunEndEvent, SignalEvent, StopEvent
 from ..records.start_events import RunStartEvent, SetupBeginEvent, SetupDoneEvent, SetupEvent
@@ -30,7 +30,7 @@ from .data.errors import DataError
 from .errors import EnvironmentFault
 from .files import durable
 from .input.feed import Feed
-from .monitoring.alert_actions import NOTIFY, AlertActions
+from .monitoring.alert_actions import AlertActions, informs
 from .monitoring.failing import lost_a_peer, report_deadline, report_failure
 from .monitoring.heartbeat import LASTING, HeartbeatWriter
 from .monitoring.memory import forget_peak
@@ -337,7 +337,7 @@ class Executor:
         stopping = False
         for trigger in self.alert_actions.take():
             for node in trigger.nodes:
-                if self.plan.node(node).op != NOTIFY:  # that was run when the alert was raised
+                if not informs(self.plan.node(node)):  # that was run when the alert was raised
                     self._call(node)(step)
             if trigger.stop:
                 self._note_stop(trigger.event, f"an alert was raised: on {trigger.event}")
@@ -365,11 +365,13 @@ class Executor:
 
     def _marked(self, node: Node, call: StepCall) -> StepCall:
         """The call with a mark before it; the first time it may take long, as it may compile."""
-        before = False
+        action, before = action_of(node.op), False
+        lasting = node.op in LASTING if action is None or action.lasting is None else action.lasting
+        compiles = action is None or action.lasting is None
 
         def run(step: Step) -> None:
             nonlocal before
-            self.beat.at(node.id, lasting=node.op in LASTING or (not before and node.op != "tick.health"))
+            self.beat.at(node.id, lasting=lasting or (compiles and not before))
             before = True
             call(step)
 

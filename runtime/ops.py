@@ -14,6 +14,7 @@ import attrs
 import cattrs
 from attrs import frozen
 
+from ..dsl.schema.actions import action_of
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
 from ..planner.plan import Node
 
@@ -22,7 +23,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 MODULES = (
     "bootstrap",
     "monitoring.watch",
-    "monitoring.probe",
     "parallel.mesh",
     "models.build",
     "parallelize.tensor_plan",
@@ -41,18 +41,12 @@ MODULES = (
     "training.observe",
     "actions.trackers",
     "monitoring.alerts",
-    "monitoring.notify",
     "checkpoint.ops",
-    "checkpoint.rollback",
     "input.horizon",
     "step",
     "training.nonfinite",
     "training.router_step",
-    "actions.evaluate",
-    "actions.generate",
-    "actions.requeue",
-    "actions.pause",
-    "actions.profile",
+    "control.pause",
     "shutdown",
 )
 
@@ -124,9 +118,17 @@ def op_of(node: Node) -> Op:
     elif registry is not None and kind in registry:
         importlib.import_module(registry[kind].torch_module())
         name = f"{node.op}.{kind}"
-    if name not in OPS:
+    found = op_named(name)
+    if found is None:
         raise PlanMismatch(f"node `{node.id}` needs op `{name}`, which this version of xtrain does not have")
-    return OPS[name] if registry is None else attrs.evolve(OPS[name], chosen_by=("kind",))
+    return found if registry is None else attrs.evolve(found, chosen_by=("kind",))
+
+
+def op_named(name: str) -> Op | None:
+    """The op of a name; that of an action is registered by the torch side of the action."""
+    if name not in OPS and (action := action_of(name)) is not None:
+        importlib.import_module(action.torch_module())
+    return OPS.get(name)
 
 
 def load_ops() -> dict[str, Op]:

@@ -184,7 +184,7 @@ def _bracketed(name: s.Name, section: Section, names: Names, around: "Structurer
     """Make the text in the brackets of `notify("…")` its label. False, with a report, if there is none, or if another
     action has brackets."""
     given, word, errors = section.arguments, name.text, around.diagnostics
-    if word not in blocks.CALLED:
+    if not blocks.ACTIONS[word].called:
         if given is None:
             return True
         label = blocks.label_of(blocks.ACTIONS[word])

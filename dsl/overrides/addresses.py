@@ -12,10 +12,6 @@ from .. import blocks
 from ..schema.actions import Action
 from ..spec import Spec
 
-# Ticks that a run has even if nobody writes them: each may be set all the same.
-BY_DEFAULT = ("log", "checkpoint")
-_WORDS = {kind: word for word, kind in blocks.ACTIONS.items()}
-
 # An action and its label, empty where it has none that a path could hold.
 Done = tuple[str, str]
 
@@ -71,5 +67,4 @@ def of_ticks(spec: Spec) -> Addresses:
 
 def _done(action: Action) -> Done:
     label = blocks.label_of(type(action))
-    word = _WORDS[type(action)]
-    return word, "" if label is None or word in blocks.CALLED else str(getattr(action, label.name))
+    return action.kind, "" if label is None or action.called else str(getattr(action, label.name))

@@ -9,9 +9,10 @@ from ..evaluation.includes import ReadStatements
 from ..evaluation.sections import Section, Tree, TriggerSection
 from ..evaluation.values import Value, Word
 from ..quantity import Quantity
+from ..schema.actions import by_default
 from ..schema.setting import settings_of
 from ..syntax import tree as s
-from .addresses import BY_DEFAULT, Addresses, Done
+from .addresses import Addresses, Done
 from .paths import Override, Parts, descend, value_of
 
 
@@ -22,8 +23,9 @@ def set_tick(
     ticks = [each for each in tree.triggers if each.event is None]
     rest, addresses = override.parts[1:], _addresses(ticks)
     name = ".".join(part for part, _ in rest)
+    usual = [kind.kind for kind in by_default()]  # ticks that a run has even if nobody writes them may be set too
     places = addresses.places(name)
-    if len(rest) == 1 and not places and name in BY_DEFAULT:
+    if len(rest) == 1 and not places and name in usual:
         tick = TriggerSection(override.span, Names(reading.params), [(s.Name(_path(override), name), Section(name))])
         tree.triggers.append(tick)
         ticks, places = [tick], [(0, 0)]
@@ -33,7 +35,7 @@ def set_tick(
     elif len(places) > 1:
         _ambiguous("every", ticks, addresses, places, override, diagnostics)
     elif not _set_action(ticks, addresses, rest, override, reading, evaluator, diagnostics):
-        defaults = (each for each in BY_DEFAULT if not addresses.places(each))
+        defaults = (each for each in usual if not addresses.places(each))
         known = [f"every.{each}" for each in (*addresses.all(), *defaults)]
         given = f"every.{name}" if rest else ""
         meant = closest(given, known)
@@ -95,7 +97,8 @@ def _addresses(triggers: list[TriggerSection]) -> Addresses:
 
 
 def _done(name: s.Name, section: Section) -> Done:
-    label = section.labels[0].value.data if section.labels and name.text not in blocks.CALLED else ""
+    kind = blocks.ACTIONS.get(name.text)
+    label = section.labels[0].value.data if section.labels and not (kind and kind.called) else ""
     return name.text, label.text if isinstance(label, Word) else label if isinstance(label, str) else ""
 
 

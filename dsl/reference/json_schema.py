@@ -4,6 +4,7 @@ It describes the objects that `spec_json` makes. What JSON Schema cannot say, su
 to `xtrain check`.
 """
 
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, Union, get_args, get_origin
 
@@ -67,7 +68,7 @@ def _name_of(kind: str) -> str:
     return label.name
 
 
-def _one_of(table: dict[str, type]) -> Schema:
+def _one_of(table: Mapping[str, type]) -> Schema:
     """An object with one key: the name of an action, source or link, with its settings."""
     return {
         "type": "object",
@@ -160,7 +161,7 @@ def _part(part: Any, meta: Setting) -> Schema:
         return {"type": "object", "additionalProperties": _typed(get_args(part)[1], meta)}
     if get_origin(part) is tuple:
         item = get_args(part)[0]
-        if blocks.is_block(item) or any(blocks.is_block(each) for each in get_args(item)):
+        if item is actions.Action:
             return {"type": "array", "items": {"$ref": "#/$defs/action"}}
         schema = {"type": "array", "items": _part(item, meta)}
         if isinstance(check, Range) and check.count is not None:

@@ -101,8 +101,8 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
     written, summary, more = described(block)
     if registry_of(block) is not None:
         more = (*more, *("{}: {}".format(*described(component)) for component in variants(block)))
-    when = "on nan" if name in ("skip", "rollback") else "on finish" if name == "notify" else "every 100 steps"
-    around = (lambda inner: f"{when} {inner}") if group == "action" else around
+    if group == "action":
+        around = partial("{} {}".format, blocks.ACTIONS[name].example)
     known = settings_of(block)
     fields: list[Field] = []
     inner: list[ReferencePage] = []
@@ -181,7 +181,8 @@ def _label(
     example = field.choices[0] if field.choices else _SAMPLE_LABELS.get(attribute.name, "NAME")
     name = path.rpartition(".")[2]
     body = f" {{ {', '.join(needed)} }}" if needed else ""
-    usage = around(f"{name}({example}){body}" if name in blocks.CALLED else f"{name} {example}{body}")
+    called = group == "action" and blocks.ACTIONS[name].called
+    usage = around(f"{name}({example}){body}" if called else f"{name} {example}{body}")
     return attrs.evolve(field, is_label=True, example=example, usage=usage)
 
 

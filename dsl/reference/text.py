@@ -161,7 +161,7 @@ def _settable_action(field: Field) -> str:
     if field.group == "statement":
         path = statements.get(field.path, "")
     else:
-        path = "" if field.is_label else f"{'on.nan' if kind in ('skip', 'rollback') else 'every'}.{field.path}"
+        path = "" if field.is_label else f"{'on.nan' if blocks.ACTIONS[kind].only_nan else 'every'}.{field.path}"
     return _set_text(f"{path}={field.example}") if path else ""
 
 

@@ -1,170 +1,128 @@
 """What happens besides training: actions, the ticks (`every`) and events (`on`) that call them."""
 
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
 from ..quantity import Quantity
-from .setting import AUTO, Auto, Role, at_least, between, not_negative, positive, setting
+from .component import Component, Registry
+from .setting import Role, at_least, positive, setting
+
+if TYPE_CHECKING:
+    from ...planner.graph.action_node import ActionNode, Place
+    from ...planner.resolved import Resolved
+    from ..spec import Spec
+
+ACTIONS: Final = Registry["Action"]("action", "actions")
+TURN_OF_LOG: Final = 1
+TURN_OF_SAVE: Final = 2
 
 
-@frozen
-class LogAction:
-    """`log`: write the metrics of the step."""
+class Action(Component):
+    """`every … ACTION`, `on … ACTION`: what happens periodically, or when something occurs.
 
-
-@frozen
-class EvalAction:
-    """`eval DATASET { … }`: loss on the held-out part of a dataset."""
-
-    dataset: str
-    batches: int | Auto | None = setting(
-        "batches to evaluate, each of the rows of a step; auto: steps // 20, at least 1; none: the whole hold-out",
-        default=AUTO,
-        check=at_least(1),
-        role=Role.CADENCE,
-    )
-
-
-@frozen
-class CheckpointAction:
-    """`checkpoint`: save the full state."""
-
-
-@frozen
-class GenerateAction:
-    """`generate { prompts = […] }`: continue prompts, to look at what the model has learned."""
-
-    prompts: tuple[str, ...] = setting(
-        "texts to continue; special tokens may be written by name", role=Role.CADENCE, example='["def "]'
-    )
-    tokens: int = setting("tokens to add to each prompt", default=64, check=at_least(1), role=Role.CADENCE)
-    temperature: float = setting(
-        "sampling temperature; 0 takes the most likely token", default=0.8, check=not_negative, role=Role.CADENCE
-    )
-    top_p: float = setting(
-        "nucleus sampling: share of the probability to sample from",
-        default=0.95,
-        check=between(0.01, 1),
-        role=Role.CADENCE,
-    )
-
-
-@frozen
-class HealthAction:
-    """`health { limit = 60 s }`: a timed all-reduce that reports which rank came last, and which did not respond."""
-
-    limit: Quantity = setting(
-        "time after which ranks that have not responded are reported and the run is ended",
-        default=Quantity(60, "seconds"),
-        units=("seconds",),
-        check=positive,
-        role=Role.EXECUTION,
-    )
-
-
-@frozen
-class StopAction:
-    """`stop`: end the run after this step; it can be resumed."""
-
-
-@frozen
-class RequeueAction:
-    """`requeue`: ask Slurm to requeue the job; the run then resumes from its last checkpoint."""
-
-
-@frozen
-class SkipAction:
-    """`skip`: skip steps with a non-finite loss or gradient norm, and fail at the n-th in a row."""
-
-
-@frozen
-class RollbackAction:
-    """`rollback { times = 3 }`: go back to the last good checkpoint, and continue with the data after the failure."""
-
-    times: int = setting(
-        "rollbacks in a run, after which the run fails",
-        default=3,
-        check=at_least(1),
-        role=Role.EXECUTION,
-    )
-
-
-@frozen
-class ProfileAction:
-    """`profile { active = 3 }`: time every operation of some steps, into a trace and a summary of each rank."""
-
-    wait: int = setting(
-        "steps to wait first, so that other actions of the same tick are over",
-        default=1,
-        check=not_negative,
-        role=Role.CADENCE,
-    )
-    warmup: int = setting(
-        "steps that are profiled and discarded after that, as a profiler is slow at first",
-        default=1,
-        check=not_negative,
-        role=Role.CADENCE,
-    )
-    active: int = setting("steps to record", default=3, check=between(1, 100), role=Role.CADENCE)
-    ranks: int | Literal["first", "all"] | Auto = setting(
-        "how many ranks are recorded, evenly spread; auto: 8, or one per pipeline rank if those are more",
-        default=AUTO,
-        check=at_least(1),
-        role=Role.CADENCE,
-        example="2",
-    )
-    shapes: bool = setting("also record the shapes of the inputs of operations", default=False, role=Role.CADENCE)
-    stacks: bool = setting(
-        "also record Python stack traces; traces become several times as large", default=False, role=Role.CADENCE
-    )
-    memory: bool = setting("also record allocations and frees", default=False, role=Role.CADENCE)
-
-
-@frozen
-class MemorySnapshotAction:
-    """`memory_snapshot`: memory of a rank by category, compared with the plan."""
-
-    ranks: int | Literal["first", "all"] | Auto = setting(
-        "how many ranks write a snapshot, evenly spread; auto: 8, or one per pipeline rank if those are more",
-        default=AUTO,
-        check=at_least(1),
-        role=Role.CADENCE,
-        example="2",
-    )
-    history: int | Auto = setting(
-        "steps for which allocations on a GPU are recorded before the snapshot; auto: 1 on a GPU",
-        default=AUTO,
-        check=between(0, 100),
-        role=Role.CADENCE,
-        example="2",
-    )
-
-
-@frozen
-class NotifyAction:
-    """`notify("COMMAND")`: a shell command that rank 0 runs in the background; training does not wait for it.
-
-    What it is about is in its environment: `XTRAIN_ALERT`, `XTRAIN_MESSAGE`, `XTRAIN_RUN`, `XTRAIN_STEP` and more.
+    The class of an action says what the rest of xtrain asks of it; what it does not say is as here.
     """
 
-    command: str
+    kind: ClassVar[str]  # type: ignore[misc]
+    called: ClassVar[bool] = False
+    """Its label stands in parentheses: `notify("…")`."""
+    example: ClassVar[str] = "every 100 steps"
+    """Where it may stand, for examples."""
+
+    # When it runs
+    default_ticks: ClassVar[int] = 0
+    """A run whose spec has no tick with it does it so many times all the same, evenly spread."""
+    turn: ClassVar[int] = 0
+    """Its place in a step in which several are due: lower turns first, those of equal turn in the order of the spec."""
+    records: ClassVar[bool] = False
+    """It leaves records of the state as it is: they come before a save of that state."""
+
+    # What it is to the rest of a run
+    saves: ClassVar[bool] = False
+    """It saves the full state: left out where nothing is saved, and done by every run that ends."""
+    stops: ClassVar[bool] = False
+    """The run ends after the step. It has no node."""
+    informs: ClassVar[bool] = False
+    """The first rank alone does it, with nothing but a message, at once: it takes no default's place."""
+    uses_averages: ClassVar[bool] = False
+    """It works with the averaged weights, where the spec says so."""
+    lasting: ClassVar[bool | None] = None
+    """Whether it may take long without being stuck; None: the first time, as it may compile."""
+
+    # What it does about non-finite steps
+    only_nan: ClassVar[bool] = False
+    """It may stand after `on nan` alone."""
+    nan_limit: ClassVar[int | None] = None
+    """It decides what is done about non-finite steps, by default at so many in a row."""
+    skips: ClassVar[bool] = False
+    """It leaves bad steps out, and the run fails at the limit. It has no node."""
+    goes_back: ClassVar[bool] = False
+    """It goes back to a checkpoint."""
+
+    def node(self, run: "Resolved", place: "Place") -> "ActionNode":
+        """The node that it is in a plan."""
+        raise NotImplementedError
+
+    @classmethod
+    def commands(
+        cls, declared: Sequence["Action"], spec: "Spec", training: tuple[str, ...]
+    ) -> Iterator[tuple[str, "Action", str]]:
+        """(command of `xtrain control`, the action that it runs, what its number counts or ""). declared: all actions
+        of the spec, in its order. training: the datasets that are trained on."""
+        yield from ()
+
+    def misplaced(self, event: str, following: Sequence["Action"]) -> tuple[str, str] | None:
+        """(message, hint) where it cannot stand, else None. event: "" of a tick. following: the actions behind it."""
+        return None
+
+    def idle(self, spec: "Spec", ranks: int) -> dict[str, tuple[str, str]]:
+        """The settings that change nothing beside the others: (why, what to do instead)."""
+        return {}
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        """Its name on a page of the plan. args: of its node."""
+        return cls.kind
+
+    def held_out(self) -> str | None:
+        """The dataset whose held-out part it reads."""
+        return None
+
+    def length(self, spec: "Spec") -> int:
+        """For how many of the following steps it goes on; two of a kind cannot do so at once."""
+        return 0
+
+    def needs_steps(self) -> tuple[str, str] | None:
+        """(what of it needs further steps, what to write instead); None where the run may end behind it."""
+        return None
+
+    @classmethod
+    def unrecorded(cls, args: Mapping[str, Any]) -> int | None:
+        """Of what records following steps: how many pass before it does, else None. args: of its node, or its own."""
+        return None
 
 
-Action = (
-    LogAction
-    | EvalAction
-    | CheckpointAction
-    | GenerateAction
-    | HealthAction
-    | ProfileAction
-    | MemorySnapshotAction
-    | RequeueAction
-    | NotifyAction
-    | SkipAction
-    | RollbackAction
-    | StopAction
-)
+def action_of(op: str) -> type[Action] | None:
+    """The class of the action that an op of a plan belongs to: `tick.eval`, `event.rollback`; None for other ops."""
+    kind, _, name = op.partition(".")
+    return ACTIONS.get(name) if kind in ("tick", "event") else None
+
+
+def by_default() -> list[type[Action]]:
+    """The actions that a run has ticks with even if its spec has none, the most frequent first."""
+    return sorted((kind for kind in ACTIONS.values() if kind.default_ticks), key=lambda kind: -kind.default_ticks)
+
+
+def saving() -> Action:
+    """The action that a run saves its state with by itself."""
+    return next(kind for kind in ACTIONS.values() if kind.saves)()
+
+
+def stopping() -> Action:
+    """The action that a run ends with by itself."""
+    return next(kind for kind in ACTIONS.values() if kind.stops)()
 
 
 @frozen
@@ -197,6 +155,18 @@ EventName = Literal[
     "stalled",
     "finish",
 ]
+
+
+# Of several at once the first one decides.
+SIGNALS: Final[tuple[EventName, ...]] = ("sigint", "sigterm", "sigusr1")
+# Event → the settings of `launch`, one of which causes it, as they might be written.
+LIMITS: Final[dict[EventName, dict[str, str]]] = {
+    "time_limit": {"time_limit": "time_limit = 4 h"},
+    "stop_file": {"stop_file": 'stop_file = "STOP"'},
+    "stop_at": {"stop_at": "stop_at = 1000 steps", "stop_after": "stop_after = 200 steps"},
+}
+# With these a run is over.
+ENDINGS: Final = ("finish", *SIGNALS, *LIMITS)
 
 
 @frozen

@@ -22,7 +22,8 @@ ENTRY_POINTS: Final = "xtrain.components"
 class Component:
     """The base of all components.
 
-    kind: the name a spec chooses it by. A class declares it by `named`, and its settings behind it.
+    kind: the name a spec chooses it by. A class declares it by `named`, and its settings behind it; or as a class
+    variable where the block has another label, as the dataset of `eval DATASET`.
     """
 
     components: ClassVar["Registry[Any]"]
@@ -102,7 +103,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         """Decorates a component. default: a spec without the block has it."""
 
         def add(component: type[C]) -> type[C]:
-            name = attrs.fields_dict(component)["kind"].default
+            own = component.__dict__["kind"]
+            name = own if isinstance(own, str) else attrs.fields_dict(component)["kind"].default
             assert isinstance(name, str)
             known = self._own.get(name)
             assert known is None or known.__module__ == component.__module__, f"{self.word} {name} is defined twice"

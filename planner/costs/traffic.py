@@ -11,6 +11,7 @@ from math import prod
 
 from attrs import define, field
 
+from ...dsl.schema.actions import SIGNALS
 from ..architecture import EMBEDDING, ParameterSpec
 from ..graph.alerts import acts_together
 from ..graph.saving import puts_off
@@ -20,7 +21,7 @@ from ..mesh.sharding import folded_axes
 from ..mesh.stages import end_names
 from ..plan import TrafficOp
 from ..resolved import Resolved
-from ..schedule.stops import SIGNALS, agree_args
+from ..schedule.stops import agree_args
 from ..units import BYTES
 from .block_trace import TP
 from .bucket_traffic import bucket_sizes

@@ -4,7 +4,6 @@ from functools import partial
 
 from ...dsl.diagnostics.fixes import renamed
 from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.schema.actions import EvalAction
 from ...dsl.schema.data import Pack
 from ...dsl.schema.setting import AUTO, Auto
 from ...dsl.spec import Spec
@@ -37,8 +36,8 @@ def evaluated(spec: Spec) -> dict[str, str]:
     for kind, triggers in (("every", spec.ticks), ("on", spec.events)):
         for number, trigger in enumerate(triggers):
             for place, action in enumerate(trigger.actions):
-                if isinstance(action, EvalAction):
-                    found.setdefault(action.dataset, f"{kind}.{number}.actions.{place}.dataset")
+                if (dataset := action.held_out()) is not None:
+                    found.setdefault(dataset, f"{kind}.{number}.actions.{place}.dataset")
     return found
 
 

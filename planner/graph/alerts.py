@@ -3,13 +3,13 @@
 from typing import Any, Final
 
 from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import EventName, NotifyAction, RequeueAction
+from ...dsl.schema.actions import EventName
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..findings import Findings
 from ..mesh.cluster import device_kind
 from ..plan import Estimates
-from ..schedule.stops import actions_on
+from ..schedule.stops import actions_on, misplaced, only_informs
 from ..units import bytes_text, seconds_text
 
 # The events that are alerts; each has the setting of `alerts` of its name.
@@ -90,7 +90,7 @@ def alert_text(spec: Spec, args: dict[str, Any]) -> str:
 def acts_together(spec: Spec) -> bool:
     """Whether ranks do anything together because of an alert, and so have to hear of it."""
     actions = (action for event in spec.events if event.event in ALERTS for action in event.actions)
-    return any(not isinstance(action, NotifyAction) for action in actions)
+    return not all(action.informs for action in actions)
 
 
 def check_alerts(spec: Spec, found: Findings) -> None:
@@ -106,13 +106,12 @@ def check_alerts(spec: Spec, found: Findings) -> None:
         elif name == "memory" and device_kind(spec) == "cpu":
             message = "on memory can never occur: on a CPU there is no planned memory to compare with"
             found.fail(rule, "X610", path, message, "remove the trigger")
-        elif name == "stalled" and not all(isinstance(action, NotifyAction) for action in actions):
+        elif name == "stalled" and not only_informs(actions):
             message = "on stalled has other actions than notify, which need all ranks, and stalled ranks do not respond"
             hint = 'write `on stalled notify("…")`; fault_tolerance.stuck ends such a run'
             found.fail(rule, "X617", path, message, hint)
-        elif any(isinstance(action, RequeueAction) for action in actions):
-            message = f"on {name} has the action requeue, but a job is requeued when its run stops"
-            found.fail(rule, "X611", path, message, "remove it, as in `on disk checkpoint then stop`")
+        elif (wrong := misplaced(name, actions)) is not None:
+            found.fail(rule, "X611", path, *wrong)
         else:
             found.passed(rule, f"{name} can occur, and all of its actions are possible")
     chosen, stuck = spec.alerts.stalled, spec.fault_tolerance.stuck

@@ -54,11 +54,6 @@ def update_text(run: Resolved) -> str:
     return f"{often}move the averaged weights towards the new ones; {ema.decay:g} of the average stays"
 
 
-def evaluates_averages(run: Resolved) -> bool:
-    """Whether evaluations and texts are of the averaged weights."""
-    return run.spec.ema is not None and run.spec.ema.eval
-
-
 def average_args(plan: Plan) -> dict[str, Any] | None:
     """The arguments of the average of a plan; None where it keeps none."""
     return next((node.args for node in plan.nodes if node.op == "setup.ema"), None)

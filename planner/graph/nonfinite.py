@@ -1,19 +1,17 @@
 """What a run does about steps whose loss or gradient norm is not a number: `on nan(n) …`, its default and its rules."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from attrs import frozen
 
-from ...dsl.schema.actions import Action, CheckpointAction, NotifyAction, RollbackAction, SkipAction, StopAction
+from ...dsl.schema.actions import Action, stopping
 from ...dsl.spec import Spec
 from ..findings import Findings
 from ..schedule.arithmetic import Arithmetic
-from ..schedule.stops import actions_on, counted, only_tells
+from ..schedule.stops import actions_on, counted, only_informs
 from .timeline import Schedule
 
-Policy = SkipAction | RollbackAction | StopAction
-# How many in a row are too many, unless the spec says so.
-LIMITS: Final[dict[type, int]] = {SkipAction: 10, RollbackAction: 1, StopAction: 1}
 FORMS: Final = "write `on nan(10) skip`, `on nan(3) rollback` or `on nan stop`"
 
 
@@ -22,7 +20,7 @@ class OnNan:
     """limit: the `limit`-th bad step in a row brings about the action; those before it are left out."""
 
     limit: int
-    action: Policy
+    action: Action
 
     @property
     def bears(self) -> bool:
@@ -32,16 +30,21 @@ class OnNan:
 
 def on_nan(spec: Spec) -> OnNan:
     """What a spec that has passed `check_nan` says, or the default: the first bad step ends the run."""
-    action = next((a for a in actions_on(spec.events, "nan") if isinstance(a, Policy)), StopAction())
-    deciding = (event for event in spec.events if event.event == "nan" and not only_tells(event.actions))
+    action = next(iter(_deciding(actions_on(spec.events, "nan"))), stopping())
+    assert action.nan_limit is not None
+    deciding = (event for event in spec.events if event.event == "nan" and not only_informs(event.actions))
     count = next((event.count for event in deciding), None)
-    return OnNan(LIMITS[type(action)] if count is None else count, action)
+    return OnNan(action.nan_limit if count is None else count, action)
+
+
+def _deciding(actions: Sequence[Action]) -> list[Action]:
+    return [action for action in actions if action.nan_limit is not None]
 
 
 def bad_step_text(policy: OnNan) -> str:
     """What `step.check_finite` does, in a line."""
     bad = "loss or gradient norm is not a number"
-    if isinstance(policy.action, RollbackAction):
+    if policy.action.goes_back:
         end = "goes back to a checkpoint"
         return f"leave the step out if {bad}; the {_nth(policy.limit)} in a row {end}" if policy.bears else (
             f"go back to a checkpoint if {bad}, before it reaches the weights"
@@ -62,9 +65,9 @@ def _nth(number: int) -> str:
 def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings) -> None:
     """One thing is done about bad steps, at their own event; who goes back needs something to go back to."""
     for path, actions in _elsewhere(spec):
-        wrong = next((action for action in actions if isinstance(action, SkipAction | RollbackAction)), None)
+        wrong = next((action for action in actions if action.only_nan), None)
         if wrong is not None:
-            name = "skip" if isinstance(wrong, SkipAction) else "rollback"
+            name = wrong.kind
             message = f"{name} concerns non-finite steps, and is only allowed after `on nan`"
             found.fail(f"schedule.{path}.nan", "X612", path, message, f"write `on nan(3) {name}`")
     places = [f"on.{number}" for number, event in enumerate(spec.events) if event.event == "nan"]
@@ -75,8 +78,8 @@ def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings
         found.fail("schedule.nan", "X612", path, *wrong)
         return
     policy = on_nan(spec)
-    if isinstance(policy.action, SkipAction) and not policy.bears:
-        message = "on nan(1) skip: the first bad step would end the run, and no step would be skipped"
+    if policy.action.skips and not policy.bears:
+        message = f"on nan(1) {policy.action.kind}: the first bad step would end the run, and no step would be skipped"
         found.fail("schedule.nan", "X612", path, message, "write `on nan(2) skip` or more, or `on nan stop`")
         return
     if late := [count for count in schedule.bad_steps if count is not None and count > policy.limit]:
@@ -84,7 +87,7 @@ def check_nan(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findings
         found.fail("schedule.nan", "X612", path, message, f"write `on nan({policy.limit}) notify(…)`, or fewer")
         return
     found.passed("schedule.nan", bad_step_text(policy))
-    if isinstance(policy.action, RollbackAction):
+    if policy.action.goes_back:
         _check_rollback(spec, schedule, batch, path, found)
 
 
@@ -96,14 +99,13 @@ def _elsewhere(spec: Spec) -> list[tuple[str, tuple[Action, ...]]]:
 
 def _wrong(actions: tuple[Action, ...]) -> tuple[str, str] | None:
     """(message, hint) if not exactly one thing is done; who is told beside it is another matter."""
-    if actions and only_tells(actions):
+    if actions and only_informs(actions):
         return None
-    actions = tuple(action for action in actions if not isinstance(action, NotifyAction))
-    deciding = [action for action in actions if isinstance(action, Policy)]
-    if any(isinstance(action, CheckpointAction) for action in actions):
+    actions = tuple(action for action in actions if not action.informs)
+    if any(action.saves for action in actions):
         message = "on nan has `checkpoint`: the weights may be damaged, and `latest` would name them"
         return message, f"remove `checkpoint`; the last good checkpoint stays the latest. {FORMS.capitalize()}"
-    if not deciding:
+    if not _deciding(actions):
         return "on nan lacks skip, rollback or stop", FORMS
     if len(actions) > 1:
         return "on nan has exactly one of skip, rollback and stop; bad steps are reported in any case", FORMS
@@ -134,9 +136,8 @@ def _check_rollback(spec: Spec, schedule: Schedule, batch: Arithmetic, path: str
 def saves_periodically(schedule: Schedule, batch: Arithmetic) -> bool:
     """Whether a checkpoint is saved that the run does not end with."""
     for tick in schedule.ticks:
-        kinds = {type(action) for action in tick.actions}
         every = counted(tick.every, batch)
         late = every is not None and every.unit == "steps" and batch.steps is not None and every.value >= batch.steps
-        if CheckpointAction in kinds and StopAction not in kinds and not late:
+        if any(a.saves for a in tick.actions) and not any(a.stops for a in tick.actions) and not late:
             return True
     return False

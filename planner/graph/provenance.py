@@ -7,7 +7,7 @@ from attrs import evolve
 
 from ...dsl.blocks import SOURCES, is_block, label_of
 from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import Action, EvalAction, NotifyAction
+from ...dsl.schema.actions import Action
 from ...dsl.schema.data import Dataset, Shard, Source, UserCall
 from ...dsl.schema.setting import Auto, is_unspoken, settings_of
 from ...dsl.spec import Spec
@@ -81,10 +81,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
 
 def _actions(path: str, actions: tuple[Action, ...]) -> Iterator[tuple[str, Any]]:
     for number, action in enumerate(actions):
-        if isinstance(action, EvalAction):
-            yield f"{path}.actions.{number}.dataset", action.dataset
-        if isinstance(action, NotifyAction):
-            yield f"{path}.actions.{number}.command", action.command
+        if (label := label_of(type(action))) is not None:
+            yield f"{path}.actions.{number}.{label.name}", getattr(action, label.name)
         yield from _block(f"{path}.actions.{number}", action)
 
 

@@ -3,7 +3,6 @@
 from typing import Any, Final
 
 from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.schema.actions import CheckpointAction, EvalAction, StopAction
 from ...dsl.schema.actions import Tick as TickSpec
 from ...dsl.spec import Spec
 from ..canonical import portable
@@ -49,9 +48,9 @@ def saves_beside(spec: Spec, schedule: Schedule) -> bool:
 
     For a single file it is copied before that step begins, so that several copies can wait to be written.
     """
-    ticks = (t for t in schedule.ticks if not any(isinstance(action, StopAction) for action in t.actions))
+    ticks = (t for t in schedule.ticks if not any(action.stops for action in t.actions))
     beside = spec.checkpoint.mode != "sync" and spec.checkpoint.backend == "dcp"
-    return beside and any(isinstance(action, CheckpointAction) for tick in ticks for action in tick.actions)
+    return beside and any(action.saves for tick in ticks for action in tick.actions)
 
 
 def puts_off(spec: Spec, schedule: Schedule) -> bool:
@@ -61,8 +60,8 @@ def puts_off(spec: Spec, schedule: Schedule) -> bool:
 
 def put_off_text(spec: Spec, schedule: Schedule) -> str:
     """What `step.put_off_save` does, in a line; empty where no save is put off."""
-    ticks = (t for t in schedule.ticks if not any(isinstance(action, StopAction) for action in t.actions))
-    along = any(isinstance(action, CheckpointAction) for tick in ticks for action in tick.actions)
+    ticks = (t for t in schedule.ticks if not any(action.stops for action in t.actions))
+    along = any(action.saves for tick in ticks for action in tick.actions)
     causes = ["behind a bad step"] if along and on_nan(spec).bears else []
     if spec.checkpoint.overlap == "latest" and saves_beside(spec, schedule):
         causes.insert(0, "while another checkpoint was being written")
@@ -146,7 +145,7 @@ def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findi
     if best is None or not spec.checkpoint.enabled:
         return
     rule, path = "checkpoint.best", "checkpoint.best"
-    measures = [t for t in schedule.ticks if any(_evaluates(action, best.dataset) for action in t.actions)]
+    measures = [t for t in schedule.ticks if any(action.held_out() == best.dataset for action in t.actions)]
     if best.dataset not in spec.datasets:
         hint = did_you_mean(best.dataset, spec.datasets) or f"datasets: {', '.join(spec.datasets)}"
         found.fail(rule, "X620", path, f"best uses the loss on {best.dataset}, and there is no such dataset", hint)
@@ -160,18 +159,14 @@ def check_saving(spec: Spec, schedule: Schedule, batch: Arithmetic, found: Findi
         found.passed(rule, f"{best} is measured where checkpoints are saved")
 
 
-def _evaluates(action: Any, dataset: str) -> bool:
-    return isinstance(action, EvalAction) and action.dataset == dataset
-
-
 def _meet(schedule: Schedule, measures: list[TickSpec], dataset: str, batch: Arithmetic) -> bool:
     """Whether anything that measures ever falls into a step with a save; the end of the run is one. Yes where that
     hangs on the clock."""
     assert batch.steps is not None
-    saves = [t for t in schedule.ticks if any(isinstance(action, CheckpointAction) for action in t.actions)]
+    saves = [t for t in schedule.ticks if any(action.saves for action in t.actions)]
     if any(_share_a_step(one, other, batch) for one in measures for other in saves):
         return True
-    ends = any(_evaluates(action, dataset) for action in schedule.events["finish"])
+    ends = any(action.held_out() == dataset for action in schedule.events["finish"])
     known = [tick for each in measures if (tick := recurring(each, batch)).steps or tick.tokens]
     return ends or any(is_due(tick, batch.steps, batch.tokens_per_step) for tick in known)
 

@@ -2,19 +2,10 @@
 
 from math import ceil
 
-from attrs import evolve, frozen
+from attrs import asdict, evolve, frozen
 
 from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import (
-    Action,
-    CheckpointAction,
-    EventName,
-    LogAction,
-    NotifyAction,
-    ProfileAction,
-    SkipAction,
-    StopAction,
-)
+from ...dsl.schema.actions import LIMITS, SIGNALS, Action, EventName, by_default, saving, stopping
 from ...dsl.schema.actions import Tick as TickSpec
 from ...dsl.schema.experiment import Launch
 from ...dsl.spec import Spec
@@ -23,7 +14,7 @@ from ..plan import PlanPhase, PlanTick, Timeline, Trigger
 from ..schedule.arithmetic import Arithmetic
 from ..schedule.counts import next_due, times_due, with_counts
 from ..schedule.order import in_order
-from ..schedule.stops import LIMITS, SIGNALS, actions_on, counted, limit_args, occurs, only_tells, uncounted
+from ..schedule.stops import actions_on, counted, limit_args, occurs, only_informs, uncounted
 from .actions import ActionNodes
 from .alerts import ALERTS
 
@@ -40,7 +31,7 @@ class Schedule:
     paths: tuple[str, ...]
     events: dict[EventName, tuple[Action, ...]]
     reasons: dict[str, tuple[str, str]]
-    bad_steps: dict[int | None, tuple[NotifyAction, ...]]
+    bad_steps: dict[int | None, tuple[Action, ...]]
 
 
 def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
@@ -52,30 +43,32 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
     ticks, paths = list(spec.ticks), [f"every.{i}.every" for i in range(len(spec.ticks))]
     reasons: dict[str, tuple[str, str]] = {}
 
-    def default(name: str, action: Action, parts: int) -> None:
-        if any(isinstance(a, type(action)) for tick in spec.ticks for a in tick.actions):
+    def default(kind: type[Action]) -> None:
+        parts = kind.default_ticks
+        if any(isinstance(action, kind) for tick in spec.ticks for action in tick.actions):
             return
         every = Quantity(100 // parts, "%") if steps is None else Quantity(max(ceil(steps / parts), 1), "steps")
         why = f"the steps / {parts}, rounded up" if steps is None else f"{steps:,} steps / {parts}, rounded up"
-        ticks.append(TickSpec(every=every, actions=(action,)))
+        ticks.append(TickSpec(every=every, actions=(kind(),)))
         paths.append("")
-        reasons[f"every.{name}"] = (str(every), why)
+        reasons[f"every.{kind.kind}"] = (str(every), why)
 
-    default("log", LogAction(), 100)
-    default("checkpoint", CheckpointAction(), 20)
+    for kind in by_default():
+        default(kind)
+    save, stop = saving(), stopping()
     names: tuple[EventName, ...] = ("finish", *SIGNALS, *(name for name in LIMITS if occurs(name, spec.launch)))
     events: dict[EventName, tuple[Action, ...]] = {name: actions_on(spec.events, name) for name in names}
-    if not any(isinstance(action, CheckpointAction) for action in events["finish"]):
-        events["finish"] = (CheckpointAction(), *events["finish"])
-        reasons["on.finish"] = ("checkpoint", "a finished run can be used and extended")
+    if not any(action.saves for action in events["finish"]):
+        events["finish"] = (save, *events["finish"])
+        reasons["on.finish"] = (save.kind, "a finished run can be used and extended")
     for name in names[1:]:
-        if only_tells(events[name]):
-            events[name] = (*events[name], CheckpointAction(), StopAction())
-            reasons[f"on.{name}"] = ("checkpoint then stop", "a run that is stopped can be resumed")
-    events["nan"] = tuple(a for a in actions_on(spec.events, "nan") if not isinstance(a, NotifyAction))
+        if only_informs(events[name]):
+            events[name] = (*events[name], save, stop)
+            reasons[f"on.{name}"] = (f"{save.kind} then {stop.kind}", "a run that is stopped can be resumed")
+    events["nan"] = tuple(a for a in actions_on(spec.events, "nan") if not a.informs)
     if not events["nan"]:
-        events["nan"] = (StopAction(),)
-        reasons["on.nan"] = ("stop", "NaN or infinity must not reach the weights")
+        events["nan"] = (stop,)
+        reasons["on.nan"] = (stop.kind, "NaN or infinity must not reach the weights")
     events |= {name: actions for name in ALERTS if (actions := actions_on(spec.events, name))}
     told = _told_of_bad_steps(spec)
     if not spec.checkpoint.enabled:
@@ -83,14 +76,14 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
     return Schedule(ticks=tuple(ticks), paths=tuple(paths), events=events, reasons=reasons, bad_steps=told)
 
 
-def _told_of_bad_steps(spec: Spec) -> dict[int | None, tuple[NotifyAction, ...]]:
+def _told_of_bad_steps(spec: Spec) -> dict[int | None, tuple[Action, ...]]:
     """The commands under `on nan`, by the number of steps in a row; None: of as many as something is done about."""
-    found: dict[int | None, tuple[NotifyAction, ...]] = {}
+    found: dict[int | None, tuple[Action, ...]] = {}
     for event in spec.events:
         if event.event == "nan":
-            alone = only_tells(event.actions) and event.count is None
+            alone = only_informs(event.actions) and event.count is None
             count = 1 if alone else event.count
-            commands = tuple(action for action in event.actions if isinstance(action, NotifyAction))
+            commands = tuple(action for action in event.actions if action.informs)
             found[count] = (*found.get(count, ()), *commands)
     return {count: commands for count, commands in found.items() if commands}
 
@@ -100,22 +93,22 @@ def _without_saving(
     paths: list[str],
     events: dict[EventName, tuple[Action, ...]],
     reasons: dict[str, tuple[str, str]],
-    told: dict[int | None, tuple[NotifyAction, ...]],
+    told: dict[int | None, tuple[Action, ...]],
 ) -> Schedule:
     """The same run with every save left out; a tick that did nothing else is gone."""
 
     def rest(actions: tuple[Action, ...]) -> tuple[Action, ...]:
-        return tuple(action for action in actions if not isinstance(action, CheckpointAction))
+        return tuple(action for action in actions if not action.saves)
 
     left = [(evolve(t, actions=rest(t.actions)), path) for t, path in zip(ticks, paths, strict=True) if rest(t.actions)]
-    why = "checkpoint.enabled is false"
+    why, name = "checkpoint.enabled is false", saving().kind
     return Schedule(
         ticks=tuple(tick for tick, _ in left),
         paths=tuple(path for _, path in left),
         events={name: rest(actions) for name, actions in events.items()},
-        reasons={path: (value.replace("checkpoint then ", ""), f"nothing is saved: {why}") if "checkpoint" in value
+        reasons={path: (value.replace(f"{name} then ", ""), f"nothing is saved: {why}") if name in value
                  else (value, reason) for path, (value, reason) in reasons.items()
-                 if path not in ("every.checkpoint", "on.finish")},
+                 if path not in (f"every.{name}", "on.finish")},
         bad_steps=told,
     )  # fmt: skip
 
@@ -146,8 +139,8 @@ def _check_fires(
         message = f"every {tick.every} never happens: the run has {steps:,} steps, {batch.tokens:,} tokens"
         found.warn(rule, "W601", path, message, f"use {steps} steps or fewer, or `on finish`")
     elif before is not None and first + before >= steps:
-        message = f"every {tick.every} profile records nothing: the run has {steps:,} steps, and the first one that "
-        message += f"could be recorded is step {first + before + 1:,}"
+        message = f"every {tick.every} {tick.actions[0].kind} records nothing: the run has {steps:,} steps, and the "
+        message += f"first one that could be recorded is step {first + before + 1:,}"
         found.warn(rule, "W601", path, message, "let it begin earlier, or use less `wait` and `warmup`")
     elif path:
         count = times_due(known, min(steps, limit_args(launch, batch).get("stop_at", steps)), each)
@@ -171,8 +164,8 @@ def build_timeline(
     """
     ticks, in_turn = [], list(in_order(schedule.ticks))
     for tick in in_turn:
-        stop = any(isinstance(action, StopAction) for action in tick.actions)
-        ids = tuple(nodes.add(action, last=stop) for action in tick.actions if not isinstance(action, StopAction))
+        stop = any(action.stops for action in tick.actions)
+        ids = tuple(nodes.add(action, stops=stop) for action in tick.actions if not action.stops)
         ticks.append(recurring(tick, batch, ids))
     triggers = tuple(
         Trigger(
@@ -180,13 +173,13 @@ def build_timeline(
             nodes=(
                 *(_told(schedule, nodes, bad_steps, bad_steps) if name == "nan" else ()),
                 *(
-                    nodes.add(action, name, last=StopAction() in actions)
+                    nodes.add(action, name, stops=any(each.stops for each in actions))
                     for action in actions
-                    if not isinstance(action, StopAction | SkipAction)
+                    if not (action.stops or action.skips)
                 ),
                 *([nodes.add_model(name)] if name == "finish" and publishes else []),
             ),
-            stop=any(isinstance(action, StopAction | SkipAction) for action in actions),
+            stop=any(action.stops or action.skips for action in actions),
             count=bad_steps if name == "nan" else None,
         )
         for name, actions in schedule.events.items()
@@ -213,7 +206,7 @@ def _told(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) ->
 
 def recurring(tick: TickSpec, batch: Arithmetic, nodes: tuple[str, ...] = ()) -> PlanTick:
     """A tick as a plan has it, without how often it fires: its period, or what that is to be worked out of."""
-    stop = any(isinstance(action, StopAction) for action in tick.actions)
+    stop = any(action.stops for action in tick.actions)
     every = counted(tick.every, batch)
     if every is None:
         amount = uncounted(tick.every)
@@ -229,7 +222,6 @@ def recurring(tick: TickSpec, batch: Arithmetic, nodes: tuple[str, ...] = ()) ->
 
 def _unrecorded(tick: TickSpec) -> int | None:
     """Of a tick that does nothing but profile: the steps that pass before one is recorded."""
-    profiles = [action for action in tick.actions if isinstance(action, ProfileAction)]
-    if not profiles or len(tick.actions) > len(profiles):
-        return None
-    return min(action.wait + action.warmup for action in profiles)
+    before = [action.unrecorded(asdict(action, recurse=False)) for action in tick.actions]
+    known = [steps for steps in before if steps is not None]
+    return min(known) if known and len(known) == len(before) else None

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+from ...dsl.schema.actions import action_of
 from ...dsl.schema.training import SCHEDULERS
 from ..costs.disk import disk_of
 from ..costs.headroom import no_times
 from ..graph.averaging import average_args
 from ..graph.log_writers import TENSORBOARD, WANDB
 from ..plan import Node, Plan, PlanTick
-from ..schedule.counts import count_node, count_saves
+from ..schedule.counts import count_node, count_saves, saves, unrecorded
 from ..units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
 from .render_data import epoch_text
 from .text import Detail, Page
@@ -96,7 +97,7 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
     if saving is None:
         return [("checkpoint", bytes_text(size), "none is written")]
     keep = saving.args["keep"]
-    ticks = [tick for tick in plan.timeline.ticks if any(plan.node(n).op == "tick.checkpoint" for n in tick.nodes)]
+    ticks = [tick for tick in plan.timeline.ticks if any(saves(plan.node(n)) for n in tick.nodes)]
     written = count_saves(plan)
     clocks = any(tick.seconds is not None for tick in ticks)
     times = "depends on the clock" if clocks else "as many as the number of steps allows"
@@ -142,7 +143,7 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
     rows = []
     for tick in plan.timeline.ticks:
         names = [_name(plan.node(node)) for node in tick.nodes] + (["stop"] if tick.stop else [])
-        by_default = names in (["log"], ["checkpoint"]) and f"every.{names[0]}" in defaults
+        by_default = len(names) == 1 and f"every.{names[0]}" in defaults
         note = "default" if by_default else _in_all(plan, tick)
         rows.append((f"every {tick.period}", " then ".join(names), _count(tick), note))
     triggers: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
@@ -150,8 +151,8 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
         names = [_name(plan.node(node)) for node in trigger.nodes] + (["stop"] if trigger.stop else [])
         by_default = "default" if f"on.{trigger.event}" in defaults else ""
         if by_default and trigger.event == "finish" and len(names) > 1:
-            by_default = "checkpoint by default"  # what else happens there was declared
-        elif "notify" in names:
+            by_default = f"{names[0]} by default"  # what else happens there was declared
+        elif any((kind := action_of(plan.node(node).op)) and kind.informs for node in trigger.nodes):
             by_default = ""
         triggers.setdefault((" then ".join(names), by_default), []).append(trigger.name)
     rows += [(f"on {', '.join(events)}", names, "", by_default) for (names, by_default), events in triggers.items()]
@@ -187,8 +188,8 @@ def _takers(plan: Plan) -> str:
 
 def _name(node: Node) -> str:
     """`eval web`, `log`."""
-    action = node.op.partition(".")[2]
-    return f"{action} {node.args['dataset']}" if action == "eval" else action
+    action = action_of(node.op)
+    return node.op.partition(".")[2] if action is None else action.shown(node.args)
 
 
 def _count(tick: PlanTick) -> str:
@@ -204,10 +205,10 @@ def _in_all(plan: Plan, tick: PlanTick) -> str:
     found = []
     for id in tick.nodes:
         node = plan.node(id)
-        saves = node.op == "tick.checkpoint"
-        count = count_saves(plan) if saves else count_node(plan, id)
-        names = [{plan.node(n).op if saves else n for n in other.nodes} for other in plan.timeline.ticks]
-        shared = sum((node.op if saves else id) in each for each in names) > 1
-        if count is not None and count != tick.count and (shared or node.op == "tick.profile"):
+        state = saves(node)
+        count = count_saves(plan) if state else count_node(plan, id)
+        names = [{plan.node(n).op if state else n for n in other.nodes} for other in plan.timeline.ticks]
+        shared = sum((node.op if state else id) in each for each in names) > 1
+        if count is not None and count != tick.count and (shared or unrecorded(node) is not None):
             found.append(f"{_name(node)} {count:,}")
     return f"in all {', '.join(found)}" if found else ""

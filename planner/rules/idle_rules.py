@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from ...dsl.schema.actions import Action, EvalAction, GenerateAction, HealthAction, MemorySnapshotAction
+from ...dsl.schema.actions import Action
 from ...dsl.schema.cluster import Cluster
 from ...dsl.schema.model import MOE
-from ...dsl.schema.setting import AUTO, Auto, settings_of
+from ...dsl.schema.setting import Auto, settings_of
 from ...dsl.spec import Spec
 from ..findings import Findings
 from ..graph.saving import OF_WRITING
@@ -59,7 +59,7 @@ def _check_idle_model(spec: Spec, found: Findings) -> None:
         _warn(spec, "precision.matmul", why, "remove it", found)
     if ema is not None and not spec.checkpoint.enabled:
         _warn(spec, "ema.publish", "checkpoint.enabled is false, so no weights are saved", "remove it", found)
-    looks = any(isinstance(action, EvalAction | GenerateAction) for _, action in _actions(spec))
+    looks = any(action.uses_averages for _, action in _actions(spec))
     if ema is not None and not looks and not any(dataset.holdout.value for dataset in spec.datasets.values()):
         _warn(spec, "ema.eval", "nothing is evaluated or generated", "leave it out, or set a holdout", found)
 
@@ -67,14 +67,8 @@ def _check_idle_model(spec: Spec, found: Findings) -> None:
 def _check_idle_actions(spec: Spec, layout: Layout, found: Findings) -> None:
     """Of what ticks and events do."""
     for path, action in _actions(spec):
-        if isinstance(action, MemorySnapshotAction) and device_kind(spec) == "cpu" and action.history not in (0, AUTO):
-            why = "only a GPU's allocator can record its allocations"
-            _warn(spec, f"{path}.history", why, "remove it", found)
-        elif isinstance(action, GenerateAction) and not action.temperature:
-            why = "at temperature 0 the most likely token is always chosen"
-            _warn(spec, f"{path}.top_p", why, "leave it out, or raise the temperature", found)
-        elif isinstance(action, HealthAction) and layout.mesh.world_size == 1 and spec.fault_tolerance.elastic is None:
-            _warn(spec, f"{path}.limit", "one rank waits for no other", "remove it", found)
+        for name, (why, hint) in action.idle(spec, layout.mesh.world_size).items():
+            _warn(spec, f"{path}.{name}", why, hint, found)
 
 
 def _actions(spec: Spec) -> Iterator[tuple[str, Action]]:

@@ -113,7 +113,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
         "cluster.preset",
     ),
     "alerts.stalled": ("alerts.stalled", "fault_tolerance.stuck"),
-    "schedule.every.*.requeue": ("every.{}.actions",),
+    "schedule.every.*.place": ("every.{}.actions",),
     "schedule.stop_file": ("launch.stop_file",),
     "schedule.stop_at": ("launch.stop_at", "{steps}", "{tokens}"),
     "schedule.stop_after": ("launch.stop_after", "{steps}", "{tokens}"),

@@ -11,8 +11,8 @@ from ..graph.alerts import check_alerts
 from ..graph.averaging import check_average
 from ..graph.log_writers import check_log
 from ..graph.nonfinite import check_nan
-from ..graph.profiling import check_profiles
 from ..graph.saving import check_backend, check_saving
+from ..graph.spans import check_profiles
 from ..graph.timeline import Schedule, check_ticks, fill_schedule
 from ..mesh.layout import Layout, build_layout
 from ..mesh.pipeline import StageAssignment, assign_stages, check_microbatches

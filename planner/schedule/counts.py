@@ -10,7 +10,8 @@ from math import lcm
 
 from attrs import evolve, frozen
 
-from ..plan import Plan, PlanTick, Timeline
+from ...dsl.schema.actions import action_of
+from ..plan import Node, Plan, PlanTick, Timeline
 
 # So many steps are looked at one by one before a count is given up.
 MOST_LOOKED_AT = 1_000_000
@@ -153,23 +154,35 @@ def count_node(plan: Plan, node: str) -> int | None:
     last = last_step(timeline)
     if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
         return None
-    if plan.node(node).op == "tick.profile":
-        args = plan.node(node).args
-        counts = [count_profiles(tick, timeline, tokens_per_step, args["wait"] + args["warmup"]) for tick in ticks]
+    before = unrecorded(plan.node(node))
+    if before is not None:
+        counts = [count_profiles(tick, timeline, tokens_per_step, before) for tick in ticks]
         return None if None in counts else sum(count or 0 for count in counts)
     return steps_due(ticks, last, tokens_per_step)
+
+
+def unrecorded(node: Node) -> int | None:
+    """Of an action that records the steps behind it: how many pass before it does."""
+    action = action_of(node.op)
+    return None if action is None else action.unrecorded(node.args)
+
+
+def saves(node: Node) -> bool:
+    """Whether a node saves the full state."""
+    action = action_of(node.op)
+    return action is not None and action.saves
 
 
 def count_saves(plan: Plan) -> int | None:
     """How many checkpoints the run writes, each step once; None where that is not known. What a signal or an alert asks
     for comes on top."""
 
-    def saves(nodes: Sequence[str]) -> bool:
-        return any(plan.node(node).op == "tick.checkpoint" for node in nodes)
+    def any_saves(nodes: Sequence[str]) -> bool:
+        return any(saves(plan.node(node)) for node in nodes)
 
     timeline, tokens_per_step = plan.timeline, plan.estimates.tokens_per_step
-    ticks = [tick for tick in timeline.ticks if saves(tick.nodes)]
-    on = {trigger.event for trigger in timeline.reactions if saves(trigger.nodes)}
+    ticks = [tick for tick in timeline.ticks if any_saves(tick.nodes)]
+    on = {trigger.event for trigger in timeline.reactions if any_saves(trigger.nodes)}
     last = last_step(timeline)
     if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
         return None

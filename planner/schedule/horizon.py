@@ -12,7 +12,7 @@ from attrs import evolve
 from ...dsl.spec import Spec
 from ..plan import Plan, PlanPhase, PlanTick, Timeline, Uncounted
 from .arithmetic import Arithmetic
-from .counts import with_counts
+from .counts import unrecorded, with_counts
 from .epochs import counted, rows_of_epoch
 from .mixing import in_epochs, weights
 from .stops import share_of, tokens_of
@@ -73,16 +73,15 @@ def known_timeline(plan: Plan) -> Timeline:
     if plan.counted is None:
         return plan.timeline
     timeline, batch = plan.timeline, known_arithmetic(plan)
-    unrecorded = [_unrecorded(plan, tick) for tick in timeline.ticks]
-    return with_counts(counted_timeline(timeline, batch, plan.counted.rows), unrecorded, batch.tokens_per_step)
+    before = [_unrecorded(plan, tick) for tick in timeline.ticks]
+    return with_counts(counted_timeline(timeline, batch, plan.counted.rows), before, batch.tokens_per_step)
 
 
 def _unrecorded(plan: Plan, tick: PlanTick) -> int | None:
     """Of a tick that does nothing but profile: the steps that pass before one is recorded."""
-    nodes = [plan.node(node) for node in tick.nodes]
-    if not nodes or tick.stop or any(node.op != "tick.profile" for node in nodes):
-        return None
-    return min(node.args["wait"] + node.args["warmup"] for node in nodes)
+    before = [unrecorded(plan.node(node)) for node in tick.nodes]
+    known = [steps for steps in before if steps is not None]
+    return min(known) if known and len(known) == len(before) and not tick.stop else None
 
 
 def known_rate(plan: Plan) -> dict[str, Any]:

@@ -5,14 +5,10 @@ lost no record of the steps that the checkpoint holds.
 """
 
 from collections.abc import Iterable
-from typing import Final
 
 from attrs import evolve
 
-from ...dsl.schema.actions import Action, CheckpointAction, EvalAction, GenerateAction, LogAction, StopAction, Tick
-
-# What leaves records of the state as it is: of one that is saved they come first.
-RECORDS: Final = (EvalAction, GenerateAction, LogAction)
+from ...dsl.schema.actions import Action, Tick
 
 
 def in_order(ticks: Iterable[Tick]) -> list[Tick]:
@@ -29,25 +25,24 @@ def in_order(ticks: Iterable[Tick]) -> list[Tick]:
 
 def _records_first(actions: tuple[Action, ...]) -> tuple[Action, ...]:
     """The actions with those that leave records of the state moved from behind the first save to right before it."""
-    at = next((place for place, action in enumerate(actions) if isinstance(action, CheckpointAction)), len(actions))
+    at = next((place for place, action in enumerate(actions) if action.saves), len(actions))
     behind = actions[at:]
-    late = tuple(action for action in behind if isinstance(action, RECORDS))
-    return (*actions[:at], *late, *(action for action in behind if not isinstance(action, RECORDS)))
+    late = tuple(action for action in behind if action.records)
+    return (*actions[:at], *late, *(action for action in behind if not action.records))
 
 
 def _parts(tick: Tick) -> tuple[Tick, ...]:
     """A tick that saves as two: what it does before, if anything, and the rest; the run stops behind the rest."""
-    at = next(place for place, action in enumerate(tick.actions) if isinstance(action, CheckpointAction))
-    before = tuple(action for action in tick.actions[:at] if not isinstance(action, StopAction))
-    stops = tuple(action for action in tick.actions[:at] if isinstance(action, StopAction))
+    at = next(place for place, action in enumerate(tick.actions) if action.saves)
+    before = tuple(action for action in tick.actions[:at] if not action.stops)
+    stops = tuple(action for action in tick.actions[:at] if action.stops)
     rest = (*tick.actions[at:], *stops)
     return (evolve(tick, actions=before), evolve(tick, actions=rest)) if before else (tick,)
 
 
 def _saves(tick: Tick) -> bool:
-    return any(isinstance(action, CheckpointAction) for action in tick.actions)
+    return any(action.saves for action in tick.actions)
 
 
 def _turn(tick: Tick) -> int:
-    kinds = {type(action) for action in tick.actions}
-    return 2 if CheckpointAction in kinds else 1 if LogAction in kinds else 0
+    return max(action.turn for action in tick.actions)

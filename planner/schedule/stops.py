@@ -3,21 +3,12 @@
 from fractions import Fraction
 from math import ceil
 from pathlib import PurePath
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from attrs import frozen
 
 from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import (
-    Action,
-    Event,
-    EventName,
-    NotifyAction,
-    RequeueAction,
-    RollbackAction,
-    SkipAction,
-    StopAction,
-)
+from ...dsl.schema.actions import ENDINGS, LIMITS, Action, Event, EventName
 from ...dsl.schema.experiment import Launch
 from ...dsl.spec import Spec
 from ..canonical import portable
@@ -26,18 +17,6 @@ from ..plan import Uncounted
 from ..units import plural
 from .arithmetic import Arithmetic
 from .epochs import exact
-
-# Of several at once the first one decides.
-SIGNALS: Final[tuple[EventName, ...]] = ("sigint", "sigterm", "sigusr1")
-# Event → the settings of `launch`, one of which causes it, as they might be written.
-LIMITS: Final[dict[EventName, dict[str, str]]] = {
-    "time_limit": {"time_limit": "time_limit = 4 h"},
-    "stop_file": {"stop_file": 'stop_file = "STOP"'},
-    "stop_at": {"stop_at": "stop_at = 1000 steps", "stop_after": "stop_after = 200 steps"},
-}
-# With these a run is over.
-ENDINGS: Final = ("finish", *SIGNALS, *LIMITS)
-REQUEUE: Final = "on sigusr1 checkpoint then requeue then stop"
 
 
 def occurs(event: EventName, launch: Launch) -> bool:
@@ -70,38 +49,27 @@ def check_events(spec: Spec, found: Findings) -> None:
             names, example = " or ".join(LIMITS[event.event]), next(iter(LIMITS[event.event].values()))
             message = f"on {event.event} can never occur: launch.{names} is not set"
             found.fail(rule, "X610", path, message, f"add `launch {{ {example} }}`, or leave the trigger out")
-        elif all(isinstance(action, SkipAction | RollbackAction) for action in actions):
+        elif all(action.only_nan for action in actions):
             continue  # they belong under `on nan`, which is said elsewhere
-        elif event.event != "finish" and not (only_tells(actions) or _stops(actions)):
+        elif event.event != "finish" and not (only_informs(actions) or any(action.stops for action in actions)):
             message = f"on {event.event} does not stop the run, which will be ended soon in any case"
             found.fail(rule, "X605", path, message, "add `then stop`")
-        elif (message := _misplaced(event.event, actions)) is not None:
-            found.fail(rule, "X611", path, message, f"write it last, as in `{REQUEUE}`")
+        elif (wrong := misplaced(event.event, actions)) is not None:
+            found.fail(rule, "X611", path, *wrong)
     for number, tick in enumerate(spec.ticks):
-        if any(isinstance(action, RequeueAction) for action in tick.actions):
-            message = "a tick has the action requeue, but a job is requeued when its run stops"
-            found.fail(f"schedule.every.{number}.requeue", "X611", f"every.{number}", message, f"write `{REQUEUE}`")
+        if (wrong := misplaced("", tick.actions)) is not None:
+            found.fail(f"schedule.every.{number}.place", "X611", f"every.{number}", *wrong)
 
 
-def only_tells(actions: tuple[Action, ...]) -> bool:
+def only_informs(actions: tuple[Action, ...]) -> bool:
     """Whether nothing is declared for an event that takes the place of what happens by default."""
-    return all(isinstance(action, NotifyAction) for action in actions)
+    return all(action.informs for action in actions)
 
 
-def _stops(actions: tuple[Action, ...]) -> bool:
-    return any(isinstance(action, StopAction) for action in actions)
-
-
-def _misplaced(event: EventName, actions: tuple[Action, ...]) -> str | None:
-    """What is wrong with where `requeue` stands, if anything is."""
-    places = [place for place, action in enumerate(actions) if isinstance(action, RequeueAction)]
-    if not places:
-        return None
-    if event == "finish":
-        return "on finish has the action requeue, but a finished run has nothing left to train"
-    if any(not isinstance(action, RequeueAction | StopAction) for action in actions[places[0] :]):
-        return f"on {event}: other actions follow requeue, and Slurm ends the job as soon as it is asked"
-    return None
+def misplaced(event: str, actions: tuple[Action, ...]) -> tuple[str, str] | None:
+    """(message, hint) of the first action that cannot stand there, if there is one. event: "" of a tick."""
+    found = (action.misplaced(event, actions[place + 1 :]) for place, action in enumerate(actions))
+    return next((wrong for wrong in found if wrong is not None), None)
 
 
 def check_stops(launch: Launch, batch: Arithmetic, found: Findings) -> None:

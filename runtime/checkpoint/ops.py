@@ -187,26 +187,6 @@ def _saver(common: dict[str, Any], mode: Mode, copies: int, rank: Rank) -> Saver
     return FileSaver(**common, snapshots=snapshots)
 
 
-@op("tick.checkpoint")
-def checkpoint(saver: Saver, node_id: str, must: bool) -> StepCall:
-    """Save, unless this very step is saved already. must: the run may end with it, so that it has to succeed.
-
-    Before the first step there is nothing that another start would not make as well.
-    """
-
-    def run(step: Step) -> None:
-        if saver.progress.step == 0:
-            return
-        # Behind a bad step the weights may be what is wrong: they wait for one that is good.
-        in_order = not saver.progress.bad.in_a_row and (saver.overlap == "wait" or saver.may_begin())
-        if must or in_order:
-            saver.save(node_id, must=must)
-        else:
-            saver.put_off = node_id
-
-    return run
-
-
 @op("step.put_off_save")
 def put_off_save(saver: Saver, clocks: Clocks) -> StepCall:
     """Make up for a save that came due while another was being written, or behind a bad step, once that is over: of the

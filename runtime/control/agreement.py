@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from ...planner.schedule.stops import SIGNALS
+from ...dsl.schema.actions import SIGNALS
 from ..monitoring.alert_actions import AlertActions
 from ..parallel.fake import numbers
 from ..state import Halt, Rank

@@ -2,7 +2,7 @@
 
 from signal import SIGINT, Signals
 
-from ...planner.schedule.stops import SIGNALS
+from ...dsl.schema.actions import SIGNALS
 from ...records.event import Event
 from ...records.lines import objects_since, read_all
 from ...records.metrics import StepMetrics

@@ -5,12 +5,18 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from ...planner.plan import Plan, Trigger
+from ...dsl.schema.actions import action_of
+from ...planner.plan import Node, Plan, Trigger
 from ..state import Step
 from ..timers import Clocks
 
 StepCall = Callable[[Step], None]
-NOTIFY = "tick.notify"
+
+
+def informs(node: Node) -> bool:
+    """Whether a node is a command that the first rank runs when the alert is raised, before the others hear of it."""
+    action = action_of(node.op)
+    return action is not None and action.informs
 
 
 @define(eq=False)
@@ -32,7 +38,7 @@ class AlertActions:
         """alerts: the events that are some."""
 
         def acts(trigger: Trigger) -> bool:
-            return trigger.stop or any(plan.node(node).op != NOTIFY for node in trigger.nodes)
+            return trigger.stop or not all(informs(plan.node(node)) for node in trigger.nodes)
 
         return cls(tuple(each for each in plan.timeline.reactions if each.event in alerts and acts(each)))
 

@@ -14,7 +14,7 @@ from ..errors import EnvironmentFault
 from ..ops import op
 from ..reporting.records import Records
 from ..state import Progress, Rank, Step
-from .alert_actions import AlertActions
+from .alert_actions import AlertActions, informs
 from .detectors import DiskDetector, Finding, LossSpikeDetector, MemoryDetector, SlowDetector, StarvationDetector
 from .notify import Notifier
 from .poller import Poller
@@ -156,7 +156,7 @@ class AlertMonitor:
     def _commands(self, kind: str) -> list[tuple[str, float]]:
         """The commands that the plan has for an alert, with the seconds that each may take."""
         nodes = (node for each in self.plan.timeline.reactions if each.event == kind for node in each.nodes)
-        found = [node for node in map(self.plan.node, nodes) if node.op == "tick.notify"]
+        found = [node for node in map(self.plan.node, nodes) if informs(node)]
         return [(node.args["command"], node.args["limit_seconds"]) for node in found]
 
 

@@ -1,11 +1,11 @@
-"""`tick.notify`: a command of the user's own, run beside training by the first rank; nothing of it can harm the run."""
+"""Commands of the user's own, run beside training by the first rank; nothing of them can harm the run."""
 
 import os
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
@@ -14,9 +14,8 @@ from typing import Any, Final
 from attrs import define, field, frozen
 
 from ...records.run_events import NotifyEvent
-from ..ops import op
 from ..reporting.records import Records
-from ..state import Progress, Rank, Step
+from ..state import Progress
 from .detectors import Finding
 
 # Seconds between two starts of a command for the same kind of alert.
@@ -33,20 +32,6 @@ OF_RANKS: Final = (
     "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT", "XTRAIN_BEGAN", "XTRAIN_RESTART", "XTRAIN_FIRST_STEP",
 )  # fmt: skip
 OF_LAUNCHERS: Final = ("TORCHELASTIC_", "PET_")
-
-
-@op("tick.notify")
-def notify(
-    notifier: "Notifier", rank: Rank, node_id: str, command: str, limit_seconds: float
-) -> Callable[[Step], None]:
-    """Run a command because of the event that the node is of, or of its tick."""
-    kind = node_id.split(".")[1] if node_id.startswith("event.") else "tick"
-
-    def run(step: Step) -> None:
-        if rank.is_first:
-            notifier.trigger(kind, command, limit_seconds, step.loss)
-
-    return run
 
 
 @frozen(kw_only=True)

@@ -1,30 +1,18 @@
-"""`setup.observe` and `tick.log`: the numbers of a run, reduced over ranks before they are written."""
-
-import time
-from math import isfinite
+"""`setup.observe`: the numbers of a run since the last of them were written."""
 
 import torch
 import torch.distributed as dist
 from attrs import define, field
-from msgspec.structs import replace
 
 from ...planner.mesh.hardware_specs import product_format
 from ...planner.plan import Plan
-from ...planner.units import plural
-from ...records.metrics import RankMetrics, StepMetrics
-from ..input.feed import Feed
 from ..models.build import compute_format
-from ..models.parts import ModelParts
-from ..monitoring.alerts import AlertMonitor
 from ..monitoring.devices import peak_flops as peak_of_device
-from ..monitoring.memory import MemoryNow, peak_bytes
 from ..monitoring.rates import CountedWork, Rates
 from ..monitoring.waits import WAITS
 from ..ops import op
-from ..reporting.records import Records
-from ..state import Progress, Rank, Step
+from ..state import Rank, Step
 from .dataset_losses import DatasetLosses
-from .router_step import RouterMetrics
 
 
 @define
@@ -90,83 +78,3 @@ def _of_all(peak: float | None, rank: Rank) -> float | None:
     dist.all_reduce(sums)
     whole, unknown = sums.tolist()
     return None if unknown else whole
-
-
-@op("tick.log")
-def log(
-    plan: Plan,
-    model: ModelParts,
-    feed: Feed,
-    rank: Rank,
-    records: Records,
-    progress: Progress,
-    window: Window,
-    alerts: AlertMonitor | None = None,
-):
-    """Make the record of the step, once: its loss, gradient norm and learning rate; times are those of the slowest
-    rank, averaged over the steps since the last record, and so are the losses of the datasets of a mixture. Of steps
-    that were left out, and of the first one of a start, there are no times, and no rates where there was no other."""
-    routers = RouterMetrics.of(plan, model, rank)
-    memory_now = MemoryNow(rank.device)
-    planned_bytes = alerts.planned_bytes if alerts is not None else None
-    rows_before = feed.rows_taken(progress.step)
-
-    def run(step: Step) -> None:
-        if progress.step in (step.index, window.logged):  # no step has ended, or another tick has logged it
-            return
-        steps = max(1, window.timed)
-        averages = [total / steps for total in (window.seconds, window.data_seconds, window.comm_seconds)]
-        peak = peak_bytes(rank.device)
-        of_plan = peak / planned_bytes if planned_bytes else 0.0
-        slowest = torch.tensor([*averages, float(peak), of_plan], dtype=torch.float64, device=rank.device)
-        if rank.world_size > 1:
-            dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
-        seconds, data_seconds, comm_seconds, memory, of_plan = slowest.tolist()
-        if alerts is not None:
-            alerts.logged(window.timed, seconds * window.timed, data_seconds * window.timed, of_plan)
-        now, timed = time.time(), window.timed > 0
-        learned = isfinite(step.loss) and isfinite(step.grad_norm)
-        rates = window.rates.of(window.counted, seconds * window.timed) if timed else {}
-        taken = feed.rows_taken(progress.step)
-        rows = {f"rows/{name}": count for name, count in taken.items()}
-        routed = routers.take(window.steps) if window.steps else {}
-        metrics = StepMetrics(
-            step=progress.step,
-            time=now,
-            loss=step.loss if learned else None,
-            objective=step.objective if learned else None,
-            grad_norm=step.grad_norm if learned else None,
-            lr=step.lr if learned else None,
-            tokens=progress.tokens,
-            epoch=feed.epoch(progress.step),
-            tokens_per_second=window.tokens_per_step / seconds if timed else None,
-            step_seconds=seconds if timed else None,
-            data_seconds=data_seconds if timed else None,
-            memory_bytes=int(memory),
-            phase=feed.phase(step.index).name,
-            valid_tokens=window.valid_tokens,
-            comm_seconds=comm_seconds if timed and WAITS.measured else None,
-            rest=window.losses.take() | rows | routed,
-        )
-        records.log(replace(metrics, **rates))
-        since = {name: count - rows_before.get(name, 0) for name, count in taken.items()}
-        for name in window.losses.unlabelled(since):
-            message = f"dataset {name} has given {plural(since[name], 'row')} since this start, and no valid "
-            message += "token: are all of its labels masked?"
-            records.warn(message, step=progress.step)
-        own_seconds, own_data, own_comm = (round(average, 6) for average in averages)
-        nodes = {node: round(total / steps, 6) for node, total in window.node_seconds.items()}
-        own = RankMetrics(
-            step=progress.step,
-            time=now,
-            step_seconds=own_seconds if timed else None,
-            data_seconds=own_data if timed else None,
-            comm_seconds=own_comm if timed and WAITS.measured else None,
-            memory_bytes=peak,
-            node_seconds=nodes if timed else None,
-        )
-        records.own.write(replace(own, **memory_now.take()))
-        window.clear()
-        window.logged = progress.step
-
-    return run

@@ -8,12 +8,53 @@ import attrs
 import pytest
 
 from xtrain.dsl.schema import component
+from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
 from xtrain.dsl.schema.component import Component, Registry, named, variants
 from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 
 ROOT = Path(__file__).parents[2]
-REGISTRIES: tuple[Registry, ...] = (LOSSES, OPTIMIZERS, SCHEDULERS)
+REGISTRIES: tuple[Registry, ...] = (ACTIONS, LOSSES, OPTIMIZERS, SCHEDULERS)
 ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry in REGISTRIES for name in registry]
+
+# Files of dsl, planner and runtime in which the name of an action is that of another thing. In the dashboard and the
+# command line they are words of `xtrain control`, verbs and kinds of events, which are named as what they are of.
+BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
+COMMANDS = ("planner/graph/commands.py", "runtime/control/inbox.py", "runtime/control/commands.py",
+            "runtime/launch/failure_cause.py")  # of `xtrain control`  # fmt: skip
+OTHER_THINGS = {
+    "log": BLOCKS,
+    "checkpoint": (
+        *BLOCKS,
+        "planner/report/render_training.py",  # of estimates: the bytes of one
+        "planner/compare/diff.py",
+        "planner/identity.py",  # what a run begins with
+        "runtime/run_directory/same_paths.py",
+        "runtime/checkpoint/sources.py",
+    ),
+    "eval": (
+        *COMMANDS,
+        "dsl/user_parts/types.py",  # the mode of `ast.parse`
+        "planner/graph/averaging.py",  # `ema { eval = … }`
+        "planner/compare/resumable_rules.py",
+        "runtime/training/ema.py",
+        "runtime/checkpoint/chosen_weights.py",
+    ),
+    "generate": ("runtime/reporting/wandb_writer.py",),  # the table of W&B
+    "notify": ("runtime/monitoring/notify.py",),  # the name of a thread
+    "profile": (
+        *COMMANDS,
+        "dsl/checking/name_errors.py",  # a block of other trainers
+        "runtime/profiling/places.py",  # a folder of the run
+        "runtime/profiling/profile.py",  # what is under way, one of each at a time
+    ),
+    "memory_snapshot": ("runtime/profiling/snapshot.py",),
+    "skip": ("dsl/schema/data.py", "runtime/data/packing/pack.py", "runtime/data/packing/rows.py"),  # `oversized`
+    "stop": (
+        *COMMANDS,
+        "planner/report/render_training.py",  # the field of a tick and a trigger
+        "planner/compare/diff_values.py",
+    ),
+}  # fmt: skip
 
 
 def test_each_is_one_file_with_the_name_of_the_component():
@@ -31,23 +72,41 @@ def test_no_other_file_names_it(registry: Registry, name: str):
     """A name in quotes, in any file of the rooms that use components; examples of the language's pages aside."""
     if name in ("constant", "cosine", "linear"):  # words of other things too: forms of a curve, of other settings
         return
+    action = registry is ACTIONS
+    rooms = ("dsl", "planner", "runtime") if action else ("dsl", "planner", "runtime", "tui", "cli")
+    others = OTHER_THINGS.get(name, ()) if action else ()
     found = []
-    for room in ("dsl", "planner", "runtime", "tui", "cli"):
+    for room in rooms:
         for path in (ROOT / room).rglob("*.py"):
-            if path.name.startswith("pages_") or path.name in ("vocabulary.py", "blocks.py"):
+            if path.name.startswith("pages_") or path.name in ("vocabulary.py", "blocks.py", "synonyms.py"):
                 continue  # texts for people, with examples
+            if str(path.relative_to(ROOT)) in others:
+                continue
             code = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
             if re.search(rf"""["']{name}["']""", code):
                 found.append(str(path.relative_to(ROOT)))
     assert not found
 
 
+@pytest.mark.parametrize("name", ACTIONS)
+def test_no_file_tests_for_the_op_of_an_action(name: str):
+    """The class of the action says what a file has to know of it: `action_of(node.op).saves`."""
+    rooms = ("dsl", "planner", "runtime", "tui", "cli", "records")
+    code = {path: path.read_text() for room in rooms for path in (ROOT / room).rglob("*.py")}
+    assert not [path for path, text in code.items() if re.search(rf"""["'](tick|event)\.{name}["']""", text)]
+    assert action_of(f"tick.{name}") is ACTIONS[name] and action_of(f"step.{name}") is None
+
+
 @pytest.mark.parametrize(("registry", "name"), ALL)
 def test_it_says_how_it_is_written(registry: Registry, name: str):
     chosen = registry[name]
     assert issubclass(chosen, Component) and attrs.has(chosen)
-    assert (chosen.__doc__ or "").startswith(f"`{registry.word} {name} {{ … }}`: ")
-    assert chosen in variants(registry.default.__mro__[1])
+    if registry is ACTIONS:  # where no word opens a block
+        assert re.match(rf"`{name}\b[^`]*`: ", chosen.__doc__ or "")
+        assert issubclass(chosen, Action)
+    else:
+        assert (chosen.__doc__ or "").startswith(f"`{registry.word} {name} {{ … }}`: ")
+        assert chosen in variants(registry.default.__mro__[1])
 
 
 def test_an_installed_package_offers_components(monkeypatch):
@@ -70,3 +129,14 @@ def test_losses_and_optimizers_have_a_torch_side():
     for registry in (LOSSES, OPTIMIZERS):
         for name in registry:
             assert (ROOT / "components" / registry.folder / f"{name}_torch.py").is_file()
+
+
+def test_actions_with_a_node_have_a_torch_side():
+    for name, kind in ACTIONS.items():
+        assert (ROOT / "components" / "actions" / f"{name}_torch.py").is_file() != (kind.stops or kind.skips)
+
+
+def test_one_action_is_what_a_run_does_by_itself():
+    """A run saves, and ends, by itself: the planner finds the actions by what they say they do."""
+    assert [name for name, kind in ACTIONS.items() if kind.saves] == ["checkpoint"]
+    assert [name for name, kind in ACTIONS.items() if kind.stops] == ["stop"]

@@ -2,9 +2,10 @@
 
 import pytest
 
+from xtrain.components.actions.checkpoint import Checkpoint
+from xtrain.components.actions.notify import Notify
 from xtrain.dsl.diagnostics.fixes import Fix
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.actions import CheckpointAction, NotifyAction
 from xtrain.dsl.spec_json import spec_json
 from xtrain.dsl.spec_text import resolved_text
 
@@ -21,11 +22,11 @@ from xtrain.dsl.spec_text import resolved_text
 def test_a_command_is_a_text(good, written, command):
     let = 'let who = "./page.sh me"\n' if "who" in written else ""
     spec = good(f"{let}on loss_spike {written} then checkpoint")
-    assert spec.events[-1].actions == (NotifyAction(command), CheckpointAction())
+    assert spec.events[-1].actions == (Notify(command), Checkpoint())
 
 
 def test_it_may_stand_behind_every(good):
-    assert good('every 10 steps log then notify("a")').ticks[-1].actions[1:] == (NotifyAction("a"),)
+    assert good('every 10 steps log then notify("a")').ticks[-1].actions[1:] == (Notify("a"),)
 
 
 def test_the_resolved_spec_says_the_same(good, tmp_path):

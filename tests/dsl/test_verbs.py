@@ -88,7 +88,8 @@ from xtrain.cli import check
 load_spec({str(DATA / "every_form.xtrain")!r}).resolved_text()
 heavy = {{"torch", "numba", "numpy", "textual", "networkx", "rich"}} & set(sys.modules)
 rooms = [name for name in sys.modules if name.startswith(("xtrain.planner.", "xtrain.runtime", "xtrain.tui"))]
-rooms = set(rooms) - {{"xtrain.planner.schedule", "xtrain.planner.schedule.closed_form"}}  # what components are made of
+made_of = ("schedule", "schedule.closed_form", "graph", "graph.action_node", "graph.recorded_ranks", "units")
+rooms = set(rooms) - {{f"xtrain.planner.{{name}}" for name in made_of}}  # what components are made of
 assert not heavy and not rooms, (heavy, rooms)
 """
     done = _run(code)

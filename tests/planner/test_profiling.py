@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.dsl.schema.setting import AUTO
-from xtrain.planner.graph.profiling import ProfiledSteps, meeting, recorded_ranks
+from xtrain.planner.graph.recorded_ranks import recorded_ranks
+from xtrain.planner.graph.spans import ProfiledSteps, meeting
 from xtrain.planner.report.render import render
 
 CUDA = "launch { device = cuda }"

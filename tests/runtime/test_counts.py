@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from xtrain.components.actions import checkpoint_torch
+from xtrain.components.actions import profile_torch as profiling_ops
 from xtrain.dsl.load import load_spec
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.plan import Counted, Plan, PlanTick
 from xtrain.planner.report.render import render
 from xtrain.planner.schedule.counts import MOST_LOOKED_AT, count_node, count_saves, steps_due
 from xtrain.planner.schedule.horizon import as_known, known_arithmetic
-from xtrain.runtime.actions import profile as profiling_ops
-from xtrain.runtime.checkpoint import ops as checkpoint_ops
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.saver import Saver
 from xtrain.runtime.executor import Executor
@@ -104,7 +104,7 @@ class Untrained(Executor):
     def _call(self, node_id: str) -> Any:
         node = self.plan.node(node_id)
         if node.op == "tick.checkpoint":
-            return checkpoint_ops.checkpoint(self.saver, node_id, **node.args)
+            return checkpoint_torch.checkpoint(self.saver, node_id, **node.args)
         if node.op == "tick.profile":
             given = {"rank": None, "records": self.records, "progress": self.progress, "under_way": self.under_way}
             return profiling_ops.profile(node_id, feed=self.resources["feed"], **given, **node.args)

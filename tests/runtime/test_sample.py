@@ -2,8 +2,8 @@
 
 import pytest
 
-from xtrain.runtime.actions.generate import prompt_tokens
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
+from xtrain.runtime.generation.text_generator import prompt_tokens
 
 
 class WithoutBos(ByteTokenizer):

@@ -74,7 +74,7 @@ def hold_python(rank: int, step: int) -> None:
 @mutation
 def slow_evaluation(seconds: float) -> None:
     """Every batch of an evaluation takes so long."""
-    from xtrain.runtime.actions import evaluate
+    from xtrain.components.actions import eval_torch as evaluate
 
     original = evaluate.forwarded
 
@@ -104,9 +104,6 @@ def slow_setup(seconds: float) -> None:
 @mutation
 def slow_publishing(seconds: float) -> None:
     """The first rank takes long to publish a checkpoint, while the others have gone on to the next step."""
-    from xtrain.runtime.ops import OPS, load_ops
-
-    load_ops()
 
     def change(call: StepCall, given: dict[str, Any]) -> StepCall:
         def run(now: Step) -> None:
@@ -116,7 +113,6 @@ def slow_publishing(seconds: float) -> None:
 
         return run
 
-    assert "tick.checkpoint" in OPS
     rebind("tick.checkpoint", change)
 
 

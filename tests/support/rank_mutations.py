@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from attrs import evolve
 
-from xtrain.runtime.ops import OPS, load_ops
+from xtrain.runtime.ops import OPS, load_ops, op_named
 from xtrain.runtime.parallel.tensor import local
 from xtrain.runtime.parallelize import fsdp, gradients
 from xtrain.runtime.state import Step
@@ -30,7 +30,8 @@ def mutation(function: Callable[..., None]) -> Callable[..., None]:
 def rebind(name: str, change: Callable[[StepCall, dict[str, Any]], StepCall]) -> None:
     """Let a step op give `change(its callable, what it was given)` instead of its callable."""
     load_ops()
-    original = OPS[name]
+    original = op_named(name)
+    assert original is not None
 
     @wraps(original.function)
     def factory(**given: Any) -> StepCall:

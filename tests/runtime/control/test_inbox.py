@@ -9,8 +9,8 @@ import time
 import pytest
 
 from xtrain.cli.main import main
+from xtrain.components.actions.requeue_torch import ask_slurm
 from xtrain.planner.plan import Command
-from xtrain.runtime.actions.requeue import ask_slurm
 from xtrain.runtime.control import asking
 from xtrain.runtime.control.inbox import Inbox
 from xtrain.runtime.monitoring.poller import Poller

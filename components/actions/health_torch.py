@@ -7,10 +7,10 @@ import torch
 import torch.distributed as dist
 
 from ...records.step_events import HealthEvent
-from ..ops import op
-from ..reporting.records import Records
-from ..state import Progress, Rank, Step
-from .heartbeat import HeartbeatWriter
+from ...runtime.monitoring.heartbeat import HeartbeatWriter
+from ...runtime.ops import op
+from ...runtime.reporting.records import Records
+from ...runtime.state import Progress, Rank, Step
 
 
 @op("tick.health")

@@ -20,7 +20,7 @@ from ..models.build import build_model
 from ..models.parts import ModelParts
 from ..models.tensors import model_tensors
 from ..state import Rank
-from .generate import TextGenerator, continue_text
+from .text_generator import TextGenerator, continue_text
 
 
 @frozen(eq=False)

@@ -5,9 +5,9 @@ import subprocess
 from collections.abc import Callable
 
 from ...records.run_events import RequeueEvent
-from ..ops import op
-from ..reporting.records import Records
-from ..state import Progress, Rank, Step
+from ...runtime.ops import op
+from ...runtime.reporting.records import Records
+from ...runtime.state import Progress, Rank, Step
 
 PATIENCE_SECONDS = 60
 

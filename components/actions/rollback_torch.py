@@ -10,19 +10,19 @@ from collections.abc import Callable
 
 from ...planner.plan import Plan
 from ...records.step_events import RollbackEvent
-from ..input.feed import Feed
-from ..models.parts import ModelParts
-from ..models.router import ExpertRouter
-from ..ops import op
-from ..profiling.under_way import UnderWay
-from ..reporting.records import Records
-from ..state import BadSteps, NonFinite, Progress, Step
-from ..training.nonfinite import bad_steps_text
-from ..training.observe import Window
-from .choice import flaw_of
-from .layout import CheckpointEntry, CheckpointFolder
-from .rollback_state import Rollback, seal_of
-from .saver import Saver
+from ...runtime.checkpoint.choice import flaw_of
+from ...runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
+from ...runtime.checkpoint.rollback_state import Rollback, seal_of
+from ...runtime.checkpoint.saver import Saver
+from ...runtime.input.feed import Feed
+from ...runtime.models.parts import ModelParts
+from ...runtime.models.router import ExpertRouter
+from ...runtime.ops import op
+from ...runtime.profiling.under_way import UnderWay
+from ...runtime.reporting.records import Records
+from ...runtime.state import BadSteps, NonFinite, Progress, Step
+from ...runtime.training.nonfinite import bad_steps_text
+from ...runtime.training.observe import Window
 
 StepCall = Callable[[Step], None]
 

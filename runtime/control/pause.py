@@ -4,13 +4,13 @@ import time
 from collections.abc import Callable
 
 from ...records.run_events import PausedEvent
-from ..control.agreement import Agreement
-from ..control.commands import Control
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
 from ..profiling.under_way import UnderWay
 from ..reporting.records import Records
 from ..state import Progress, Step
+from .agreement import Agreement
+from .commands import Control
 
 StepCall = Callable[[Step], None]
 # Between two looks of ranks that wait: nobody notices a fifth of a second, and nothing is busy meanwhile.

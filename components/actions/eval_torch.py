@@ -9,19 +9,19 @@ import torch.distributed as dist
 
 from ...planner.plan import Plan
 from ...records.step_events import EvalEvent
-from ..checkpoint.saver import Saver
-from ..input.feed import Feed
-from ..models.batch import ModelBatch
-from ..models.parts import ModelParts
-from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallel.mesh import Meshes
-from ..parallelize.fsdp import reshard
-from ..parallelize.outline import Outlines
-from ..parallelize.pipeline import PipelineSchedule
-from ..reporting.records import Records
-from ..state import Progress, Rank, Step
-from ..training.ema import WeightAverages, Weights
+from ...runtime.checkpoint.saver import Saver
+from ...runtime.input.feed import Feed
+from ...runtime.models.batch import ModelBatch
+from ...runtime.models.parts import ModelParts
+from ...runtime.monitoring.heartbeat import HeartbeatWriter
+from ...runtime.ops import op
+from ...runtime.parallel.mesh import Meshes
+from ...runtime.parallelize.fsdp import reshard
+from ...runtime.parallelize.outline import Outlines
+from ...runtime.parallelize.pipeline import PipelineSchedule
+from ...runtime.reporting.records import Records
+from ...runtime.state import Progress, Rank, Step
+from ...runtime.training.ema import WeightAverages, Weights
 
 
 @op("tick.eval")

@@ -1,9 +1,8 @@
-"""`tick.generate`: continue prompts with the model as it is, to look at what it has learned.
+"""The model as something that continues texts, whatever it is cut over.
 
 Shapes: S positions so far, V vocabulary.
 """
 
-import time
 from collections.abc import Callable
 
 import torch
@@ -11,20 +10,14 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
-from ...records.step_events import GenerateEvent, Sample
-from ..checkpoint.saver import Saver
 from ..data.collate.batch import IGNORE_INDEX, Microbatch
 from ..data.documents.tokenizers import TextTokenizer
 from ..input.feed import Feed
 from ..models.batch import ModelBatch
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
-from ..ops import op
-from ..parallelize.fsdp import reshard
 from ..parallelize.pipeline import PipelineSchedule
-from ..reporting.records import Records
-from ..state import Progress, Rank, Step
-from ..training.ema import WeightAverages, Weights
+from ..state import Rank
 
 
 @frozen(kw_only=True, eq=False)
@@ -100,49 +93,6 @@ def writer(
         pipeline=pipeline,
         beat=beat,
     )
-
-
-@op("tick.generate")
-def generate(
-    model: ModelParts,
-    tokenizer: TextTokenizer,
-    rank: Rank,
-    records: Records,
-    progress: Progress,
-    feed: Feed,
-    node_id: str,
-    prompts: list[str],
-    tokens: int,
-    temperature: float,
-    top_p: float,
-    seed: int,
-    pipeline: PipelineSchedule | None = None,
-    averaged: bool = False,
-    ema: WeightAverages | None = None,
-    saver: Saver | None = None,
-    beat: HeartbeatWriter | None = None,
-):
-    """Every rank runs the model, one draws; the draw depends on the seed and the prompt alone.
-
-    averaged: with the averaged weights, once there are any.
-    """
-    author = writer(model, rank, feed, pipeline, beat)
-    weights = Weights(ema=ema if averaged else None, saver=saver)
-
-    def run(step: Step) -> None:
-        begin = time.perf_counter()
-        model.train(False)
-        # A text is longer with every token: compiled for one length, a block is of no use for the next.
-        with weights.in_place() as which, torch.compiler.set_stance("force_eager"):
-            samples = [
-                Sample(p, continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)) for p in prompts
-            ]
-            reshard(model)
-        model.train()
-        seconds = time.perf_counter() - begin
-        records.event(GenerateEvent(step=progress.step, node=node_id, weights=which, samples=samples, seconds=seconds))
-
-    return run
 
 
 def continue_text(

@@ -1,0 +1,1 @@
+"""Actions: what `every … NAME` and `on … NAME` do."""

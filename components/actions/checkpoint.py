@@ -1,0 +1,45 @@
+"""`checkpoint`: the full state, which a run goes on from. What is kept, and how it is written, says the block."""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
+from ...dsl.spec import Spec
+from ...planner.graph.action_node import ActionNode, Place
+from ...planner.units import bytes_text
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+STATES: Final = {0: "no state of the optimizer", 1: "the moment", 2: "both moments"}
+
+
+@ACTIONS.register()
+@frozen
+class Checkpoint(Action):
+    """`checkpoint`: save the full state."""
+
+    kind: ClassVar[str] = "checkpoint"
+    default_ticks = 20
+    turn = TURN_OF_SAVE
+    saves = True
+    lasting = True
+
+    def node(self, run: "Resolved", place: Place) -> ActionNode:
+        averages = "" if run.averages is None else " their average,"
+        state = STATES.get(run.moments, f"{run.moments} moments")
+        does = f"save weights,{averages} {state} and the place in the data: {bytes_text(run.checkpoint_bytes)}"
+        if place.asked:
+            does += ", as soon as it is asked for"
+        elif place.ends:
+            does += ", before the run ends"
+        return ActionNode("tick.checkpoint", {"must": place.asked or place.ends}, does)
+
+    @classmethod
+    def commands(
+        cls, declared: Sequence[Action], spec: Spec, training: tuple[str, ...]
+    ) -> Iterator[tuple[str, Action, str]]:
+        if spec.checkpoint.enabled:
+            yield "save", cls(), ""

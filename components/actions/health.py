@@ -1,0 +1,42 @@
+"""`health { limit = 60 s }`: whether all ranks respond, and how fast."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import frozen
+
+from ...dsl.quantity import Quantity
+from ...dsl.schema.actions import ACTIONS, Action
+from ...dsl.schema.setting import Role, positive, setting
+from ...dsl.spec import Spec
+from ...planner.graph.action_node import ActionNode, Place
+from ...planner.units import seconds_text
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+
+@ACTIONS.register()
+@frozen
+class Health(Action):
+    """`health { limit = 60 s }`: a timed all-reduce that reports which rank came last, and which did not respond."""
+
+    kind: ClassVar[str] = "health"
+    lasting = False  # it has a limit of its own
+
+    limit: Quantity = setting(
+        "time after which ranks that have not responded are reported and the run is ended",
+        default=Quantity(60, "seconds"),
+        units=("seconds",),
+        check=positive,
+        role=Role.EXECUTION,
+    )
+
+    def node(self, run: "Resolved", place: Place) -> ActionNode:
+        seconds = self.limit.value
+        does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(seconds)} is named"
+        return ActionNode("tick.health", {"limit_seconds": seconds}, does)
+
+    def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:
+        if ranks > 1 or spec.fault_tolerance.elastic is not None:
+            return {}
+        return {"limit": ("one rank waits for no other", "remove it")}

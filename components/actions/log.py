@@ -1,0 +1,25 @@
+"""`log`: the metrics of the step."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action
+from ...planner.graph.action_node import ActionNode, Place
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+
+@ACTIONS.register()
+@frozen
+class Log(Action):
+    """`log`: write the metrics of the step."""
+
+    kind: ClassVar[str] = "log"
+    default_ticks = 100
+    turn = TURN_OF_LOG
+    records = True
+
+    def node(self, run: "Resolved", place: Place) -> ActionNode:
+        return ActionNode("tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed")

@@ -1,0 +1,61 @@
+"""`memory_snapshot`: what memory holds."""
+
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, Action
+from ...dsl.schema.setting import AUTO, Auto, Role, between, setting
+from ...dsl.spec import Spec
+from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.recorded_ranks import RecordedRanks, ranks_setting
+from ...planner.units import plural
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+
+@ACTIONS.register()
+@frozen
+class MemorySnapshot(Action):
+    """`memory_snapshot`: memory of a rank by category, compared with the plan."""
+
+    kind: ClassVar[str] = "memory_snapshot"
+
+    ranks: int | Literal["first", "all"] | Auto = ranks_setting("write a snapshot")
+    history: int | Auto = setting(
+        "steps for which allocations on a GPU are recorded before the snapshot; auto: 1 on a GPU",
+        default=AUTO,
+        check=between(0, 100),
+        role=Role.CADENCE,
+        example="2",
+    )
+
+    def node(self, run: "Resolved", place: Place) -> ActionNode:
+        """Where the run ends behind it no steps are left to record."""
+        recorded, history = RecordedRanks.of(self.ranks, run), 0 if place.ends else self.length(run.spec)
+        watched = f", behind {plural(history, 'step')} of what a GPU's allocator does" if history else ""
+        does = f"what {recorded.text} hold{'s' if recorded.count == 1 else ''}, beside the plan's figures{watched}"
+        return ActionNode("tick.memory_snapshot", {"ranks": recorded.ranks, "history": history}, does)
+
+    def length(self, spec: Spec) -> int:
+        """On a CPU nobody records what is allocated."""
+        if _on_cpu(spec):
+            return 0
+        return 1 if isinstance(self.history, Auto) else self.history
+
+    def needs_steps(self) -> tuple[str, str] | None:
+        if isinstance(self.history, Auto) or not self.history:
+            return None
+        return "history", "write `memory_snapshot` without `history`"
+
+    def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:
+        if not _on_cpu(spec) or self.history in (0, AUTO):
+            return {}
+        return {"history": ("only a GPU's allocator can record its allocations", "remove it")}
+
+
+def _on_cpu(spec: Spec) -> bool:
+    from ...planner.mesh.cluster import device_kind
+
+    return device_kind(spec) == "cpu"

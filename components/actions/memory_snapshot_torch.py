@@ -1,0 +1,60 @@
+"""`tick.memory_snapshot`: what a rank holds."""
+
+from collections.abc import Callable
+
+from torch.optim import Optimizer
+
+from ...planner.plan import Plan
+from ...runtime.models.parts import ModelParts
+from ...runtime.monitoring.heartbeat import HeartbeatWriter
+from ...runtime.ops import op
+from ...runtime.profiling.found import planned_of
+from ...runtime.profiling.snapshot import Snapshot
+from ...runtime.profiling.under_way import UnderWay
+from ...runtime.reporting.records import Records
+from ...runtime.state import Progress, Rank, Step
+from ...runtime.training.ema import WeightAverages
+
+StepCall = Callable[[Step], None]
+
+
+@op("tick.memory_snapshot")
+def memory_snapshot(
+    node_id: str,
+    plan: Plan,
+    model: ModelParts,
+    optimizer: Optimizer,
+    rank: Rank,
+    records: Records,
+    progress: Progress,
+    under_way: UnderWay,
+    history: int,
+    ranks: list[int] | None = None,
+    ema: WeightAverages | None = None,
+    beat: HeartbeatWriter | None = None,
+) -> StepCall:
+    """Look at what is held, at once or when so many more steps have ended, where no other look is under way."""
+    planned = planned_of(plan, rank)
+
+    def run(step: Step) -> None:
+        if under_way.has("memory_snapshot"):
+            message = f"{node_id}: another memory snapshot is being recorded, and this one is skipped"
+            records.warn(message, step=progress.step)
+            return
+        snapshot = Snapshot(
+            node=node_id,
+            ranks=ranks,
+            history=history,
+            model=model,
+            optimizer=optimizer,
+            ema=ema,
+            planned=planned,
+            rank=rank,
+            records=records,
+            progress=progress,
+            beat=beat,
+        )
+        if snapshot.begin():
+            under_way.begin(snapshot)
+
+    return run

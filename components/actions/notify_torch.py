@@ -1,0 +1,19 @@
+"""`tick.notify`: a command because of an event, or because a tick is due."""
+
+from collections.abc import Callable
+
+from ...runtime.monitoring.notify import Notifier
+from ...runtime.ops import op
+from ...runtime.state import Rank, Step
+
+
+@op("tick.notify")
+def notify(notifier: Notifier, rank: Rank, node_id: str, command: str, limit_seconds: float) -> Callable[[Step], None]:
+    """Run a command because of the event that the node is of, or of its tick."""
+    kind = node_id.split(".")[1] if node_id.startswith("event.") else "tick"
+
+    def run(step: Step) -> None:
+        if rank.is_first:
+            notifier.trigger(kind, command, limit_seconds, step.loss)
+
+    return run

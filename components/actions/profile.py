@@ -1,0 +1,81 @@
+"""`profile { active = 3 }`: where the time of a step goes."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, Action
+from ...dsl.schema.setting import Auto, Role, between, not_negative, setting
+from ...dsl.spec import Spec
+from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.recorded_ranks import RecordedRanks, ranks_setting
+from ...planner.units import plural
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+
+@ACTIONS.register()
+@frozen
+class Profile(Action):
+    """`profile { active = 3 }`: time every operation of some steps, into a trace and a summary of each rank."""
+
+    kind: ClassVar[str] = "profile"
+
+    wait: int = setting(
+        "steps to wait first, so that other actions of the same tick are over",
+        default=1,
+        check=not_negative,
+        role=Role.CADENCE,
+    )
+    warmup: int = setting(
+        "steps that are profiled and discarded after that, as a profiler is slow at first",
+        default=1,
+        check=not_negative,
+        role=Role.CADENCE,
+    )
+    active: int = setting("steps to record", default=3, check=between(1, 100), role=Role.CADENCE)
+    ranks: int | Literal["first", "all"] | Auto = ranks_setting("are recorded")
+    shapes: bool = setting("also record the shapes of the inputs of operations", default=False, role=Role.CADENCE)
+    stacks: bool = setting(
+        "also record Python stack traces; traces become several times as large", default=False, role=Role.CADENCE
+    )
+    memory: bool = setting("also record allocations and frees", default=False, role=Role.CADENCE)
+
+    def node(self, run: "Resolved", place: Place) -> ActionNode:
+        """Of one that is asked for from outside: how many steps it records is said when it begins."""
+        recorded = RecordedRanks.of(self.ranks, run)
+        args = {"ranks": recorded.ranks, "shapes": self.shapes, "stacks": self.stacks, "memory": self.memory}
+        more = [name for name in ("shapes", "stacks", "memory") if getattr(self, name)]
+        beside = f", with {' and '.join(more)}" if more else ""
+        does = f"time every operation of {{}} on {recorded.text}{beside}: a trace and a summary of each"
+        if place.asked:
+            behind = f", behind {self.warmup} to warm up," if self.warmup else ""
+            steps = f"as many of the next steps as are asked for{behind}"
+            return ActionNode("event.profile", {"warmup": self.warmup, **args}, does.format(steps))
+        schedule = {"wait": self.wait, "warmup": self.warmup, "active": self.active}
+        return ActionNode("tick.profile", schedule | args, does.format(self._steps()))
+
+    def _steps(self) -> str:
+        """`3 steps, behind 1 that passes and 1 to warm up`."""
+        before = [f"{self.wait} that {'passes' if self.wait == 1 else 'pass'}"] if self.wait else []
+        before += [f"{self.warmup} to warm up"] if self.warmup else []
+        return plural(self.active, "step") + (f", behind {' and '.join(before)}," if before else "")
+
+    @classmethod
+    def commands(
+        cls, declared: Sequence[Action], spec: Spec, training: tuple[str, ...]
+    ) -> Iterator[tuple[str, Action, str]]:
+        """The profile that the spec declares first; else the usual one."""
+        yield "profile", next((action for action in declared if isinstance(action, cls)), cls()), "steps"
+
+    def length(self, spec: Spec) -> int:
+        return self.wait + self.warmup + self.active
+
+    def needs_steps(self) -> tuple[str, str]:
+        return "profile", "remove it"
+
+    @classmethod
+    def unrecorded(cls, args: Mapping[str, Any]) -> int:
+        return args["wait"] + args["warmup"]

@@ -1,0 +1,72 @@
+"""`tick.profile` and `event.profile`: some steps, looked at closely."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ...runtime.control.commands import Control
+from ...runtime.input.feed import Feed
+from ...runtime.monitoring.heartbeat import HeartbeatWriter
+from ...runtime.ops import op
+from ...runtime.profiling.profile import Profile, Subject
+from ...runtime.profiling.under_way import UnderWay
+from ...runtime.reporting.records import Records
+from ...runtime.state import Progress, Rank, Step
+
+StepCall = Callable[[Step], None]
+
+
+@op("tick.profile")
+def profile(
+    node_id: str,
+    rank: Rank,
+    feed: Feed,
+    records: Records,
+    progress: Progress,
+    under_way: UnderWay,
+    beat: HeartbeatWriter | None = None,
+    **subject: Any,
+) -> StepCall:
+    """Begin a profile with the next step, where the run has a step left to record and no other is under way."""
+    whole = Subject(node=node_id, **subject)
+
+    def run(step: Step) -> None:
+        if progress.step + whole.before >= feed.steps:
+            return
+        if under_way.has("profile"):
+            message = f"{node_id}: another profile is being recorded, and this one is skipped"
+            records.warn(message, step=progress.step)
+            return
+        under_way.begin(Profile.begin(whole, rank=rank, records=records, progress=progress, beat=beat))
+
+    return run
+
+
+@op("event.profile")
+def profile_on_request(
+    node_id: str,
+    control: Control,
+    rank: Rank,
+    records: Records,
+    progress: Progress,
+    under_way: UnderWay,
+    beat: HeartbeatWriter | None = None,
+    **subject: Any,
+) -> StepCall:
+    """Begin a profile of as many steps as were asked for; the answer is given when it has ended."""
+
+    def run(step: Step) -> None:
+        order = control.order
+        assert order is not None
+
+        def told(done: bool, detail: str) -> None:
+            if control.inbox is not None:
+                control.inbox.profiling = False
+            control.tell(order, "done" if done else "refused", detail)
+
+        if under_way.has("profile"):
+            told(False, "another profile is being recorded")
+            return
+        whole = Subject(node=node_id, wait=0, active=order.amount, **subject)
+        under_way.begin(Profile.begin(whole, rank=rank, records=records, progress=progress, beat=beat, told=told))
+
+    return run

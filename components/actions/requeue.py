@@ -1,0 +1,39 @@
+"""`requeue`: the job is put back into the queue of Slurm."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, ENDINGS, Action
+from ...planner.graph.action_node import ActionNode, Place
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+USUAL: Final = "on sigusr1 checkpoint then requeue then stop"
+
+
+@ACTIONS.register()
+@frozen
+class Requeue(Action):
+    """`requeue`: ask Slurm to requeue the job; the run then resumes from its last checkpoint."""
+
+    kind: ClassVar[str] = "requeue"
+
+    def node(self, run: "Resolved", place: Place) -> ActionNode:
+        return ActionNode("event.requeue", {}, "ask Slurm to start the job again; without Slurm a warning says so")
+
+    def misplaced(self, event: str, following: Sequence[Action]) -> tuple[str, str] | None:
+        """Its place is at the end of what is done when the run stops."""
+        if not event:
+            return "a tick has the action requeue, but a job is requeued when its run stops", f"write `{USUAL}`"
+        if event not in ENDINGS:
+            message = f"on {event} has the action requeue, but a job is requeued when its run stops"
+            return message, "remove it, as in `on disk checkpoint then stop`"
+        last = f"write it last, as in `{USUAL}`"
+        if event == "finish":
+            return "on finish has the action requeue, but a finished run has nothing left to train", last
+        if any(not isinstance(action, Requeue) and not action.stops for action in following):
+            return f"on {event}: other actions follow requeue, and Slurm ends the job as soon as it is asked", last
+        return None

@@ -1,0 +1,38 @@
+"""`rollback { times = 3 }`: back to a checkpoint, and past the data that the run failed on."""
+
+from typing import TYPE_CHECKING, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, Action
+from ...dsl.schema.setting import Role, at_least, setting
+from ...planner.graph.action_node import ActionNode, Place
+from ...planner.units import plural
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+
+@ACTIONS.register()
+@frozen
+class Rollback(Action):
+    """`rollback { times = 3 }`: go back to the last good checkpoint, and continue with the data after the failure."""
+
+    kind: ClassVar[str] = "rollback"
+    example = "on nan"
+    lasting = True
+    only_nan = True
+    nan_limit = 1
+    goes_back = True
+
+    times: int = setting(
+        "rollbacks in a run, after which the run fails",
+        default=3,
+        check=at_least(1),
+        role=Role.EXECUTION,
+    )
+
+    def node(self, run: "Resolved", place: Place) -> ActionNode:
+        often = f"{plural(self.times, 'time')} at most"
+        does = f"back to the last good checkpoint and on with the data behind the failure, {often}"
+        return ActionNode("event.rollback", {"times": self.times}, does)

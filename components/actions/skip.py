@@ -1,0 +1,19 @@
+"""`skip`: bad steps are left out; it has no node: the step itself checks its numbers, and the limit ends the run."""
+
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, Action
+
+
+@ACTIONS.register()
+@frozen
+class Skip(Action):
+    """`skip`: skip steps with a non-finite loss or gradient norm, and fail at the n-th in a row."""
+
+    kind: ClassVar[str] = "skip"
+    example = "on nan"
+    only_nan = True
+    nan_limit = 10
+    skips = True

@@ -1,0 +1,17 @@
+"""`stop`: the run ends; it has no node: a tick or a trigger of the plan says that the run stops behind it."""
+
+from typing import ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, Action
+
+
+@ACTIONS.register()
+@frozen
+class Stop(Action):
+    """`stop`: end the run after this step; it can be resumed."""
+
+    kind: ClassVar[str] = "stop"
+    stops = True
+    nan_limit = 1
