@@ -97,7 +97,7 @@ class StepMetrics(Record):
     ] = None
 
 
-# Keys of `rest` → what they are.
+# Keys of `rest` → what they are; actions say themselves what they add.
 FREE_NAMES: Final = {
     "loss/NAME": doc(
         "cross-entropy of the rows of dataset NAME, from the same logits as `loss`: sum over their valid tokens on all "
@@ -119,7 +119,6 @@ FREE_NAMES: Final = {
         "to 1; only with experts",
         "shares",
     ),
-    "eval/NAME/loss": doc("loss on the held-out part of dataset NAME, after this step", "nats a token"),
 }
 
 

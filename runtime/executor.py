@@ -39,7 +39,7 @@ from .monitoring.poller import Poller
 from .monitoring.time_left import TimeLeft
 from .monitoring.waits import WAITS
 from .monitoring.watch import Watchdog
-from .node_order import DueTick, StepCall, nodes_due, topological
+from .node_order import DueTick, DueTicks, StepCall, nodes_due, topological
 from .ops import OPS, PlanMismatch, load_ops, op_of
 from .outcome import EXIT_CODES
 from .outcome import leave as leave_process
@@ -83,6 +83,7 @@ class Executor:
         self.under_way = UnderWay()
         self.notifier = Notifier(self.records, self.progress, plan.timeline.steps)
         self.alert_actions = AlertActions.of(plan, ALERTS)
+        self.due_ticks = DueTicks(self.progress, self.clocks, plan.estimates.tokens_per_step)
         self.resources: Resources = {
             "plan": plan,
             "records": self.records,
@@ -90,6 +91,7 @@ class Executor:
             "requests": self.requests,
             "clocks": self.clocks,
             "control": self.control,
+            "due_ticks": self.due_ticks,
             "poller": self.poller,
             "agreement": Agreement(self.requests, self.clocks, self.control, self.alert_actions),
             "notifier": self.notifier,
@@ -199,7 +201,9 @@ class Executor:
         total = self._total(feed)
         calls = [(node.id, self._call(node.id), node.op in LASTING) for node in self._order if node.kind == "step"]
         timeline = feed.timeline
-        ticks = [self._due_tick(tick) for tick in timeline.ticks]
+        due_ticks = self.due_ticks
+        due_ticks.ticks = [self._due_tick(tick) for tick in timeline.ticks]
+        due_ticks.tokens_taken = feed.tokens_taken
         reactions = {r.event: tuple(map(self._call, r.nodes)) for r in self.plan.timeline.reactions if r.event != "nan"}
         on_nan = [r for r in self.plan.timeline.reactions if r.event == "nan"]
         bad_steps = {r.count or 1: tuple(map(self._call, r.nodes)) for r in on_nan}
@@ -253,7 +257,8 @@ class Executor:
                 self.clocks.put_back()
                 total = self._total(feed)  # of a budget in epochs there may be less left
                 timeline = feed.timeline
-                ticks = [evolve(each, tick=tick) for each, tick in zip(ticks, timeline.ticks, strict=True)]
+                pairs = zip(due_ticks.ticks, timeline.ticks, strict=True)
+                due_ticks.ticks = [evolve(each, tick=tick) for each, tick in pairs]
                 last = min(total, stops)
                 continue
             except Halt as halt:
@@ -263,11 +268,10 @@ class Executor:
             self.progress.tokens += tokens_per_step
             if under_way:
                 under_way.after_step()
-            now, tokens = self.progress.step, self.progress.tokens
-            of_epochs = feed.tokens_taken(now)
-            due = [tick for tick in ticks if tick.due(now, tokens, of_epochs, tokens_per_step, self.clocks)]
+            due = due_ticks.due()
             for call in nodes_due(due).values():
                 call(step)
+            step.taken.clear()
             for tick in due:
                 if tick.tick.stop:
                     self._note_stop("tick", f"every {tick.tick.period} … stop")

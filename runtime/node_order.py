@@ -1,13 +1,13 @@
 """In which order nodes are run, and when a tick is due."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import networkx as nx
-from attrs import frozen
+from attrs import define, field, frozen
 
 from ..planner.plan import Node, Plan, PlanTick
 from ..planner.schedule.counts import is_due, passes
-from .state import Step
+from .state import Progress, Step
 from .timers import Clocks
 
 StepCall = Callable[[Step], None]
@@ -28,6 +28,28 @@ class DueTick:
         if self.tick.tokens is not None:
             return passes(of_epochs if self.tick.epochs is not None else tokens, tokens_per_step, self.tick.tokens)
         return is_due(self.tick, step, tokens_per_step)
+
+
+@define
+class DueTicks:
+    """The ticks of a run, and which of them are due: behind a step that has ended, or behind the one under way."""
+
+    progress: Progress
+    clocks: Clocks
+    tokens_per_step: int
+    ticks: list[DueTick] = field(factory=list)
+    tokens_taken: Callable[[int], int] = int
+    """Tokens of the data after so many steps."""
+
+    def due(self, ahead: int = 0) -> list[DueTick]:
+        """ahead: 1 for what will be due when the step under way has ended."""
+        step, tokens = self.progress.step + ahead, self.progress.tokens + ahead * self.tokens_per_step
+        of_epochs, each = self.tokens_taken(step), self.tokens_per_step
+        return [tick for tick in self.ticks if tick.due(step, tokens, of_epochs, each, self.clocks)]
+
+    def will_run(self, nodes: Collection[str]) -> bool:
+        """Whether any of these nodes runs behind the step under way, by a tick; known once ranks have agreed."""
+        return any(not tick.calls.keys().isdisjoint(nodes) for tick in self.due(ahead=1))
 
 
 def nodes_due(ticks: Sequence[DueTick]) -> dict[str, StepCall]:

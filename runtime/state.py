@@ -122,6 +122,8 @@ class Step:
     waited: float = 0.0
     """Seconds this rank had waited for others, in all, when the step began."""
     data_seconds: float = 0.0
+    taken: dict[str, Any] = field(factory=dict)
+    """What its nodes have taken for the ticks behind it, by the op of the tick; dropped when these have run."""
 
     def let_go(self) -> None:
         """Forget what it was computed of."""

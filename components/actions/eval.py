@@ -23,6 +23,9 @@ class Eval(Action):
     kind: ClassVar[str] = "eval"
     records = True
     uses_averages = True
+    metrics: ClassVar = {
+        "eval/NAME/loss": ("loss on the held-out part of dataset NAME, after this step", "nats a token")
+    }
 
     dataset: str
     batches: int | Auto | None = setting(

@@ -10,7 +10,7 @@ from .component import Component, Registry
 from .setting import Role, at_least, positive, setting
 
 if TYPE_CHECKING:
-    from ...planner.graph.action_node import ActionNode, Place
+    from ...planner.graph.action_node import ActionNode, Place, StepNode
     from ...planner.resolved import Resolved
     from ..spec import Spec
 
@@ -51,6 +51,9 @@ class Action(Component):
     lasting: ClassVar[bool | None] = None
     """Whether it may take long without being stuck; None: the first time, as it may compile."""
 
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """What it adds to the record of its step: key, with names in capitals, → (meaning, unit)."""
+
     # What it does about non-finite steps
     only_nan: ClassVar[bool] = False
     """It may stand after `on nan` alone."""
@@ -64,6 +67,16 @@ class Action(Component):
     def node(self, run: "Resolved", place: "Place") -> "ActionNode":
         """The node that it is in a plan."""
         raise NotImplementedError
+
+    @classmethod
+    def in_step(cls, ticks: Sequence["Action"], run: "Resolved") -> Iterator["StepNode"]:
+        """Nodes that it needs in every step. ticks: those of its kind that ticks have, one at least."""
+        yield from ()
+
+    def allocates(self, run: "Resolved", states: int) -> int:
+        """Bytes that a rank has allocated for it when the optimizer has updated its parameters, which take `states`
+        bytes."""
+        return 0
 
     @classmethod
     def commands(

@@ -98,7 +98,7 @@ def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
 
 def _memory(run: Resolved, states: int, peak: int, **parts: int) -> Memory:
     kept = (2 + run.moments) * states
-    peak = max(peak, kept + _norms(run, states))
+    peak = max(peak, kept + _norms(run, states), kept + (states if run.ddp else 0) + _of_actions(run, states))
     return Memory(
         parameters=states,
         gradients=states,
@@ -113,6 +113,12 @@ def _memory(run: Resolved, states: int, peak: int, **parts: int) -> Memory:
 def _norms(run: Resolved, states: int) -> int:
     """Exact copies of all gradients, from which their norm is taken."""
     return 2 * states if run.formats.params == "bf16" else 0
+
+
+def _of_actions(run: Resolved, states: int) -> int:
+    """What actions have allocated behind the optimizer."""
+    triggers = (*run.spec.ticks, *run.spec.events)
+    return max((action.allocates(run, states) for each in triggers for action in each.actions), default=0)
 
 
 def _piped(run: Resolved, stages: list[StagePlay], pp: int, states: int) -> Memory:

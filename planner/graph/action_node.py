@@ -43,6 +43,17 @@ class ActionNode:
     after: tuple[tuple[str, str], ...] = ()
 
 
+@frozen
+class StepNode:
+    """A node of every step that an action needs, right before the one that `before` names: what the step has come to
+    is seen there, or what the action works with is taken."""
+
+    before: str
+    op: str
+    args: dict[str, Any]
+    does: str
+
+
 def averaged_weights(run: "Resolved") -> tuple[dict[str, Any], str]:
     """Whose weights evaluations and texts are of: an argument of their nodes, and words, both empty where it is those
     that are trained."""

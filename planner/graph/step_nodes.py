@@ -2,12 +2,14 @@
 
 from typing import Any
 
+from ...dsl.schema.actions import ACTIONS
 from ..mesh.mesh import AXES
 from ..mesh.sharding import folded_axes
 from ..plan import Estimates
 from ..resolved import Resolved
 from ..schedule.stops import agree_args
 from ..units import count_text, flops_text, plural, seconds_text
+from .action_node import StepNode
 from .averaging import update_text
 from .builder import Builder
 from .nonfinite import bad_step_text, on_nan
@@ -20,9 +22,13 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     spec, batch = run.spec, run.batch
     everyone = run.wide(*AXES)
     last = after
+    of_actions = _of_actions(run, schedule)
 
     def then(op: str, does: str, args: dict[str, Any] | None = None, axes: tuple[str, ...] = (), id: str = "") -> None:
         nonlocal last
+        for extra in of_actions:
+            if extra.before == op:
+                last = graph.add("step", extra.op, extra.does, args=extra.args, after=(last,))
         last = graph.add("step", op, does, id=id, args=args, axes=axes, after=(last,))
 
     readers = run.pipeline.readers
@@ -72,6 +78,13 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         then("step.ema", update_text(run))
     then("step.measure", "add the step to what the next log line and alerts speak of")
     return last
+
+
+def _of_actions(run: Resolved, schedule: Schedule) -> list[StepNode]:
+    """The nodes that actions of ticks need in the step."""
+    actions = [action for tick in schedule.ticks for action in tick.actions]
+    by_kind = ((kind, [action for action in actions if isinstance(action, kind)]) for kind in ACTIONS.values())
+    return [node for kind, own in by_kind if own for node in kind.in_step(own, run)]
 
 
 def _add_syncs(run: Resolved, then: Any) -> None:

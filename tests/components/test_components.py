@@ -10,6 +10,7 @@ import pytest
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
 from xtrain.dsl.schema.component import Component, Registry, named, variants
+from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +105,7 @@ def test_it_says_how_it_is_written(registry: Registry, name: str):
     if registry is ACTIONS:  # where no word opens a block
         assert re.match(rf"`{name}\b[^`]*`: ", chosen.__doc__ or "")
         assert issubclass(chosen, Action)
+        assert not set(settings_of(chosen)) & set(dir(Action)), "a setting of that name hides what the class says"
     else:
         assert (chosen.__doc__ or "").startswith(f"`{registry.word} {name} {{ … }}`: ")
         assert chosen in variants(registry.default.__mro__[1])

@@ -11,6 +11,7 @@ import record_tables
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.records.control import ControlRequest
 from xtrain.records.event import Event, UnknownEvent
 from xtrain.records.events import EVENT_TYPES, event_of, events_of
@@ -30,7 +31,8 @@ RECORDS: list[type[Record]] = [StepMetrics, RankMetrics, *EVENT_TYPES.values()]
 
 def _is_documented(key: str) -> bool:
     """Whether a key with a name in it is one of those that docs/metrics.md explains."""
-    patterns = (pattern.replace("NAME", "*").replace("LAYER", "*") for pattern in FREE_NAMES)
+    known = [*FREE_NAMES, *(name for kind in ACTIONS.values() for name in kind.metrics)]
+    patterns = (pattern.replace("NAME", "*").replace("LAYER", "*") for pattern in known)
     return any(Path(key).match(pattern) for pattern in patterns)
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.records.events import EVENT_TYPES
 from xtrain.records.heartbeat import Heartbeat
 from xtrain.records.metrics import FREE_NAMES, RankMetrics, StepMetrics
@@ -54,6 +55,9 @@ def of_metrics() -> Iterator[tuple[str, ...]]:
     for name, meta in FREE_NAMES.items():
         word = "list" if "LAYER" in name else "number"
         yield f"`{name}`", f"{word}, if any", meta.extra["unit"], meta.description
+    for kind in ACTIONS.values():
+        for name, (meaning, unit) in kind.metrics.items():
+            yield f"`{name}`", "number, if any", unit, meaning
 
 
 def of_events() -> Iterator[tuple[str, ...]]:
