@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from attrs import frozen
 
+from ...dsl.schema.actions import ACTIONS
 from ...dsl.schema.training import OPTIMIZERS
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]
@@ -227,4 +228,6 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
         return {**learned, **dict.fromkeys(("kind", "lr", "state", "scalars"))}
     if op in ("setup.loss", "setup.scheduler"):
         return dict.fromkeys(args)  # what is minimised, and the curve, are compared as a whole
+    if op not in RULES and op.partition(".")[2] in ACTIONS:
+        return dict.fromkeys(args)  # what an action needs in the step, which its ticks say more of
     return RULES.get(op)

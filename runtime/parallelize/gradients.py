@@ -31,12 +31,8 @@ class GradientNorm:
     """
 
     def __init__(self, model: ModelParts, rank: Rank) -> None:
-        named = list(model.named_parameters())
-        self._parameters, self._rank = [p for _, p in named], rank
-        tied = rank.pipeline_ranks > 1 and model.parts[0].arch.tie_embeddings
-        ranks = rank.world_size // rank.pipeline_ranks
-        copies = [held_by(p, ranks) * (2 if tied and name == TIED else 1) for name, p in named]
-        weights = [1.0 / count for count in copies]
+        self._parameters, self._rank = list(model.parameters()), rank
+        weights = [1.0 / count for count in copies_of(model, rank)]
         self._weights = torch.tensor(weights, dtype=torch.float64, device=rank.device)
         self._grads: list[Tensor] = []
         self.value = float("nan")
@@ -60,9 +56,22 @@ class GradientNorm:
     def scale(self, max_norm: float) -> None:
         """Shrink the measured gradients to `max_norm`; smaller ones stay as they are."""
         if self.value > max_norm:
-            factor = max_norm / (self.value + 1e-6)
+            factor = clip_factor(self.value, max_norm)
             torch._foreach_mul_(self._grads, factor)  # pyright: ignore[reportPrivateImportUsage]
         self._grads = []
+
+
+def clip_factor(norm: float, max_norm: float) -> float:
+    """What gradients of this norm are multiplied with, so that theirs is at most `max_norm`."""
+    return max_norm / (norm + 1e-6) if norm > max_norm else 1.0
+
+
+def copies_of(model: ModelParts, rank: Rank) -> list[int]:
+    """Of every parameter of this rank, how many ranks hold the same elements."""
+    tied = rank.pipeline_ranks > 1 and model.parts[0].arch.tie_embeddings
+    ranks = rank.world_size // rank.pipeline_ranks
+    named = model.named_parameters()
+    return [held_by(p, ranks) * (2 if tied and name == TIED else 1) for name, p in named]
 
 
 def held_by(parameter: Tensor, ranks: int) -> int:
