@@ -1,0 +1,89 @@
+"""`norms { … }`: how large parameters, gradients and updates are, group by group."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, Action
+from ...dsl.schema.setting import Role, setting
+from ...dsl.spec import Spec
+from ...planner.graph.action_node import ActionNode, Place, StepNode
+from ...planner.units import plural
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+Group = Literal["layer", "module", "parameter", "model"]
+Measured = Literal["parameters", "gradients", "updates"]
+# The group of all parameters, which is measured in any case.
+WHOLE: Final = "model"
+MEANING: Final = (
+    "L2 norm of {} of GROUP: `layers.0`, `embed_tokens` by layer, `layers.0.mlp` by module, the name of a parameter, "
+    "or `model`, all together; only in steps with `norms`"
+)
+
+
+@ACTIONS.register()
+@frozen
+class Norms(Action):
+    """`norms { by = layer }`: L2 norms of parameters, gradients and updates by layer, as metrics.
+
+    Gradients are those of the step before clipping, summed over its microbatches and ranks: the squares of all groups
+    add up to that of `grad_norm`. An update is what the optimizer has added to a parameter, with weight decay; for it
+    the parameters are copied before the optimizer's step, in steps in which it is due. On an event, as `on finish`,
+    nobody knows that in time, so that there are no norms of updates.
+    """
+
+    kind: ClassVar[str] = "norms"
+    records = True
+    metrics: ClassVar = {
+        "param_norm/GROUP": (MEANING.format("the parameters"), ""),
+        "grad_norm/GROUP": (MEANING.format("the gradients, before clipping,"), ""),
+        "update_norm/GROUP": (MEANING.format("what the optimizer has added to the parameters"), ""),
+    }
+
+    by: Group = setting("what a norm is of: a layer, a module of it, a parameter, or the whole model", default="layer",
+                        role=Role.CADENCE)  # fmt: skip
+    of: tuple[Measured, ...] = setting(
+        "what is measured; updates need memory for a copy of the parameters",
+        default=("parameters", "gradients", "updates"),
+        role=Role.CADENCE,
+    )
+
+    def node(self, run: "Resolved", place: Place) -> ActionNode:
+        of = [each for each in self.of if each != "updates" or not place.event]
+        count = len({group_of(tensor.name, self.by) for tensor in run.inventory.tensors} | {WHOLE})
+        does = f"norms of {' and '.join(of) or 'nothing'} by {self.by}, {plural(count, 'group')}, with one all-reduce"
+        return ActionNode("tick.norms", {"by": self.by, "of": of}, does)
+
+    @classmethod
+    def in_step(cls, ticks: Sequence[Action], run: "Resolved") -> Iterator[StepNode]:
+        if any(isinstance(action, cls) and "updates" in action.of for action in ticks):
+            does = "in steps with norms of updates: copy the parameters that a rank owns, which are about to change"
+            yield StepNode("step.optimizer", "step.norms", {}, does)
+
+    def allocates(self, run: "Resolved", states: int) -> int:
+        """The copy."""
+        return states if "updates" in self.of else 0
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        return f"norms by {args['by']}"
+
+    def idle(self, spec: Spec, ranks: int) -> dict[str, tuple[str, str]]:
+        if self.of:
+            return {}
+        return {"of": ("it names nothing to measure", "write `of = [gradients]`, or leave it out")}
+
+
+def group_of(name: str, by: str) -> str:
+    """The group of a parameter: `layers.3.self_attn.q_proj.weight` is of the layer `layers.3` and of the module
+    `layers.3.self_attn`, `norm.weight` of `norm`."""
+    if by == "model":
+        return WHOLE
+    if by == "parameter":
+        return name
+    parts = name.split(".")
+    depth = 1 if parts[0] != "layers" else 2 if by == "layer" else 3
+    return ".".join(parts[:depth])

@@ -1,0 +1,117 @@
+"""`tick.norms` and `step.norms`: L2 norms by group, with one sum over ranks for all of them.
+
+A rank adds the squares of its pieces, each divided by the number of ranks that have the same piece: every element
+counts once, whatever is cut or copied over what. Pieces are squared in fp32, those in fp64 in fp64; their sums are
+fp64, and made on the host in the order of the model, so that equal states give equal norms.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ...planner.plan import Plan
+from ...runtime.models.parts import ModelParts
+from ...runtime.node_order import DueTicks
+from ...runtime.ops import op
+from ...runtime.parallelize.gradients import clip_factor, copies_of
+from ...runtime.reporting.records import Records
+from ...runtime.state import Rank, Step
+from .norms import WHOLE, group_of
+
+StepCall = Callable[[Step], None]
+# Under which the copies are for the tick.
+TAKEN = "tick.norms"
+KEYS = {"parameters": "param_norm", "gradients": "grad_norm", "updates": "update_norm"}
+
+
+@op("step.norms")
+def copy_parameters(plan: Plan, model: ModelParts, due_ticks: DueTicks | None = None) -> StepCall:
+    """Copy what this rank owns before the optimizer changes it, where a tick measures updates behind this step."""
+    nodes = [node.id for node in plan.nodes if node.op == TAKEN and "updates" in node.args["of"]]
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        if due_ticks is None or due_ticks.will_run(nodes):
+            step.taken[TAKEN] = [_own(parameter).clone() for parameter in model.parameters()]
+
+    return run
+
+
+@op("tick.norms")
+def norms(plan: Plan, model: ModelParts, rank: Rank, records: Records, by: str, of: list[str]) -> StepCall:
+    """Measure, on all ranks together, and add the norms to the record of the step. Where no step has been trained since
+    the start there are no gradients, and none of them are recorded."""
+    sums = GroupSums(plan, model, rank, by)
+    max_norm = next((node.args["max_norm"] for node in plan.nodes if node.op == "step.clip"), None)
+
+    @torch.no_grad()
+    def run(step: Step) -> None:
+        parameters = list(model.parameters())
+        gradients = [_own(parameter.grad) for parameter in parameters if parameter.grad is not None]
+        pieces: dict[str, Tensor] = {}
+        if "parameters" in of:
+            pieces["parameters"] = _norms([_own(parameter) for parameter in parameters])
+        if "gradients" in of and len(gradients) == len(parameters):
+            pieces["gradients"] = _norms(gradients)
+        if "updates" in of and TAKEN in step.taken:
+            # One after the other: the differences of all would be another copy of the parameters.
+            pairs = zip(parameters, step.taken[TAKEN], strict=True)
+            pieces["updates"] = torch.stack([_norm(_own(now) - before) for now, before in pairs]).double().cpu()
+        found = sums.norms(pieces)
+        if "gradients" in found and max_norm is not None:
+            clipped = clip_factor(step.grad_norm, max_norm)
+            found["gradients"] = {name: norm / clipped for name, norm in found["gradients"].items()}
+        records.measured({f"{KEYS[each]}/{name}": norm for each, of in found.items() for name, norm in of.items()})
+
+    return run
+
+
+class GroupSums:
+    """The groups of the whole model in its order, and what this rank adds to the sum of each."""
+
+    def __init__(self, plan: Plan, model: ModelParts, rank: Rank, by: str) -> None:
+        self._names = list(dict.fromkeys(group_of(tensor.name, by) for tensor in plan.parameters.tensors))
+        place = {name: number for number, name in enumerate(self._names)}
+        self._places = [place[group_of(name, by)] for name, _ in model.named_parameters()]
+        self._copies, self._rank = copies_of(model, rank), rank
+
+    def norms(self, pieces: dict[str, Tensor]) -> dict[str, dict[str, float]]:
+        """What is measured → group → norm. pieces: norms of all parameters of this rank, in their order. Collective."""
+        parts: dict[tuple[str, int], list[float]] = {(what, n): [] for what in pieces for n in range(len(self._names))}
+        for what, own in pieces.items():
+            for place, copies, norm in zip(self._places, self._copies, own.tolist(), strict=True):
+                parts[what, place].append(norm * norm / copies)
+        total = torch.tensor([sum(each) for each in parts.values()], dtype=torch.float64, device=self._rank.device)
+        if self._rank.world_size > 1 and pieces:
+            dist.all_reduce(total)
+        found: dict[str, dict[str, float]] = {what: {} for what in pieces}
+        for (what, place), square in zip(parts, total.tolist(), strict=True):
+            found[what][self._names[place]] = square
+        return {what: _roots(squares | {WHOLE: math.fsum(squares.values())}) for what, squares in found.items()}
+
+
+def _roots(squares: dict[str, float]) -> dict[str, float]:
+    return {name: math.sqrt(square) if square >= 0 else math.nan for name, square in squares.items()}
+
+
+def _norms(tensors: list[Tensor]) -> Tensor:
+    """The norm of each, in fp64 on the CPU."""
+    found = torch._foreach_norm(tensors, 2, _wide(tensors[0]))  # pyright: ignore[reportPrivateImportUsage]
+    return torch.stack(found).double().cpu()
+
+
+def _norm(tensor: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(tensor, dtype=_wide(tensor))
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """The piece of a tensor that this rank has."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
