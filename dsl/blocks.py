@@ -4,7 +4,20 @@ from typing import Any, Final, Literal, TypeGuard, get_args, get_origin
 
 import attrs
 
-from .schema import actions, alerts, cluster, data, ema, experiment, fault_tolerance, log, model, parallel, training
+from .schema import (
+    actions,
+    alerts,
+    cluster,
+    data,
+    ema,
+    experiment,
+    fault_tolerance,
+    hooks,
+    log,
+    model,
+    parallel,
+    training,
+)
 from .schema.component import Component, registry_of
 from .schema.later import KINDS as LATER_KINDS
 from .schema.setting import settings_of
@@ -33,9 +46,10 @@ KINDS: Final[dict[str, type]] = {
     "fault_tolerance": fault_tolerance.FaultTolerance,
     "alerts": alerts.Alerts,
     "log": log.Log,
+    "hook": hooks.Hook,
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
-NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases"}
+NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases", "hook": "hooks"}
 # What a spec without such a block does not have at all.
 OPTIONAL: Final = ("ema",)
 REQUIRED: Final[dict[str, str]] = {

@@ -15,6 +15,7 @@ from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link, Mixture, Phase, Us
 from .schema.ema import Ema
 from .schema.experiment import Experiment, Launch, Workspace
 from .schema.fault_tolerance import FaultTolerance
+from .schema.hooks import Hook
 from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
@@ -77,6 +78,7 @@ class Spec:
     workspace: Workspace = Workspace()
     launch: Launch = Launch()
     cluster: Cluster = Cluster(preset="none")
+    hooks: dict[str, Hook] = field(factory=dict)
     collate: tuple[Link, ...] = DEFAULT_CHAIN
     ticks: tuple[Tick, ...] = ()
     events: tuple[Event, ...] = ()
@@ -85,6 +87,6 @@ class Spec:
     @property
     def used(self) -> list[str]:
         """The modules of the user's own parts, each once, in the order in which they are needed."""
-        chosen = (self.optimizer, self.scheduler, self.loss)
+        chosen = (self.optimizer, self.scheduler, self.loss, *self.hooks.values())
         named = (*(dataset.source for dataset in self.datasets.values()), *self.collate, *chosen)
         return list(dict.fromkeys(each.module for each in named if isinstance(each, UserCall | UserComponent)))

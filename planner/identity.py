@@ -29,6 +29,7 @@ from ..dsl.schema.data import (
 )
 from ..dsl.schema.setting import AUTO, Role, is_unspoken, settings_of
 from ..dsl.spec import Spec
+from ..dsl.user_parts.places import NOTHING
 from .canonical import PLAN, digest, portable, whole_numbers
 from .data.data_rules import packed_together
 from .data.source_args import folder_or_name, reads
@@ -67,6 +68,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
         "scheduler": {"kind": scheduler.kind, **_component(scheduler)},
+        **({"hooks": changing} if (changing := _changing_hooks(spec)) else {}),
         **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),
         "precision": {
             **experiment_settings(spec.precision),
@@ -96,6 +98,12 @@ def _component(chosen: Component) -> dict[str, Any]:
     """The settings of a component; of one of the user's own also what its code is."""
     code = {"code": chosen.digest} if isinstance(chosen, UserComponent) else {}
     return {**experiment_settings(chosen, chosen.kind), **code}
+
+
+def _changing_hooks(spec: Spec) -> list[Any]:
+    """The hooks that change what is learned."""
+    changing = (hook for hook in spec.hooks.values() if hook.options["changes"] != NOTHING)
+    return [[hook.options["place"], hook.digest, hook.function, experiment_settings(hook)] for hook in changing]
 
 
 def _mixture(run: Resolved) -> dict[str, Any]:

@@ -119,6 +119,7 @@ FREE_NAMES: Final = {
         "to 1; only with experts",
         "shares",
     ),
+    "hook/NAME/KEY": doc("what your own hook NAME returned under KEY in this step, on the first rank"),
 }
 
 

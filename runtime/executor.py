@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve
 from torch.distributed.distributed_c10d import Store
@@ -103,6 +104,7 @@ class Executor:
             "stages": [],
             "store": store,
         }
+        self.resources["resources"] = self.resources
         self._quiet = store is not None and rank > 0
         self._begun = time.time()
         self._order = topological(plan)
@@ -111,6 +113,7 @@ class Executor:
         self._bound: dict[str, StepCall] = {}
         self._last_step: Step | None = None
         self._reason = ""
+        self._hooks = [node for node in plan.nodes if node.op in ("step.hook", "event.hook")]
 
     def run(self) -> str:
         """Set up, train, shut down; returns how it ended (a key of EXIT_CODES). Failures are reported, not raised."""
@@ -119,6 +122,8 @@ class Executor:
         try:
             self._set_up(begin)
             status = self._train()
+            if status != "complete":
+                self._call_hooks("at_end", status=status)
             self.under_way.cut_short("the run ends")
         except (EnvironmentFault, DataError) as error:
             status = "environment"
@@ -289,6 +294,7 @@ class Executor:
         if self.progress.step < total:
             return self._stop("stop_at", f"the run stops after step {last:,} of {total:,}", reactions)
         self._check_learned(begun["step"] if begun else 0)
+        self._call_hooks("after_phase")
         self._react("finish", reactions)
         self.records.settle(self.progress.step)
         if self.records.rank == 0:
@@ -364,8 +370,42 @@ class Executor:
         if node_id not in self._bound:
             node = self.plan.node(node_id)
             call = op_of(node).bind(node, {**self.resources, "node_id": node_id})()
+            call = self._with_hooks(node_id, call)
             self._bound[node_id] = call if node.kind == "step" else self._marked(node, call)
         return self._bound[node_id]
+
+    def _with_hooks(self, node_id: str, call: StepCall) -> StepCall:
+        """The call of a node with the hooks before and after it."""
+        around = [node for node in self._hooks if node_id in node.args.get("nodes", ())]
+        if not around:
+            return call
+        before, after = (
+            [self._call(node.id) for node in around if node.args["place"].startswith(word)]
+            for word in ("before", "after")
+        )
+
+        def run(step: Step) -> None:
+            for each in (*before, call, *after):
+                each(step)
+
+        return run
+
+    def _call_hooks(self, place: str, **told: Any) -> None:
+        """Call the hooks of a place that is beside no node."""
+        step = self._last_step or Step(index=max(0, self.progress.step - 1))
+        for node in self._hooks:
+            if node.args["place"] == place:
+                OPS["event.hook"].bind(node, {**self.resources, "node_id": node.id})()(step, **told)
+
+    def _call_failure_hooks(self, error: BaseException) -> None:
+        """What goes wrong in them is a warning: the run has failed for another reason."""
+        if "optimizer" not in self.resources or "feed" not in self.resources:
+            return
+        try:
+            self._call_hooks("at_failure", failure=error)
+        except (Exception, SystemExit) as another:
+            with suppress(EnvironmentFault):
+                self.records.warn(f"a hook at_failure: {another}", step=self.progress.step, every_rank=True)
 
     def _marked(self, node: Node, call: StepCall) -> StepCall:
         """The call with a mark before it; the first time it may take long, as it may compile."""
@@ -407,6 +447,7 @@ class Executor:
         if watch is not None and lost_a_peer(error):
             watch.leave_if_condemned()
         place, more = self._under_way or f"step {self.progress.step + 1}", ""
+        self._call_failure_hooks(error)
         if out_of_memory.ran_out(error):
             records = self.records
             more = out_of_memory.write(records.directory, records.attempts(), self.resources, error, self.beat.node)

@@ -43,6 +43,7 @@ MODULES = (
     "monitoring.alerts",
     "checkpoint.ops",
     "input.horizon",
+    "hooks.calls",
     "step",
     "training.nonfinite",
     "training.router_step",

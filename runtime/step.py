@@ -239,8 +239,9 @@ def update(optimizer: Optimizer) -> StepCall:
 
 
 @op("step.measure")
-def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None) -> StepCall:
-    """Add the step to what the next log line and alerts speak of, and let go of its microbatches."""
+def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None, lets_go: bool = True) -> StepCall:
+    """Add the step to what the next log line and alerts speak of. lets_go: of its microbatches, as nothing follows that
+    needs them."""
     watched = alerts if rank.is_first else None
 
     def run(step: Step) -> None:
@@ -248,6 +249,13 @@ def measure(window: Window, rank: Rank, alerts: AlertMonitor | None = None) -> S
         window.add(step, now)
         if watched is not None:
             watched.step_done(step, now - step.began)
-        step.let_go()
+        if lets_go:
+            step.let_go()
 
     return run
+
+
+@op("step.let_go")
+def let_go() -> StepCall:
+    """Let go of the microbatches of the step."""
+    return Step.let_go

@@ -18,7 +18,7 @@ from ..schema import later
 from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from .context import Context
 
-_SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal"}
+_SAMPLE_NAMES: Final = {"dataset": "web", "phase": "anneal", "hook": "watch"}
 _LABEL: Final = re.compile(r'"[^"\\\n]*"|\w[\w.]*')
 
 

@@ -13,7 +13,7 @@ from ..evaluation.sections import Label, Section, Tree
 from ..evaluation.values import FAILED, Value, Word
 from ..evaluation.values import Mapping as MapOf
 from ..quantity import Quantity
-from ..schema.component import is_parameter, variant
+from ..schema.component import UserComponent, is_parameter, variant
 from ..schema.setting import Setting, open_setting, settings_of, spelled
 from ..spec import Origin, Spec
 from .context import Context
@@ -114,6 +114,8 @@ class Structurer:
             self.origins[path] = Origin(_kind_of_head(section.head), section.head)
         arguments: dict[str, Any] = {}
         label = self._label(block, section, path, arguments)
+        if label is FAILED and issubclass(block, UserComponent):
+            return stand_in_block(block)  # nobody knows its settings
         known = settings_of(block)
         self._free_names(block, section, path, arguments)
         self.errors.unknown_fields(block, section)

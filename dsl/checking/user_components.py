@@ -18,16 +18,17 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
     block = PART_KINDS[declared.kind].block
     key = (block, module, declared.name, digest)
     if key not in _MADE:
-        registry = registry_of(blocks.KINDS[block])
-        assert registry is not None
-        attributes: dict[str, Any] = {"kind": attrs.field(default=declared.name, type=str)}
+        base, registry = blocks.KINDS[block], registry_of(blocks.KINDS[block])
+        attributes: dict[str, Any] = {}
+        if registry is not None:
+            base, attributes["kind"] = registry.of_users, attrs.field(default=declared.name, type=str)
         for each in declared.parameters:
             default = attrs.NOTHING if each.default is REQUIRED else each.default
             attributes[f"{each.name}_"] = parameter(each.name, each.type, default)
-        made = attrs.make_class(declared.name, attributes, bases=(registry.of_users,), frozen=True, slots=True)
+        made = attrs.make_class(declared.name, attributes, bases=(base,), frozen=True, slots=True)
         made.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
-        made.module, made.digest = module, digest
-        made.options, made.filled = declared.options, declared.filled
+        made.module, made.function, made.digest = module, declared.name, digest
+        made.options, made.filled, made.purpose = declared.options, declared.filled, declared.does
         _MADE[key] = made
     return _MADE[key]
 

@@ -9,13 +9,14 @@ import attrs
 
 from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics, Fix
+from ..diagnostics.fixes import renamed
 from ..diagnostics.source import Source
 from ..diagnostics.suggest import certain, closest
 from ..evaluation import functions
 from ..evaluation.sections import Section
 from ..evaluation.values import Word
 from ..schema import later
-from ..schema.component import registry_of
+from ..schema.component import Component, UserComponent, registry_of
 from ..syntax import tree as s
 from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
 from ..user_parts.kinds import PART_KINDS, Kind
@@ -30,6 +31,10 @@ _TAKEN: Final = frozenset((
 ))  # fmt: skip
 
 
+# Blocks whose label is always the name of a function of the user's own.
+_OF_USERS: Final = tuple(block for block in blocks.KINDS.values() if issubclass(block, UserComponent))
+
+
 class DeclaredParts(dict[str, DeclaredPart]):
     """Name → part. unread: something that a `use` names could not be read, so that a part may be missing here."""
 
@@ -41,9 +46,8 @@ class DeclaredParts(dict[str, DeclaredPart]):
 
     def block(self, block: type, section: Section) -> type:
         """The class of a block: one of the user's own where its label is the name of a function of that kind."""
-        registry = registry_of(block)
-        part = self.get(label_text(section)) if registry is not None else None
-        if registry is None or part is None or PART_KINDS[part.declared.kind].block != registry.word:
+        part = self.get(label_text(section)) if issubclass(block, Component) else None
+        if part is None or blocks.KINDS.get(PART_KINDS[part.declared.kind].block) is not block:
             return block
         part.used = True
         return component_of(part.declared, part.module, part.digest)
@@ -51,14 +55,27 @@ class DeclaredParts(dict[str, DeclaredPart]):
     def check_label(self, block: type, section: Section, diagnostics: Diagnostics) -> bool:
         """Whether the label of a block may be what it is; False after reporting a function of another kind."""
         registry, part = registry_of(block), self.get(label_text(section))
-        if registry is None or part is None or part.declared.name in registry:
+        if block in _OF_USERS and part is None:
+            if not self.unread:
+                self._unknown(block, section, diagnostics)
+            return False
+        if not (registry or block in _OF_USERS) or part is None or part.declared.name in (registry or ()):
             return True
         own, span = PART_KINDS[part.declared.kind], section.labels[0].value.span
-        message = f"`{part.declared.name}` is {own.noun}, and the label of `{registry.word}` names another kind"
+        message = f"`{part.declared.name}` is {own.noun}, and the label of `{section.kind}` names another kind"
         notes = [(f"`{part.declared.name}` is declared here", part.declared.span)]
         part.used = True
         diagnostics.error("X219", message, span, hint=f"{own.noun} {own.chosen}", notes=notes)
         return False
+
+    def _unknown(self, block: type, section: Section, diagnostics: Diagnostics) -> None:
+        name, span = label_text(section), section.labels[0].value.span
+        own = [each for each, part in self.items() if blocks.KINDS.get(PART_KINDS[part.declared.kind].block) is block]
+        meant = closest(name, own)
+        hint = f"did you mean `{meant}`?" if meant else f"`use` names the module of a function with `@{section.kind}`"
+        message = f"no function with `@{section.kind}` is called `{span.text}`"
+        notes = [(f"there are {', '.join(own)}", None)] if own else []
+        diagnostics.error("X219", message, span, hint=hint, notes=notes, fix=renamed(span, name, own))
 
     def label(self, block: type, attribute: attrs.Attribute) -> attrs.Attribute:
         """The attribute that the label of a block fills, with the names of the user's own."""

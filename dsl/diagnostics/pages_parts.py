@@ -11,7 +11,8 @@ PAGES: Final = (
         """, 'use "nowhere.py"'),
     CodePage("X222", "a module that declares nothing", """
         A module that `use` names must be valid Python and declare at least one function with a decorator that is
-        imported from `xtrain`: `@source`, `@collator(takes=…)`, `@loss`, `@optimizer(state=…)` or `@schedule`.
+        imported from `xtrain`: `@source`, `@collator(takes=…)`, `@loss`, `@optimizer(state=…)`, `@schedule` or
+        `@hook("…")`.
         """),
     CodePage("X223", "a function of your own with a wrong declaration", """
         xtrain reads the declaration without running the code, so the function must stand at the top level of its file,
@@ -19,8 +20,8 @@ PAGES: Final = (
         input (`takes`) and, if different, of its output (`gives`) as strings: rows of token arrays, rows of token
         tensors, token samples, labelled samples, microbatch, or part of a microbatch. Only `pack` makes a microbatch,
         and only `shard` a part of a microbatch. An optimizer lists what it keeps for each parameter, `state` and
-        `scalars`, as strings. The defaults of losses, optimizers and schedules are plain values, as the plan contains
-        them.
+        `scalars`, as strings. A hook names its place, and what it changes there if anything. The defaults of losses,
+        optimizers, schedules and hooks are plain values, as the plan contains them.
         """),
     CodePage("X224", "a function of your own whose name is taken", """
         A function of your own cannot have the name of what is built in where it is used: a source, link or function, or
@@ -34,7 +35,8 @@ PAGES: Final = (
         Your function raised an exception or returned an invalid value: a document that is neither a string nor a dict,
         a sample with the wrong shapes or types, a token id outside the vocabulary, a loss that is no finite number for
         each token by itself, an optimizer that keeps something else than it declares, a factor of the learning rate
-        that is negative or not finite. The file and the line are those of your code.
+        that is negative or not finite, metrics that are no numbers; or it has changed what it does not declare to
+        change. The file and the line are those of your code.
         """),
     CodePage("X713", "your own code has changed since the plan was made", """
         A plan holds a digest of each module that `use` names, together with your own modules that it imports, so that

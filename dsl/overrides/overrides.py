@@ -149,6 +149,7 @@ def _set_field(
             diagnostics.error("X217", f"`{name}` is a block", override.span, hint=f"set one of its settings: "
                               f"{', '.join(settings_of(block))}")  # fmt: skip
             return
+        block = parts.block(block, section)
     else:
         section = tree.root.block(name)
         block = parts.block(block, section)

@@ -15,6 +15,7 @@ from ..interval import Interval
 from ..metric import Metric
 from ..quantity import UNITS, Quantity
 from ..schema import actions
+from ..schema.component import UserComponent
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
 from ..spec import Spec
@@ -36,7 +37,7 @@ def json_schema() -> Schema:
         properties[kind] = {
             "description": described(blocks.KINDS[kind])[1],
             "type": "object",
-            "additionalProperties": _block(blocks.KINDS[kind], without=_name_of(kind)),
+            "additionalProperties": _named(blocks.KINDS[kind], _name_of(kind)),
         }
     properties["dataset"]["minProperties"] = 1
     links = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/link"}}
@@ -60,6 +61,12 @@ def json_schema() -> Schema:
             "link": {**_one_of(blocks.LINKS), "additionalProperties": _OWN},
         },
     }
+
+
+def _named(block: type, label: str) -> Schema:
+    """A block whose name is the key; of a function of the user's own only the spec knows the settings."""
+    schema = _block(block, without=label)
+    return {**schema, "additionalProperties": True} if issubclass(block, UserComponent) else schema
 
 
 def _name_of(kind: str) -> str:

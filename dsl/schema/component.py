@@ -38,19 +38,21 @@ class Component:
 class UserComponent(Component):
     """A component that is a function of the user's own, from a module that `use` names; a class of its own for each.
 
-    options: the arguments of its decorator. filled: names of the parameters that the run fills. Its settings are the
-    others, each with a `_` behind its name.
+    options: the arguments of its decorator. purpose: the first line of its docstring. filled: names of the parameters
+    that the run fills. Its settings are the others, each with a `_` behind its name.
     """
 
     module: ClassVar[str] = ""
+    function: ClassVar[str] = ""
     digest: ClassVar[str] = ""
     options: ClassVar[Mapping[str, Any]] = {}
     filled: ClassVar[tuple[str, ...]] = ()
+    purpose: ClassVar[str] = ""
 
     def call(self) -> dict[str, Any]:
         """The argument `user` of its node: what the run calls, and with what."""
         given = {a.name[:-1]: _plain(getattr(self, a.name)) for a in attrs.fields(type(self)) if is_parameter(a)}
-        return {"module": self.module, "function": self.kind, "digest": self.digest, "arguments": given}
+        return {"module": self.module, "function": self.function, "digest": self.digest, "arguments": given}
 
 
 def parameter(name: str, kind: Any, default: Any) -> Any:

@@ -6,8 +6,9 @@ from typing import Any, Final, Literal
 from attrs import field, frozen
 
 from .links import KINDS as LINK_KINDS
+from .places import CHANGES, PLACES
 
-Kind = Literal["source", "collator", "loss", "optimizer", "schedule"]
+Kind = Literal["source", "collator", "loss", "optimizer", "schedule", "hook"]
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
 # What a loss is given of each token, each [T]. Its first parameter: the log-probability of the label. Those that the
@@ -104,6 +105,18 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             inputs=("step", "total"),
             refused=_LABEL,
             block="scheduler",
+        ),
+        PartKind(
+            "hook",
+            '@hook("after_backward")',
+            "is chosen by `hook NAME { … }`",
+            inputs=("context",),
+            refused={"name": "give it another name: the label of the block is its name"},
+            options={
+                "place": Option(tuple(PLACES), "place", required=True),
+                "changes": Option(CHANGES, "thing to change"),
+            },
+            block="hook",
         ),
     )
 }

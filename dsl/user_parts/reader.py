@@ -13,6 +13,7 @@ from ..diagnostics.suggest import did_you_mean
 from .files import parse_quietly
 from .kinds import GENERATOR, PART_KINDS, Kind, Option, names_of
 from .links import LOCAL_MICROBATCH, MICROBATCH, may_give
+from .places import MAY_CHANGE, NOTHING, may_change
 from .types import parameter_type, widened
 
 REQUIRED: Final = object()
@@ -162,7 +163,16 @@ class _PartReader:
                 return None
         if kind == "collator":
             return self._given_kind(options, given.get("gives"))
-        return options
+        return self._changes(options, place) if kind == "hook" else options
+
+    def _changes(self, options: dict[str, Any], span: Span) -> dict[str, Any] | None:
+        """What a hook changes, which its place must allow: without `changes`, nothing."""
+        changes = options["changes"] or NOTHING
+        if not may_change(options["place"], changes):
+            message = f"a hook cannot change {changes} {options['place']}"
+            self._wrong(message, span, f"{changes} may be changed {' or '.join(MAY_CHANGE[changes])}")
+            return None
+        return {**options, "changes": changes}
 
     def _given_kind(self, options: dict[str, Any], node: ast.expr | None) -> dict[str, Any] | None:
         """What a collator takes and gives: without `gives`, what it takes."""

@@ -208,7 +208,13 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "step.optimizer": {},
     "step.router_bias": {"speed": Rule("model.router.bias_speed", "learning", "biases move by it from here on")},
     "step.ema": {},
-    "step.measure": {},
+    "step.measure": {"lets_go": None},
+    "step.let_go": {},
+    "step.hook": {
+        "user": Rule("hook", "learning", "the run calls other code, or the same with other arguments"),
+        "place": Rule("hook", "learning", "a function is called elsewhere"),
+        "changes": Rule("hook", "learning", "a function changes something else"),
+    },
 }
 # What recurs and how a run ends is compared as a whole.
 OUTSIDE: Final = ("tick.", "event.", "shutdown.")

@@ -19,6 +19,7 @@ from .averaging import add_average
 from .builder import Builder, check_graph
 from .commands import build_commands
 from .data_nodes import add_data
+from .hook_nodes import add_hooks
 from .log_writers import add_writers
 from .model_nodes import add_model
 from .nonfinite import on_nan
@@ -65,6 +66,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
         publishes=publishes,
     )
     timeline = evolve(timeline, commands=build_commands(run.spec, run.training, actions))
+    add_hooks(graph, run.spec, last)
     endings = (last, *(node.id for node in graph.nodes[first_tick:]))
     drain = graph.add("shutdown", "shutdown.drain", "finish what is still being written", after=endings)
     graph.add("shutdown", "shutdown.leave", "wait for the others and leave together", after=(drain,))

@@ -61,6 +61,8 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     yield "activation.mode", spec.activation.mode
     yield from _block("activation", spec.activation)
     yield from _block("compile", spec.compile)
+    for hook in spec.hooks.values():
+        yield from _block(f"hook.{hook.name}", hook)
     for number, tick in enumerate(spec.ticks):
         yield f"every.{number}.every", tick.every
         yield from _actions(f"every.{number}", tick.actions)

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ...dsl.schema.actions import ACTIONS
+from ...dsl.user_parts.places import Place
 from ..mesh.mesh import AXES
 from ..mesh.sharding import folded_axes
 from ..plan import Estimates
@@ -12,6 +13,7 @@ from ..units import count_text, flops_text, plural, seconds_text
 from .action_node import StepNode
 from .averaging import update_text
 from .builder import Builder
+from .hook_nodes import hook_text
 from .nonfinite import bad_step_text, on_nan
 from .saving import put_off_text, saves_beside
 from .timeline import Schedule
@@ -31,6 +33,11 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
                 last = graph.add("step", extra.op, extra.does, args=extra.args, after=(last,))
         last = graph.add("step", op, does, id=id, args=args, axes=axes, after=(last,))
 
+    def hooks(place: Place) -> None:
+        for hook in spec.hooks.values():
+            if hook.options["place"] == place:
+                then("step.hook", hook_text(hook), hook.args(), everyone, f"hook.{hook.name}")
+
     readers = run.pipeline.readers
     rows = plural(batch.rows // run.layout.mesh.data_ranks, "row")
     does = f"take {rows} a data rank from the loader"
@@ -40,6 +47,8 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     if len(readers) < run.size("pp"):
         does = f"the lengths of documents go from pp {readers[0]} to the stages that read no rows"
         then("step.share_outline", does, {"source": readers[0]}, ("pp",))
+    hooks("after_phase")
+    hooks("before_phase")
     agree = "one all-reduce" if everyone else "count"
     empty = spec.fault_tolerance.empty_steps
     args = {**agree_args(spec), "empty_steps": empty}
@@ -50,7 +59,9 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     then("step.agree", does, args, everyone)
     if put_off := put_off_text(spec, schedule):
         then("step.put_off_save", put_off)
+    hooks("before_step")
     then("step.zero_gradients", "release the gradients of the step before")
+    hooks("before_backward")
     share = estimates.flops_per_step / run.layout.mesh.world_size
     does = f"{plural(batch.accumulate, 'microbatch')}, loss summed and divided by the tokens of the whole step"
     op, args = "step.forward_backward", {"accumulate": batch.accumulate, "sync": run.sync}
@@ -60,6 +71,7 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         does += ", gradients summed over ranks after each"
     then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
     _add_syncs(run, then)
+    hooks("after_backward")
     clip = spec.optimizer.clip
     if clip is None:
         then("step.gradient_norm", "global gradient norm, for the record; nothing is clipped", axes=everyone)
@@ -70,13 +82,20 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
     then("step.schedule", "learning rate of this step, a closed form of its number")
     if saves_beside(spec, schedule):
         then("step.await_copy", "the copy of a state that is being saved is complete before anything writes to it")
+    hooks("before_optimizer")
     then("step.optimizer", f"{spec.optimizer.kind} updates the parameters a rank owns")
+    hooks("after_optimizer")
     if (speed := run.architecture.router_bias_speed) > 0:
         does = f"move each expert's bias by {speed:g} towards an even load, from the counts of all ranks"
         then("step.router_bias", does, {"speed": speed}, everyone)
     if spec.ema is not None:
         then("step.ema", update_text(run))
-    then("step.measure", "add the step to what the next log line and alerts speak of")
+    keeps = any(hook.options["place"] == "after_step" for hook in spec.hooks.values())
+    does = "add the step to what the next log line and alerts speak of"
+    then("step.measure", does, {"lets_go": False} if keeps else None)
+    hooks("after_step")
+    if keeps:
+        then("step.let_go", "release the rows of the step")
     return last
 
 

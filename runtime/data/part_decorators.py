@@ -1,17 +1,18 @@
-"""`@source`, `@collator`, `@loss`, `@optimizer`, `@schedule`: what makes a function of the user's own known to a
-spec that says `use "parts.py"`.
+"""`@source`, `@collator` and the other decorators: what makes a function of the user's own known to a spec that says
+`use "parts.py"`.
 
 They leave the function as it is and say of it what it is. Without torch and numpy, so that a file of sources stays
 light.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar, overload
+from typing import Any, Final, Literal, TypeVar, overload
 
 from attrs import field, frozen
 
 from ...dsl.user_parts.kinds import Kind, names_of
 from ...dsl.user_parts.links import KINDS, may_give
+from ...dsl.user_parts.places import CHANGES, PLACES, Place, may_change
 
 F = TypeVar("F", bound=Callable[..., Any])
 MARK: Final = "__xtrain_part__"
@@ -104,6 +105,23 @@ def schedule(function: F | None = None) -> F | Callable[[F], F]:
     """
     mark = _marker(Mark("schedule"))
     return mark if function is None else mark(function)
+
+
+def hook(place: Place, changes: Literal["nothing", "gradients", "parameters"] = "nothing") -> Callable[[F], F]:
+    """Make a function a hook, called at a place of the run: `hook name { … }`.
+
+    Its first parameter takes an `xtrain.HookContext`; the others are settings. It is called on all ranks, after the
+    hooks of the same place that the spec names before it. It may return metrics, a dict of numbers: those of the first
+    rank are recorded as `hook/NAME/KEY`.
+
+    changes: what it changes of the model, which its place must allow.
+    Raises ValueError for a place that there is not, or where that cannot be changed.
+    """
+    if place not in PLACES:
+        raise ValueError(f"there is no place {place!r}; places of hooks: {', '.join(PLACES)}")
+    if changes not in CHANGES or not may_change(place, changes):
+        raise ValueError(f"a hook cannot change {changes!r} {place}")
+    return _marker(Mark("hook", {"place": place, "changes": changes}))
 
 
 def _marker(mark: Mark) -> Callable[[F], F]:

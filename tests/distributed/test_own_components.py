@@ -9,7 +9,7 @@ pytestmark = pytest.mark.distributed
 
 PARTS = '''
 import torch
-from xtrain import optimizer, schedule
+from xtrain import hook, optimizer, schedule
 
 class Average(torch.optim.Optimizer):
     def __init__(self, groups, lr, beta):
@@ -38,6 +38,14 @@ def averaged(groups, lr, beta: float = 0.9, weight_decay: float = 0.1):
 def triangle(step, total, top: int = 1):
     """Up in a straight line, then down."""
     return (step + 1) / top if step < top else (total - step) / (total - top)
+
+@hook("after_backward", changes="gradients")
+def weaken(context, factor: float = 0.5):
+    """Smaller gradients of matrices, by the number of the step."""
+    for name, p in context.model.named_parameters():
+        if p.ndim > 1:
+            p.grad.mul_(factor ** (context.step / 4))
+    return {"factor": factor ** (context.step / 4)}
 '''
 SPEC = """
 use "parts.py"
@@ -48,6 +56,7 @@ dataset made { source = synthetic(), holdout = 10% }
 batch { sequence = 64, micro = 1, rows = 8 }
 optimizer averaged { lr = 0.1, beta = 0.8 }
 scheduler triangle { top = 2 }
+hook weaken { factor = 0.25 }
 precision { params = fp64 }
 every 1 step log
 on finish eval made
@@ -65,7 +74,7 @@ def train(lab, tmp_path_factory):
     def run(name, *sets):
         compiled = plan_from_path(folder / "own.xtrain", sets)
         assert compiled.plan is not None, compiled.diagnostics.render()
-        return lab.gang.run(compiled.plan, folder, name=name)
+        return lab.ranks.run(compiled.plan, folder, name=name)
 
     return run
 

@@ -14,7 +14,7 @@ from xtrain.planner.report.render import render
 
 PARTS = '''\
 from typing import Literal
-from xtrain import optimizer, schedule, source
+from xtrain import hook, optimizer, schedule, source
 import xtrain as x
 
 raise SystemExit("this file was run")
@@ -32,6 +32,12 @@ def triangle(step, total, up: float = 0.5): ...
 
 @source
 def documents(): ...
+
+@hook("after_backward", changes="gradients")
+def scale(context, factor: float = 0.5): ...
+
+@hook(place="at_end")
+def report(context): ...
 '''
 BASE = (Path(__file__).parent / "data" / "quickstart.xtrain").read_text()
 BASE = re.sub(r"(optimizer|scheduler|collate) .*", "", BASE) + 'use "parts.py"\n'
@@ -82,6 +88,10 @@ CALLS = [
     ("optimizer bare { lr = 1 }", "X204", "needs `power`", None),
     ("optimizer triangle { lr = 1 }", "X219", "`triangle` is a schedule", "scheduler NAME"),
     ("optimizer documents { lr = 1 }", "X219", "`documents` is a source", "the `source` of"),
+    ("optimizer mine { lr = 1 }\nhook scal { x = 1 }", "X219", "no function with `@hook` is called `scal`", "`scale`"),
+    ("optimizer mine { lr = 1 }\nhook mine {}", "X219", "`mine` is an optimizer", "optimizer NAME"),
+    ("optimizer mine { lr = 1 }\nhook scale { facto = 1 }", "X203", "unknown setting `facto`", "`factor`"),
+    ("optimizer mine { lr = 1 }\nhook {}", "X207", "a `hook` needs a name", "hook watch"),
 ]
 
 
@@ -113,6 +123,10 @@ DECLARED = [
     ("@optimizer()\ndef f(groups, kind=1): ...", "X223", "cannot be called `kind`", "def f"),
     ("@optimizer()\ndef f(groups, a=len('x')): ...", "X223", "known only when the code is run", "def f"),
     ("@optimizer()\ndef adamw(groups): ...", "X224", "already a word", "def adamw"),
+    ("@hook\ndef f(context): ...", "X223", "`@hook` of `f` lacks `place`", "@hook"),
+    ('@hook("after_step", "gradients")\ndef f(c): ...', "X223", "cannot change gradients after_step", "@hook"),
+    ('@hook("afer_step")\ndef f(c): ...', "X223", "no place called `afer_step`", "@hook"),
+    ('@hook("at_end")\ndef f(c, name): ...', "X223", "cannot be called `name`", "def f"),
     ("@schedule\ndef f(step): ...", "X223", "no parameter for `step` and `total`", "def f"),
     ("@schedule(1)\ndef f(step, total): ...", "X223", "takes no arguments", "@schedule"),
     ("@schedule\ndef cosine(step, total): ...", "X224", "already a word", "def cosine"),
@@ -121,11 +135,25 @@ DECLARED = [
 
 @pytest.mark.parametrize(("parts", "code", "message", "line"), DECLARED)
 def test_declarations_are_checked_in_the_users_file(own, parts, code, message, line):
-    head = "from xtrain import optimizer, schedule\n@optimizer()\ndef used(groups): ...\n"
+    head = "from xtrain import hook, optimizer, schedule\n@optimizer()\ndef used(groups): ...\n"
     (found,) = own("optimizer used { lr = 1 }", f"{head}{parts}\n").diagnostics
     assert found.code == code
     assert message in found.message
     assert found.span.source.path == "parts.py" and line in found.span.source.line(found.span.line)
+
+
+def test_hooks_are_blocks_in_the_order_of_the_spec(own):
+    loaded = own(f"{GOOD}hook report\nhook scale {{ factor = 3 }}\n", sets=("hook.scale.factor=4",))
+    assert loaded.spec is not None, loaded.diagnostics.render()
+    assert list(loaded.spec.hooks) == ["report", "scale"]
+    found = loaded.spec.hooks["scale"].args()
+    assert found["place"] == "after_backward" and found["changes"] == "gradients"
+    assert found["user"]["arguments"] == {"factor": 4.0}
+    text = loaded.resolved_text()
+    Path("again.xtrain").write_text(text)
+    again = load_spec("again.xtrain")
+    assert again.spec == loaded.spec and again.resolved_text() == text
+    assert spec_json(loaded.spec)["hook"] == {"report": {}, "scale": {"factor": 4.0}}
 
 
 def test_an_unused_one_is_a_warning(own):
@@ -147,5 +175,10 @@ def test_the_plan_says_what_is_called_and_what_it_keeps(own, tmp_path):
     assert local_bytes(plan, 0) == local_bytes(like, 0)
     assert plan.estimates.checkpoint_bytes == like.estimates.checkpoint_bytes
     assert "by triangle of parts.py" in render(plan)
+    hooked = compiled(f"{GOOD}hook report\nhook scale")
+    assert hooked.config_id != plan.config_id == compiled(f"{GOOD}hook report").config_id
+    order = [node.id for node in hooked.nodes if node.kind == "step"]
+    assert order[order.index("hook.scale") + 1] == "step.clip" and hooked.node("hook.report").kind == "event"
+    assert not {node.id for node in plan.nodes} & {"hook.scale", "hook.report", "step.let_go"}
     other = compiled(GOOD, PARTS + "# changed\n")
     assert (other.id, other.config_id) != (plan.id, plan.config_id)

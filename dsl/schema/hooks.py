@@ -1,0 +1,21 @@
+"""Functions of the user's own that a run calls at certain places: `hook`."""
+
+from typing import Any
+
+from attrs import frozen
+
+from .component import UserComponent
+from .names import file_name
+from .setting import label
+
+
+@frozen
+class Hook(UserComponent):
+    """`hook NAME { … }`: a function of your own with `@hook`, called at its place in a run; hooks of one place in the
+    order of the spec. Its settings are the parameters of the function."""
+
+    name: str = label(check=file_name)
+
+    def args(self) -> dict[str, Any]:
+        """The JSON arguments of its node."""
+        return {"user": self.call(), **self.options}

@@ -1,0 +1,32 @@
+"""The nodes of hooks: functions of the user's own that a run calls beside other nodes."""
+
+from typing import Any
+
+from ...dsl.schema.hooks import Hook
+from ...dsl.spec import Spec
+from ...dsl.user_parts.places import AROUND, IN_STEP, NOTHING, PLACES
+from .builder import Builder
+
+# Nodes of these ops have hooks before and after them.
+_AROUND = {"evaluation": "tick.eval", "checkpoint": "tick.checkpoint"}
+
+
+def hook_text(hook: Hook) -> str:
+    """What the node of a hook does, in words."""
+    place, changes = hook.options["place"], hook.options["changes"]
+    purpose = hook.purpose.removesuffix(".")
+    does = f"{hook.function} of {hook.module}, {PLACES[place]}{f': {purpose}' if purpose else ''}"
+    return does if changes == NOTHING else f"{does}; changes {changes}"
+
+
+def add_hooks(graph: Builder, spec: Spec, after: str) -> None:
+    """Add the hooks that have no place within a step; those around nodes say around which."""
+    for hook in spec.hooks.values():
+        place = hook.options["place"]
+        if place in IN_STEP:
+            continue
+        args: dict[str, Any] = hook.args()
+        if place in AROUND:
+            op = _AROUND[place.partition("_")[2]]
+            args["nodes"] = [node.id for node in graph.nodes if node.op == op]
+        graph.add("event", "event.hook", hook_text(hook), id=f"hook.{hook.name}", args=args, after=(after,))

@@ -1,0 +1,173 @@
+"""`step.hook`, `event.hook`: calls of the user's own hooks, and what they may give and change."""
+
+from collections.abc import Callable
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from ...dsl.user_parts.places import GRADIENTS, IN_STEP, NOTHING, PARAMETERS
+from ...planner.plan import Plan
+from ..data.user_parts import UserPart, failures_of, part_of, spec_folder
+from ..input.feed import Feed
+from ..models.parts import ModelParts
+from ..ops import op
+from ..reporting.records import Records
+from ..state import Progress, Rank, Resources, Step
+from .context import HookContext
+
+# Places at which the step in which a hook is called has not ended.
+_UNDER_WAY = tuple(place for place in IN_STEP if place != "after_phase")
+
+
+@frozen(kw_only=True, eq=False)
+class HookCall:
+    """One hook of a plan, loaded. Raises PartFailed for what its code raises, gives or changes against its words."""
+
+    name: str
+    part: UserPart
+    function: Callable[..., Any]
+    place: str
+    changes: str
+    plan: Plan
+    model: ModelParts
+    optimizer: Optimizer
+    feed: Feed
+    rank: Rank
+    records: Records
+    progress: Progress
+    resources: Resources
+
+    def __call__(self, step: Step, *, failure: BaseException | None = None, status: str = "") -> None:
+        before = _versions(self.model)
+        with failures_of(self.part):
+            given = self.function(self._context(step, failure, status), **self.part.arguments)
+        after = _versions(self.model)
+        for number, what in enumerate((PARAMETERS, GRADIENTS)):
+            if what != self.changes and before[number] != after[number]:
+                own = "that it changes " + (self.changes if self.changes != NOTHING else "nothing")
+                raise self.part.failed(f"changed {what} {self.place}, and its declaration says {own}")
+        if given is not None:
+            self.records.measured(self._metrics(given))
+
+    def _context(self, step: Step, failure: BaseException | None, status: str) -> HookContext:
+        progress = self.progress
+        return HookContext(
+            place=self.place,
+            step=step.index + 1 if self.place in _UNDER_WAY else progress.step,
+            total=self.plan.timeline.steps if self.plan.timeline.steps is not None else self.feed.steps,
+            epoch=self.feed.epoch(progress.step) or 0.0,
+            tokens=progress.tokens,
+            phase=step.phase or self.feed.phase(step.index).name,
+            rows=tuple(step.microbatches),
+            valid_tokens=step.valid_tokens,
+            loss=step.loss,
+            grad_norm=step.grad_norm,
+            lr=step.lr,
+            measured={name: value for name, (_, value) in progress.measured.items()},
+            model=self.model,
+            optimizer=self.optimizer,
+            rank=self.rank,
+            plan=self.plan,
+            failure=failure,
+            status=status,
+            resources=self.resources,
+        )
+
+    def _metrics(self, given: Any) -> dict[str, float]:
+        if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):
+            raise self.part.failed(f"returned {type(given).__name__}, and metrics are a dict of numbers by their names")
+        found: dict[str, float] = {}
+        for name, value in given.items():
+            try:
+                found[f"hook/{self.name}/{name}"] = float(value)
+            except (TypeError, ValueError):
+                message = f"gave {type(value).__name__} as the metric `{name}`, and a metric is a number"
+                raise self.part.failed(message) from None
+        return found
+
+
+@op("event.hook")
+def hook_call(
+    plan: Plan,
+    node_id: str,
+    user: dict[str, Any],
+    place: str,
+    changes: str,
+    model: ModelParts,
+    optimizer: Optimizer,
+    feed: Feed,
+    rank: Rank,
+    records: Records,
+    progress: Progress,
+    resources: Resources,
+    nodes: list[str] | None = None,
+) -> HookCall:
+    """A hook outside of steps. nodes: around which the run calls it."""
+    part = part_of("hook", user, spec_folder(plan.spec))
+    return HookCall(
+        name=node_id.partition(".")[2],
+        part=part,
+        function=part.load(),
+        place=place,
+        changes=changes,
+        plan=plan,
+        model=model,
+        optimizer=optimizer,
+        feed=feed,
+        rank=rank,
+        records=records,
+        progress=progress,
+        resources=resources,
+    )
+
+
+@op("step.hook")
+def step_hook(
+    plan: Plan,
+    node_id: str,
+    user: dict[str, Any],
+    place: str,
+    changes: str,
+    model: ModelParts,
+    optimizer: Optimizer,
+    feed: Feed,
+    rank: Rank,
+    records: Records,
+    progress: Progress,
+    resources: Resources,
+) -> Callable[[Step], None]:
+    """A hook in every step, or where a phase begins or has ended."""
+    call = hook_call(plan, node_id, user, place, changes, model, optimizer, feed, rank, records, progress, resources)
+    if place == "before_phase":
+        return lambda step: call(step) if _begins(feed, step.index) else None
+    if place == "after_phase":
+        # Behind its last step, which is known for sure when the next phase begins; the run calls that of the last one.
+        return lambda step: call(_before(step, feed)) if step.index and _begins(feed, step.index) else None
+    return call
+
+
+def _begins(feed: Feed, index: int) -> bool:
+    """Whether a step is the first one of its phase."""
+    return index == 0 or feed.phase(index).name != feed.phase(index - 1).name
+
+
+def _before(step: Step, feed: Feed) -> Step:
+    """The step before, of which only the phase is known."""
+    return Step(index=step.index - 1, phase=feed.phase(step.index - 1).name)
+
+
+def _versions(model: ModelParts) -> tuple[list[int], list[tuple[int, int]]]:
+    """How often parameters have been written to, and gradients; writes through `.data` are not seen."""
+    parameters = [_local(parameter)._version for parameter in model.parameters()]
+    gradients = [
+        (0, 0) if parameter.grad is None else (id(parameter.grad), _local(parameter.grad)._version)
+        for parameter in model.parameters()
+    ]
+    return parameters, gradients
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor

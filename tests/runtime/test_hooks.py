@@ -1,0 +1,136 @@
+"""Hooks: called at their places, in the order of the spec, and held to what they say they change."""
+
+import json
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from projects import Project
+from torch import nn
+
+from xtrain.dsl.user_parts.files import find_module, module_digest
+from xtrain.dsl.user_parts.places import PLACES
+from xtrain.runtime.data.part_decorators import hook
+from xtrain.runtime.data.user_parts import PartFailed
+from xtrain.runtime.hooks.calls import hook_call
+from xtrain.runtime.state import Progress, Step
+
+HEAD = "import torch\nfrom xtrain import hook\n"
+SPEC = """
+use "hooks.py"
+experiment tiny { seed = 3, budget = 4 steps }
+model llama { dim = 16, layers = 1, heads = 2, ffn = 16 }
+tokenizer bytes
+dataset made { source = synthetic(documents = 50), holdout = 10% }
+batch { sequence = 32, rows = 2 }
+optimizer adamw { lr = 1e-2 }
+phase late { from = 50% }
+every 2 steps log
+every 2 steps eval made
+"""
+
+
+def test_every_place_is_called_in_its_order(tmp_path):
+    """Metrics of a step come before the hooks of its end, and these before what recurs."""
+    project = Project(tmp_path)
+    functions = [
+        f'@hook("{place}")\ndef at_{place}(context, word="x"):\n'
+        f'    say(context)\n    return {{"rows": len(context.rows), "step": context.step}}\n'
+        for place in PLACES
+    ]
+    say = 'def say(c):\n    with open("said", "a") as file: print(c.place, c.step, c.phase, c.loss > 0, file=file)\n'
+    (project.folder / "hooks.py").write_text(HEAD + say + "\n".join(functions))
+    blocks = "".join(f"hook at_{place}\n" for place in reversed(PLACES))
+    second = '@hook("after_step")\ndef second(c): open("said", "a").write("second\\n")\n'
+    (project.folder / "more.py").write_text(HEAD + second)
+    (project.folder / "own.xtrain").write_text(SPEC + 'use "more.py"\n' + blocks + "hook second\n")
+    found = project.run("own.xtrain")
+    step = ["before_step {0} {1} False", "before_backward {0} {1} False", "after_backward {0} {1} False"]
+    step += ["before_optimizer {0} {1} True", "after_optimizer {0} {1} True", "after_step {0} {1} True", "second"]
+    evaluated = ["before_evaluation {0} {1} True", "after_evaluation {0} {1} True"]
+    saved = ["before_checkpoint {0} {1} True", "after_checkpoint {0} {1} True"]
+    expected = ["before_phase 1 train False"]
+    for number, phase in ((1, "train"), (2, "train"), (3, "late"), (4, "late")):
+        if number == 3:
+            expected += ["after_phase 2 train False", "before_phase 3 late False"]
+        recurring = [*step, *(evaluated if number % 2 == 0 else ()), *saved]
+        expected += [each.format(number, phase) for each in recurring]
+    expected += ["after_phase 4 late True", "before_checkpoint 4 late True", "after_checkpoint 4 late True"]
+    expected += ["at_end 4 late True"]
+    assert (project.folder / "said").read_text().splitlines() == expected
+    records = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records] == [1, 2, 3, 4]
+    assert [r["hook/at_after_step/step"] for r in records] == [1, 2, 3, 4]
+    assert records[1]["hook/at_before_step/rows"] == 2 and records[1]["eval/made/loss"] and records[1]["loss"]
+
+
+def test_a_hook_is_told_of_a_failure(tmp_path):
+    project = Project(tmp_path)
+    text = '@hook("at_failure")\ndef last(c): open("said", "w").write(f"{c.step} {c.failure}")\n'
+    text += '@hook("after_step")\ndef breaks(c):\n    if c.step == 2:\n        raise ValueError("on purpose")\n'
+    (project.folder / "hooks.py").write_text(HEAD + text)
+    (project.folder / "own.xtrain").write_text(SPEC + "hook last\nhook breaks\n")
+    command = project.start("own.xtrain", "--ui", "plain")
+    said = "".join(command.communicate(timeout=120))
+    assert command.returncode == 3
+    assert re.search(r"X512\] hooks\.py:8: hook `breaks`: ValueError: on purpose", said), said
+    assert "on purpose" in (project.folder / "said").read_text()
+
+
+@pytest.fixture
+def call(tmp_path):
+    """A hook with this text, called with a model of one parameter; its metrics."""
+
+    def run(text, place="after_backward", changes="nothing"):
+        (tmp_path / "parts.py").write_text(f"{HEAD}@hook({place!r}, changes={changes!r})\n{text}\n")
+        digest = module_digest(find_module("parts.py", tmp_path))
+        user = {"module": "parts.py", "function": "f", "digest": digest, "arguments": {}}
+        weight = nn.Parameter(torch.ones(3))
+        weight.grad = torch.ones(3)
+        feed = SimpleNamespace(epoch=lambda step: None, phase=lambda index: SimpleNamespace(name="train"))
+        plan = SimpleNamespace(spec=str(tmp_path / "s.xtrain"), timeline=SimpleNamespace(steps=4))
+        found: dict[str, float] = {}
+        hook_call(
+            plan=plan, node_id="hook.f", user=user, place=place, changes=changes,
+            model=SimpleNamespace(parameters=lambda: [weight]), optimizer=None, feed=feed, rank=None,
+            records=SimpleNamespace(measured=found.update), progress=Progress(), resources={},
+        )(Step(index=0))  # fmt: skip
+        return found
+
+    return run
+
+
+def test_metrics_have_a_prefix_of_their_own(call):
+    assert call("def f(c): return {'a': 1, 'b': torch.tensor(2.0)}") == {"hook/f/a": 1.0, "hook/f/b": 2.0}
+    assert call("def f(c): c.resources") == {}
+
+
+EACH = "def f(c):\n    for p in c.model.parameters(): "
+WRONG = [
+    ("def f(c): return 3", "nothing", "returned int, and metrics are a dict"),
+    ("def f(c): return {'a': 'b'}", "nothing", "gave str as the metric `a`"),
+    (f"{EACH}p.grad.mul_(2)", "nothing", "changed gradients after_backward, and its declaration says that it changes"),
+    (f"{EACH}p.grad = None", "nothing", "changed gradients"),
+    (f"{EACH}p.detach().zero_()", "nothing", "changed parameters"),
+    (f"{EACH}p.detach().zero_()", "gradients", "says that it changes gradients"),
+]
+
+
+@pytest.mark.parametrize(("text", "changes", "message"), WRONG)
+def test_what_a_hook_does_against_its_declaration_is_refused(call, tmp_path, text, changes, message):
+    with pytest.raises(PartFailed) as caught:
+        call(text, changes=changes)
+    assert message in str(caught.value)
+    assert caught.value.path == tmp_path / "parts.py" and caught.value.line
+
+
+def test_declared_changes_are_made(call):
+    assert call(f"{EACH}p.grad.mul_(2)", changes="gradients") == {}
+    assert call(f"{EACH}p.detach().zero_()", "after_optimizer", "parameters") == {}
+
+
+def test_places_that_there_are_not(call):
+    for arguments in (("between",), ("after_step", "gradients"), ("after_step", "everything")):
+        with pytest.raises(ValueError, match=r"place|change"):
+            hook(*arguments)
