@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from .runtime.data.collate.batch import Microbatch as Microbatch
     from .runtime.data.collate.collators import Sample as Sample
     from .runtime.data.part_decorators import collator as collator
-    from .runtime.data.part_decorators import loss as loss
     from .runtime.data.part_decorators import hook as hook
+    from .runtime.data.part_decorators import loss as loss
     from .runtime.data.part_decorators import optimizer as optimizer
     from .runtime.data.part_decorators import schedule as schedule
     from .runtime.data.part_decorators import source as source
