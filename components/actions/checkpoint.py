@@ -25,6 +25,7 @@ class Checkpoint(Action):
     default_ticks = 20
     turn = TURN_OF_SAVE
     saves = True
+    hooks = "checkpoint"
     lasting = True
 
     def node(self, run: "Resolved", place: Place) -> ActionNode:

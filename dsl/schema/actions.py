@@ -48,6 +48,8 @@ class Action(Component):
     """The first rank alone does it, with nothing but a message, at once: it takes no default's place."""
     uses_averages: ClassVar[bool] = False
     """It works with the averaged weights, where the spec says so."""
+    hooks: ClassVar[str] = ""
+    """What hooks call it that stand around it: `before_evaluation` and `after_evaluation`."""
     lasting: ClassVar[bool | None] = None
     """Whether it may take long without being stuck; None: the first time, as it may compile."""
 

@@ -2,13 +2,11 @@
 
 from typing import Any
 
+from ...dsl.schema.actions import action_of
 from ...dsl.schema.hooks import Hook
 from ...dsl.spec import Spec
 from ...dsl.user_parts.places import AROUND, IN_STEP, NOTHING, PLACES
 from .builder import Builder
-
-# Nodes of these ops have hooks before and after them.
-_AROUND = {"evaluation": "tick.eval", "checkpoint": "tick.checkpoint"}
 
 
 def hook_text(hook: Hook) -> str:
@@ -27,6 +25,10 @@ def add_hooks(graph: Builder, spec: Spec, after: str) -> None:
             continue
         args: dict[str, Any] = hook.args()
         if place in AROUND:
-            op = _AROUND[place.partition("_")[2]]
-            args["nodes"] = [node.id for node in graph.nodes if node.op == op]
+            args["nodes"] = [node.id for node in graph.nodes if _stands_around(place, node.op)]
         graph.add("event", "event.hook", hook_text(hook), id=f"hook.{hook.name}", args=args, after=(after,))
+
+
+def _stands_around(place: str, op: str) -> bool:
+    action = action_of(op)
+    return action is not None and action.hooks == place.partition("_")[2]

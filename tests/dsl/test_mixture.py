@@ -144,6 +144,6 @@ def test_what_can_be_mended_for_certain(load, text, code, mended):
 
 def test_a_broken_weight_puts_only_itself_in_doubt(load):
     loaded = load(f'{TWO}mixture {{ web = "1", code = 1 }}\nphase late {{ from = 10%, mix = {{ web: none }} }}')
-    assert loaded.unknown == {"mixture.web", "phase.late.mix"}
+    assert loaded.unknown_settings == {"mixture.web", "phase.late.mix"}
     assert loaded.draft is not None and loaded.draft.mixture.weights.keys() == {"web", "code"}
-    assert load(f"{TWO}mixture {{ web 1 }}").unknown == {"mixture.*"}
+    assert load(f"{TWO}mixture {{ web 1 }}").unknown_settings == {"mixture.*"}
