@@ -88,5 +88,6 @@ class Spec:
     def used(self) -> list[str]:
         """The modules of the user's own parts, each once, in the order in which they are needed."""
         chosen = (self.optimizer, self.scheduler, self.loss, *self.hooks.values())
-        named = (*(dataset.source for dataset in self.datasets.values()), *self.collate, *chosen)
+        actions = (action for each in (*self.ticks, *self.events) for action in each.actions)
+        named = (*(dataset.source for dataset in self.datasets.values()), *self.collate, *chosen, *actions)
         return list(dict.fromkeys(each.module for each in named if isinstance(each, UserCall | UserComponent)))

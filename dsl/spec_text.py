@@ -80,7 +80,7 @@ def _action(action: Action) -> str:
         head = f"{head}({value_text(getattr(action, label.name))})"
     elif label is not None:
         head = f"{head} {_label(getattr(action, label.name))}"
-    fields = [f"{name} = {value_text(getattr(action, name))}" for name in settings_of(type(action))]
+    fields = [f"{name} = {value_text(getattr(action, a.name))}" for name, (a, _) in settings_of(type(action)).items()]
     return f"{head} {{ {', '.join(fields)} }}" if fields else head
 
 

@@ -25,8 +25,8 @@ class Checkpoint(Action):
     default_ticks = 20
     turn = TURN_OF_SAVE
     saves = True
-    hooks = "checkpoint"
     lasting = True
+    hooked = "checkpoint"
 
     def node(self, run: "Resolved", place: Place) -> ActionNode:
         averages = "" if run.averages is None else " their average,"

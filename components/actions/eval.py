@@ -23,7 +23,7 @@ class Eval(Action):
     kind: ClassVar[str] = "eval"
     records = True
     uses_averages = True
-    hooks = "evaluation"
+    hooked = "evaluation"
     metrics: ClassVar = {
         "eval/NAME/loss": ("loss on the held-out part of dataset NAME, after this step", "nats a token")
     }

@@ -13,7 +13,7 @@ from ..evaluation.sections import Label, Section, TriggerSection
 from ..evaluation.values import FAILED, Value, describe
 from ..quantity import Quantity
 from ..schema import later
-from ..schema.actions import Event, Tick
+from ..schema.actions import Action, Event, Tick
 from ..schema.setting import settings_of
 from ..spec import Origin
 from ..syntax import tree as s
@@ -69,7 +69,7 @@ def _misspelt_unit(trigger: TriggerSection, around: "Structurer") -> bool:
     """`every 10 stpes log` reads as the action `stpes` with the label `log`; say what was meant."""
     name, section = trigger.actions[0]
     period = trigger.period
-    if not isinstance(period, s.Number) or name.text in (*blocks.ACTIONS, *later.ACTIONS):
+    if not isinstance(period, s.Number) or name.text in (*around.parts.actions(), *later.ACTIONS):
         return False
     if isinstance(period.value, Quantity):
         if name.text not in UNIT_WORDS or not period.span.text.endswith("B"):
@@ -80,7 +80,7 @@ def _misspelt_unit(trigger: TriggerSection, around: "Structurer") -> bool:
         around.diagnostics.error("X107", message, both, hint=f"write `{meant}`", fix=Fix(both, meant))
         return True
     meant = near_unit(name.text)
-    follows = section.labels and section.labels[0].value.span.text in (*blocks.ACTIONS, *later.ACTIONS)
+    follows = section.labels and section.labels[0].value.span.text in (*around.parts.actions(), *later.ACTIONS)
     if meant is None and not follows:
         return False
     hint = f"did you mean `{meant}`?" if meant else "units: steps tokens, s min h d, %"
@@ -155,20 +155,25 @@ def _action(name: s.Name, section: Section, path: str, names: Names, around: "St
     if name.text in later.ACTIONS:
         around.diagnostics.error("X209", f"the action `{name.text}` is not supported yet", name.span)
         return FAILED
-    if name.text not in blocks.ACTIONS:
-        meant = closest(name.text, blocks.ACTIONS)
+    known = around.parts.actions()
+    if name.text not in known:
+        if around.parts.unread:
+            return FAILED  # it may be one of a module that could not be read, which is reported
+        meant = closest(name.text, known)
         around.diagnostics.error(
             "X214", f"there is no action called `{name.text}`", name.span,
             hint=f"did you mean `{meant}`?" if meant else None,
-            notes=[(f"actions: {', '.join(blocks.ACTIONS)}", None)], fix=renamed(name.span, name.text, blocks.ACTIONS),
+            notes=[(f"actions: {', '.join(known)}", None)], fix=renamed(name.span, name.text, known),
         )  # fmt: skip
         return FAILED
-    block = blocks.ACTIONS[name.text]
-    if not _bracketed(name, section, names, around):
+    block = known[name.text]
+    if name.text in around.parts:
+        around.parts[name.text].used = True
+    if not _bracketed(name, block, section, names, around):
         return FAILED
     most = 1 if blocks.label_of(block) else 0
     for label in section.labels[most:]:
-        if label.value.span.text in (*blocks.ACTIONS, *later.ACTIONS):
+        if label.value.span.text in (*known, *later.ACTIONS):
             span = label.value.span
             around.diagnostics.error(
                 "X207", "actions are joined by `then`", span, hint=f"write `then {span.text}`",
@@ -180,14 +185,14 @@ def _action(name: s.Name, section: Section, path: str, names: Names, around: "St
     return FAILED if label is not None and f"{path}.{label.name}" in around.unknown.paths else action
 
 
-def _bracketed(name: s.Name, section: Section, names: Names, around: "Structurer") -> bool:
+def _bracketed(name: s.Name, block: type[Action], section: Section, names: Names, around: "Structurer") -> bool:
     """Make the text in the brackets of `notify("…")` its label. False, with a report, if there is none, or if another
     action has brackets."""
     given, word, errors = section.arguments, name.text, around.diagnostics
-    if not blocks.ACTIONS[word].called:
+    if not block.called:
         if given is None:
             return True
-        label = blocks.label_of(blocks.ACTIONS[word])
+        label = blocks.label_of(block)
         form = word if label is None else f"{word} {label.name.upper()}"
         errors.error("X226", f"`{word}` takes no parentheses", name.span, hint=f"write `{form}`")
         return False

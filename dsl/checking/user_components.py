@@ -5,7 +5,10 @@ from typing import Any
 import attrs
 
 from .. import blocks
+from ..schema import later
+from ..schema.actions import ACTIONS
 from ..schema.component import UserComponent, parameter, registry_of
+from ..syntax.numbers import UNIT_WORDS
 from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import REQUIRED, Declared
 
@@ -18,10 +21,10 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
     block = PART_KINDS[declared.kind].block
     key = (block, module, declared.name, digest)
     if key not in _MADE:
-        base, registry = blocks.KINDS[block], registry_of(blocks.KINDS[block])
-        attributes: dict[str, Any] = {}
-        if registry is not None:
-            base, attributes["kind"] = registry.of_users, attrs.field(default=declared.name, type=str)
+        registry = ACTIONS if block == ACTIONS.word else registry_of(blocks.KINDS[block])
+        base: type = blocks.KINDS[block] if registry is None else registry.of_users
+        labelled = "kind" in attrs.fields_dict(base)
+        attributes: dict[str, Any] = {"kind": attrs.field(default=declared.name, type=str)} if labelled else {}
         for each in declared.parameters:
             default = attrs.NOTHING if each.default is REQUIRED else each.default
             attributes[f"{each.name}_"] = parameter(each.name, each.type, default)
@@ -29,11 +32,16 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
         made.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
         made.module, made.function, made.digest = module, declared.name, digest
         made.options, made.filled, made.purpose = declared.options, declared.filled, declared.does
+        if not labelled:
+            made.kind = declared.name
         _MADE[key] = made
     return _MADE[key]
 
 
 def names_taken(block: str) -> tuple[str, ...]:
-    """The names of xtrain's own components of a kind of block, and of those that installed packages offer."""
+    """Names that a function cannot have where a kind of block is chosen: those of the components that there are, and
+    after `every`, words that mean something else."""
+    if block == ACTIONS.word:
+        return (*ACTIONS, *later.ACTIONS, *UNIT_WORDS, "step", "then")
     registry = registry_of(blocks.KINDS[block])
     return () if registry is None else tuple(registry)

@@ -16,6 +16,7 @@ from ..evaluation import functions
 from ..evaluation.sections import Section
 from ..evaluation.values import Word
 from ..schema import later
+from ..schema.actions import ACTIONS, Action
 from ..schema.component import Component, UserComponent, registry_of
 from ..syntax import tree as s
 from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
@@ -51,6 +52,12 @@ class DeclaredParts(dict[str, DeclaredPart]):
             return block
         part.used = True
         return component_of(part.declared, part.module, part.digest)
+
+    def actions(self) -> dict[str, type[Action]]:
+        """All actions, by their names."""
+        own = {name: part for name, part in self.items() if PART_KINDS[part.declared.kind].block == ACTIONS.word}
+        made = {name: component_of(part.declared, part.module, part.digest) for name, part in own.items()}
+        return {**ACTIONS, **made}  # type: ignore[dict-item]
 
     def check_label(self, block: type, section: Section, diagnostics: Diagnostics) -> bool:
         """Whether the label of a block may be what it is; False after reporting a function of another kind."""

@@ -11,7 +11,7 @@ PAGES: Final = (
         """, 'use "nowhere.py"'),
     CodePage("X222", "a module that declares nothing", """
         A module that `use` names must be valid Python and declare at least one function with a decorator that is
-        imported from `xtrain`: `@source`, `@collator(takes=…)`, `@loss`, `@optimizer(state=…)`, `@schedule` or
+        imported from `xtrain`: `@source`, `@collator(takes=…)`, `@loss`, `@optimizer(state=…)`, `@schedule`, `@action` or
         `@hook("…")`.
         """),
     CodePage("X223", "a function of your own with a wrong declaration", """
@@ -21,15 +21,15 @@ PAGES: Final = (
         tensors, token samples, labelled samples, microbatch, or part of a microbatch. Only `pack` makes a microbatch,
         and only `shard` a part of a microbatch. An optimizer lists what it keeps for each parameter, `state` and
         `scalars`, as strings. A hook names its place, and what it changes there if anything. The defaults of losses,
-        optimizers, schedules and hooks are plain values, as the plan contains them.
+        optimizers, schedules, actions and hooks are plain values, as the plan contains them.
         """),
     CodePage("X224", "a function of your own whose name is taken", """
         A function of your own cannot have the name of what is built in where it is used: a source, link or function, or
-        a loss, optimizer or schedule. No two of yours can have the same name.
+        a loss, an optimizer, a schedule or an action. No two of yours can have the same name.
         """),
     CodePage("W204", "a module of which nothing is used", """
-        No dataset, no link of `collate` and no block uses anything that this module declares, so its `use` has no
-        effect.
+        No dataset, no link of `collate`, no block and no action uses anything that this module declares, so its `use`
+        has no effect.
         """),
     CodePage("X512", "a function of your own failed", """
         Your function raised an exception or returned an invalid value: a document that is neither a string nor a dict,

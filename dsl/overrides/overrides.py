@@ -133,7 +133,7 @@ def _set_field(
         return
     if name in ("every", "on"):
         apply = set_tick if name == "every" else set_event
-        apply(override, tree, reading, evaluator, diagnostics)
+        apply(override, tree, parts.actions(), reading, evaluator, diagnostics)
         return
     if name not in blocks.KINDS:
         candidates = (*blocks.KINDS, "collate", "every", "on", *reading.params)

@@ -1,6 +1,7 @@
 """`--set every.eval.web='200 steps'`: the period of a tick, and settings of what ticks and events do."""
 
-from .. import blocks
+from collections.abc import Mapping
+
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import Span
 from ..diagnostics.suggest import closest
@@ -9,19 +10,23 @@ from ..evaluation.includes import ReadStatements
 from ..evaluation.sections import Section, Tree, TriggerSection
 from ..evaluation.values import Value, Word
 from ..quantity import Quantity
-from ..schema.actions import by_default
+from ..schema.actions import Action, by_default
 from ..schema.setting import settings_of
 from ..syntax import tree as s
 from .addresses import Addresses, Done
 from .paths import Override, Parts, descend, value_of
 
+Actions = Mapping[str, type[Action]]
+"""By their names, those of the user's own among them."""
+
 
 def set_tick(
-    override: Override, tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
-) -> None:
+    override: Override, tree: Tree, actions: Actions, reading: ReadStatements, evaluator: Evaluator,
+    diagnostics: Diagnostics,
+) -> None:  # fmt: skip
     """`every.ADDRESS`, the period of a tick, or `every.ADDRESS.SETTING`, of what it does."""
     ticks = [each for each in tree.triggers if each.event is None]
-    rest, addresses = override.parts[1:], _addresses(ticks)
+    rest, addresses = override.parts[1:], _addresses(ticks, actions)
     name = ".".join(part for part, _ in rest)
     usual = [kind.kind for kind in by_default()]  # ticks that a run has even if nobody writes them may be set too
     places = addresses.places(name)
@@ -34,7 +39,7 @@ def set_tick(
         ticks[places[0][0]].override = every_step or value_of(override.value, reading, evaluator, diagnostics)
     elif len(places) > 1:
         _ambiguous("every", ticks, addresses, places, override, diagnostics)
-    elif not _set_action(ticks, addresses, rest, override, reading, evaluator, diagnostics):
+    elif not _set_action(ticks, addresses, rest, override, actions, reading, evaluator, diagnostics):
         defaults = (each for each in usual if not addresses.places(each))
         known = [f"every.{each}" for each in (*addresses.all(), *defaults)]
         given = f"every.{name}" if rest else ""
@@ -45,8 +50,9 @@ def set_tick(
 
 
 def set_event(
-    override: Override, tree: Tree, reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics
-) -> None:
+    override: Override, tree: Tree, actions: Actions, reading: ReadStatements, evaluator: Evaluator,
+    diagnostics: Diagnostics,
+) -> None:  # fmt: skip
     """`on.EVENT.ADDRESS.SETTING`, of what is done on an event, or `on.nan`, the number behind it."""
     events = [each for each in tree.triggers if each.event is not None]
     head, *path = override.parts
@@ -60,24 +66,24 @@ def set_event(
         message = f"the spec has no `on {name}`" if name else "`on` needs the name of an event"
         diagnostics.error("X217", message, place, hint=hint, notes=notes)
         return
-    rest, addresses = tuple(path[1:]), _addresses(triggers)
+    rest, addresses = tuple(path[1:]), _addresses(triggers, actions)
     if name == "nan" and not rest and len(triggers) == 1:
         triggers[0].override = value_of(override.value, reading, evaluator, diagnostics)
         return
-    if not _set_action(triggers, addresses, rest, override, reading, evaluator, diagnostics):
+    if not _set_action(triggers, addresses, rest, override, actions, reading, evaluator, diagnostics):
         listed = ", ".join(f"`on.{name}.{each}.SETTING`" for each in addresses.all())
         message = f"`{_path(override).text}` is not a setting of an action of this event"
         diagnostics.error("X217", message, _path(override), hint=f"the spec has {listed}")
 
 
 def _set_action(
-    triggers: list[TriggerSection], addresses: Addresses, rest: Parts, override: Override, reading: ReadStatements,
-    evaluator: Evaluator, diagnostics: Diagnostics,
+    triggers: list[TriggerSection], addresses: Addresses, rest: Parts, override: Override, actions: Actions,
+    reading: ReadStatements, evaluator: Evaluator, diagnostics: Diagnostics,
 ) -> bool:  # fmt: skip
     """Give an action a setting, by the end of a path. False if the path before its last part means no action."""
     numbered = bool(rest) and rest[-1][0].isdecimal()  # one tick more than there are
     places = [] if numbered else addresses.places(".".join(part for part, _ in rest[:-1]))
-    kinds = [blocks.ACTIONS.get(addresses.triggers[trigger][place][0]) for trigger, place in places]
+    kinds = [actions.get(addresses.triggers[trigger][place][0]) for trigger, place in places]
     known = [name for kind in kinds if kind is not None for name in settings_of(kind)]
     if places and rest[-1][0] not in known and closest(rest[-1][0], known) is None:
         return False
@@ -87,17 +93,17 @@ def _set_action(
     elif places:
         trigger, place = places[0]
         name, section = triggers[trigger].actions[place]
-        if name.text in blocks.ACTIONS:  # else that is reported
-            descend(blocks.ACTIONS[name.text], section, override, rest[-1:], reading, evaluator, diagnostics)
+        if name.text in actions:  # else that is reported
+            descend(actions[name.text], section, override, rest[-1:], reading, evaluator, diagnostics)
     return bool(places)
 
 
-def _addresses(triggers: list[TriggerSection]) -> Addresses:
-    return Addresses([[_done(name, section) for name, section in each.actions] for each in triggers])
+def _addresses(triggers: list[TriggerSection], actions: Actions) -> Addresses:
+    return Addresses([[_done(name, section, actions) for name, section in each.actions] for each in triggers])
 
 
-def _done(name: s.Name, section: Section) -> Done:
-    kind = blocks.ACTIONS.get(name.text)
+def _done(name: s.Name, section: Section, actions: Actions) -> Done:
+    kind = actions.get(name.text)
     label = section.labels[0].value.data if section.labels and not (kind and kind.called) else ""
     return name.text, label.text if isinstance(label, Word) else label if isinstance(label, str) else ""
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 ACTIONS: Final = Registry["Action"]("action", "actions")
 TURN_OF_LOG: Final = 1
 TURN_OF_SAVE: Final = 2
+# The op of all actions that are functions of the user's own.
+OF_USERS: Final = "tick.user"
 
 
 class Action(Component):
@@ -48,10 +50,11 @@ class Action(Component):
     """The first rank alone does it, with nothing but a message, at once: it takes no default's place."""
     uses_averages: ClassVar[bool] = False
     """It works with the averaged weights, where the spec says so."""
-    hooks: ClassVar[str] = ""
-    """What hooks call it that stand around it: `before_evaluation` and `after_evaluation`."""
     lasting: ClassVar[bool | None] = None
     """Whether it may take long without being stuck; None: the first time, as it may compile."""
+
+    hooked: ClassVar[str] = ""
+    """Hooks of the user's own are called `before_…` and `after_…` it."""
 
     metrics: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """What it adds to the record of its step: key, with names in capitals, → (meaning, unit)."""
@@ -121,6 +124,8 @@ class Action(Component):
 
 def action_of(op: str) -> type[Action] | None:
     """The class of the action that an op of a plan belongs to: `tick.eval`, `event.rollback`; None for other ops."""
+    if op == OF_USERS:
+        return ACTIONS.of_users
     kind, _, name = op.partition(".")
     return ACTIONS.get(name) if kind in ("tick", "event") else None
 

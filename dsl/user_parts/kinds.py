@@ -8,7 +8,7 @@ from attrs import field, frozen
 from .links import KINDS as LINK_KINDS
 from .places import CHANGES, PLACES
 
-Kind = Literal["source", "collator", "loss", "optimizer", "schedule", "hook"]
+Kind = Literal["source", "collator", "loss", "optimizer", "schedule", "hook", "action"]
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
 # What a loss is given of each token, each [T]. Its first parameter: the log-probability of the label. Those that the
@@ -117,6 +117,13 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
                 "changes": Option(CHANGES, "thing to change"),
             },
             block="hook",
+        ),
+        PartKind(
+            "action",
+            "@action",
+            "follows `every …` or `on …`",
+            inputs=("context",),
+            block="action",
         ),
     )
 }

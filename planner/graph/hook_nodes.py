@@ -25,10 +25,6 @@ def add_hooks(graph: Builder, spec: Spec, after: str) -> None:
             continue
         args: dict[str, Any] = hook.args()
         if place in AROUND:
-            args["nodes"] = [node.id for node in graph.nodes if _stands_around(place, node.op)]
+            hooked = {node.id: action.hooked for node in graph.nodes if (action := action_of(node.op)) is not None}
+            args["nodes"] = [id for id, word in hooked.items() if word == place.partition("_")[2]]
         graph.add("event", "event.hook", hook_text(hook), id=f"hook.{hook.name}", args=args, after=(after,))
-
-
-def _stands_around(place: str, op: str) -> bool:
-    action = action_of(op)
-    return action is not None and action.hooks == place.partition("_")[2]

@@ -110,7 +110,7 @@ def schedule(function: F | None = None) -> F | Callable[[F], F]:
 def hook(place: Place, changes: Literal["nothing", "gradients", "parameters"] = "nothing") -> Callable[[F], F]:
     """Make a function a hook, called at a place of the run: `hook name { … }`.
 
-    Its first parameter takes an `xtrain.HookContext`; the others are settings. It is called on all ranks, after the
+    Its first parameter takes an `xtrain.RunContext`; the others are settings. It is called on all ranks, after the
     hooks of the same place that the spec names before it. It may return metrics, a dict of numbers: those of the first
     rank are recorded as `hook/NAME/KEY`.
 
@@ -122,6 +122,21 @@ def hook(place: Place, changes: Literal["nothing", "gradients", "parameters"] = 
     if changes not in CHANGES or not may_change(place, changes):
         raise ValueError(f"a hook cannot change {changes!r} {place}")
     return _marker(Mark("hook", {"place": place, "changes": changes}))
+
+
+@overload
+def action(function: F) -> F: ...
+@overload
+def action() -> Callable[[F], F]: ...
+def action(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function an action: `every 100 steps name { … }`, `on finish name`.
+
+    Its first parameter takes an `xtrain.RunContext`; the others are settings. It is called on all ranks, between steps,
+    and changes nothing of the model. It may return metrics, a dict of numbers: those of the first rank are recorded as
+    `action/NAME/KEY`.
+    """
+    mark = _marker(Mark("action"))
+    return mark if function is None else mark(function)
 
 
 def _marker(mark: Mark) -> Callable[[F], F]:

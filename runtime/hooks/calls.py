@@ -16,7 +16,7 @@ from ..models.parts import ModelParts
 from ..ops import op
 from ..reporting.records import Records
 from ..state import Progress, Rank, Resources, Step
-from .context import HookContext
+from .context import RunContext
 
 # Places at which the step in which a hook is called has not ended.
 _UNDER_WAY = tuple(place for place in IN_STEP if place != "after_phase")
@@ -24,9 +24,11 @@ _UNDER_WAY = tuple(place for place in IN_STEP if place != "after_phase")
 
 @frozen(kw_only=True, eq=False)
 class HookCall:
-    """One hook of a plan, loaded. Raises PartFailed for what its code raises, gives or changes against its words."""
+    """One function of a plan that is called with a `RunContext`, loaded. metrics: what their names begin with.
 
-    name: str
+    Raises PartFailed for what its code raises, gives or changes against its words."""
+
+    metrics: str
     part: UserPart
     function: Callable[..., Any]
     place: str
@@ -52,9 +54,9 @@ class HookCall:
         if given is not None:
             self.records.measured(self._metrics(given))
 
-    def _context(self, step: Step, failure: BaseException | None, status: str) -> HookContext:
+    def _context(self, step: Step, failure: BaseException | None, status: str) -> RunContext:
         progress = self.progress
-        return HookContext(
+        return RunContext(
             place=self.place,
             step=step.index + 1 if self.place in _UNDER_WAY else progress.step,
             total=self.plan.timeline.steps if self.plan.timeline.steps is not None else self.feed.steps,
@@ -82,7 +84,7 @@ class HookCall:
         found: dict[str, float] = {}
         for name, value in given.items():
             try:
-                found[f"hook/{self.name}/{name}"] = float(value)
+                found[f"{self.metrics}/{name}"] = float(value)
             except (TypeError, ValueError):
                 message = f"gave {type(value).__name__} as the metric `{name}`, and a metric is a number"
                 raise self.part.failed(message) from None
@@ -108,7 +110,7 @@ def hook_call(
     """A hook outside of steps. nodes: around which the run calls it."""
     part = part_of("hook", user, spec_folder(plan.spec))
     return HookCall(
-        name=node_id.partition(".")[2],
+        metrics=f"{part.kind}/{node_id.partition('.')[2]}",
         part=part,
         function=part.load(),
         place=place,

@@ -1,4 +1,4 @@
-"""`HookContext`: what a function of the user's own gets to see of a run."""
+"""`RunContext`: what a function of the user's own gets to see of a run."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +14,7 @@ from ..state import Rank
 
 
 @frozen(kw_only=True)
-class HookContext:
+class RunContext:
     """The state of a run where a hook is called.
 
     place: of the hook. step: number of the step under way, from 1; outside of steps, of the last one that has ended.

@@ -1,7 +1,7 @@
 """Components of the user's own compute on layouts what they compute in one process, and go on as if never stopped."""
 
 import pytest
-from projects import worst
+from projects import records, worst
 
 from xtrain.planner.load import plan_from_path
 
@@ -9,7 +9,7 @@ pytestmark = pytest.mark.distributed
 
 PARTS = '''
 import torch
-from xtrain import hook, optimizer, schedule
+from xtrain import action, hook, optimizer, schedule
 
 class Average(torch.optim.Optimizer):
     def __init__(self, groups, lr, beta):
@@ -46,6 +46,11 @@ def weaken(context, factor: float = 0.5):
         if p.ndim > 1:
             p.grad.mul_(factor ** (context.step / 4))
     return {"factor": factor ** (context.step / 4)}
+
+@action
+def position(context, of: int):
+    """Where the run is."""
+    return {"left": of - context.step, "rate": context.lr}
 '''
 SPEC = """
 use "parts.py"
@@ -59,6 +64,7 @@ scheduler triangle { top = 2 }
 hook weaken { factor = 0.25 }
 precision { params = fp64 }
 every 1 step log
+every 2 steps position { of = 4 }
 on finish eval made
 """
 LAYOUTS = {"fsdp 2": "parallel.fsdp=2", "tp 2": "parallel.tp=2", "pp 2": "parallel.pp=2"}
@@ -89,6 +95,10 @@ def test_a_run_in_one_process_goes_on_exactly(train, alone):
     found = train("parts")
     assert found.curve == alone.curve and len(alone.curve) == 4
     assert found.evals[-1]["loss"] == alone.evals[-1]["loss"]
+    ours, theirs = (records(each.directory, "metrics") for each in (found, alone))
+    for key in ("action/position/left", "action/position/rate", "hook/weaken/factor"):
+        assert [r.get(key) for r in ours] == [r.get(key) for r in theirs]
+    assert [r.get("action/position/left") for r in ours] == [None, 2.0, None, 0.0]
 
 
 @pytest.mark.parametrize(

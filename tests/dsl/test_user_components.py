@@ -14,7 +14,7 @@ from xtrain.planner.report.render import render
 
 PARTS = '''\
 from typing import Literal
-from xtrain import hook, optimizer, schedule, source
+from xtrain import action, hook, optimizer, schedule, source
 import xtrain as x
 
 raise SystemExit("this file was run")
@@ -38,6 +38,10 @@ def scale(context, factor: float = 0.5): ...
 
 @hook(place="at_end")
 def report(context): ...
+
+@action
+def norms_of(context, every_other: int = 2, of: str = "", kind: bool = True):
+    """Norms of parameters."""
 '''
 BASE = (Path(__file__).parent / "data" / "quickstart.xtrain").read_text()
 BASE = re.sub(r"(optimizer|scheduler|collate) .*", "", BASE) + 'use "parts.py"\n'
@@ -91,6 +95,10 @@ CALLS = [
     ("optimizer mine { lr = 1 }\nhook scal { x = 1 }", "X219", "no function with `@hook` is called `scal`", "`scale`"),
     ("optimizer mine { lr = 1 }\nhook mine {}", "X219", "`mine` is an optimizer", "optimizer NAME"),
     ("optimizer mine { lr = 1 }\nhook scale { facto = 1 }", "X203", "unknown setting `facto`", "`factor`"),
+    ("optimizer mine { lr = 1 }\nevery 2 steps norm_of", "X214", "no action called `norm_of`", "`norms_of`"),
+    ("optimizer mine { lr = 1 }\nevery 2 steps norms_of { off = 1 }", "X203", "unknown setting `off`", "`of`"),
+    ("optimizer mine { lr = 1 }\nevery 2 steps norms_of { of = 1 }", "X301", "`of` must be a string", None),
+    ("optimizer mine { lr = 1 }\nevery 2 steps norms_of(3)", "X226", "takes no parentheses", "`norms_of`"),
     ("optimizer mine { lr = 1 }\nhook {}", "X207", "a `hook` needs a name", "hook watch"),
 ]
 
@@ -127,6 +135,9 @@ DECLARED = [
     ('@hook("after_step", "gradients")\ndef f(c): ...', "X223", "cannot change gradients after_step", "@hook"),
     ('@hook("afer_step")\ndef f(c): ...', "X223", "no place called `afer_step`", "@hook"),
     ('@hook("at_end")\ndef f(c, name): ...', "X223", "cannot be called `name`", "def f"),
+    ("@action(3)\ndef f(context): ...", "X223", "takes no arguments", "@action"),
+    ("@action\ndef tokens(context): ...", "X224", "already a word", "def tokens"),
+    ("@action\ndef eval(context): ...", "X224", "already a word", "def eval"),
     ("@schedule\ndef f(step): ...", "X223", "no parameter for `step` and `total`", "def f"),
     ("@schedule(1)\ndef f(step, total): ...", "X223", "takes no arguments", "@schedule"),
     ("@schedule\ndef cosine(step, total): ...", "X224", "already a word", "def cosine"),
@@ -135,7 +146,7 @@ DECLARED = [
 
 @pytest.mark.parametrize(("parts", "code", "message", "line"), DECLARED)
 def test_declarations_are_checked_in_the_users_file(own, parts, code, message, line):
-    head = "from xtrain import hook, optimizer, schedule\n@optimizer()\ndef used(groups): ...\n"
+    head = "from xtrain import action, hook, optimizer, schedule\n@optimizer()\ndef used(groups): ...\n"
     (found,) = own("optimizer used { lr = 1 }", f"{head}{parts}\n").diagnostics
     assert found.code == code
     assert message in found.message
@@ -154,6 +165,23 @@ def test_hooks_are_blocks_in_the_order_of_the_spec(own):
     again = load_spec("again.xtrain")
     assert again.spec == loaded.spec and again.resolved_text() == text
     assert spec_json(loaded.spec)["hook"] == {"report": {}, "scale": {"factor": 4.0}}
+
+
+def test_actions_follow_every_and_on(own):
+    text = GOOD + "every 2 steps norms_of { every_other = 1 } then checkpoint\non finish norms_of\n"
+    loaded = own(text, sets=("every.norms_of=3 steps", "on.finish.norms_of.of=layers"))
+    assert loaded.spec is not None, loaded.diagnostics.render()
+    tick, event = loaded.spec.ticks[-1], loaded.spec.events[-1]
+    assert tick.every == Quantity(3, "steps") and tick.actions[0].call()["arguments"]["every_other"] == 1
+    assert event.actions[0].call()["arguments"] == {"every_other": 2, "of": "layers", "kind": True}
+    Path("again.xtrain").write_text(loaded.resolved_text())
+    again = load_spec("again.xtrain")
+    assert again.spec == loaded.spec, again.diagnostics.render()
+    found = spec_json(loaded.spec)["on"][-1]["actions"]
+    assert found == [{"norms_of": {"every_other": 2, "of": "layers", "kind": True}}]
+    plan = plan_from_path("spec.xtrain").plan
+    assert plan.node("tick.norms_of").op == "tick.user" and plan.node("event.finish.norms_of").kind == "event"
+    assert "norms_of then checkpoint" in render(plan)
 
 
 def test_an_unused_one_is_a_warning(own):

@@ -1,0 +1,34 @@
+"""`every … NAME { … }` of the user's own: a function with `@action` in a module that `use` names."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.actions import ACTIONS, OF_USERS, Action
+from ...dsl.schema.component import UserComponent
+from ...planner.graph.action_node import ActionNode, Place
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+
+@ACTIONS.user
+@frozen
+class UserAction(UserComponent, Action):
+    """`every … NAME { … }`, `on … NAME`: a function of your own, called between steps on all ranks."""
+
+    kind: ClassVar[str] = ""  # type: ignore[misc]
+    records = True
+    metrics: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "action/NAME/KEY": ("what your own action NAME returned under KEY, on the first rank", "")
+    }
+
+    def node(self, run: "Resolved", place: Place) -> ActionNode:
+        purpose = self.purpose.removesuffix(".")
+        does = f"{self.function} of {self.module}{f': {purpose}' if purpose else ''}"
+        return ActionNode(OF_USERS, {"user": self.call()}, does, name=f"tick.{self.function}")
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        return args["user"]["function"]
