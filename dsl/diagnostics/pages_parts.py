@@ -11,8 +11,8 @@ PAGES: Final = (
         """, 'use "nowhere.py"'),
     CodePage("X222", "a module that declares nothing", """
         A module that `use` names must be valid Python and declare at least one function with a decorator that is
-        imported from `xtrain`: `@source`, `@collator(takes=…)`, `@loss`, `@optimizer(state=…)`, `@schedule`, `@action` or
-        `@hook("…")`.
+        imported from `xtrain`: `@source`, `@collator(takes=…)`, `@loss`, `@optimizer(state=…)`, `@schedule`, `@action`
+        or `@hook("…")`.
         """),
     CodePage("X223", "a function of your own with a wrong declaration", """
         xtrain reads the declaration without running the code, so the function must stand at the top level of its file,

@@ -181,7 +181,7 @@ def test_actions_follow_every_and_on(own):
     assert found == [{"norms_of": {"every_other": 2, "of": "layers", "kind": True}}]
     plan = plan_from_path("spec.xtrain").plan
     assert plan.node("tick.norms_of").op == "tick.user" and plan.node("event.finish.norms_of").kind == "event"
-    assert "norms_of then checkpoint" in render(plan)
+    assert "every 2 steps             norms_of " in render(plan)
 
 
 def test_an_unused_one_is_a_warning(own):
