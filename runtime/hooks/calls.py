@@ -66,6 +66,7 @@ class HookCall:
             rows=tuple(step.microbatches),
             valid_tokens=step.valid_tokens,
             loss=step.loss,
+            objective=step.objective,
             grad_norm=step.grad_norm,
             lr=step.lr,
             measured={name: value for name, (_, value) in progress.measured.items()},

@@ -29,6 +29,7 @@ phase late { from = 50% }
 every 2 steps log
 every 2 steps eval made
 """
+SMOOTHED = "loss cross_entropy { label_smoothing = 0.1 }\n"
 
 
 def test_every_place_is_called_in_its_order(tmp_path):
@@ -36,7 +37,8 @@ def test_every_place_is_called_in_its_order(tmp_path):
     project = Project(tmp_path)
     functions = [
         f'@hook("{place}")\ndef at_{place}(context, word="x"):\n'
-        f'    say(context)\n    return {{"rows": len(context.rows), "step": context.step}}\n'
+        "    say(context)\n    objective = context.objective or 0\n"
+        '    return {"rows": len(context.rows), "step": context.step, "objective": objective}\n'
         for place in PLACES
     ]
     say = 'def say(c):\n    with open("said", "a") as file: print(c.place, c.step, c.phase, c.loss > 0, file=file)\n'
@@ -44,7 +46,7 @@ def test_every_place_is_called_in_its_order(tmp_path):
     blocks = "".join(f"hook at_{place}\n" for place in reversed(PLACES))
     second = '@hook("after_step")\ndef second(c): open("said", "a").write("second\\n")\n'
     (project.folder / "more.py").write_text(HEAD + second)
-    (project.folder / "own.xtrain").write_text(SPEC + 'use "more.py"\n' + blocks + "hook second\n")
+    (project.folder / "own.xtrain").write_text(SPEC + SMOOTHED + 'use "more.py"\n' + blocks + "hook second\n")
     found = project.run("own.xtrain")
     step = ["before_step {0} {1} False", "before_backward {0} {1} False", "after_backward {0} {1} False"]
     step += ["before_optimizer {0} {1} True", "after_optimizer {0} {1} True", "after_step {0} {1} True", "second"]
@@ -62,6 +64,7 @@ def test_every_place_is_called_in_its_order(tmp_path):
     records = [json.loads(line) for line in (found / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records] == [1, 2, 3, 4]
     assert [r["hook/at_after_step/step"] for r in records] == [1, 2, 3, 4]
+    assert all(r["hook/at_after_step/objective"] == r["objective"] for r in (records[1], records[3]))
     assert records[1]["hook/at_before_step/rows"] == 2 and records[1]["eval/made/loss"] and records[1]["loss"]
 
 
