@@ -12,6 +12,7 @@ examples:
   xtrain docs parallel.fsdp.reduce        a setting; `reduce` alone finds it too
   xtrain docs eval                        an action; also functions, units, events and fixed words
   xtrain docs X401                        the page of a code, as `xtrain explain` prints it
+  xtrain docs --capabilities              which stack, axis and format each component works with
   xtrain docs --markdown > docs/reference.md
 a program reads `xtrain schema`
 """
@@ -28,15 +29,26 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a block, a setting by its path, a word, or a code")
     parser.add_argument("--markdown", action="store_true", help="print the whole reference as Markdown")
+    parser.add_argument(
+        "--capabilities",
+        action="store_true",
+        help="print a table: which stack, axis and number format each component and choice works with",
+    )
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Exit status: 0 done, 2 there is no such topic."""
+    whole = "--markdown" if arguments.markdown else "--capabilities"
+    if (arguments.markdown or arguments.capabilities) and arguments.topic is not None:
+        print(f"xtrain docs: {whole} prints all there is and takes no topic", file=sys.stderr)
+        return 2
+    if arguments.capabilities:
+        from ..planner.report.capabilities import text as capabilities
+
+        sys.stdout.write(capabilities())
+        return 0
     if arguments.markdown:
-        if arguments.topic is not None:
-            print("xtrain docs: --markdown prints the whole reference and takes no topic", file=sys.stderr)
-            return 2
         from ..dsl.reference.markdown import markdown
 
         sys.stdout.write(markdown())

@@ -25,7 +25,7 @@ class Notify(Action):
 
     kind: ClassVar[str] = "notify"
     called = True
-    example = "on finish"
+    example = "on finish {}"
     informs = True
 
     command: str

@@ -20,6 +20,7 @@ class Requeue(Action):
     """`requeue`: ask Slurm to requeue the job; the run then resumes from its last checkpoint."""
 
     kind: ClassVar[str] = "requeue"
+    example = "on sigusr1 {} then stop"
 
     def node(self, run: "Resolved", place: Place) -> ActionNode:
         return ActionNode("event.requeue", {}, "ask Slurm to start the job again; without Slurm a warning says so")

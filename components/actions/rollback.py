@@ -19,7 +19,7 @@ class Rollback(Action):
     """`rollback { times = 3 }`: go back to the last good checkpoint, and continue with the data after the failure."""
 
     kind: ClassVar[str] = "rollback"
-    example = "on nan"
+    example = "on nan {}"
     lasting = True
     only_nan = True
     nan_limit = 1

@@ -13,7 +13,7 @@ class Skip(Action):
     """`skip`: skip steps with a non-finite loss or gradient norm, and fail at the n-th in a row."""
 
     kind: ClassVar[str] = "skip"
-    example = "on nan"
+    example = "on nan {}"
     only_nan = True
     nan_limit = 10
     skips = True

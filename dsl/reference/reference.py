@@ -64,7 +64,8 @@ class Field:
 
 @frozen(kw_only=True)
 class ReferencePage:
-    """A block, action, source or link. group: which of these. written: its forms, in backquotes. more: paragraphs."""
+    """A block, action, source or link. group: which of these. written: its forms, in backquotes. more: paragraphs.
+    origins: of components, (name, who offers it)."""
 
     name: str
     path: str
@@ -76,6 +77,7 @@ class ReferencePage:
     label: Field | None
     fields: tuple[Field, ...]
     inner: tuple["ReferencePage", ...] = field(repr=False)
+    origins: tuple[tuple[str, str], ...] = ()
 
 
 def pages() -> tuple[ReferencePage, ...]:
@@ -102,7 +104,7 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
     if registry_of(block) is not None:
         more = (*more, *("{}: {}".format(*described(component)) for component in variants(block)))
     if group == "action":
-        around = partial("{} {}".format, blocks.ACTIONS[name].example)
+        around = blocks.ACTIONS[name].example.format
     known = settings_of(block)
     fields: list[Field] = []
     inner: list[ReferencePage] = []
@@ -134,7 +136,15 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
         label=_label(label, path, group, around, with_label) if label else None,
         fields=tuple(fields),
         inner=tuple(inner),
+        origins=_origins(name, block, group),
     )
+
+
+def _origins(name: str, block: type, group: Group) -> tuple[tuple[str, str], ...]:
+    if group == "action":
+        return ((name, blocks.ACTIONS.origin(name)),)
+    registry = registry_of(block)
+    return () if registry is None else tuple((each, registry.origin(each)) for each in registry)
 
 
 def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:

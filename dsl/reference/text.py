@@ -76,6 +76,11 @@ class ReferenceText:
             lines.append("")
         if page.inner:
             lines += self._table("Blocks inside", [(f"{page.path}.{p.name}", p.summary) for p in page.inner])
+        by_origin: dict[str, list[str]] = {}
+        for name, origin in page.origins:
+            by_origin.setdefault(origin, []).append(name)
+        if by_origin:
+            lines += self._table("Offered by", [(origin, ", ".join(names)) for origin, names in by_origin.items()])
         return "\n".join(lines).rstrip("\n") + "\n"
 
     def field(self, field: Field) -> str:

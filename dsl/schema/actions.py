@@ -30,7 +30,7 @@ class Action(Component):
     kind: ClassVar[str]  # type: ignore[misc]
     called: ClassVar[bool] = False
     """Its label stands in parentheses: `notify("…")`."""
-    example: ClassVar[str] = "every 100 steps"
+    example: ClassVar[str] = "every 100 steps {}"
     """Where it may stand, for examples."""
 
     # When it runs

@@ -1,0 +1,209 @@
+"""What works with which stack, axis and number format: every component and choice, put into a small spec, and what the
+rules of the planner say of that.
+
+Nothing here lists what is supported. A cell is the answer to a spec; the columns are those of the schema.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, get_args, get_origin
+
+import attrs
+from attrs import evolve, frozen
+
+from ...dsl import blocks
+from ...dsl.load import load_spec
+from ...dsl.schema.actions import ACTIONS
+from ...dsl.schema.component import Registry, registry_of
+from ...dsl.schema.model import Precision
+from ...dsl.schema.parallel import Parallel
+from ...dsl.schema.setting import Role, settings_of, spelled
+from ...dsl.spec import Spec
+from ..graph.provenance import AXIS_BLOCKS
+from ..rules.validate import check_spec
+
+YES: Final = "yes"
+IDLE: Final = "–"
+_IDLE_CODE: Final = "W401"
+_NAME: Final = "probe.xtrain"
+# As small as it can be, with experts, so that every axis has something to cut. A row replaces one of its lines.
+_LINES: Final[dict[str, str]] = {
+    "experiment": "experiment probe { budget = 1000 steps }",
+    "model": "model qwen3_moe { dim = 64, layers = 4, heads = 4, experts = 4, experts_per_token = 2 }",
+    "tokenizer": "tokenizer bytes",
+    "dataset": "dataset text { source = synthetic(documents = 1000, length = 64), holdout = 10% }",
+    "batch": "batch { sequence = 64, rows = 8 }",
+    "optimizer": "optimizer adamw { lr = 3e-4 }",
+    "every": "every 1000 steps checkpoint",
+}
+
+
+@frozen
+class Row:
+    """A component or choice. where: the block, or the path of a setting. origin: who offers it, "" for choices of
+    settings. cells: `YES`, `IDLE`, or the codes that refuse it, by column."""
+
+    where: str
+    name: str
+    origin: str
+    cells: dict[str, str]
+
+
+@frozen
+class _Column:
+    """A spec changed: what it then is on how many ranks."""
+
+    name: str
+    change: Callable[[Spec], Spec]
+    world: int
+
+
+def capabilities() -> list[Row]:
+    """All rows: components first, then choices of how it is computed and on which ranks."""
+    columns = list(_columns())
+    return [*_components(columns), *_choices(columns)]
+
+
+def text() -> str:
+    """The table, a line a row, and what its cells mean."""
+    rows = capabilities()
+    columns = list(rows[0].cells)
+    head = ["", "", *columns, "from"]
+    lines, before = [], ""
+    for row in rows:
+        where = "" if row.where == before else row.where
+        before = row.where
+        lines.append([where, row.name, *(row.cells[column] for column in columns), row.origin])
+    widths = [max(map(len, each)) for each in zip(head, *lines, strict=True)]
+    table = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+             for line in (head, *lines)]  # fmt: skip
+    legend = [
+        f"{YES}: the rules of the planner let it pass; {IDLE}: it changes nothing there; a code: it is refused, and",
+        "`xtrain docs CODE` says why. Axes have two ranks; `ddp` is the stack on two ranks; fp64, bf16: parameters in",
+        "that format; →fp64, →bf16: parameters in fp32 on two ranks of fsdp, computed in that format.",
+    ]
+    return "\n".join([*table, "", *legend]) + "\n"
+
+
+def _text(lines: dict[str, str]) -> str:
+    """The probing spec, with other lines for some of its blocks."""
+    return "\n".join((_LINES | lines).values()) + "\n"
+
+
+def _columns() -> Iterator[_Column]:
+    """One rank, every stack, every axis, every format."""
+    yield _Column("alone", lambda spec: spec, 1)
+    for stack in _others(Parallel, "stack"):
+        yield _Column(stack, lambda spec, stack=stack: evolve(spec, parallel=evolve(spec.parallel, stack=stack)), 2)
+    for axis in AXIS_BLOCKS:
+        yield _Column(axis, lambda spec, axis=axis: _with_axis(spec, axis), 2)
+    for params in _others(Precision, "params"):
+        yield _Column(params, lambda spec, params=params: _with_formats(spec, params=params), 1)
+    for compute in _others(Precision, "compute"):
+        if compute != Precision().params:
+            yield _Column(f"→{compute}", lambda spec, compute=compute: _with_formats(spec, compute=compute), 2)
+
+
+def _others(block: type, name: str) -> list[str]:
+    """The words of a setting, but for its default."""
+    attribute = getattr(attrs.fields(block), name)
+    return [word for word in blocks.choices_of(attribute.type) if word != attribute.default]
+
+
+def _label(block: type) -> attrs.Attribute:
+    label = blocks.label_of(block)
+    assert label is not None
+    return label
+
+
+def _with_axis(spec: Spec, axis: str) -> Spec:
+    sized = evolve(getattr(spec.parallel, axis), size=2)
+    return evolve(spec, parallel=evolve(spec.parallel, **{axis: sized}))
+
+
+def _with_formats(spec: Spec, **formats: Any) -> Spec:
+    return evolve(spec, precision=evolve(spec.precision, **formats))
+
+
+def _components(columns: list[_Column]) -> Iterator[Row]:
+    for kind, block in blocks.KINDS.items():
+        registry = registry_of(block)
+        if registry is not None:
+            for name in registry:
+                yield _row(kind, name, registry.origin(name), columns, {kind: _written(kind, registry[name], name)})
+        elif kind == "model":
+            for name in blocks.choices_of(_label(block).type):
+                yield _row(kind, name, "xtrain", columns, {kind: _written(kind, block, name)})
+    for name in ACTIONS:
+        yield _row("action", name, ACTIONS.origin(name), columns, {"every": _action(ACTIONS, name)})
+
+
+def _written(kind: str, block: type, name: str) -> str:
+    """A block with what it must have."""
+    needed = [
+        f"{spelled(attribute)} = {meta.example}"
+        for attribute, meta in settings_of(block).values()
+        if (attribute.default is attrs.NOTHING and (not meta.only or name in meta.only)) or name in meta.required_by
+    ]
+    return f"{kind} {name} {{ {', '.join(needed)} }}"
+
+
+def _action(registry: Registry[Any], name: str) -> str:
+    """A tick or an event with the action; its label is that of the probing spec where it names a dataset."""
+    kind = registry[name]
+    label = blocks.label_of(kind)
+    named = "" if label is None else '("true")' if kind.called else " text"
+    needed = _written("", kind, "").strip()
+    more = f" {needed}" if needed != "{  }" else ""
+    return kind.example.format(f"{name}{named}{more}") + "\nevery 1000 steps checkpoint"
+
+
+def _choices(columns: list[_Column]) -> Iterator[Row]:
+    """Choices that say how something is computed, or on which ranks; a switch counts when it is on."""
+    usual = load_spec(_NAME, [], {_NAME: _text({})}).require()
+    for path, attribute, role in _settings():
+        words = blocks.choices_of(attribute.type) or (("true",) if attribute.default is False else ())
+        if role in (Role.EXECUTION, Role.MESH):
+            rows = [
+                _row(path, word, "", columns, {}, f"{path}={word}") for word in words if word != _value(usual, path)
+            ]
+            yield from (row for row in rows if set(row.cells.values()) != {IDLE})
+
+
+def _value(spec: Spec, path: str) -> Any:
+    """A setting by its path; of a block its label."""
+    found: Any = spec
+    for name in path.split("."):
+        found = getattr(found, name)
+    return getattr(found, _label(type(found)).name) if blocks.is_block(type(found)) else found
+
+
+def _settings() -> Iterator[tuple[str, attrs.Attribute, Role]]:
+    """The path of every setting of one word, and of every block with a label that is no component."""
+    for kind, block in blocks.KINDS.items():
+        if kind not in (*blocks.NAMED, *blocks.OPTIONAL):
+            label = blocks.label_of(block)
+            if label is not None and registry_of(block) is None and kind not in _LINES:
+                yield kind, label, Role.EXECUTION
+            yield from _inside(kind, block)
+
+
+def _inside(path: str, block: type) -> Iterator[tuple[str, attrs.Attribute, Role]]:
+    for name, (attribute, meta) in settings_of(block).items():
+        if blocks.is_block(attribute.type):
+            yield from _inside(f"{path}.{name}", attribute.type)
+        elif not any(get_origin(part) is tuple for part in get_args(attribute.type)):
+            yield f"{path}.{name}", attribute, meta.role
+
+
+def _row(where: str, name: str, origin: str, columns: list[_Column], lines: dict[str, str], set_text: str = "") -> Row:
+    loaded = load_spec(_NAME, [set_text] if set_text else [], {_NAME: _text(lines)})
+    cells = {}
+    for column in columns:
+        codes = [each.code for each in loaded.diagnostics if each.severity == "error"]
+        idle = False
+        if loaded.spec is not None and not codes:
+            said = list(check_spec(column.change(loaded.spec), column.world))
+            codes = [each.code for each in said if each.severity == "error"]
+            idle = bool(set_text) and any(each.code == _IDLE_CODE for each in said)
+        cells[column.name] = " ".join(dict.fromkeys(codes)) or (IDLE if idle else YES)
+    return Row(where, name, origin, cells)

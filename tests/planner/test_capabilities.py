@@ -1,0 +1,54 @@
+"""`xtrain docs --capabilities`: asked of the rules, for every component there is."""
+
+import pytest
+
+from xtrain.dsl import blocks
+from xtrain.dsl.diagnostics.codes import CODES
+from xtrain.dsl.schema.actions import ACTIONS
+from xtrain.dsl.schema.component import Registry, registry_of
+from xtrain.planner.report import capabilities as page
+
+REGISTRIES = [registry for block in blocks.KINDS.values() if (registry := registry_of(block)) is not None]
+
+
+@pytest.fixture(scope="module")
+def rows() -> dict[tuple[str, str], page.Row]:
+    return {(row.where, row.name): row for row in page.capabilities()}
+
+
+def test_every_component_has_a_row_with_who_offers_it(rows):
+    registries: list[Registry] = [ACTIONS, *REGISTRIES]
+    for registry in registries:
+        for name in registry:
+            row = rows[registry.word, name]
+            assert row.origin == "xtrain" and row.cells["alone"] == page.YES
+
+
+def test_columns_are_the_stacks_axes_and_formats_of_the_schema(rows):
+    expected = ["alone", "ddp", "tp", "ep", "fsdp", "pp", "cp", "fp64", "bf16", "→fp64", "→bf16"]
+    assert all(list(row.cells) == expected for row in rows.values())
+
+
+def test_cells_are_what_the_rules_say(rows):
+    assert rows["parallel.stack", "ddp"].cells["tp"] == "X415"
+    assert rows["model", "llama"].cells["ep"] == "X409" and rows["model", "mixtral"].cells["ep"] == page.YES
+    assert rows["checkpoint.backend", "file"].cells["fsdp"] == "X621"
+    assert rows["parallel.pp.schedule", "zbv"].cells["pp"] == page.YES
+    assert rows["parallel.pp.schedule", "zbv"].cells["tp"] == page.IDLE
+    codes = {word for row in rows.values() for cell in row.cells.values() for word in cell.split()}
+    for code in codes - {page.YES, page.IDLE}:
+        assert code in CODES
+
+
+def test_a_rule_that_changes_changes_the_table(monkeypatch, rows):
+    def refuses(spec, world):
+        found = real(spec, world)
+        if spec.optimizer.kind == "lion" and spec.parallel.tp.size == 2:
+            found.error("X415", "no", None)
+        return found
+
+    real = page.check_spec
+    monkeypatch.setattr(page, "check_spec", refuses)
+    changed = {(row.where, row.name): row for row in page.capabilities()}
+    different = {key for key in rows if rows[key] != changed[key]}
+    assert different == {("optimizer", "lion")} and changed["optimizer", "lion"].cells["tp"] == "X415"
