@@ -61,6 +61,10 @@ class Findings:
         """The plan can be made, but the user should know."""
         self._report(rule, "warning", code, path, message, hint)
 
+    def _can_tell(self, rule: str) -> bool:
+        """Whether all that a rule rests on is known."""
+        return True
+
     def _report(
         self,
         rule: str,
@@ -71,6 +75,9 @@ class Findings:
         hint: str,
         fix_at: Callable[[Span], Fix | None] | None = None,
     ) -> None:
+        if not self._can_tell(rule):
+            self.unknown(rule, "it rests on a setting that is wrong")
+            return
         origin = origin_of(self.spec, path)
         span = origin.span if origin else None
         notes = origin.notes if origin else ()

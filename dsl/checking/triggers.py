@@ -1,5 +1,6 @@
 """`every` and `on`: their period or event, and the actions they call."""
 
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -96,20 +97,27 @@ def _event(trigger: TriggerSection, path: str, around: "Structurer") -> Event:
     name = trigger.event
     around.origins[path] = Origin("text", attrs.evolve(trigger.span, end=name.span.end))
     actions = _actions(trigger, path, around)
-    if name.text in later.EVENTS:
-        around.diagnostics.error("X209", f"the event `{name.text}` is not supported yet", name.span)
-    elif name.text not in blocks.EVENTS:
-        meant = closest(name.text, blocks.EVENTS)
-        around.diagnostics.error(
-            "X214", f"there is no event called `{name.text}`", name.span,
-            hint=f"did you mean `{meant}`?" if meant else None,
-            notes=[(f"events: {', '.join(blocks.EVENTS)}", None)], fix=renamed(name.span, name.text, blocks.EVENTS),
-        )  # fmt: skip
-    else:
+    if _known(name, "event", blocks.EVENTS, later.EVENTS, around):
         count = _count(trigger, name, path, around)
         return Event(event=name.text, actions=actions, count=count)  # type: ignore[arg-type]
     around.unknown.paths.add(f"{path}.event")
     return Event(event="finish", actions=actions)  # the actions can be checked all the same
+
+
+def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection[str], around: "Structurer") -> bool:
+    """Whether a name is one of an event or action that there is; where it is not, that is reported."""
+    if name.text in words:
+        return True
+    if name.text in reserved:
+        around.diagnostics.error("X209", f"the {kind} `{name.text}` is not supported yet", name.span)
+        return False
+    meant = closest(name.text, words)
+    around.diagnostics.error(
+        "X214", f"there is no {kind} called `{name.text}`", name.span,
+        hint=f"did you mean `{meant}`?" if meant else None,
+        notes=[(f"{kind}s: {', '.join(words)}", None)], fix=renamed(name.span, name.text, words),
+    )  # fmt: skip
+    return False
 
 
 def _count(trigger: TriggerSection, name: s.Name, path: str, around: "Structurer") -> int | None:
@@ -152,19 +160,10 @@ def _actions(trigger: TriggerSection, path: str, around: "Structurer") -> tuple[
 
 
 def _action(name: s.Name, section: Section, path: str, names: Names, around: "Structurer") -> Any:
-    if name.text in later.ACTIONS:
-        around.diagnostics.error("X209", f"the action `{name.text}` is not supported yet", name.span)
-        return FAILED
     known = around.parts.actions()
-    if name.text not in known:
-        if around.parts.unread:
-            return FAILED  # it may be one of a module that could not be read, which is reported
-        meant = closest(name.text, known)
-        around.diagnostics.error(
-            "X214", f"there is no action called `{name.text}`", name.span,
-            hint=f"did you mean `{meant}`?" if meant else None,
-            notes=[(f"actions: {', '.join(known)}", None)], fix=renamed(name.span, name.text, known),
-        )  # fmt: skip
+    if name.text not in (*known, *later.ACTIONS) and around.parts.unread:
+        return FAILED  # it may be one of a module that could not be read, which is reported
+    if not _known(name, "action", known, later.ACTIONS, around):
         return FAILED
     block = known[name.text]
     if name.text in around.parts:

@@ -104,20 +104,9 @@ class Diagnostics:
         )
 
     def warning(
-        self,
-        code: str,
-        message: str,
-        span: Span | None,
-        *,
-        hint: str | None = None,
-        notes: Iterable[Note] = (),
-        fix: Fix | None = None,
+        self, code: str, message: str, span: Span | None, *, hint: str | None = None, notes: Iterable[Note] = ()
     ) -> None:
-        self.add(
-            Diagnostic(
-                severity="warning", code=code, message=message, span=span, hint=hint, notes=tuple(notes), fix=fix
-            )
-        )
+        self.add(Diagnostic(severity="warning", code=code, message=message, span=span, hint=hint, notes=tuple(notes)))
 
     def __iter__(self) -> Iterator[Diagnostic]:
         return iter(sorted(self._found, key=_order))

@@ -7,7 +7,7 @@ from typing import Final
 
 from attrs import define, field
 
-from ..diagnostics.diagnostic import Diagnostics, Fix
+from ..diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
 from ..diagnostics.fixes import without
 from ..diagnostics.source import Source, Span
 from ..diagnostics.suggest import certain, closest
@@ -164,10 +164,11 @@ class _IncludeReader:
             return
         if identity in self.seen:
             first = self.seen[identity]
-            self.diagnostics.warning(
-                "W203", f"`{target}` is included already, so this has no effect", span, hint="remove one of the two",
-                notes=[("it is included here first", first)] if first else [], fix=without(item.span),
-            )  # fmt: skip
+            self.diagnostics.add(Diagnostic(
+                severity="warning", code="W203", message=f"`{target}` is included already, so this has no effect",
+                span=span, hint="remove one of the two",
+                notes=(("it is included here first", first),) if first else (), fix=without(item.span),
+            ))  # fmt: skip
             return
         self.splice(target, span, above)
 

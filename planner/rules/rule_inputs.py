@@ -4,12 +4,10 @@ With one setting unknown, because its own mistake has been reported, an error th
 for it would send the user after a mistake nobody made.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fnmatch import fnmatchcase
-from typing import Final, Literal
+from typing import Final
 
-from ...dsl.diagnostics.diagnostic import Fix
-from ...dsl.diagnostics.source import Span
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..findings import Findings
@@ -148,22 +146,9 @@ class Verdicts(Findings):
         """Rely on these settings no more."""
         self.unknown_settings |= frozenset(paths)
 
-    def _report(
-        self,
-        rule: str,
-        severity: Literal["error", "warning"],
-        code: str,
-        path: str,
-        message: str,
-        hint: str,
-        fix_at: Callable[[Span], Fix | None] | None = None,
-    ) -> None:
-        if self.unknown_settings and any(
-            is_unknown(rule_input, self.unknown_settings) for rule_input in rule_inputs(rule, self.spec)
-        ):
-            self.unknown(rule, "it rests on a setting that is wrong")
-        else:
-            super()._report(rule, severity, code, path, message, hint, fix_at)
+    def _can_tell(self, rule: str) -> bool:
+        unknown = self.unknown_settings
+        return not (unknown and any(is_unknown(rule_input, unknown) for rule_input in rule_inputs(rule, self.spec)))
 
 
 def is_unknown(rule_input: str, unknown: frozenset[str]) -> bool:

@@ -8,10 +8,10 @@ Counting from s = 1, the first step is not lost to a learning rate of 0 and the 
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ...dsl.quantity import Quantity
-from ...dsl.schema.training import Rate
+from ...dsl.schema.training import Rate, Scheduler
 
 SHAPES: dict[str, Callable[[float, float], float]] = {
     "cosine": lambda p, r: r + 0.5 * (1 - r) * (1 + math.cos(math.pi * p)),
@@ -53,6 +53,27 @@ def idle_floor(warmup: Quantity, *others: str) -> dict[str, str]:
     if warmup == Quantity(100, "%"):
         return dict.fromkeys(("floor", *others), "the warm-up takes the whole budget")
     return {}
+
+
+class Falling(Scheduler):
+    """A schedule that falls by a shape from the end of the warm-up to the floor at the last step."""
+
+    floor: Quantity
+    shape: ClassVar[str]
+
+    def idle(self) -> dict[str, str]:
+        return idle_floor(self.warmup)
+
+    def args(self) -> dict[str, Any]:
+        return {"floor": self.floor.fraction}
+
+    @classmethod
+    def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
+        return rise_and_fall(args, total, cls.shape)
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
+        return [shown_fall(args, cls.shape)]
 
 
 def shown_fall(args: Mapping[str, Any], shape: str) -> str:
