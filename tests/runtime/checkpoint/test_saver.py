@@ -7,6 +7,7 @@ import pytest
 from checkpoints import tensors
 from small_savers import METRIC, Disk, Makes, events, only_tensor, values
 
+from xtrain.components.actions import checkpoint_torch
 from xtrain.runtime.checkpoint import ops
 from xtrain.runtime.errors import StorageFailed
 from xtrain.runtime.state import Step
@@ -54,7 +55,7 @@ def test_a_save_that_the_run_ends_with_is_on_the_disk_when_it_returns(make):
 def test_a_save_that_is_put_off_comes_as_soon_as_the_other_is_done(make, disk):
     own, clocks = make("async", overlap="latest"), Clocks()
     late = ops.put_off_save(own, clocks)
-    tick = ops.checkpoint(own, "tick", must=False)
+    tick = checkpoint_torch.checkpoint(own, "tick", must=False)
 
     def step() -> None:
         clocks.answer(clocks.ask(first=True))  # as `step.agree` does

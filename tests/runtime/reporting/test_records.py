@@ -194,6 +194,6 @@ def test_a_step_whose_evaluation_fails_is_recorded(tmp_path, monkeypatch):
     def fail(*given) -> None:
         raise RuntimeError("no room")
 
-    monkeypatch.setattr("xtrain.runtime.actions.evaluate.forwarded", fail)
+    monkeypatch.setattr("xtrain.components.actions.eval_torch.forwarded", fail)
     assert run_of(tmp_path, "run", more="every 1 step log then eval lines") == "failed"
     assert [line["step"] for line in lines(tmp_path / "run" / "metrics.jsonl") if "loss" in line] == [1]

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from xtrain.components.actions import log_torch
 from xtrain.planner.plan import Work
 from xtrain.runtime.data.collate.documents import DocumentSums
 from xtrain.runtime.monitoring.rates import Rates
 from xtrain.runtime.monitoring.waits import WAITS
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.state import Progress, Step
-from xtrain.runtime.training import observe
 from xtrain.runtime.training.observe import Window
 
 TIMES = {
@@ -43,7 +43,7 @@ def logged(tmp_path, monkeypatch):
     rank = SimpleNamespace(device=torch.device("cpu"), world_size=1)
     plan = SimpleNamespace(architecture=SimpleNamespace(is_moe=False), node=lambda id: SimpleNamespace(args={}))
     parts: Any = (plan, None, feed, rank, records, progress, window)
-    write = observe.log(*parts)
+    write = log_torch.log(*parts)
 
     def log(*seconds: float, warms_up: float | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         before = [] if warms_up is None else [warms_up]
