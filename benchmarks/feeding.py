@@ -191,7 +191,7 @@ def waiting(folder: Path, prefetch: int, steps: int) -> dict[str, object]:
     assert plan is not None
     executor = Executor(plan, folder / f"run{prefetch}", rank=0)
     executor._set_up(0.0)
-    executor._train()
+    executor.loop.run()
     lines = (folder / f"run{prefetch}" / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines][max(1, steps // 4) :]  # the first step has no times
     step, data = (sum(record[name] for record in records) / len(records) for name in ("step_seconds", "data_seconds"))

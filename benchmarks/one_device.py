@@ -73,7 +73,7 @@ class Xtrain:
         """Seconds a step, as the executor does it."""
         self.feed.steps = self.executor.progress.step + self.steps
         object.__setattr__(self.plan.timeline, "steps", self.feed.steps)
-        return self._timed(self.executor._train)
+        return self._timed(self.executor.loop.run)
 
     def by_hand(self) -> float:
         """Seconds a step of the loop one would write first."""

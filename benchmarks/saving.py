@@ -45,7 +45,7 @@ def run(folder: Path, mode: str, megabytes: int, device: str) -> dict:
     executor._set_up(0.0)
     executor.progress.step = 0
     for _ in range(SAVES):
-        executor._train()  # up to the next step that ends with a save that is waited for
+        executor.loop.run()  # up to the next step that ends with a save that is waited for
         executor.resources["saver"].settle()
     events = [json.loads(line) for line in (folder / mode / "events.jsonl").read_text().splitlines()]
     saves = [event for event in events if event["event"] == "checkpoint"]

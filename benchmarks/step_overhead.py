@@ -39,7 +39,7 @@ def ours(folder: Path, turn: int) -> tuple[float, Executor]:
     executor = Executor(plan, folder / f"run{turn}", rank=0)
     executor._set_up(0.0)
     begin = time.process_time()
-    executor._train()
+    executor.loop.run()
     return (time.process_time() - begin) / STEPS, executor
 
 

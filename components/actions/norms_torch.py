@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ...planner.plan import Plan
+from ...runtime.execution.node_order import DueTicks
 from ...runtime.models.parts import ModelParts
-from ...runtime.node_order import DueTicks
 from ...runtime.ops import op
 from ...runtime.parallelize.gradients import clip_factor, copies_of
 from ...runtime.reporting.records import Records

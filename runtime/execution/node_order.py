@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Sequence
 import networkx as nx
 from attrs import define, field, frozen
 
-from ..planner.plan import Node, Plan, PlanTick
-from ..planner.schedule.counts import is_due, passes
-from .state import Progress, Step
-from .timers import Clocks
+from ...planner.plan import Node, Plan, PlanTick
+from ...planner.schedule.counts import is_due, passes
+from ..state import Progress, Step
+from ..timers import Clocks
 
 StepCall = Callable[[Step], None]
 

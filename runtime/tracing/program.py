@@ -18,12 +18,12 @@ from ..control.commands import Control
 from ..control.signals import StopRequests
 from ..data.collate.collators import CollateChain
 from ..data.collate.outline import encode_outline
+from ..execution.node_order import topological
 from ..input.feed import Feed
 from ..models.parts import ModelParts
 from ..models.transformer import Transformer
 from ..monitoring.alert_actions import AlertActions
 from ..monitoring.poller import Poller
-from ..node_order import topological
 from ..ops import op_of
 from ..parallel.fake import FakeDevice
 from ..state import Progress, Rank, Step

@@ -20,6 +20,7 @@ from xtrain.planner.schedule.counts import MOST_LOOKED_AT, count_node, count_sav
 from xtrain.planner.schedule.horizon import as_known, known_arithmetic
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
 from xtrain.runtime.checkpoint.saver import Saver
+from xtrain.runtime.execution.node_calls import NodeCalls
 from xtrain.runtime.executor import Executor
 from xtrain.runtime.profiling.profile import Profile
 from xtrain.runtime.state import Step
@@ -101,16 +102,25 @@ class Untrained(Executor):
             saved_step=saved, begun_from=None, made_by={},
         )  # fmt: skip
 
-    def _call(self, node_id: str) -> Any:
-        node = self.plan.node(node_id)
+        self.loop.nodes = Calls(self.plan, self.resources, self.progress, self.beat, self.clocks)
+        self.loop.nodes.run = self
+
+
+class Calls(NodeCalls):
+    """What the nodes of a run do in which no step computes anything."""
+
+    run: Untrained
+
+    def call(self, node_id: str) -> Any:
+        run, node = self.run, self.plan.node(node_id)
         if node.op == "tick.checkpoint":
-            return checkpoint_torch.checkpoint(self.saver, node_id, **node.args)
+            return checkpoint_torch.checkpoint(run.saver, node_id, **node.args)
         if node.op == "tick.profile":
-            given = {"rank": None, "records": self.records, "progress": self.progress, "under_way": self.under_way}
+            given = {"rank": None, "records": run.records, "progress": self.progress, "under_way": run.under_way}
             return profiling_ops.profile(node_id, feed=self.resources["feed"], **given, **node.args)
         if node.kind == "step":
             return self._learn
-        return lambda step: self.happened.append((node_id, self.progress.step))
+        return lambda step: run.happened.append((node_id, self.progress.step))
 
     def _learn(self, step: Step) -> None:
         self.progress.bad.last_good = step.index + 1
@@ -131,7 +141,7 @@ def _run_untrained(plan: Plan, folder: Path) -> tuple[Counter[str], list[int]]:
         executor = Untrained(plan, folder / f"start-{number}", rank=0)
         executor.progress.step, executor.progress.tokens = step, step * plan.estimates.tokens_per_step
         executor.prepare(happened, saved=step or None)
-        status = executor._train()
+        status = executor.loop.run()
         executor.under_way.cut_short("the run ends")
         executor.requests.rest()
         executor.records.close()

@@ -8,8 +8,8 @@ from topologies import BY_NAME, SCHEDULES, TOPOLOGIES, Topology
 from traces import calls, is_as_planned, plan_of
 
 from xtrain.planner.load import plan_from_path
+from xtrain.runtime.execution.node_order import topological
 from xtrain.runtime.models.batch import ModelBatch
-from xtrain.runtime.node_order import topological
 from xtrain.runtime.ops import load_ops, op_of
 from xtrain.runtime.parallelize import outline
 from xtrain.runtime.state import Rank

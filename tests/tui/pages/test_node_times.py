@@ -97,7 +97,7 @@ def test_a_tick_is_due_where_the_run_does_it(when: dict[str, float], ended: int,
     found = due(tick(**when), small_plan(), step=ended, pace=2.0)
     assert found.step == step and found.over == (step is None)
     assert found.seconds == (None if step is None else (step - ended) * 2.0)
-    if step is not None:  # as runtime/node_order.py decides it, after every step
+    if step is not None:  # as runtime/execution/node_order.py decides it, after every step
         steps, tokens = when.get("steps"), when.get("tokens")
         first = next(
             at for at in range(ended + 1, 200)

@@ -36,7 +36,7 @@ def test_the_order_is_that_in_which_a_run_walks(pairs: set[tuple[int, int]], ran
     walked = nx.DiGraph()
     walked.add_nodes_from(ids)
     walked.add_edges_from(edges)
-    expected = list(nx.lexicographical_topological_sort(walked, key=ids.index))  # as runtime/node_order.py
+    expected = list(nx.lexicographical_topological_sort(walked, key=ids.index))  # as runtime/execution/node_order.py
     assert [node.id for node in execution_order(found)] == expected
 
 

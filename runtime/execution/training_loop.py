@@ -1,0 +1,223 @@
+"""The loop: steps as flat lists of calls, what is due behind each, and what becomes of a step that is left out."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+from attrs import define, evolve
+
+from ...dsl.schema.actions import SIGNALS
+from ...planner.plan import Node, Plan, Timeline
+from ...planner.units import plural
+from ...records.run_events import SignalEvent, StopEvent
+from ...records.step_events import NonFiniteEvent, SkippedEvent
+from ..checkpoint.sources import FINISHED, begun_from, check_left, finished_step
+from ..control.commands import Control
+from ..control.signals import StopRequests
+from ..files import durable
+from ..input.feed import Feed
+from ..monitoring.alert_actions import AlertActions, informs
+from ..monitoring.heartbeat import LASTING
+from ..monitoring.poller import Poller
+from ..monitoring.time_left import TimeLeft
+from ..monitoring.waits import WAITS
+from ..profiling.under_way import UnderWay
+from ..provenance.start import first_step
+from ..reporting.records import Records
+from ..state import Halt, NonFinite, NothingLearned, Progress, SkipStep, Step
+from ..timers import Clocks
+from ..training.observe import Window
+from .node_calls import NodeCalls
+from .node_order import DueTicks, nodes_due
+
+StepCall = Callable[[Step], None]
+STATUS_OF_EVENT: Final = {
+    "sigint": "interrupted",
+    **dict.fromkeys(("sigterm", "sigusr1", "time_limit", "stop_file", "stop_at"), "stopped"),
+}
+
+
+@define(eq=False, kw_only=True)
+class TrainingLoop:
+    """order: all nodes of the plan, in which they run. reason: why the run was stopped, empty where it was not."""
+
+    plan: Plan
+    order: list[Node]
+    nodes: NodeCalls
+    records: Records
+    progress: Progress
+    requests: StopRequests
+    clocks: Clocks
+    control: Control
+    poller: Poller
+    under_way: UnderWay
+    alert_actions: AlertActions
+    due_ticks: DueTicks
+    reason: str = ""
+
+    def run(self) -> str:
+        """Train to the end of the run, or to what stops it before; how it ended: `done`, `stopped`, `interrupted`, or
+        `complete` where nothing was left to do."""
+        feed: Feed = self.nodes.resources["feed"]
+        window: Window = self.nodes.resources["window"]
+        begun = begun_from(self.plan, self.nodes.resources["begun"].start)
+        total = self._total(feed)
+        calls = [(node.id, self.nodes.call(node.id), node.op in LASTING) for node in self.order if node.kind == "step"]
+        timeline = feed.timeline
+        due_ticks = self.due_ticks
+        due_ticks.ticks = [self.nodes.due_tick(tick) for tick in timeline.ticks]
+        due_ticks.tokens_taken = feed.tokens_taken
+        reactions = {
+            r.event: tuple(map(self.nodes.call, r.nodes)) for r in self.plan.timeline.reactions if r.event != "nan"
+        }
+        on_nan = [r for r in self.plan.timeline.reactions if r.event == "nan"]
+        bad_steps = {r.count or 1: tuple(map(self.nodes.call, r.nodes)) for r in on_nan}
+        too_many = max(bad_steps)
+        fails = any(each.stop for each in on_nan)
+        check_left(self.plan, self.nodes.resources["begun"].start, self.records.directory, total)
+        self.records.flush(self.progress.step)  # what a checkpoint has kept of its step's record
+        if self.progress.step >= total and finished_step(self.records.directory) == self.progress.step:
+            return "complete"
+        tokens_per_step = self.plan.estimates.tokens_per_step
+        seconds = window.node_seconds = dict.fromkeys((node for node, *_ in calls), 0.0)
+        spent = [0.0] * len(calls)
+        clock, at = time.perf_counter, self.nodes.beat.at
+        stopping, control, alert_actions, under_way = False, self.control, self.alert_actions, self.under_way
+        if self.records.rank == 0:
+            self.poller.begin()
+        time_left = TimeLeft(told=self.records.rank != 0)
+        warms_up = True  # until a step has been computed: the first one compiles, and may take long
+        stops = self._stops_at(timeline)
+        last = min(total, stops)
+        while self.progress.step < last:
+            step = Step(index=self.progress.step, began=clock(), warms_up=warms_up, waited=WAITS.seconds)
+            try:
+                mark = step.began
+                self.nodes.beat.begin(step.index + 1)
+                for number, (node, call, lasting) in enumerate(calls):
+                    at(node, warms_up or lasting)
+                    call(step)
+                    now = clock()
+                    spent[number] = now - mark
+                    mark = now
+                if not warms_up:  # nor is a step that is left out one of the window's
+                    for node, each in zip(seconds, spent, strict=True):
+                        seconds[node] += each
+                warms_up = False
+                if not time_left.told and (estimate := time_left.after(step, mark - step.began, int(last))):
+                    self.records.event(estimate)
+            except SkipStep as reason:
+                self.records.event(SkippedEvent(step=step.index + 1, reason=str(reason), **reason.fields))
+                step.let_go()
+                for call in bad_steps.get(reason.fields.get("in_a_row", 0), ()):
+                    call(step)
+            except NonFinite as error:
+                self.records.event(NonFiniteEvent(step=error.step, loss=error.loss, grad_norm=error.grad_norm))
+                step.let_go()
+                for call in bad_steps[too_many]:
+                    call(step)
+                if fails:
+                    raise
+                self.nodes.last_step = None
+                self.clocks.put_back()
+                total = self._total(feed)  # of a budget in epochs there may be less left
+                timeline = feed.timeline
+                pairs = zip(due_ticks.ticks, timeline.ticks, strict=True)
+                due_ticks.ticks = [evolve(each, tick=tick) for each, tick in pairs]
+                last = min(total, stops)
+                continue
+            except Halt as halt:
+                return self._stop(halt.event, halt.reason, reactions)
+            self.nodes.last_step = step
+            self.progress.step += 1
+            self.progress.tokens += tokens_per_step
+            if under_way:
+                under_way.after_step()
+            due = due_ticks.due()
+            for call in nodes_due(due).values():
+                call(step)
+            step.taken.clear()
+            for tick in due:
+                if tick.tick.stop:
+                    self._note_stop("tick", f"every {tick.tick.period} … stop")
+                    stopping = True
+            if alert_actions.due:
+                stopping = self._on_alerts(step) or stopping
+            if control.busy:
+                try:
+                    stopping = control.obey(step) or stopping
+                except Halt as halt:
+                    return self._stop(halt.event, halt.reason, reactions)
+            self.records.flush(self.progress.step)
+            if stopping and self.progress.step < total:
+                return "stopped"
+        if self.progress.step < total:
+            return self._stop("stop_at", f"the run stops after step {last:,} of {total:,}", reactions)
+        self._check_learned(begun["step"] if begun else 0)
+        self.nodes.call_hooks("after_phase")
+        self._react("finish", reactions)
+        self.records.settle(self.progress.step)
+        if self.records.rank == 0:
+            try:
+                durable.write(self.records.directory / FINISHED, f"{self.progress.step}\n")
+            except OSError as error:
+                # Nothing of the training is lost: another start does once more what was to happen at the end.
+                message = f"the end of the run could not be recorded: {error}"
+                self.records.warn(message, step=self.progress.step)
+        return "done"
+
+    def _check_learned(self, first: int) -> None:
+        """Raises NothingLearned, on all ranks alike, if the run is at its end and all of its steps were left out: there
+        is nothing to publish, and nothing to call done. first: the step that the run has begun with."""
+        bad = self.progress.bad
+        if bad.last_good > first or self.progress.step == first:
+            return
+        steps = f"all {plural(self.progress.step - first, 'step')} of the run were skipped"
+        why = ["had no valid token"] if bad.empty else []
+        why += ["had a non-finite loss or gradient norm"] if bad.in_a_row else []
+        raise NothingLearned(f"{steps}, as they {' or '.join(why)}: nothing was learned, and no model is saved")
+
+    def _total(self, feed: Feed) -> int:
+        """The steps of the whole run: as planned, else as many as the data is good for."""
+        return self.plan.timeline.steps if self.plan.timeline.steps is not None else feed.steps
+
+    def _stops_at(self, timeline: Timeline) -> float:
+        """The step after which this start stops, whatever the budget: infinite where nothing is said."""
+        at, after = timeline.stop_at, timeline.stop_after
+        return min(
+            float("inf") if at is None else max(at, self.progress.step),
+            float("inf") if after is None else first_step(self.progress.step) + after,
+        )
+
+    def _stop(self, event: str, reason: str, reactions: dict[str, tuple[StepCall, ...]]) -> str:
+        """Do what is declared for something that stops the run; how the run then ends."""
+        self._note_stop(event, reason)
+        self.requests.hurry(event)
+        self._react(event, reactions)
+        self.requests.answered = True
+        return STATUS_OF_EVENT[event]
+
+    def _note_stop(self, event: str, reason: str) -> None:
+        """Write why the run is to stop; its end says the first reason again."""
+        kind = SignalEvent if event in SIGNALS else StopEvent
+        self.records.event(kind(step=self.progress.step, name=event, reason=reason))
+        self.reason = self.reason or f"{event}: {reason}"
+
+    def _on_alerts(self, step: Step) -> bool:
+        """Do what is declared for alerts that all ranks have heard of; whether the run is to stop."""
+        stopping = False
+        for trigger in self.alert_actions.take():
+            for node in trigger.nodes:
+                if not informs(self.plan.node(node)):  # that was run when the alert was raised
+                    self.nodes.call(node)(step)
+            if trigger.stop:
+                self._note_stop(trigger.event, f"an alert was raised: on {trigger.event}")
+                stopping = True
+        return stopping
+
+    def _react(self, event: str, reactions: dict[str, tuple[StepCall, ...]]) -> None:
+        """Run the nodes that the plan names for an event."""
+        step = self.nodes.last_step or Step(index=self.progress.step)
+        for call in reactions[event]:
+            call(step)
+        self.records.flush(self.progress.step)
