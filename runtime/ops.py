@@ -14,7 +14,7 @@ import attrs
 import cattrs
 from attrs import frozen
 
-from ..dsl.schema.actions import ACTIONS
+from ..dsl.schema.actions import ACTIONS, action_of
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
 from ..planner.plan import Node
 
@@ -127,7 +127,7 @@ def op_of(node: Node) -> Op:
 
 def op_named(name: str) -> Op | None:
     """The op of a name; those of an action, `step.norms` and `tick.norms`, are registered by its torch side."""
-    action = ACTIONS.get(name.partition(".")[2])
+    action = action_of(name) or ACTIONS.get(name.partition(".")[2])
     if name not in OPS and action is not None:
         importlib.import_module(action.torch_module())
     return OPS.get(name)

@@ -137,6 +137,12 @@ def test_other_code_does_learn_something_else(train, alone):
     assert min(worst(plain.curve, alone.curve)) > 1e-4
 
 
+OWN_METRICS = {
+    "measuring.xtrain": {"action/norms_of/norm"},
+    "watching.xtrain": {"hook/largest/gradient"},
+}
+
+
 def test_the_examples_of_the_documentation_run(tmp_path):
     text = (ROOT / "docs" / "own_parts.md").read_text()
     blocks = dict(re.findall(r"```(?:python)?\n# (\S+)\n(.*?)```", text, re.DOTALL))
@@ -152,4 +158,6 @@ def test_the_examples_of_the_documentation_run(tmp_path):
         records = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
         steps = int(re.search(r"budget = (\d+) steps", blocks[spec])[1])
         assert [r["step"] for r in records if "loss" in r and "event" not in r] == [*range(1, steps + 1)]
-        assert "every 1 step log\nevery" not in blocks[spec] or any(r.get("event") == "eval" for r in records)
+        assert " eval " not in blocks[spec] or any(r.get("event") == "eval" for r in records)
+        own = {key for r in records for key in r if key.startswith(("action/", "hook/"))}
+        assert own == OWN_METRICS.get(spec, set())
