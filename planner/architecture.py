@@ -3,10 +3,16 @@
 Shapes: D dim, F ffn, H query heads, K key/value heads, A head width, V vocabulary, E experts.
 """
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from attrs import frozen
+import attrs
+from attrs import field, frozen
+
+from ..dsl.schema.model import FAMILIES
+
+if TYPE_CHECKING:
+    from .blocks.block import Piece
 
 EMBEDDING: Final = "embed_tokens"
 
@@ -16,7 +22,10 @@ HEAD: Final = "lm_head"
 
 @frozen(kw_only=True)
 class Architecture:
-    """A decoder-only transformer with nothing left to choose."""
+    """A decoder-only transformer with nothing left to choose.
+
+    own: settings that only its family has, as JSON.
+    """
 
     family: str
     dim: int
@@ -40,10 +49,27 @@ class Architecture:
     router_bias_speed: float = 0.0
     router_aux_loss: float = 0.0
     router_z_loss: float = 0.0
+    own: Mapping[str, Any] = field(factory=dict, hash=False)
 
     @property
     def is_moe(self) -> bool:
         return self.experts > 0
+
+    @property
+    def block(self) -> "Piece":
+        """The decoder block of its family. Raises KeyError for a family that is not registered."""
+        return FAMILIES[self.family].block(self)
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers by name, those of its family alone beside the others."""
+        return {**attrs.asdict(self, filter=lambda attribute, _: attribute.name != "own"), **self.own}
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any]) -> "Architecture":
+        """The architecture with the values of `to_json`."""
+        known = attrs.fields_dict(cls).keys() - {"own"}
+        own = {name: value for name, value in values.items() if name not in known}
+        return cls(**{name: value for name, value in values.items() if name in known}, own=own)
 
 
 @frozen(kw_only=True)
@@ -63,58 +89,67 @@ class ParameterSpec:
         return product
 
 
+Initial = Literal["normal", "residual", "ones", "zeros"]
+Partial = Literal["never", "by_position", "always"]
+
+
+@frozen(kw_only=True)
+class BlockParameter:
+    """A parameter of a block.
+
+    name: inside the block. initial: its first values; `residual`: normal, scaled down, of matrices whose output is
+    added to the residual stream. cut: how tensor parallelism cuts it, by output features (column) or by input features
+    (row); none: every rank has all of it. partial: when a rank has only a summand of the gradient of what is not cut:
+    where tensor parallelism cuts the sequence, as the rank has used it on its own positions, or always.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    decays: bool
+    initial: Initial
+    expert: bool = False
+    cut: Literal["column", "row"] | None = None
+    partial: Partial = "never"
+
+    @property
+    def owner(self) -> str:
+        """The module that has it."""
+        return self.name.rpartition(".")[0]
+
+
 def parameters(arch: Architecture) -> Iterator[ParameterSpec]:
     """Every parameter in the order in which the model registers them.
 
     Matrices decay; norms and embeddings do not. A tied head is the embedding and is not listed again.
     """
-    yield ParameterSpec(name="embed_tokens.weight", shape=(arch.vocab, arch.dim), decays=False)
+    block = tuple(arch.block.parameters(arch))
+    yield ParameterSpec(name=f"{EMBEDDING}.weight", shape=(arch.vocab, arch.dim), decays=False)
     for layer in range(arch.layers):
-        yield from _block(arch, f"layers.{layer}.")
+        yield from (_of_layer(parameter, layer) for parameter in block)
     yield ParameterSpec(name="norm.weight", shape=(arch.dim,), decays=False)
     if not arch.tie_embeddings:
-        yield ParameterSpec(name="lm_head.weight", shape=(arch.vocab, arch.dim), decays=True)
+        yield ParameterSpec(name=f"{HEAD}.weight", shape=(arch.vocab, arch.dim), decays=True)
 
 
 def block_parameters(arch: Architecture) -> Iterator[ParameterSpec]:
-    """The parameters of one block."""
-    yield from _block(arch, "layers.0.")
+    """The parameters of one block, the first."""
+    return (_of_layer(parameter, 0) for parameter in arch.block.parameters(arch))
 
 
-def _block(arch: Architecture, prefix: str) -> Iterator[ParameterSpec]:
-    def norm(name: str, width: int) -> ParameterSpec:
-        return ParameterSpec(name=f"{prefix}{name}.weight", shape=(width,), decays=False)
+def _of_layer(parameter: BlockParameter, layer: int) -> ParameterSpec:
+    return ParameterSpec(
+        name=f"layers.{layer}.{parameter.name}",
+        shape=parameter.shape,
+        decays=parameter.decays,
+        expert=parameter.expert,
+    )
 
-    def matrix(name: str, rows: int, columns: int) -> ParameterSpec:
-        return ParameterSpec(name=f"{prefix}{name}.weight", shape=(rows, columns), decays=True)
 
-    def swiglu(name: str, width: int) -> Iterator[ParameterSpec]:
-        yield matrix(f"{name}.gate_proj", width, arch.dim)
-        yield matrix(f"{name}.up_proj", width, arch.dim)
-        yield matrix(f"{name}.down_proj", arch.dim, width)
+def name_in_block(name: str) -> str:
+    """The name of a block's parameter without its layer; empty for those of the ends of a model."""
+    return name.split(".", 2)[2] if name.startswith("layers.") else ""
 
-    queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-    yield norm("input_layernorm", arch.dim)
-    yield matrix("self_attn.q_proj", queries, arch.dim)
-    yield matrix("self_attn.k_proj", keys, arch.dim)
-    yield matrix("self_attn.v_proj", keys, arch.dim)
-    yield matrix("self_attn.o_proj", arch.dim, queries)
-    if arch.qk_norm:
-        yield norm("self_attn.q_norm", arch.head_dim)
-        yield norm("self_attn.k_norm", arch.head_dim)
-    yield norm("post_attention_layernorm", arch.dim)
-    if arch.is_moe:
-        yield matrix("mlp.gate", arch.experts, arch.dim)
-        for name, rows, columns in (
-            ("gate_proj", arch.dim, arch.expert_ffn),
-            ("up_proj", arch.dim, arch.expert_ffn),
-            ("down_proj", arch.expert_ffn, arch.dim),
-        ):
-            # Stacked [E, K, N]: the last dim is the output, so that a grouped product reads them in place.
-            yield ParameterSpec(
-                name=f"{prefix}mlp.experts.{name}", shape=(arch.experts, rows, columns), decays=True, expert=True
-            )
-        if arch.shared_experts:
-            yield from swiglu("mlp.shared_experts", arch.shared_experts * arch.expert_ffn)
-    else:
-        yield from swiglu("mlp", arch.ffn)
+
+def expert_module(arch: Architecture) -> str:
+    """The module of a block whose parameters are the experts'. Raises StopIteration where there are none."""
+    return next(parameter.owner for parameter in arch.block.parameters(arch) if parameter.expert)

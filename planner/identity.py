@@ -58,7 +58,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
     content = {
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
-        "model": attrs.asdict(run.architecture),
+        "model": run.architecture.to_json(),
         "tokenizer": spec.tokenizer.source if spec.tokenizer.source == "bytes" else portable(spec.tokenizer.source),
         "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},
         "collate": [

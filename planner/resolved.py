@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from ..dsl.schema.model import MOE, Precision
+from ..dsl.schema.model import Precision
 from ..dsl.schema.parallel import Parallel
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
@@ -72,7 +72,7 @@ def hides_attention(spec: Spec) -> bool:
 
     So does flex, the kernel of cuda, but where whole blocks are compiled; of blocks with experts parts are.
     """
-    compiled, moe = spec.compile.mode != "none", spec.model.family in MOE
+    compiled, moe = spec.compile.mode != "none", spec.model.experts > 0
     flex = device_kind(spec) != "cpu" and spec.model.attention in ("auto", "flex")
     return moe if compiled else flex
 

@@ -91,7 +91,7 @@ def _content(plan: Plan) -> dict[str, Any]:
         "spec": plan.spec,
         "seed": plan.seed,
         "mesh": _mesh_json(plan.mesh),
-        "architecture": plain(plan.architecture),
+        "architecture": plan.architecture.to_json(),
         "parameters": plain(plan.parameters),
         "estimates": plain(plan.estimates),
         "timeline": plain(plan.timeline),
@@ -244,7 +244,7 @@ def _read(content: dict[str, Any]) -> Plan:
         spec=content["spec"],
         spec_text=content["spec_text"],
         seed=content["seed"],
-        architecture=convert(content["architecture"], Architecture),
+        architecture=Architecture.from_values(content["architecture"]),
         mesh=build_mesh(
             group_sizes, ep=int(mesh["expert_axes"][EXPERT_AXES[-1]]), ranks_per_node=int(mesh["ranks_per_node"])
         ),

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from ..dsl.schema.actions import ACTIONS, action_of
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
+from ..planner.architecture import Architecture
 from ..planner.plan import Node
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -141,6 +142,8 @@ def load_ops() -> dict[str, Op]:
 
 
 def _typed(value: Any, hint: Any) -> Any:
+    if isinstance(value, dict) and hint is Architecture:
+        return Architecture.from_values(value)
     if isinstance(value, dict) and isinstance(hint, type) and attrs.has(hint):
         return cattrs.structure(value, hint)
     return value

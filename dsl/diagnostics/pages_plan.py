@@ -43,7 +43,8 @@ PAGES: Final = (
         positions; `heads` must be a multiple of `kv_heads`.
         """, "model qwen3 { dim = 100, layers = 4, heads = 6 }", "model qwen3 { dim = 192, layers = 4, heads = 6 }"),
     CodePage("X409", "experts on a dense model", """
-        Expert parallelism spreads experts over ranks, and only the families qwen3_moe and mixtral have experts.
+        Expert parallelism spreads experts over ranks, and this family has none. `xtrain docs model.experts` names the
+        families that have experts.
         """, "model qwen3 { dim = 192, layers = 4, heads = 6 }\nparallel { ep 2 }",
         "model qwen3_moe { dim = 192, layers = 4, heads = 6, experts = 8 }\nparallel { ep 2 }"),
     CodePage("X410", "more than one axis is auto", """

@@ -111,12 +111,13 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
     for each, (attribute, meta) in known.items():
         head = f"{name} {meta.only[0]}" if meta.only else _head(name, block)
         where = f"{path}.{each}"
+        chosen = variant(block, meta.only[0] if meta.only else None)
         if blocks.is_block(attribute.type):
-            outside = partial("{0} {{ {1} }}".format, head)
+            needed = _needed(chosen, each) if chosen is not block else []
+            outside = partial("{0} {{ {1}{2} }}".format, head, "".join(f"{setting}, " for setting in needed))
             inner.append(_page(each, where, attribute.type, group, outside))
             continue
         found = _field(attribute, meta, where, group)
-        chosen = variant(block, meta.only[0] if meta.only else None)
         needed = _needed(chosen, each) if group == "action" or name in blocks.NAMED or chosen is not block else []
         usage = _usage(name, head, found, needed)
         fields.append(attrs.evolve(found, usage=usage if group in ("link", "statement") else around(usage)))

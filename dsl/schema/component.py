@@ -22,8 +22,8 @@ ENTRY_POINTS: Final = "xtrain.components"
 class Component:
     """The base of all components.
 
-    kind: the name a spec chooses it by. A class declares it by `named`, and its settings behind it; or as a class
-    variable where the block has another label, as the dataset of `eval DATASET`.
+    kind: the name a spec chooses it by; of model families it is called `family`. A class declares it by `named`, and
+    its settings beside it; or as a class variable where the block has another label, as the dataset of `eval DATASET`.
     """
 
     components: ClassVar["Registry[Any]"]
@@ -76,20 +76,20 @@ def _plain(value: Any) -> Any:
 
 
 def named(name: str) -> Any:
-    """Declare `kind`, with the name that a spec chooses a component by."""
+    """Declare `kind`, or what the registry calls it, with the name that a spec chooses a component by."""
     return attrs.field(default=name)
 
 
 class Registry(Generic[C], Mapping[str, type[C]]):
     """Name → class of the components of one kind, in the order of the schema; loaded when first asked for.
 
-    word: that opens the block. folder: of xtrain's own components. Others are offered by installed packages through
-    entry points of the group `xtrain.components`: modules that register what they define. Those of a user's own are
-    known to the spec that uses them, and not registered.
+    word: that opens the block. folder: of xtrain's own components. key: the attribute with the name of a component.
+    Others are offered by installed packages through entry points of the group `xtrain.components`: modules that
+    register what they define. Those of a user's own are known to the spec that uses them, and not registered.
     """
 
-    def __init__(self, word: str, folder: str) -> None:
-        self.word, self.folder = word, folder
+    def __init__(self, word: str, folder: str, key: str = "kind") -> None:
+        self.word, self.folder, self.key = word, folder, key
         self._own: dict[str, type[C]] = {}
         self._origins: dict[str, str] = {}
         self._default = ""
@@ -105,8 +105,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         """Decorates a component. default: a spec without the block has it."""
 
         def add(component: type[C]) -> type[C]:
-            own = component.__dict__["kind"]
-            name = own if isinstance(own, str) else attrs.fields_dict(component)["kind"].default
+            own = component.__dict__[self.key]
+            name = own if isinstance(own, str) else attrs.fields_dict(component)[self.key].default
             assert isinstance(name, str)
             known = self._own.get(name)
             assert known is None or known.__module__ == component.__module__, f"{self.word} {name} is defined twice"
@@ -173,7 +173,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 
     def label(self) -> attrs.Attribute:
         """The attribute that the label fills, with all names there are."""
-        label = attrs.fields_dict(self.default)["kind"]
+        label = attrs.fields_dict(self.default)[self.key]
         return label.evolve(type=Literal[tuple(self)], default=attrs.NOTHING)  # type: ignore[valid-type]
 
     def settings(self) -> dict[str, tuple[attrs.Attribute, Setting]]:
@@ -197,7 +197,11 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             only = () if everywhere else tuple(owners[name])
             by_all = len(needed.get(name, ())) == len(self)
             required = () if by_all or not needed.get(name) else tuple(needed[name])
-            found[name.removesuffix("_")] = (attribute, attrs.evolve(meta, only=only, required_by=required))
+            merged = attrs.evolve(meta, only=only, required_by=required)
+            # Where only some labels need a value, the block as such does not.
+            default = None if required else attribute.default
+            evolved = attribute.evolve(default=default, metadata={**attribute.metadata, "setting": merged})
+            found[name.removesuffix("_")] = (evolved, merged)
         return found
 
 

@@ -1,16 +1,22 @@
 """What is trained: `model` and its `router`, `tokenizer`, `precision`."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final, Literal
 
+import attrs
 from attrs import frozen
 
+from .component import Component, Registry
 from .names import file_path
-from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting
+from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting, settings_of
 
-DENSE = ("llama", "qwen3")
-MOE = ("qwen3_moe", "mixtral")
-FAMILIES = DENSE + MOE
-Family = Literal["llama", "qwen3", "qwen3_moe", "mixtral"]
+FAMILIES: Final = Registry["Model"]("model", "families", key="family")
+FFN_MULTIPLE: Final = 64
+
+# What another value of a setting means for going on with a checkpoint.
+# shape: there are other parameters, or of other shapes. meaning: the same weights would give other results. width:
+# both. loss: the loss uses the new value from here on. elsewhere: it is an argument of a node, whose rule says so.
+Resuming = Literal["shape", "meaning", "width", "loss", "elsewhere"]
 
 
 @frozen
@@ -30,11 +36,62 @@ class Router:
     )
 
 
-@frozen
-class Model:
+@FAMILIES.base
+class Model(Component):
     """`model FAMILY { … }`: a decoder-only transformer (RMSNorm, RoPE, grouped-query attention, SwiGLU)."""
 
-    family: Family
+    family: str
+    dim: int
+    layers: int
+    heads: int
+    kv_heads: int | Auto
+    head_dim: int | Auto
+    ffn: int | Auto
+    vocab: int | Auto
+    tie_embeddings: bool
+    attention: Literal["auto", "documents", "flex", "mask"]
+    experts: int = 0  # of families without
+    resuming: ClassVar[Mapping[str, Resuming]] = {}
+    """Setting, as `resolved` names it → what another value means for a checkpoint; of those that are not here, that the
+    same weights would give other results."""
+
+    @classmethod
+    def block(cls, arch: Any) -> Any:
+        """The decoder block, which all layers share, as pieces (`planner/blocks`): its parameters, what it costs and
+        its modules follow from them. arch: the `Architecture` of the plan."""
+        raise NotImplementedError
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        """The values of settings that may be `auto` and follow from others of the model alone, each with the reason."""
+        raise NotImplementedError
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        """The settings that change nothing beside the others, whatever the run: why, and what to do."""
+        return {}
+
+    def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
+        """The settings of the experiment as JSON, those of `router` with `router_` before their names, and the reasons
+        of those that were `auto`. Those that do not follow from the model alone are left out."""
+        values: dict[str, Any] = {}
+        reasons: dict[str, str] = {}
+        derived = self.auto()
+        for name, (attribute, meta) in settings_of(type(self)).items():
+            value = getattr(self, attribute.name)
+            if meta.role is not Role.EXPERIMENT or (isinstance(value, Auto) and name not in derived):
+                continue
+            if isinstance(value, Auto):
+                values[name], reasons[name] = derived[name]
+            elif isinstance(value, Router):
+                values |= {f"{name}_{inner}": getattr(value, inner) for inner in attrs.fields_dict(Router)}
+            else:
+                values[name] = list(value) if isinstance(value, tuple) else value
+        return values, reasons
+
+
+@frozen
+class Transformer(Model):
+    """The settings of every family; one inherits them and declares its own beside them."""
+
     dim: int = setting("width of the residual stream", check=at_least(1), example="192")
     layers: int = setting("number of decoder blocks", check=at_least(1), example="4")
     heads: int = setting("number of query heads", check=at_least(1), example="6")
@@ -49,22 +106,86 @@ class Model:
     rope_theta: float = setting("base of the RoPE frequencies", default=10_000.0, check=positive)
     norm_eps: float = setting("epsilon inside RMSNorm", default=1e-6, check=positive)
     tie_embeddings: bool = setting("use the embedding as the output head", default=False)
-    qk_norm: bool | Auto = setting("RMSNorm on queries and keys; auto: on for qwen3 families", default=AUTO)
+    qk_norm: bool | Auto = setting("RMSNorm on queries and keys; auto: as the family has it", default=AUTO)
     init_std: float = setting("standard deviation of the initial weights", default=0.02, check=positive)
     attention: Literal["auto", "documents", "flex", "mask"] = setting(
         "attention kernel for packed documents; auto: documents on cpu, flex on cuda",
         default="auto",
         role=Role.EXECUTION,
     )
-    experts: int = setting(
-        "number of routed experts in a block", default=0, check=at_least(2), only=MOE, required_by=MOE, example="8"
-    )
-    experts_per_token: int = setting("experts each token is sent to", default=2, check=at_least(1), only=MOE)
-    expert_ffn: int | Auto = setting("width of one expert; auto: ffn", default=AUTO, check=at_least(1), only=MOE)
+
+    has_qk_norm: ClassVar[bool] = False
+    """Whether the family has RMSNorm on queries and keys."""
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **dict.fromkeys(("dim", "layers", "ffn", "vocab", "tie_embeddings", "qk_norm"), "shape"),
+        **dict.fromkeys(("heads", "kv_heads", "head_dim"), "width"),
+        **dict.fromkeys(("rope_theta", "norm_eps"), "meaning"),
+        "init_std": "elsewhere",
+    }
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        part = "part" if self.has_qk_norm else "no part"
+        return {
+            "kv_heads": (self.heads, f"as many as heads {self.heads}"),
+            "ffn": (default_ffn(self.dim), f"8/3 · dim {self.dim}, rounded up to a multiple of {FFN_MULTIPLE}"),
+            "qk_norm": (self.has_qk_norm, f"{part} of a {self.family} block"),
+        }
+
+
+def default_ffn(dim: int) -> int:
+    """8/3 · dim rounded up to a multiple of 64: the three matrices of SwiGLU then hold the 8 · dim² parameters of the
+    two of a plain 4 · dim layer (Shazeer, arXiv 2002.05202)."""
+    return -(-8 * dim // (3 * FFN_MULTIPLE)) * FFN_MULTIPLE
+
+
+@frozen
+class ExpertTransformer(Transformer):
+    """The settings of every family whose blocks have experts."""
+
+    experts: int = setting("number of routed experts in a block", check=at_least(2), example="8")
+    experts_per_token: int = setting("experts each token is sent to", default=2, check=at_least(1))
+    expert_ffn: int | Auto = setting("width of one expert; auto: ffn", default=AUTO, check=at_least(1))
     shared_experts: int = setting(
-        "experts that every token is sent to, computed as one SwiGLU", default=0, check=at_least(0), only=MOE
+        "experts that every token is sent to, computed as one SwiGLU", default=0, check=at_least(0)
     )
-    router: Router = setting("how tokens choose experts", default=Router(), only=MOE)
+    router: Router = setting("how tokens choose experts", default=Router())
+
+    resuming: ClassVar[Mapping[str, Resuming]] = {
+        **Transformer.resuming,
+        **dict.fromkeys(("experts", "expert_ffn", "shared_experts"), "shape"),
+        **dict.fromkeys(("experts_per_token", "router_score", "router_normalise"), "meaning"),
+        **dict.fromkeys(("router_aux_loss", "router_z_loss"), "loss"),
+        "router_bias_speed": "elsewhere",
+    }
+
+    def auto(self) -> dict[str, tuple[Any, str]]:
+        found = super().auto()
+        ffn = found["ffn"][0] if isinstance(self.ffn, Auto) else self.ffn
+        return {**found, "expert_ffn": (ffn, f"ffn {ffn}")}
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        found = {}
+        if not isinstance(self.expert_ffn, Auto):
+            why = f"every block has experts, and expert_ffn gives their width, {self.expert_ffn:,}"
+            found["ffn"] = (why, "remove it")
+        if self.router.bias_speed and self.experts_per_token >= self.experts:
+            why = "every token is sent to all experts, so biases have no effect on the choice"
+            found["router.bias_speed"] = (why, "leave it out, or send tokens to fewer experts")
+        return found
+
+    def resolved(self) -> tuple[dict[str, Any], dict[str, str]]:
+        values, reasons = super().resolved()
+        if not isinstance(self.expert_ffn, Auto):  # no layer has the width `ffn`, whatever was written
+            values["ffn"] = default_ffn(self.dim)
+            reasons.pop("ffn", None)
+        if self.experts_per_token >= self.experts:  # biases decide who is chosen: where all are, they do nothing
+            values["router_bias_speed"] = 0.0
+        return values, reasons
+
+
+def expert_families() -> list[str]:
+    """The families whose blocks have experts."""
+    return [name for name, family in FAMILIES.items() if "experts" in settings_of(family)]
 
 
 @frozen

@@ -11,7 +11,6 @@ from typing import Literal
 from attrs import evolve, frozen
 
 from ...dsl.diagnostics.codes import CODES
-from ...dsl.schema.model import MOE
 from ...dsl.schema.parallel import Activation
 from ...dsl.schema.setting import AUTO, Auto
 from ...dsl.spec import Spec
@@ -121,7 +120,7 @@ class _Layout:
 
 def _layouts(spec: Spec, world: int, cluster: Hardware) -> Iterator[_Layout]:
     """All that a person would consider: tp inside a machine, copies one to a machine, powers of two of rows."""
-    moe = spec.model.family in MOE
+    moe = spec.model.experts > 0
     sequence = spec.batch.sequence
     divisors = [size for size in range(1, min(world, 1024) + 1) if world % size == 0]
     tps = [size for size in divisors if size <= cluster.devices]

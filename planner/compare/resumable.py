@@ -12,14 +12,14 @@ from attrs import frozen
 from ...dsl.schema.training import LOSSES
 from ..data.chain import call_text
 from ..graph.averaging import average_args
-from ..graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches
+from ..graph.checkpoint_fit import PRECISION, checkpoint_contents, mismatches, resuming, setting_path
 from ..plan import Node, Plan
 from ..schedule.horizon import as_known
 from .diff_values import actions_text, recurring
 from .resumable_curve import curve_reasons
 from .resumable_data import data_reasons
 from .resumable_phases import phase_reasons
-from .resumable_rules import OBJECTIVE, OUTSIDE, Effect, Kind, Reason, Rule, rules_of
+from .resumable_rules import OUTSIDE, Effect, Kind, Reason, Rule, rules_of
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
@@ -219,22 +219,24 @@ def _average(a: Plan, b: Plan) -> Iterator[Reason]:
 
 
 def _objective(a: Plan, b: Plan) -> Iterator[Reason]:
-    """What is minimised: the loss, and the losses of routers."""
+    """What is minimised: the loss, and what settings of the model add to it."""
     before, after = (_args(plan, "setup.loss") or {"kind": LOSSES.default().kind} for plan in (a, b))
     if before["kind"] != after["kind"]:
         text = f"{before['kind']} → {after['kind']}: another loss is minimised from here on"
         yield Reason(kind="safe", path="loss.kind", text=text, effect="learning")
     else:
         chosen = LOSSES.of_users if "user" in after else LOSSES.get(after["kind"])
-        resuming = chosen.resuming if chosen is not None else {}
+        said = chosen.resuming if chosen is not None else {}
         for name in sorted({**before, **after}.keys() - {"reads"}):
             if before.get(name) != after.get(name):
-                rule = Rule(f"loss.{name}", "learning", resuming.get(name, "the loss uses the new value from here on"))
+                rule = Rule(f"loss.{name}", "learning", said.get(name, "the loss uses the new value from here on"))
                 yield _allowed(rule, name, _given(before, name), _given(after, name))
-    for name, rule in OBJECTIVE.items():
-        old, new = getattr(a.architecture, name), getattr(b.architecture, name)
-        if old != new:
-            yield _allowed(rule, name, old, new)
+    old, new = a.architecture.to_json(), b.architecture.to_json()
+    meaning = resuming(old, new)
+    for name in {**old, **new}:
+        if old.get(name) != new.get(name) and meaning(name) == "loss":
+            rule = Rule(setting_path(name), "learning", "the loss uses the new weight from here on")
+            yield _allowed(rule, name, old.get(name), new.get(name))
 
 
 def _cadence(a: Plan, b: Plan) -> Iterator[Reason]:

@@ -218,11 +218,6 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
 }
 # What recurs and how a run ends is compared as a whole.
 OUTSIDE: Final = ("tick.", "event.", "shutdown.")
-# Fields of an architecture that weigh what is learned from here on.
-OBJECTIVE: Final = {
-    "router_aux_loss": Rule("model.router.aux_loss", "learning", "the loss uses the new weight from here on"),
-    "router_z_loss": Rule("model.router.z_loss", "learning", "the loss uses the new weight from here on"),
-}
 
 
 def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | None:

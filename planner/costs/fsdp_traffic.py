@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-from ..architecture import ParameterSpec
+from ..architecture import ParameterSpec, name_in_block
 from ..mesh.stages import stage_end_names
 from ..model.inventory import block_tensors
 from ..resolved import Resolved
@@ -60,9 +60,11 @@ def exchanges(run: Resolved) -> int:
 def partial(run: Resolved, tensors: list[ParameterSpec]) -> list[ParameterSpec]:
     """Those that tensor parallel leaves whole, of whose gradient every rank has a summand only: it has used them on its
     own positions, or on its own heads."""
-    by_position = ("layernorm.weight", "norm.weight") if run.spec.parallel.tp.sequence else ()
-    always = ("q_norm.weight", "k_norm.weight", "mlp.gate.weight")
-    return [t for t in tensors if t.name.endswith((*by_position, *always)) or ".shared_experts." in t.name]
+    whens = ("by_position", "always") if run.spec.parallel.tp.sequence else ("always",)
+    arch = run.architecture
+    of_block = {parameter.name for parameter in arch.block.parameters(arch) if parameter.partial in whens}
+    ends = {"norm.weight"} if "by_position" in whens else set()
+    return [t for t in tensors if (t.name in ends or name_in_block(t.name) in of_block)]
 
 
 def _exchange(unit: FsdpUnit, axis: str, copies: str, node: str, times: int) -> Iterator[Times]:

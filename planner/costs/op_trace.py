@@ -84,9 +84,10 @@ class TracedOp:
 
     inputs, outputs: what gradients flow to and from. extra: what it makes beside. keeps: what it needs in the backward.
     fresh: it makes new gradients of its inputs, where others hand on that of their output. weights: bytes of gradients
-    of parameters. scratch: what is alive only while its forward, and its backward, runs. saved: the word under which
-    selective recomputation keeps its results. flops: of its forward. attends: they grow with the pairs of
-    positions of a document. opens, closes: an FSDP unit whose module begins here, or ends.
+    of `parameters`, which are named as inside the block. scratch: what is alive only while its forward, and its
+    backward, runs. saved: the word under which selective recomputation keeps its results. flops: of its forward.
+    attends: they grow with the pairs of positions of a document. opens, closes: an FSDP unit whose module begins here,
+    or ends.
     """
 
     inputs: tuple[TracedTensor, ...] = ()
@@ -95,6 +96,7 @@ class TracedOp:
     keeps: tuple[TracedTensor, ...] = ()
     fresh: bool = True
     weights: int = 0
+    parameters: tuple[str, ...] = ()
     scratch: tuple[int, int] = (0, 0)
     saved: str = ""
     flops: int = 0
@@ -122,6 +124,7 @@ class OpTrace:
         extra: Sequence[int] = (),
         fresh: bool = True,
         weights: int = 0,
+        parameters: Sequence[str] = (),
         scratch: tuple[int, int] = (0, 0),
         saved: str = "",
         flops: int = 0,
@@ -143,6 +146,7 @@ class OpTrace:
                 keeps=kept,
                 fresh=fresh,
                 weights=weights,
+                parameters=tuple(parameters),
                 scratch=scratch,
                 saved=saved,
                 flops=flops,
@@ -165,9 +169,16 @@ class OpTrace:
         """A sum, whose gradient is that of both."""
         return self.op(left, right, makes=left.gradient, fresh=False)
 
-    def linear(self, x: TracedTensor, makes: int, *, weight: int, flops: int) -> TracedTensor:
+    def linear(
+        self, x: TracedTensor, makes: int, *, weight: int, flops: int, parameters: Sequence[str] = ()
+    ) -> TracedTensor:
         """x · Wᵀ, which keeps x; `weight`: bytes of the gradient of W."""
-        return self.op(x, makes=makes, keeps=(x,), weights=weight, saved=MATMUL, flops=flops)
+        return self.op(x, makes=makes, keeps=(x,), weights=weight, parameters=parameters, saved=MATMUL, flops=flops)
+
+    @property
+    def parameters(self) -> list[str]:
+        """The parameters in the order in which the forward uses them."""
+        return list(dict.fromkeys(name for op in self.ops for name in op.parameters))
 
     def mark(self, *, opens: FsdpUnit | None = None, closes: FsdpUnit | None = None) -> None:
         """An FSDP unit inside the block begins or ends here; None: there is none."""

@@ -28,7 +28,7 @@ from .bucket_traffic import bucket_sizes
 from .fsdp_traffic import gathers_of, partial, sums_of
 from .local import INDEX
 from .memory_simulator import second_run
-from .op_trace import CollectiveCall
+from .op_trace import CollectiveCall, OpTrace
 from .stage_play import StagePlay
 
 PP = "setup.parallel.pp"
@@ -59,7 +59,7 @@ def wires_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Wires]:
 
 def _wires(run: Resolved, stages: list[StagePlay], pp: int) -> Wires:
     wires = Wires()
-    _around(wires, run, pp)
+    _around(wires, run, pp, stages[0].plays.trace)
     count = run.batch.accumulate
     for stage in stages:
         split = run.size("pp") > 1 and run.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and not stage.embeds
@@ -122,7 +122,7 @@ def _between(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
             wires.add(CollectiveCall("pp", "recv", PP, size), count)
 
 
-def _around(wires: Wires, run: Resolved, pp: int) -> None:
+def _around(wires: Wires, run: Resolved, pp: int, block: OpTrace) -> None:
     """The nodes of the step besides forward and backward."""
     spec, batch, arch = run.spec, run.batch, run.architecture
     world = " · ".join(run.wide(*AXES))
@@ -146,14 +146,14 @@ def _around(wires: Wires, run: Resolved, pp: int) -> None:
     )
     if arch.router_bias_speed > 0:
         wires.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
-    _gradient_sums(wires, run, pp)
+    _gradient_sums(wires, run, pp, block)
 
 
-def _gradient_sums(wires: Wires, run: Resolved, pp: int) -> None:
+def _gradient_sums(wires: Wires, run: Resolved, pp: int, block: OpTrace) -> None:
     """Sums of gradients that FSDP does not make."""
     width, arch = BYTES[run.formats.params], run.architecture
     if run.ddp and run.size("replicate") > 1:
-        for size in bucket_sizes(run):
+        for size in bucket_sizes(run, block):
             wires.add(CollectiveCall("replicate", "all_reduce", "setup.parallel.ddp", size))
     if run.size("tp") > 1 and not run.dense_fsdp:
         for tensor in partial(run, _owned(run, pp)):

@@ -4,25 +4,15 @@ The runtime writes `kept` into every checkpoint and refuses one with `misfits`; 
 plans. What only the data can tell, whether rows hold the same text, the loader of the run finds out.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from attrs import asdict, frozen
+from attrs import frozen
 
+from ...dsl.schema.model import FAMILIES, Resuming
+from ..architecture import Architecture
 from ..plan import Plan
 
-# With other values of these the same weights would compute something else. Other fields of an architecture show in the
-# shapes of parameters, or weigh what is learned from here on.
-MEANING: Final = (
-    "heads",
-    "kv_heads",
-    "head_dim",
-    "rope_theta",
-    "norm_eps",
-    "experts_per_token",
-    "router_score",
-    "router_normalise",
-)
-_WIDTHS: Final = ("heads", "kv_heads", "head_dim")
 # Bits of a number that are kept, the leading one included.
 PRECISION: Final = {"bf16": 8, "fp32": 24, "fp64": 53}
 # Of the loader's state: name → setting, and what another value of it means.
@@ -47,11 +37,14 @@ class CheckpointMismatch:
 def checkpoint_contents(plan: Plan) -> dict[str, Any]:
     """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
     build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
-    biased = range(arch.layers if arch.is_moe and arch.router_bias_speed else 0)
     return {
         "tensors": {tensor.name: list(tensor.shape) for tensor in plan.parameters.tensors},
-        "buffers": {f"layers.{layer}.mlp.gate.e_score_correction_bias": [arch.experts] for layer in biased},
-        "model": asdict(arch),
+        "buffers": {
+            f"layers.{layer}.{name}": shape
+            for layer in range(arch.layers)
+            for name, shape in arch.block.buffers(arch).items()
+        },
+        "model": arch.to_json(),
         "params": build["params"],
         "optimizer": _optimizer(plan.node("setup.optimizer").args),
         "loader": {
@@ -108,36 +101,46 @@ def weight_mismatches(saved: dict[str, Any], planned: dict[str, Any]) -> list[Ch
 
 def _model(saved: dict[str, Any], planned: dict[str, Any]) -> list[CheckpointMismatch]:
     before, after = saved["model"], planned["model"]
-    changed = [name for name in after if before.get(name) != after[name]]
+    changed = [name for name in after if before.get(name) != after[name] and name != "family"]
+    meaning = resuming(before, after)
     found = []
     shapes = saved["tensors"] != planned["tensors"]
     if shapes:
-        causes = [name for name in changed if name not in MEANING] or [name for name in changed if name in _WIDTHS]
-        causes = [name for name in causes if name in _SHAPING] or causes
+        causes = [name for name in changed if meaning(name) in ("shape", "loss", "elsewhere")]
+        causes = causes or [name for name in changed if meaning(name) == "width"]
+        causes = [name for name in causes if meaning(name) == "shape"] or causes
+        if not causes and before["family"] != after["family"]:
+            causes = ["family"]
         values = ", ".join(f"{name} {_spell(before.get(name))} → {_spell(after[name])}" for name in causes)
         path = f"model.{causes[0]}" if len(causes) == 1 else "model"
         values = values.removeprefix(f"{causes[0]} ") if len(causes) == 1 else values
         difference = tensor_difference(saved["tensors"], planned["tensors"])
         found.append(CheckpointMismatch(path=path, text=f"{values}: {difference}" if values else difference))
+    elif not _same_block(before, after):
+        text = f"{before['family']} → {after['family']}: the same weights would give other results"
+        found.append(CheckpointMismatch(path="model.family", text=text))
     for name in changed:
-        if name in MEANING and not (shapes and name in _WIDTHS):
+        if meaning(name) == "meaning" or (meaning(name) == "width" and not shapes):
             text = f"{_spell(before.get(name))} → {_spell(after[name])}: the same weights would give other results"
             found.append(CheckpointMismatch(path=setting_path(name), text=text))
     return found
 
 
-# Fields that decide which parameters there are, and their shapes.
-_SHAPING: Final = (
-    "dim",
-    "layers",
-    "ffn",
-    "vocab",
-    "tie_embeddings",
-    "qk_norm",
-    "experts",
-    "expert_ffn",
-    "shared_experts",
-)
+def resuming(before: Mapping[str, Any], after: Mapping[str, Any]) -> Callable[[str], Resuming]:
+    """What another value of a setting means for a checkpoint, by what the families of two models say."""
+    families = [FAMILIES[model["family"]] for model in (before, after) if model["family"] in FAMILIES]
+    known: dict[str, Resuming] = {name: what for family in families for name, what in family.resuming.items()}
+    return lambda name: known.get(name, "meaning")
+
+
+def _same_block(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether blocks of two models with the same parameters compute the same; other numbers are compared one by one."""
+    if before["family"] == after["family"]:
+        return True
+    if before["family"] not in FAMILIES:
+        return False
+    one, other = (Architecture.from_values(model) for model in (before, after))
+    return one.block == other.block
 
 
 def setting_path(name: str) -> str:

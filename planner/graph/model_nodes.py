@@ -3,9 +3,7 @@ compile."""
 
 from typing import Any, Final
 
-from attrs import asdict
-
-from ..architecture import EMBEDDING, HEAD
+from ..architecture import EMBEDDING, HEAD, expert_module
 from ..mesh.sharding import tensor_rules
 from ..resolved import Resolved, attention_kernels, resolve_save
 from ..units import count_text, plural
@@ -14,7 +12,6 @@ from .saving import add_pretrained
 from .shard_nodes import add_ddp, add_sharding
 
 BLOCKS: Final = "layers.*"
-EXPERTS: Final = "layers.*.mlp.experts"
 
 
 def add_model(graph: Builder, run: Resolved, after: str) -> str:
@@ -37,7 +34,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
 def _build(graph: Builder, run: Resolved, after: str) -> str:
     arch, spec, pipeline = run.architecture, run.spec, run.pipeline
     args: dict[str, Any] = {
-        "architecture": asdict(arch),
+        "architecture": arch.to_json(),
         "attention": attention_kernels(spec.model.attention),
         "params": run.formats.params,
         "z_loss": spec.loss.z_loss,
@@ -121,7 +118,7 @@ def _expert_parallel(graph: Builder, run: Resolved, last: str) -> str:
     if size == 1:
         return last
     does = f"keep {arch.experts // size} of {arch.experts} experts a rank, tokens travel over ep={size}"
-    args = {"size": size, "pattern": EXPERTS, "matches": run.pipeline.blocks()}
+    args = {"size": size, "pattern": f"{BLOCKS}.{expert_module(arch)}", "matches": run.pipeline.blocks()}
     return graph.add("setup", "setup.parallel.ep", does, args=args, axes=("ep",), after=((last, "model"),))
 
 

@@ -196,7 +196,9 @@ def derived_provenance(run: Resolved, shape_reasons: dict[str, str], schedule: S
 
 
 def _value(path: str, architecture: Architecture, values: dict[str, Any]) -> Any:
-    return getattr(architecture, path.removeprefix("model.")) if path.startswith("model.") else values[path]
+    if path.startswith("model."):
+        return architecture.to_json()[path.removeprefix("model.")]
+    return values[path]
 
 
 def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:

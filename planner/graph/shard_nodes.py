@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ..architecture import expert_module
 from ..mesh.stages import end_names
 from ..model.inventory import block_tensors
 from ..resolved import Resolved
@@ -23,7 +24,7 @@ def _expert_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     axes = run.wide("ep_replicate", "ep_fsdp")
     experts = [t for t in block_tensors(run.inventory) if t.expert]
     args = {
-        "pattern": "layers.*.mlp.experts",
+        "pattern": f"layers.*.{expert_module(run.architecture)}",
         "matches": run.pipeline.blocks(),
         "dimension": cuts.expert_dimension,
         **_policy(run, run.reshard),

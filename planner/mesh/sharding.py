@@ -11,29 +11,22 @@ from ...dsl.schema.parallel import Parallel
 from ..architecture import EMBEDDING, HEAD, Architecture, ParameterSpec
 from ..plan import Mesh
 
-# Which matrices tensor parallelism cuts: pattern over the modules that own a weight, and the style, which names the
-# dimension: column and embedding cut the output features or the rows of the table (0), row the input features (1).
-ATTENTION_RULES: Final = (
-    ("layers.*.self_attn.q_proj", "column"),
-    ("layers.*.self_attn.k_proj", "column"),
-    ("layers.*.self_attn.v_proj", "column"),
-    ("layers.*.self_attn.o_proj", "row"),
-)
-DENSE_RULES: Final = (
-    ("layers.*.mlp.gate_proj", "column"),
-    ("layers.*.mlp.up_proj", "column"),
-    ("layers.*.mlp.down_proj", "row"),
-)
+# Style of a rule of tensor parallelism → the dimension that it cuts: output features or rows of the table (0), input
+# features (1).
 DIMENSION: Final = {"column": 0, "embedding": 0, "row": 1}
 
 Rules = tuple[tuple[str, str], ...]
 
 
 def tensor_rules(architecture: Architecture) -> Rules:
-    """(pattern, style) of every matrix that is cut; experts, routers, shared experts and norms are whole."""
-    dense = () if architecture.is_moe else DENSE_RULES
+    """(pattern, style) of every matrix that is cut, over the modules that own one; what has no rule is whole."""
+    cut = {
+        f"layers.*.{parameter.owner}": parameter.cut
+        for parameter in architecture.block.parameters(architecture)
+        if parameter.cut is not None
+    }
     head = () if architecture.tie_embeddings else ((HEAD, "column"),)
-    return (*ATTENTION_RULES, *dense, (EMBEDDING, "embedding"), *head)
+    return (*cut.items(), (EMBEDDING, "embedding"), *head)
 
 
 def fits(name: str, pattern: str) -> bool:

@@ -1,18 +1,13 @@
 """`model` of a spec → `Architecture`: every number of the model resolved, with the reason for those nobody wrote."""
 
-from typing import Any
-
 from attrs import field, frozen
 
-from ...dsl.schema.model import MOE
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
 from ..data.vocabulary import tokenizer_size
 from ..findings import Findings
-
-FFN_MULTIPLE = 64
 
 
 @frozen
@@ -25,61 +20,14 @@ class Shape:
 
 def derive_architecture(spec: Spec, found: Findings) -> Shape:
     """Resolve every `auto` of `model`. What cannot be resolved is reported and replaced, so that checking goes on."""
-    model = spec.model
-    reasons: dict[str, str] = {}
-
-    def resolved(name: str, value: Any, derived: Any, why: str) -> Any:
-        if not isinstance(value, Auto):
-            return value
-        reasons[f"model.{name}"] = why
-        return derived
-
-    moe = model.family in MOE
-    ffn = resolved("ffn", model.ffn, default_ffn(model.dim), f"8/3 · dim {model.dim}, rounded up to a multiple of 64")
-    experts: dict[str, Any] = {}
-    if moe:
-        if not isinstance(model.expert_ffn, Auto):  # no layer has the width `ffn`, whatever was written
-            reasons.pop("model.ffn", None)
-            ffn = default_ffn(model.dim)
-        experts = {
-            "experts": model.experts,
-            "experts_per_token": model.experts_per_token,
-            "expert_ffn": resolved("expert_ffn", model.expert_ffn, ffn, f"ffn {ffn}"),
-            "shared_experts": model.shared_experts,
-            "router_score": model.router.score,
-            "router_normalise": model.router.normalise,
-            # Biases decide who is chosen: where all are, they do nothing.
-            "router_bias_speed": model.router.bias_speed if model.experts_per_token < model.experts else 0.0,
-            "router_aux_loss": model.router.aux_loss,
-            "router_z_loss": model.router.z_loss,
-        }
-    qwen = model.family.startswith("qwen3")
-    architecture = Architecture(
-        family=model.family,
-        dim=model.dim,
-        layers=model.layers,
-        heads=model.heads,
-        kv_heads=resolved("kv_heads", model.kv_heads, model.heads, f"as many as heads {model.heads}"),
-        head_dim=_head_dim(spec, reasons, found),
-        ffn=ffn,
-        vocab=_vocab(spec, reasons, found),
-        rope_theta=model.rope_theta,
-        norm_eps=model.norm_eps,
-        tie_embeddings=model.tie_embeddings,
-        qk_norm=resolved("qk_norm", model.qk_norm, qwen, f"{'part' if qwen else 'no part'} of a {model.family} block"),
-        init_std=model.init_std,
-        **experts,
-    )
-    if moe:
+    values, why = spec.model.resolved()
+    reasons = {f"model.{name}": reason for name, reason in why.items()}
+    values |= {"head_dim": _head_dim(spec, reasons, found), "vocab": _vocab(spec, reasons, found)}
+    architecture = Architecture.from_values({"family": spec.model.family, **values})
+    if architecture.is_moe:
         _check_routing(architecture, found)
     _check_heads(architecture, found)
     return Shape(architecture, reasons)
-
-
-def default_ffn(dim: int) -> int:
-    """8/3 · dim rounded up to a multiple of 64: the three matrices of SwiGLU then hold the 8 · dim² parameters of the
-    two of a plain 4 · dim layer (Shazeer, arXiv 2002.05202)."""
-    return -(-8 * dim // (3 * FFN_MULTIPLE)) * FFN_MULTIPLE
 
 
 def _head_dim(spec: Spec, reasons: dict[str, str], found: Findings) -> int:

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 
 from ...dsl.schema.actions import Action
 from ...dsl.schema.cluster import Cluster
-from ...dsl.schema.model import MOE
-from ...dsl.schema.setting import Auto, settings_of
+from ...dsl.schema.setting import settings_of
 from ...dsl.spec import Spec
 from ..findings import Findings
 from ..graph.saving import OF_WRITING
@@ -48,12 +47,8 @@ def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -
 def _check_idle_model(spec: Spec, found: Findings) -> None:
     """Of the model, its averages and its number formats."""
     model, ema = spec.model, spec.ema
-    if model.family in MOE and not isinstance(model.expert_ffn, Auto):
-        why = f"every block has experts, and expert_ffn gives their width, {model.expert_ffn:,}"
-        _warn(spec, "model.ffn", why, "remove it", found)
-    if model.family in MOE and model.router.bias_speed and model.experts_per_token >= model.experts:
-        why = "every token is sent to all experts, so biases have no effect on the choice"
-        _warn(spec, "model.router.bias_speed", why, "leave it out, or send tokens to fewer experts", found)
+    for name, (why, hint) in model.idle().items():
+        _warn(spec, f"model.{name}", why, hint, found)
     if resolve_formats(spec.precision, spec.parallel).compute == "fp64":
         why = "it concerns fp32 products, and all products are fp64"
         _warn(spec, "precision.matmul", why, "remove it", found)
@@ -135,7 +130,7 @@ def _shards(spec: Spec, layout: Layout) -> bool:
     """Whether any parameter is FSDP's; the same question as `Resolved.dense_fsdp` asks, before there is one."""
     formats = resolve_formats(spec.precision, spec.parallel)
     axes = {"replicate", *shard_axes(spec.parallel, layout.mesh)}
-    if spec.model.family in MOE:
+    if spec.model.experts > 0:
         axes |= {"ep_replicate", "ep_fsdp"}
     sizes = {axis.name: axis.size for axis in (*layout.mesh.axes, *layout.mesh.expert_axes)}
     wide = any(sizes[axis] > 1 for axis in axes)

@@ -2,7 +2,7 @@
 
 from math import gcd, lcm, prod
 
-from ...dsl.schema.model import MOE
+from ...dsl.schema.model import expert_families
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..architecture import Architecture
@@ -179,7 +179,7 @@ def _check_experts(spec: Spec, architecture: Architecture, layout: Layout, found
         return
     if not architecture.is_moe:
         message = f"ep {ep}, but a {architecture.family} model has no experts"
-        hint = f"use ep 1, or a family of {', '.join(MOE)}"
+        hint = f"use ep 1, or a family of {', '.join(expert_families())}"
         found.fail("mesh.ep.family", "X409", "parallel.ep.size", message, hint)
     elif architecture.experts % ep:
         experts = architecture.experts

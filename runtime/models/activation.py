@@ -9,10 +9,10 @@ from torch import nn
 from ..ops import PlanMismatch, op
 from ..parallel.rules import matching
 from ..state import Rank
+from .block import DecoderBlock
 from .moe import MoE
 from .parts import ModelParts
 from .recompute import SAVED, RecomputeFunction
-from .transformer import DecoderBlock
 
 
 @op("setup.activation")
@@ -38,7 +38,7 @@ def recompute_blocks(
     operators = frozenset(chain.from_iterable(SAVED[word] for word in words))
     for _, block in matching(_Every(model, every), pattern, matches, rank):
         assert isinstance(block, DecoderBlock)
-        block.recompute = RecomputeFunction(save=operators, routes=isinstance(block.mlp, MoE))
+        block.recompute = RecomputeFunction(save=operators, routes=block.routes)
 
 
 @frozen
@@ -60,7 +60,7 @@ def replay_routing(model: ModelParts, rank: Rank, matches: list[int]) -> None:
 
     Choosing again can choose otherwise, and ranks that disagree about who sends what to whom wait for ever.
     """
-    found = [block for block in model.modules() if isinstance(block, DecoderBlock) and isinstance(block.mlp, MoE)]
+    found = [block for block in model.modules() if isinstance(block, DecoderBlock) and block.routes]
     recomputes = [block.recompute for block in found if isinstance(block.recompute, RecomputeFunction)]
     expected = matches[rank.coordinates["pp"]]
     if len(recomputes) != expected:
@@ -77,13 +77,8 @@ def compile_blocks(model: ModelParts, rank: Rank, mode: str, pattern: str, match
     """
     for _, block in matching(model, pattern, matches, rank):
         assert isinstance(block, DecoderBlock)
-        if isinstance(block.mlp, MoE):
-            compiled = [
-                block.input_layernorm,
-                block.self_attn,
-                block.post_attention_layernorm,
-                block.mlp.shared_experts,
-            ]
+        if block.routes:
+            compiled = [module.shared_experts if isinstance(module, MoE) else module for module in block.children()]
         else:
             compiled = [block]
             if isinstance(block.recompute, RecomputeFunction):

@@ -15,24 +15,26 @@ from .rms_norm import rms_norm
 
 
 class Linear(nn.Linear):
-    """x · Wᵀ without bias. `partial` as in `local`."""
+    """x · Wᵀ, and the bias if there is one. `partial` as in `local`."""
 
     partial = False
 
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
+        super().__init__(inputs, outputs, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
-        return F.linear(input, local(self.weight, partial=self.partial))
+        bias = None if self.bias is None else local(self.bias, partial=self.partial)
+        return F.linear(input, local(self.weight, partial=self.partial), bias)
 
 
 class RMSNorm(nn.Module):
-    """`rms_norm`. `partial` as in `local`."""
+    """`rms_norm`. `partial` as in `local`. by_head: of heads, of which a tensor-parallel rank has its own."""
 
     partial = False
 
-    def __init__(self, width: int, eps: float) -> None:
+    def __init__(self, width: int, eps: float, *, by_head: bool = False) -> None:
         super().__init__()
+        self.by_head = by_head
         self.weight = nn.Parameter(torch.ones(width))
         self.eps = eps
 

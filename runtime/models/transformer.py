@@ -1,12 +1,10 @@
-"""The decoder-only transformer of every family: RMSNorm, rotary positions, grouped heads, SwiGLU or experts.
+"""The decoder-only transformer of every family: embedding, blocks, the last RMSNorm and the head.
 
-Shapes: B rows, S positions, D dim, H query heads, K key/value heads, A head width, V vocabulary. Under context or
-tensor parallel S is what this rank holds of a row, under tensor parallel H and K are its heads.
+Shapes: B rows, S positions, D dim, V vocabulary. Under context or tensor parallel S is what this rank holds of a row.
 Module names are those of Hugging Face's files, without the leading `model.`.
 """
 
 from collections import deque
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,12 +14,12 @@ from torch import Tensor, nn
 from ...planner.architecture import Architecture
 from ..parallel.axes import Axes
 from ..parallel.collectives import own_piece
-from ..parallel.tensor import enter, leave, local
-from .attention import KERNELS, AttentionKernel, Packing, with_block_mask
+from ..parallel.tensor import enter, local
+from .attention import KERNELS, with_block_mask
 from .batch import ModelBatch, RowLosses
-from .layers import Embedding, Linear, RMSNorm, Rotation, SwiGLU
+from .block import DecoderBlock
+from .layers import Embedding, Linear, RMSNorm, Rotation
 from .loss import Head, token_losses, whole_logits
-from .moe import MoE
 
 
 @frozen
@@ -32,55 +30,6 @@ class StageSpan:
     last: int
     embeds: bool
     predicts: bool
-
-
-class Attention(nn.Module):
-    def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes) -> None:
-        super().__init__()
-        self.head_dim, self.kernel, self.axes = arch.head_dim, kernel, axes
-        queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
-        self.q_proj = Linear(arch.dim, queries)
-        self.k_proj = Linear(arch.dim, keys)
-        self.v_proj = Linear(arch.dim, keys)
-        self.o_proj = Linear(queries, arch.dim)
-        self.q_norm = RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else nn.Identity()
-        self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps) if arch.qk_norm else nn.Identity()
-
-    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: Packing) -> Tensor:
-        def heads(flat: Tensor) -> Tensor:
-            return flat.unflatten(-1, (-1, self.head_dim))
-
-        # The number of heads is read off the tensor, so a layer that holds only some of them needs no change.
-        x_BSD = enter(x_BSD, self.axes.tensor)
-        q_BHSA = rotate(self.q_norm(heads(self.q_proj(x_BSD))).transpose(1, 2))
-        k_BKSA = rotate(self.k_norm(heads(self.k_proj(x_BSD))).transpose(1, 2))
-        v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
-        out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing)
-        return leave(self.o_proj(out_BHSA.transpose(1, 2).flatten(-2)), self.axes.tensor)
-
-
-class DecoderBlock(nn.Module):
-    """One decoder block. `recompute`, where it is set, runs `compute` so that the backward can run it again."""
-
-    def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, rows: int) -> None:
-        super().__init__()
-        self.input_layernorm = RMSNorm(arch.dim, arch.norm_eps)
-        self.self_attn = Attention(arch, kernel, axes)
-        self.post_attention_layernorm = RMSNorm(arch.dim, arch.norm_eps)
-        self.mlp = MoE(arch, axes, rows) if arch.is_moe else SwiGLU(arch.dim, arch.ffn, axes)
-        self.recompute: Callable[..., Tensor] | None = None
-
-    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: Packing, real_BS: Tensor) -> Tensor:
-        if self.recompute is None:
-            return self.compute(x_BSD, rotate, packing, real_BS)
-        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS)
-
-    def compute(self, x_BSD: Tensor, rotate: Rotation, packing: Packing, real_BS: Tensor) -> Tensor:
-        x_BSD = x_BSD + self.self_attn(self.input_layernorm(x_BSD), rotate, packing)
-        normed_BSD = self.post_attention_layernorm(x_BSD)
-        if isinstance(self.mlp, MoE):
-            return x_BSD + self.mlp(normed_BSD, real_BS)
-        return x_BSD + self.mlp(normed_BSD)
 
 
 class Transformer(nn.Module):

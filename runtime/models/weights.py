@@ -7,20 +7,18 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from ...planner.architecture import Initial, name_in_block
 from ...planner.mesh.placement import local_shapes
 from ...planner.plan import Plan
 from ..ops import PlanMismatch, op
 from ..state import Rank
 from .parts import ModelParts
 
-# Their outputs are added to the residual stream 2·layers times (GPT-2: scaled down by the root of that).
-RESIDUAL = ("o_proj.weight", "down_proj.weight", "experts.down_proj")
-
 
 @op("setup.weights")
 @torch.no_grad()
 def initialise(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: float, offload: bool) -> None:
-    """Give memory and values to every parameter: norms 1, matrices normal with `init_std`; buffers are zero.
+    """Give memory and values to every parameter: norms 1, biases 0, matrices normal with `init_std`; buffers are zero.
 
     offload: parameters live in host memory.
 
@@ -31,10 +29,14 @@ def initialise(plan: Plan, model: ModelParts, rank: Rank, seed: int, init_std: f
     for part in model.parts:
         part.to_empty(device=device)
     assert_local_shapes(plan, model, rank)
-    residual_std = init_std / math.sqrt(2 * plan.architecture.layers)
+    arch = plan.architecture
+    kinds: dict[str, Initial] = {parameter.name: parameter.initial for parameter in arch.block.parameters(arch)}
+    # What is added to the residual stream, 2 · layers times (GPT-2: scaled down by the root of that).
+    residual_std = init_std / math.sqrt(2 * arch.layers)
     for name, parameter in model.named_parameters():
-        std = residual_std if name.endswith(RESIDUAL) else init_std
-        fill(parameter, initial_values(name, tuple(parameter.shape), std, seed, rank.device))
+        kind = kinds.get(name_in_block(name), "ones" if parameter.ndim == 1 else "normal")
+        std = residual_std if kind == "residual" else init_std
+        fill(parameter, initial_values(name, tuple(parameter.shape), kind, std, seed, rank.device))
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
             # Where the work is done, wherever the parameters live.
@@ -51,10 +53,12 @@ def assert_local_shapes(plan: Plan, model: ModelParts, rank: Rank) -> None:
         raise PlanMismatch(f"rank {rank.rank} does not hold what the plan says: {shown}")
 
 
-def initial_values(name: str, shape: tuple[int, ...], std: float, seed: int, device: torch.device) -> Tensor:
+def initial_values(
+    name: str, shape: tuple[int, ...], kind: Initial, std: float, seed: int, device: torch.device
+) -> Tensor:
     """The whole parameter `name` in fp32."""
-    if len(shape) == 1:
-        return torch.ones(shape, device=device)
+    if kind in ("ones", "zeros"):
+        return torch.full(shape, float(kind == "ones"), device=device)
     digest = blake2b(f"{seed}:{name}".encode(), digest_size=8).digest()
     # The top bit stays clear: some generators take signed seeds.
     generator = torch.Generator(device).manual_seed(int.from_bytes(digest) >> 1)

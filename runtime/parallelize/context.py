@@ -4,8 +4,8 @@ from attrs import frozen
 from torch import Tensor
 
 from ..models.attention import AttentionKernel, Packing
+from ..models.block import Attention
 from ..models.parts import ModelParts
-from ..models.transformer import Attention
 from ..ops import PlanMismatch, op
 from ..parallel.axes import Axes
 from ..parallel.mesh import Meshes

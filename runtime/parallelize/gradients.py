@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from ...planner.mesh.mesh import groups
 from ...planner.plan import Mesh, Plan
+from ..models.moe import Experts
 from ..models.parts import ModelParts
 from ..ops import op
 from ..parallel.fake import numbers
@@ -101,7 +102,8 @@ def sum_partial(model: ModelParts, axes: list[str]) -> Callable[[Step], None]:
 @op("step.context_grad_sync")
 def sum_over_context(model: ModelParts, meshes: Meshes, axes: list[str]) -> Callable[[Step], None]:
     """Sum dense gradients over the context axes that fsdp does not cover: each rank saw other positions."""
-    dense = [parameter for name, parameter in model.named_parameters() if ".mlp.experts." not in name]
+    experts = {p for module in model.modules() if isinstance(module, Experts) for p in module.parameters()}
+    dense = [parameter for parameter in model.parameters() if parameter not in experts]
     every = [meshes.group(axis) for axis in axes]
 
     @torch.no_grad()

@@ -8,15 +8,13 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 
 from ...planner.mesh.sharding import DIMENSION
 from ..models.layers import RMSNorm
+from ..models.moe import Experts
 from ..models.parts import ModelParts
 from ..ops import op
 from ..parallel.axes import TensorAxis
 from ..parallel.mesh import Meshes
 from ..parallel.rules import matching
 from ..state import Rank
-
-# These see the heads of this rank only, whatever is whole between blocks.
-BY_HEAD = ("q_norm", "k_norm")
 
 
 @op("setup.parallel.tp")
@@ -36,12 +34,12 @@ def cut_matrices(
         for _, module in matching(model, rule["pattern"], rule["matches"], rank):
             _place(module, mesh, Shard(DIMENSION[rule["style"]]))
             cut.add(module)
-    for name, module in model.named_modules():
-        if module in cut or name.endswith("mlp.experts"):
+    for module in model.modules():
+        if module in cut or isinstance(module, Experts):
             continue
         _place(module, mesh, Replicate())
         if isinstance(module, RMSNorm):
-            module.partial = sequence or name.endswith(BY_HEAD)
+            module.partial = sequence or module.by_head
 
 
 def _place(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:

@@ -49,7 +49,8 @@ def test_every_class_with_settings_is_part_of_a_spec():
         importlib.import_module(f"{schema.__name__}.{each.name}") for each in pkgutil.iter_modules(schema.__path__)
     ]
     there = {c for module in modules for c in vars(module).values() if isinstance(c, type) and attrs.has(c)}
-    assert {c for c in there if settings_of(c)} <= set(CLASSES)
+    bases = {base for c in CLASSES for base in c.__mro__[1:]}  # what components inherit is tested with them
+    assert {c for c in there if settings_of(c)} <= set(CLASSES) | bases
     assert set(blocks.KINDS.values()) <= set(CLASSES)
     assert len(SETTINGS) > 160
 

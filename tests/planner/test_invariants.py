@@ -13,7 +13,7 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.cluster import Cluster
-from xtrain.dsl.schema.model import MOE
+from xtrain.dsl.schema.model import expert_families
 from xtrain.dsl.schema.parallel import Cp, Ep, Fsdp, Parallel, Pp, Tp
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.mesh.mesh import groups
@@ -72,7 +72,7 @@ def topologies(draw):
     family = draw(st.sampled_from(("llama", "qwen3", "qwen3_moe", "mixtral")))
     if draw(st.integers(0, 9)) == 0:
         return _copies(draw, family, size(1, 2, 3, 8, 64, 512))
-    moe = family in MOE
+    moe = family in expert_families()
     tp, ulysses, ring = size(*POWERS), size(*POWERS), size(1, 1, 2, 3, 4)
     pp = size(1, 1, 2, 3, 4, 8, 16)
     fsdp, replicate = size(1, 2, 3, 4, 8, 16, 64, 512, 8192), size(1, 1, 2, 3, 16)
@@ -142,7 +142,7 @@ def _copies(draw, family, replicate):
     """The stack ddp: whole copies, nothing cut."""
     model = {"family": family, "dim": draw(st.integers(8, 96)), "head_dim": 4, "kv_heads": 2, "heads": 4}
     return {
-        "model": {**model, **(_experts(draw, 1) if family in MOE else {})},
+        "model": {**model, **(_experts(draw, 1) if family in expert_families() else {})},
         "batch": {"sequence": draw(st.integers(2, 300)), "accumulate": draw(st.integers(1, 3))},
         "parallel": Parallel(stack="ddp", fsdp=Fsdp(size=1, replicate=replicate)),
         "precision": {},

@@ -21,7 +21,7 @@ from xtrain.runtime.ops import PlanMismatch
 
 RANK: Any = SimpleNamespace(coordinates={"pp": 0}, device=torch.device("cpu"))
 MOE = architecture(**ROUTERS["sigmoid, biased, with shared experts"])
-DENSE = architecture(experts=0)
+DENSE = architecture(family="qwen3", experts=0)
 HOW: dict[str, dict[str, Any]] = {
     "full": {"mode": "full"},
     "selective, matmul": {"mode": "selective", "save": ["matmul"]},

@@ -10,7 +10,7 @@ from xtrain.runtime.data.collate import collators
 from xtrain.runtime.data.packing.row_reader import RawRow
 from xtrain.runtime.input import feed  # noqa: F401  (registers its ops)
 from xtrain.runtime.models.attention import by_document
-from xtrain.runtime.models.transformer import Attention
+from xtrain.runtime.models.block import Attention
 from xtrain.runtime.ops import OPS, PlanMismatch
 from xtrain.runtime.parallel.axes import Axes
 from xtrain.runtime.parallelize.context import ContextKernel, spread_attention

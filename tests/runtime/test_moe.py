@@ -249,7 +249,7 @@ def test_the_log_has_means_over_steps_rows_and_layers_and_shares_of_loads():
         for layer, gate in enumerate(gates):
             shares = (gate.loads_E.double() / gate.loads_E.sum()).tolist()
             assert taken[f"moe/load/{layer}"] == pytest.approx(shares, rel=1e-12)
-    dense = architecture(experts=0)
+    dense = architecture(family="qwen3", experts=0)
     assert RouterMetrics.of(planned(dense), tower(dense), RANK).take(3) == {}
 
 

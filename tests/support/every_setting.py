@@ -10,16 +10,21 @@ from xtrain.dsl.blocks import choices_of
 from xtrain.dsl.interval import Interval
 from xtrain.dsl.metric import Metric
 from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.component import Component
 from xtrain.dsl.schema.data import JsonLines, Text
 from xtrain.dsl.schema.setting import Auto
+
+
+def label_of(value: Any) -> str:
+    """The attribute with the name of a component that is chosen by name; empty for what is not."""
+    registry = getattr(type(value), "components", None)
+    return "" if registry is None else registry.key
 
 
 def places(value: Any, path: str = "", *, exempt: Container[str] = ()) -> Iterator[tuple[str, attrs.Attribute]]:
     """(path, attribute) of every value in a tree of schema classes, tuples and dicts."""
     for attribute in attrs.fields(type(value)):
         name = f"{path}.{attribute.name}".strip(".")
-        if isinstance(value, Component) and attribute.name == "kind":
+        if attribute.name == label_of(value):
             attribute = type(value).components.label()
         if name not in exempt:
             yield from _inside(getattr(value, attribute.name), name, attribute, exempt)
@@ -58,9 +63,9 @@ def replaced(value: Any, path: str, new: Any) -> Any:
         changed = list(value)
         changed[int(name)] = replaced(value[int(name)], rest, new)
         return tuple(changed)
-    if isinstance(value, Component) and name == "kind":
+    if name == label_of(value):
         chosen = type(value).components[new]
-        names = attrs.fields_dict(chosen).keys() & attrs.fields_dict(type(value)).keys() - {"kind"}
+        names = attrs.fields_dict(chosen).keys() & attrs.fields_dict(type(value)).keys() - {name}
         return chosen(**{each: getattr(value, each) for each in names})
     return attrs.evolve(value, **{name: replaced(getattr(value, name), rest, new) if rest else new})
 

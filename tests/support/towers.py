@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from xtrain.planner.architecture import Architecture
 from xtrain.runtime.models.attention import KERNELS, Packing
+from xtrain.runtime.models.block import DecoderBlock
 from xtrain.runtime.models.layers import Rotation
 from xtrain.runtime.models.parts import ModelParts
-from xtrain.runtime.models.transformer import DecoderBlock
 from xtrain.runtime.parallel.axes import Axes
 
 

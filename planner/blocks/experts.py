@@ -1,0 +1,156 @@
+"""A mixture of experts: router → tokens to experts → experts → back → weighted sum, shared experts.
+
+Tokens are taken as dealt out evenly: every expert gets tokens · experts_per_token / experts of them.
+"""
+
+from collections.abc import Iterator
+from math import prod
+
+from attrs import frozen
+
+from ..architecture import Architecture, BlockParameter
+from ..costs.block_trace import TP, Tracer
+from ..costs.local import INDEX
+from ..costs.op_trace import ALL_TO_ALL, CollectiveCall, TracedTensor
+from .block import Layer
+from .feed_forward import swiglu_parameters, trace_swiglu
+
+EP = "setup.parallel.ep"
+MOST_PARTS = 8  # experts of a rank that are played one by one; of more, several count as one
+
+
+@frozen
+class ExpertsLayer(Layer):
+    """As the settings of an `ExpertTransformer` say."""
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        yield BlockParameter(
+            name=f"{self.name}.gate.weight",
+            shape=(arch.experts, arch.dim),
+            decays=True,
+            initial="normal",
+            partial="always",
+        )
+        for matrix, rows, columns in (
+            ("gate_proj", arch.dim, arch.expert_ffn),
+            ("up_proj", arch.dim, arch.expert_ffn),
+            ("down_proj", arch.expert_ffn, arch.dim),
+        ):
+            # Stacked [E, K, N]: the last dim is the output, so that a grouped product reads them in place.
+            yield BlockParameter(
+                name=f"{self.name}.experts.{matrix}",
+                shape=(arch.experts, rows, columns),
+                decays=True,
+                initial="residual" if matrix == "down_proj" else "normal",
+                expert=True,
+            )
+        if arch.shared_experts:
+            ffn = arch.shared_experts * arch.expert_ffn
+            yield from swiglu_parameters(f"{self.name}.shared_experts", arch.dim, ffn, cut=False)
+
+    def buffers(self, arch: Architecture) -> dict[str, list[int]]:
+        return {f"{self.name}.gate.e_score_correction_bias": [arch.experts]} if arch.router_bias_speed else {}
+
+    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+        """From the normed residual stream to what is added to it."""
+        spread = bool(on.axes.tensor) and not on.axes.sequence
+        x = _own_piece(on, x) if spread else x
+        weights = _route(on, x, f"{self.name}.gate.weight")
+        out = _weigh(on, _to_experts(on, x, f"{self.name}.experts"), weights)
+        if on.run.architecture.shared_experts:
+            out = on.ops.add(out, trace_swiglu(on, x, f"{self.name}.shared_experts", on.local.routed))
+        return _join(on, out) if spread else out
+
+
+def _own_piece(on: Tracer, x: TracedTensor) -> TracedTensor:
+    """Padding, which copies, and a rank's piece of the positions."""
+    ops, local = on.ops, on.local
+    whole = ops.op(x, makes=local.whole)
+    call = CollectiveCall("tp", "all_gather", TP, local.whole)
+    return ops.op(whole, makes=local.routed * local.dim * local.width, scratch=(0, local.whole), back_calls=(call,))
+
+
+def _join(on: Tracer, piece: TracedTensor) -> TracedTensor:
+    size = on.local.whole
+    call = CollectiveCall("tp", "all_gather", TP, size)
+    return on.ops.op(piece, makes=size, scratch=(size, 0), calls=(call,))
+
+
+def _route(on: Tracer, x: TracedTensor, weight: str) -> TracedTensor:
+    """The weights of what experts make of a token; the losses of the router are part of it."""
+    ops, local = on.ops, on.local
+    arch, tokens, exact = on.run.architecture, local.routed, local.exact
+    numbers = prod(on.shapes[weight])
+    scores_size = tokens * arch.experts * exact
+    if local.width != exact:
+        x = ops.op(x, makes=tokens * local.dim * exact, extra=(numbers * exact,))  # and the weight
+    logits = ops.linear(x, scores_size, weight=on.bytes_of(weight), flops=2 * tokens * numbers, parameters=(weight,))
+    counts = CollectiveCall(on.axes.row, "all_reduce", on.axes.row_node, local.rows * (arch.experts + 1) * INDEX)
+    scores = ops.op(logits, makes=scores_size, keeps_output=True, calls=(counts,) if on.axes.row else ())
+    chosen = tokens * arch.experts_per_token * INDEX
+    ops.choices = chosen
+    size, one = tokens * arch.experts_per_token * exact, tokens * exact
+    losses = [tokens]  # which positions are not real
+    if arch.router_score == "sigmoid":
+        losses += [one]
+    if arch.router_z_loss:
+        losses += [one]
+    kept = (scores, *((logits,) if arch.router_z_loss else ()))
+    scratch = (2 * scores_size, 2 * scores_size)
+    weights = ops.op(scores, makes=size, keeps=kept, extra=(chosen, *losses), scratch=scratch)
+    return ops.op(weights, makes=size, keeps=(weights,), extra=(one,)) if arch.router_normalise else weights
+
+
+def _to_experts(on: Tracer, x: TracedTensor, name: str) -> TracedTensor:
+    """Every token once for each of its experts, through them, and back into the order of tokens."""
+    ops, local = on.ops, on.local
+    arch, ep = on.run.architecture, on.axes.experts
+    count = local.routed * arch.experts_per_token
+    size, order = count * local.dim * local.width, count * INDEX
+    rows = ops.op(x, makes=size, extra=(order, order), scratch=(order, size))
+    call = CollectiveCall("ep", "all_to_all", EP, size)
+    if ep > 1:
+        counts = CollectiveCall("ep", "all_to_all", EP, arch.experts * INDEX)
+        rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, calls=(counts, call), back_calls=(call,))
+        rows = ops.op(rows, makes=size, extra=(order, order))
+    ops.mark(opens=on.experts)
+    rows = _experts(on, rows, count, name)
+    ops.mark(closes=on.experts)
+    if ep > 1:
+        rows = ops.op(rows, makes=size)
+        # Names in the functions under way still hold what was sent first, and what the experts gave.
+        held = (2 * size, 0)
+        rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, scratch=held, calls=(call,), back_calls=(call,))
+    return ops.op(rows, makes=size)
+
+
+def _experts(on: Tracer, rows: TracedTensor, count: int, name: str) -> TracedTensor:
+    """SwiGLUs side by side: one kernel for all, or one after the other."""
+    ops, local = on.ops, on.local
+    experts, _, ffn = on.shapes[f"{name}.gate_proj"]
+    parts = 1 if local.grouped else min(experts, MOST_PARTS)
+    share, inner = rows.size // parts, count * ffn * local.width // parts
+    flops = 2 * count * ffn * local.dim // parts
+
+    def product(x: TracedTensor, matrix: str, makes: int) -> TracedTensor:
+        weight = f"{name}.{matrix}"
+        return ops.linear(x, makes, weight=on.bytes_of(weight) // parts, flops=flops, parameters=(weight,))
+
+    whole = on.bytes_of(f"{name}.gate_proj")
+    pieces = [rows] if local.grouped else ops.views(rows, parts, scratch=whole)  # slices of gradients, then whole
+    found = []
+    for piece in pieces:
+        gate = product(piece, "gate_proj", inner)
+        active = ops.op(gate, makes=inner, keeps=(gate,))
+        up = product(piece, "up_proj", inner)
+        both = ops.op(active, up, makes=inner, keeps=(active, up))
+        found.append(product(both, "down_proj", share))
+    return found[0] if local.grouped else ops.op(*found, makes=rows.size, fresh=False)
+
+
+def _weigh(on: Tracer, out: TracedTensor, weights: TracedTensor) -> TracedTensor:
+    """Σ weight · output, in exact sums."""
+    local = on.local
+    exact, size = local.routed * local.dim * local.exact, local.routed * local.dim * local.width
+    scratch = (3 * exact, out.size + 2 * exact)
+    return on.ops.op(out, weights, makes=size, keeps=(out, weights), scratch=scratch)

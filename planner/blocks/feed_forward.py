@@ -1,0 +1,43 @@
+"""SwiGLU (Shazeer 2020, arXiv 2002.05202): down(silu(gate(x)) · up(x))."""
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from ..architecture import Architecture, BlockParameter
+from ..costs.block_trace import Tracer
+from ..costs.op_trace import TracedTensor
+from .block import Layer
+
+
+@frozen
+class SwiGLULayer(Layer):
+    """Of width `ffn`, which tensor parallelism cuts."""
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True)
+
+    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+        return on.leave(trace_swiglu(on, on.enter(x), self.name, on.local.tokens))
+
+
+def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool) -> Iterator[BlockParameter]:
+    """cut: tensor parallelism cuts the width; else each of its ranks has all of it, for its own positions."""
+    for matrix, rows, columns in (("gate_proj", ffn, dim), ("up_proj", ffn, dim), ("down_proj", dim, ffn)):
+        last = matrix == "down_proj"
+        yield BlockParameter(
+            name=f"{name}.{matrix}.weight",
+            shape=(rows, columns),
+            decays=True,
+            initial="residual" if last else "normal",
+            cut=("row" if last else "column") if cut else None,
+            partial="never" if cut else "always",
+        )
+
+
+def trace_swiglu(on: Tracer, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
+    gate = on.linear(x, f"{name}.gate_proj", tokens)
+    active = on.ops.op(gate, makes=gate.size, keeps=(gate,))
+    up = on.linear(x, f"{name}.up_proj", tokens)
+    product = on.ops.op(active, up, makes=up.size, keeps=(active, up))
+    return on.linear(product, f"{name}.down_proj", tokens)

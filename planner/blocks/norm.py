@@ -1,0 +1,33 @@
+"""RMSNorm of the residual stream, and the block that most families have: a norm before each of two layers."""
+
+from collections.abc import Iterator
+
+from attrs import frozen
+
+from ..architecture import Architecture, BlockParameter, Partial
+from ..costs.block_trace import Tracer
+from ..costs.op_trace import TracedTensor
+from .block import Chain, Layer, Piece, Residual
+
+
+@frozen
+class NormLayer(Layer):
+    """RMSNorm over the width of the residual stream."""
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        yield norm_weight(self.name, arch.dim, "by_position")
+
+    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+        return on.norm(x, self.name, on.local.between)
+
+
+def pre_norm(attention: Piece, feed_forward: Piece) -> Piece:
+    """x + attention(norm(x)), then x + feed_forward(norm(x))."""
+    return Chain.of(
+        Residual.of(NormLayer("input_layernorm"), attention),
+        Residual.of(NormLayer("post_attention_layernorm"), feed_forward),
+    )
+
+
+def norm_weight(name: str, width: int, partial: Partial) -> BlockParameter:
+    return BlockParameter(name=f"{name}.weight", shape=(width,), decays=False, initial="ones", partial=partial)

@@ -1,0 +1,175 @@
+"""A decoder block: the modules of its pieces, and its forward as the pieces are put together.
+
+Module names are those of Hugging Face's files.
+Shapes: B rows, S positions, D dim, H query heads, K key/value heads, A head width. Under context or tensor parallel S
+is what this rank holds of a row, under tensor parallel H and K are its heads.
+"""
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+from attrs import frozen
+from torch import Tensor, nn
+
+from ...planner.architecture import Architecture
+from ...planner.blocks.attention import AttentionLayer
+from ...planner.blocks.block import Chain, Layer, Piece, Residual, Sum
+from ...planner.blocks.experts import ExpertsLayer
+from ...planner.blocks.feed_forward import SwiGLULayer
+from ...planner.blocks.norm import NormLayer
+from ..ops import PlanMismatch
+from ..parallel.axes import Axes
+from ..parallel.tensor import enter, leave
+from .attention import AttentionKernel, Packing
+from .layers import Linear, RMSNorm, Rotation, SwiGLU
+from .moe import MoE
+
+
+class Attention(nn.Module):
+    """Grouped-query attention; qk_norm, bias: as of an `AttentionLayer`."""
+
+    def __init__(
+        self, arch: Architecture, kernel: AttentionKernel, axes: Axes, *, qk_norm: bool = False, bias: bool = False
+    ) -> None:
+        super().__init__()
+        self.head_dim, self.kernel, self.axes = arch.head_dim, kernel, axes
+        queries, keys = arch.heads * arch.head_dim, arch.kv_heads * arch.head_dim
+        self.q_proj = Linear(arch.dim, queries, bias=bias)
+        self.k_proj = Linear(arch.dim, keys, bias=bias)
+        self.v_proj = Linear(arch.dim, keys, bias=bias)
+        self.o_proj = Linear(queries, arch.dim)
+        self.q_norm = RMSNorm(arch.head_dim, arch.norm_eps, by_head=True) if qk_norm else nn.Identity()
+        self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps, by_head=True) if qk_norm else nn.Identity()
+
+    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: Packing) -> Tensor:
+        def heads(flat: Tensor) -> Tensor:
+            return flat.unflatten(-1, (-1, self.head_dim))
+
+        # The number of heads is read off the tensor, so a layer that holds only some of them needs no change.
+        x_BSD = enter(x_BSD, self.axes.tensor)
+        q_BHSA = rotate(self.q_norm(heads(self.q_proj(x_BSD))).transpose(1, 2))
+        k_BKSA = rotate(self.k_norm(heads(self.k_proj(x_BSD))).transpose(1, 2))
+        v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
+        out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing)
+        return leave(self.o_proj(out_BHSA.transpose(1, 2).flatten(-2)), self.axes.tensor)
+
+
+class BlockInput(NamedTuple):
+    """What the modules of a block are given beside activations."""
+
+    rotate: Rotation
+    packing: Packing
+    real_BS: Tensor
+
+
+@frozen(eq=False)
+class BlockSettings:
+    """What the modules of a block are built with. rows: those of a step, for the means of a router's losses."""
+
+    arch: Architecture
+    kernel: AttentionKernel
+    axes: Axes
+    rows: int
+
+
+Call = Callable[[Tensor, BlockInput], Tensor]
+Built = tuple[nn.Module, Call]
+"""A module, and how it is called: with activations [B, S, D], giving as many."""
+
+Build = Callable[[Any, BlockSettings], Built]
+BUILDERS: Final[dict[type[Layer], Build]] = {}
+
+
+def builds(layer: type[Layer]) -> Callable[[Build], Build]:
+    """Registers what builds the modules of one class of pieces."""
+
+    def add(build: Build) -> Build:
+        BUILDERS[layer] = build
+        return build
+
+    return add
+
+
+@builds(NormLayer)
+def _norm(layer: NormLayer, of: BlockSettings) -> Built:
+    module = RMSNorm(of.arch.dim, of.arch.norm_eps)
+    return module, lambda x_BSD, _: module(x_BSD)
+
+
+@builds(AttentionLayer)
+def _attention(layer: AttentionLayer, of: BlockSettings) -> Built:
+    module = Attention(of.arch, of.kernel, of.axes, qk_norm=layer.qk_norm, bias=layer.bias)
+    return module, lambda x_BSD, given: module(x_BSD, given.rotate, given.packing)
+
+
+@builds(SwiGLULayer)
+def _swiglu(layer: SwiGLULayer, of: BlockSettings) -> Built:
+    module = SwiGLU(of.arch.dim, of.arch.ffn, of.axes)
+    return module, lambda x_BSD, _: module(x_BSD)
+
+
+@builds(ExpertsLayer)
+def _experts(layer: ExpertsLayer, of: BlockSettings) -> Built:
+    module = MoE(of.arch, of.axes, of.rows)
+    return module, lambda x_BSD, given: module(x_BSD, given.real_BS)
+
+
+def built(layer: Layer, of: BlockSettings) -> Built:
+    """The module of a piece. Raises PlanMismatch where nothing builds it."""
+    if type(layer) not in BUILDERS:
+        importlib.import_module(layer.torch_module())
+    if type(layer) not in BUILDERS:
+        raise PlanMismatch(f"`{layer.torch_module()}` builds no module for {type(layer).__name__}")
+    return BUILDERS[type(layer)](layer, of)
+
+
+class DecoderBlock(nn.Module):
+    """One decoder block. `recompute`, where it is set, runs `compute` so that the backward can run it again."""
+
+    def __init__(self, arch: Architecture, kernel: AttentionKernel, axes: Axes, rows: int) -> None:
+        super().__init__()
+        block, settings = arch.block, BlockSettings(arch, kernel, axes, rows)
+        calls: dict[str, Call] = {}
+        for layer in block.layers():
+            module, calls[layer.name] = built(layer, settings)
+            self.add_module(layer.name, module)
+        self._forward = _call_of(block, calls)
+        self.recompute: Callable[..., Tensor] | None = None
+
+    @property
+    def routes(self) -> bool:
+        """Whether it has experts."""
+        return any(isinstance(module, MoE) for module in self.children())
+
+    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: Packing, real_BS: Tensor) -> Tensor:
+        if self.recompute is None:
+            return self.compute(x_BSD, rotate, packing, real_BS)
+        return self.recompute(self.compute, x_BSD, rotate, packing, real_BS)
+
+    def compute(self, x_BSD: Tensor, rotate: Rotation, packing: Packing, real_BS: Tensor) -> Tensor:
+        return self._forward(x_BSD, BlockInput(rotate, packing, real_BS))
+
+
+def _call_of(piece: Piece, calls: dict[str, Call]) -> Call:
+    """How a piece is called, made once of the calls of its modules."""
+    if isinstance(piece, Layer):
+        return calls[piece.name]
+    if not isinstance(piece, Chain):
+        raise PlanMismatch(f"a block has no {type(piece).__name__}")
+    inner = [_call_of(each, calls) for each in piece.pieces]
+
+    def chain(x_BSD: Tensor, given: BlockInput) -> Tensor:
+        for call in inner:
+            x_BSD = call(x_BSD, given)
+        return x_BSD
+
+    def side_by_side(x_BSD: Tensor, given: BlockInput) -> Tensor:
+        total_BSD = inner[0](x_BSD, given)
+        for call in inner[1:]:
+            total_BSD = total_BSD + call(x_BSD, given)
+        return total_BSD
+
+    if isinstance(piece, Residual):
+        return lambda x_BSD, given: x_BSD + chain(x_BSD, given)
+    return side_by_side if isinstance(piece, Sum) else chain
