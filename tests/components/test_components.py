@@ -1,5 +1,6 @@
 """Components: registered by one file each, named nowhere else, and each says all that is asked of it."""
 
+import ast
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -97,6 +98,21 @@ def test_no_file_tests_for_the_op_of_an_action(name: str):
     code = {path: path.read_text() for room in rooms for path in (ROOT / room).rglob("*.py")}
     assert not [path for path, text in code.items() if re.search(rf"""["'](tick|event)\.{name}["']""", text)]
     assert action_of(f"tick.{name}") is ACTIONS[name] and action_of(f"step.{name}") is None
+
+
+def test_no_text_of_another_file_speaks_of_a_family():
+    """Not as part of a longer text either; docstrings and examples of the language's pages aside."""
+    words = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
+    found = []
+    for room in ("dsl", "planner", "records", "runtime", "tui", "cli"):
+        for path in (ROOT / room).rglob("*.py"):
+            if path.name.startswith("pages_") or path.name in ("vocabulary.py", "blocks.py"):
+                continue
+            tree = ast.parse(path.read_text())
+            docstrings = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+            texts = (each for each in ast.walk(tree) if isinstance(each, ast.Constant) and id(each) not in docstrings)
+            found += [f"{path.name}: {each.value}" for each in texts if words.search(str(each.value))]
+    assert not found
 
 
 @pytest.mark.parametrize(("registry", "name"), ALL)

@@ -1,0 +1,198 @@
+"""Every registered family: its inventory, its cost and its modules are of one model; and one of an installed package,
+which no file of xtrain names."""
+
+import json
+import sys
+from collections.abc import Iterator
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from agreement import hold_against_the_trace
+from torch.utils.flop_counter import FlopCounterMode
+
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.model import FAMILIES, expert_families
+from xtrain.dsl.schema.setting import settings_of
+from xtrain.planner.architecture import Architecture, parameters
+from xtrain.planner.compile import compile_plan
+from xtrain.planner.costs import memory
+from xtrain.planner.costs.block_trace import block_trace
+from xtrain.planner.costs.op_trace import OpTrace
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents, weight_mismatches
+from xtrain.planner.mesh.sharding import DIMENSION, tensor_rules
+from xtrain.planner.model.inventory import block_matmul_parameters
+from xtrain.planner.plan import Plan
+from xtrain.planner.serialise import dumps, from_json
+from xtrain.runtime.models.attention import KERNELS, Packing
+from xtrain.runtime.models.block import DecoderBlock
+from xtrain.runtime.models.layers import Rotation
+from xtrain.runtime.parallel.axes import Axes
+
+OTHER_PACKAGE = Path(__file__).parents[1] / "support" / "other_package"
+SIZES = {"dim": 64, "layers": 2, "heads": 8, "kv_heads": 4, "experts": 8}
+LAYOUTS = {
+    "one rank": "",
+    "tp 2 · fsdp 2": "parallel { tp 2, fsdp 2 }",
+    "tp 2, whole sequences, selective": "parallel { tp 2 { sequence = false } }\nactivation selective {}",
+    "ring 2 · ulysses 2, full": "parallel { cp 4 { ring = 2, ulysses = 2 } }\nactivation full {}",
+    "ddp": "parallel { stack = ddp, fsdp 1 { replicate = 2 } }",
+    "pp 2": "parallel { pp 2 }",
+}
+NAMES = [*FAMILIES, "side_by_side"]
+WITH_EXPERTS = expert_families()
+# Where a rank adds up whole gradients of experts itself, and these are most of the model, the plan has too little for
+# the parts that they are put together of, and the first step's buckets of ddp are others.
+DENSE = ("ddp", "pp 2")
+BY_DEFAULT = ("tp 2 · fsdp 2", "ring 2 · ulysses 2, full")
+COSTS = [
+    pytest.param(
+        *(name, layout),
+        marks=() if name == "side_by_side" or layout in BY_DEFAULT else pytest.mark.matrix,
+        id=f"{name}, {layout}",
+    )
+    for name in NAMES
+    for layout in LAYOUTS
+    if not (name in WITH_EXPERTS and layout in DENSE)
+]
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The family of `other_package`, as long as a test runs."""
+    monkeypatch.syspath_prepend(OTHER_PACKAGE)
+    list(FAMILIES)
+    before = dict(FAMILIES._own)
+    import theirs  # noqa: F401  # pyright: ignore[reportMissingImports]
+
+    yield
+    FAMILIES._own.clear()
+    FAMILIES._own.update(before)
+    for module in ("theirs", "theirs_torch"):
+        sys.modules.pop(module, None)
+
+
+def spec(name: str, more: str = "", **settings: Any) -> str:
+    """A small experiment with a model of a family."""
+    known = settings_of(FAMILIES[name])
+    sizes = {each: value for each, value in SIZES.items() if each in known}
+    examples = {each: meta.example for each, (a, meta) in known.items() if a.default is attrs.NOTHING}
+    text = ", ".join(f"{each} = {value}" for each, value in {**examples, **sizes, **settings}.items())
+    return f"""
+experiment tiny {{ seed = 1, budget = 100 steps }}
+model {name} {{ {text} }}
+tokenizer bytes
+dataset code {{ source = python_stdlib() }}
+batch {{ sequence = 64, micro = 2, accumulate = 2 }}
+optimizer adamw {{ lr = 1e-3 }}
+{more}
+"""
+
+
+def plan_of(folder: Path, name: str, more: str = "", **settings: Any) -> Plan:
+    path = folder / "spec.xtrain"
+    path.write_text(spec(name, more, **settings))
+    loaded = load_spec(path)
+    assert loaded.spec is not None, loaded.diagnostics.render()
+    compiled = compile_plan(loaded.spec)
+    assert compiled.plan is not None, compiled.diagnostics.render()
+    return compiled.plan
+
+
+def block_of(arch: Architecture, device: str) -> DecoderBlock:
+    with torch.device(device):
+        return DecoderBlock(arch, KERNELS["documents"], Axes(), rows=4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_modules_are_the_inventory(name: str, tmp_path: Path):
+    """Names, shapes and order, and the buffers of a checkpoint; what is cut is cut evenly."""
+    for settings in ({}, {"qk_norm": "true"}, *({"one_norm": "false"},) * (name == "side_by_side")):
+        arch = plan_of(tmp_path, name, **settings).architecture
+        block, wanted = block_of(arch, "meta"), list(arch.block.parameters(arch))
+        assert [(n, tuple(p.shape)) for n, p in block.named_parameters()] == [(p.name, p.shape) for p in wanted]
+        assert {n: list(b.shape) for n, b in block.named_buffers()} == arch.block.buffers(arch)
+        layers = [layer.name for layer in arch.block.layers()]
+        assert len(set(layers)) == len(layers)
+        modules = dict(block.named_modules())
+        for pattern, style in tensor_rules(arch):
+            if pattern.startswith("layers.*."):
+                weights = modules[pattern.removeprefix("layers.*.")].parameters()
+                assert all(weight.shape[min(DIMENSION[style], weight.ndim - 1)] % 2 == 0 for weight in weights)
+        assert all(p.decays == (len(p.shape) > 1) for p in wanted)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_trace_uses_every_parameter_with_its_products(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Gradients of all parameters, and the products that torch counts when a block runs."""
+    traces: list[OpTrace] = []
+    monkeypatch.setattr(memory, "block_trace", lambda *args: traces.append(block_trace(*args)) or traces[-1])
+    plan = plan_of(tmp_path, name)
+    arch, rows, positions = plan.architecture, 2, 64
+    (ops,) = traces
+    wanted = list(arch.block.parameters(arch))
+    assert sorted(ops.parameters) == sorted(parameter.name for parameter in wanted)
+    assert sum(op.weights for op in ops.ops) == 4 * sum(prod(parameter.shape) for parameter in wanted)
+    planned = sum(op.flops for op in ops.ops if not op.attends)
+    assert planned == 2 * rows * positions * block_matmul_parameters(arch)
+
+    torch.manual_seed(0)
+    block = block_of(arch, "cpu")
+    for tensor in (*block.parameters(), *block.buffers()):
+        torch.nn.init.normal_(tensor, std=0.2)
+    x_BSD = torch.randn(rows, positions, arch.dim, requires_grad=True)
+    places_BS = torch.arange(positions).expand(rows, positions)
+    rotate = Rotation.of(places_BS, arch.head_dim, arch.rope_theta, x_BSD.dtype)
+    bounds = torch.arange(0, rows * positions + 1, positions, dtype=torch.int32)
+    packing = Packing.from_lengths(bounds, rows, positions, x_BSD.device)
+    with FlopCounterMode(display=False) as counter:
+        out_BSD = block(x_BSD, rotate, packing, torch.ones(rows, positions, dtype=torch.bool))
+    products = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
+    assert sum(counter.get_flop_counts()["Global"].get(each, 0) for each in products) == planned
+    out_BSD.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in block.parameters())
+
+
+@pytest.mark.parametrize(("name", "layout"), COSTS)
+def test_it_costs_what_its_plan_says(name: str, layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    hold_against_the_trace(plan_of(tmp_path, name, LAYOUTS[layout]))
+
+
+def test_experts_cost_what_their_plan_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    for name in WITH_EXPERTS:
+        hold_against_the_trace(plan_of(tmp_path, name, "parallel { fsdp 2, ep 2 }", shared_experts=1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_plan_is_read_back_and_says_what_a_checkpoint_is(name: str, tmp_path: Path):
+    plan = plan_of(tmp_path, name)
+    assert from_json(json.loads(dumps(plan))) == plan
+    contents = json.loads(json.dumps(checkpoint_contents(plan)))
+    assert weight_mismatches(contents, checkpoint_contents(plan)) == []
+    values, _ = FAMILIES[name](**{k: v for k, v in SIZES.items() if k in settings_of(FAMILIES[name])}).resolved()
+    known = FAMILIES[name].resuming
+    assert known.keys() <= values.keys() | {"head_dim", "vocab"}
+    for other in NAMES:  # another family is refused, unless it computes the same
+        mismatches = weight_mismatches(checkpoint_contents(plan_of(tmp_path, other)), checkpoint_contents(plan))
+        assert bool(mismatches) == (other != name)
+
+
+def test_settings_of_an_installed_family(tmp_path: Path):
+    plan = plan_of(tmp_path, "side_by_side", "parallel { tp 2 }")
+    assert plan.architecture.own == {"one_norm": True} and plan.architecture.to_json()["one_norm"] is True
+    names = [p.name for p in parameters(plan.architecture)]
+    assert "layers.1.attn.q_proj.bias" in names and "layers.1.norm.weight" in names
+    (cut,) = (node for node in plan.nodes if node.op == "setup.parallel.tp")
+    assert ("layers.*.mlp.down_proj", "row") in [(rule["pattern"], rule["style"]) for rule in cut.args["rules"]]
+    other = plan_of(tmp_path, "side_by_side", one_norm="false")
+    (mismatch,) = weight_mismatches(checkpoint_contents(plan), checkpoint_contents(other))
+    assert mismatch.path == "model.one_norm" and "true → false" in mismatch.text
+    path = tmp_path / "spec.xtrain"
+    path.write_text(spec("llama", one_norm="true"))
+    (error,) = load_spec(path).diagnostics.errors
+    assert "side_by_side" in error.message + (error.hint or "")

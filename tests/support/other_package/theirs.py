@@ -1,0 +1,50 @@
+"""A model family of an installed package: attention with biases and a plain feed-forward layer, side by side."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from attrs import frozen
+
+from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.model import FAMILIES, Resuming, Transformer
+from xtrain.dsl.schema.setting import setting
+from xtrain.planner.architecture import Architecture, BlockParameter
+from xtrain.planner.blocks.attention import AttentionLayer
+from xtrain.planner.blocks.block import Chain, Layer, Piece, Residual, Sum
+from xtrain.planner.blocks.norm import NormLayer
+from xtrain.planner.costs.block_trace import Tracer
+from xtrain.planner.costs.op_trace import TracedTensor
+
+
+@frozen
+class GeluLayer(Layer):
+    """down(gelu(up(x)))"""
+
+    def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
+        up, down = f"{self.name}.up_proj.weight", f"{self.name}.down_proj.weight"
+        yield BlockParameter(name=up, shape=(arch.ffn, arch.dim), decays=True, initial="normal", cut="column")
+        yield BlockParameter(name=down, shape=(arch.dim, arch.ffn), decays=True, initial="residual", cut="row")
+
+    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+        up = on.linear(on.enter(x), f"{self.name}.up_proj", on.local.tokens)
+        active = on.ops.op(up, makes=up.size, keeps=(up,))
+        return on.leave(on.linear(active, f"{self.name}.down_proj", on.local.tokens))
+
+
+@FAMILIES.register()
+@frozen
+class SideBySide(Transformer):
+    """`model side_by_side { … }`: both layers of a block read the same residual stream (GPT-J)."""
+
+    family: str = named("side_by_side")
+    one_norm: bool = setting("both layers read the same norm", default=True)
+
+    resuming: ClassVar[Mapping[str, Resuming]] = {**Transformer.resuming, "one_norm": "shape"}
+
+    @classmethod
+    def block(cls, arch: Architecture) -> Piece:
+        attention = AttentionLayer("attn", qk_norm=arch.qk_norm, bias=True)
+        if arch.own["one_norm"]:
+            return Residual.of(NormLayer("norm"), Sum.of(attention, GeluLayer("mlp")))
+        mlp = Chain.of(NormLayer("mlp_norm"), GeluLayer("mlp"))
+        return Residual.of(Sum.of(Chain.of(NormLayer("attn_norm"), attention), mlp))

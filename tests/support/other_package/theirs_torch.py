@@ -1,0 +1,27 @@
+"""The torch side of `theirs`."""
+
+import torch.nn.functional as F
+from theirs import GeluLayer
+from torch import Tensor, nn
+
+from xtrain.runtime.models.block import BlockSettings, Built, builds
+from xtrain.runtime.models.layers import Linear
+from xtrain.runtime.parallel.tensor import enter, leave
+
+
+class Gelu(nn.Module):
+    def __init__(self, of: BlockSettings) -> None:
+        super().__init__()
+        self.axes = of.axes
+        self.up_proj = Linear(of.arch.dim, of.arch.ffn)
+        self.down_proj = Linear(of.arch.ffn, of.arch.dim)
+
+    def forward(self, x_BSD: Tensor) -> Tensor:
+        up_BSF = self.up_proj(enter(x_BSD, self.axes.tensor))
+        return leave(self.down_proj(F.gelu(up_BSF)), self.axes.tensor)
+
+
+@builds(GeluLayer)
+def build(layer: GeluLayer, of: BlockSettings) -> Built:
+    module = Gelu(of)
+    return module, lambda x_BSD, _: module(x_BSD)
