@@ -1,14 +1,17 @@
 """Grouped-query attention with rotary positions, over rows that context parallelism may have spread over ranks."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter
-from ..costs.block_trace import CP, Tracer
-from ..costs.op_trace import ALL_TO_ALL, ATTENTION, CollectiveCall, TracedTensor
+from ..costs.op_trace import ALL_TO_ALL, ATTENTION, CP, CollectiveCall, TracedTensor
 from .block import Layer
 from .norm import norm_weight
+
+if TYPE_CHECKING:
+    from ..costs.block_trace import Tracer
 
 
 @frozen
@@ -43,7 +46,7 @@ class AttentionLayer(Layer):
             yield norm_weight(f"{self.name}.q_norm", arch.head_dim, "always")
             yield norm_weight(f"{self.name}.k_norm", arch.head_dim, "always")
 
-    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         local = on.local
         x = on.enter(x)
 
@@ -63,7 +66,7 @@ class AttentionLayer(Layer):
         return on.leave(on.linear(_kernel(on, q, k, v), f"{self.name}.o_proj", local.tokens))
 
 
-def _kernel(on: Tracer, q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
+def _kernel(on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
     """From queries, keys and values to what the output matrix takes."""
     ops, local, axes = on.ops, on.local, on.axes
     size, flops = local.queries, 4 * local.tokens * local.sequence * local.heads * local.head_dim
@@ -100,7 +103,7 @@ def _kernel(on: Tracer, q: TracedTensor, k: TracedTensor, v: TracedTensor) -> Tr
     return _to_positions(on, out) if axes.ulysses > 1 else out
 
 
-def _to_heads(on: Tracer, q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
+def _to_heads(on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:
     """One exchange of all three, which stay together."""
     ops, local = on.ops, on.local
     size = local.tokens * (local.heads + 2 * local.spread_kv) * local.head_dim * local.width
@@ -110,14 +113,14 @@ def _to_heads(on: Tracer, q: TracedTensor, k: TracedTensor, v: TracedTensor) -> 
     return ops.op(received, makes=size)
 
 
-def _to_positions(on: Tracer, out: TracedTensor) -> TracedTensor:
+def _to_positions(on: "Tracer", out: TracedTensor) -> TracedTensor:
     ops, call = on.ops, CollectiveCall("ulysses", "all_to_all", CP, out.size)
     sent = ops.op(out, makes=out.size)
     received = ops.op(sent, makes=out.size, saved=ALL_TO_ALL, calls=(call,), back_calls=(call,))
     return ops.op(received, makes=out.size)
 
 
-def _ring(on: Tracer, parts: tuple[TracedTensor, ...], flops: int, statistics: int) -> TracedTensor:
+def _ring(on: "Tracer", parts: tuple[TracedTensor, ...], flops: int, statistics: int) -> TracedTensor:
     """Keys and values go round; their gradients too, one message more, in the format of exact sums."""
     ops, local, axes = on.ops, on.local, on.axes
     keys = 2 * local.tokens * local.spread_kv * local.head_dim

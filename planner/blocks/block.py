@@ -5,13 +5,15 @@ Every piece takes activations [tokens, dim], and gives as many.
 """
 
 from collections.abc import Iterator
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter
-from ..costs.block_trace import Tracer
 from ..costs.op_trace import TracedTensor
+
+if TYPE_CHECKING:
+    from ..costs.block_trace import Tracer
 
 
 class Piece:
@@ -21,7 +23,7 @@ class Piece:
         """The pieces with a name inside it, in the order in which modules are registered."""
         raise NotImplementedError
 
-    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         """Write down what it makes of `x`, keeps and sends; the result."""
         raise NotImplementedError
 
@@ -71,7 +73,7 @@ class Chain(Piece):
         for piece in self.pieces:
             yield from piece.layers()
 
-    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         for piece in self.pieces:
             x = piece.trace(on, x)
         return x
@@ -81,7 +83,7 @@ class Chain(Piece):
 class Residual(Chain):
     """x + what the pieces, one behind the other, make of x."""
 
-    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         return on.ops.add(x, super().trace(on, x))
 
 
@@ -89,7 +91,7 @@ class Residual(Chain):
 class Sum(Chain):
     """The sum of what each piece makes of x."""
 
-    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         first, *others = self.pieces
         total = first.trace(on, x)
         for piece in others:

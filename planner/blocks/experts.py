@@ -5,15 +5,17 @@ Tokens are taken as dealt out evenly: every expert gets tokens · experts_per_to
 
 from collections.abc import Iterator
 from math import prod
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter
-from ..costs.block_trace import TP, Tracer
-from ..costs.local import INDEX
-from ..costs.op_trace import ALL_TO_ALL, CollectiveCall, TracedTensor
+from ..costs.op_trace import ALL_TO_ALL, INDEX, TP, CollectiveCall, TracedTensor
 from .block import Layer
 from .feed_forward import swiglu_parameters, trace_swiglu
+
+if TYPE_CHECKING:
+    from ..costs.block_trace import Tracer
 
 EP = "setup.parallel.ep"
 MOST_PARTS = 8  # experts of a rank that are played one by one; of more, several count as one
@@ -51,7 +53,7 @@ class ExpertsLayer(Layer):
     def buffers(self, arch: Architecture) -> dict[str, list[int]]:
         return {f"{self.name}.gate.e_score_correction_bias": [arch.experts]} if arch.router_bias_speed else {}
 
-    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         """From the normed residual stream to what is added to it."""
         spread = bool(on.axes.tensor) and not on.axes.sequence
         x = _own_piece(on, x) if spread else x
@@ -62,7 +64,7 @@ class ExpertsLayer(Layer):
         return _join(on, out) if spread else out
 
 
-def _own_piece(on: Tracer, x: TracedTensor) -> TracedTensor:
+def _own_piece(on: "Tracer", x: TracedTensor) -> TracedTensor:
     """Padding, which copies, and a rank's piece of the positions."""
     ops, local = on.ops, on.local
     whole = ops.op(x, makes=local.whole)
@@ -70,13 +72,13 @@ def _own_piece(on: Tracer, x: TracedTensor) -> TracedTensor:
     return ops.op(whole, makes=local.routed * local.dim * local.width, scratch=(0, local.whole), back_calls=(call,))
 
 
-def _join(on: Tracer, piece: TracedTensor) -> TracedTensor:
+def _join(on: "Tracer", piece: TracedTensor) -> TracedTensor:
     size = on.local.whole
     call = CollectiveCall("tp", "all_gather", TP, size)
     return on.ops.op(piece, makes=size, scratch=(size, 0), calls=(call,))
 
 
-def _route(on: Tracer, x: TracedTensor, weight: str) -> TracedTensor:
+def _route(on: "Tracer", x: TracedTensor, weight: str) -> TracedTensor:
     """The weights of what experts make of a token; the losses of the router are part of it."""
     ops, local = on.ops, on.local
     arch, tokens, exact = on.run.architecture, local.routed, local.exact
@@ -101,7 +103,7 @@ def _route(on: Tracer, x: TracedTensor, weight: str) -> TracedTensor:
     return ops.op(weights, makes=size, keeps=(weights,), extra=(one,)) if arch.router_normalise else weights
 
 
-def _to_experts(on: Tracer, x: TracedTensor, name: str) -> TracedTensor:
+def _to_experts(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
     """Every token once for each of its experts, through them, and back into the order of tokens."""
     ops, local = on.ops, on.local
     arch, ep = on.run.architecture, on.axes.experts
@@ -124,7 +126,7 @@ def _to_experts(on: Tracer, x: TracedTensor, name: str) -> TracedTensor:
     return ops.op(rows, makes=size)
 
 
-def _experts(on: Tracer, rows: TracedTensor, count: int, name: str) -> TracedTensor:
+def _experts(on: "Tracer", rows: TracedTensor, count: int, name: str) -> TracedTensor:
     """SwiGLUs side by side: one kernel for all, or one after the other."""
     ops, local = on.ops, on.local
     experts, _, ffn = on.shapes[f"{name}.gate_proj"]
@@ -148,7 +150,7 @@ def _experts(on: Tracer, rows: TracedTensor, count: int, name: str) -> TracedTen
     return found[0] if local.grouped else ops.op(*found, makes=rows.size, fresh=False)
 
 
-def _weigh(on: Tracer, out: TracedTensor, weights: TracedTensor) -> TracedTensor:
+def _weigh(on: "Tracer", out: TracedTensor, weights: TracedTensor) -> TracedTensor:
     """Σ weight · output, in exact sums."""
     local = on.local
     exact, size = local.routed * local.dim * local.exact, local.routed * local.dim * local.width

@@ -1,13 +1,16 @@
 """SwiGLU (Shazeer 2020, arXiv 2002.05202): down(silu(gate(x)) · up(x))."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter
-from ..costs.block_trace import Tracer
 from ..costs.op_trace import TracedTensor
 from .block import Layer
+
+if TYPE_CHECKING:
+    from ..costs.block_trace import Tracer
 
 
 @frozen
@@ -17,7 +20,7 @@ class SwiGLULayer(Layer):
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True)
 
-    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         return on.leave(trace_swiglu(on, on.enter(x), self.name, on.local.tokens))
 
 
@@ -35,7 +38,7 @@ def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool) -> Iterator[B
         )
 
 
-def trace_swiglu(on: Tracer, x: TracedTensor, name: str, tokens: int) -> TracedTensor:
+def trace_swiglu(on: "Tracer", x: TracedTensor, name: str, tokens: int) -> TracedTensor:
     gate = on.linear(x, f"{name}.gate_proj", tokens)
     active = on.ops.op(gate, makes=gate.size, keeps=(gate,))
     up = on.linear(x, f"{name}.up_proj", tokens)

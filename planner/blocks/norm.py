@@ -1,13 +1,16 @@
 """RMSNorm of the residual stream, and the block that most families have: a norm before each of two layers."""
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 
 from ..architecture import Architecture, BlockParameter, Partial
-from ..costs.block_trace import Tracer
 from ..costs.op_trace import TracedTensor
 from .block import Chain, Layer, Piece, Residual
+
+if TYPE_CHECKING:
+    from ..costs.block_trace import Tracer
 
 
 @frozen
@@ -17,7 +20,7 @@ class NormLayer(Layer):
     def parameters(self, arch: Architecture) -> Iterator[BlockParameter]:
         yield norm_weight(self.name, arch.dim, "by_position")
 
-    def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
+    def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         return on.norm(x, self.name, on.local.between)
 
 

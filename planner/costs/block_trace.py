@@ -8,9 +8,7 @@ from attrs import frozen
 from ..architecture import block_parameters
 from ..resolved import Resolved
 from .local import Local
-from .op_trace import CollectiveCall, FsdpUnit, OpTrace, TracedTensor
-
-TP, CP = "setup.parallel.tp", "setup.parallel.cp"
+from .op_trace import CP, TP, CollectiveCall, FsdpUnit, OpTrace, TracedTensor
 
 
 @frozen

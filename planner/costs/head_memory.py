@@ -4,7 +4,8 @@ from attrs import frozen
 
 from ..mesh.sharding import piece
 from ..resolved import Resolved
-from .local import INDEX, Local
+from .local import Local
+from .op_trace import INDEX
 
 
 @frozen(kw_only=True)

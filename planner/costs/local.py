@@ -7,7 +7,6 @@ from ..plan import Hardware
 from ..resolved import Resolved, attention_kernels
 from ..units import BYTES
 
-INDEX = 8  # bytes of an index
 HOPPER = ("h100", "h200")
 WIDEST_FLASH = 256  # the largest head that flash attention knows
 

@@ -5,15 +5,19 @@ alive at any moment, which the sizes of single tensors do not.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import define, field, frozen
 
-from ..plan import TrafficOp
+if TYPE_CHECKING:
+    from ..plan import TrafficOp
 
 MATMUL: Final = "matmul"
 ATTENTION: Final = "attention"
 ALL_TO_ALL: Final = "all_to_all"
+TP: Final = "setup.parallel.tp"
+CP: Final = "setup.parallel.cp"
+INDEX: Final = 8  # bytes of an index
 
 
 @define(eq=False)
@@ -38,7 +42,7 @@ class CollectiveCall:
     """One collective: its axis and node as in `Traffic`, and the larger of what goes in and what comes out."""
 
     axis: str
-    op: TrafficOp
+    op: "TrafficOp"
     node: str
     bytes: int
 

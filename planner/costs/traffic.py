@@ -23,12 +23,10 @@ from ..plan import TrafficOp
 from ..resolved import Resolved
 from ..schedule.stops import agree_args
 from ..units import BYTES
-from .block_trace import TP
 from .bucket_traffic import bucket_sizes
 from .fsdp_traffic import gathers_of, partial, sums_of
-from .local import INDEX
 from .memory_simulator import second_run
-from .op_trace import CollectiveCall, OpTrace
+from .op_trace import INDEX, TP, CollectiveCall, OpTrace
 from .stage_play import StagePlay
 
 PP = "setup.parallel.pp"

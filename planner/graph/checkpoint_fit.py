@@ -37,13 +37,10 @@ class CheckpointMismatch:
 def checkpoint_contents(plan: Plan) -> dict[str, Any]:
     """What a checkpoint of this plan holds and rests on, as JSON; the state of the loader has more beside it."""
     build, loader, arch = plan.node("setup.build_model").args, plan.node("setup.loader").args, plan.architecture
+    buffers = arch.block.buffers(arch)
     return {
         "tensors": {tensor.name: list(tensor.shape) for tensor in plan.parameters.tensors},
-        "buffers": {
-            f"layers.{layer}.{name}": shape
-            for layer in range(arch.layers)
-            for name, shape in arch.block.buffers(arch).items()
-        },
+        "buffers": {f"layers.{layer}.{name}": shape for name, shape in buffers.items() for layer in range(arch.layers)},
         "model": arch.to_json(),
         "params": build["params"],
         "optimizer": _optimizer(plan.node("setup.optimizer").args),
