@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from ...dsl import blocks
 from ...dsl.load import load_spec
-from ...dsl.schema.actions import ACTIONS
+from ...dsl.schema.actions import ACTIONS, saving
 from ...dsl.schema.component import Registry, registry_of
 from ...dsl.schema.model import Precision
 from ...dsl.schema.parallel import Parallel
@@ -25,15 +25,13 @@ YES: Final = "yes"
 IDLE: Final = "–"
 _IDLE_CODE: Final = "W401"
 _NAME: Final = "probe.xtrain"
-# As small as it can be, with experts, so that every axis has something to cut. A row replaces one of its lines.
+# With components, what every spec has: a row replaces one of the lines.
 _LINES: Final[dict[str, str]] = {
     "experiment": "experiment probe { budget = 1000 steps }",
-    "model": "model qwen3_moe { dim = 64, layers = 4, heads = 4, experts = 4, experts_per_token = 2 }",
     "tokenizer": "tokenizer bytes",
     "dataset": "dataset text { source = synthetic(documents = 1000, length = 64), holdout = 10% }",
     "batch": "batch { sequence = 64, rows = 8 }",
-    "optimizer": "optimizer adamw { lr = 3e-4 }",
-    "every": "every 1000 steps checkpoint",
+    "every": f"every 1000 steps {saving().kind}",
 }
 
 
@@ -85,8 +83,15 @@ def text() -> str:
 
 
 def _text(lines: dict[str, str]) -> str:
-    """The probing spec, with other lines for some of its blocks."""
-    return "\n".join((_LINES | lines).values()) + "\n"
+    """The probing spec, with other lines for some of its blocks. Its model has experts, which the axis `ep` cuts."""
+    usual = dict(_LINES)
+    for kind in blocks.REQUIRED:
+        registry = registry_of(blocks.KINDS[kind])
+        if registry is not None:
+            chosen = next((each for each in registry.values() if "experts" in settings_of(each)), registry.default)
+            name = next(name for name, each in registry.items() if each is chosen)
+            usual[kind] = _written(kind, chosen, name)
+    return "\n".join((usual | lines).values()) + "\n"
 
 
 def _columns() -> Iterator[_Column]:
@@ -130,9 +135,6 @@ def _components(columns: list[_Column]) -> Iterator[Row]:
         if registry is not None:
             for name in registry:
                 yield _row(kind, name, registry.origin(name), columns, {kind: _written(kind, registry[name], name)})
-        elif kind == "model":
-            for name in blocks.choices_of(_label(block).type):
-                yield _row(kind, name, "xtrain", columns, {kind: _written(kind, block, name)})
     for name in ACTIONS:
         yield _row("action", name, ACTIONS.origin(name), columns, {"every": _action(ACTIONS, name)})
 
@@ -154,7 +156,7 @@ def _action(registry: Registry[Any], name: str) -> str:
     named = "" if label is None else '("true")' if kind.called else " text"
     needed = _written("", kind, "").strip()
     more = f" {needed}" if needed != "{  }" else ""
-    return kind.example.format(f"{name}{named}{more}") + "\nevery 1000 steps checkpoint"
+    return kind.example.format(f"{name}{named}{more}") + f"\n{_LINES['every']}"
 
 
 def _choices(columns: list[_Column]) -> Iterator[Row]:
@@ -182,7 +184,7 @@ def _settings() -> Iterator[tuple[str, attrs.Attribute, Role]]:
     for kind, block in blocks.KINDS.items():
         if kind not in (*blocks.NAMED, *blocks.OPTIONAL):
             label = blocks.label_of(block)
-            if label is not None and registry_of(block) is None and kind not in _LINES:
+            if label is not None and registry_of(block) is None and kind not in blocks.REQUIRED:
                 yield kind, label, Role.EXECUTION
             yield from _inside(kind, block)
 
