@@ -64,10 +64,10 @@ def direct(folder: Path, steps: int) -> dict[str, float]:
 
 def queued(folder: Path, steps: int, *writers: RecordWriter) -> dict[str, float]:
     records = Records.open(folder, 0)
-    records.branches += [RecordSink(writer, print) for writer in writers]
-    for branch in records.branches:
-        branch.begin()
-        branch._outlet.deliver(None, 60)
+    records.sinks += [RecordSink(writer, print) for writer in writers]
+    for sink in records.sinks:
+        sink.begin()
+        sink._queue.deliver(None, 60)
 
     def report(record: StepMetrics, of_rank: RankMetrics) -> None:
         records.log(record)
@@ -75,7 +75,7 @@ def queued(folder: Path, steps: int, *writers: RecordWriter) -> dict[str, float]
         records.own.write(of_rank)
 
     found = timed(report, steps)
-    records.end_branches(0, 60)
+    records.end_sinks(0, 60)
     records.close()
     return found
 

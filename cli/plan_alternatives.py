@@ -100,7 +100,7 @@ def _fit(arguments: argparse.Namespace) -> int:
                 for each in fit.best
                 if each.estimates
             ],
-            "fallen": [{"name": each.name, "code": each.code, "reason": each.fallen} for each in fit.fallen],
+            "rejected": [{"name": each.name, "code": each.code, "reason": each.rejected} for each in fit.rejected],
         }
         print(json.dumps(content, indent=2))
     else:

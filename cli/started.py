@@ -212,18 +212,18 @@ class First:
 
         self._ending.acquire()
         said = events_since(self._events, self._begin)
-        fall = find_failure_cause(said, ended)
-        if fall is None:
+        cause = find_failure_cause(said, ended)
+        if cause is None:
             return exit_code_of(said)
         try:
-            exit_code = conclude(self._workspace, said, ended, fall)
+            exit_code = conclude(self._workspace, said, ended, cause)
         except EnvironmentFault as fault:  # the disk takes no record
             print(f"error[{fault.code}]: {fault}", file=sys.stderr)
             write_cause(f"error[{fault.code}]: {fault}")
             return EXIT_CODES["environment"]
         if exit_code in (EXIT_CODES["failed"], EXIT_CODES["environment"]):
             failures = failures_in(events_since(self._events, self._begin))
-            write_cause("\n".join(_cause(failure) for failure in failures if not failure.lost) or fall.reason)
+            write_cause("\n".join(_cause(failure) for failure in failures if not failure.lost) or cause.reason)
         return exit_code
 
 

@@ -29,7 +29,7 @@ def report_end(
         saver.drain(requests.left())
     notifier.close(requests.left(KEPT) / 2)  # before the writers, which are told what became of commands
     left = requests.left(KEPT)
-    records.end_branches(exit_code, min(AFTER_FAILURE, left) if failed else left)
+    records.end_sinks(exit_code, min(AFTER_FAILURE, left) if failed else left)
 
 
 @op("shutdown.drain")

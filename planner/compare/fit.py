@@ -32,7 +32,7 @@ RECOMPUTE: tuple[Mode, ...] = ("none", "selective", "full")
 class Candidate:
     """One layout that was judged.
 
-    name: `tp=2 pp=4 micro=2`. sets: the `--set` texts that make the spec ask for it. fallen: why it is not among the
+    name: `tp=2 pp=4 micro=2`. sets: the `--set` texts that make the spec ask for it. rejected: why it is not among the
     best, of the kind `code`.
     """
 
@@ -40,7 +40,7 @@ class Candidate:
     sets: tuple[str, ...] = ()
     estimates: Estimates | None = None
     code: str = ""
-    fallen: str = ""
+    rejected: str = ""
 
     @property
     def memory(self) -> int:
@@ -55,19 +55,19 @@ class Candidate:
 
 @frozen(kw_only=True)
 class Fit:
-    """best: fitting layouts, the fastest first. fallen: all others that were judged, each with its reason."""
+    """best: fitting layouts, the fastest first. rejected: all others that were judged, each with its reason."""
 
     world: int
     rows: int
     cluster: Hardware
     best: tuple[Candidate, ...]
-    fallen: tuple[Candidate, ...]
+    rejected: tuple[Candidate, ...]
 
     @property
     def reasons(self) -> list[tuple[str, list[Candidate]]]:
-        """The fallen by the kind of reason, the most frequent first."""
+        """The rejected ones by the kind of reason, the most frequent first."""
         found: dict[str, list[Candidate]] = {}
-        for each in self.fallen:
+        for each in self.rejected:
             found.setdefault(each.code, []).append(each)
         return sorted(found.items(), key=lambda item: -len(item[1]))
 
@@ -98,13 +98,13 @@ def search(spec: Spec, plan: Plan, *, best: int = 5) -> Fit:
     rows = plan.node("setup.loader").args["rows"]
     neutral = evolve(spec, batch=evolve(spec.batch, rows=rows, accumulate=AUTO))
     fitting: list[Candidate] = []
-    fallen: list[Candidate] = []
+    rejected: list[Candidate] = []
     for layout in _layouts(neutral, world, cluster):
         found = _judge(neutral, layout, world, cluster.memory_bytes)
-        (fallen if found.fallen else fitting).append(found)
+        (rejected if found.rejected else fitting).append(found)
     fitting.sort(key=lambda each: (each.seconds, each.memory))
-    slower = [evolve(each, code="slower", fallen=f"{seconds_text(each.seconds)} a step") for each in fitting[best:]]
-    return Fit(world=world, rows=rows, cluster=cluster, best=tuple(fitting[:best]), fallen=(*fallen, *slower))
+    slower = [evolve(each, code="slower", rejected=f"{seconds_text(each.seconds)} a step") for each in fitting[best:]]
+    return Fit(world=world, rows=rows, cluster=cluster, best=tuple(fitting[:best]), rejected=(*rejected, *slower))
 
 
 @frozen(kw_only=True)
@@ -147,11 +147,11 @@ def _judge(spec: Spec, layout: _Layout, world: int, memory: int) -> Candidate:
         judged = appraise(_spec(spec, layout, mode), world)
         if judged.estimates is None:
             error = judged.diagnostics.errors[0]
-            return evolve(found, code=error.code, fallen=error.message)
+            return evolve(found, code=error.code, rejected=error.message)
         found = evolve(found, estimates=judged.estimates)
         if found.memory <= (1 - TIGHT) * memory:
             return found
-    return evolve(found, code="memory", fallen=f"{bytes_text(found.memory)} of {bytes_text(memory)}")
+    return evolve(found, code="memory", rejected=f"{bytes_text(found.memory)} of {bytes_text(memory)}")
 
 
 def _spec(spec: Spec, layout: _Layout, mode: Mode) -> Spec:

@@ -61,7 +61,7 @@ def render_fit(fit: Fit, spec: str, *, color: bool = False) -> str:
     """The best layouts, why the others are not among them, and how to run the first."""
     page = Page(color=color)
     memory = bytes_text(fit.cluster.memory_bytes or 0)
-    judged = len(fit.best) + len(fit.fallen)
+    judged = len(fit.best) + len(fit.rejected)
     ranks = plural(fit.world, "rank")
     page.heading("FIT", f"{judged:,} layouts of {ranks} with {memory} each, {plural(fit.rows, 'row')} a step")
     if fit.best:
@@ -82,7 +82,7 @@ def _fallen(code: str, members: list[Candidate]) -> tuple[str, str, str]:
     nearest = members[0]
     if judged:
         nearest = min(judged, key=lambda each: each.memory if code == "memory" else each.seconds)
-    return (f"{len(members):,}", reason_text(code), f"{nearest.name}: {nearest.fallen}")
+    return (f"{len(members):,}", reason_text(code), f"{nearest.name}: {nearest.rejected}")
 
 
 def _known(candidate: Candidate) -> Estimates:

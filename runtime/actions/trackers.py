@@ -67,9 +67,9 @@ def config_of_plan(plan: Plan) -> dict[str, Any]:
 
 
 def _begin(writer: RecordWriter, records: Records, progress: Progress) -> None:
-    branch = RecordSink(writer, lambda message: records.warn(message, step=progress.step))
-    records.branches.append(branch)
-    branch.begin()
+    sink = RecordSink(writer, lambda message: records.warn(message, step=progress.step))
+    records.sinks.append(sink)
+    sink.begin()
 
 
 def _page(plan: Plan) -> str:

@@ -75,13 +75,13 @@ class BackgroundLines:
 
     def __init__(self, *, room: int = ROOM) -> None:
         self.hangs = False
-        self._outlet = BackgroundQueue("writing records", self._carry, room=room)
+        self._queue = BackgroundQueue("writing records", self._carry, room=room)
         self._fault: Exception | None = None
 
     def write(self, lines: JsonLinesFile, record: Record, size: int) -> bool:
         """Whether there was room to wait in. size: how many values it has. Raises what `raise_fault` does."""
         self.raise_fault()
-        return self._outlet.put(_Line(lines, record, awaited=False), size)
+        return self._queue.put(_Line(lines, record, awaited=False), size)
 
     def write_now(self, lines: JsonLinesFile, record: Record, seconds: float = EVENT_SECONDS) -> None:
         """Write behind all that came before, and return when that is done or so many seconds have passed.
@@ -90,22 +90,22 @@ class BackgroundLines:
         """
         line = _Line(lines, record, awaited=seconds > 0 and not self.hangs)
         if not line.awaited:
-            self._outlet.send(line)
+            self._queue.send(line)
             return
-        line.awaited = self._outlet.deliver(line, seconds)
+        line.awaited = self._queue.deliver(line, seconds)
         self.hangs = not line.awaited
         if line.error is not None:
             raise line.error
 
     def settle(self, seconds: float | None) -> bool:
         """Whether all is in its file, within so many seconds. Raises what has gone wrong."""
-        settled = self._outlet.deliver(None, seconds)
+        settled = self._queue.deliver(None, seconds)
         self.raise_fault()
         return settled
 
     def close(self, seconds: float) -> bool:
         """Whether all was written that can be, within so many seconds; the thread has ended then."""
-        return self._outlet.close(seconds)
+        return self._queue.close(seconds)
 
     def raise_fault(self) -> None:
         """Raise what has gone wrong with the first record that nobody waited for and that could not be written."""

@@ -18,7 +18,7 @@ from .failure_cause import FailureCause, failures_in, stopped_early
 from .launch import Ended
 
 
-def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, fall: FailureCause, *, report: str = "") -> int:
+def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: FailureCause, *, report: str = "") -> int:
     """Write the causes that nobody has told, then how the run has ended; returns the exit code.
 
     said: the events of the last worker group. report: what is to be said of the worker groups before it.
@@ -31,7 +31,7 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, fall: Fai
     begun = any(isinstance(event, SetupDoneEvent) for event in said)
     early = "interrupted" if ended.at_once else stopped_early(said, ended)
     if early is not None:
-        reason = "Ctrl-C was pressed a second time" if ended.at_once else f"{fall.reason} before the first step"
+        reason = "Ctrl-C was pressed a second time" if ended.at_once else f"{cause.reason} before the first step"
         numbers = {int(SIGINT)} if ended.at_once else {-code for code in ended.failures.values() if code < 0}
         return _stopped(lines, step, early, numbers, reason)
     asked = STATUS_OF_SIGNAL.get(ended.signal)
@@ -45,7 +45,7 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, fall: Fai
         (rank, f"{reason}{_unsaid(ended.failures[rank])}; its output is in {log}") for rank, reason in untold.items()
     ]
     if not failures and not told:
-        told = [(None, "the ranks were killed before they had saved" if ended.signal else fall.reason)]
+        told = [(None, "the ranks were killed before they had saved" if ended.signal else cause.reason)]
     if report:
         told.append((None, report))
     for rank, error in told:
@@ -55,7 +55,7 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, fall: Fai
         failures.append(failure)
         lines.write(failure)
     code = 3 if any(failure.exit_code == 3 for failure in failures) else EXIT_CODES[status]
-    return _end(lines, step, status, code, fall.reason)
+    return _end(lines, step, status, code, cause.reason)
 
 
 def _unsaid(exit_code: int) -> str:

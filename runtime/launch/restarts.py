@@ -38,7 +38,7 @@ LONGEST: Final = 30.0
 class Try:
     """A worker group that has failed: why, on how many ranks, and the step of the checkpoint it began with."""
 
-    fall: FailureCause
+    cause: FailureCause
     world: int
     step: int
 
@@ -64,20 +64,20 @@ class RestartLoop:
             ended = self._launch()
             self._notes.listen()
             said = events_since(events, begin)
-            fall = find_failure_cause(said, ended)
-            if fall is None:
+            cause = find_failure_cause(said, ended)
+            if cause is None:
                 return exit_code_of(said)
-            self.tries.append(Try(fall=fall, world=self.plan.mesh.world_size, step=step))
+            self.tries.append(Try(cause=cause, world=self.plan.mesh.world_size, step=step))
             if not self._may_go_on():
-                return conclude(self.workspace, said, ended, fall, report=self._report())
+                return conclude(self.workspace, said, ended, cause, report=self._report())
             try:
-                ready = self._begin_again(fall)
+                ready = self._begin_again(cause)
             except EnvironmentFault as fault:
                 said = report_fault(self.workspace, self._saved_step(), fault)
-                return conclude(self.workspace, said, Ended(), fall)
+                return conclude(self.workspace, said, Ended(), cause)
             if not ready:
                 stopped = Ended(signal=self._notes.signal, when="before the ranks were started again")
-                return conclude(self.workspace, [], stopped, fall)
+                return conclude(self.workspace, [], stopped, cause)
 
     def _launch(self) -> Ended:
         return launch(
@@ -90,10 +90,10 @@ class RestartLoop:
 
     def _may_go_on(self) -> bool:
         last = self.tries[-AT_ONCE:]
-        at_once = len(last) == AT_ONCE and not any(each.fall.begun for each in last)
-        return last[-1].fall.again and len(self.tries) <= self.plan.launch["restarts"] and not at_once
+        at_once = len(last) == AT_ONCE and not any(each.cause.begun for each in last)
+        return last[-1].cause.again and len(self.tries) <= self.plan.launch["restarts"] and not at_once
 
-    def _begin_again(self, fall: FailureCause) -> bool:
+    def _begin_again(self, cause: FailureCause) -> bool:
         """Make everything ready for a restart; False if a stop was asked for meanwhile."""
         directory, number = self.workspace.directory, len(self.tries)
         os.environ[RESTART] = str(number)
@@ -105,7 +105,7 @@ class RestartLoop:
                 step=starting_point(self.plan, directory).step,
                 number=number,
                 of=self.plan.launch["restarts"],
-                reason=fall.reason,
+                reason=cause.reason,
                 world=self.plan.mesh.world_size,
             )
         )
@@ -120,7 +120,7 @@ class RestartLoop:
         if len(self.tries) < 2:
             return False
         before, now = self.tries[-2:]
-        same = set(before.fall.ranks) & set(now.fall.ranks)
+        same = set(before.cause.ranks) & set(now.cause.ranks)
         return bool(same) and before.world == now.world and self._saved_step() <= now.step
 
     def _saved_step(self) -> int:
@@ -138,5 +138,5 @@ class RestartLoop:
         for number, each in enumerate(self.tries, start=1):
             where = f"from step {each.step:,}" if each.step else "from the beginning"
             ranks = plural(each.world, "rank")
-            lines.append(f"start {number}, {where}, on {ranks}: {each.fall.reason}")
+            lines.append(f"start {number}, {where}, on {ranks}: {each.cause.reason}")
         return "\n".join(lines)

@@ -39,7 +39,7 @@ class Records:
     own: QueuedLines
     events: JsonLinesFile
     pending: StepMetrics | None = None
-    branches: list[RecordSink] = field(factory=list)
+    sinks: list[RecordSink] = field(factory=list)
     _last_step: int | None = None
     """Of the last record in `metrics`; None where the file has to be asked."""
     _told_of_lost: bool = False
@@ -70,8 +70,8 @@ class Records:
         self.event(WarningEvent(step=step, message=message, code=code), every_rank=every_rank)
 
     def _event(self, event: Event, seconds: float = EVENT_SECONDS) -> None:
-        for branch in self.branches:
-            branch.event(event)
+        for sink in self.sinks:
+            sink.event(event)
         if self._closed:
             self.events.write(event)
         else:
@@ -97,8 +97,8 @@ class Records:
         if pending is None or self.rank != 0:
             return
         record = replace(pending, step=step, time=pending.time or time.time())
-        for branch in self.branches:
-            branch.metric(record)
+        for sink in self.sinks:
+            sink.metric(record)
         if self._step_of_last() == step and self._added(record):
             return
         self._last_step = step
@@ -136,8 +136,8 @@ class Records:
             )
             message += " if the run is killed before it does, these records are lost"
             self._event(WarningEvent(step=step, message=message), seconds=0)
-        for branch in self.branches:
-            branch.settle()
+        for sink in self.sinks:
+            sink.settle()
 
     def undo_after(self, step: int) -> None:
         """Move the records of later steps out of metrics.jsonl: they will be computed again. Raises OSError."""
@@ -154,11 +154,11 @@ class Records:
         with self.events.path.open("rb") as lines:
             return sum(b'"event":"run_start"' in line for line in lines)
 
-    def end_branches(self, exit_code: int, seconds: float) -> None:
+    def end_sinks(self, exit_code: int, seconds: float) -> None:
         """All that was reported has been handed to whoever else takes it, as far as each does so in so many seconds."""
-        ending, self.branches = self.branches, []  # what is reported of one is no business of another that has ended
-        for branch in ending:
-            branch.end(exit_code, seconds)
+        ending, self.sinks = self.sinks, []  # what is reported of one is no business of another that has ended
+        for sink in ending:
+            sink.end(exit_code, seconds)
 
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """All that can be written in so many seconds is written; what is reported later is written at once."""

@@ -53,32 +53,32 @@ class RecordSink:
         self.writer, self.lost = writer, 0
         self._warn, self._failed, self._begun, self._late = warn, False, False, False
         self._sizes = Sizes()
-        self._outlet = BackgroundQueue(writer.name, self._carry, rest=partial(self._rest, must=False))
+        self._queue = BackgroundQueue(writer.name, self._carry, rest=partial(self._rest, must=False))
 
     def begin(self) -> None:
         """Load the library now, beside the set-up, and not with the first record."""
-        self._outlet.send(_nothing)
+        self._queue.send(_nothing)
 
     def metric(self, record: StepMetrics) -> None:
         """Never waits; a record that finds no room is lost to this writer."""
-        if not self._failed and not self._outlet.put(partial(self.writer.metric, record), self._sizes.of(record)):
+        if not self._failed and not self._queue.put(partial(self.writer.metric, record), self._sizes.of(record)):
             self.lost += 1
 
     def event(self, record: Event) -> None:
         """Never waits. Any thread."""
         if not self._failed:
-            self._outlet.send(partial(self.writer.event, record))
+            self._queue.send(partial(self.writer.event, record))
 
     def settle(self) -> None:
         """What lies on a local disk in the end is there, unless that takes too long."""
         if self.writer.local and not self._failed and not self._late:
-            self._late = not self._outlet.deliver(partial(self._rest, must=True), SETTLE_SECONDS)
+            self._late = not self._queue.deliver(partial(self._rest, must=True), SETTLE_SECONDS)
 
     def end(self, exit_code: int, seconds: float = inf) -> None:
         """Hand over what waits, and take leave, in at most so many seconds."""
         seconds = min(seconds, self.writer.seconds)
-        self._outlet.send(partial(self.writer.end, exit_code))
-        ended = self._outlet.close(seconds)
+        self._queue.send(partial(self.writer.end, exit_code))
+        ended = self._queue.close(seconds)
         if not ended and not self._failed:
             self._tell(f"{self.writer.name} did not finish within {seconds:g} s, and was abandoned")
         if self.lost:

@@ -98,15 +98,15 @@ def test_the_best_layouts_fit_and_can_be_asked_for(write):
     assert len(found.best) == 5 and found.world == 16
     seconds = [each.seconds for each in found.best]
     assert seconds == sorted(seconds)
-    names = [each.name for each in (*found.best, *found.fallen)]
+    names = [each.name for each in (*found.best, *found.rejected)]
     assert len(names) == len(set(names))
     for each in found.best:
         assert each.memory < plan.cluster.memory_bytes
         again = plan_from_spec(path, each.sets).plan
         assert again is not None and again.estimates == each.estimates
         assert again.node("setup.loader").args["rows"] == 64
-    assert all(each.fallen for each in found.fallen)
-    slower = [each for each in found.fallen if each.code == "slower"]
+    assert all(each.rejected for each in found.rejected)
+    slower = [each for each in found.rejected if each.code == "slower"]
     assert min(each.seconds for each in slower) >= seconds[-1]
     text = render_fit(found, "spec.xtrain")
     assert "fit and are slower" in text and max(map(len, text.splitlines())) <= 100
@@ -117,7 +117,7 @@ def test_the_search_starts_from_what_the_spec_says(write):
     path = write(**SMALL | {"parallel": "parallel { tp 4, fsdp auto }"})
     spec = load_spec(path).require()
     found = search(spec, compile_plan(spec).plan)
-    plain = next(each for each in (*found.best, *found.fallen) if each.name == "tp=4")
+    plain = next(each for each in (*found.best, *found.rejected) if each.name == "tp=4")
     assert plain.sets == ()
 
 
@@ -125,8 +125,8 @@ def test_what_is_too_large_falls_for_memory(write):
     path = write(**SMALL | {"cluster": "cluster h100 { memory = 6 GiB }"})
     spec = load_spec(path).require()
     found = search(spec, compile_plan(spec).plan)
-    fallen = [each for each in found.fallen if each.code == "memory"]
-    assert fallen and all(each.memory > 0.9 * 6 * 2**30 for each in fallen)
+    rejected = [each for each in found.rejected if each.code == "memory"]
+    assert rejected and all(each.memory > 0.9 * 6 * 2**30 for each in rejected)
     assert "do not fit in memory" in render_fit(found, "spec.xtrain")
 
 

@@ -60,7 +60,7 @@ class Run:
         self.notifier = Notifier(self.records, Progress(step=7), 10)
         self.saver: Any = Saver(self.done)
         self.writer = Stuck(self.done)
-        self.records.branches.append(RecordSink(self.writer, lambda message: self._warn(message)))
+        self.records.sinks.append(RecordSink(self.writer, lambda message: self._warn(message)))
 
     def _warn(self, message: str) -> None:
         self.records.warn(message, step=7)

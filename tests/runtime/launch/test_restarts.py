@@ -295,8 +295,8 @@ def test_another_plan_than_the_recorded_one_is_not_run(run, monkeypatch):
     ],
 )
 def test_the_first_cause_is_named(said, ended, reason, ranks):
-    fall = find_failure_cause(events_of(said), ended)
-    assert fall is not None and (fall.reason, fall.ranks) == (reason, ranks)
+    cause = find_failure_cause(events_of(said), ended)
+    assert cause is not None and (cause.reason, cause.ranks) == (reason, ranks)
 
 
 # What is left of a worker group ------------------------------------------------------------------------------------

@@ -89,8 +89,8 @@ def test_an_event_waits_once_for_a_disk_that_hangs(tmp_path, disk, monkeypatch):
     monkeypatch.setattr(Records._event, "__defaults__", (0.3,))
     records = Records.open(tmp_path, 0)
     disk.clear()
-    waited, wait = [], records.writer._outlet.deliver
-    monkeypatch.setattr(records.writer._outlet, "deliver", lambda *given: waited.append(given[1]) or wait(*given))
+    waited, wait = [], records.writer._queue.deliver
+    monkeypatch.setattr(records.writer._queue, "deliver", lambda *given: waited.append(given[1]) or wait(*given))
     for number in range(20):
         records.event(event("eval", number))
     assert waited == [0.3]

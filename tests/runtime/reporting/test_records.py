@@ -61,7 +61,7 @@ def test_what_is_measured_behind_a_record_that_is_written_is_added_to_it(tmp_pat
     if again:
         records.close()
         records = Records.open(tmp_path, 0)
-    records.branches.append(SimpleNamespace(metric=taken.append))  # type: ignore[arg-type]
+    records.sinks.append(SimpleNamespace(metric=taken.append))  # type: ignore[arg-type]
     records.measured({"eval/web/loss": float("nan")})
     records.flush(3)
     assert lines(path)[-1] == {"step": 3, "time": 3.0, "loss": 2.0, "more": "x" * size, "eval/web/loss": "nan"}

@@ -34,9 +34,9 @@ def text(folder: Path, tag: str) -> str:
 
 
 def begun(folder: Path, step: int) -> RecordSink:
-    branch = RecordSink(TensorBoardWriter(folder=folder, step=step, texts={"spec": lambda: "a = 1\n`b`"}), print)
-    branch.begin()
-    return branch
+    sink = RecordSink(TensorBoardWriter(folder=folder, step=step, texts={"spec": lambda: "a = 1\n`b`"}), print)
+    sink.begin()
+    return sink
 
 
 def at(step: int, **values) -> StepMetrics:
@@ -44,12 +44,12 @@ def at(step: int, **values) -> StepMetrics:
 
 
 def test_numbers_lists_and_texts_are_read_back(tmp_path):
-    branch = begun(tmp_path, 0)
+    sink = begun(tmp_path, 0)
     load = [0.5, 0.25, 0.125, 0.125]
-    branch.metric(at(1, **{"loss": 2.5, "loss/web": 2.0, "phase": "train", "tokens": 2**40, "moe/load/3": load}))
-    branch.metric(at(2, **{"loss": float("nan"), "eval/web/loss": 1.5}))
-    branch.event(event("generate", 2, samples=[{"prompt": "def ", "text": "f(x):\n  return"}]))
-    branch.end(0)
+    sink.metric(at(1, **{"loss": 2.5, "loss/web": 2.0, "phase": "train", "tokens": 2**40, "moe/load/3": load}))
+    sink.metric(at(2, **{"loss": float("nan"), "eval/web/loss": 1.5}))
+    sink.event(event("generate", 2, samples=[{"prompt": "def ", "text": "f(x):\n  return"}]))
+    sink.end(0)
     found = read(tmp_path)
     assert set(found.Tags()["scalars"]) == {"loss", "loss/web", "tokens", "eval/web/loss"}
     assert scalars(tmp_path, "eval/web/loss") == [(2, 1.5)]
@@ -62,12 +62,12 @@ def test_numbers_lists_and_texts_are_read_back(tmp_path):
 
 
 def test_steps_that_are_undone_vanish(tmp_path):
-    branch = begun(tmp_path, 0)
+    sink = begun(tmp_path, 0)
     for step in range(1, 7):
-        branch.metric(at(step, loss=float(step)))
-    branch.event(event("rollback", 4, from_step=6))
-    branch.metric(at(5, loss=50.0))
-    branch.settle()  # as before a checkpoint; then the process is killed
+        sink.metric(at(step, loss=float(step)))
+    sink.event(event("rollback", 4, from_step=6))
+    sink.metric(at(5, loss=50.0))
+    sink.settle()  # as before a checkpoint; then the process is killed
     again = begun(tmp_path, 3)
     for step in (4, 5):
         again.metric(at(step, loss=100.0 + step))

@@ -46,7 +46,7 @@ CHOSEN = {"project": "p", "entity": "team", "name": None, "group": "g", "tags": 
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """`start(library)`: a branch to W&B of a run in a directory, and what was warned of."""
+    """`start(library)`: a sink to W&B of a run in a directory, and what was warned of."""
     for name in ("CACHE_DIR", "DATA_DIR", "ERROR_REPORTING"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
 
@@ -58,9 +58,9 @@ def start(tmp_path, monkeypatch):
         writer = WandbWriter(
             directory=tmp_path, mode=mode, chosen=CHOSEN, config=config, undone=undone, warn=warned.append
         )
-        branch = RecordSink(writer, warned.append)
-        branch.begin()
-        return branch, warned
+        sink = RecordSink(writer, warned.append)
+        sink.begin()
+        return sink, warned
 
     return begin
 
@@ -71,8 +71,8 @@ def at(step: int, **values) -> StepMetrics:
 
 def test_a_run_is_begun_as_declared_with_its_files_in_its_folder(start, tmp_path):
     library = Library()
-    branch, warned = start(library)
-    branch.end(0)
+    sink, warned = start(library)
+    sink.end(0)
     (said,) = library.begun
     wanted = {"project": "p", "entity": "team", "group": "g", "tags": ["a"], "notes": "why", "mode": "online"}
     assert wanted.items() <= said.items() and said["name"] == f"llama {tmp_path.name}"
@@ -88,27 +88,27 @@ def test_a_run_that_goes_on_is_the_same_run_and_another_folder_another(start, tm
     ids = []
     for _ in range(2):
         library = Library()
-        branch, _ = start(library)
-        branch.end(75)
+        sink, _ = start(library)
+        sink.end(75)
         ids.append(library.begun[0]["id"])
         assert library.ended[0] == 0  # stopped, to be gone on with
     assert ids[0] == ids[1] == (tmp_path / "wandb" / "run_id").read_text().strip()
     (tmp_path / "wandb" / "run_id").unlink()
-    branch, _ = start(library)
-    branch.end(1)
+    sink, _ = start(library)
+    sink.end(1)
     assert library.begun[-1]["id"] != ids[0] and library.ended[-2] == 1
 
 
 def test_rows_rise_though_steps_are_undone(start):
     library = Library()
-    branch, _ = start(library, undone=10)
-    branch.metric(at(1, loss=2.0, phase="train", **{"moe/load/0": [0.75, 0.25], "moe/load/1": [0.1] * 600}))
-    branch.metric(at(6, loss=1.0))
-    branch.event(event("rollback", 4, from_step=6))
-    branch.metric(at(5, loss=0.5))
-    branch.event(event("generate", 5, samples=[{"prompt": "a", "text": "b"}]))
-    branch.event(event("eval", 5, dataset="web"))
-    branch.end(0)
+    sink, _ = start(library, undone=10)
+    sink.metric(at(1, loss=2.0, phase="train", **{"moe/load/0": [0.75, 0.25], "moe/load/1": [0.1] * 600}))
+    sink.metric(at(6, loss=1.0))
+    sink.event(event("rollback", 4, from_step=6))
+    sink.metric(at(5, loss=0.5))
+    sink.event(event("generate", 5, samples=[{"prompt": "a", "text": "b"}]))
+    sink.event(event("eval", 5, dataset="web"))
+    sink.end(0)
     bars = ("Histogram", {"np_histogram": ([0.75, 0.25], [0, 1, 2])})
     table = ("Table", {"columns": ["prompt", "text"], "data": [["a", "b"]]})
     assert library.rows == [
@@ -121,9 +121,9 @@ def test_rows_rise_though_steps_are_undone(start):
 
 def test_a_run_that_cannot_be_sent_is_kept_offline_and_says_so(start, tmp_path):
     library = Library("online")
-    branch, warned = start(library)
-    branch.metric(at(1, loss=2.0))
-    branch.end(0)
+    sink, warned = start(library)
+    sink.metric(at(1, loss=2.0))
+    sink.end(0)
     assert library.ended == ["teardown", 0, "teardown"]
     assert [said["mode"] for said in library.begun] == ["offline"] and library.rows == [(1, {"step": 1, "loss": 2.0})]
     (message,) = warned
@@ -134,9 +134,9 @@ def test_a_run_that_cannot_be_sent_is_kept_offline_and_says_so(start, tmp_path):
 
 def test_a_library_that_does_not_work_at_all_is_told_of_once(start):
     library = Library("offline")
-    branch, warned = start(library, mode="offline")
-    branch.metric(at(1, loss=2.0))
-    branch.end(0)
+    sink, warned = start(library, mode="offline")
+    sink.metric(at(1, loss=2.0))
+    sink.end(0)
     assert warned == ["W&B gets no more records: No API key configured.; metrics.jsonl is complete"]
 
 

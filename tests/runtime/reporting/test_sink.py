@@ -51,8 +51,8 @@ def run(tmp_path):
 
     def begin(taker: Taker) -> tuple[Records, list[str]]:
         records, warned = Records.open(tmp_path, 0), []
-        records.branches.append(RecordSink(taker, warned.append))
-        records.branches[0].begin()
+        records.sinks.append(RecordSink(taker, warned.append))
+        records.sinks[0].begin()
         return records, warned
 
     return begin
@@ -65,7 +65,7 @@ def test_it_gets_everything_in_order_in_a_thread_of_its_own(run):
     records.event(event("eval", 1))
     records.settle()
     log(records, 2)
-    records.end_branches(75, 10)
+    records.end_sinks(75, 10)
     records.close()
     wanted = [("begin", "the taker"), ("metric", 1), ("event", "eval"), ("rest", None), ("metric", 2), ("end", 75)]
     assert taker.calls == wanted and warned == []
@@ -79,7 +79,7 @@ def test_one_that_fails_is_told_of_once_and_gets_no_more(run, where: str):
         log(records, step)
         records.event(event("eval", step))
     records.settle()
-    records.end_branches(0, 10)
+    records.end_sinks(0, 10)
     records.close()
     assert warned == ["the taker gets no more records: no such host; metrics.jsonl is complete"]
     assert [what for what, _ in taker.calls].count(where) == 1 and taker.calls[-1][0] == where
@@ -89,14 +89,14 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
     monkeypatch.setattr(module, "SETTLE_SECONDS", 0.2)
     taker = Taker()
     records, warned = run(taker)
-    records.branches[0]._outlet.room = 50
+    records.sinks[0]._queue.room = 50
     taker.free.clear()
     for step in range(100):
         log(records, step)
         records.event(event("eval", step))
     records.settle()
     records.settle()  # it is not waited for again
-    records.end_branches(0, 10)
+    records.end_sinks(0, 10)
     records.close()
     # All this came back while the taker took nothing.
     assert warned[0] == "the taker did not finish within 0.3 s, and was abandoned"
@@ -107,8 +107,8 @@ def test_one_that_hangs_holds_up_nothing_and_what_it_loses_is_counted(run, monke
 def test_what_one_says_at_its_end_is_not_told_to_one_that_has_ended(tmp_path):
     records, takers = Records.open(tmp_path, 0), [Taker(), Taker(fails_at="end")]
     for taker in takers:
-        records.branches.append(RecordSink(taker, lambda message: records.warn(message, step=1)))
-    records.end_branches(0, 10)
+        records.sinks.append(RecordSink(taker, lambda message: records.warn(message, step=1)))
+    records.end_sinks(0, 10)
     records.close()
     assert [what for what, _ in takers[0].calls] == ["begin", "end"]
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 1
