@@ -10,11 +10,14 @@ if TYPE_CHECKING:
     from .runtime.data.collate.collators import Sample as Sample
     from .runtime.data.part_decorators import action as action
     from .runtime.data.part_decorators import collator as collator
+    from .runtime.data.part_decorators import evaluation_step as evaluation_step
     from .runtime.data.part_decorators import hook as hook
     from .runtime.data.part_decorators import loss as loss
     from .runtime.data.part_decorators import optimizer as optimizer
     from .runtime.data.part_decorators import schedule as schedule
     from .runtime.data.part_decorators import source as source
+    from .runtime.data.part_decorators import step as step
+    from .runtime.hooks.bodies import StepContext as StepContext
     from .runtime.hooks.context import RunContext as RunContext
 
 # What parts of a user's own are written with → its module. Loaded when asked for: a file of sources needs no torch.
@@ -25,8 +28,11 @@ _OFFERED = {
     "loss": "runtime.data.part_decorators",
     "hook": "runtime.data.part_decorators",
     "optimizer": "runtime.data.part_decorators",
+    "evaluation_step": "runtime.data.part_decorators",
     "schedule": "runtime.data.part_decorators",
+    "step": "runtime.data.part_decorators",
     "RunContext": "runtime.hooks.context",
+    "StepContext": "runtime.hooks.bodies",
     "Sample": "runtime.data.collate.collators",
     "Microbatch": "runtime.data.collate.batch",
     "IGNORE_INDEX": "runtime.data.collate.batch",

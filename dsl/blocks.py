@@ -47,11 +47,13 @@ KINDS: Final[dict[str, type]] = {
     "alerts": alerts.Alerts,
     "log": log.Log,
     "hook": hooks.Hook,
+    "step": hooks.StepBody,
+    "evaluation_step": hooks.EvaluationBody,
 }
 # Kind → field of `Spec`; two of them with different labels are two things.
 NAMED: Final[dict[str, str]] = {"dataset": "datasets", "phase": "phases", "hook": "hooks"}
 # What a spec without such a block does not have at all.
-OPTIONAL: Final = ("ema",)
+OPTIONAL: Final = ("ema", "step", "evaluation_step")
 REQUIRED: Final[dict[str, str]] = {
     "experiment": "experiment quickstart { budget = 600 steps }",
     "model": "model qwen3 { dim = 192, layers = 4, heads = 6 }",

@@ -15,7 +15,7 @@ from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link, Mixture, Phase, Us
 from .schema.ema import Ema
 from .schema.experiment import Experiment, Launch, Workspace
 from .schema.fault_tolerance import FaultTolerance
-from .schema.hooks import Hook
+from .schema.hooks import EvaluationBody, Hook, StepBody
 from .schema.log import Log
 from .schema.model import Model, Precision, Tokenizer
 from .schema.parallel import Activation, Compile, Parallel
@@ -79,6 +79,8 @@ class Spec:
     launch: Launch = Launch()
     cluster: Cluster = Cluster(preset="none")
     hooks: dict[str, Hook] = field(factory=dict)
+    step: StepBody | None = None
+    evaluation_step: EvaluationBody | None = None
     collate: tuple[Link, ...] = DEFAULT_CHAIN
     ticks: tuple[Tick, ...] = ()
     events: tuple[Event, ...] = ()
@@ -87,7 +89,7 @@ class Spec:
     @property
     def used(self) -> list[str]:
         """The modules of the user's own parts, each once, in the order in which they are needed."""
-        chosen = (self.optimizer, self.scheduler, self.loss, *self.hooks.values())
+        chosen = (self.optimizer, self.scheduler, self.loss, *self.hooks.values(), self.step, self.evaluation_step)
         actions = (action for each in (*self.ticks, *self.events) for action in each.actions)
         named = (*(dataset.source for dataset in self.datasets.values()), *self.collate, *chosen, *actions)
         return list(dict.fromkeys(each.module for each in named if isinstance(each, UserCall | UserComponent)))

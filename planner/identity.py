@@ -68,6 +68,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
         "scheduler": {"kind": scheduler.kind, **_component(scheduler)},
+        **({"step": [spec.step.digest, spec.step.function, experiment_settings(spec.step)]} if spec.step else {}),
         **({"hooks": changing} if (changing := _changing_hooks(spec)) else {}),
         **({"ema": experiment_settings(spec.ema)} if spec.ema is not None else {}),
         "precision": {

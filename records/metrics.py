@@ -119,6 +119,7 @@ FREE_NAMES: Final = {
         "to 1; only with experts",
         "shares",
     ),
+    "step/NAME/KEY": doc("what your own function in place of the step returned under KEY, on the first rank"),
     "hook/NAME/KEY": doc("what your own hook NAME returned under KEY in this step, on the first rank"),
 }
 

@@ -45,6 +45,7 @@ MODULES = (
     "checkpoint.ops",
     "input.horizon",
     "hooks.calls",
+    "hooks.bodies",
     "step",
     "training.nonfinite",
     "training.router_step",

@@ -42,10 +42,12 @@ class Eval(Action):
         rows = None if batches is None else batches * run.batch.rows
         reach = "the whole hold-out" if rows is None else f"its first {plural(rows, 'row')}"
         averaged, of = averaged_weights(run)
+        body = run.spec.evaluation_step
+        by = f", by {body.function} of {body.module}" if body else ""
         return ActionNode(
             "tick.eval",
-            {"dataset": self.dataset, "rows": rows, **averaged},
-            f"loss on what {self.dataset} held out: {reach}{of}",
+            {"dataset": self.dataset, "rows": rows, **averaged, **({"user": body.call()} if body else {})},
+            f"loss on what {self.dataset} held out: {reach}{of}{by}",
             name=f"tick.eval.{self.dataset}",
             after=((f"setup.data.{self.dataset}", "held-out rows"),),
         )

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,6 +11,7 @@ import torch.distributed as dist
 from ...planner.plan import Plan
 from ...records.step_events import EvalEvent
 from ...runtime.checkpoint.saver import Saver
+from ...runtime.hooks.bodies import evaluation_body
 from ...runtime.input.feed import Feed
 from ...runtime.models.batch import ModelBatch
 from ...runtime.models.parts import ModelParts
@@ -20,7 +22,7 @@ from ...runtime.parallelize.fsdp import reshard
 from ...runtime.parallelize.outline import Outlines
 from ...runtime.parallelize.pipeline import PipelineSchedule
 from ...runtime.reporting.records import Records
-from ...runtime.state import Progress, Rank, Step
+from ...runtime.state import Progress, Rank, Resources, Step
 from ...runtime.training.ema import WeightAverages, Weights
 
 
@@ -41,15 +43,18 @@ def evaluate(
     ema: WeightAverages | None = None,
     saver: Saver | None = None,
     beat: HeartbeatWriter | None = None,
+    user: dict[str, Any] | None = None,
+    resources: Resources | None = None,
 ):
     """Sum of losses over all ranks divided by the sum of valid tokens: no average of averages.
 
-    averaged: of the averaged weights, once there are any.
+    averaged: of the averaged weights, once there are any. user: a function of the user's own in place of the forward.
     """
     weights = Weights(ema=ema if averaged else None, saver=saver)
     loader = feed.evaluation(dataset, rows, rank)
     outlines = Outlines.of(plan, feed, rank, meshes)
     counts = rank.is_tp_first and rank.coordinates["pp"] == 0
+    body = None if user is None else evaluation_body(plan, user, resources or {})
 
     @torch.no_grad()
     def run(step: Step) -> None:
@@ -65,9 +70,13 @@ def evaluate(
                 yield ModelBatch.of(microbatch, rank.device)
 
         with weights.in_place() as which:
-            for batch in forwarded(model, pipeline, batches()):
-                if batch.cross_entropy is not None and rank.is_tp_first:
-                    sums[0] += batch.cross_entropy
+            if body is not None:
+                found = body(step, batches())
+                sums[0] += found if rank.is_tp_first else 0
+            else:
+                for batch in forwarded(model, pipeline, batches()):
+                    if batch.cross_entropy is not None and rank.is_tp_first:
+                        sums[0] += batch.cross_entropy
             if rank.world_size > 1:
                 dist.all_reduce(sums)
             reshard(model)

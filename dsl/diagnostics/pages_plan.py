@@ -111,6 +111,11 @@ PAGES: Final = (
         With `sync = microbatch` gradients are summed over ranks after every microbatch. Pipeline schedules sum them
         once, after the last microbatch of the step.
         """, "parallel { pp 2, fsdp auto { sync = microbatch } }", "parallel { pp 2, fsdp auto }"),
+    CodePage("X431", "a step of your own on a pipeline", """
+        With `pp` above 1 the schedule of the pipeline decides which microbatch goes forward and backward through which
+        stage. A function that takes the place of the forward of a step (`step`, `evaluation_step`) takes whole
+        microbatches through the whole model, so it needs pp 1.
+        """),
     CodePage("X421", "the cluster is smaller than the run", """
         `cluster` says how many machines there are and how many devices each has, and the run needs more than that: use
         fewer ranks, or correct the cluster.

@@ -37,7 +37,7 @@ def json_schema() -> Schema:
         properties[kind] = {
             "description": described(blocks.KINDS[kind])[1],
             "type": "object",
-            "additionalProperties": _named(blocks.KINDS[kind], _name_of(kind)),
+            "additionalProperties": _block(blocks.KINDS[kind], without=_name_of(kind)),
         }
     properties["dataset"]["minProperties"] = 1
     links = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/link"}}
@@ -61,12 +61,6 @@ def json_schema() -> Schema:
             "link": {**_one_of(blocks.LINKS), "additionalProperties": _OWN},
         },
     }
-
-
-def _named(block: type, label: str) -> Schema:
-    """A block whose name is the key; of a function of the user's own only the spec knows the settings."""
-    schema = _block(block, without=label)
-    return {**schema, "additionalProperties": True} if issubclass(block, UserComponent) else schema
 
 
 def _name_of(kind: str) -> str:
@@ -111,7 +105,7 @@ def _block(block: type, without: str = "") -> Schema:
         "type": "object",
         "properties": properties,
         "required": required,
-        "additionalProperties": False,
+        "additionalProperties": issubclass(block, UserComponent),  # only the spec knows the settings of one's own
     }
     if (free := open_setting(block)) is not None:
         schema["additionalProperties"] = {**_typed(get_args(free[0].type)[1], free[1]), "description": free[1].doc}

@@ -1,4 +1,4 @@
-"""Functions of the user's own that a run calls at certain places: `hook`."""
+"""Functions of the user's own that a run calls: `hook` beside its nodes, `step` and `evaluation_step`."""
 
 from typing import Any
 
@@ -19,3 +19,19 @@ class Hook(UserComponent):
     def args(self) -> dict[str, Any]:
         """The JSON arguments of its node."""
         return {"user": self.call(), **self.options}
+
+
+@frozen
+class StepBody(UserComponent):
+    """`step NAME { … }`: a function of your own with `@step`, in place of the forward and backward of a step. Its
+    settings are the parameters of the function."""
+
+    name: str = label(check=file_name)
+
+
+@frozen
+class EvaluationBody(UserComponent):
+    """`evaluation_step NAME { … }`: a function of your own with `@evaluation_step`, in place of the forward of
+    evaluations. Its settings are the parameters of the function."""
+
+    name: str = label(check=file_name)

@@ -8,7 +8,7 @@ from attrs import field, frozen
 from .links import KINDS as LINK_KINDS
 from .places import CHANGES, PLACES
 
-Kind = Literal["source", "collator", "loss", "optimizer", "schedule", "hook", "action"]
+Kind = Literal["source", "collator", "loss", "optimizer", "schedule", "hook", "action", "step", "evaluation_step"]
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
 # What a loss is given of each token, each [T]. Its first parameter: the log-probability of the label. Those that the
@@ -56,6 +56,7 @@ class PartKind:
 
 
 _LABEL: Final = {"kind": "give it another name: the label of the block is its kind"}
+_NAME: Final = {"name": "give it another name: the label of the block is its name"}
 PART_KINDS: Final[dict[Kind, PartKind]] = {
     kind.name: kind
     for kind in (
@@ -111,7 +112,7 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             '@hook("after_backward")',
             "is chosen by `hook NAME { … }`",
             inputs=("context",),
-            refused={"name": "give it another name: the label of the block is its name"},
+            refused=_NAME,
             options={
                 "place": Option(tuple(PLACES), "place", required=True),
                 "changes": Option(CHANGES, "thing to change"),
@@ -124,6 +125,22 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             "follows `every …` or `on …`",
             inputs=("context",),
             block="action",
+        ),
+        PartKind(
+            "step",
+            "@step",
+            "is chosen by `step NAME { … }`",
+            inputs=("context",),
+            refused=_NAME,
+            block="step",
+        ),
+        PartKind(
+            "evaluation_step",
+            "@evaluation_step",
+            "is chosen by `evaluation_step NAME { … }`",
+            inputs=("context",),
+            refused=_NAME,
+            block="evaluation_step",
         ),
     )
 }

@@ -198,6 +198,11 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "sync": Rule("parallel.fsdp.sync", "rounding", "gradients of microbatches are added up on one rank or on all"),
     },
     "step.pipeline": {"accumulate": None},
+    "step.body": {
+        "accumulate": None,
+        "sync": Rule("parallel.fsdp.sync", "rounding", "gradients of microbatches are added up on one rank or on all"),
+        "user": Rule("step", "learning", "the run calls other code, or the same with other arguments"),
+    },
     "step.tensor_grad_sync": {"axes": None},
     "step.tied_grad_sync": {"axes": None},
     "step.context_grad_sync": {"axes": None},

@@ -61,6 +61,10 @@ def setting_values(spec: Spec) -> Iterator[tuple[str, Any]]:
     yield "activation.mode", spec.activation.mode
     yield from _block("activation", spec.activation)
     yield from _block("compile", spec.compile)
+    for name, body in (("step", spec.step), ("evaluation_step", spec.evaluation_step)):
+        if body is not None:
+            yield f"{name}.name", body.name
+            yield from _block(name, body)
     for hook in spec.hooks.values():
         yield from _block(f"hook.{hook.name}", hook)
     for number, tick in enumerate(spec.ticks):

@@ -69,6 +69,9 @@ def add_step(graph: Builder, run: Resolved, after: str, estimates: Estimates, sc
         op, args, does = "step.pipeline", {"accumulate": batch.accumulate}, f"{does}; bubble {estimates.bubble:.0%}"
     elif run.sync == "microbatch":
         does += ", gradients summed over ranks after each"
+    if spec.step is not None:
+        op, args = "step.body", {**args, "user": spec.step.call()}
+        does = f"{spec.step.function} of {spec.step.module}, in place of: {does}"
     then(op, f"{does}; {flops_text(share)} a rank", args, everyone, "step.forward_backward")
     _add_syncs(run, then)
     hooks("after_backward")

@@ -25,6 +25,7 @@ HOLDS: Final[dict[str, tuple[str, ...]]] = {
     "setup.parallel.root_fsdp": ("unsharded", "unreduced"),
     "setup.optimizer": ("optimizer",),
     "setup.ema": ("averages",),
+    "step.body": ("gradients", "activations", "loss", "working"),
     "step.forward_backward": ("gradients", "activations", "loss", "working"),
 }
 

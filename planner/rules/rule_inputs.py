@@ -63,6 +63,8 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "mesh.pp.reshard": ("parallel.pp.size", "parallel.pp.schedule", "parallel.fsdp.reshard"),
     "mesh.pp.sync": ("parallel.pp.size", "parallel.fsdp.sync"),
     "mesh.pp.tied": ("parallel.pp.size", "parallel.pp.schedule", "model.tie_embeddings"),
+    "mesh.pp.step": ("step.name", "parallel.pp.size"),
+    "mesh.pp.evaluation_step": ("evaluation_step.name", "parallel.pp.size"),
     "mesh.pp.compile": ("parallel.pp.size", "parallel.pp.schedule", "compile.mode"),
     "mesh.offload": ("parallel.fsdp.offload", "launch.device", "cluster.preset"),
     "mesh.ddp.*": ("parallel.stack", "parallel.{}", "precision.params", "precision.compute"),

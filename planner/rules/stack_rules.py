@@ -15,6 +15,15 @@ def check_stack(spec: Spec, found: Findings) -> None:
     _check_zero_bubble(spec, found)
     _check_sync(spec, found)
     _check_offload(spec, found)
+    _check_bodies(spec, found)
+
+
+def _check_bodies(spec: Spec, found: Findings) -> None:
+    """The schedule of a pipeline decides when which microbatch goes forward and backward through which stage."""
+    for name, body in (("step", spec.step), ("evaluation_step", spec.evaluation_step)):
+        if body is not None and spec.parallel.pp.size != 1:
+            message = f"{body.function} takes whole microbatches through the model, and pp is {spec.parallel.pp.size}"
+            found.fail(f"mesh.pp.{name}", "X431", f"{name}.name", message, f"use pp 1, or remove `{name}`")
 
 
 def _check_ddp(spec: Spec, found: Findings) -> None:

@@ -139,6 +139,34 @@ def action(function: F | None = None) -> F | Callable[[F], F]:
     return mark if function is None else mark(function)
 
 
+@overload
+def step(function: F) -> F: ...
+@overload
+def step() -> Callable[[F], F]: ...
+def step(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function the forward and backward of a step: `step name { … }`.
+
+    Its first parameter takes an `xtrain.StepContext`; the others are settings. When it returns, every microbatch has
+    been taken, and the gradients are those of the sum of losses times `context.scale`.
+    """
+    mark = _marker(Mark("step"))
+    return mark if function is None else mark(function)
+
+
+@overload
+def evaluation_step(function: F) -> F: ...
+@overload
+def evaluation_step() -> Callable[[F], F]: ...
+def evaluation_step(function: F | None = None) -> F | Callable[[F], F]:
+    """Make a function the forward of evaluations: `evaluation_step name { … }`.
+
+    Its first parameter takes an `xtrain.StepContext`; the others are settings. It takes every microbatch and returns
+    the sum of losses over their valid tokens; the evaluation divides the sum of all ranks by the number of these.
+    """
+    mark = _marker(Mark("evaluation_step"))
+    return mark if function is None else mark(function)
+
+
 def _marker(mark: Mark) -> Callable[[F], F]:
     def set_mark(function: F) -> F:
         setattr(function, MARK, mark)

@@ -18,8 +18,9 @@ from ..reporting.records import Records
 from ..state import Progress, Rank, Resources, Step
 from .context import RunContext
 
+STEP = "in place of the forward and backward"
 # Places at which the step in which a hook is called has not ended.
-_UNDER_WAY = tuple(place for place in IN_STEP if place != "after_phase")
+_UNDER_WAY = (STEP, *(place for place in IN_STEP if place != "after_phase"))
 
 
 @frozen(kw_only=True, eq=False)
@@ -45,16 +46,16 @@ class HookCall:
     def __call__(self, step: Step, *, failure: BaseException | None = None, status: str = "") -> None:
         before = _versions(self.model)
         with failures_of(self.part):
-            given = self.function(self._context(step, failure, status), **self.part.arguments)
+            given = self.function(self.context(step, failure, status), **self.part.arguments)
         after = _versions(self.model)
         for number, what in enumerate((PARAMETERS, GRADIENTS)):
             if what != self.changes and before[number] != after[number]:
                 own = "that it changes " + (self.changes if self.changes != NOTHING else "nothing")
                 raise self.part.failed(f"changed {what} {self.place}, and its declaration says {own}")
-        if given is not None:
-            self.records.measured(self._metrics(given))
+        self.record(given)
 
-    def _context(self, step: Step, failure: BaseException | None, status: str) -> RunContext:
+    def context(self, step: Step, failure: BaseException | None = None, status: str = "") -> RunContext:
+        """What the function gets to see."""
         progress = self.progress
         return RunContext(
             place=self.place,
@@ -78,6 +79,11 @@ class HookCall:
             status=status,
             resources=self.resources,
         )
+
+    def record(self, given: Any) -> None:
+        """What the function has returned, as metrics."""
+        if given is not None:
+            self.records.measured(self._metrics(given))
 
     def _metrics(self, given: Any) -> dict[str, float]:
         if not isinstance(given, dict) or not all(isinstance(name, str) for name in given):

@@ -24,7 +24,7 @@ from ..models.parts import ModelParts
 from ..models.transformer import Transformer
 from ..monitoring.alert_actions import AlertActions
 from ..monitoring.poller import Poller
-from ..ops import op_of
+from ..ops import PlanMismatch, op_of
 from ..parallel.fake import FakeDevice
 from ..state import Progress, Rank, Step
 from ..timers import Clocks
@@ -35,7 +35,7 @@ from .memory_owners import MemoryOwners
 from .observer import TraceObserver
 from .schedule import skip_vote
 
-# What a trace does without: data, time, files, and compiling.
+# What a trace does without: data, time, files, compiling, and hooks of the user's own.
 LEFT_OUT = frozenset(
     {
         "setup.bootstrap",
@@ -55,6 +55,8 @@ LEFT_OUT = frozenset(
         "step.check_finite",
         "step.schedule",
         "step.measure",
+        "step.hook",
+        "step.let_go",
     }
 )
 # Its tensors have values: where documents lie decides what comes after it.
@@ -124,6 +126,8 @@ class Program:
     def step(self) -> None:
         """The nodes of a step, one after the other, as the loop calls them."""
         nodes = [n for n in topological(self.plan) if n.kind == "step" and n.op not in LEFT_OUT]
+        if own := next((n for n in nodes if n.op == "step.body"), None):
+            raise PlanMismatch(f"its step is {own.args['user']['function']} of your own, which only a run calls")
         step = Step(index=0)
         with self._watching():
             calls = [(n.id, op_of(n).bind(n, self._resources)()) for n in nodes]

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.distributed
 
 PARTS = '''
 import torch
-from xtrain import action, hook, optimizer, schedule
+from xtrain import action, evaluation_step, hook, optimizer, schedule, step
 
 class Average(torch.optim.Optimizer):
     def __init__(self, groups, lr, beta):
@@ -46,6 +46,16 @@ def weaken(context, factor: float = 0.5):
         if p.ndim > 1:
             p.grad.mul_(factor ** (context.step / 4))
     return {"factor": factor ** (context.step / 4)}
+
+@step
+def one_by_one(context):
+    """The forward and backward as xtrain has them."""
+    for batch in context.batches:
+        (context.forward(batch) * context.scale).backward()
+
+@evaluation_step
+def in_turn(context, factor: float = 1.0):
+    return sum(float(context.forward(batch)) for batch in context.batches) * factor
 
 @action
 def position(context, of: int):
@@ -99,6 +109,22 @@ def test_a_run_in_one_process_goes_on_exactly(train, alone):
     for key in ("action/position/left", "action/position/rate", "hook/weaken/factor"):
         assert [r.get(key) for r in ours] == [r.get(key) for r in theirs]
     assert [r.get("action/position/left") for r in ours] == [None, 2.0, None, 0.0]
+
+
+def test_a_body_that_does_what_the_built_in_one_does_changes_nothing(train, alone):
+    found = train("body", "step=one_by_one", "evaluation_step=in_turn")
+    assert found.curve == alone.curve and found.evals[-1]["loss"] == alone.evals[-1]["loss"]
+    halved = train("halved", "evaluation_step=in_turn", "evaluation_step.factor=0.5")
+    assert halved.evals[-1]["loss"] == pytest.approx(alone.evals[-1]["loss"] / 2, rel=1e-12)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("layout", ["fsdp 2", "tp 2"])
+def test_a_body_works_on_layouts_without_stages(train, alone, layout):
+    name = f"body-{layout.replace(' ', '')}"
+    found = train(name, LAYOUTS[layout], "step=one_by_one", "evaluation_step=in_turn")
+    assert max(worst(found.curve, alone.curve)) < 1e-10
+    assert found.evals[-1]["loss"] == pytest.approx(alone.evals[-1]["loss"], rel=1e-10)
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,7 @@ def test_other_code_does_learn_something_else(train, alone):
 
 OWN_METRICS = {
     "measuring.xtrain": {"action/norms_of/norm"},
+    "stepping.xtrain": {"step/noisy/moved"},
     "watching.xtrain": {"hook/largest/gradient"},
 }
 
@@ -159,5 +160,5 @@ def test_the_examples_of_the_documentation_run(tmp_path):
         steps = int(re.search(r"budget = (\d+) steps", blocks[spec])[1])
         assert [r["step"] for r in records if "loss" in r and "event" not in r] == [*range(1, steps + 1)]
         assert " eval " not in blocks[spec] or any(r.get("event") == "eval" for r in records)
-        own = {key for r in records for key in r if key.startswith(("action/", "hook/"))}
+        own = {key for r in records for key in r if key.startswith(("action/", "hook/", "step/"))}
         assert own == OWN_METRICS.get(spec, set())

@@ -14,7 +14,7 @@ from xtrain.planner.report.render import render
 
 PARTS = '''\
 from typing import Literal
-from xtrain import action, hook, optimizer, schedule, source
+from xtrain import action, evaluation_step, hook, optimizer, schedule, source, step
 import xtrain as x
 
 raise SystemExit("this file was run")
@@ -38,6 +38,12 @@ def scale(context, factor: float = 0.5): ...
 
 @hook(place="at_end")
 def report(context): ...
+
+@step
+def body(context, times: int = 1): ...
+
+@evaluation_step
+def evaluated(context): ...
 
 @action
 def norms_of(context, every_other: int = 2, of: str = "", kind: bool = True):
@@ -99,6 +105,9 @@ CALLS = [
     ("optimizer mine { lr = 1 }\nevery 2 steps norms_of { off = 1 }", "X203", "unknown setting `off`", "`of`"),
     ("optimizer mine { lr = 1 }\nevery 2 steps norms_of { of = 1 }", "X301", "`of` must be a string", None),
     ("optimizer mine { lr = 1 }\nevery 2 steps norms_of(3)", "X226", "takes no parentheses", "`norms_of`"),
+    ("optimizer mine { lr = 1 }\nstep bdy", "X219", "no function with `@step` is called `bdy`", "`body`"),
+    ("optimizer mine { lr = 1 }\nstep evaluated", "X219", "`evaluated` is an evaluation_step", "evaluation_step NAME"),
+    ("optimizer mine { lr = 1 }\nstep body { tims = 1 }", "X203", "unknown setting `tims`", "`times`"),
     ("optimizer mine { lr = 1 }\nhook {}", "X207", "a `hook` needs a name", "hook watch"),
 ]
 
@@ -183,6 +192,23 @@ def test_actions_follow_every_and_on(own):
     assert plan.node("tick.norms_of").op == "tick.user" and plan.node("event.finish.norms_of").kind == "event"
     shown = next(line for line in render(plan).splitlines() if "norms_of" in line)
     assert "every 2 steps" in shown and "300 times" in shown
+
+
+def test_the_bodies_of_steps_and_evaluations_are_blocks(own):
+    loaded = own(f"{GOOD}evaluation_step evaluated\n", sets=("step=body", "step.times=3"))
+    assert loaded.spec is not None, loaded.diagnostics.render()
+    assert loaded.spec.step.call()["arguments"] == {"times": 3} and loaded.spec.evaluation_step.name == "evaluated"
+    Path("again.xtrain").write_text(loaded.resolved_text())
+    again = load_spec("again.xtrain")
+    assert again.spec == loaded.spec, again.diagnostics.render()
+    assert spec_json(loaded.spec)["step"] == {"name": "body", "times": 3}
+    plan = plan_from_path("spec.xtrain", ("step=body",)).plan
+    assert plan.node("step.forward_backward").op == "step.body"
+    assert plan.node("tick.eval.stdlib").args["user"]["function"] == "evaluated"
+    plain = plan_from_path("spec.xtrain").plan
+    assert plain.node("step.forward_backward").op == "step.forward_backward" and plain.config_id != plan.config_id
+    (found, *rest) = plan_from_path("spec.xtrain", ("step=body", "parallel.pp=2"), world=2).diagnostics
+    assert (found.code, len(rest)) == ("X431", 1) and rest[0].code == "X431"
 
 
 def test_an_unused_one_is_a_warning(own):

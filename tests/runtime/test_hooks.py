@@ -13,6 +13,7 @@ from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.dsl.user_parts.places import PLACES
 from xtrain.runtime.data.part_decorators import hook
 from xtrain.runtime.data.user_parts import PartFailed
+from xtrain.runtime.hooks.bodies import user_body
 from xtrain.runtime.hooks.calls import hook_call
 from xtrain.runtime.state import Progress, Step
 
@@ -79,6 +80,41 @@ def test_a_hook_is_told_of_a_failure(tmp_path):
     assert command.returncode == 3
     assert re.search(r"X512\] hooks\.py:8: hook `breaks`: ValueError: on purpose", said), said
     assert "on purpose" in (project.folder / "said").read_text()
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("pass", "has called `context.forward` of 0 of 1 microbatches, and a step takes all"),
+        ("return [context.forward(b).backward() for b in context.batches]", "returned list, and metrics are a dict"),
+        ("next(context.batches).missing", "step `f`: AttributeError"),
+    ],
+)
+def test_a_body_takes_all_microbatches(tmp_path, code, message):
+    (tmp_path / "parts.py").write_text(f"from xtrain import step\n@step\ndef f(context):\n    {code}\n")
+    weight = nn.Parameter(torch.ones(1))
+
+    def whole(_, batch):
+        batch.cross_entropy = weight.sum()
+        return weight
+
+    model = SimpleNamespace(whole=whole, parameters=lambda: [weight])
+    feed = SimpleNamespace(epoch=lambda step: None, phase=lambda index: SimpleNamespace(name="train"))
+    plan = SimpleNamespace(spec=str(tmp_path / "s.xtrain"), timeline=SimpleNamespace(steps=4))
+    rank = SimpleNamespace(device="cpu")
+    resources = {"model": model, "optimizer": None, "feed": feed, "rank": rank, "progress": Progress()}
+    resources["records"] = SimpleNamespace(measured=lambda found: None)
+    digest = module_digest(find_module("parts.py", tmp_path))
+    user = {"module": "parts.py", "function": "f", "digest": digest, "arguments": {}}
+    call = user_body(plan, user, model, rank, accumulate=1, sync="step", resources=resources, ddp=whole)
+    row = SimpleNamespace(
+        input_ids_BS=None, labels_BS=None, positions_BS=torch.zeros(1, 4, dtype=torch.int64), dataset_B=None,
+        real_BS=torch.ones(1, 4, dtype=torch.bool), cumulative_lengths=torch.tensor([0, 4]), sequence=4,
+    )  # fmt: skip
+    with pytest.raises(PartFailed) as caught:
+        call(Step(index=0, microbatches=[row], valid_tokens=4))
+    assert message in str(caught.value)
+    assert caught.value.path == tmp_path / "parts.py" and caught.value.line
 
 
 @pytest.fixture
