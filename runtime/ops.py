@@ -40,7 +40,7 @@ MODULES = (
     "training.ema",
     "training.scheduler",
     "training.observe",
-    "actions.trackers",
+    "reporting.trackers",
     "monitoring.alerts",
     "checkpoint.ops",
     "input.horizon",

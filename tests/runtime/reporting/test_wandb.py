@@ -12,8 +12,8 @@ from projects import Project
 
 from xtrain.planner.load import plan_from_spec
 from xtrain.records.metrics import StepMetrics
-from xtrain.runtime.actions.trackers import config_of_plan
 from xtrain.runtime.reporting.sink import RecordSink
+from xtrain.runtime.reporting.trackers import config_of_plan
 from xtrain.runtime.reporting.wandb_writer import WandbWriter
 
 

@@ -5,11 +5,11 @@ from typing import Any
 from ...planner.plan import Plan
 from ..ops import op
 from ..provenance.metadata import typed_value
-from ..reporting.records import Records
-from ..reporting.sink import RecordSink, RecordWriter
-from ..reporting.tensorboard_writer import TensorBoardWriter
-from ..reporting.wandb_writer import WandbWriter
 from ..state import Progress, Rank
+from .records import Records
+from .sink import RecordSink, RecordWriter
+from .tensorboard_writer import TensorBoardWriter
+from .wandb_writer import WandbWriter
 
 
 @op("setup.log.tensorboard")
