@@ -88,6 +88,9 @@ class Registry(Generic[C], Mapping[str, type[C]]):
     register what they define. Those of a user's own are known to the spec that uses them, and not registered.
     """
 
+    _offers: ClassVar[str] = "xtrain"
+    """The package whose module is being loaded."""
+
     def __init__(self, word: str, folder: str, key: str = "kind") -> None:
         self.word, self.folder, self.key = word, folder, key
         self._own: dict[str, type[C]] = {}
@@ -111,6 +114,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             known = self._own.get(name)
             assert known is None or known.__module__ == component.__module__, f"{self.word} {name} is defined twice"
             self._own[name] = component
+            self._origins[name] = "xtrain" if component.__module__.startswith(f"{PACKAGE}.") else Registry._offers
             if default:
                 self._default = name
             return component
@@ -160,13 +164,15 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             for found in pkgutil.iter_modules(package.__path__):
                 if not found.name.endswith("_torch"):
                     importlib.import_module(f"{package.__name__}.{found.name}")
-            self._own = dict(sorted(self._own.items(), key=lambda item: (item[0] != self._default, item[0])))
-            self._origins = dict.fromkeys(self._own, "xtrain")
+            before = Registry._offers
             for offered in entry_points(group=ENTRY_POINTS):
-                offered.load()
-                package_name = offered.dist.name if offered.dist is not None else offered.value
-                for name in self._own.keys() - self._origins.keys():
-                    self._origins[name] = package_name
+                # What a module defines of other kinds registers here too: it is loaded once.
+                Registry._offers = offered.dist.name if offered.dist is not None else offered.value
+                try:
+                    offered.load()
+                finally:
+                    Registry._offers = before
+            self._own = dict(sorted(self._own.items(), key=lambda item: (item[0] != self._default, item[0])))
         return self._own
 
     # The kind as one block: for what is said of a block whose label is not known ------------------------------------

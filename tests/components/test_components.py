@@ -145,6 +145,28 @@ def test_an_installed_package_offers_components(monkeypatch):
     assert registry["mine"](lr=0.5).lr == 0.5 and registry.label().type.__args__ == ("mine",)
 
 
+def test_a_package_with_components_of_several_kinds_offers_all_of_them(monkeypatch):
+    """Whichever kind is asked for first: its module is loaded once."""
+    first, second = (Registry[Optimizer](word, "optimizers") for word in ("optimizer", "other"))
+    loaded = []
+
+    def load() -> None:
+        if loaded:
+            return
+        loaded.append(True)
+        for registry in (first, second):
+
+            @registry.register()
+            @attrs.frozen
+            class Mine(Optimizer):
+                kind: str = named("mine")
+                lr: float = learning_rate()
+
+    offered = SimpleNamespace(load=load, dist=SimpleNamespace(name="theirs"))
+    monkeypatch.setattr(component, "entry_points", lambda group: [offered])
+    assert first.origin("mine") == second.origin("mine") == "theirs"
+
+
 def test_losses_and_optimizers_have_a_torch_side():
     for registry in (LOSSES, OPTIMIZERS):
         for name in registry:
