@@ -11,6 +11,7 @@ examples:
   xtrain docs parallel                    a block
   xtrain docs parallel.fsdp.reduce        a setting; `reduce` alone finds it too
   xtrain docs eval                        an action; also functions, units, events and fixed words
+  xtrain docs parts.py                    your own functions in a file that `use` names
   xtrain docs X401                        the page of a code, as `xtrain explain` prints it
   xtrain docs --capabilities              which stack, axis and format each component works with
   xtrain docs --markdown > docs/reference.md
@@ -27,7 +28,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="a block, a setting by its path, a word, or a code")
+    parser.add_argument(
+        "topic", nargs="?", metavar="TOPIC", help="a block, a setting by its path, a word, a code, or a file"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the whole reference as Markdown")
     parser.add_argument(
         "--capabilities",
@@ -64,6 +67,8 @@ def run(arguments: argparse.Namespace) -> int:
         from .explain import explain
 
         return explain(arguments.topic)
+    if arguments.topic.endswith(".py"):
+        return _own_functions(arguments.topic)
     from ..dsl.reference.topics import find, near
 
     found = find(arguments.topic)
@@ -73,4 +78,21 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"xtrain docs: nothing is called `{arguments.topic}`; {hint}", file=sys.stderr)
         return 2
     sys.stdout.write(text.topics(found))
+    return 0
+
+
+def _own_functions(path: str) -> int:
+    from ..dsl.diagnostics.diagnostic import Diagnostics
+    from ..dsl.reference.own_functions import own_functions
+
+    wrong = Diagnostics()
+    try:
+        sys.stdout.write(own_functions(path, wrong))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        print(f"xtrain docs: cannot read `{path}`: {reason}", file=sys.stderr)
+        return 2
+    if wrong.has_errors:
+        print(wrong.render(), file=sys.stderr)
+        return 2
     return 0

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from xtrain.dsl.diagnostics.diagnostic import Diagnostics
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
+from xtrain.dsl.reference.own_functions import own_functions
 from xtrain.dsl.spec_json import spec_json
 from xtrain.planner.load import plan_from_path
 from xtrain.planner.mesh.placement import local_bytes
@@ -209,6 +211,21 @@ def test_the_bodies_of_steps_and_evaluations_are_blocks(own):
     assert plain.node("step.forward_backward").op == "step.forward_backward" and plain.config_id != plan.config_id
     (found, *rest) = plan_from_path("spec.xtrain", ("step=body", "parallel.pp=2"), world=2).diagnostics
     assert (found.code, len(rest)) == ("X431", 1) and rest[0].code == "X431"
+
+
+def test_docs_say_what_a_file_declares(own, tmp_path):
+    own("")
+    wrong = Diagnostics()
+    text = own_functions("parts.py", wrong)
+    assert not wrong
+    first = text.split("\n\nbare")[0].splitlines()
+    assert (
+        first[0] == "mine  optimizer, of parts.py:8" and "  an optimizer is chosen by `optimizer mine { … }`" in first
+    )
+    assert "  state = average, square" in first and '  mode  `soft` or `hard`; default "soft"' in first
+    assert "power  whole number; required" in text and "scale  hook, of parts.py:" in text
+    Path("parts.py").write_text("from xtrain import hook\n@hook()\ndef f(c): ...\n")
+    assert "nothing that a spec can use" not in own_functions("parts.py", wrong) and wrong.has_errors
 
 
 def test_an_unused_one_is_a_warning(own):

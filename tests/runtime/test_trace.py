@@ -36,7 +36,7 @@ def test_a_rank_of_every_coordinate_holds_what_was_planned(tmp_path, name):
     check(plan_of(tmp_path, BY_NAME[name]))
 
 
-def test_collators_of_the_users_own_are_not_called(plan_with_collator):
+def test_collators_and_hooks_of_the_users_own_are_not_called(plan_with_collator):
     """Rows of a trace are made up, and stages between the ends of a pipeline have no tokens of them."""
     check(plan_with_collator)
 
@@ -44,7 +44,9 @@ def test_collators_of_the_users_own_are_not_called(plan_with_collator):
 @pytest.fixture
 def plan_with_collator(tmp_path):
     (tmp_path / "parts.py").write_text(
-        'from xtrain import collator\n\n\n@collator(takes="microbatch")\ndef refuse(batch):\n    raise RuntimeError\n'
+        "from xtrain import collator, hook\n\n\n"
+        '@collator(takes="microbatch")\ndef refuse(batch):\n    raise RuntimeError\n'
+        '@hook("after_step")\ndef late(context):\n    raise RuntimeError\n'
     )
     text = """
         use "parts.py"
@@ -55,6 +57,7 @@ def plan_with_collator(tmp_path):
         batch { sequence = 64, rows = 4 }
         collate = to_tensor -> flatten -> shift_tokens -> pack -> refuse
         optimizer adamw { lr = 1e-3 }
+        hook late
         parallel { pp 3 }
     """
     (tmp_path / "traced.xtrain").write_text(text)
