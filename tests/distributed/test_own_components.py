@@ -9,7 +9,7 @@ pytestmark = pytest.mark.distributed
 
 PARTS = '''
 import torch
-from xtrain import action, evaluation_step, hook, optimizer, schedule, step
+from xtrain import action, evaluation_step, hook, loss, optimizer, schedule, step
 
 class Average(torch.optim.Optimizer):
     def __init__(self, groups, lr, beta):
@@ -38,6 +38,11 @@ def averaged(groups, lr, beta: float = 0.9, weight_decay: float = 0.1):
 def triangle(step, total, top: int = 1):
     """Up in a straight line, then down."""
     return (step + 1) / top if step < top else (total - step) / (total - top)
+
+@loss
+def focal(logprob_T, gamma: float = 2.0):
+    """Less weight on tokens that are predicted well already."""
+    return -((1 - logprob_T.exp()) ** gamma) * logprob_T
 
 @hook("after_backward", changes="gradients")
 def weaken(context, factor: float = 0.5):
@@ -71,6 +76,7 @@ dataset made { source = synthetic(), holdout = 10% }
 batch { sequence = 64, micro = 1, rows = 8 }
 optimizer averaged { lr = 0.1, beta = 0.8 }
 scheduler triangle { top = 2 }
+loss focal { gamma = 1.5 }
 hook weaken { factor = 0.25 }
 precision { params = fp64 }
 every 1 step log

@@ -10,6 +10,7 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.reference.own_functions import own_functions
 from xtrain.dsl.spec_json import spec_json
+from xtrain.planner.graph.checkpoint_fit import checkpoint_contents
 from xtrain.planner.load import plan_from_path
 from xtrain.planner.mesh.placement import local_bytes
 from xtrain.planner.report.render import render
@@ -243,6 +244,7 @@ def test_the_plan_says_what_is_called_and_what_it_keeps(own, tmp_path):
     plan = compiled(GOOD)
     args = plan.node("setup.optimizer").args
     assert args["user"]["function"] == "mine" and args["state"] == ["average", "square"] and args["scalars"] == ["step"]
+    assert checkpoint_contents(plan)["optimizer"] == "mine with average, square, step"
     like = compiled("optimizer adamw { lr = 0.1 }\nscheduler cosine {}")
     assert local_bytes(plan, 0) == local_bytes(like, 0)
     assert plan.estimates.checkpoint_bytes == like.estimates.checkpoint_bytes
