@@ -17,9 +17,9 @@ import time
 import numpy as np
 from packing import KINDS, count, lengths_of
 
+from xtrain.components.packings.multipack_run import pack as pack_multipack
 from xtrain.runtime.data.loading.dealing import deal
 from xtrain.runtime.data.loading.order import RowOrder
-from xtrain.runtime.data.packing.pack import pack_multipack
 
 CAPACITY = 8192
 # Rows of a rank in a microbatch, and microbatches of a step.

@@ -24,9 +24,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from xtrain.components.collators.flatten_torch import flatten
+from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.shift_tokens_torch import shift_tokens
+from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.planner.load import plan_from_spec
 from xtrain.planner.plan import PlanPhase
-from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.collators import compose
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
 from xtrain.runtime.data.loading.training_rows import TrainingRows

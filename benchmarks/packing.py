@@ -24,7 +24,8 @@ from pathlib import Path
 import numba
 import numpy as np
 
-from xtrain.runtime.data.packing.pack import pack_multipack, pack_sequential
+from xtrain.components.packings.multipack_run import pack as pack_multipack
+from xtrain.components.packings.sequential_run import pack as pack_sequential
 
 GROUP = 100_000
 ALL = 1 << 40

@@ -63,19 +63,6 @@ REQUIRED: Final[dict[str, str]] = {
 }
 ACTIONS: Final = actions.ACTIONS
 EVENTS: Final[tuple[str, ...]] = get_args(actions.EventName)
-SOURCES: Final[dict[str, type]] = {
-    "python_stdlib": data.PythonStdlib, "text": data.Text, "jsonl": data.JsonLines, "parquet": data.Parquet,
-    "arrow": data.Arrow, "huggingface": data.HuggingFace, "tokens": data.Tokens, "synthetic": data.Synthetic,
-}  # fmt: skip
-# What the sources that need one are given, for instance.
-SAMPLES: Final[dict[str, str]] = {
-    "text": "data/*.txt", "jsonl": "data/*.jsonl", "parquet": "data/*.parquet", "arrow": "data/*.arrow",
-    "tokens": "shards/*.npy", "huggingface": "org/name",
-}  # fmt: skip
-LINKS: Final[dict[str, type]] = {
-    "to_tensor": data.ToTensor, "flatten": data.Flatten, "shift_tokens": data.ShiftTokens, "pack": data.Pack,
-    "shard": data.Shard,
-}  # fmt: skip
 ALL_KINDS: Final = (*KINDS, *LATER_KINDS)
 
 
@@ -102,11 +89,12 @@ def nested(block: type) -> dict[str, type]:
 
 
 def is_block(kind: Any) -> TypeGuard[type]:
-    """Whether an annotation is a class of the schema."""
+    """Whether an annotation is the class of a block, not of a call."""
     if not isinstance(kind, type):
         return False
     if issubclass(kind, Component):
-        return attrs.has(kind) or registry_of(kind) is not None
+        registry = getattr(kind, "components", None)
+        return (registry is None or not registry.call) and (attrs.has(kind) or registry_of(kind) is not None)
     return attrs.has(kind) and kind.__module__.startswith(_SCHEMA)
 
 

@@ -9,9 +9,11 @@ from .diagnostics.source import Span
 from .evaluation.values import Value
 from .schema.actions import Event, Tick
 from .schema.alerts import Alerts
+from .schema.calls import UserCall
 from .schema.cluster import Cluster
+from .schema.collators import Link, usual_chain
 from .schema.component import UserComponent
-from .schema.data import DEFAULT_CHAIN, Batch, Dataset, Link, Mixture, Phase, UserCall
+from .schema.data import Batch, Dataset, Mixture, Phase
 from .schema.ema import Ema
 from .schema.experiment import Experiment, Launch, Workspace
 from .schema.fault_tolerance import FaultTolerance
@@ -81,7 +83,7 @@ class Spec:
     hooks: dict[str, Hook] = field(factory=dict)
     step: StepBody | None = None
     evaluation_step: EvaluationBody | None = None
-    collate: tuple[Link, ...] = DEFAULT_CHAIN
+    collate: tuple[Link, ...] = field(factory=usual_chain)
     ticks: tuple[Tick, ...] = ()
     events: tuple[Event, ...] = ()
     origins: dict[str, Origin] = field(factory=dict, eq=False, repr=False)

@@ -13,11 +13,11 @@ from .evaluation.values import quantity_text
 from .interval import Interval
 from .quantity import Quantity
 from .schema.actions import Action
-from .schema.data import UserCall
+from .schema.calls import UserCall
+from .schema.collators import Link
 from .schema.setting import AUTO, spelled
+from .schema.sources import Source
 from .spec import Spec
-
-_NAMES = {kind: name for table in (blocks.SOURCES, blocks.LINKS) for name, kind in table.items()}
 
 
 def spec_json(spec: Spec) -> dict[str, Any]:
@@ -70,5 +70,5 @@ def value_json(value: Any) -> Any:
             return {value.function: value_json(value.arguments)}
         case None | bool() | int() | float() | str():
             return value
-    name = value.kind if isinstance(value, Action) else _NAMES.get(type(value))
+    name = value.kind if isinstance(value, Action | Source | Link) else None
     return {name: _block(value)} if name is not None else _block(value)

@@ -11,15 +11,14 @@ from .interval import Interval
 from .metric import Metric
 from .quantity import Quantity
 from .schema.actions import Action, Event, Tick
+from .schema.calls import UserCall
 from .schema.component import Component
-from .schema.data import UserCall
 from .schema.setting import AUTO, is_unspoken, open_setting, settings_of
 from .spec import Spec
 from .user_parts.files import is_file
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*|1f1b")
 _RESERVED = ("true", "false", "none", "auto", "then")
-_CALLS = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
 
 
 def resolved_text(spec: Spec) -> str:
@@ -120,8 +119,7 @@ def value_text(value: Any) -> str:
     return _call(value)
 
 
-def _call(value: Any) -> str:
-    name = _CALLS[type(value)]
+def _call(value: Component) -> str:
     arguments = []
     for attribute in attrs.fields(type(value)):
         given = getattr(value, attribute.name)
@@ -129,8 +127,7 @@ def _call(value: Any) -> str:
             arguments.append(f"{attribute.name} = {value_text(given)}")
         else:
             arguments += [value_text(item) for item in (given if isinstance(given, tuple) else (given,))]
-    brackets = bool(arguments) or name in blocks.SOURCES
-    return f"{name}({', '.join(arguments)})" if brackets else name
+    return f"{value.kind}({', '.join(arguments)})" if arguments else value.components.form(value.kind)
 
 
 def _string(text: str) -> str:

@@ -4,35 +4,16 @@ Comments, formatting, the names of `let` constants, defaults written out and the
 therefore change neither.
 """
 
-from typing import Any, get_args
-
-import attrs
+from typing import Any
 
 from ..dsl.quantity import Quantity
 from ..dsl.schema.component import Component, UserComponent
-from ..dsl.schema.data import (
-    Arrow,
-    Dataset,
-    HuggingFace,
-    JsonLines,
-    Link,
-    Pack,
-    Parquet,
-    Phase,
-    PythonStdlib,
-    Shard,
-    Source,
-    Synthetic,
-    Text,
-    Tokens,
-    UserCall,
-)
-from ..dsl.schema.setting import AUTO, Role, is_unspoken, settings_of
+from ..dsl.schema.data import Dataset, Phase
+from ..dsl.schema.setting import Role, is_unspoken, settings_of
 from ..dsl.spec import Spec
 from ..dsl.user_parts.places import NOTHING
 from .canonical import PLAN, digest, portable, whole_numbers
-from .data.data_rules import packed_together
-from .data.source_args import folder_or_name, reads
+from .data.source_args import reads
 from .graph.saving import pretrained
 from .resolved import Resolved
 from .schedule.learning_rate import in_effect
@@ -61,9 +42,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         "model": run.architecture.to_json(),
         "tokenizer": spec.tokenizer.source if spec.tokenizer.source == "bytes" else portable(spec.tokenizer.source),
         "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},
-        "collate": [
-            [type(link).__name__, _link(link, run.align)] for link in spec.collate if not isinstance(link, Shard)
-        ],
+        "collate": [link.identity(run.align) for link in spec.collate if not link.by_layout],
         "batch": {**experiment_settings(spec.batch), "rows": batch.rows},
         "loss": {"kind": spec.loss.kind, **_component(spec.loss)},
         "optimizer": {"kind": spec.optimizer.kind, **_component(spec.optimizer)},
@@ -85,12 +64,11 @@ def config_of(run: Resolved) -> dict[str, Any]:
 def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
     """What is read and how; how conversations are read takes the place of the field with plain text.
 
-    seed: of the experiment, which drawn documents have by themselves: to write it out is no other experiment.
+    seed: of the experiment.
     """
-    if isinstance(dataset.source, Synthetic) and dataset.source.seed == seed:
-        dataset = attrs.evolve(dataset, source=attrs.evolve(dataset.source, seed=AUTO))
     settings = experiment_settings(dataset)
-    found = {name: settings[name] for name in ("source", "text", "holdout", "oversized", "bad_records")}
+    found = {name: settings[name] for name in ("text", "holdout", "oversized", "bad_records")}
+    found = {"source": dataset.source.identity(seed), **found}
     told = reads(dataset)
     return found if told["form"] == "text" else {**found, "text": told}
 
@@ -124,17 +102,6 @@ def _mix(spec: Spec, phase: Phase | None) -> dict[str, Any]:
     return {name: [each, "epochs"] for name, each in found.items()} if in_epochs(weights(spec, phase)) else found
 
 
-def _link(link: Link, align: int) -> dict[str, Any]:
-    if isinstance(link, UserCall):
-        return {"call": _json(link)}
-    settings = experiment_settings(link)
-    if not isinstance(link, Pack):
-        return settings
-    group = packed_together(link)
-    settings.pop("group")
-    return {**settings, "align": align, **({} if group is None else {"group": group})}
-
-
 def experiment_settings(block: Any, label: str = "") -> dict[str, Any]:
     """The settings of a block that belong to the experiment, as JSON; those only other labels have are left out."""
     return {
@@ -150,19 +117,6 @@ def _json(value: Any) -> Any:
     match value:
         case Quantity():
             return [value.value, value.unit]
-        case Text() | JsonLines():
-            return [type(value).__name__, [portable(pattern) for pattern in value.patterns]]
-        case Parquet() | Arrow():
-            return [type(value).__name__, [[portable(pattern) for pattern in value.patterns]]]
-        case Tokens():
-            rest = [_json(value.dtype), _json(value.separator)]
-            return ["Tokens", [[portable(pattern) for pattern in value.patterns], *rest]]
-        case HuggingFace():
-            return ["HuggingFace", [folder_or_name(value.name), value.config, value.split]]
-        case UserCall():
-            return [value.digest, value.function, _json(value.arguments)]
-        case _ if isinstance(value, get_args(Source)) and not isinstance(value, PythonStdlib):
-            return [type(value).__name__, [_json(getattr(value, a.name)) for a in attrs.fields(type(value))]]
         case dict():
             return {name: _json(item) for name, item in value.items()}
         case tuple():

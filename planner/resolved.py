@@ -2,12 +2,12 @@
 
 from attrs import frozen
 
+from ..dsl.schema.collators import row_link
 from ..dsl.schema.model import Precision
 from ..dsl.schema.parallel import Parallel
 from ..dsl.schema.setting import Auto
 from ..dsl.spec import Spec
 from .architecture import Architecture
-from .data.data_rules import alignment
 from .mesh.cluster import device_kind
 from .mesh.layout import Layout
 from .mesh.pipeline import StageAssignment
@@ -45,7 +45,7 @@ def resolve_formats(precision: Precision, parallel: Parallel) -> Formats:
 
 def resolve_align(spec: Spec, ring: int) -> int:
     """Positions to a multiple of which documents are padded: a ring cuts each of them into 2 · ring equal chunks."""
-    given = alignment(spec)
+    given = row_link(spec.collate).align
     return (2 * ring if ring > 1 else 1) if isinstance(given, Auto) else given
 
 

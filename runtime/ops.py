@@ -15,6 +15,7 @@ import cattrs
 from attrs import frozen
 
 from ..dsl.schema.actions import ACTIONS, action_of
+from ..dsl.schema.collators import LINKS
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
 from ..planner.architecture import Architecture
 from ..planner.plan import Node
@@ -35,7 +36,6 @@ MODULES = (
     "parallelize.pipeline",
     "parallelize.gradients",
     "models.weights",
-    "input.user_collators",
     "input.feed",
     "training.ema",
     "training.scheduler",
@@ -109,6 +109,8 @@ def op(name: str, *, gives: str | None = None) -> Callable[[F], F]:
 COMPONENTS: Final = {"setup.loss": LOSSES, "setup.optimizer": OPTIMIZERS}
 # Those of which functions of the user's own have an op, `<op>.user`.
 OF_USERS: Final = {**COMPONENTS, "setup.scheduler": SCHEDULERS}
+# Of components whose node is called after them: the op is `<what stands here>.<kind>`, in a module beside it.
+CALLED_AFTER: Final = {"collate": LINKS}
 
 
 def op_of(node: Node) -> Op:
@@ -128,10 +130,12 @@ def op_of(node: Node) -> Op:
 
 
 def op_named(name: str) -> Op | None:
-    """The op of a name; those of an action, `step.norms` and `tick.norms`, are registered by its torch side."""
-    action = action_of(name) or ACTIONS.get(name.partition(".")[2])
-    if name not in OPS and action is not None:
-        importlib.import_module(action.torch_module())
+    """The op of a name; those of an action, `step.norms` and `tick.norms`, and of a link, `collate.pack`, are
+    registered by its torch side."""
+    head, _, last = name.partition(".")
+    component = CALLED_AFTER[head].of_kind(last) if head in CALLED_AFTER else action_of(name) or ACTIONS.get(last)
+    if name not in OPS and component is not None:
+        importlib.import_module(component.torch_module())
     return OPS.get(name)
 
 

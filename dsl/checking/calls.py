@@ -12,22 +12,19 @@ from ..diagnostics.source import Span
 from ..diagnostics.suggest import closest
 from ..evaluation.values import FAILED, Called, Items, Value, Word, describe
 from ..schema import later
-from ..schema.data import UserCall
+from ..schema.collators import LINKS
+from ..schema.component import Component, Registry
 from ..schema.setting import settings_of
+from ..schema.sources import SOURCES, Source
 from .context import Context, Converter
-from .part_calls import kind_wanted
 from .type_errors import TypeMismatch, joined
 
-_NAMES: dict[type, str] = {kind: name for name, kind in (*blocks.SOURCES.items(), *blocks.LINKS.items())}
-# The end of a path → the source that reads such files; `text` reads the rest.
-_ENDS: Final = {".json": "jsonl", ".parquet": "parquet", ".arrow": "arrow", ".npy": "tokens", ".bin": "tokens"}
-_LATER = (*later.SOURCES, *later.LINKS)
+_LATER: Final = (*later.SOURCES, *later.LINKS)
 
 
-def convert_call(kinds: tuple[type, ...], value: Value, context: Context, around: Converter) -> Any:
-    """The object that a call stands for, one of some classes. Raises Mismatch; FAILED if an argument was wrong."""
-    names = {_NAMES[kind]: kind for kind in kinds if kind is not UserCall}
-    data = value.data
+def convert_call(kind: type[Component], value: Value, context: Context, around: Converter) -> Any:
+    """The component of a kind that a call stands for. Raises Mismatch; FAILED if an argument was wrong."""
+    names, data = kind.components, value.data
     if isinstance(data, Called):
         name, span, call = data.name, data.name_span, data
     elif isinstance(data, Word):
@@ -43,36 +40,40 @@ def convert_call(kinds: tuple[type, ...], value: Value, context: Context, around
         hint, fix = (f"write `{meant}`", Fix(value.span, meant)) if meant else (None, None)
         raise TypeMismatch("X301", message, value, hint=hint, fix=fix)
     place = Value(data, span, value.via)
-    if UserCall in kinds and name in around.parts:
-        return around.parts[name].convert(call, value, context, around)
+    if name in around.parts:
+        return around.parts[name].convert(names, call, value, context, around)
     if name in _LATER:
         raise TypeMismatch("X209", f"`{name}` is not supported yet", place, hint=f"choose {joined(_forms(names))}")
     if name not in names:
-        if UserCall in kinds and around.parts.unread:
+        if around.parts.unread:
             return FAILED  # it may be a part of a module that could not be read, which is reported
-        own = around.parts.of_kind(kind_wanted(context)) if UserCall in kinds else []
+        own = around.parts.of_kind(names.word)
         known = (*names, *own)
         meant = closest(name, known)
         hint = f"did you mean `{meant}`?" if meant else None
         notes = ((f"{context.subject} is one of {', '.join((*_forms(names), *own))}", None),)
         raise TypeMismatch("X219", f"{context.subject} has no `{name}`", place, hint=hint, notes=notes,
                        fix=renamed(span, name, known))  # fmt: skip
-    if isinstance(data, Word) and name in blocks.SOURCES:
-        form = next(form for form in _forms(names) if form.startswith(f"{name}("))
+    if isinstance(data, Word) and names.form(name) != name:
+        form = _form(names, name)
         fix = Fix(span, form) if _variadic(names[name]) is None else None
         raise TypeMismatch("X220", f"`{name}` needs parentheses", place, hint=f"write `{form}`", fix=fix)
     return _build(names[name], call, value, around)
 
 
-def _call_meant(value: Value, names: dict[str, type]) -> str | None:
+def _call_meant(value: Value, names: Registry) -> str | None:
     """What to write instead of a bare path, or instead of a list of links."""
     data = value.data
-    if isinstance(data, str) and "text" in names:
-        source = next((source for end, source in _ENDS.items() if end in data), "text")
-        return f"{source}({value.span.text})"
-    if isinstance(data, Items) and data.values and "pack" in names:
+    if isinstance(data, str) and names is SOURCES:
+        return f"{_source_of(data)}({value.span.text})"
+    if isinstance(data, Items) and data.values and names is LINKS:
         return " -> ".join(each.span.text for each in data.values)
     return None
+
+
+def _source_of(path: str) -> str:
+    """The source that reads a file, by how its name ends."""
+    return max((len(end), name) for name, source in SOURCES.items() for end in source.ends if end in path)[1]
 
 
 def convert_links(item: Any, values: tuple[Value, ...], context: Context, around: Converter) -> Any:
@@ -81,15 +82,13 @@ def convert_links(item: Any, values: tuple[Value, ...], context: Context, around
     return FAILED if any(link is FAILED for link in found) else tuple(found)
 
 
-def _forms(names: dict[str, type]) -> list[str]:
-    """How each class is written: `python_stdlib()`, `text("…")`, `flatten`."""
-    forms = []
-    for name, kind in names.items():
-        if _variadic(kind) is not None:
-            forms.append(f'{name}("…")')
-        else:
-            forms.append(f"{name}()" if name in blocks.SOURCES else name)
-    return forms
+def _forms(names: Registry) -> list[str]:
+    return [_form(names, name) for name in names]
+
+
+def _form(names: Registry, name: str) -> str:
+    """How a component is written: `python_stdlib()`, `text("…")`, `flatten`."""
+    return names.form(name) if _variadic(names[name]) is None else f'{name}("…")'
 
 
 def _variadic(kind: type) -> attrs.Attribute | None:
@@ -141,7 +140,7 @@ def _patterns(attribute: attrs.Attribute, call: Called, value: Value, around: Co
     single = get_origin(attribute.type) is not tuple
     if not call.positional:
         needed = "the name of a dataset, or a folder" if single else "the path of a file, or a pattern"
-        hint = f'write `{call.name}("{blocks.SAMPLES[call.name]}")`'
+        hint = f'write `{call.name}("{SOURCES[call.name].sample}")`'
         raise TypeMismatch("X220", f"`{call.name}` needs {needed}", value, hint=hint)
     if single and len(call.positional) > 1:
         _ArgumentErrors(around).too_many(call.name, 1, call.positional[1])
@@ -188,8 +187,8 @@ class _ArgumentErrors:
             return
         known = settings_of(kind)
         meant = closest(argument, known)
-        owner = "this is a setting of the dataset: write it next to `source`" if name in blocks.SOURCES else None
-        owner = owner if argument in settings_of(blocks.KINDS["dataset"]) else None
+        of_dataset = issubclass(kind, Source) and argument in settings_of(blocks.KINDS["dataset"])
+        owner = "this is a setting of the dataset: write it next to `source`" if of_dataset else None
         fields = f"arguments of `{name}`: {', '.join(known)}" if known else f"`{name}` has no named arguments"
         self.diagnostics.error(
             "X203", f"unknown argument `{argument}` of `{name}`", span,

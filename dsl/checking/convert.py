@@ -7,12 +7,13 @@ value and of every name it came through, and `FAILED` stands in for it.
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from ..blocks import choices_of, is_block
+from ..blocks import choices_of
 from ..diagnostics.diagnostic import Fix
 from ..evaluation.values import FAILED, Bounds, Items, Links, Mapping, Value, Word, describe, is_number
 from ..interval import Interval
 from ..metric import FORM, Metric
 from ..quantity import Quantity
+from ..schema.calls import is_call
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Setting
 from .calls import convert_call, convert_links
@@ -61,8 +62,8 @@ def _convert(annotation: Any, value: Value, context: Context, around: Converter)
     if data is None and NoneType in parts:
         return None
     parts = tuple(part for part in parts if part not in (Auto, NoneType))
-    if all(is_block(part) for part in parts):
-        return convert_call(parts, value, context, around)
+    if is_call(parts[0]):
+        return convert_call(parts[0], value, context, around)
     words = next((part for part in parts if get_origin(part) is Literal), None)
     if words is not None and (len(parts) == 1 or isinstance(data, Word | str)):
         return _word(words, value, context)
@@ -99,7 +100,7 @@ def _is_constant(data: Any) -> bool:
 
 def _items(item: Any, annotation: Any, value: Value, context: Context, around: Converter) -> Any:
     data = value.data
-    if is_block(item) or any(is_block(part) for part in get_args(item)):
+    if is_call(item):
         links = data.values if isinstance(data, Links) else (value,)
         return convert_links(item, links, context, around)
     if not isinstance(data, Items):

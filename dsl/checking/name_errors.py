@@ -15,6 +15,7 @@ from ..diagnostics.synonyms import ours
 from ..evaluation.sections import Section, SectionEntry, Tree
 from ..evaluation.values import FAILED, Items, Mapping, Value
 from ..schema import later
+from ..schema.collators import LINKS
 from ..schema.setting import AUTO, Auto, Setting, open_setting, settings_of
 from .context import Context
 
@@ -93,7 +94,7 @@ class NameErrors:
         hint = f"did you mean `{meant}`?" if meant else None
         fix = renamed(word, kind, blocks.ALL_KINDS)
         fix = fix if fix and fix.text in blocks.KINDS else None
-        if kind in blocks.LINKS:
+        if kind in LINKS:
             hint, notes = "links of `collate` are joined by `->`", []
         elif kind in ("if", "for", "while", "else"):
             hint, notes = "a spec has no conditions and no loops", []

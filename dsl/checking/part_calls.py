@@ -9,17 +9,13 @@ from ..diagnostics.source import Span
 from ..diagnostics.suggest import closest
 from ..evaluation.values import FAILED, Called, Items, Mapping, Value, Word, describe, is_number, show_number
 from ..quantity import Quantity
-from ..schema.data import UserCall
+from ..schema.calls import UserCall
+from ..schema.component import Registry
 from ..schema.setting import Setting
-from ..user_parts.kinds import PART_KINDS, Kind
+from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import COMPUTED, REQUIRED, Declared, Parameter
 from .context import Context, Converter, report
 from .type_errors import TypeMismatch, joined, list_mismatch, map_mismatch
-
-
-def kind_wanted(context: Context) -> Kind:
-    """The kind of part that a setting takes."""
-    return "source" if context.name == "source" else "collator"
 
 
 @define(eq=False)
@@ -32,15 +28,16 @@ class DeclaredPart:
     use: Span = field(repr=False)
     used: bool = False
 
-    def convert(self, call: Called, value: Value, context: Context, around: Converter) -> Any:
-        """The call as a `UserCall`; FAILED after reporting what is wrong. Raises Mismatch where it does not belong."""
+    def convert(self, kinds: Registry, call: Called, value: Value, context: Context, around: Converter) -> Any:
+        """The call as a component of a kind; FAILED after reporting what is wrong. Raises Mismatch where it does not
+        belong."""
         declared, name = self.declared, self.declared.name
         self.used = True
         place = Value(call, call.name_span, value.via)
-        wanted = kind_wanted(context)
         note = ((f"`{name}` is declared here", declared.span),)
-        if declared.kind != wanted:
-            own, other = PART_KINDS[declared.kind], PART_KINDS[wanted]
+        if declared.kind != kinds.word:
+            own = PART_KINDS[declared.kind]
+            other = next(kind for kind in PART_KINDS.values() if kind.name == kinds.word)
             message = f"`{name}` is {own.noun}, and {context.subject} takes {other.noun}"
             raise TypeMismatch("X219", message, place, hint=f"{own.noun} {own.chosen}", notes=note)
         if isinstance(value.data, Word) and declared.kind == "source":
@@ -60,8 +57,8 @@ class DeclaredPart:
                 arguments[parameter.name] = parameter.default
         if any(argument is FAILED for argument in arguments.values()):
             return FAILED
-        return UserCall(
-            module=self.module, function=name, digest=self.digest, arguments=arguments, does=declared.does,
+        return kinds.of_users(
+            module=self.module, function=name, digest=self.digest, arguments=arguments, summary=declared.does,
             **declared.options,
         )  # fmt: skip
 

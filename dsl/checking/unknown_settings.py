@@ -16,7 +16,8 @@ from ..diagnostics.synonyms import ours
 from ..evaluation.sections import Section, Tree
 from ..quantity import Quantity
 from ..schema import later
-from ..schema.component import variant
+from ..schema.collators import LINKS
+from ..schema.component import Component, variant
 from ..schema.setting import Setting, open_setting, settings_of, spelled
 
 _PLAIN: Final = {bool: False, int: 2, float: 1.0, str: "", Any: None}
@@ -108,7 +109,7 @@ class UnknownSettings:
             self.kind(meant)
             return
         self.paths.add("dataset")  # whatever has a name may have been one
-        if kind in (*blocks.LINKS, *later.LINKS):
+        if kind in (*LINKS, *later.LINKS):
             self.kind("collate")
         elif kind not in blocks.ACTIONS and not self._elsewhere(kind):
             for unwritten in blocks.KINDS.keys() - tree.root.blocks.keys() - tree.named.keys():
@@ -159,7 +160,7 @@ def stand_in_of(kind: Any, meta: Setting | None = None) -> Any:
         return get_origin(kind)()
     if kind is Quantity:
         return Quantity(1, meta.units[0] if meta else "steps")
-    if blocks.is_block(kind):
+    if blocks.is_block(kind) or (isinstance(kind, type) and issubclass(kind, Component)):
         return stand_in_block(kind)
     return _PLAIN[kind]
 

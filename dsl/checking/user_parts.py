@@ -17,18 +17,19 @@ from ..evaluation.sections import Section
 from ..evaluation.values import Word
 from ..schema import later
 from ..schema.actions import ACTIONS, Action
+from ..schema.collators import LINKS
 from ..schema.component import Component, UserComponent, registry_of
+from ..schema.sources import SOURCES
 from ..syntax import tree as s
 from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
-from ..user_parts.kinds import PART_KINDS, Kind
+from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import read_parts
 from .part_calls import DeclaredPart
 from .user_components import component_of, names_taken
 
-# Words that a spec understands in another way; nodes of a plan go by some of them.
+# Words that a spec understands in another way, beside the names of components; nodes of a plan go by some of them.
 _TAKEN: Final = frozenset((
-    *blocks.SOURCES, *blocks.LINKS, *later.SOURCES, *later.LINKS, *functions.FUNCTIONS, "true", "false", "none",
-    "auto", "microbatches",
+    *later.SOURCES, *later.LINKS, *functions.FUNCTIONS, "true", "false", "none", "auto", "microbatches",
 ))  # fmt: skip
 
 
@@ -41,7 +42,7 @@ class DeclaredParts(dict[str, DeclaredPart]):
 
     unread: bool = False
 
-    def of_kind(self, kind: Kind) -> list[str]:
+    def of_kind(self, kind: str) -> list[str]:
         """The names of those of one kind."""
         return [name for name, part in self.items() if part.declared.kind == kind]
 
@@ -208,7 +209,7 @@ class _UseReader:
         for each in declared or ():
             earlier = self.parts.get(each.name)
             block = PART_KINDS[each.kind].block
-            if each.name in (names_taken(block) if block else _TAKEN):
+            if each.name in (names_taken(block) if block else (*_TAKEN, *SOURCES, *LINKS)):
                 message = f"`{each.name}` is already a word of the language"
                 self.diagnostics.error("X224", message, each.span, hint="give the function another name")
                 self.parts.unread = True

@@ -15,10 +15,12 @@ from ..interval import Interval
 from ..metric import Metric
 from ..quantity import UNITS, Quantity
 from ..schema import actions
+from ..schema.calls import is_call
+from ..schema.collators import LINKS, usual_chain
 from ..schema.component import UserComponent
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
-from ..spec import Spec
+from ..schema.sources import SOURCES
 from ..spec_json import value_json
 from ..syntax.numbers import MULTIPLIERS
 from .reference import described, label_setting
@@ -42,7 +44,7 @@ def json_schema() -> Schema:
     properties["dataset"]["minProperties"] = 1
     links = {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/link"}}
     properties["collate"] = {"description": "links from samples to rows", **links}
-    properties["collate"]["default"] = value_json(attrs.fields_dict(Spec)["collate"].default)
+    properties["collate"]["default"] = value_json(usual_chain())
     used = "modules of your own Python functions: paths from the folder of the spec, or dotted names"
     properties["use"] = {"description": used, "type": "array", "items": {"type": "string"}}
     for key, kind in (("every", actions.Tick), ("on", actions.Event)):
@@ -57,8 +59,8 @@ def json_schema() -> Schema:
         "additionalProperties": False,
         "$defs": {
             "action": _one_of(blocks.ACTIONS),
-            "source": {**_one_of(blocks.SOURCES), "additionalProperties": _OWN},
-            "link": {**_one_of(blocks.LINKS), "additionalProperties": _OWN},
+            "source": {**_one_of(SOURCES), "additionalProperties": _OWN},
+            "link": {**_one_of(LINKS), "additionalProperties": _OWN},
         },
     }
 
@@ -144,7 +146,7 @@ def _setting(attribute: attrs.Attribute, meta: Setting | None) -> Schema:
 
 def _typed(annotation: Any, meta: Setting) -> Schema:
     parts = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    if all(blocks.is_block(part) for part in parts):
+    if is_call(parts[0]):
         return {"$ref": "#/$defs/source"}
     found = [_part(part, meta) for part in parts if part not in (Auto, NoneType)]
     found += [{"const": str(AUTO)}] if Auto in parts else []

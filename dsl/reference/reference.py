@@ -14,8 +14,10 @@ from ..interval import Interval
 from ..metric import Metric
 from ..quantity import Quantity
 from ..schema import actions
+from ..schema.collators import LINKS
 from ..schema.component import registry_of, variant, variants
 from ..schema.setting import AUTO, Auto, Range, Role, Setting, at_least, open_setting, settings_of, spelled
+from ..schema.sources import SOURCES
 from ..spec_text import value_text
 
 ROLES: Final[dict[Role, str]] = {
@@ -86,8 +88,8 @@ def pages() -> tuple[ReferencePage, ...]:
     found.append(_page("every", "every", actions.Tick, "statement"))
     found.append(_page("on", "on", actions.Event, "statement"))
     found += [_page(name, name, action, "action") for name, action in blocks.ACTIONS.items()]
-    found += [_page(name, name, source, "source") for name, source in blocks.SOURCES.items()]
-    found += [_page(name, name, link, "link") for name, link in blocks.LINKS.items()]
+    found += [_page(name, name, source, "source") for name, source in SOURCES.items()]
+    found += [_page(name, name, link, "link") for name, link in LINKS.items()]
     return tuple(found)
 
 
@@ -153,7 +155,7 @@ def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:
     if field.group == "link":
         return f"collate = … -> {name}({setting})"
     if field.group == "source":
-        sample = f'"{blocks.SAMPLES[name]}", ' if name in blocks.SAMPLES else ""
+        sample = f'"{given}", ' if (given := SOURCES[name].sample) else ""
         return f"dataset NAME {{ source = {name}({sample}{setting}) }}"
     if field.group == "statement":
         return f"every {field.example} log" if name == "every" else f"on nan({field.example}) skip"

@@ -1,7 +1,9 @@
 """Components: what a spec chooses by name, each a class that is registered by the file that says all there is of it.
 
-`optimizer adamw { … }` is an object of the class that is registered as `adamw` among the optimizers. The base class of
-a kind says what the rest of xtrain asks of a component; it stands for the block where no component is chosen yet.
+`optimizer adamw { … }` is an object of the class that is registered as `adamw` among the optimizers, and so is
+`text("*.txt")` of the one that is registered as `text` among the sources, with its settings as arguments. The base
+class of a kind says what the rest of xtrain asks of a component; it stands for the block where no component is chosen
+yet.
 """
 
 import importlib
@@ -23,7 +25,8 @@ class Component:
     """The base of all components.
 
     kind: the name a spec chooses it by; of model families it is called `family`. A class declares it by `named`, and
-    its settings beside it; or as a class variable where the block has another label, as the dataset of `eval DATASET`.
+    its settings beside it; or as a class variable where no label says it, as that of a call, or where the label says
+    another thing, as in `eval DATASET`.
     """
 
     components: ClassVar["Registry[Any]"]
@@ -33,6 +36,11 @@ class Component:
     def torch_module(cls) -> str:
         """The module that ranks import for it: `…_torch`, beside its own."""
         return f"{cls.__module__}_torch"
+
+    @classmethod
+    def run_module(cls) -> str:
+        """The module that any process imports which runs it, without torch: `…_run`, beside its own."""
+        return f"{cls.__module__}_run"
 
 
 class UserComponent(Component):
@@ -83,16 +91,26 @@ def named(name: str) -> Any:
 class Registry(Generic[C], Mapping[str, type[C]]):
     """Name → class of the components of one kind, in the order of the schema; loaded when first asked for.
 
-    word: that opens the block. folder: of xtrain's own components. key: the attribute with the name of a component.
-    Others are offered by installed packages through entry points of the group `xtrain.components`: modules that
-    register what they define. Those of a user's own are known to the spec that uses them, and not registered.
+    word: that opens the block, or what a call is called. folder: of xtrain's own components. Others are offered by
+    installed packages through entry points of the group `xtrain.components`: modules that register what they define.
+    Those of a user's own are known to the spec that uses them, and not registered. key: the attribute with the name of
+    a component. call: how a component of a kind that is chosen by calls is written without arguments; empty for blocks.
+    order: what the components are sorted by, before the default comes first and the others by their names.
     """
 
     _offers: ClassVar[str] = "xtrain"
     """The package whose module is being loaded."""
 
-    def __init__(self, word: str, folder: str, key: str = "kind") -> None:
-        self.word, self.folder, self.key = word, folder, key
+    def __init__(
+        self,
+        word: str,
+        folder: str,
+        key: str = "kind",
+        *,
+        call: str = "",
+        order: Callable[[type[C]], Any] = lambda component: "",
+    ) -> None:
+        self.word, self.folder, self.key, self.call, self._order = word, folder, key, call, order
         self._own: dict[str, type[C]] = {}
         self._origins: dict[str, str] = {}
         self._default = ""
@@ -105,7 +123,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         return block
 
     def register(self, *, default: bool = False) -> Callable[[type[C]], type[C]]:
-        """Decorates a component. default: a spec without the block has it."""
+        """Decorates a component. default: a spec without the block has it, and it stands in for a call that is
+        wrong."""
 
         def add(component: type[C]) -> type[C]:
             own = component.__dict__[self.key]
@@ -122,7 +141,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         return add
 
     def user(self, component: type[C]) -> type[C]:
-        """Decorates the class that functions of the user's own inherit from, a `UserComponent`."""
+        """Decorates the class that functions of the user's own inherit from, a `UserComponent`; of a kind that is
+        chosen by calls the class that a call of any of them becomes."""
         self._user = component
         return component
 
@@ -143,6 +163,14 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         own = self._loaded_own()
         return own[self._default] if self._default else next(iter(own.values()))
 
+    def of_kind(self, kind: str) -> type[C] | None:
+        """The component that a plan calls so, that of the user's own functions among them, where calls choose it."""
+        return self.get(kind) or (self._user if self._user is not None and self._user.kind == kind else None)
+
+    def form(self, name: str) -> str:
+        """How a call of a component without arguments is written."""
+        return self.call.format(name)
+
     def origin(self, name: str) -> str:
         """Where a component comes from: `xtrain`, or the installed package that offers it."""
         self._loaded_own()
@@ -162,7 +190,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             self._loaded = True
             package = importlib.import_module(f"{PACKAGE}.{self.folder}")
             for found in pkgutil.iter_modules(package.__path__):
-                if not found.name.endswith("_torch"):
+                if not found.name.endswith(("_torch", "_run")):
                     importlib.import_module(f"{package.__name__}.{found.name}")
             before = Registry._offers
             for offered in entry_points(group=ENTRY_POINTS):
@@ -172,8 +200,11 @@ class Registry(Generic[C], Mapping[str, type[C]]):
                     offered.load()
                 finally:
                     Registry._offers = before
-            self._own = dict(sorted(self._own.items(), key=lambda item: (item[0] != self._default, item[0])))
+            self._own = dict(sorted(self._own.items(), key=self._place))
         return self._own
+
+    def _place(self, item: tuple[str, type[C]]) -> tuple[bool, Any, str]:
+        return item[0] != self._default, self._order(item[1]), item[0]
 
     # The kind as one block: for what is said of a block whose label is not known ------------------------------------
 

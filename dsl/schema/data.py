@@ -1,114 +1,15 @@
-"""What the model learns from: `dataset` and its sources, `batch`, the links of `collate`."""
+"""What the model learns from: `dataset`, `mixture`, `phase` and `batch`."""
 
-from typing import Any, Literal
+from typing import Literal
 
-from attrs import field, frozen
+from attrs import frozen
 
 from ..quantity import Quantity
 from .names import file_name, file_path
 from .setting import AUTO, Auto, Role, at_least, label, not_negative, positive, setting, share
+from .sources import Source
 
-
-@frozen
-class PythonStdlib:
-    """`python_stdlib()`: the modules of Python's standard library, one document each."""
-
-
-@frozen
-class Text:
-    """`text("data/*.txt", …)`: files of plain UTF-8 text, one document each (also .gz and .zst)."""
-
-    patterns: tuple[str, ...] = label(check=file_path)
-
-
-@frozen
-class JsonLines:
-    """`jsonl("data/*.jsonl", …)`: files with one JSON object per line (also .gz and .zst), one record each."""
-
-    patterns: tuple[str, ...] = label(check=file_path)
-
-
-@frozen
-class Parquet:
-    """`parquet("data/*.parquet", …)`: Parquet files, one record per row."""
-
-    patterns: tuple[str, ...] = label(check=file_path)
-
-
-@frozen
-class Arrow:
-    """`arrow("data/*.arrow", …)`: Arrow files (stream or file format), one record per row."""
-
-    patterns: tuple[str, ...] = label(check=file_path)
-
-
-@frozen
-class HuggingFace:
-    """`huggingface("org/name or folder", …)`: a dataset of the Hugging Face library, from the hub or a local folder."""
-
-    name: str = label(check=file_path)
-    config: str | None = setting(
-        "configuration of the dataset; none: its only configuration", default=None, example='"en"'
-    )
-    split: str = setting("split of the dataset", default="train")
-
-
-@frozen
-class Tokens:
-    """`tokens("shards/*.npy", …)`: files of token ids, used without tokenizing.
-
-    A .npy file, bare numbers, the pair .bin and .idx of Megatron, a shard with the header of nanogpt or llm.c, or the
-    folder of a token store that xtrain has made.
-    """
-
-    patterns: tuple[str, ...] = label(check=file_path)
-    dtype: Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"] = setting(
-        "integer type; auto: that of a .npy file, uint16 for any other file", default="auto"
-    )
-    separator: int | Auto = setting(
-        "id that ends a document; auto: the tokenizer's end of text", default=AUTO, check=at_least(0)
-    )
-
-
-@frozen
-class Synthetic:
-    """`synthetic(…)`: random documents of a made-up language, for tests without data.
-
-    Its words follow each other by rules that can be learned, the same for every seed: a seed picks the documents.
-    """
-
-    documents: int = setting("number of documents", default=10_000, check=at_least(1))
-    length: int = setting("mean length of a document, in tokens", default=512, check=at_least(3))
-    spread: float = setting(
-        "standard deviation of the logarithm of the lengths; 0: all have the same length",
-        default=0.5,
-        check=not_negative,
-    )
-    seed: int | Auto = setting("seed of the documents; auto: that of the experiment", default=AUTO, check=at_least(0))
-
-
-@frozen
-class UserCall:
-    """`name(…)`: a source, or a link of `collate`, that is a function of your own; `use` makes it known.
-
-    module: path of the file, or dotted name. digest: of the file's content. arguments: by name, in the order of the
-    function's parameters. takes, gives: what a link takes and gives; empty for a source. does: the first line of its
-    docstring.
-    """
-
-    module: str
-    function: str
-    digest: str
-    arguments: dict[str, Any]
-    takes: str = ""
-    gives: str = ""
-    does: str = field(default="", eq=False)
-
-
-Source = PythonStdlib | Text | JsonLines | Parquet | Arrow | HuggingFace | Tokens | Synthetic | UserCall
 TEMPLATES = ("chatml", "llama3", "plain")  # of conversations, that need no file
-WITH_PATTERNS = (Text, JsonLines, Parquet, Arrow, Tokens)
-WITH_FIELDS = (JsonLines, Parquet, Arrow, HuggingFace, UserCall)  # records that have fields
 
 
 @frozen
@@ -239,44 +140,3 @@ class Batch:
         check=at_least(0),
         role=Role.EXECUTION,
     )
-
-
-@frozen
-class ToTensor:
-    """`to_tensor`: token arrays to tensors."""
-
-
-@frozen
-class Flatten:
-    """`flatten`: rows of samples into one list of samples."""
-
-
-@frozen
-class ShiftTokens:
-    """`shift_tokens`: labels are the inputs shifted by one, inside each document."""
-
-
-@frozen
-class Pack:
-    """`pack(sequential)`: documents packed into rows of equal length."""
-
-    method: Literal["sequential", "multipack", "best_fit"] = setting("how rows are filled", default="sequential")
-    group: int | Auto = setting(
-        "documents that are packed together; auto: 100,000; not for sequential",
-        default=AUTO,
-        check=at_least(1),
-    )
-    align: int | Auto = setting(
-        "documents are padded to a multiple of this; auto: 2 · ring with ring attention, else 1",
-        default=AUTO,
-        check=at_least(1),
-    )
-
-
-@frozen
-class Shard:
-    """`shard`: the part of each row that a context-parallel rank holds; added automatically if cp is above 1."""
-
-
-Link = ToTensor | Flatten | ShiftTokens | Pack | Shard | UserCall
-DEFAULT_CHAIN: tuple[Link, ...] = (ToTensor(), Flatten(), ShiftTokens(), Pack())

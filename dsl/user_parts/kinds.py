@@ -5,7 +5,7 @@ from typing import Any, Final, Literal
 
 from attrs import field, frozen
 
-from .links import KINDS as LINK_KINDS
+from ..schema.collators import KINDS as LINK_KINDS
 from .places import CHANGES, PLACES
 
 Kind = Literal["source", "collator", "loss", "optimizer", "schedule", "hook", "action", "step", "evaluation_step"]

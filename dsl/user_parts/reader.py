@@ -10,9 +10,9 @@ from attrs import field, frozen
 from ..diagnostics.diagnostic import Diagnostics
 from ..diagnostics.source import Source, Span
 from ..diagnostics.suggest import did_you_mean
+from ..schema.collators import LOCAL_MICROBATCH, MICROBATCH, may_give
 from .files import parse_quietly
 from .kinds import GENERATOR, PART_KINDS, Kind, Option, names_of
-from .links import LOCAL_MICROBATCH, MICROBATCH, may_give
 from .places import MAY_CHANGE, NOTHING, may_change
 from .types import parameter_type, widened
 

@@ -5,14 +5,14 @@ the loader compares the content of rows instead.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any
 
+from ...dsl.schema.collators import LINKS
+from ...dsl.schema.packings import PACKINGS
+from ...dsl.schema.sources import SOURCES
 from ..plan import Node, Plan
 from ..units import plural
 from .resumable_rules import Reason
-
-# Links that follow from the layout, whoever writes them.
-_BY_LAYOUT: Final = ("collate.shard", "collate.microbatches")
 
 
 def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
@@ -92,7 +92,8 @@ def _content(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterat
         ]
         changes = ", ".join(f"{key} {_option(before, key)} → {_option(after, key)}" for key in names)
         # Code may be written otherwise and give the same, and a separator be that of the tokenizer.
-        certain = not {*names} & {"digest", "module", "function", "separator", "dtype"}
+        source = SOURCES.of_kind(after["kind"])
+        certain = source is None or not {*names} & {*source.may_agree}
         unless = "" if certain else ", unless both give the same"
         yield other("source", f"{changes}: rows would have other text{unless}", certain)
     yield from _reads(before["reads"], after["reads"], other)
@@ -133,11 +134,11 @@ def _reads(
 
 
 def _packing(a: Plan, b: Plan) -> Iterator[Reason]:
-    """`best_fit` packs the rows of `multipack`, and deals them otherwise to the ranks of a step."""
+    """Two packings may pack the same rows, and deal them otherwise to the ranks of a step."""
     (method_a, group_a), (method_b, group_b) = (
         (plan.node("collate.pack").args["method"], plan.node("collate.pack").args.get("group")) for plan in (a, b)
     )
-    if method_a != method_b and "sequential" in (method_a, method_b):
+    if PACKINGS[method_a].rows() != PACKINGS[method_b].rows():
         text = f"{method_a} → {method_b}: documents are packed into other rows"
         yield Reason(kind="incompatible", path="collate", text=text)
     elif group_a != group_b:
@@ -177,7 +178,9 @@ def _evaluated(a: Plan, b: Plan) -> Iterator[Reason]:
 
 def _collators(a: Plan, b: Plan) -> Iterator[Reason]:
     """Collators of the user's own: the rows of the run stay, and what is made of them is learned from here on."""
-    links = [[node for node in plan.of_kind("collate") if node.op not in _BY_LAYOUT] for plan in (a, b)]
+    # Links that follow from the layout, whoever writes them.
+    by_layout = ("collate.microbatches", *(f"collate.{name}" for name, link in LINKS.items() if link.by_layout))
+    links = [[node for node in plan.of_kind("collate") if node.op not in by_layout] for plan in (a, b)]
     before, after = ([(node.op, _called(node)) for node in chain] for chain in links)
     if before == after:
         return

@@ -1,44 +1,23 @@
 """The links of `collate`: what each takes and gives, whether they fit together, and what stands in the plan."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
-from ...dsl.schema.data import Flatten, Link, Pack, Shard, ShiftTokens, ToTensor, UserCall
+from ...dsl.schema.calls import UserCall
+from ...dsl.schema.collators import KINDS, LINKS, LOCAL_MICROBATCH, MICROBATCH, RAW_ROWS, Link, usual_chain
 from ...dsl.spec import Spec
-from ...dsl.user_parts.links import (
-    KINDS,
-    LABELLED_SAMPLES,
-    LOCAL_MICROBATCH,
-    MICROBATCH,
-    RAW_ROWS,
-    TENSOR_ROWS,
-    TOKEN_SAMPLES,
-)
 from ..findings import Findings
 from ..plan import Plan
 
-# What a link takes and gives; the first takes what the reader yields, the last gives what a model takes.
-LINKS: Final[dict[type[Link], tuple[str, str, str]]] = {
-    ToTensor: ("to_tensor", RAW_ROWS, TENSOR_ROWS),
-    Flatten: ("flatten", TENSOR_ROWS, TOKEN_SAMPLES),
-    ShiftTokens: ("shift_tokens", TOKEN_SAMPLES, LABELLED_SAMPLES),
-    Pack: ("pack", LABELLED_SAMPLES, MICROBATCH),
-    Shard: ("shard", MICROBATCH, LOCAL_MICROBATCH),
-}
-CHAIN: Final = "to_tensor -> flatten -> shift_tokens -> pack"
-
-
-def typed(link: Link) -> tuple[str, str, str]:
-    """The name of a link, the kind of value it takes and the kind it gives."""
-    return (link.function, link.takes, link.gives) if isinstance(link, UserCall) else LINKS[type(link)]
-
 
 def resolve_chain(spec: Spec, ring: int, ulysses: int) -> tuple[Link, ...]:
-    """The links of `collate`, with `shard` exactly where there is context parallelism, or a collator behind it."""
+    """The links of `collate`, with the one that the layout decides on exactly where there is context parallelism, or a
+    collator behind it."""
+    (cut,) = (link for link in LINKS.values() if link.by_layout)
     if ring * ulysses > 1:
-        return spec.collate if Shard() in spec.collate else (*spec.collate, Shard())
-    behind = any(not isinstance(link, Shard) and typed(link)[1] == LOCAL_MICROBATCH for link in spec.collate)
-    return tuple(link for link in spec.collate if behind or not isinstance(link, Shard))
+        return spec.collate if any(link.by_layout for link in spec.collate) else (*spec.collate, cut())
+    behind = any(not link.by_layout and link.takes == LOCAL_MICROBATCH for link in spec.collate)
+    return tuple(link for link in spec.collate if behind or not link.by_layout)
 
 
 def own_modules(plan: Plan) -> dict[str, str]:
@@ -56,7 +35,7 @@ def call_text(call: Mapping[str, Any]) -> str:
 def node_ids(links: tuple[Link, ...]) -> list[str]:
     """The id of each link's node; links of one name are numbered from the second on."""
     found: list[str] = []
-    names = [typed(link)[0] for link in links]
+    names = [link.name for link in links]
     for place, name in enumerate(names):
         number = names[: place + 1].count(name)
         found.append(f"collate.{name}" if number == 1 else f"collate.{name}.{number}")
@@ -67,27 +46,26 @@ def check_chain(spec: Spec, found: Findings) -> None:
     """Each link must take what the one before it gives, from the rows of the reader to what a model takes."""
     given, before = RAW_ROWS, "the reader"
     for link in spec.collate:
-        name, takes, gives = typed(link)
-        if takes != given:
-            message = f"collate: `{name}` takes {takes}, but {before} gives {given}"
+        if link.takes != given:
+            message = f"collate: `{link.name}` takes {link.takes}, but {before} gives {given}"
             found.fail("data.collate", "X508", "collate", message, _hint(spec, link, given))
             return
-        given, before = gives, f"`{name}`"
+        given, before = link.gives, f"`{link.name}`"
     if given not in (MICROBATCH, LOCAL_MICROBATCH):
         message = f"collate: a model takes a {MICROBATCH}, but {before} gives {given}"
         found.fail("data.collate", "X508", "collate", message, _hint(spec, None, given))
         return
-    found.passed("data.collate", " -> ".join(typed(link)[0] for link in spec.collate))
+    found.passed("data.collate", " -> ".join(link.name for link in spec.collate))
 
 
 def _hint(spec: Spec, link: Link | None, given: str) -> str:
     """The chain as it is usually written; with collators of the user's own, what this place or the other is for."""
     if not any(isinstance(each, UserCall) for each in spec.collate):
-        return f"write `collate = {CHAIN}`"
+        return f"write `collate = {' -> '.join(each.name for each in usual_chain())}`"
     if isinstance(link, UserCall):
-        giver = next((name for name, _, gives in LINKS.values() if gives == link.takes), None)
+        giver = next((name for name, each in LINKS.items() if each.gives == link.takes), None)
         return f"put `{link.function}` behind `{giver}`" if giver else f"put `{link.function}` first"
-    if link is not None and KINDS.index(typed(link)[1]) < KINDS.index(given):
-        return f"leave `{typed(link)[0]}` out: that is done already"
-    needed = next(name for name, takes, _ in LINKS.values() if takes == given)
+    if link is not None and KINDS.index(link.takes) < KINDS.index(given):
+        return f"leave `{link.name}` out: that is done already"
+    needed = next(name for name, each in LINKS.items() if each.takes == given)
     return f"`{needed}` takes {given}: write it next"

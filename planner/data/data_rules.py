@@ -4,8 +4,7 @@ from functools import partial
 
 from ...dsl.diagnostics.fixes import renamed
 from ...dsl.diagnostics.suggest import did_you_mean
-from ...dsl.schema.data import Pack
-from ...dsl.schema.setting import AUTO, Auto
+from ...dsl.schema.collators import row_link
 from ...dsl.spec import Spec
 from ...dsl.spec_text import is_plain
 from ..findings import Findings
@@ -14,9 +13,6 @@ from .chain import check_chain
 from .file_rules import check_files
 from .form_rules import check_forms
 from .mixture_rules import check_training
-
-# What larger groups still gain is below 0.01 % of the positions, for documents of usual lengths.
-GROUP = 100_000
 
 
 def check_data(spec: Spec, found: Findings) -> None:
@@ -39,23 +35,6 @@ def evaluated(spec: Spec) -> dict[str, str]:
                 if (dataset := action.held_out()) is not None:
                     found.setdefault(dataset, f"{kind}.{number}.actions.{place}.dataset")
     return found
-
-
-def alignment(spec: Spec) -> int | Auto:
-    """What the chain says of the alignment of documents."""
-    return next((link.align for link in spec.collate if isinstance(link, Pack)), AUTO)
-
-
-def packing(spec: Spec) -> Pack:
-    """The link that lays samples into rows, as it is written or by default."""
-    return next((link for link in spec.collate if isinstance(link, Pack)), Pack())
-
-
-def packed_together(link: Pack) -> int | None:
-    """Documents of a group, None where documents are packed in their order."""
-    if link.method == "sequential":
-        return None
-    return GROUP if isinstance(link.group, Auto) else link.group
 
 
 def _check_used(spec: Spec, found: Findings) -> None:
@@ -94,8 +73,6 @@ def _check_evaluations(spec: Spec, found: Findings) -> None:
 
 def _check_group(spec: Spec, found: Findings) -> None:
     """Only documents that are taken out of their order are packed in groups."""
-    link = packing(spec)
-    if link.method == "sequential" and not isinstance(link.group, Auto):
-        message = f"pack(sequential) keeps the order of documents, and has no group of {link.group:,}"
-        hint = f"write `pack(multipack, group = {link.group})`, or remove the group"
-        found.fail("data.group", "X509", "collate", message, hint)
+    problem = row_link(spec.collate).useless()
+    if problem is not None:
+        found.fail("data.group", "X509", "collate", *problem)

@@ -1,10 +1,10 @@
 """Rules about the form of records: plain text, conversations or pairs, each with the settings it has and no others."""
 
-from ...dsl.schema.data import WITH_FIELDS, Dataset
+from ...dsl.schema.data import Dataset
 from ...dsl.schema.setting import AUTO
+from ...dsl.schema.sources import SOURCES
 from ...dsl.spec import Spec
 from ..findings import Findings
-from .source_args import kind_of
 
 TEXT = "text"  # the field of plain text unless a spec names another
 CHAT = "messages"
@@ -37,16 +37,17 @@ def _problem(dataset: Dataset) -> Problem | None:
 
 def _fields(dataset: Dataset) -> Problem | None:
     """A field is named, and records of this source have none. As (code, setting, message, hint)."""
-    if isinstance(dataset.source, WITH_FIELDS):
+    source = dataset.source
+    if source.records == "fields":
         return None
-    kind = kind_of(dataset.source)
     named = [name for name in (CHAT, *PAIRS) if getattr(dataset, name) is not None]
     named += [TEXT] if dataset.text != TEXT else []
     if not named:
         return None
-    what = "token ids" if kind == "tokens" else "whole documents"
-    message = f"{kind} gives {what}, which have no field `{named[0]}`"
-    return "X517", named[0], message, f"leave `{named[0]}` out; jsonl, parquet, arrow and huggingface have fields"
+    what = "token ids" if source.records == "tokens" else "whole documents"
+    message = f"{source.kind} gives {what}, which have no field `{named[0]}`"
+    *others, last = (name for name, each in SOURCES.items() if each.records == "fields")
+    return "X517", named[0], message, f"leave `{named[0]}` out; {', '.join(others)} and {last} have fields"
 
 
 def _form(dataset: Dataset) -> Problem | None:

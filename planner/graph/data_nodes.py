@@ -2,20 +2,15 @@
 
 from typing import Any
 
-from ...dsl.schema.data import Dataset, Pack, Shard, UserCall
+from ...dsl.schema.collators import row_link
+from ...dsl.schema.data import Dataset
 from ..canonical import portable
-from ..data.chain import node_ids, resolve_chain, typed
-from ..data.data_rules import evaluated, packed_together, packing
-from ..data.source_args import form_text, origin_text, source_args, user_args
+from ..data.chain import node_ids, resolve_chain
+from ..data.data_rules import evaluated
+from ..data.source_args import form_text, source_args
 from ..resolved import Resolved
 from ..units import count_text, plural
 from .builder import Builder
-
-DOES = {
-    "to_tensor": "token arrays become int64 tensors",
-    "flatten": "rows become one list of samples",
-    "shift_tokens": "each label is the next token of the same document",
-}
 
 
 def add_data(graph: Builder, run: Resolved) -> str:
@@ -42,7 +37,7 @@ def add_data(graph: Builder, run: Resolved) -> str:
         "workers": run.spec.batch.workers if run.spec.batch.prefetch else 0,
     }
     dealt = ""
-    if packing(run.spec).method == "best_fit":
+    if row_link(run.spec.collate).packing.balances:
         args["balance"] = True
         dealt = ", dealt so that attention costs them alike"
     each = plural(batch.rows // run.layout.mesh.data_ranks, "row")
@@ -69,11 +64,11 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
         "align": run.align,
         **_packing(run),
     }
-    verb = "read token ids of" if args["kind"] == "tokens" else "tokenize"
+    verb = "read token ids of" if dataset.source.records == "tokens" else "tokenize"
     form = form_text(args["reads"])
-    does = f"{verb} {origin_text(dataset.source)} once{f', {form}' if form else ''}"
+    does = f"{verb} {dataset.source.does()} once{f', {form}' if form else ''}"
     does += f", lay documents into rows of {run.batch.sequence:,}"
-    if group := packed_together(packing(run.spec)):
+    if group := row_link(run.spec.collate).grouped:
         does += f", best fit within {group:,}"
     if dataset.holdout.fraction:
         does += f", hold out {dataset.holdout}"
@@ -84,9 +79,8 @@ def _dataset(graph: Builder, run: Resolved, dataset: Dataset, tokenizer: str) ->
 
 def _packing(run: Resolved) -> dict[str, Any]:
     """What is told of a packing that does not keep the order of documents."""
-    link = packing(run.spec)
-    group = packed_together(link)
-    return {} if group is None else {"method": link.method, "group": group}
+    link = row_link(run.spec.collate)
+    return {} if link.grouped is None else {"method": link.packing.kind, "group": link.grouped}
 
 
 def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) -> str:
@@ -94,24 +88,9 @@ def _chain(graph: Builder, run: Resolved, after: tuple[tuple[str, str], ...]) ->
     last = ""
     links = resolve_chain(run.spec, run.size("ring"), run.size("ulysses"))
     for link, id in zip(links, node_ids(links), strict=True):
-        name, _, gives = typed(link)
-        args: dict[str, Any] = {}
-        does, axes = DOES.get(name, ""), ()
-        if isinstance(link, Pack):
-            args = {"method": link.method, "capacity": batch.sequence, "align": run.align, **_packing(run)}
-            does = f"{link.method}: samples side by side in rows of {batch.sequence:,}, attention kept apart"
-            if run.align > 1:
-                does += f", each padded to a multiple of {run.align}"
-        if isinstance(link, Shard):
-            args = {"ring": run.size("ring"), "ulysses": run.size("ulysses")}
-            axes = run.wide("ring", "ulysses")
-            does = f"keep this rank's {batch.sequence // run.context:,} of {batch.sequence:,} positions of every row"
-        op = f"collate.{name}"
-        if isinstance(link, UserCall):
-            op, args = "collate.user", {**user_args(link), "takes": link.takes, "gives": link.gives}
-            does = link.does.removesuffix(".") or f"{link.function} of {link.module}, row by row"
-        last = graph.add("collate", op, does, id=id, args=args, axes=axes, after=after)
-        after = ((last, gives),)
+        args, axes = link.args(run), link.axes(run)
+        last = graph.add("collate", link.op, link.does(run), id=id, args=args, axes=axes, after=after)
+        after = ((last, link.gives),)
     rows = f"{plural(batch.micro, 'row')}, {count_text(batch.micro * batch.sequence)} tokens"
     return graph.add(
         "collate",

@@ -5,15 +5,17 @@ from typing import Any
 
 from attrs import evolve
 
-from ...dsl.blocks import SOURCES, is_block, label_of
+from ...dsl.blocks import is_block, label_of
 from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import Action
-from ...dsl.schema.data import Dataset, Shard, Source, UserCall
+from ...dsl.schema.calls import UserCall
+from ...dsl.schema.collators import Link, row_link
+from ...dsl.schema.data import Dataset
 from ...dsl.schema.setting import Auto, is_unspoken, settings_of
+from ...dsl.schema.sources import Source
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..data.chain import resolve_chain
-from ..data.data_rules import alignment, packed_together, packing
 from ..data.source_args import reads
 from ..plan import Provenance
 from ..resolved import Resolved, resolve_align, resolve_save
@@ -21,7 +23,6 @@ from ..units import bytes_text
 from .alerts import alert_reasons
 from .timeline import Schedule
 
-_SOURCES = {kind: name for name, kind in SOURCES.items()}
 AXIS_BLOCKS = ("tp", "ep", "fsdp", "pp", "cp")
 
 
@@ -145,14 +146,16 @@ def spell(value: Any) -> str:
             )
         case UserCall():
             return f"{value.function}({', '.join(f'{name} = {spell(item)}' for name, item in value.arguments.items())})"
-    if type(value) in _SOURCES:
+    if isinstance(value, Source):
         return _spell_source(value)
+    if isinstance(value, Link):
+        return value.kind
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in type(value).__name__).strip("_")
 
 
 def _spell_source(value: Source) -> str:
     """`jsonl(data/*.jsonl)`, `synthetic(length = 64)`: patterns or name, and what is not left at its default."""
-    name, label = _SOURCES[type(value)], label_of(type(value))
+    name, label = value.kind, label_of(type(value))
     first = getattr(value, label.name) if label is not None else ()
     arguments = [spell(each) for each in (first if isinstance(first, tuple) else (first,))]
     for setting, (attribute, _) in settings_of(type(value)).items():
@@ -209,14 +212,15 @@ def _parallel_choices(run: Resolved) -> dict[str, tuple[Any, str]]:
     """What follows from axes that have more than one rank."""
     spec, layout, ring, pp = run.spec, run.layout, run.size("ring"), run.size("pp")
     found: dict[str, tuple[Any, str]] = {}
-    if ring > 1 and isinstance(alignment(spec), Auto):
+    if ring > 1 and isinstance(row_link(spec.collate).align, Auto):
         found["collate.pack.align"] = (resolve_align(spec, ring), f"2 · ring {ring} chunks of each document")
-    group = packed_together(packing(spec))
-    if group and isinstance(packing(spec).group, Auto):
+    group = row_link(spec.collate).grouped
+    if group and isinstance(row_link(spec.collate).group, Auto):
         found["collate.pack.group"] = (group, "larger groups fill rows better by at most 0.01 %")
     chain = resolve_chain(spec, ring, layout.size("ulysses"))
     if chain != spec.collate:
-        why = f"rows are sharded over cp {spec.parallel.cp.size}" if Shard() in chain else "cp is 1"
+        cut = any(link.by_layout for link in chain)
+        why = f"rows are sharded over cp {spec.parallel.cp.size}" if cut else "cp is 1"
         found["collate"] = (chain, why)
     if spec.parallel.fsdp.sync == "auto" and run.dense_fsdp:
         found["parallel.fsdp.sync"] = (run.sync, _why_sync(run))

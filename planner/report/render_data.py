@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from ...dsl.schema.sources import SOURCES
 from ..data.source_args import form_text
 from ..plan import Plan
 from ..schedule.horizon import known_arithmetic, waits
@@ -72,19 +73,8 @@ def epoch_text(plan: Plan) -> str:
 
 def source_text(args: dict[str, Any]) -> str:
     """Where the documents of a `setup.data` node come from, and their form where they are no plain text."""
-    options = args["options"]
-    match args["kind"]:
-        case "python_stdlib":
-            found = "Python's standard library"
-        case "synthetic":
-            found = f"{options['documents']:,} synthetic documents of about {options['length']:,} tokens"
-        case "huggingface":
-            parts = [options["name"], *([options["config"]] if options["config"] else []), options["split"]]
-            found = f"huggingface {' · '.join(parts)}"
-        case "python":
-            found = f"{options['function']}() of {options['module']}"
-        case kind:
-            found = f"{kind} {', '.join(args['patterns'])}"
+    source = SOURCES.of_kind(args["kind"])
+    found = args["kind"] if source is None else source.shown(args)
     form = form_text(args["reads"])
     return f"{found}; {form}" if form else found
 

@@ -2,11 +2,11 @@
 
 from math import gcd, lcm, prod
 
+from ...dsl.schema.collators import row_link
 from ...dsl.schema.model import expert_families
 from ...dsl.schema.setting import Auto
 from ...dsl.spec import Spec
 from ..architecture import Architecture
-from ..data.data_rules import alignment, packing
 from ..findings import Findings
 from ..mesh.context import heads_allow
 from ..mesh.layout import Layout
@@ -133,7 +133,7 @@ def _check_sequence(spec: Spec, architecture: Architecture, layout: Layout, batc
 
 def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """A ring cuts every document of a row, and the padding behind the last one, into 2 · ring equal chunks."""
-    given, ring = alignment(spec), layout.size("ring")
+    given, ring = row_link(spec.collate).align, layout.size("ring")
     if isinstance(given, Auto) and ring == 1:
         return
     align, sequence = resolve_align(spec, ring), batch.sequence
@@ -161,7 +161,8 @@ def _check_align(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings)
 def _check_dealing(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
     """Rows can be dealt by what they cost if there are several ranks, and more of a step's rows than ranks."""
     ranks = layout.mesh.data_ranks
-    if packing(spec).method != "best_fit":
+    packing = row_link(spec.collate).packing
+    if not packing.balances:
         return
     if ranks > 1 and batch.rows > ranks:
         found.passed(
@@ -169,8 +170,9 @@ def _check_dealing(spec: Spec, layout: Layout, batch: Arithmetic, found: Finding
         )
         return
     why = "one data rank takes all rows" if ranks == 1 else f"each of {ranks} data ranks takes one row a step"
-    hint = "write `pack(multipack)`, which packs the same rows" + ("" if ranks == 1 else ", or take more rows a step")
-    found.warn("data.dealing", "W502", "collate", f"pack(best_fit) has nothing to balance: {why}", hint)
+    hint = f"write `pack({packing.rows()})`, which packs the same rows"
+    hint += "" if ranks == 1 else ", or take more rows a step"
+    found.warn("data.dealing", "W502", "collate", f"pack({packing.kind}) has nothing to balance: {why}", hint)
 
 
 def _check_experts(spec: Spec, architecture: Architecture, layout: Layout, found: Findings) -> None:

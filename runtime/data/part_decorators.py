@@ -10,8 +10,8 @@ from typing import Any, Final, Literal, TypeVar, overload
 
 from attrs import field, frozen
 
+from ...dsl.schema.collators import KINDS, may_give
 from ...dsl.user_parts.kinds import Kind, names_of
-from ...dsl.user_parts.links import KINDS, may_give
 from ...dsl.user_parts.places import CHANGES, PLACES, Place, may_change
 
 F = TypeVar("F", bound=Callable[..., Any])

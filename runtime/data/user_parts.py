@@ -28,7 +28,7 @@ from .errors import DataError
 from .part_decorators import MARK, Mark
 
 _PRIVATE = "xtrain_parts"
-_ROOMS = tuple(Path(__file__).parents[1] / room for room in ("cli", "dsl", "planner", "runtime", "tui"))
+_ROOMS = tuple(Path(__file__).parents[2] / room for room in ("cli", "components", "dsl", "planner", "runtime", "tui"))
 
 
 class PartFailed(DataError):

@@ -1,8 +1,8 @@
-"""`setup.tokenizer`, `setup.data`, `collate.*`, `setup.loader`: the data half of a run, node by node."""
+"""`setup.tokenizer`, `setup.data`, `collate.microbatches`, `setup.loader`: the data half of a run, node by node."""
 
 from collections.abc import Generator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch.distributed as dist
 from attrs import define, evolve
@@ -22,7 +22,6 @@ from ..data.loading.loader_state import Remarks
 from ..data.loading.prepared import PreparedDataset, opened_from, prepared_from
 from ..data.loading.reading_ahead import ReadingAhead
 from ..data.loading.training_rows import TrainingRows, curriculum_of
-from ..data.packing.pack import Method
 from ..data.stores.progress import DataProgress, every
 from ..data.stores.store import BAD
 from ..monitoring.heartbeat import HeartbeatWriter
@@ -141,7 +140,7 @@ def prepare_dataset(
     seed: int,
     sequence: int,
     align: int,
-    method: Method = "sequential",
+    method: str | None = None,
     group: int = 1,
 ) -> dict[str, PreparedDataset]:
     """Tokenise, split off the hold-out, pack both parts into rows of `sequence` positions: once, then cached.
@@ -187,38 +186,6 @@ def _tell_losses(records: Records, prepared: PreparedDataset, oversized: str) ->
                 f"{rows.num_dropped_positions:,} tokens in all, as oversized = {oversized} says"
             )
             records.warn(message, step=0)
-
-
-@op("collate.to_tensor", gives="stages")
-def to_tensor(stages: list[collators.Stage]) -> list[collators.Stage]:
-    return [*stages, collators.to_tensor()]
-
-
-@op("collate.flatten", gives="stages")
-def flatten(stages: list[collators.Stage]) -> list[collators.Stage]:
-    return [*stages, collators.flatten()]
-
-
-@op("collate.shift_tokens", gives="stages")
-def shift_tokens(stages: list[collators.Stage]) -> list[collators.Stage]:
-    return [*stages, collators.shift_tokens()]
-
-
-@op("collate.pack", gives="stages")
-def pack(
-    stages: list[collators.Stage], method: Method, capacity: int, align: int = 1, group: int = 1
-) -> list[collators.Stage]:
-    """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
-    assert method in get_args(Method) and group >= 1
-    return [*stages, collators.pack(capacity=capacity, align=align)]
-
-
-@op("collate.shard", gives="stages")
-def shard(stages: list[collators.Stage], rank: Rank, ring: int, ulysses: int) -> list[collators.Stage]:
-    """Keep this rank's positions of every row: zigzag over the ring, then contiguous over ulysses."""
-    at = rank.coordinates
-    part = collators.shard(ring=ring, ulysses=ulysses, ring_rank=at["ring"], ulysses_rank=at["ulysses"])
-    return [*stages, part]
 
 
 @op("collate.microbatches", gives="collate")

@@ -23,7 +23,7 @@ def collated(plan: Plan) -> Callable[[RawRow], list[SegmentInRow]]:
         rank=0, local_rank=0, world_size=1, data_rank=0, data_ranks=1, device=torch.device("cpu"), pipeline_ranks=1,
         coordinates=axes,
     )  # fmt: skip
-    stages = [stage for stage in chain_of(plan, alone).stages if stage.name != "shard"]
+    stages = [stage for stage in chain_of(plan, alone).stages if not stage.cuts]
 
     def run(row: RawRow) -> list[SegmentInRow]:
         value: list[RawRow] | Microbatch = [row]

@@ -16,7 +16,7 @@ import torch
 from ...planner.plan import Plan
 from ..data.collate.collators import CollateChain
 from ..data.loading.loader import RowLoader
-from ..ops import OPS
+from ..ops import op_of
 from ..state import Rank
 from .reading_messages import send_answer, send_failure
 
@@ -43,13 +43,13 @@ def read_recipe(recipe: bytes) -> RowLoader:
 
 def chain_of(plan: Plan, rank: Rank) -> CollateChain:
     """The collate chain of a plan, as its rank has made it."""
-    # They have all links of a chain; what else a rank has ops for is of no use here.
-    from . import feed, user_collators  # noqa: F401
+    # It has the end of a chain, and links bring their own; what else a rank has ops for is of no use here.
+    from . import feed  # noqa: F401
 
     nodes = plan.of_kind("collate")
     resources: dict[str, Any] = {"plan": plan, "rank": rank, "stages": []}
     for node in nodes:
-        op = OPS[node.op]
+        op = op_of(node)
         resources[op.gives or ""] = op.bind(node, {**resources, "node_id": node.id})()
     return resources["collate"]
 

@@ -7,14 +7,12 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from ...dsl.schema.sources import SOURCES
 from ...planner.plan import Plan
 from ..checkpoint.layout import CheckpointFolder
 
 # Of the runs beside one, the newest so many are looked at: each costs the reading of its plan.
 MOST: Final = 50
-# Sources with patterns, as the identity of an experiment has them: by themselves, or before other arguments.
-_FLAT: Final = ("Text", "JsonLines")
-_NESTED: Final = ("Parquet", "Arrow", "Tokens")
 _BUILT_IN: Final = ("bytes", "auto", "chatml", "llama3", "plain")
 
 
@@ -51,15 +49,11 @@ def _dataset(dataset: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _source(source: Any, folder: Path) -> Any:
-    if not isinstance(source, list) or source[0] not in (*_FLAT, *_NESTED, "HuggingFace"):
+    if not isinstance(source, list):
         return source
-    kind, what = source
-    if kind in _FLAT:
-        return [kind, [_place(pattern, folder) for pattern in what]]
-    first, *rest = what
-    if kind == "HuggingFace":
-        return [kind, [_place(first, folder) if (folder / first).is_dir() else first, *rest]]
-    return [kind, [[_place(pattern, folder) for pattern in first], *rest]]
+    name, given = source[0], source[1]
+    kind = next((each for each in SOURCES.values() if each.__name__ == name), None)
+    return source if kind is None else [name, kind.placed(given, lambda path: _place(path, folder))]
 
 
 def _place(path: str, folder: Path) -> str:

@@ -10,13 +10,18 @@ import pytest
 
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
+from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import Component, Registry, named, variants
 from xtrain.dsl.schema.model import FAMILIES
+from xtrain.dsl.schema.packings import PACKINGS
 from xtrain.dsl.schema.setting import settings_of
+from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 
 ROOT = Path(__file__).parents[2]
-REGISTRIES: tuple[Registry, ...] = (ACTIONS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS)
+REGISTRIES: tuple[Registry, ...] = (ACTIONS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS)
+# Words of other things too: forms of a curve, of records, units, axes of a mesh.
+COMMON = ("constant", "cosine", "linear", "text", "tokens", "shard")
 ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry in REGISTRIES for name in registry]
 
 # Files of dsl, planner and runtime in which the name of an action is that of another thing. In the dashboard and the
@@ -65,7 +70,7 @@ def test_each_is_one_file_with_the_name_of_the_component():
         folder = ROOT / "components" / registry.folder
         files = {path.stem for path in folder.glob("*.py")} - {"__init__"}
         own = {"user_part"}  # what functions of the user's own inherit from
-        assert {name for name in files - own if not name.endswith("_torch")} == set(registry)
+        assert {name for name in files - own if not name.endswith(("_torch", "_run"))} == set(registry)
         assert all(registry[name].__module__.endswith(f".{registry.folder}.{name}") for name in registry)
         assert {registry.origin(name) for name in registry} == {"xtrain"}
 
@@ -73,7 +78,7 @@ def test_each_is_one_file_with_the_name_of_the_component():
 @pytest.mark.parametrize(("registry", "name"), ALL)
 def test_no_other_file_names_it(registry: Registry, name: str):
     """A name in quotes, in any file of the rooms that use components; examples of the language's pages aside."""
-    if name in ("constant", "cosine", "linear"):  # words of other things too: forms of a curve, of other settings
+    if name in COMMON:
         return
     action = registry is ACTIONS
     rooms = ("dsl", "planner", "runtime") if action else ("dsl", "planner", "runtime", "tui", "cli")
@@ -123,10 +128,12 @@ def test_it_says_how_it_is_written(registry: Registry, name: str):
         assert re.match(rf"`{name}\b[^`]*`: ", chosen.__doc__ or "")
         assert issubclass(chosen, Action)
         assert not set(settings_of(chosen)) & set(dir(Action)), "a setting of that name hides what the class says"
-    else:
-        assert (chosen.__doc__ or "").startswith(f"`{registry.word} {name} {{ … }}`: ")
-        (base,) = (each for each in chosen.__mro__ if "components" in vars(each))
-        assert chosen in variants(base)
+        return
+    written = f"{registry.word} {name} {{ … }}`: " if not registry.call else f"pack({name})`: "
+    written = name if registry in (SOURCES, LINKS) else written
+    assert (chosen.__doc__ or "").startswith(f"`{written}")
+    base = next(each for each in chosen.__mro__ if "components" in each.__dict__)
+    assert base.components is registry and chosen in variants(base)
 
 
 def test_an_installed_package_offers_components(monkeypatch):
@@ -167,10 +174,11 @@ def test_a_package_with_components_of_several_kinds_offers_all_of_them(monkeypat
     assert first.origin("mine") == second.origin("mine") == "theirs"
 
 
-def test_losses_and_optimizers_have_a_torch_side():
-    for registry in (LOSSES, OPTIMIZERS):
-        for name in registry:
-            assert (ROOT / "components" / registry.folder / f"{name}_torch.py").is_file()
+def test_each_has_the_module_that_runs_it():
+    ends = ((LOSSES, "torch"), (OPTIMIZERS, "torch"), (LINKS, "torch"), (SOURCES, "run"), (PACKINGS, "run"))
+    for registry, end in ends:
+        names = (*registry, *(("user_part",) if registry in (SOURCES, LINKS) else ()))
+        assert all((ROOT / "components" / registry.folder / f"{name}_{end}.py").is_file() for name in names)
 
 
 def test_actions_with_a_node_have_a_torch_side():

@@ -19,7 +19,9 @@ from xtrain.dsl.reference.vocabulary import MULTIPLIERS as MULTIPLIERS_SAID
 from xtrain.dsl.reference.vocabulary import STATEMENTS as STATEMENTS_SAID
 from xtrain.dsl.reference.vocabulary import UNITS as UNITS_SAID
 from xtrain.dsl.schema import later
+from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.setting import open_setting, settings_of
+from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.syntax.numbers import MULTIPLIERS
 from xtrain.dsl.syntax.tokens import CONSTANTS, STATEMENTS
 
@@ -56,7 +58,7 @@ def stands_in_the_reference(page):
 
 
 def test_every_class_of_the_schema_has_a_page():
-    classes = {*blocks.KINDS.values(), *blocks.ACTIONS.values(), *blocks.SOURCES.values(), *blocks.LINKS.values()}
+    classes = {*blocks.KINDS.values(), *blocks.ACTIONS.values(), *SOURCES.values(), *LINKS.values()}
     classes |= {inner for block in blocks.KINDS.values() for inner in blocks.nested(block).values()}
     assert classes <= {page.block for page in every_page()}
 

@@ -2,10 +2,13 @@
 
 import pytest
 
+from xtrain.components.sources.huggingface import HuggingFace
+from xtrain.components.sources.synthetic import Synthetic
+from xtrain.components.sources.tokens import Tokens
 from xtrain.dsl.diagnostics.source import Source
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.data import HuggingFace, Mixture, Phase, Synthetic, Tokens
+from xtrain.dsl.schema.data import Mixture, Phase
 from xtrain.dsl.schema.setting import AUTO
 from xtrain.dsl.syntax.format import format_source
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
-from xtrain.dsl.schema.data import UserCall
+from xtrain.dsl.schema.calls import UserCall
 from xtrain.dsl.spec_json import spec_json
 from xtrain.dsl.user_parts.files import ModuleMissing, find_module, module_digest
 
@@ -76,11 +76,11 @@ def test_a_spec_names_parts_of_the_users(own):
     assert loaded.spec is not None, loaded.diagnostics.render()
     source = loaded.spec.datasets["own"].source
     assert isinstance(source, UserCall)
-    assert (source.module, source.function, source.does) == ("parts.py", "my_documents", "Short documents.")
+    assert (source.module, source.function, source.summary) == ("parts.py", "my_documents", "Short documents.")
     assert len(source.digest) == 32
     deep = {"a": (1, 2.5, True, None)}
     assert source.arguments == {"path": "x", "limit": 3, "share": 1.0, "names": ("b", "c"), "deep": deep}
-    assert (source.takes, source.gives) == ("", "")
+    assert source.kind == "python"
     shift, *drops = (link for link in loaded.spec.collate if isinstance(link, UserCall))
     assert (shift.takes, shift.gives, shift.arguments) == ("token samples", "labelled samples", {"strict": False})
     assert [link.arguments for link in drops] == [{"least": 8, "mode": "soft"}, {"least": 4, "mode": "hard"}]

@@ -12,8 +12,10 @@ from each import each
 from xtrain.dsl import blocks, schema
 from xtrain.dsl.quantity import UNITS, Quantity
 from xtrain.dsl.schema import later, parallel
+from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import variants
 from xtrain.dsl.schema.setting import Auto, settings_of
+from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.spec import Spec
 
 
@@ -32,7 +34,7 @@ def classes_of(annotation: Any) -> Iterator[type]:
 # All that a spec is made of, and all that it can be made of.
 ROOTS = (
     *(attribute.type for attribute in attrs.fields(Spec)),
-    *(kind for table in (blocks.KINDS, blocks.ACTIONS, blocks.SOURCES, blocks.LINKS) for kind in table.values()),
+    *(kind for table in (blocks.KINDS, blocks.ACTIONS, SOURCES, LINKS) for kind in table.values()),
 )
 NO_BLOCKS = (Auto,)
 CLASSES = [c for c in dict.fromkeys(c for root in ROOTS for c in classes_of(root)) if c not in NO_BLOCKS]
@@ -111,8 +113,8 @@ def test_what_comes_later_is_not_there_yet():
     assert not set(later.KINDS) & set(blocks.KINDS)
     assert not set(later.ACTIONS) & set(blocks.ACTIONS)
     assert not set(later.EVENTS) & set(blocks.EVENTS)
-    assert not set(later.SOURCES) & set(blocks.SOURCES)
-    assert not set(later.LINKS) & set(blocks.LINKS)
+    assert not set(later.SOURCES) & set(SOURCES)
+    assert not set(later.LINKS) & set(LINKS)
     for block, names in later.SETTINGS.items():
         assert not set(names) & set(settings_of(block))
     for (block, name), words in later.WORDS.items():

@@ -90,7 +90,7 @@ heavy = {{"torch", "numba", "numpy", "textual", "networkx", "rich"}} & set(sys.m
 # Of the planner only what components are written with.
 rooms = [name for name in sys.modules if name.startswith(("xtrain.planner.", "xtrain.runtime", "xtrain.tui"))]
 made_of = {{"schedule", "schedule.closed_form", "graph", "graph.action_node", "graph.recorded_ranks", "units"}}
-made_of |= {{"architecture", "costs", "costs.op_trace", "blocks"}}
+made_of |= {{"architecture", "costs", "costs.op_trace", "blocks", "data", "data.file_source", "canonical"}}
 made_of |= {{f"blocks.{{name}}" for name in ("block", "attention", "experts", "feed_forward", "norm")}}
 rooms = set(rooms) - {{f"xtrain.planner.{{name}}" for name in made_of}}
 assert not heavy and not rooms, (heavy, rooms)

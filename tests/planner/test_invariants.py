@@ -50,11 +50,14 @@ def base(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def known_ops():
-    from xtrain.runtime.ops import COMPONENTS, load_ops, op_named
+    from xtrain.runtime.ops import CALLED_AFTER, COMPONENTS, load_ops, op_named
 
     for name, kind in ACTIONS.items():
         if not (kind.stops or kind.skips):  # which have no node
             op_named(f"tick.{name}")
+    for before, registry in CALLED_AFTER.items():
+        for name in registry:
+            op_named(f"{before}.{name}")
     return set(load_ops()) | set(COMPONENTS)
 
 

@@ -9,17 +9,21 @@ import pytest
 import torch
 from ranks import on_ranks
 
+from xtrain.components.collators.flatten_torch import flatten
+from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.shift_tokens_torch import shift_tokens
+from xtrain.components.collators.to_tensor_torch import to_tensor
+from xtrain.components.packings.sequential_run import pack as pack_sequential
 from xtrain.planner.mesh.mesh import AXES
 from xtrain.planner.plan import PlanPhase, Timeline
 from xtrain.planner.schedule.arithmetic import Arithmetic
 from xtrain.planner.schedule.horizon import counted_timeline
 from xtrain.records.event import Event
 from xtrain.records.start_events import DataEvent
-from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.collators import compose
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import RowLoader
 from xtrain.runtime.data.loading.training_rows import TrainingRows
-from xtrain.runtime.data.packing.pack import pack_sequential
 from xtrain.runtime.data.packing.row_reader import RowReader
 from xtrain.runtime.data.records.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore

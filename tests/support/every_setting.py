@@ -6,11 +6,12 @@ from typing import Any, get_args, get_origin
 
 import attrs
 
+from xtrain.components.sources.jsonl import JsonLines
+from xtrain.components.sources.text import Text
 from xtrain.dsl.blocks import choices_of
 from xtrain.dsl.interval import Interval
 from xtrain.dsl.metric import Metric
 from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.data import JsonLines, Text
 from xtrain.dsl.schema.setting import Auto
 
 

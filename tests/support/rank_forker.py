@@ -177,9 +177,13 @@ def feed_once() -> None:
     """Read a row, with masks and without, so that numba reads compiled kernels once and not in every rank."""
     import numpy as np
 
-    from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
+    from xtrain.components.collators.flatten_torch import flatten
+    from xtrain.components.collators.pack_torch import pack
+    from xtrain.components.collators.shift_tokens_torch import shift_tokens
+    from xtrain.components.collators.to_tensor_torch import to_tensor
+    from xtrain.components.packings.sequential_run import pack as pack_sequential
+    from xtrain.runtime.data.collate.collators import compose
     from xtrain.runtime.data.loading.feeding import RowFeeder
-    from xtrain.runtime.data.packing.pack import pack_sequential
     from xtrain.runtime.data.records.bad_records import BadRecordReport
     from xtrain.runtime.data.stores.store import TokenStore
 

@@ -1,4 +1,4 @@
-"""The stages that turn rows of token segments into a microbatch; each is one node of the execution plan.
+"""Chains of stages that turn rows of token segments into a microbatch; each stage is one node of the execution plan.
 
 A stage says what kind of value it takes and gives, so that a chain can be checked before any data flows:
 
@@ -15,26 +15,19 @@ Only under context parallel does a rank take a part of a microbatch; otherwise t
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
-from attrs import define, evolve
+from attrs import define
 from torch import Tensor
 
-from ....dsl.user_parts.links import (
-    LABELLED_SAMPLES,
+from ....dsl.schema.collators import (
     LOCAL_MICROBATCH,
     MICROBATCH,
     RAW_ROWS,
-    TENSOR_ROWS,
-    TOKEN_SAMPLES,
 )
 from ....planner.rules.topology import LONGEST_PADDING
 from ..errors import DataError
 from ..packing.row_reader import UNTOLD, RawRow
-from ..packing.rows import check_align
-from .batch import IGNORE_INDEX, Microbatch, whole_positions
-from .zigzag import local_part
+from .batch import Microbatch
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -81,9 +74,16 @@ class Stage:
     takes: str
     gives: str
     function: Callable[[Any], Any]
+    one_pass: bool = False
+    """Whether it is part of what `feeding.py` does in one pass."""
 
     def __call__(self, value: Any) -> Any:
         return self.function(value)
+
+    @property
+    def cuts(self) -> bool:
+        """Whether it takes a rank's part of whole rows."""
+        return (self.takes, self.gives) == (MICROBATCH, LOCAL_MICROBATCH)
 
 
 @define(kw_only=True, frozen=True)
@@ -92,114 +92,6 @@ class PackStage(Stage):
 
     capacity: int
     align: int
-
-
-def to_tensor() -> Stage:
-    """Token arrays of any unsigned type become int64 tensors with memory of their own."""
-    return Stage(name="to_tensor", takes=RAW_ROWS, gives=TENSOR_ROWS, function=_convert)
-
-
-def _convert(rows: list[RawRow]) -> list[TensorRow]:
-    return [
-        TensorRow(
-            segments=[torch.from_numpy(segment.astype(np.int64)) for segment in row.segments],
-            trained=None if row.trained is None else [torch.from_numpy(mask.astype(np.bool_)) for mask in row.trained],
-            dataset=row.dataset,
-            position=row.position,
-        )
-        for row in rows
-    ]
-
-
-def flatten() -> Stage:
-    """Nested rows become one list of samples, each knowing its row."""
-    return Stage(name="flatten", takes=TENSOR_ROWS, gives=TOKEN_SAMPLES, function=_unnest)
-
-
-def _unnest(rows: list[TensorRow]) -> Samples:
-    samples = (
-        Sample(row=index, tokens=tokens, trained=mask, dataset=row.dataset, position=row.position)
-        for index, row in enumerate(rows)
-        for tokens, mask in zip(row.segments, row.trained or [None] * len(row.segments), strict=True)
-    )
-    return Samples(num_rows=len(rows), samples=tuple(samples))
-
-
-def shift_tokens() -> Stage:
-    """L + 1 tokens become L inputs, each labelled with the token after it if that is to be predicted.
-
-    Done per sample and before packing: a label is always the next token of the same document, also at the end of a
-    chunk, and the last token of a document (eos) is only ever a label.
-    The stage raises DataError for a sample of fewer than two tokens, which has no position.
-    """
-    return Stage(name="shift_tokens", takes=TOKEN_SAMPLES, gives=LABELLED_SAMPLES, function=_shift_all)
-
-
-def _shift_all(value: Samples) -> Samples:
-    return Samples(num_rows=value.num_rows, samples=tuple(map(_shift, value.samples)))
-
-
-def _shift(sample: Sample) -> Sample:
-    if len(sample.tokens) < 2:
-        raise DataError(f"a sample of {len(sample.tokens)} tokens in row {sample.row} has nothing to predict")
-    labels = sample.tokens[1:]
-    if sample.trained is not None:
-        labels = torch.where(sample.trained[1:], labels, IGNORE_INDEX)
-    return evolve(sample, tokens=sample.tokens[:-1], labels=labels, trained=None)
-
-
-def pack(*, capacity: int, align: int = 1) -> PackStage:
-    """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
-
-    A sample is padded to a multiple of `align` positions, which belong to its segment. The rest of a row is padding in
-    segments of its own. Padding is input 0, label IGNORE_INDEX; positions go on counting in it.
-    Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit, or are of
-    several datasets.
-    """
-    check_align(capacity, align)
-    pad_segment = longest_padding(align)
-
-    def lay_out(value: Samples) -> Microbatch:
-        shape = (value.num_rows, capacity)
-        input_ids_BS = torch.zeros(shape, dtype=torch.int64)
-        labels_BS = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
-        filled = [0] * value.num_rows
-        datasets, places = [UNTOLD] * value.num_rows, [UNTOLD] * value.num_rows
-        segments: list[list[tuple[int, int]]] = [[] for _ in range(value.num_rows)]
-        for sample in value.samples:
-            assert sample.labels is not None, "compose lets only labelled samples through"
-            row, first, real = sample.row, filled[sample.row], len(sample.tokens)
-            room = -(-real // align) * align
-            if first + room > capacity:
-                raise no_room(row, first + room, capacity)
-            if datasets[row] not in (UNTOLD, sample.dataset):
-                raise DataError(f"row {row} has samples of several datasets: their losses could not be told apart")
-            datasets[row], places[row] = sample.dataset, sample.position
-            input_ids_BS[row, first : first + real] = sample.tokens
-            labels_BS[row, first : first + real] = sample.labels
-            filled[row] = first + room
-            segments[row].append((room, real))
-        for row, used in enumerate(filled):
-            whole, rest = divmod(capacity - used, pad_segment)
-            segments[row] += [(pad_segment, 0)] * whole + [(rest, 0)] * bool(rest)
-        lengths, real_lengths = torch.tensor([pair for row in segments for pair in row], dtype=torch.int32).unbind(1)
-        bounds = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-        positions_T, real_T = whole_positions(bounds, real_lengths, value.num_rows * capacity)
-        return Microbatch(
-            input_ids_BS=input_ids_BS,
-            labels_BS=labels_BS,
-            positions_BS=positions_T.view(shape),
-            real_BS=real_T.view(shape),
-            cumulative_lengths=bounds,
-            real_lengths=real_lengths,
-            dataset_B=told(datasets),
-            place_B=told(places),
-            num_valid=int((labels_BS != IGNORE_INDEX).sum()),
-        )
-
-    return PackStage(
-        name="pack", takes=LABELLED_SAMPLES, gives=MICROBATCH, function=lay_out, capacity=capacity, align=align
-    )
 
 
 def longest_padding(align: int) -> int:
@@ -215,15 +107,6 @@ def told(numbers: Sequence[int]) -> Tensor | None:
 def no_room(row: int, needed: int, capacity: int) -> DataError:
     """What is raised where the samples of a row are longer than the row."""
     return DataError(f"row {row} needs {needed} positions or more, and it has {capacity}")
-
-
-def shard(*, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Stage:
-    """Keep the positions of one context-parallel rank. The stage raises DataError if they cannot be dealt evenly."""
-
-    def keep(batch: Microbatch) -> Microbatch:
-        return local_part(batch, ring, ulysses, ring_rank, ulysses_rank)
-
-    return Stage(name="shard", takes=MICROBATCH, gives=LOCAL_MICROBATCH, function=keep)
 
 
 @define(kw_only=True, frozen=True)
@@ -242,7 +125,7 @@ class CollateChain:
     @property
     def lays_out(self) -> PackStage | None:
         """`pack`, if the chain begins with the four stages that end with it, and nothing else stands between them."""
-        if [stage.function for stage in self.stages[:3]] != [_convert, _unnest, _shift_all]:
+        if not all(stage.one_pass for stage in self.stages[:3]):
             return None
         last = self.stages[3] if len(self.stages) > 3 else None
         return last if isinstance(last, PackStage) else None
@@ -261,7 +144,7 @@ class CollateChain:
         another pipeline stage has read and collated, they are shown nothing.
         """
         for stage in self.stages:
-            if (stage.takes, stage.gives) == (MICROBATCH, LOCAL_MICROBATCH):
+            if stage.cuts:
                 whole = stage(whole)
         return whole
 

@@ -39,8 +39,8 @@ def counted_rows(plan: Plan) -> Counted | None:
 def _rows(plan: Plan, node: Node, tokenizer: TextTokenizer, cache: Path) -> tuple[int, str] | None:
     """(rows, key of the store) of a dataset."""
     source = source_of(plan, node, tokenizer)
-    # What comes from a hub, if it is no folder here, would be fetched to be known.
-    if node.args["kind"] == "huggingface" and not source.files:
+    # What comes from elsewhere would be fetched to be known.
+    if source.fetched is not None:
         return None
     if FileDigests(cache / INDEX).unread_bytes(source.files) > MOST_READ:
         return None

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
+from ....dsl.schema.packings import packing_of
+from ....dsl.schema.sources import SOURCES
 from ....planner.plan import Node, Plan
 from ..documents.encoder import DocumentEncoder
 from ..documents.tokenizers import TextTokenizer
-from ..packing.pack import Method, pack_rows
+from ..packing.pack import pack_rows
 from ..packing.row_reader import RowReader
 from ..packing.rows import Oversized, Rows
 from ..packing.rows_cache import cached_rows, num_rows, rows_key
@@ -55,7 +57,7 @@ def prepare(
     sequence: int,
     oversized: Oversized,
     align: int = 1,
-    method: Method = "sequential",
+    method: str | None = None,
     group: int = 1,
 ) -> PreparedDataset:
     """Split off the hold-out and pack both parts, or open what was packed before, in `cache`.
@@ -86,8 +88,7 @@ def prepare(
 def _rows_name(store: str, part: str, args: Mapping[str, Any]) -> str:
     """What the folder of packed rows is called, from the folder of their store and the arguments of `setup.data`."""
     settings = {"capacity": args["sequence"], "align": args.get("align", 1), "oversized": args["oversized"]}
-    # The rows of best_fit are those of multipack: it differs in how they are dealt.
-    settings |= {} if args.get("method", "sequential") == "sequential" else {"group": args["group"]}
+    settings |= packing_of(args.get("method")).names_rows(args.get("group", 1))
     return rows_key(store=store, holdout=args["holdout"], seed=args["seed"], part=part, **settings)
 
 
@@ -107,8 +108,10 @@ def source_of(plan: Plan, node: Node, tokenizer: TextTokenizer) -> DataSource:
     Raises DataError as `open_source` does.
     """
     args = node.args
+    source = SOURCES.of_kind(args["kind"])
     # The user's own code lies beside the spec; files are where the command is given.
-    base = Path(plan.spec).absolute().parent if args["kind"] == "python" else Path.cwd()
+    beside = source is not None and source.beside_spec
+    base = Path(plan.spec).absolute().parent if beside else Path.cwd()
     return open_source(
         args["kind"],
         patterns=tuple(args["patterns"]),

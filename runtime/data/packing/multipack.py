@@ -47,7 +47,7 @@ class Task:
         return np.uint32 if self.index is np.int32 else np.uint64
 
 
-def pack(task: Task, document: np.ndarray, threads: int) -> _Packed:
+def pack_documents(task: Task, document: np.ndarray, threads: int) -> _Packed:
     """Fill `document` [segments] with the documents of the rows, by up to `threads` threads; the rows."""
     groups = -(-len(task.lengths) // task.group)
     if threads > 1 and groups < threads:

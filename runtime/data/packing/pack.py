@@ -1,29 +1,20 @@
-"""Packing of documents into rows of a fixed number of training positions, by one of three methods.
+"""Packing of documents into rows of a fixed number of training positions: what all packings have in common.
 
-`sequential` keeps the documents' order and has one open row. `multipack` is best-fit-decreasing within groups of
-consecutive documents; `best_fit` packs the same rows, which are then dealt to data ranks by what they cost
-(`dealing.py`). Which rows there are depends on the lengths and the settings alone, never on the number of threads.
+Each is a function `pack` in the module `…_run` of its component. Which rows there are depends on the lengths and the
+settings alone, never on the number of threads.
 """
 
+import importlib
 from collections.abc import Callable
-from typing import Literal
 
 import numpy as np
 
+from ....dsl.schema.packings import packing_of
 from ..errors import DataError
-from .next_fit import compiled, next_fit
 from .rows import POLICIES, SPLIT, Oversized, Rows, check_align, index_type
-from .threads import default_threads
 
-Method = Literal["sequential", "multipack", "best_fit"]
-
-# Below this, compiling (or reading compiled code) takes longer than running the same text in Python.
-FEW_DOCUMENTS = 10_000
-# Below this many documents a thread, starting it does not pay.
-DOCUMENTS_PER_THREAD = 200_000
-
-# What a method gives: `document`, `row_offsets`, `cut_segments` and `cut_starts` of `Rows`, and filled positions.
-_Filled = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]
+# What a packing gives: `document`, `row_offsets`, `cut_segments` and `cut_starts` of `Rows`, and filled positions.
+Filled = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, int]
 
 
 def pack_rows(
@@ -32,83 +23,20 @@ def pack_rows(
     oversized: Oversized,
     align: int = 1,
     *,
-    method: Method,
-    group: int,
+    method: str | None = None,
+    group: int = 1,
     threads: int | None = None,
 ) -> Rows:
-    """Pack documents by `method`; `group` is that of `pack_multipack`, and means nothing to `sequential`."""
-    if method == "sequential":
-        return pack_sequential(document_lengths, capacity, oversized, align)
-    return pack_multipack(document_lengths, capacity, oversized, align, group=group, threads=threads)
+    """Pack documents by a packing, of a spec that names none if `method` is None.
 
-
-def pack_sequential(document_lengths: np.ndarray, capacity: int, oversized: Oversized, align: int = 1) -> Rows:
-    """Pack documents in their order: each goes into the open row if it fits, else that row closes and one opens.
-
-    `document_lengths` are tokens, bos and eos included, integers [documents]; `capacity` is in positions, a multiple of
-    `align`, and so is the room that a document or a piece of one takes. A document of fewer than two tokens has no
-    position and is left out. One with more positions than `capacity` is handled by `oversized`:
-    `split` cuts it into full rows of its own, the first one fresh, and packs the remainder like any document;
-    `truncate` keeps its first `capacity` positions; `skip` leaves it out; `error` raises.
-    Time is linear in documents + segments; beyond the result it takes a byte for each document.
-    Raises DataError for an unknown policy, a capacity outside 1 to 2³¹ - 1 or no multiple of `align`, or as `error`
-    demands.
+    See the function `pack` of `sequential` for the arguments and for what is raised, and that of `multipack` for
+    `group` and `threads`, which mean nothing where documents keep their order.
     """
-
-    def fill(lengths: np.ndarray, policy: int, segments: int, cuts: int, regular: bool, most: int) -> _Filled:
-        document, ends = _arrays(len(lengths), segments)
-        cut_segments, cut_starts = np.empty(cuts, dtype=np.int64), np.empty(cuts, dtype=np.int64)
-        function = next_fit if len(lengths) < FEW_DOCUMENTS else compiled()
-        used, rows, cut, positions = function(
-            lengths, capacity, align, policy, document, ends[1:], cut_segments, cut_starts
-        )  # fmt: skip
-        return document[:used], ends[: rows + 1], cut_segments[:cut], cut_starts[:cut], positions
-
-    return _pack(document_lengths, capacity, oversized, align, fill)
+    module = importlib.import_module(packing_of(method).run_module())
+    return module.pack(document_lengths, capacity, oversized, align, group=group, threads=threads)
 
 
-def pack_multipack(
-    document_lengths: np.ndarray,
-    capacity: int,
-    oversized: Oversized,
-    align: int = 1,
-    *,
-    group: int,
-    threads: int | None = None,
-) -> Rows:
-    """Pack each `group` of consecutive documents by best-fit-decreasing: rows hold documents of one group only.
-
-    The arguments, and what is raised, are those of `pack_sequential`; the full rows of a split document stand before
-    the other rows of its group. A larger group fills rows better (99.99 % at 100,000 documents of usual lengths), a
-    smaller one keeps neighbours together. Up to `threads` threads work at once (None: `default_threads`), and the
-    result is the same for any number.
-    Working memory, result included: 4 bytes for each document and for each row, or 8 for each row where threads take
-    groups of their own; 2 MiB for each thread, and what tables of lengths and rows with as much room need.
-    """
-    assert group >= 1
-
-    def fill(lengths: np.ndarray, policy: int, segments: int, cuts: int, regular: bool, most: int) -> _Filled:
-        document, nothing = _arrays(len(lengths), segments)
-        if not len(lengths):
-            none = np.empty(0, dtype=np.int64)
-            return document, nothing[:1], none, none, 0
-        from .multipack import BLOCK, Task, pack
-
-        task = Task(
-            lengths=lengths, group=min(group, len(lengths)), capacity=capacity, align=align, policy=policy, most=most,
-            regular=regular, segments=segments, cuts=cuts, block=BLOCK,
-        )  # fmt: skip
-        workers = threads or max(1, min(default_threads(), len(lengths) // DOCUMENTS_PER_THREAD))
-        row_offsets, cut_segments, cut_starts, positions = pack(task, document, workers)
-        if len(cut_segments):
-            order = np.argsort(cut_segments)
-            cut_segments, cut_starts = cut_segments[order], cut_starts[order]
-        return document[: row_offsets[-1]], row_offsets, cut_segments, cut_starts, positions
-
-    return _pack(document_lengths, capacity, oversized, align, fill)
-
-
-def _arrays(documents: int, segments: int) -> tuple[np.ndarray, np.ndarray]:
+def arrays(documents: int, segments: int) -> tuple[np.ndarray, np.ndarray]:
     """`document` [segments] and `row_offsets` [segments + 1], the most that there can be, only their first 0 written.
 
     Memory that is never written to is never taken.
@@ -119,12 +47,12 @@ def _arrays(documents: int, segments: int) -> tuple[np.ndarray, np.ndarray]:
     return document, row_offsets
 
 
-def _pack(
+def packed(
     document_lengths: np.ndarray,
     capacity: int,
     oversized: Oversized,
     align: int,
-    fill: Callable[[np.ndarray, int, int, int, bool, int], _Filled],
+    fill: Callable[[np.ndarray, int, int, int, bool, int], Filled],
 ) -> Rows:
     """What all methods have in common: checks, and the count of what is lost."""
     if oversized not in POLICIES:

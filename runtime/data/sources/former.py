@@ -4,27 +4,22 @@ They had another fingerprint where a plan was read back from a run directory, wh
 today's.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, permutations, product
 from typing import Any, Final
 
-_ORDER: Final = {
-    "synthetic": ("documents", "length", "spread", "seed"),
-    "huggingface": ("name", "config", "split"),
-    "python": ("module", "function", "digest", "arguments"),
-}
 MOST: Final = 720  # orders that are tried of the arguments of a user's function: all there are of six
 
 
-def options_before(kind: str, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """`options` in each order that they may have had.
+def options_before(order: Sequence[str], options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """`options` in each order that they may have had. order: that of their names; none if they never had another.
 
     The arguments of a user's function had that of its parameters, and maps among them that of the spec, which a plan
     that was read back has lost.
     """
-    if kind not in _ORDER:
+    if not order:
         return
-    ordered = {name: options[name] for name in _ORDER[kind] if name in options}
+    ordered = {name: options[name] for name in order if name in options}
     for arguments in _orders(ordered.get("arguments", {})):
         yield {**ordered, **({"arguments": arguments} if arguments else {})}
 

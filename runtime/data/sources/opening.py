@@ -3,26 +3,24 @@
 import gzip
 import zlib
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
+from ....dsl.schema.sources import SOURCES
 from ..errors import DataError
 
 BLOCK = 1 << 20
 # A few bytes of a packed file can stand for 128 KiB of the same character: this bounds what they become at once.
 ZSTD_BLOCK = 1 << 13
 
-# How files begin that are something else than their names say. None of these is text.
+# How files begin that are something else than their names say, beside those that other sources read.
 BEGINNINGS = {
     b"\x1f\x8b": ("packed with gzip", "Rename it to end in .gz."),
     b"\x28\xb5\x2f\xfd": ("packed with zstd", "Rename it to end in .zst."),
     b"\xfd7zXZ\x00": ("packed with xz", "Unpack it, or pack it with gzip or zstd."),
     b"BZh91AY&SY": ("packed with bzip2", "Unpack it, or pack it with gzip or zstd."),
     b"PK\x03\x04": ("a zip archive", "Unpack it."),
-    b"PAR1\x15": ("a parquet file", "Use source `parquet`."),
-    b"ARROW1\x00\x00": ("an arrow file", "Use source `arrow`."),
-    b"\x93NUMPY": ("a .npy file", "Use source `tokens`."),
 }
 
 
@@ -122,6 +120,17 @@ def _unpacked_zstd(file: IO[bytes], path: Path) -> Iterator[bytes]:
 
 
 def _check_beginning(data: bytes, path: Path) -> None:
-    for beginning, (what, remedy) in BEGINNINGS.items():
+    for beginning, (what, remedy) in beginnings().items():
         if data.startswith(beginning):
             raise DataError(f"it is {what}", path=path, remedy=remedy)
+
+
+@cache
+def beginnings() -> dict[bytes, tuple[str, str]]:
+    """How files begin that hold no text → what such a file is, and what to do with it."""
+    others = {
+        beginning: (what, f"Use source `{name}`.")
+        for name, source in SOURCES.items()
+        for beginning, what in source.beginnings
+    }
+    return {**BEGINNINGS, **others}

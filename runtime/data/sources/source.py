@@ -1,32 +1,26 @@
 """Where documents come from: files of several formats, the standard library's modules, or what is made on the spot."""
 
+import importlib
 import json
 import os
-import sysconfig
 from collections.abc import Callable, Iterator, Mapping
-from glob import glob
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from attrs import field, frozen
 
+from ....dsl.schema.sources import SOURCES
 from ....planner.canonical import DATA, text
+from ....planner.data.file_source import FileSource
 from ..documents.tokenizers import TextTokenizer
 from ..errors import DataError
 from ..records.bad_records import BadRecord
 from ..records.records import Reads, Record, SourceUnit
 from ..stores.digests import file_digest
+from .files import name_of
 from .former import options_before
-from .readers import JsonLinesFiles, SourceReader, TextFiles
-from .readers_columns import TableFiles
-from .readers_hub import HubDataset
-from .readers_made import SyntheticDocuments, UserRecords
-from .readers_tokens import TokenFiles
-from .token_files import files_of, is_store
-
-WITH_PATTERNS = ("text", "jsonl", "parquet", "arrow", "tokens")
-KINDS = ("python_stdlib", *WITH_PATTERNS, "huggingface", "synthetic", "python")
+from .reader import OpenedSource, SourceReader, SourceRequest
 
 
 @frozen(kw_only=True)
@@ -43,7 +37,10 @@ class DataSource:
     bad_record_limit: int | None
     """None: any number, for nobody repairs their interpreter's files."""
     options: Mapping[str, Any] = field(factory=dict)
+    """Those that decide which records there are."""
     reader: SourceReader
+    fetched: Callable[[], list[str]] | None = None
+    """See `OpenedSource`."""
 
     def units(self) -> Iterator[SourceUnit]:
         """All there is to read, in order, in small parts; the same ones each time. To be called in one process.
@@ -73,7 +70,7 @@ class DataSource:
         file cannot be read.
         """
         contents = [bytes.fromhex(file_digest(path)) for path in self.files]
-        fetched = self.reader.content() if isinstance(self.reader, HubDataset) else []
+        fetched = self.fetched() if self.fetched is not None else []
 
         def over(decisive: str, names: tuple[str, ...]) -> str:
             whole = blake2b(decisive.encode(), digest_size=16)
@@ -84,20 +81,20 @@ class DataSource:
             return whole.hexdigest()
 
         own = text(self._decisive(self.options), DATA)
-        before = [json.dumps(self._decisive(options)) for options in options_before(self.kind, self.options)]
+        source = SOURCES.of_kind(self.kind)
+        order = source.former_options if source is not None else ()
+        before = [json.dumps(self._decisive(options)) for options in options_before(order, self.options)]
         found = [over(each, self.names) for each in (own, *before)]
-        if self.kind in WITH_PATTERNS:
+        if source is not None and issubclass(source, FileSource):
             found.append(over(own, tuple(map(self._named_otherwise, self.files, self.names))))
         return tuple(dict.fromkeys(found))
 
     def _decisive(self, options: Mapping[str, Any]) -> list[Any]:
         """What decides which records there are, but the files."""
-        # Where a folder is does not matter, as its files do not know either.
-        rest = {name: value for name, value in options.items() if not (name == "name" and self.files)}
-        return [self.kind, self.reads.form, self.reads.fields, rest]
+        return [self.kind, self.reads.form, self.reads.fields, options]
 
     def _named_otherwise(self, path: Path, name: str) -> str:
-        return _name(path, self.base) if Path(name).is_absolute() else Path(os.path.normpath(path)).as_posix()
+        return name_of(path, self.base) if Path(name).is_absolute() else Path(os.path.normpath(path)).as_posix()
 
 
 def open_source(
@@ -113,97 +110,33 @@ def open_source(
     """Find the files of a source; nothing is read yet.
 
     `patterns` are globs relative to `base` (`**` crosses folders); a file that several match is taken once.
-    `options` and `reads` are those of a plan; `base` is the folder of the spec where the kind is python.
+    `options` and `reads` are those of a plan; `base` is the folder of the spec for a source that lies beside it.
     `tokenizer` decides where `tokens` end a document, unless `separator` does.
-    `python_stdlib` ignores `bad_record_limit`: nobody repairs their interpreter's files.
     Raises DataError for an unknown kind, a missing or superfluous pattern, or a pattern that matches no file.
     """
     what = Reads.of(reads or {})
-    options, base = dict(options or {}), base.absolute()
-    if kind not in KINDS:
-        raise DataError(f"unknown source kind `{kind}`", remedy=f"Use one of: {', '.join(KINDS)}.")
-    if kind not in WITH_PATTERNS and patterns:
-        raise DataError(f"source `{kind}` takes no patterns", remedy="Use source `text` to choose files.")
-    if kind in WITH_PATTERNS and not patterns:
+    base = base.absolute()
+    source = SOURCES.of_kind(kind)
+    if source is None:
+        raise DataError(f"unknown source kind `{kind}`", remedy=f"Use one of: {', '.join(SOURCES)}.")
+    if not issubclass(source, FileSource) and patterns:
+        raise DataError(f"source `{kind}` takes no patterns", remedy="Use a source of files to choose some.")
+    if issubclass(source, FileSource) and not patterns:
         raise DataError(f"source `{kind}` needs a pattern", remedy="Name its files, for example `data/**/*.txt`.")
-    limit: int | None = bad_record_limit
-    if kind == "python_stdlib":
-        base, limit = Path(sysconfig.get_path("stdlib")), None
-        patterns = ("*.py",)
-    files = matched(patterns, base, folder=is_store if kind == "tokens" else None)
-    reader: SourceReader
-    match kind:
-        case "python_stdlib" | "text":
-            reader = TextFiles(files=files)
-        case "jsonl":
-            reader = JsonLinesFiles(files=files, reads=what)
-        case "parquet" | "arrow":
-            reader = TableFiles(kind=kind, files=files, reads=what)
-        case "tokens":
-            # The index of a pair of files is read with the file that it belongs to.
-            units = tuple(dict.fromkeys(path.with_suffix(".bin") if path.suffix == ".idx" else path for path in files))
-            if options["separator"] is None:
-                if tokenizer is None:
-                    raise DataError("source `tokens` needs a separator, or a tokenizer that has one")
-                options["separator"] = tokenizer.eos
-            elif tokenizer is not None and not 0 <= options["separator"] < tokenizer.vocab_size:
-                message = f"separator {options['separator']} is no token: the vocabulary has {tokenizer.vocab_size:,}"
-                raise DataError(message, remedy="Set `separator` to the id that ends documents in these files.")
-            reader = TokenFiles(files=units, dtype=options["dtype"], separator=options["separator"])
-            files = tuple(file for path in units for file in files_of(path))
-        case "huggingface":
-            folder = base / options["name"]
-            folder = folder if folder.is_dir() else None
-            reader = HubDataset(
-                name=options["name"], folder=folder, config=options["config"], split=options["split"], reads=what
-            )
-            if folder is not None:
-                files, base = matched(("**/*",), folder), folder
-        case "synthetic":
-            reader = SyntheticDocuments(**options)
-        case _:
-            reader = UserRecords(options=options, base=base, reads=what)
+    request = SourceRequest(
+        kind=kind, patterns=patterns, options=dict(options or {}), reads=what, base=base, tokenizer=tokenizer
+    )
+    opened: OpenedSource = importlib.import_module(source.run_module()).open_source(request)
     absolute = bool(patterns) and all(Path(pattern).is_absolute() for pattern in patterns)
+    base = base if opened.base is None else opened.base
     return DataSource(
         kind=kind,
         base=base,
-        files=files,
-        names=tuple(path.as_posix() if absolute else _name(path, base) for path in files),
+        files=opened.files,
+        names=tuple(path.as_posix() if absolute else name_of(path, base) for path in opened.files),
         reads=what,
-        bad_record_limit=limit,
-        options=options,
-        reader=reader,
+        bad_record_limit=None if opened.any_bad_records else bad_record_limit,
+        options=request.options if opened.options is None else opened.options,
+        reader=opened.reader,
+        fetched=opened.fetched,
     )
-
-
-def matched(patterns: tuple[str, ...], base: Path, folder: Callable[[Path], bool] | None = None) -> tuple[Path, ...]:
-    """The files that patterns match, each once, by name; and the folders among them that `folder` takes for files.
-
-    Raises DataError for a pattern that matches none, and for what is neither a file nor a folder.
-    """
-    unique = {path for pattern in patterns for path in _match(pattern, base, folder)}
-    return tuple(sorted(unique, key=lambda path: _name(path, base)))
-
-
-def _match(pattern: str, base: Path, folder: Callable[[Path], bool] | None) -> list[Path]:
-    # Path.glob takes no absolute pattern. root_dir, not a joined one: a `[` in the base's own name is no glob.
-    paths = [base / name for name in glob(pattern, root_dir=base, recursive=True)]  # noqa: PTH207
-    files: list[Path] = []
-    for path in paths:
-        if path.is_file() or (folder is not None and path.is_dir() and folder(path)):
-            files.append(path)
-        elif not path.is_dir():
-            raise DataError("a broken link, or not a regular file", path=path, remedy="Take it out of the pattern.")
-    if not files and paths:
-        remedy = f"Name the files in it, for example `{pattern.rstrip('/')}/*`."
-        raise DataError(f"pattern matches a folder, not a file: {base / pattern}", remedy=remedy)
-    if not files:
-        raise DataError(
-            f"pattern matches no file: {base / pattern}",
-            remedy=f"Correct the pattern; relative ones start at {base}.",
-        )
-    return files
-
-
-def _name(path: Path, base: Path) -> str:
-    return path.relative_to(base).as_posix() if path.is_relative_to(base) else path.as_posix()

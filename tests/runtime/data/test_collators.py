@@ -9,18 +9,14 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.components.collators.flatten_torch import flatten
+from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.shift_tokens_torch import shift_tokens
+from xtrain.components.collators.to_tensor_torch import to_tensor
+from xtrain.dsl.schema.collators import TOKEN_SAMPLES
 from xtrain.planner.rules.topology import LONGEST_PADDING
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
-from xtrain.runtime.data.collate.collators import (
-    TOKEN_SAMPLES,
-    Samples,
-    Stage,
-    compose,
-    flatten,
-    pack,
-    shift_tokens,
-    to_tensor,
-)
+from xtrain.runtime.data.collate.collators import Samples, Stage, compose
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.packing.row_reader import UNTOLD, RawRow
 

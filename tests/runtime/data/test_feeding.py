@@ -7,23 +7,18 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.components.collators.flatten_torch import flatten
+from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.shard_torch import shard
+from xtrain.components.collators.shift_tokens_torch import shift_tokens
+from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.planner.rules.topology import LONGEST_PADDING
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
-from xtrain.runtime.data.collate.collators import (
-    CollateChain,
-    Stage,
-    compose,
-    flatten,
-    longest_padding,
-    pack,
-    shard,
-    shift_tokens,
-    to_tensor,
-)
+from xtrain.runtime.data.collate.collators import CollateChain, Stage, compose, longest_padding
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.feeding import RowFeeder
 from xtrain.runtime.data.loading.laying import lay_rows
-from xtrain.runtime.data.packing.pack import Method, pack_rows
+from xtrain.runtime.data.packing.pack import pack_rows
 from xtrain.runtime.data.packing.row_reader import PADDING
 from xtrain.runtime.data.packing.rows import Oversized
 from xtrain.runtime.data.stores.store import TokenStore
@@ -66,7 +61,7 @@ def assert_same(found: Microbatch, expected: Microbatch) -> None:
 )
 @settings(deadline=None)
 def test_rows_are_what_the_stages_give(
-    make_store, lengths: list[int], units: int, align: int, oversized: Oversized, method: Method, data
+    make_store, lengths: list[int], units: int, align: int, oversized: Oversized, method: str, data
 ):
     fed = feeder(make_store(lengths), units * align, align, oversized, method=method)
     indices = data.draw(st.lists(st.integers(PADDING, fed.rows.num_rows - 1), min_size=1, max_size=5))

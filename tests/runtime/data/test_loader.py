@@ -11,15 +11,20 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.components.collators.flatten_torch import flatten
+from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.shift_tokens_torch import shift_tokens
+from xtrain.components.collators.to_tensor_torch import to_tensor
+from xtrain.components.packings.sequential_run import pack as pack_sequential
 from xtrain.planner.plan import PlanPhase
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX
-from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.collators import compose
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.curriculum import Curriculum
 from xtrain.runtime.data.loading.loader import EvalLoader, RowLoader
 from xtrain.runtime.data.loading.loader_state import Remarks
 from xtrain.runtime.data.loading.training_rows import TrainingRows
-from xtrain.runtime.data.packing.pack import Method, pack_rows, pack_sequential
+from xtrain.runtime.data.packing.pack import pack_rows
 from xtrain.runtime.data.packing.row_reader import RowReader
 from xtrain.runtime.data.stores.store import TokenStore
 
@@ -51,7 +56,7 @@ def loader(
     capacity: int = CAPACITY,
     align: int = 1,
     balance: bool = False,
-    method: Method = "sequential",
+    method: str = "sequential",
     group: int = 6,
     name: str = "one",
 ) -> RowLoader:

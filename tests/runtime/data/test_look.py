@@ -6,11 +6,15 @@ import numpy as np
 import pytest
 from attrs import evolve, frozen
 
-from xtrain.runtime.data.collate.collators import compose, flatten, pack, shift_tokens, to_tensor
+from xtrain.components.collators.flatten_torch import flatten
+from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.shift_tokens_torch import shift_tokens
+from xtrain.components.collators.to_tensor_torch import to_tensor
+from xtrain.components.packings.sequential_run import pack as pack_sequential
+from xtrain.runtime.data.collate.collators import compose
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.documents.written import pieces, written
 from xtrain.runtime.data.look import SegmentInRow, ShownRow, laid_out, written_out
-from xtrain.runtime.data.packing.pack import pack_sequential
 from xtrain.runtime.data.packing.row_reader import RawRow, RowReader
 from xtrain.runtime.data.records.bad_records import BadRecordReport
 from xtrain.runtime.data.stores.store import TokenStore

@@ -1,7 +1,6 @@
 """Best-fit-decreasing within groups: every position once, rows as full as the rule makes them, one result."""
 
 from collections import Counter
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -9,10 +8,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packed_rows import items_of, plain_best_fit_decreasing, plain_first_fit, room, row_segments
 
+from xtrain.components.packings.multipack_run import pack as pack_multipack
+from xtrain.dsl.schema.packings import PACKINGS
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.packing import multipack
 from xtrain.runtime.data.packing import rows as rows_module
-from xtrain.runtime.data.packing.pack import Method, pack_multipack, pack_rows
+from xtrain.runtime.data.packing.pack import pack_rows
 from xtrain.runtime.data.packing.rows import Oversized, Rows
 
 LENGTHS = st.lists(st.integers(0, 40), max_size=80)
@@ -200,7 +201,7 @@ def test_all_methods_keep_and_lose_the_same(
 ):
     packed = [
         pack_rows(np.array(lengths, np.int64), units * align, oversized, align, method=method, group=group)
-        for method in get_args(Method)
+        for method in PACKINGS
     ]
     for name in ("num_positions", "num_truncated", "num_skipped", "num_empty", "num_dropped_positions"):
         assert len({getattr(rows, name) for rows in packed}) == 1
@@ -208,8 +209,8 @@ def test_all_methods_keep_and_lose_the_same(
     assert segments[0] == segments[1] == segments[2]
 
 
-@pytest.mark.parametrize("method", get_args(Method))
-def test_long_documents_are_an_error_where_they_are_declared_one(method: Method):
+@pytest.mark.parametrize("method", PACKINGS)
+def test_long_documents_are_an_error_where_they_are_declared_one(method: str):
     with pytest.raises(DataError, match="document 1 has 9 positions"):
         pack_rows(np.array([9, 10, 11]), 8, "error", method=method, group=2)
     assert pack_rows(np.array([9, 9]), 8, "error", method=method, group=2).num_rows == 2

@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xtrain.dsl.blocks import SOURCES
+from xtrain.components.sources import huggingface_run
+from xtrain.dsl.schema.sources import SOURCES
 from xtrain.planner.load import load_plan, plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.planner.serialise import dumps, from_json
@@ -17,7 +18,6 @@ from xtrain.runtime.data.documents.encoder import DocumentEncoder
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.loading.prepared import prepared_from, source_of
 from xtrain.runtime.data.look import data_nodes
-from xtrain.runtime.data.sources import readers_hub
 from xtrain.runtime.data.tokenising import tokenise
 from xtrain.runtime.data.tokenising.build import StoreIdentity, identify
 from xtrain.runtime.data.user_parts import user_source
@@ -58,7 +58,7 @@ TABLE = {
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(readers_hub.HubDataset, "content", lambda self: [] if self.folder else ["ab"])
+    monkeypatch.setattr(huggingface_run.HubDataset, "content", lambda self: [] if self.folder else ["ab"])
     (tmp_path / "z").mkdir()
     for name in ("z/m.txt", "z/n.txt", "a.txt", "b.jsonl", "c.parquet", "d.arrow"):
         (tmp_path / name).write_text(name)

@@ -5,8 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.components.collators.flatten_torch import flatten
+from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.shard_torch import shard
+from xtrain.components.collators.shift_tokens_torch import shift_tokens
+from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.runtime.data.collate.batch import Microbatch
-from xtrain.runtime.data.collate.collators import CollateChain, compose, flatten, pack, shard, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.collators import CollateChain, compose
 from xtrain.runtime.data.collate.outline import decode_outline, encode_outline
 from xtrain.runtime.data.packing.row_reader import RawRow
 

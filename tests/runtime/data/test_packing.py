@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_rows import Segment, plain_next_fit, room, row_segments
 
+from xtrain.components.packings import sequential_run as packing
+from xtrain.components.packings.sequential_run import pack as pack_sequential
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing import pack as packing
-from xtrain.runtime.data.packing.pack import pack_sequential
 from xtrain.runtime.data.packing.rows import Oversized, Rows
 
 LENGTHS = st.lists(st.integers(0, 30), max_size=60)

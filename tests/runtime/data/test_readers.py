@@ -14,11 +14,12 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.components.sources.jsonl_run import JsonLinesFiles
+from xtrain.components.sources.text_run import TextFiles
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Reads, Record
 from xtrain.runtime.data.sources import opening
-from xtrain.runtime.data.sources.readers import JsonLinesFiles, TextFiles
 
 PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 
@@ -216,7 +217,7 @@ def test_blocks_of_any_size_give_what_the_whole_file_gives(
     path = jsonl(tmp_path_factory.mktemp("lines"), PACKERS[suffix](content), f"x.jsonl{suffix}")
     with pytest.MonkeyPatch.context() as patch:
         # Arbitrary bytes may begin like an archive; that is told apart elsewhere.
-        patch.setattr(opening, "BEGINNINGS", {})
+        patch.setattr(opening, "beginnings", dict)
         whole = lines_of(path)
         patch.setattr(opening, "BLOCK", block)
         patch.setattr(opening, "ZSTD_BLOCK", max(1, block // 3))

@@ -10,12 +10,15 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 
+from xtrain.components.sources.arrow_run import arrow_batches
+from xtrain.components.sources.parquet_run import parquet_batches
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Reads, Record
 from xtrain.runtime.data.sources import columns
-from xtrain.runtime.data.sources.readers_columns import TableFiles
+from xtrain.runtime.data.sources.tables import TableFiles
 
+BATCHES = {"parquet": parquet_batches, "arrow": arrow_batches}
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
@@ -40,7 +43,7 @@ FORMATS = ("x.parquet", "x.feather", "x.stream", "x.arrow")
 
 def rows_of(*files: Path, **reads: Any) -> list[Record | BadRecord]:
     kind = "parquet" if files[0].suffix == ".parquet" else "arrow"
-    reader = TableFiles(kind=kind, files=files, reads=Reads.of(reads))
+    reader = TableFiles(kind=kind, batches=BATCHES[kind], files=files, reads=Reads.of(reads))
     units = list(reader.units())
     return [row for unit in units for row in pickle.loads(pickle.dumps(reader)).read(pickle.loads(pickle.dumps(unit)))]
 
@@ -59,7 +62,7 @@ def test_units_are_small_and_take_all_bytes_of_the_file(name: str, tmp_path: Pat
     texts = [f"{index} " * 200 for index in range(200)]
     path = write(pa.table({"text": texts}), tmp_path / name)
     kind = "parquet" if name == "x.parquet" else "arrow"
-    reader = TableFiles(kind=kind, files=(path,), reads=Reads())
+    reader = TableFiles(kind=kind, batches=BATCHES[kind], files=(path,), reads=Reads())
     units = list(reader.units())
     assert len(units) > 10
     assert all(len(unit.part) < 12_000 for unit in units)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from xtrain.components.sources import synthetic_run, user_part_run
 from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.documents.synthetic import PHRASE, SUCCESSORS, lengths
@@ -17,7 +18,6 @@ from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceT
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Record
-from xtrain.runtime.data.sources import readers_made
 from xtrain.runtime.data.sources.source import DataSource, open_source
 
 
@@ -54,7 +54,7 @@ def test_documents_have_exactly_the_drawn_length_with_any_tokenizer(kind: str, t
 
 def test_a_document_depends_on_the_seed_and_its_number_alone(monkeypatch: pytest.MonkeyPatch):
     texts = [ByteTokenizer().decode(document.ids) for document in documents_of(synthetic(), ByteTokenizer())]
-    monkeypatch.setattr(readers_made, "UNIT_TOKENS", 700)
+    monkeypatch.setattr(synthetic_run, "UNIT_TOKENS", 700)
     source = synthetic()
     assert len(list(source.units())) == 8
     assert sum(unit.size for unit in source.units()) == source.num_bytes() == 5000
@@ -147,9 +147,9 @@ def test_what_the_users_code_raises_is_told_with_its_line(tmp_path: Path):
 
 
 def test_units_of_the_users_own_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(readers_made, "UNIT_RECORDS", 4)
+    monkeypatch.setattr(user_part_run, "UNIT_RECORDS", 4)
     source = own(tmp_path, count=10)
     assert [(unit.line, len(unit.part), unit.size) for unit in source.units()] == [(1, 4, 24), (5, 4, 24), (9, 2, 12)]
-    monkeypatch.setattr(readers_made, "UNIT_CHARACTERS", 10)
+    monkeypatch.setattr(user_part_run, "UNIT_CHARACTERS", 10)
     assert [len(unit.part) for unit in source.units()] == [2] * 5
     assert len(rows_of(source)) == 10

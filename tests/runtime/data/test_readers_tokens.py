@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.components.sources import tokens_run
 from xtrain.runtime.data.documents.encoder import DocumentEncoder
 from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Record, TokenIds
-from xtrain.runtime.data.sources import readers_tokens
 from xtrain.runtime.data.sources.source import DataSource, open_source
 from xtrain.runtime.data.tokenising.build import build_store
 
@@ -102,7 +102,7 @@ def test_blocks_of_any_size_give_the_same_documents(
         write_index(folder / "x.idx", lengths, list(range(len(lengths) + 1)))
     singles = [document for document in expected if len(document) == 1 and (kind == "b" or document != [0])]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers_tokens, "UNIT_TOKENS", block)
+        patch.setattr(tokens_run, "UNIT_TOKENS", block)
         source = tokens(folder, "x.bin")
         found = records_of(source)
         assert all(unit.part[1] - unit.part[0] <= block + max(map(len, expected)) for unit in source.units())

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from xtrain.components.packings.multipack_run import pack as pack_multipack
+from xtrain.components.packings.sequential_run import pack as pack_sequential
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.pack import pack_multipack, pack_sequential
 from xtrain.runtime.data.packing.rows import Rows
 from xtrain.runtime.data.packing.rows_cache import ARRAYS, NUMBERS, cached_rows, open_rows, rows_key
 

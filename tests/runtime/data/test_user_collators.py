@@ -10,16 +10,21 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.dsl.user_parts import links
+from xtrain.components.collators.flatten_torch import flatten
+from xtrain.components.collators.pack_torch import pack
+from xtrain.components.collators.shard_torch import shard
+from xtrain.components.collators.shift_tokens_torch import shift_tokens
+from xtrain.components.collators.to_tensor_torch import to_tensor
+from xtrain.components.collators.user_part_torch import CollatorCalls
+from xtrain.dsl.schema import collators as links
 from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
-from xtrain.runtime.data.collate.collators import Stage, compose, flatten, pack, shard, shift_tokens, to_tensor
+from xtrain.runtime.data.collate.collators import Stage, compose
 from xtrain.runtime.data.collate.microbatch_rows import join_rows, split_rows
 from xtrain.runtime.data.loading.feeding import RowFeeder
 from xtrain.runtime.data.packing.pack import pack_rows
 from xtrain.runtime.data.packing.row_reader import PADDING, RawRow
 from xtrain.runtime.data.user_parts import PartChanged, PartFailed, part_of
-from xtrain.runtime.input.user_collators import UserCollator
 
 HEAD = """
 import numpy as np
@@ -58,7 +63,7 @@ def made(folder: Path, code: str, takes: str, gives: str = "", name: str = "f", 
     digest = module_digest(find_module("parts.py", folder))
     options = {"module": "parts.py", "function": name, "digest": digest, "arguments": arguments}
     part = part_of("collator", options, folder)
-    calls = UserCollator(
+    calls = CollatorCalls(
         part=part, node=node or f"collate.{name}", takes=takes, gives=gives or takes, vocab=VOCAB, seed=7,
         random="generator" in code,
     )  # fmt: skip

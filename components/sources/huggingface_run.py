@@ -1,4 +1,4 @@
-"""Reader of datasets of the Hugging Face library: a folder, or a name on the hub. It needs `datasets`."""
+"""Reads datasets of the Hugging Face library: a folder, or a name on the hub. It needs `datasets`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,16 +7,33 @@ from typing import Any
 
 from attrs import frozen
 
-from ..errors import DataError
-from ..records.bad_records import BadRecord
-from ..records.records import Reads, Record, SourceUnit
-from ..stores.digests import file_digest
-from .columns import check_columns, packed, records_of, top_columns
-from .opening import needs
-from .readers_columns import NO_ROWS, pyarrow
+from ...runtime.data.errors import DataError
+from ...runtime.data.records.bad_records import BadRecord
+from ...runtime.data.records.records import Reads, Record, SourceUnit
+from ...runtime.data.sources.columns import check_columns, packed, records_of, top_columns
+from ...runtime.data.sources.files import matched
+from ...runtime.data.sources.opening import needs
+from ...runtime.data.sources.reader import OpenedSource, SourceRequest
+from ...runtime.data.sources.tables import NO_ROWS, pyarrow
+from ...runtime.data.stores.digests import file_digest
 
 ROWS = 1000
 DEFAULT_SPLIT = "train"
+
+
+def open_source(request: SourceRequest) -> OpenedSource:
+    """Find the folder, if there is one; a name of the hub is looked for when it is read."""
+    options = request.options
+    folder = request.base / options["name"]
+    if not folder.is_dir():
+        reader = HubDataset(folder=None, **options, reads=request.reads)
+        return OpenedSource(reader=reader, fetched=reader.content)
+    files = matched(("**/*",), folder)
+    # Where a folder is does not matter, as its files do not know either.
+    decisive = {name: value for name, value in options.items() if not (name == "name" and files)}
+    return OpenedSource(
+        reader=HubDataset(folder=folder, **options, reads=request.reads), files=files, base=folder, options=decisive
+    )
 
 
 @frozen(kw_only=True)

@@ -1,72 +1,26 @@
-"""Readers of text: whole files, and lines of JSON. Each cuts its files into units and makes records of a unit."""
+"""Reads lines of JSON: in blocks of whole lines, a record a line."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from attrs import frozen
 
-from ..errors import DataError
-from ..records.bad_records import BadRecord
-from ..records.records import Message, Reads, Record, SourceUnit, Unusable
-from ..records.texts import decoded, described
-from .fields import Take, taker
-from .opening import blocks, size_of
-
-# Small files are read together: a unit each would cost more than reading them.
-FILES_BYTES = 1 << 20
-
-
-class SourceReader(Protocol):
-    """How one kind of source is read. It can be pickled."""
-
-    def units(self) -> Iterator[SourceUnit]:
-        """What there is, in reading order, in parts of a few MiB at most unless one record is larger."""
-        ...
-
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
-        """The records of a unit, in their order, in whatever process."""
-        ...
-
-    def num_bytes(self) -> int | None:
-        """What the sizes of all units add up to, if it can be known beforehand."""
-        ...
+from ...runtime.data.errors import DataError
+from ...runtime.data.records.bad_records import BadRecord
+from ...runtime.data.records.records import Message, Reads, Record, SourceUnit, Unusable
+from ...runtime.data.records.texts import decoded, described
+from ...runtime.data.sources.fields import Take, taker
+from ...runtime.data.sources.files import matched
+from ...runtime.data.sources.opening import blocks, size_of
+from ...runtime.data.sources.reader import OpenedSource, SourceRequest
 
 
-@frozen(kw_only=True)
-class TextFiles:
-    """Each file is one document of UTF-8 text. Line ends are kept as they are, a byte order mark is not."""
-
-    files: tuple[Path, ...]
-
-    def units(self) -> Iterator[SourceUnit]:
-        """Some files at a time."""
-        group: list[Path] = []
-        held = 0
-        for path in self.files:
-            size = size_of(path)
-            if group and held + size > FILES_BYTES:
-                yield SourceUnit(size=held, part=tuple(group), path=group[0])
-                group, held = [], 0
-            group.append(path)
-            held += size
-        if group:
-            yield SourceUnit(size=held, part=tuple(group), path=group[0])
-
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
-        """A record, or a bad one, for each file."""
-        for path in unit.part:
-            text = decoded(b"".join(data for data, _ in blocks(path)))
-            if isinstance(text, str) and (nul := text.find("\0")) >= 0:
-                text = Unusable(f"a NUL at character {nul}: this is not a text file")
-            yield (
-                Record(text, str(path)) if isinstance(text, str) else BadRecord(origin=str(path), reason=text.reason)
-            )
-
-    def num_bytes(self) -> int:
-        """Bytes of all files, as they are on disk."""
-        return sum(map(size_of, self.files))
+def open_source(request: SourceRequest) -> OpenedSource:
+    """The files that match. Raises DataError for a pattern that matches none."""
+    files = matched(request.patterns, request.base)
+    return OpenedSource(reader=JsonLinesFiles(files=files, reads=request.reads), files=files)
 
 
 @frozen(kw_only=True)

@@ -5,7 +5,45 @@ from typing import Any
 
 import numpy as np
 
-from .rows import SKIP, TRUNCATE
+from ...runtime.data.packing.pack import Filled, arrays, packed
+from ...runtime.data.packing.rows import SKIP, TRUNCATE, Oversized, Rows
+
+# Below this, compiling (or reading compiled code) takes longer than running the same text in Python.
+FEW_DOCUMENTS = 10_000
+
+
+def pack(
+    document_lengths: np.ndarray,
+    capacity: int,
+    oversized: Oversized,
+    align: int = 1,
+    *,
+    group: int = 1,
+    threads: int | None = None,
+) -> Rows:
+    """Pack documents in their order: each goes into the open row if it fits, else that row closes and one opens.
+
+    `document_lengths` are tokens, bos and eos included, integers [documents]; `capacity` is in positions, a multiple of
+    `align`, and so is the room that a document or a piece of one takes. A document of fewer than two tokens has no
+    position and is left out. One with more positions than `capacity` is handled by `oversized`:
+    `split` cuts it into full rows of its own, the first one fresh, and packs the remainder like any document;
+    `truncate` keeps its first `capacity` positions; `skip` leaves it out; `error` raises.
+    `group` and `threads` mean nothing here.
+    Time is linear in documents + segments; beyond the result it takes a byte for each document.
+    Raises DataError for an unknown policy, a capacity outside 1 to 2³¹ - 1 or no multiple of `align`, or as `error`
+    demands.
+    """
+
+    def fill(lengths: np.ndarray, policy: int, segments: int, cuts: int, regular: bool, most: int) -> Filled:
+        document, ends = arrays(len(lengths), segments)
+        cut_segments, cut_starts = np.empty(cuts, dtype=np.int64), np.empty(cuts, dtype=np.int64)
+        function = next_fit if len(lengths) < FEW_DOCUMENTS else compiled()
+        used, rows, cut, positions = function(
+            lengths, capacity, align, policy, document, ends[1:], cut_segments, cut_starts
+        )  # fmt: skip
+        return document[:used], ends[: rows + 1], cut_segments[:cut], cut_starts[:cut], positions
+
+    return packed(document_lengths, capacity, oversized, align, fill)
 
 
 def next_fit(
@@ -64,6 +102,6 @@ def next_fit(
 @cache
 def compiled() -> Any:
     """`next_fit` in machine code."""
-    from ..jit import kernel
+    from ...runtime.data.jit import kernel
 
     return kernel(next_fit)

@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 from attrs import define, evolve
 
+from ...dsl.schema.collators import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_ROWS, TOKEN_SAMPLES
 from ...dsl.user_parts.kinds import GENERATOR
-from ...dsl.user_parts.links import LABELLED_SAMPLES, LOCAL_MICROBATCH, TENSOR_ROWS, TOKEN_SAMPLES
 from ...planner.plan import Plan
-from ..data.collate.batch import Microbatch
-from ..data.collate.collators import Sample, Samples, Stage, TensorRow
-from ..data.collate.microbatch_rows import join_rows, split_rows
-from ..data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
-from ..data.packing.row_reader import UNTOLD, RawRow
-from ..data.user_parts import UserPart, failures_of, part_of, spec_folder
-from ..ops import op
+from ...runtime.data.collate.batch import Microbatch
+from ...runtime.data.collate.collators import Sample, Samples, Stage, TensorRow
+from ...runtime.data.collate.microbatch_rows import join_rows, split_rows
+from ...runtime.data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
+from ...runtime.data.packing.row_reader import UNTOLD, RawRow
+from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
+from ...runtime.ops import op
 
 # First words of what random numbers are seeded by, so that training and evaluation have nothing in common.
 _TRAINING, _EVALUATION = 1, 2
@@ -48,7 +48,7 @@ def user_collator(
     """Append the stage. Raises PartChanged if the code is not what was planned, PartFailed if it cannot be loaded."""
     options = {"module": module, "function": function, "digest": digest, "arguments": arguments}
     part = part_of("collator", options, spec_folder(plan.spec))
-    calls = UserCollator(
+    calls = CollatorCalls(
         part=part,
         node=node_id,
         takes=takes,
@@ -61,7 +61,7 @@ def user_collator(
 
 
 @define(kw_only=True, frozen=True, eq=False)
-class UserCollator:
+class CollatorCalls:
     """Calls a collator row by row. It can be pickled: the user's code is loaded in the process that runs it."""
 
     part: UserPart

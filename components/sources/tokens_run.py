@@ -1,4 +1,4 @@
-"""Reader of documents that are tokenised already."""
+"""Reads documents that are tokenised already."""
 
 from collections.abc import Iterator
 from itertools import pairwise
@@ -7,12 +7,36 @@ from pathlib import Path
 import numpy as np
 from attrs import frozen
 
-from ..records.bad_records import BadRecord
-from ..records.records import Record, SourceUnit, TokenIds, Unusable
-from .opening import size_of
-from .token_files import TokenArray, files_of, open_tokens
+from ...runtime.data.errors import DataError
+from ...runtime.data.records.bad_records import BadRecord
+from ...runtime.data.records.records import Record, SourceUnit, TokenIds, Unusable
+from ...runtime.data.sources.files import matched
+from ...runtime.data.sources.opening import size_of
+from ...runtime.data.sources.reader import OpenedSource, SourceRequest
+from ...runtime.data.sources.token_files import TokenArray, files_of, is_store, open_tokens
 
 UNIT_TOKENS = 1 << 20
+
+
+def open_source(request: SourceRequest) -> OpenedSource:
+    """The files that match, and what says where documents end. Raises DataError for a pattern that matches none, and
+    for a separator that is no token."""
+    files = matched(request.patterns, request.base, folder=is_store)
+    # The index of a pair of files is read with the file that it belongs to.
+    units = tuple(dict.fromkeys(path.with_suffix(".bin") if path.suffix == ".idx" else path for path in files))
+    separator, tokenizer = request.options["separator"], request.tokenizer
+    if separator is None:
+        if tokenizer is None:
+            raise DataError("source `tokens` needs a separator, or a tokenizer that has one")
+        separator = tokenizer.eos
+    elif tokenizer is not None and not 0 <= separator < tokenizer.vocab_size:
+        message = f"separator {separator} is no token: the vocabulary has {tokenizer.vocab_size:,}"
+        raise DataError(message, remedy="Set `separator` to the id that ends documents in these files.")
+    return OpenedSource(
+        reader=TokenFiles(files=units, dtype=request.options["dtype"], separator=separator),
+        files=tuple(file for path in units for file in files_of(path)),
+        options={**request.options, "separator": separator},
+    )
 
 
 @frozen(kw_only=True)

@@ -1,21 +1,25 @@
-"""Readers of documents that no file holds: the user's own, and synthetic ones."""
+"""Reads what a function of the user's own yields."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from attrs import frozen
 
-from ..documents.synthetic import lengths
-from ..records.bad_records import BadRecord
-from ..records.records import Reads, Record, SourceUnit, SyntheticDraw, Unusable
-from ..records.texts import checked
-from .fields import taker
+from ...runtime.data.records.bad_records import BadRecord
+from ...runtime.data.records.records import Reads, Record, SourceUnit, Unusable
+from ...runtime.data.records.texts import checked
+from ...runtime.data.sources.fields import taker
+from ...runtime.data.sources.reader import OpenedSource, SourceRequest
+from ...runtime.data.user_parts import user_source
 
 UNIT_RECORDS = 256
 UNIT_CHARACTERS = 1 << 20
-UNIT_TOKENS = 1 << 20
+
+
+def open_source(request: SourceRequest) -> OpenedSource:
+    """Nothing is called before records are read."""
+    return OpenedSource(reader=UserRecords(options=request.options, base=request.base, reads=request.reads))
 
 
 @frozen(kw_only=True)
@@ -28,8 +32,6 @@ class UserRecords:
 
     def units(self) -> Iterator[SourceUnit]:
         """Some records at a time. Raises DataError for whatever the user's code raises or may not yield."""
-        from ..user_parts import user_source
-
         take = taker(self.reads)
         group: list[Any] = []
         number, size = 1, 0
@@ -61,36 +63,6 @@ class UserRecords:
         if self.reads.form != "text":
             return Unusable(f"a text, and it should have {' and '.join(f'`{name}`' for name in self.reads.fields)}")
         return checked(item, "the record")
-
-
-@frozen(kw_only=True)
-class SyntheticDocuments:
-    """Documents drawn at random from a small made-up language; each depends on the seed and its number alone."""
-
-    documents: int
-    length: int
-    """Mean number of tokens, bos and eos included."""
-    spread: float
-    """Standard deviation of the logarithm of the length."""
-    seed: int
-
-    def units(self) -> Iterator[SourceUnit]:
-        """Ranges of documents."""
-        at_once = max(1, UNIT_TOKENS // self.length)
-        for start in range(0, self.documents, at_once):
-            stop = min(start + at_once, self.documents)
-            yield SourceUnit(size=(stop - start) * self.length, part=(start, stop))
-
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
-        """What each document of the range is drawn from."""
-        start, stop = unit.part
-        indices = np.arange(start, stop, dtype=np.uint64)
-        for index, tokens in enumerate(lengths(self.seed, indices, self.length, self.spread).tolist(), start=start):
-            yield Record(SyntheticDraw(seed=self.seed, index=index, tokens=tokens), f"synthetic document {index}")
-
-    def num_bytes(self) -> int:
-        """Tokens, on average: there are no bytes to read."""
-        return self.documents * self.length
 
 
 def _size(content: Any) -> int:

@@ -1,0 +1,1 @@
+"""The links of `collate`."""

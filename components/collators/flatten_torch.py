@@ -1,0 +1,25 @@
+"""`flatten`: rows as one list of samples."""
+
+from ...dsl.schema.collators import TENSOR_ROWS, TOKEN_SAMPLES
+from ...runtime.data.collate.collators import Sample, Samples, Stage, TensorRow
+from ...runtime.ops import op
+
+
+def flatten() -> Stage:
+    """Nested rows become one list of samples, each knowing its row."""
+    return Stage(name="flatten", takes=TENSOR_ROWS, gives=TOKEN_SAMPLES, function=_unnest, one_pass=True)
+
+
+def _unnest(rows: list[TensorRow]) -> Samples:
+    samples = (
+        Sample(row=index, tokens=tokens, trained=mask, dataset=row.dataset, position=row.position)
+        for index, row in enumerate(rows)
+        for tokens, mask in zip(row.segments, row.trained or [None] * len(row.segments), strict=True)
+    )
+    return Samples(num_rows=len(rows), samples=tuple(samples))
+
+
+@op("collate.flatten", gives="stages")
+def append_flatten(stages: list[Stage]) -> list[Stage]:
+    """Append the stage."""
+    return [*stages, flatten()]

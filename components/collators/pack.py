@@ -1,0 +1,72 @@
+"""`pack`: rows of equal length."""
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.collators import LABELLED_SAMPLES, LINKS, MICROBATCH, RowLink
+from ...dsl.schema.packings import PACKINGS, Packing
+from ...dsl.schema.setting import AUTO, Auto, at_least, setting
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+    Method = str
+else:
+    Method = Literal[tuple(PACKINGS)]
+
+# What larger groups still gain is below 0.01 % of the positions, for documents of usual lengths.
+GROUP = 100_000
+
+
+@LINKS.register()
+@frozen
+class Pack(RowLink):
+    """`pack(sequential)`: documents packed into rows of equal length."""
+
+    method: Method = setting("how rows are filled", default="sequential")
+    group: int | Auto = setting(
+        "documents that are packed together; auto: 100,000; not for sequential",
+        default=AUTO,
+        check=at_least(1),
+    )
+    align: int | Auto = setting(
+        "documents are padded to a multiple of this; auto: 2 · ring with ring attention, else 1",
+        default=AUTO,
+        check=at_least(1),
+    )
+
+    kind = "pack"
+    takes = LABELLED_SAMPLES
+    gives = MICROBATCH
+    usual = True
+
+    @property
+    def packing(self) -> type[Packing]:
+        return PACKINGS[self.method]
+
+    @property
+    def grouped(self) -> int | None:
+        if self.packing.in_order:
+            return None
+        return GROUP if isinstance(self.group, Auto) else self.group
+
+    def useless(self) -> tuple[str, str] | None:
+        """Only documents that are taken out of their order are packed in groups."""
+        if not self.packing.in_order or isinstance(self.group, Auto):
+            return None
+        other = next(name for name, packing in PACKINGS.items() if not packing.in_order)
+        message = f"pack({self.method}) keeps the order of documents, and has no group of {self.group:,}"
+        return message, f"write `pack({other}, group = {self.group})`, or remove the group"
+
+    def args(self, run: "Resolved") -> dict[str, Any]:
+        group = {} if self.grouped is None else {"group": self.grouped}
+        return {"method": self.method, "capacity": run.batch.sequence, "align": run.align, **group}
+
+    def does(self, run: "Resolved") -> str:
+        text = f"{self.method}: samples side by side in rows of {run.batch.sequence:,}, attention kept apart"
+        return f"{text}, each padded to a multiple of {run.align}" if run.align > 1 else text
+
+    def identity(self, align: int) -> list[Any]:
+        group = {} if self.grouped is None else {"group": self.grouped}
+        return [type(self).__name__, {"method": self.method, "align": align, **group}]

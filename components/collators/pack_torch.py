@@ -1,0 +1,76 @@
+"""`pack`: rows of equal length."""
+
+# shapes: B rows of the microbatch, S positions of a row, T = B · S
+
+import torch
+import torch.nn.functional as F
+
+from ...dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
+from ...dsl.schema.packings import PACKINGS
+from ...runtime.data.collate.batch import IGNORE_INDEX, Microbatch, whole_positions
+from ...runtime.data.collate.collators import PackStage, Samples, Stage, longest_padding, no_room, told
+from ...runtime.data.errors import DataError
+from ...runtime.data.packing.row_reader import UNTOLD
+from ...runtime.data.packing.rows import check_align
+from ...runtime.ops import op
+
+
+def pack(*, capacity: int, align: int = 1) -> PackStage:
+    """Lay the samples of each row side by side in `capacity` positions; positions restart with every sample.
+
+    A sample is padded to a multiple of `align` positions, which belong to its segment. The rest of a row is padding in
+    segments of its own. Padding is input 0, label IGNORE_INDEX; positions go on counting in it.
+    Raises DataError if `capacity` is no multiple of `align`; the stage does if a row's samples do not fit, or are of
+    several datasets.
+    """
+    check_align(capacity, align)
+    pad_segment = longest_padding(align)
+
+    def lay_out(value: Samples) -> Microbatch:
+        shape = (value.num_rows, capacity)
+        input_ids_BS = torch.zeros(shape, dtype=torch.int64)
+        labels_BS = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
+        filled = [0] * value.num_rows
+        datasets, places = [UNTOLD] * value.num_rows, [UNTOLD] * value.num_rows
+        segments: list[list[tuple[int, int]]] = [[] for _ in range(value.num_rows)]
+        for sample in value.samples:
+            assert sample.labels is not None, "compose lets only labelled samples through"
+            row, first, real = sample.row, filled[sample.row], len(sample.tokens)
+            room = -(-real // align) * align
+            if first + room > capacity:
+                raise no_room(row, first + room, capacity)
+            if datasets[row] not in (UNTOLD, sample.dataset):
+                raise DataError(f"row {row} has samples of several datasets: their losses could not be told apart")
+            datasets[row], places[row] = sample.dataset, sample.position
+            input_ids_BS[row, first : first + real] = sample.tokens
+            labels_BS[row, first : first + real] = sample.labels
+            filled[row] = first + room
+            segments[row].append((room, real))
+        for row, used in enumerate(filled):
+            whole, rest = divmod(capacity - used, pad_segment)
+            segments[row] += [(pad_segment, 0)] * whole + [(rest, 0)] * bool(rest)
+        lengths, real_lengths = torch.tensor([pair for row in segments for pair in row], dtype=torch.int32).unbind(1)
+        bounds = F.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
+        positions_T, real_T = whole_positions(bounds, real_lengths, value.num_rows * capacity)
+        return Microbatch(
+            input_ids_BS=input_ids_BS,
+            labels_BS=labels_BS,
+            positions_BS=positions_T.view(shape),
+            real_BS=real_T.view(shape),
+            cumulative_lengths=bounds,
+            real_lengths=real_lengths,
+            dataset_B=told(datasets),
+            place_B=told(places),
+            num_valid=int((labels_BS != IGNORE_INDEX).sum()),
+        )
+
+    return PackStage(
+        name="pack", takes=LABELLED_SAMPLES, gives=MICROBATCH, function=lay_out, capacity=capacity, align=align
+    )
+
+
+@op("collate.pack", gives="stages")
+def append_pack(stages: list[Stage], method: str, capacity: int, align: int = 1, group: int = 1) -> list[Stage]:
+    """Lay samples side by side. Which of them share a row, as `method` and `group` say, `setup.data` has worked out."""
+    assert method in PACKINGS and group >= 1
+    return [*stages, pack(capacity=capacity, align=align)]

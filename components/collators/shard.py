@@ -1,0 +1,31 @@
+"""`shard`: what a rank of context parallelism has of a row."""
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ...dsl.schema.collators import LINKS, LOCAL_MICROBATCH, MICROBATCH, Link
+
+if TYPE_CHECKING:
+    from ...planner.resolved import Resolved
+
+
+@LINKS.register()
+@frozen
+class Shard(Link):
+    """`shard`: the part of each row that a context-parallel rank holds; added automatically if cp is above 1."""
+
+    kind = "shard"
+    takes = MICROBATCH
+    gives = LOCAL_MICROBATCH
+    by_layout = True
+
+    def args(self, run: "Resolved") -> dict[str, Any]:
+        return {"ring": run.size("ring"), "ulysses": run.size("ulysses")}
+
+    def axes(self, run: "Resolved") -> tuple[str, ...]:
+        return run.wide("ring", "ulysses")
+
+    def does(self, run: "Resolved") -> str:
+        sequence = run.batch.sequence
+        return f"keep this rank's {sequence // run.context:,} of {sequence:,} positions of every row"

@@ -1,0 +1,32 @@
+"""`to_tensor`: token arrays as tensors."""
+
+import numpy as np
+import torch
+
+from ...dsl.schema.collators import RAW_ROWS, TENSOR_ROWS
+from ...runtime.data.collate.collators import Stage, TensorRow
+from ...runtime.data.packing.row_reader import RawRow
+from ...runtime.ops import op
+
+
+def to_tensor() -> Stage:
+    """Token arrays of any unsigned type become int64 tensors with memory of their own."""
+    return Stage(name="to_tensor", takes=RAW_ROWS, gives=TENSOR_ROWS, function=_convert, one_pass=True)
+
+
+def _convert(rows: list[RawRow]) -> list[TensorRow]:
+    return [
+        TensorRow(
+            segments=[torch.from_numpy(segment.astype(np.int64)) for segment in row.segments],
+            trained=None if row.trained is None else [torch.from_numpy(mask.astype(np.bool_)) for mask in row.trained],
+            dataset=row.dataset,
+            position=row.position,
+        )
+        for row in rows
+    ]
+
+
+@op("collate.to_tensor", gives="stages")
+def append_to_tensor(stages: list[Stage]) -> list[Stage]:
+    """Append the stage."""
+    return [*stages, to_tensor()]

@@ -1,0 +1,1 @@
+"""`pack(NAME)`: which documents share a row."""

@@ -1,0 +1,16 @@
+"""`pack(best_fit)`: the rows of `multipack`, dealt by what they cost."""
+
+from attrs import frozen
+
+from ...dsl.schema.packings import PACKINGS
+from .multipack import Multipack
+
+
+@PACKINGS.register()
+@frozen
+class BestFit(Multipack):
+    """`pack(best_fit)`: the rows of `multipack`, dealt to data ranks so that attention costs them alike."""
+
+    kind = "best_fit"
+    balances = True
+    rows_of = "multipack"

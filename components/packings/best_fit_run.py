@@ -1,0 +1,5 @@
+"""The rows of `multipack`."""
+
+from .multipack_run import pack
+
+__all__ = ["pack"]

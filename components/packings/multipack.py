@@ -1,0 +1,23 @@
+"""`pack(multipack)`: best-fit-decreasing in groups (Johnson 1973)."""
+
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.schema.packings import PACKINGS, Packing
+
+
+@PACKINGS.register()
+@frozen
+class Multipack(Packing):
+    """`pack(multipack)`: the documents of a group from the longest to the shortest, each in the fullest row with room.
+
+    A larger group fills rows better (99.99 % at 100,000 documents of usual lengths), a smaller one keeps neighbours
+    together.
+    """
+
+    kind = "multipack"
+
+    @classmethod
+    def names_rows(cls, group: int) -> dict[str, Any]:
+        return {"group": group}

@@ -1,0 +1,20 @@
+"""`pack(sequential)`: next fit."""
+
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.schema.packings import PACKINGS, Packing
+
+
+@PACKINGS.register(default=True)
+@frozen
+class Sequential(Packing):
+    """`pack(sequential)`: documents in their order, each in the open row if it has room."""
+
+    kind = "sequential"
+    in_order = True
+
+    @classmethod
+    def names_rows(cls, group: int) -> dict[str, Any]:
+        return {}

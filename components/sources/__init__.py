@@ -1,0 +1,1 @@
+"""`source = NAME(…)` of a dataset."""

@@ -1,0 +1,18 @@
+"""`arrow("…")`: tables in files of Apache Arrow (feather of version 2 is arrow)."""
+
+from attrs import frozen
+
+from ...dsl.schema.sources import SOURCES
+from ...planner.data.file_source import FileSource
+
+
+@SOURCES.register()
+@frozen
+class Arrow(FileSource):
+    """`arrow("data/*.arrow", …)`: Arrow files (stream or file format), one record per row."""
+
+    kind = "arrow"
+    sample = "data/*.arrow"
+    ends = (".arrow",)
+    beginnings = ((b"ARROW1\x00\x00", "an arrow file"),)
+    records = "fields"

@@ -1,0 +1,60 @@
+"""Reads Arrow files, as a file or a stream."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...runtime.data.errors import DataError
+from ...runtime.data.records.records import Reads
+from ...runtime.data.sources.columns import check_columns
+from ...runtime.data.sources.opening import size_of
+from ...runtime.data.sources.reader import OpenedSource, SourceRequest
+from ...runtime.data.sources.tables import open_tables
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CONTINUES = b"\xff\xff\xff\xff"  # before every message of a stream, since version 0.15 of the format
+
+
+def open_source(request: SourceRequest) -> OpenedSource:
+    """The files that match. Raises DataError for a pattern that matches none."""
+    return open_tables(request, arrow_batches)
+
+
+def arrow_batches(path: Path, reads: Reads) -> "Iterator[tuple[pa.RecordBatch, int]]":
+    import pyarrow as pa
+
+    total = size_of(path)
+    with path.open("rb") as file:
+        beginning = file.read(8)
+    if beginning.startswith(b"FEA1"):
+        raise DataError("feather of version 1", path=path, remedy="Write it as version 2, or as parquet.")
+    if beginning.startswith(b"PAR1"):
+        raise DataError("it is a parquet file", path=path, remedy="Use source `parquet`.")
+    with pa.memory_map(str(path)) as mapped:
+        if beginning.startswith(b"ARROW1"):
+            file = pa.ipc.open_file(mapped)
+            check_columns(file.schema, reads, path)
+            count = file.num_record_batches
+            for index in range(count):
+                yield file.get_batch(index), total * (index + 1) // count - total * index // count
+            return
+        stream = pa.ipc.open_stream(mapped)
+        check_columns(stream.schema, reads, path)
+        told = 0
+        for batch in stream:
+            came = mapped.tell()
+            yield batch, came - told
+            told = came
+        if not _says_that_it_ends(path):
+            # Whoever wrote it may have been stopped between two batches.
+            raise pa.ArrowInvalid("the stream ends without an end marker")
+
+
+def _says_that_it_ends(path: Path) -> bool:
+    with path.open("rb") as file:
+        end = CONTINUES + bytes(4) if file.read(4) == CONTINUES else bytes(4)
+        file.seek(-len(end), os.SEEK_END)
+        return file.read() == end

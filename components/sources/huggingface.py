@@ -1,0 +1,74 @@
+"""`huggingface("…")`: what the library `datasets` reads."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from ...dsl.schema.names import file_path
+from ...dsl.schema.setting import label, setting
+from ...dsl.schema.sources import SOURCES, Source
+from ...planner.canonical import portable
+
+if TYPE_CHECKING:
+    from ...planner.findings import Findings
+
+
+@SOURCES.register()
+@frozen
+class HuggingFace(Source):
+    """`huggingface("org/name or folder", …)`: a dataset of the Hugging Face library, from the hub or a local folder."""
+
+    name: str = label(check=file_path)
+    config: str | None = setting(
+        "configuration of the dataset; none: its only configuration", default=None, example='"en"'
+    )
+    split: str = setting("split of the dataset", default="train")
+
+    kind = "huggingface"
+    sample = "org/name"
+    records = "fields"
+    former_options = ("name", "config", "split")
+
+    def options(self, seed: int) -> dict[str, Any]:
+        return {"name": _folder_or_name(self.name), "config": self.config, "split": self.split}
+
+    def does(self) -> str:
+        return f"the Hugging Face dataset {_parts(self.name, self.config, self.split)}"
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        return f"huggingface {_parts(**args['options'])}"
+
+    def identity(self, seed: int) -> Any:
+        return ["HuggingFace", [*self.options(seed).values()]]
+
+    @classmethod
+    def placed(cls, given: Any, place: Callable[[str], str]) -> Any:
+        name, *rest = given
+        return [place(name) if Path(place(name)).is_dir() else name, *rest]
+
+    def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
+        """It lies in a folder, or on the hub, where names have no more than one `/`."""
+        rule, path, name = f"data.files.{dataset}", f"dataset.{dataset}.source", self.name
+        if Path(name).is_dir():
+            found.passed(rule, f"folder {name}")
+        elif Path(name).exists():
+            hint = 'give the folder that contains it, or use the source of its file type: `jsonl("…")`'
+            found.fail(rule, "X507", path, f"dataset {dataset}: {name} is a file, not a folder", hint)
+        elif name.startswith((".", "/", "~")) or portable(name).count("/") > 1:
+            hint = "paths are relative to the working folder; the run looks again"
+            found.warn(rule, "W501", path, f"{dataset}: there is no folder {name}", hint)
+        else:
+            found.unknown(rule, f"{name} is looked for when the run starts")
+
+
+def _parts(name: str, config: str | None, split: str) -> str:
+    return " · ".join([name, *([config] if config else []), split])
+
+
+def _folder_or_name(name: str) -> str:
+    """One spelling for one path; what says that it is a folder goes on saying so, or another name would be fetched."""
+    path = portable(name)
+    return f"./{path}" if name.startswith("./") and not path.startswith(("..", "/")) else path

@@ -1,0 +1,18 @@
+"""`jsonl("…")`: lines of JSON."""
+
+from attrs import frozen
+
+from ...dsl.schema.sources import SOURCES
+from ...planner.data.file_source import FileSource
+
+
+@SOURCES.register()
+@frozen
+class JsonLines(FileSource):
+    """`jsonl("data/*.jsonl", …)`: files with one JSON object per line (also .gz and .zst), one record each."""
+
+    kind = "jsonl"
+    sample = "data/*.jsonl"
+    ends = (".json",)
+    records = "fields"
+    flat = True

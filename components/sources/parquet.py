@@ -1,0 +1,18 @@
+"""`parquet("…")`: tables in files of Apache Parquet."""
+
+from attrs import frozen
+
+from ...dsl.schema.sources import SOURCES
+from ...planner.data.file_source import FileSource
+
+
+@SOURCES.register()
+@frozen
+class Parquet(FileSource):
+    """`parquet("data/*.parquet", …)`: Parquet files, one record per row."""
+
+    kind = "parquet"
+    sample = "data/*.parquet"
+    ends = (".parquet",)
+    beginnings = ((b"PAR1\x15", "a parquet file"),)
+    records = "fields"

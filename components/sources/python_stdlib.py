@@ -1,0 +1,26 @@
+"""`python_stdlib()`: text that every machine with Python has."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.schema.sources import SOURCES, Source
+
+
+@SOURCES.register(default=True)
+@frozen
+class PythonStdlib(Source):
+    """`python_stdlib()`: the modules of Python's standard library, one document each."""
+
+    kind = "python_stdlib"
+
+    def does(self) -> str:
+        return "Python's standard library"
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        return "Python's standard library"
+
+    def identity(self, seed: int) -> Any:
+        return "PythonStdlib()"

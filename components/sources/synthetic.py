@@ -1,0 +1,48 @@
+"""`synthetic(…)`: documents that no file holds."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from ...dsl.schema.setting import AUTO, Auto, at_least, not_negative, setting
+from ...dsl.schema.sources import SOURCES, Source
+
+
+@SOURCES.register()
+@frozen
+class Synthetic(Source):
+    """`synthetic(…)`: random documents of a made-up language, for tests without data.
+
+    Its words follow each other by rules that can be learned, the same for every seed: a seed picks the documents.
+    """
+
+    documents: int = setting("number of documents", default=10_000, check=at_least(1))
+    length: int = setting("mean length of a document, in tokens", default=512, check=at_least(3))
+    spread: float = setting(
+        "standard deviation of the logarithm of the lengths; 0: all have the same length",
+        default=0.5,
+        check=not_negative,
+    )
+    seed: int | Auto = setting("seed of the documents; auto: that of the experiment", default=AUTO, check=at_least(0))
+
+    kind = "synthetic"
+    former_options = ("documents", "length", "spread", "seed")
+
+    def options(self, seed: int) -> dict[str, Any]:
+        own = seed if isinstance(self.seed, Auto) else self.seed
+        return {"documents": self.documents, "length": self.length, "spread": self.spread, "seed": own}
+
+    def does(self) -> str:
+        return f"{self.documents:,} documents of a made-up language"
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        options = args["options"]
+        return f"{options['documents']:,} synthetic documents of about {options['length']:,} tokens"
+
+    def identity(self, seed: int) -> Any:
+        """To write out the seed that it has by itself makes no other experiment."""
+        own = attrs.evolve(self, seed=AUTO) if self.seed == seed else self
+        return Source.identity(own, seed)

@@ -1,0 +1,48 @@
+"""Says which documents are drawn; a tokenizer that makes them draws each for itself."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from attrs import frozen
+
+from ...runtime.data.documents.synthetic import lengths
+from ...runtime.data.records.bad_records import BadRecord
+from ...runtime.data.records.records import Record, SourceUnit, SyntheticDraw
+from ...runtime.data.sources.reader import OpenedSource, SourceRequest
+
+UNIT_TOKENS = 1 << 20
+
+
+def open_source(request: SourceRequest) -> OpenedSource:
+    """There is nothing to find."""
+    return OpenedSource(reader=SyntheticDocuments(**request.options))
+
+
+@frozen(kw_only=True)
+class SyntheticDocuments:
+    """Documents drawn at random from a small made-up language; each depends on the seed and its number alone."""
+
+    documents: int
+    length: int
+    """Mean number of tokens, bos and eos included."""
+    spread: float
+    """Standard deviation of the logarithm of the length."""
+    seed: int
+
+    def units(self) -> Iterator[SourceUnit]:
+        """Ranges of documents."""
+        at_once = max(1, UNIT_TOKENS // self.length)
+        for start in range(0, self.documents, at_once):
+            stop = min(start + at_once, self.documents)
+            yield SourceUnit(size=(stop - start) * self.length, part=(start, stop))
+
+    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+        """What each document of the range is drawn from."""
+        start, stop = unit.part
+        indices = np.arange(start, stop, dtype=np.uint64)
+        for index, tokens in enumerate(lengths(self.seed, indices, self.length, self.spread).tolist(), start=start):
+            yield Record(SyntheticDraw(seed=self.seed, index=index, tokens=tokens), f"synthetic document {index}")
+
+    def num_bytes(self) -> int:
+        """Tokens, on average: there are no bytes to read."""
+        return self.documents * self.length

@@ -1,0 +1,17 @@
+"""`text("…")`: plain text."""
+
+from attrs import frozen
+
+from ...dsl.schema.sources import SOURCES
+from ...planner.data.file_source import FileSource
+
+
+@SOURCES.register()
+@frozen
+class Text(FileSource):
+    """`text("data/*.txt", …)`: files of plain UTF-8 text, one document each (also .gz and .zst)."""
+
+    kind = "text"
+    sample = "data/*.txt"
+    ends = ("",)
+    flat = True

@@ -1,0 +1,54 @@
+"""`tokens("…")`: documents that are tokenised already."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.setting import AUTO, Auto, at_least, setting
+from ...dsl.schema.sources import SOURCES
+from ...planner.data.file_source import FileSource
+
+if TYPE_CHECKING:
+    from ...planner.findings import Findings
+
+
+@SOURCES.register()
+@frozen
+class Tokens(FileSource):
+    """`tokens("shards/*.npy", …)`: files of token ids, used without tokenizing.
+
+    A .npy file, bare numbers, the pair .bin and .idx of Megatron, a shard with the header of nanogpt or llm.c, or the
+    folder of a token store that xtrain has made.
+    """
+
+    dtype: Literal["auto", "uint8", "uint16", "uint32", "int32", "int64"] = setting(
+        "integer type; auto: that of a .npy file, uint16 for any other file", default="auto"
+    )
+    separator: int | Auto = setting(
+        "id that ends a document; auto: the tokenizer's end of text", default=AUTO, check=at_least(0)
+    )
+
+    kind = "tokens"
+    sample = "shards/*.npy"
+    ends = (".npy", ".bin")
+    beginnings = ((b"\x93NUMPY", "a .npy file"),)
+    records = "tokens"
+    takes_folders = True
+    may_agree = ("separator", "dtype")
+
+    def options(self, seed: int) -> dict[str, Any]:
+        dtype = None if self.dtype == "auto" else self.dtype
+        return {"dtype": dtype, "separator": None if isinstance(self.separator, Auto) else self.separator}
+
+    def check(self, dataset: str, vocabulary: Callable[[], int | None], found: "Findings") -> None:
+        """The id that ends a document is one of the tokenizer's."""
+        super().check(dataset, vocabulary, found)
+        rule, path = f"data.separator.{dataset}", f"dataset.{dataset}.source"
+        if not isinstance(self.separator, int) or (size := vocabulary()) is None:
+            return
+        if self.separator >= size:
+            message = f"dataset {dataset}: separator {self.separator:,} is not one of the {size:,} token ids"
+            found.fail(rule, "X507", path, message, "set `separator` to the id that ends documents in these files")
+        else:
+            found.passed(rule, f"separator {self.separator:,} is one of {size:,} tokens")

@@ -1,0 +1,36 @@
+"""A source that is a function of the user's own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ...dsl.schema.calls import UserCall
+from ...dsl.schema.sources import SOURCES, Source
+
+
+@SOURCES.user
+@frozen
+class UserSource(UserCall, Source):
+    """`NAME(…)`: texts or records that a function of your own yields."""
+
+    kind = "python"
+    records = "fields"
+    beside_spec = True
+    # Code may be written otherwise and give the same.
+    may_agree = ("digest", "module", "function")
+    former_options = ("module", "function", "digest", "arguments")
+
+    def options(self, seed: int) -> dict[str, Any]:
+        return self.called()
+
+    def does(self) -> str:
+        return f"what {self.function}() of {self.module} gives"
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        options = args["options"]
+        return f"{options['function']}() of {options['module']}"
+
+    def identity(self, seed: int) -> Any:
+        return self.identified()

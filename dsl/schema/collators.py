@@ -1,0 +1,105 @@
+"""The links of `collate`: what is asked of them, and the kinds of value that flow through a chain of them.
+
+One vocabulary for the links of a spec, the edges of a plan, the stages of a run and the `@collator` of a user.
+"""
+
+from typing import Any, ClassVar, Final
+
+from .component import Component, Registry
+from .packings import Packing
+from .setting import Auto
+
+# In the order in which they come to be.
+RAW_ROWS: Final = "rows of token arrays"
+TENSOR_ROWS: Final = "rows of token tensors"
+TOKEN_SAMPLES: Final = "token samples"
+LABELLED_SAMPLES: Final = "labelled samples"
+MICROBATCH: Final = "microbatch"
+LOCAL_MICROBATCH: Final = "part of a microbatch"
+
+KINDS: Final = (RAW_ROWS, TENSOR_ROWS, TOKEN_SAMPLES, LABELLED_SAMPLES, MICROBATCH, LOCAL_MICROBATCH)
+# Who makes these decides how rows are laid out and cut, which the plan has to know: only `pack` and `shard` do.
+_LAID_OUT: Final = (MICROBATCH, LOCAL_MICROBATCH)
+
+
+def may_give(takes: str) -> tuple[str, ...]:
+    """The kinds that a collator of the user's may make of what it takes: the same, or a later one before `pack`."""
+    if takes in _LAID_OUT:
+        return (takes,)
+    return tuple(kind for kind in KINDS[KINDS.index(takes) :] if kind not in _LAID_OUT)
+
+
+LINKS: Final = Registry["Link"]("collator", "collators", call="{}", order=lambda link: KINDS.index(link.takes))
+
+
+@LINKS.base
+class Link(Component):
+    """`NAME`: a link of `collate`, which takes one kind of value and gives another.
+
+    Its node is called `collate.NAME`; the function with this op stands in the module `…_torch` beside it. `run`, in
+    what follows, is a `Resolved`, see `planner/resolved.py`.
+    """
+
+    takes: str
+    gives: str
+    usual: ClassVar[bool] = False
+    """Whether `collate` has it in a spec that does not say what `collate` is."""
+    by_layout: ClassVar[bool] = False
+    """Whether the layout decides if it stands in a plan, whatever the spec says."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in a chain."""
+        return self.kind
+
+    @property
+    def op(self) -> str:
+        """That of its node."""
+        return f"collate.{self.kind}"
+
+    def args(self, run: Any) -> dict[str, Any]:
+        """The JSON arguments of its node."""
+        return {}
+
+    def axes(self, run: Any) -> tuple[str, ...]:
+        """The axes of the mesh whose ranks do different things."""
+        return ()
+
+    def does(self, run: Any) -> str:
+        """What its node does, in words."""
+        raise NotImplementedError
+
+    def identity(self, align: int) -> list[Any]:
+        """What identifies it in that of an experiment, as JSON. align: of documents in rows."""
+        return [type(self).__name__, {}]
+
+
+class RowLink(Link):
+    """A link that lays samples side by side into rows; a chain has one."""
+
+    align: int | Auto
+    group: int | Auto
+
+    @property
+    def packing(self) -> type[Packing]:
+        """Which documents share a row."""
+        raise NotImplementedError
+
+    @property
+    def grouped(self) -> int | None:
+        """Documents that are packed together; None where documents are packed in their order."""
+        raise NotImplementedError
+
+    def useless(self) -> tuple[str, str] | None:
+        """A setting that means nothing beside the others: what is wrong, and what to write."""
+        return None
+
+
+def usual_chain() -> tuple[Link, ...]:
+    """The links of a spec that does not say what `collate` is."""
+    return tuple(link() for link in LINKS.values() if link.usual)
+
+
+def row_link(chain: tuple[Link, ...]) -> RowLink:
+    """The link of a chain that lays samples into rows, as it is written or by default."""
+    return next(link for link in (*chain, *usual_chain()) if isinstance(link, RowLink))
