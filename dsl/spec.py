@@ -10,7 +10,7 @@ from .evaluation.values import Value
 from .schema.actions import Event, Tick
 from .schema.alerts import Alerts
 from .schema.calls import UserCall
-from .schema.cluster import Cluster
+from .schema.cluster import CLUSTERS, Cluster
 from .schema.collators import Link, usual_chain
 from .schema.component import UserComponent
 from .schema.data import Batch, Dataset, Mixture, Phase
@@ -79,7 +79,7 @@ class Spec:
     log: Log = Log()
     workspace: Workspace = Workspace()
     launch: Launch = Launch()
-    cluster: Cluster = Cluster(preset="none")
+    cluster: Cluster = field(factory=lambda: CLUSTERS.default())
     hooks: dict[str, Hook] = field(factory=dict)
     step: StepBody | None = None
     evaluation_step: EvaluationBody | None = None

@@ -1,21 +1,40 @@
 """What a run is planned for: `cluster`, the machines and what they can do."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Final
 
 from attrs import frozen
 
 from ..quantity import Quantity
+from .component import Component, Registry, named
 from .setting import AUTO, Auto, Role, at_least, positive, setting, share
 
-Preset = Literal["a100", "h100", "h200", "b200", "cpu", "other", "none"]
-ACCELERATORS = ("a100", "h100", "h200", "b200")
+CLUSTERS: Final = Registry["Cluster"](
+    "cluster",
+    "clusters",
+    key="preset",
+    order=lambda cluster: (cluster.sheet is None, not cluster.device, not cluster.known),
+)
 
 
+@frozen(kw_only=True)
+class DeviceSheet:
+    """A data sheet. memory: bytes. flops: operations a second by format of products. link, network: bytes a second to
+    others of the machine and to other machines, one way. capability: of CUDA, its first number."""
+
+    memory: int
+    flops: Mapping[Any, float]
+    link: float
+    network: float
+    capability: int
+
+
+@CLUSTERS.base
 @frozen
-class Cluster:
+class Cluster(Component):
     """`cluster h100 { … }`: the machines, to estimate memory, time and cost; without this block these are unknown."""
 
-    preset: Preset
+    preset: str = named("")
     nodes: int | Auto = setting(
         "number of available nodes; auto: as many as `launch` uses", default=AUTO, check=at_least(1), role=Role.MESH
     )
@@ -68,3 +87,15 @@ class Cluster:
         check=positive,
         role=Role.EXECUTION,
     )
+
+    device: ClassVar[str] = ""
+    """`cuda` or `cpu`; empty where the preset does not say."""
+    sheet: ClassVar[DeviceSheet | None] = None
+    """What its devices can do, where the preset says it."""
+    known: ClassVar[bool] = True
+    """Whether there is a cluster to estimate anything for."""
+
+    @classmethod
+    def fits(cls, kind: str, name: str) -> bool:
+        """Whether a device may be one of its devices. kind: `cuda` or `cpu`. name: what the driver calls it."""
+        return not cls.device or cls.device == kind

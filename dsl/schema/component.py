@@ -127,7 +127,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         wrong."""
 
         def add(component: type[C]) -> type[C]:
-            own = component.__dict__[self.key]
+            own = component.__dict__.get(self.key)
             name = own if isinstance(own, str) else attrs.fields_dict(component)[self.key].default
             assert isinstance(name, str)
             known = self._own.get(name)
@@ -203,8 +203,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
             self._own = dict(sorted(self._own.items(), key=self._place))
         return self._own
 
-    def _place(self, item: tuple[str, type[C]]) -> tuple[bool, Any, str]:
-        return item[0] != self._default, self._order(item[1]), item[0]
+    def _place(self, item: tuple[str, type[C]]) -> tuple[Any, bool, str]:
+        return self._order(item[1]), item[0] != self._default, item[0]
 
     # The kind as one block: for what is said of a block whose label is not known ------------------------------------
 

@@ -4,6 +4,7 @@ from typing import Final, Literal
 
 from attrs import frozen
 
+from ...dsl.schema.cluster import CLUSTERS
 from ..plan import Plan, RankClass
 from ..units import bytes_text
 
@@ -39,7 +40,7 @@ def headroom(plan: Plan) -> Headroom:
 def no_times(plan: Plan) -> str:
     """Why a plan does not say how long a step takes."""
     cluster = plan.cluster
-    if cluster.preset == "none":
+    if not CLUSTERS[cluster.preset].known:
         return "no `cluster` is given"
     missing = [name for name in ("flops", "link", "network") if getattr(cluster, name) is None]
     return f"cluster says no {', '.join(missing)}" if missing else "not estimated"

@@ -2,12 +2,13 @@
 
 from attrs import frozen
 
+from ...dsl.schema.cluster import CLUSTERS
 from ..mesh.cluster import device_kind
 from ..plan import Hardware
 from ..resolved import Resolved, attention_kernels
 from ..units import BYTES
 
-HOPPER = ("h100", "h200")
+HOPPER = 9  # the capability of CUDA for which torch has kernels of grouped products
 WIDEST_FLASH = 256  # the largest head that flash attention knows
 
 
@@ -87,5 +88,11 @@ def local_of(run: Resolved, cluster: Hardware) -> Local:
         exact=exact,
         masked=attention_kernels(spec.model.attention)[device] == "mask" and run.size("ring") == 1,
         scores=0 if flash or run.size("ring") == 1 else batch.micro * block * exact,
-        grouped=compute == "bf16" and cluster.preset in HOPPER and not (arch.dim % 8 or arch.expert_ffn % 8),
+        grouped=compute == "bf16" and _capability(cluster) == HOPPER and not (arch.dim % 8 or arch.expert_ffn % 8),
     )
+
+
+def _capability(cluster: Hardware) -> int:
+    """Of CUDA, its first number; 0 if it is not known."""
+    sheet = CLUSTERS[cluster.preset].sheet
+    return 0 if sheet is None else sheet.capability

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from ... import __version__
+from ...dsl.schema.cluster import CLUSTERS
 from ..costs.headroom import Verdict, headroom, no_times
 from ..identity import fingerprint
 from ..plan import Hardware, Plan
@@ -34,7 +35,7 @@ def show_header(page: Page, plan: Plan, *, short: bool = False) -> None:
 
 def cluster_text(cluster: Hardware) -> str:
     """The machines with the unit of every number; what nobody says is unknown."""
-    if cluster.preset == "none":
+    if not CLUSTERS[cluster.preset].known:
         return "cluster unknown: add `cluster h100 { … }` to estimate memory and time"
     parts = [
         f"cluster {cluster.preset}: {plural(cluster.nodes, 'node')} × {plural(cluster.devices, 'device')}",

@@ -9,6 +9,7 @@ from typing import Final
 
 from attrs import evolve
 
+from ...dsl.schema.cluster import CLUSTERS
 from ..costs.bubble import waiting
 from ..costs.headroom import TIGHT
 from ..findings import Findings
@@ -27,7 +28,7 @@ def check_costs(run: Resolved, cluster: Hardware, estimates: Estimates, found: F
     judge: estimates a changed spec on as many ranks.
     """
     _check_nodes(run, found)
-    if cluster.preset == "none":
+    if not CLUSTERS[cluster.preset].known:
         return estimates  # there is nothing to hold them against
     estimates = _check_memory(run, cluster, estimates, found, judge)
     _check_bubble(run, estimates, found)

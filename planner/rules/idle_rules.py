@@ -38,7 +38,7 @@ def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -
     if spec.activation.mode == "none":
         for name in ("every", "save"):
             _warn(spec, f"activation.{name}", "nothing is recomputed", "use mode full or selective", found)
-    if spec.cluster.preset == "none":
+    if not spec.cluster.known:
         for name in settings_of(Cluster):
             if name not in ("nodes", "devices"):  # which say how many ranks there are
                 _warn(spec, f"cluster.{name}", "the cluster is none", "name a preset, or `other`", found)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...dsl.schema.cluster import ACCELERATORS
+from ...dsl.schema.cluster import CLUSTERS
 from ...planner.plan import Plan
 from ...planner.units import bytes_text, plural
 from ..data.documents.encoder import DocumentEncoder
@@ -78,13 +78,9 @@ def check_devices(plan: Plan, here: Devices) -> list[str]:
     remarks = []
     if cluster.memory_bytes is None and fullest.total_bytes > here.memory:
         remarks.append(f"the planned memory of a rank is {bytes_text(fullest.total_bytes)}, and {has}")
-    if cluster.preset in (*ACCELERATORS, "cpu"):
-        expected = here.kind == "cpu" if cluster.preset == "cpu" else cluster.preset in here.name.lower()
-        if not expected:
-            name = here.name.partition(",")[0]
-            remarks.append(
-                f"the plan is for {cluster.preset}, and the device is {name}: the predicted times do not apply"
-            )
+    if not CLUSTERS[cluster.preset].fits(here.kind, here.name):
+        name = here.name.partition(",")[0]
+        remarks.append(f"the plan is for {cluster.preset}, and the device is {name}: the predicted times do not apply")
     return remarks
 
 

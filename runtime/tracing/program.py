@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from ...dsl.schema.cluster import CLUSTERS
 from ...planner.graph.alerts import ALERTS
 from ...planner.plan import Node, Plan
 from ..control.agreement import Agreement
@@ -61,7 +62,6 @@ LEFT_OUT = frozenset(
 )
 # Its tensors have values: where documents lie decides what comes after it.
 OUTLINE = "step.share_outline"
-CAPABILITIES = {"a100": 8, "h100": 9, "h200": 9, "b200": 10}
 
 
 class Program:
@@ -75,7 +75,8 @@ class Program:
         self.collectives = CollectiveRecorder(plan=plan)
         self._ledger = Ledger()
         self._watch = TraceObserver(self._ledger, self.collectives)
-        self._fake = FakeDevice(device_kind(plan), CAPABILITIES.get(plan.cluster.preset, 0))
+        sheet = CLUSTERS[plan.cluster.preset].sheet
+        self._fake = FakeDevice(device_kind(plan), 0 if sheet is None else sheet.capability)
         clocks = Clocks()
         for tick in plan.timeline.ticks:
             if tick.seconds is not None:

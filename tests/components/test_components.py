@@ -10,6 +10,7 @@ import pytest
 
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
+from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import Component, Registry, named, variants
 from xtrain.dsl.schema.model import FAMILIES
@@ -19,9 +20,13 @@ from xtrain.dsl.schema.sources import SOURCES
 from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 
 ROOT = Path(__file__).parents[2]
-REGISTRIES: tuple[Registry, ...] = (ACTIONS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS)
-# Words of other things too: forms of a curve, of records, units, axes of a mesh.
-COMMON = ("constant", "cosine", "linear", "text", "tokens", "shard")
+REGISTRIES: tuple[Registry, ...] = (
+    ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS,
+)  # fmt: skip
+# Texts for people, with examples; and what drivers call devices.
+TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "devices.py")
+# Words of other things too: forms of a curve, of records, units, axes of a mesh, devices.
+COMMON = ("constant", "cosine", "linear", "text", "tokens", "shard", "cpu", "other", "none")
 ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry in REGISTRIES for name in registry]
 
 # Files of dsl, planner and runtime in which the name of an action is that of another thing. In the dashboard and the
@@ -86,8 +91,13 @@ def test_no_other_file_names_it(registry: Registry, name: str):
     found = []
     for room in rooms:
         for path in (ROOT / room).rglob("*.py"):
-            if path.name.startswith("pages_") or path.name in ("vocabulary.py", "blocks.py", "synonyms.py"):
-                continue  # texts for people, with examples
+            if path.name.startswith("pages_") or path.name in (
+                "vocabulary.py",
+                "blocks.py",
+                "synonyms.py",
+                "devices.py",
+            ):
+                continue  # texts for people, with examples; what drivers call devices
             if str(path.relative_to(ROOT)) in others:
                 continue
             code = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.actions import ACTIONS
-from xtrain.dsl.schema.cluster import Cluster
+from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.model import expert_families
 from xtrain.dsl.schema.parallel import Cp, Ep, Fsdp, Parallel, Pp, Tp
 from xtrain.planner.compile import compile_plan
@@ -159,7 +159,7 @@ def _common(draw, world, *, compiles):
     memory = Quantity(2 ** draw(st.integers(24, 36)), "bytes")
     return {
         "launch": {"nodes": world // per_node, "ranks_per_node": per_node},
-        "cluster": Cluster(preset=preset, **({"memory": memory} if preset in ("cpu", "other") else {})),
+        "cluster": CLUSTERS[preset](**({"memory": memory} if preset in ("cpu", "other") else {})),
         "activation": {"mode": draw(st.sampled_from(("none", "full", "selective")))},
         "compile": {"mode": draw(st.sampled_from(("none", "default"))) if compiles else "none"},
         "optimizer": {"clip": draw(st.sampled_from((None, 1.0)))},

@@ -1,0 +1,16 @@
+"""`cluster none`."""
+
+from attrs import frozen
+
+from ...dsl.schema.cluster import CLUSTERS, Cluster
+from ...dsl.schema.component import named
+
+
+@CLUSTERS.register(default=True)
+@frozen
+class NoCluster(Cluster):
+    """`cluster none { … }`: no machines to estimate anything for."""
+
+    preset: str = named("none")
+
+    known = False

@@ -1,0 +1,14 @@
+"""`cluster other`."""
+
+from attrs import frozen
+
+from ...dsl.schema.cluster import CLUSTERS, Cluster
+from ...dsl.schema.component import named
+
+
+@CLUSTERS.register()
+@frozen
+class Other(Cluster):
+    """`cluster other { … }`: machines that the settings describe, as far as they are known."""
+
+    preset: str = named("other")
