@@ -10,6 +10,7 @@ from ..dsl.quantity import Quantity
 from ..dsl.schema.component import Component, UserComponent
 from ..dsl.schema.data import Dataset, Phase
 from ..dsl.schema.setting import Role, is_unspoken, settings_of
+from ..dsl.schema.tokenizers import tokenizer_kind
 from ..dsl.spec import Spec
 from ..dsl.user_parts.places import NOTHING
 from .canonical import PLAN, digest, portable, whole_numbers
@@ -40,7 +41,7 @@ def config_of(run: Resolved) -> dict[str, Any]:
         "name": spec.experiment.name,
         "experiment": experiment_settings(spec.experiment),
         "model": run.architecture.to_json(),
-        "tokenizer": spec.tokenizer.source if spec.tokenizer.source == "bytes" else portable(spec.tokenizer.source),
+        "tokenizer": tokenizer_kind(spec.tokenizer.source).place(spec.tokenizer.source),
         "datasets": {name: _dataset(each, spec.experiment.seed) for name, each in spec.datasets.items()},
         "collate": [link.identity(run.align) for link in spec.collate if not link.by_layout],
         "batch": {**experiment_settings(spec.batch), "rows": batch.rows},

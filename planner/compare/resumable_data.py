@@ -10,6 +10,7 @@ from typing import Any
 from ...dsl.schema.collators import LINKS
 from ...dsl.schema.packings import PACKINGS
 from ...dsl.schema.sources import SOURCES
+from ...dsl.schema.tokenizers import tokenizer_kind
 from ..plan import Node, Plan
 from ..units import plural
 from .resumable_rules import Reason
@@ -28,7 +29,7 @@ def _tokenizer(a: Plan, b: Plan) -> Iterator[Reason]:
     before, after = (plan.node("setup.tokenizer").args["source"] for plan in (a, b))
     if before != after:
         text = f"{before} → {after}: the text would give other tokens"
-        certain = "bytes" in (before, after)
+        certain = not all(tokenizer_kind(each).of_files for each in (before, after))
         text += "" if certain else ", unless both hold the same tokenizer.json"
         yield Reason(kind="incompatible", path="tokenizer", text=text, certain=certain)
 

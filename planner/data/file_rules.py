@@ -7,11 +7,11 @@ from pathlib import Path
 
 from ...dsl.diagnostics.suggest import did_you_mean
 from ...dsl.schema.data import TEMPLATES, Dataset
+from ...dsl.schema.tokenizers import tokenizer_kind
 from ...dsl.spec import Spec
 from ..findings import Findings
 from .form_rules import has_turns
-from .tokenizer_folder import TokenizerUnreadable, find_chat_template
-from .vocabulary import tokenizer_size
+from .tokenizer_folder import TokenizerUnreadable
 
 
 def check_files(spec: Spec, found: Findings) -> None:
@@ -25,7 +25,7 @@ def check_files(spec: Spec, found: Findings) -> None:
 def _vocabulary(tokenizer: str) -> int | None:
     """How many tokens it has; None if it cannot be read."""
     try:
-        return tokenizer_size(tokenizer)
+        return tokenizer_kind(tokenizer).size(tokenizer)
     except TokenizerUnreadable:
         return None
 
@@ -51,12 +51,9 @@ def _check_own_template(dataset: Dataset, tokenizer: str, rule: str, found: Find
     setting = "messages" if dataset.messages is not None else "prompt"
     problem = "has no chat template"
     try:
-        if tokenizer != "bytes":
-            folder = Path(tokenizer) if Path(tokenizer).is_dir() else Path(tokenizer).parent
-            tokenizer_size(tokenizer)
-            if find_chat_template(folder) is not None:
-                found.passed(rule, f"the template of tokenizer {tokenizer}")
-                return
+        if tokenizer_kind(tokenizer).has_template(tokenizer):
+            found.passed(rule, f"the template of tokenizer {tokenizer}")
+            return
     except TokenizerUnreadable as error:
         if error.path is None:  # of the tokenizer itself, which another rule speaks of
             found.unknown(rule, f"the template of tokenizer {tokenizer} is looked for when the run starts")

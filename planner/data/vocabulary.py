@@ -4,9 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .tokenizer_folder import TokenizerMissing, TokenizerUnreadable, find_special_tokens
-
-BYTES = 258  # 256 byte values, bos, eos
+from .tokenizer_folder import TokenizerMissing, TokenizerUnreadable
 
 
 def read_vocabulary(source: str) -> dict[str, int]:
@@ -34,13 +32,3 @@ def read_vocabulary(source: str) -> dict[str, int]:
     if not found:
         raise TokenizerUnreadable(f"{path.as_posix()} has no vocabulary")
     return found
-
-
-def tokenizer_size(source: str) -> int:
-    """One more than the largest id, as vocabularies have holes. Raises TokenizerUnreadable, also where the run would
-    not find out which tokens begin and end a document."""
-    if source == "bytes":
-        return BYTES
-    vocabulary, path = read_vocabulary(source), Path(source)
-    find_special_tokens(path if path.is_dir() else path.parent, vocabulary)
-    return max(vocabulary.values()) + 1

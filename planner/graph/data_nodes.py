@@ -4,7 +4,7 @@ from typing import Any
 
 from ...dsl.schema.collators import row_link
 from ...dsl.schema.data import Dataset
-from ..canonical import portable
+from ...dsl.schema.tokenizers import tokenizer_kind
 from ..data.chain import node_ids, resolve_chain
 from ..data.data_rules import evaluated
 from ..data.source_args import form_text, source_args
@@ -16,10 +16,9 @@ from .builder import Builder
 def add_data(graph: Builder, run: Resolved) -> str:
     """Add the chain; the id of the loader."""
     source = run.spec.tokenizer.source
-    bytewise = source == "bytes"
-    does = "each byte of UTF-8 is a token" if bytewise else f"read tokenizer.json of {portable(source)}"
-    args = {"source": source if bytewise else portable(source)}
-    tokenizer = graph.add("setup", "setup.tokenizer", does, args=args, after=("setup.bootstrap",))
+    kind = tokenizer_kind(source)
+    args = {"source": kind.place(source)}
+    tokenizer = graph.add("setup", "setup.tokenizer", kind.does(source), args=args, after=("setup.bootstrap",))
     wanted = [*run.training, *(name for name in evaluated(run.spec) if name not in run.training)]
     documents = [_dataset(graph, run, run.spec.datasets[name], tokenizer) for name in wanted]
     last = _chain(graph, run, tuple((id, "rows") for id in documents))

@@ -3,10 +3,10 @@
 from attrs import field, frozen
 
 from ...dsl.schema.setting import Auto
+from ...dsl.schema.tokenizers import tokenizer_kind
 from ...dsl.spec import Spec
 from ..architecture import Architecture
 from ..data.tokenizer_folder import TokenizerMissing, TokenizerUnreadable
-from ..data.vocabulary import tokenizer_size
 from ..findings import Findings
 
 
@@ -79,7 +79,7 @@ def _check_routing(architecture: Architecture, found: Findings) -> None:
 def _vocab(spec: Spec, reasons: dict[str, str], found: Findings) -> int:
     source, vocab = spec.tokenizer.source, spec.model.vocab
     try:
-        size = tokenizer_size(source)
+        size = tokenizer_kind(source).size(source)
     except TokenizerUnreadable as problem:
         missing = isinstance(problem, TokenizerMissing)
         if isinstance(vocab, Auto) or not missing:

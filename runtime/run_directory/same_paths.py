@@ -7,13 +7,15 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
+from ...dsl.schema.data import TEMPLATES
 from ...dsl.schema.sources import SOURCES
+from ...dsl.schema.tokenizers import tokenizer_kind
 from ...planner.plan import Plan
 from ..checkpoint.layout import CheckpointFolder
 
 # Of the runs beside one, the newest so many are looked at: each costs the reading of its plan.
 MOST: Final = 50
-_BUILT_IN: Final = ("bytes", "auto", "chatml", "llama3", "plain")
+_BUILT_IN: Final = ("auto", *TEMPLATES)
 
 
 def same_run(directory: Path, plan: Plan) -> Path | None:
@@ -34,11 +36,15 @@ def same_run(directory: Path, plan: Plan) -> Path | None:
 def meaning(config: dict[str, Any], folder: Path) -> dict[str, Any]:
     """What identifies an experiment, with every path as an absolute one without links. folder: relative ones start
     there."""
-    found = {**config, "tokenizer": _place(config["tokenizer"], folder)}
+    found = {**config, "tokenizer": _tokenizer(config["tokenizer"], folder)}
     found["datasets"] = {name: _dataset(dataset, folder) for name, dataset in config["datasets"].items()}
     if "checkpoint" in config:
         found["checkpoint"] = {name: _place(path, folder) for name, path in config["checkpoint"].items()}
     return found
+
+
+def _tokenizer(source: str, folder: Path) -> str:
+    return _place(source, folder) if tokenizer_kind(source).of_files else source
 
 
 def _dataset(dataset: dict[str, Any], folder: Path) -> dict[str, Any]:

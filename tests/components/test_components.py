@@ -17,16 +17,17 @@ from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.packings import PACKINGS
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.schema.tokenizers import TOKENIZERS
 from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 
 ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (
-    ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS,
+    ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS, TOKENIZERS,
 )  # fmt: skip
 # Texts for people, with examples; and what drivers call devices.
 TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "devices.py")
 # Words of other things too: forms of a curve, of records, units, axes of a mesh, devices.
-COMMON = ("constant", "cosine", "linear", "text", "tokens", "shard", "cpu", "other", "none")
+COMMON = ("constant", "cosine", "linear", "text", "tokens", "shard", "cpu", "other", "none", "bytes", "folder")
 ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry in REGISTRIES for name in registry]
 
 # Files of dsl, planner and runtime in which the name of an action is that of another thing. In the dashboard and the
@@ -91,13 +92,8 @@ def test_no_other_file_names_it(registry: Registry, name: str):
     found = []
     for room in rooms:
         for path in (ROOT / room).rglob("*.py"):
-            if path.name.startswith("pages_") or path.name in (
-                "vocabulary.py",
-                "blocks.py",
-                "synonyms.py",
-                "devices.py",
-            ):
-                continue  # texts for people, with examples; what drivers call devices
+            if path.name.startswith("pages_") or path.name in TEXTS:
+                continue
             if str(path.relative_to(ROOT)) in others:
                 continue
             code = "\n".join(line for line in path.read_text().splitlines() if not line.lstrip().startswith("#"))
@@ -140,7 +136,7 @@ def test_it_says_how_it_is_written(registry: Registry, name: str):
         assert not set(settings_of(chosen)) & set(dir(Action)), "a setting of that name hides what the class says"
         return
     written = f"{registry.word} {name} {{ … }}`: " if not registry.call else f"pack({name})`: "
-    written = name if registry in (SOURCES, LINKS) else written
+    written = name if registry in (SOURCES, LINKS) else "tokenizer " if registry is TOKENIZERS else written
     assert (chosen.__doc__ or "").startswith(f"`{written}")
     base = next(each for each in chosen.__mro__ if "components" in each.__dict__)
     assert base.components is registry and chosen in variants(base)
@@ -185,7 +181,14 @@ def test_a_package_with_components_of_several_kinds_offers_all_of_them(monkeypat
 
 
 def test_each_has_the_module_that_runs_it():
-    ends = ((LOSSES, "torch"), (OPTIMIZERS, "torch"), (LINKS, "torch"), (SOURCES, "run"), (PACKINGS, "run"))
+    ends = (
+        (LOSSES, "torch"),
+        (OPTIMIZERS, "torch"),
+        (LINKS, "torch"),
+        (SOURCES, "run"),
+        (PACKINGS, "run"),
+        (TOKENIZERS, "run"),
+    )
     for registry, end in ends:
         names = (*registry, *(("user_part",) if registry in (SOURCES, LINKS) else ()))
         assert all((ROOT / "components" / registry.folder / f"{name}_{end}.py").is_file() for name in names)

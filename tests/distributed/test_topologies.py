@@ -95,8 +95,8 @@ def test_partial_evaluations_are_the_same_in_every_layout(lab):
 def test_rows_are_unevenly_filled(lab):
     """The table would prove nothing of the normalisation if all ranks had as many valid tokens."""
     from xtrain.components.packings.sequential_run import pack as pack_sequential
+    from xtrain.components.tokenizers.bytes_run import ByteTokenizer
     from xtrain.runtime.data.documents.encoder import DocumentEncoder
-    from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
     from xtrain.runtime.data.sources.source import open_source
     from xtrain.runtime.data.tokenising.build import build_store
 

@@ -18,13 +18,13 @@ from attrs import evolve, fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.planner.load import plan_from_text
 from xtrain.planner.mesh.mesh import AXES
 from xtrain.planner.plan import Plan
 from xtrain.planner.schedule.learning_curve import learning_rate
 from xtrain.runtime.data.collate.batch import Microbatch
 from xtrain.runtime.data.collate.collators import Stage
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.loading.loader import RowLoader
 from xtrain.runtime.data.loading.prepared import prepared_from

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.runtime.generation.text_generator import prompt_tokens
 
 

@@ -12,9 +12,10 @@ from tokenizers import AddedToken, Regex, Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Record

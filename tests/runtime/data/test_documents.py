@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.runtime.data.documents import encoder as documents
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Record, TokenIds
 

@@ -11,8 +11,9 @@ from xtrain.components.collators.pack_torch import pack
 from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.components.packings.sequential_run import pack as pack_sequential
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.documents.written import pieces, written
 from xtrain.runtime.data.look import SegmentInRow, ShownRow, laid_out, written_out
 from xtrain.runtime.data.packing.row_reader import RawRow, RowReader

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from xtrain.components.sources import huggingface_run
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.dsl.schema.sources import SOURCES
 from xtrain.planner.load import load_plan, plan_from_spec
 from xtrain.planner.plan import Plan
 from xtrain.planner.serialise import dumps, from_json
 from xtrain.runtime.data.documents.encoder import DocumentEncoder
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.loading.prepared import prepared_from, source_of
 from xtrain.runtime.data.look import data_nodes
 from xtrain.runtime.data.tokenising import tokenise

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from xtrain.components.sources import synthetic_run, user_part_run
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.documents.synthetic import PHRASE, SUCCESSORS, lengths
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer, TextTokenizer
+from xtrain.runtime.data.documents.tokenizers import TextTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Record

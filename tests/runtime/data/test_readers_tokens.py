@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xtrain.components.sources import tokens_run
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.runtime.data.documents.encoder import DocumentEncoder
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
 from xtrain.runtime.data.records.records import Record, TokenIds

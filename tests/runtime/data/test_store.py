@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.sources.source import DataSource, open_source
 from xtrain.runtime.data.stores.cache_folder import PARTIAL, STALE_SECONDS

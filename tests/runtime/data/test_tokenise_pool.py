@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from tokenising import BytesEncoder, contents, lines_of, write_lines
 
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.dsl.user_parts.files import find_module, module_digest
 from xtrain.runtime.data.documents.encoder import DocumentEncoder
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.sources.source import DataSource, open_source
 from xtrain.runtime.data.stores.store import TokenStore

@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xtrain.runtime.data.documents.tokenizers import ByteTokenizer, HuggingFaceTokenizer, load_tokenizer
+from xtrain.components.tokenizers.bytes_run import ByteTokenizer
+from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
+from xtrain.runtime.data.documents.tokenizers import load_tokenizer
 from xtrain.runtime.data.errors import DataError
 
 

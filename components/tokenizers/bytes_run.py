@@ -1,0 +1,68 @@
+"""Bytes as tokens."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from ...runtime.data.documents.tokenizers import Placed, TextTokenizer
+
+
+def open_tokenizer(source: str, base: Path) -> TextTokenizer:
+    """There is nothing to read."""
+    return ByteTokenizer()
+
+
+class ByteTokenizer:
+    """Ids 0 to 255 are the bytes of the text's UTF-8 form; 256 is bos, 257 is eos."""
+
+    name = "bytes"
+    fingerprint = "bytes-258"
+    vocab_size = 258
+    bos = 256
+    eos = 257
+    specials = frozenset((bos, eos))
+    has_bos = True
+    special_names = MappingProxyType({"⟨bos⟩": bos, "⟨eos⟩": eos})
+    chat_template = None
+
+    def encode(self, text: str) -> np.ndarray:
+        """Bytes of `text`, uint8 [bytes]."""
+        return np.frombuffer(text.encode(), dtype=np.uint8)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text."""
+        return [self.encode(text) for text in texts]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """Text of the byte ids, others ignored; bytes that form no character become U+FFFD."""
+        values = np.asarray(ids, dtype=np.int64)
+        return values[(values >= 0) & (values < 256)].astype(np.uint8).tobytes().decode(errors="replace")
+
+    def piece(self, token: int) -> str:
+        """A character of ASCII, the two hexadecimal digits of any other byte, or ⟨bos⟩ and ⟨eos⟩."""
+        names = {token: name for name, token in self.special_names.items()}
+        return names.get(token) or (chr(token) if token < 128 else f"\\x{token:02x}")
+
+    def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
+        """Bytes, in which ⟨bos⟩ and ⟨eos⟩ are one token each; all bytes of a character stand where it does."""
+        return [self._encode_rendered(text) for text in texts]
+
+    def _encode_rendered(self, text: str) -> Placed:
+        ids, starts, ends = [], [], []
+        at = 0
+        for part in re.split(f"({'|'.join(self.special_names)})", text):
+            if part in self.special_names:
+                ids.append(np.array([self.special_names[part]], dtype=np.uint16))
+                starts.append(np.array([at]))
+                ends.append(np.array([at + len(part)]))
+            else:
+                data = self.encode(part)
+                character = np.cumsum((data & 0xC0) != 0x80) - 1 + at  # only the first byte is not 10xxxxxx
+                ids.append(data.astype(np.uint16))
+                starts.append(character)
+                ends.append(character + 1)
+            at += len(part)
+        return Placed(ids=np.concatenate(ids), starts=np.concatenate(starts), ends=np.concatenate(ends))

@@ -1,0 +1,110 @@
+"""A `tokenizer.json`, by the package `tokenizers`."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...planner.data.tokenizer_folder import TokenizerUnreadable, find_chat_template, find_special_tokens
+from ...runtime.data.documents.tokenizers import Placed, TextTokenizer
+from ...runtime.data.errors import DataError
+
+
+def open_tokenizer(source: str, base: Path) -> TextTokenizer:
+    """The folder, or the file, at a path from `base`. Raises DataError as HuggingFaceTokenizer does."""
+    return HuggingFaceTokenizer(base / source)
+
+
+class HuggingFaceTokenizer:
+    """A `tokenizer.json`, with bos and eos taken from the files beside it or recognised by name.
+
+    Special tokens written out in a text are encoded as the characters they are: a document that quotes
+    `<|endoftext|>` does not end there. Truncation and padding set in the file are switched off.
+    Raises DataError if the file is missing or unreadable, or if there is neither a bos nor an eos.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        path = directory / "tokenizer.json" if directory.is_dir() else directory
+        if not path.is_file():
+            raise DataError(
+                "no such tokenizer", path=path, remedy="Give a folder holding `tokenizer.json`, or the file itself."
+            )
+        self._content = path.read_bytes()
+        try:
+            self._backend = _backend(self._content)
+        except Exception as error:  # the package raises bare Exception
+            raise DataError(f"not a tokenizer: {error}", path=path) from error
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        try:
+            special = find_special_tokens(path.parent, vocabulary)
+            self.chat_template = find_chat_template(path.parent)
+        except TokenizerUnreadable as problem:
+            raise DataError(problem.message, path=problem.path, remedy=problem.remedy) from problem
+        self.name = str(directory)
+        self.bos = special.bos
+        self.eos = special.eos
+        self.has_bos = special.own_bos
+        added = self._backend.get_added_tokens_decoder().items()
+        named = {token: each.content for token, each in added if each.special}
+        named |= {token: self._backend.id_to_token(token) for token in (self.bos, self.eos)}
+        self.specials = frozenset(named)
+        self.special_names = {name: token for token, name in named.items()}
+        # The largest id, not the number of entries: vocabularies have holes.
+        self.vocab_size = max(vocabulary.values()) + 1
+        self.fingerprint = blake2b(self._content + f"|{self.bos}|{self.eos}".encode(), digest_size=16).hexdigest()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A pickled backend forgets how it treats special tokens.
+        return {name: value for name, value in self.__dict__.items() if name not in ("_backend", "_rendered_backend")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._backend = _backend(self._content)
+
+    @cached_property
+    def _rendered_backend(self) -> Any:
+        backend = _backend(self._content)
+        backend.encode_special_tokens = False
+        # It would move the places of tokens away from the blanks in them.
+        backend.post_processor = None
+        return backend
+
+    def encode(self, text: str) -> np.ndarray:
+        """Ids of `text`, uint32 [tokens]."""
+        return np.asarray(self._backend.encode(text, add_special_tokens=False).ids, dtype=np.uint32)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """`encode` of each text, over all cores unless TOKENIZERS_PARALLELISM says otherwise."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of `ids`; special tokens and ids beyond the vocabulary are left out."""
+        known = [int(token) for token in ids if 0 <= token < self.vocab_size and token not in (self.bos, self.eos)]
+        return self._backend.decode(known, skip_special_tokens=True)
+
+    def piece(self, token: int) -> str:
+        """As `tokenizer.json` writes it; `⟨7⟩` for an id that it does not have."""
+        return self._backend.id_to_token(token) or f"⟨{token}⟩"
+
+    def encode_rendered(self, texts: Sequence[str]) -> list[Placed]:
+        """Ids, uint32, and places of the tokens of rendered conversations."""
+        found = []
+        for encoding in self._rendered_backend.encode_batch(list(texts), add_special_tokens=False):
+            places = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
+            ids = np.asarray(encoding.ids, dtype=np.uint32)
+            found.append(Placed(ids=ids, starts=places[:, 0], ends=places[:, 1]))
+        return found
+
+
+def _backend(content: bytes) -> Any:
+    from tokenizers import Tokenizer as Backend
+
+    backend: Any = Backend.from_str(content.decode())
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = True
+    return backend

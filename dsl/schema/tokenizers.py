@@ -1,0 +1,45 @@
+"""`tokenizer …`: what is asked of the kinds of tokenizers. One is chosen by its name; any other name is a path."""
+
+from typing import ClassVar, Final
+
+from .component import Component, Registry
+
+TOKENIZERS: Final = Registry["TokenizerKind"]("tokenizer", "tokenizers", call="{}")
+
+
+@TOKENIZERS.base
+class TokenizerKind(Component):
+    """`tokenizer NAME`, or `tokenizer "path"`: turns text into token ids.
+
+    The module `…_run` beside a tokenizer has a function `open_tokenizer`, which takes what the spec names and the
+    folder that paths start at, and gives a `TextTokenizer`; see `runtime/data/documents/tokenizers.py`. `source`, in
+    what follows, is what the spec names.
+    """
+
+    of_files: ClassVar[bool] = False
+    """Whether it is read from files, whose path the spec names."""
+
+    @classmethod
+    def place(cls, source: str) -> str:
+        """What it is called in a plan."""
+        return source
+
+    @classmethod
+    def does(cls, source: str) -> str:
+        """What it does, in words."""
+        raise NotImplementedError
+
+    @classmethod
+    def size(cls, source: str) -> int:
+        """One more than the largest id. Raises TokenizerUnreadable, see `planner/data/tokenizer_folder.py`."""
+        raise NotImplementedError
+
+    @classmethod
+    def has_template(cls, source: str) -> bool:
+        """Whether a template of conversations comes with it. Raises TokenizerUnreadable."""
+        return False
+
+
+def tokenizer_kind(source: str) -> type[TokenizerKind]:
+    """The kind of what a spec names: by its name, or that of files."""
+    return TOKENIZERS.get(source) or TOKENIZERS.default
