@@ -13,7 +13,7 @@ from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.cluster import CLUSTERS
-from xtrain.dsl.schema.model import expert_families
+from xtrain.dsl.schema.model import FAMILIES, expert_families
 from xtrain.dsl.schema.parallel import Cp, Ep, Fsdp, Parallel, Pp, Tp
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.mesh.mesh import groups
@@ -166,10 +166,17 @@ def _common(draw, world, *, compiles):
     }
 
 
+def changed_block(base, settings):
+    """A block with other settings; a model of another family keeps those that both families have."""
+    family = FAMILIES[settings["family"]] if "family" in settings else type(base)
+    given = {each.name: getattr(base, each.name) for each in attrs.fields(family) if hasattr(base, each.name)}
+    return family(**{**given, **settings})
+
+
 def planned(base, blocks):
     """The plan of a drawn spec, which must have one."""
     changed = {
-        name: attrs.evolve(getattr(base, name), **block) if isinstance(block, dict) else block
+        name: changed_block(getattr(base, name), block) if isinstance(block, dict) else block
         for name, block in blocks.items()
     }
     compiled = compile_plan(attrs.evolve(base, **changed))
