@@ -13,6 +13,7 @@ from .evaluation.evaluate import Evaluator
 from .evaluation.includes import ReadStatements, read_spec
 from .evaluation.merge import resolve
 from .overrides.overrides import PATH, override_source, read_overrides, set_fields, set_params
+from .schema.component import Registry
 from .spec import Spec
 
 
@@ -21,7 +22,7 @@ class Loaded:
     """spec: None if and only if there are errors. sources: all files that were read, in order.
 
     draft: what can be understood of a spec with errors, for further checks; else the spec. Where something is wrong
-    it has a default or any value, and `unknown` has the paths of these settings (see `UnknownSettings`).
+    it has a default or any value, and `unknown_settings` has the paths of these (see `UnknownSettings`).
     """
 
     spec: Spec | None
@@ -70,6 +71,9 @@ def load_spec(path: str | PathLike[str], sets: Sequence[str] = (), texts: Mappin
     _check_unused(reading, evaluator, diagnostics)
     if not diagnostics.has_errors:
         check_unused(structurer.parts, tree.uses, diagnostics)
+    for package, why in Registry.faults.items():
+        message = f"the components that the package {package} offers cannot be loaded: {why}"
+        diagnostics.warning("W206", message, None, hint="update or uninstall the package")
     sources = tuple(reading.sources)
     if not diagnostics.has_errors:
         return Loaded(spec, diagnostics, sources, spec)

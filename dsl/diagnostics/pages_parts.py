@@ -11,8 +11,8 @@ PAGES: Final = (
         """, 'use "nowhere.py"'),
     CodePage("X222", "a module that declares nothing", """
         A module that `use` names must be valid Python and declare at least one function with a decorator that is
-        imported from `xtrain`: `@source`, `@collator(takes=…)`, `@loss`, `@optimizer(state=…)`, `@schedule`, `@action`
-        or `@hook("…")`.
+        imported from `xtrain`: `@source`, `@collator(takes=…)`, `@loss`, `@optimizer(state=…)`, `@schedule`, `@action`,
+        `@hook("…")`, `@step` or `@evaluation_step`.
         """),
     CodePage("X223", "a function of your own with a wrong declaration", """
         xtrain reads the declaration without running the code, so the function must stand at the top level of its file,
@@ -30,6 +30,11 @@ PAGES: Final = (
     CodePage("W204", "a module of which nothing is used", """
         No dataset, no link of `collate`, no block and no action uses anything that this module declares, so its `use`
         has no effect.
+        """),
+    CodePage("W206", "an installed package with components that cannot be loaded", """
+        A Python package that is installed beside xtrain offers components (entry point `xtrain.components`), and its
+        module raised an exception when it was imported, or defines a component that there is already. The spec is
+        checked without what the package offers.
         """),
     CodePage("X512", "a function of your own failed", """
         Your function raised an exception or returned an invalid value: a document that is neither a string nor a dict,

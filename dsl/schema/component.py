@@ -100,6 +100,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
 
     _offers: ClassVar[str] = "xtrain"
     """The package whose module is being loaded."""
+    faults: ClassVar[dict[str, str]] = {}
+    """Installed package whose components cannot be loaded → why."""
 
     def __init__(
         self,
@@ -198,6 +200,8 @@ class Registry(Generic[C], Mapping[str, type[C]]):
                 Registry._offers = offered.dist.name if offered.dist is not None else offered.value
                 try:
                     offered.load()
+                except Exception as error:  # of somebody else's code, which nothing here may depend on
+                    Registry.faults[Registry._offers] = f"{type(error).__name__}: {error}"
                 finally:
                     Registry._offers = before
             self._own = dict(sorted(self._own.items(), key=self._place))

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
+from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema import component
 from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
 from xtrain.dsl.schema.cluster import CLUSTERS
@@ -156,6 +157,23 @@ def test_an_installed_package_offers_components(monkeypatch):
     monkeypatch.setattr(component, "entry_points", lambda group: [offered] if group == "xtrain.components" else [])
     assert list(registry) == ["mine"] and registry.origin("mine") == "theirs"
     assert registry["mine"](lr=0.5).lr == 0.5 and registry.label().type.__args__ == ("mine",)
+
+
+def test_a_package_that_cannot_be_loaded_is_a_warning_and_no_more(monkeypatch, tmp_path):
+    monkeypatch.setattr(Registry, "faults", {})
+    registry = Registry[Optimizer]("optimizer", "optimizers")
+
+    def load() -> None:
+        raise ImportError("no module named nothing")
+
+    offered = SimpleNamespace(load=load, dist=SimpleNamespace(name="theirs"))
+    monkeypatch.setattr(component, "entry_points", lambda group: [offered])
+    assert not list(registry)
+    (tmp_path / "empty.xtrain").write_text("")
+    warned = [each for each in load_spec(tmp_path / "empty.xtrain").diagnostics if each.code == "W206"]
+    assert [each.message for each in warned] == [
+        "the components that the package theirs offers cannot be loaded: ImportError: no module named nothing"
+    ]
 
 
 def test_a_package_with_components_of_several_kinds_offers_all_of_them(monkeypatch):
