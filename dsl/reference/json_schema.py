@@ -17,7 +17,7 @@ from ..quantity import UNITS, Quantity
 from ..schema import actions
 from ..schema.calls import is_call
 from ..schema.collators import LINKS, usual_chain
-from ..schema.component import UserComponent
+from ..schema.component import UserComponent, registry_of
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
 from ..schema.sources import SOURCES
@@ -26,6 +26,7 @@ from ..syntax.numbers import MULTIPLIERS
 from .reference import described, label_setting
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+_NAME: Final = r"^[A-Za-z_][A-Za-z0-9_]*$"
 _NUMBER: Final = r"[0-9]+(_[0-9]+)*(\.[0-9]+(_[0-9]+)*)?([eE][-+]?[0-9]+)?"
 Schema = dict[str, Any]
 # A function that `use` makes known, by its name.
@@ -57,12 +58,26 @@ def json_schema() -> Schema:
         "properties": properties,
         "required": [*blocks.REQUIRED, "dataset"],
         "additionalProperties": False,
+        "if": {"not": {"required": ["use"]}},
+        "then": {"properties": _without_own()},
         "$defs": {
-            "action": _one_of(blocks.ACTIONS),
+            "action": {**_one_of(blocks.ACTIONS), "additionalProperties": _OWN},
             "source": {**_one_of(SOURCES), "additionalProperties": _OWN},
             "link": {**_one_of(LINKS), "additionalProperties": _OWN},
         },
     }
+
+
+def _without_own() -> dict[str, Schema]:
+    """What is narrower in a spec without a module of the user's own: names are those that there are."""
+    found: dict[str, Schema] = {}
+    for kind, block in blocks.KINDS.items():
+        registry, label = registry_of(block), blocks.label_of(block)
+        if registry is not None and registry.takes_functions and label is not None:
+            found[kind] = {"properties": {label.name: {"enum": list(registry)}}}
+    action = {"propertyNames": {"enum": list(blocks.ACTIONS)}}
+    triggers = {"items": {"properties": {"actions": {"items": action}}}}
+    return {**found, "every": triggers, "on": triggers}
 
 
 def _name_of(kind: str) -> str:
@@ -109,10 +124,23 @@ def _block(block: type, without: str = "") -> Schema:
         "required": required,
         "additionalProperties": issubclass(block, UserComponent),  # only the spec knows the settings of one's own
     }
+    if (registry := registry_of(block)) is not None and registry.takes_functions:
+        assert label is not None
+        schema |= _with_own(schema, list(registry), label.name)
     if (free := open_setting(block)) is not None:
         schema["additionalProperties"] = {**_typed(get_args(free[0].type)[1], free[1]), "description": free[1].doc}
     rules = _rules_of_labels(known, label)
     return {**schema, "allOf": rules} if rules else schema
+
+
+def _with_own(schema: Schema, names: list[str], label: str) -> Schema:
+    """What is different where the label may also be the name of a function of the user's own: it has any settings."""
+    properties = dict(schema["properties"])
+    about = {key: value for key, value in properties[label].items() if key not in ("type", "enum")}
+    properties[label] = {"anyOf": [{"enum": names}, {"type": "string", "pattern": _NAME}], **about}
+    known = {"properties": {label: {"enum": names}}, "required": [label]}
+    only_known = {"propertyNames": {"enum": list(properties)}}
+    return {"properties": properties, "additionalProperties": True, "if": known, "then": only_known}
 
 
 def _rules_of_labels(known: dict[str, tuple[attrs.Attribute, Setting]], label: attrs.Attribute | None) -> list[Schema]:

@@ -149,6 +149,12 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         return component
 
     @property
+    def takes_functions(self) -> bool:
+        """Whether a function of the user's own can be one."""
+        self._loaded_own()
+        return self._user is not None
+
+    @property
     def of_users(self) -> type[C]:
         """That class."""
         self._loaded_own()

@@ -32,6 +32,15 @@ def as_json(path):
     return json.loads(json.dumps(spec_json(load_spec(path).require())))
 
 
+PARTS = """
+from xtrain import action, optimizer
+
+@optimizer
+def mine(groups, lr, beta: float = 0.9): ...
+
+@action
+def look(context, far: int): ...
+"""
 GOOD = as_json(DATA / "every_form.xtrain")
 DENSE = as_json(DATA / "quickstart.xtrain")
 
@@ -44,6 +53,19 @@ def test_it_is_a_schema():
 @pytest.mark.parametrize("path", SPECS, ids=lambda path: path.stem)
 def test_specs_fit(path):
     assert [error.message for error in VALIDATOR.iter_errors(as_json(path))] == []
+
+
+def test_functions_of_the_users_own_fit_and_mistakes_in_built_in_ones_do_not(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    text = DATA.joinpath("quickstart.xtrain").read_text()
+    own = re.sub(r"(?m)^optimizer .*$", "optimizer mine { lr = 0.1, beta = 0.5 }", text)
+    assert own != text
+    (tmp_path / "own.xtrain").write_text(f'use "parts.py"\n{own}\nevery 2 steps look {{ far = 2 }}\n')
+    found = as_json(tmp_path / "own.xtrain")
+    assert found["optimizer"] == {"kind": "mine", "lr": 0.1, "clip": 1.0, "beta": 0.5}
+    assert [error.message for error in VALIDATOR.iter_errors(found)] == []
+    found["optimizer"]["kind"] = "adamw"
+    assert not VALIDATOR.is_valid(found), "adamw has no beta"
 
 
 def walked(schema, path=()):
