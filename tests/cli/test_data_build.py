@@ -83,7 +83,7 @@ def test_damage_is_found_on_request_and_mended(spec: str, capsys):
 
 
 @pytest.mark.parametrize("number, status, word", [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 75, "stopped")])
-def test_a_build_that_is_stopped_is_gone_on_with(number, status, word, spec: str, capsys, monkeypatch):
+def test_a_build_that_is_stopped_is_gone_on_with(number, status, word, spec: str, capsys, monkeypatch, request):
     monkeypatch.setattr(tokenise, "COMMIT_SECONDS", 1e9)  # nothing but the stop has it kept
     real, units = tokenise_pool.encode_unit, []
 
@@ -94,6 +94,9 @@ def test_a_build_that_is_stopped_is_gone_on_with(number, status, word, spec: str
         return real(source, encoder, unit, dtype)
 
     monkeypatch.setattr(tokenise_pool, "encode_unit", stopping)
+    # Tests that are started in the background ignore Ctrl-C, and so would the command.
+    of_tests = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, of_tests))
     before = signal.getsignal(signal.SIGTERM)
     assert main(["data", "build", spec, "--dataset", "words"]) == status
     assert f"{word}; the finished part is kept" in capsys.readouterr().err
