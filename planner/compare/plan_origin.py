@@ -12,7 +12,7 @@ from ... import __version__
 from ..plan import Plan, PlanOrigin
 
 # The rooms that decide what a plan is and what it does; how it is shown or asked for does not.
-ROOMS: Final = ("dsl", "planner", "runtime")
+ROOMS: Final = ("components", "dsl", "planner", "runtime")
 PACKAGE: Final = Path(__file__).parents[2]
 
 

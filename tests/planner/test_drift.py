@@ -217,6 +217,7 @@ def test_the_fingerprint_is_of_names_and_contents(tmp_path):
         (file, "x = 2\n"),
         (tmp_path / "dsl" / "words.lark", "a"),
         (tmp_path / "planner" / "new.py", ""),
+        (tmp_path / "components" / "new_torch.py", ""),
     ):
         path.write_text(text)
         source_fingerprint.cache_clear()

@@ -11,6 +11,7 @@ import ctypes
 import gc
 import json
 import os
+import pkgutil
 import select
 import signal
 import sys
@@ -162,15 +163,33 @@ def preload() -> None:
     import importlib
 
     from xtrain.runtime.ops import load_ops
+    from xtrain.runtime.provenance.metadata import versions
 
     for module in PRELOADED:
         importlib.import_module(module)
     feed_once()
     with suppress(Exception):  # every rank does it again, and reports what is wrong
         load_ops()
+        load_components()
+    versions()  # a digest of all sources, which a rank writes into its checkpoints
     # What is here stays: no rank has to look through it for garbage, and to copy the pages on which it lies.
     gc.collect()
     gc.freeze()
+
+
+def load_components() -> None:
+    """What ranks import of components when their plan names them, but for the readers of sources."""
+    import importlib
+
+    from xtrain import components
+    from xtrain.dsl.schema.component import Registry
+
+    for found in pkgutil.walk_packages(components.__path__, f"{components.__name__}."):
+        if not found.name.endswith("_run"):
+            importlib.import_module(found.name)
+    schemas = [module for name, module in sys.modules.items() if name.startswith("xtrain.dsl.schema.")]
+    for registry in (each for module in schemas for each in vars(module).values() if isinstance(each, Registry)):
+        len(registry)
 
 
 def feed_once() -> None:
