@@ -65,7 +65,7 @@ def curriculum(plan: Plan) -> Curriculum:
 def test_each_dataset_is_taken_as_often_as_its_epochs_say(lab: Laboratory, trial):
     """On one rank, and on two that stop in the middle of an epoch and go on as one."""
     trial = evolve(trial, more=EPOCHS, settings=("experiment.budget=2 epochs",))
-    alone, plan = lab.alone(trial), plan_of(lab, trial, ONE)
+    alone, plan = lab.alone(trial, saves=True), plan_of(lab, trial, ONE)
     (data,) = events(alone.directory, "data")
     often = {"lines": 1, "sums": 2, "noise": 6}  # in both epochs together
     rows, each = data["rows"], plan.node("setup.loader").args["rows"]
@@ -98,7 +98,7 @@ def test_each_dataset_is_taken_as_often_as_its_epochs_say(lab: Laboratory, trial
 
 
 def test_a_curriculum_is_followed_to_the_step_and_kept_over_stops_and_other_ranks(lab: Laboratory, trial):
-    alone = lab.alone(trial)
+    alone = lab.alone(trial, saves=True)
     plan = plan_of(lab, trial, ONE)
 
     # What is recorded is what is declared.

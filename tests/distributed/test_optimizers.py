@@ -2,6 +2,7 @@
 
 import pytest
 from projects import Project, curve
+from topologies import SHALLOW
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
 pytestmark = pytest.mark.distributed
@@ -20,9 +21,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("model", LAYOUTS)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_layout_updates_as_one_process_does(lab: Laboratory, name: str, model: str):
-    trial = Trial(model=model, optimizer=OPTIMIZERS[name])
+    trial = Trial(model=model, optimizer=OPTIMIZERS[name], settings=SHALLOW)
     alone = lab.alone(trial)
-    outcome = lab.run(trial, LAYOUTS[model])
+    outcome = lab.run(trial, LAYOUTS[model], saves=False)
     found = gaps(outcome, alone)
     limit = TOLERANCE["fp64"]
     assert found.loss < limit and found.norm < limit and found.eval < limit

@@ -114,7 +114,7 @@ class Laboratory:
 
     folder: Path
     ranks: ForkedRanks
-    _alone: dict[Trial, Outcome] = field(factory=dict, init=False)
+    _alone: dict[tuple[Trial, bool], Outcome] = field(factory=dict, init=False)
     _count: list[int] = field(factory=lambda: [0], init=False)
 
     @classmethod
@@ -155,11 +155,11 @@ class Laboratory:
         plan = self.plan(trial, sets, world, alone=alone)
         return self.ranks.run(plan, self.folder, name=name, timeout=timeout, mutation=mutation, saves=saves)
 
-    def alone(self, trial: Trial) -> Outcome:
+    def alone(self, trial: Trial, *, saves: bool = False) -> Outcome:
         """The trial in one process; computed once."""
-        if trial not in self._alone:
-            self._alone[trial] = self.run(trial, (), alone=True)
-        return self._alone[trial]
+        if (trial, saves) not in self._alone:
+            self._alone[trial, saves] = self.run(trial, (), alone=True, saves=saves)
+        return self._alone[trial, saves]
 
 
 def gaps(ours: Outcome, theirs: Outcome) -> Gaps:
