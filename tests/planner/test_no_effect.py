@@ -162,7 +162,7 @@ EXEMPT = {
     "datasets.web.name": "the name is the key",
     "ticks": "an empty list has no settings",
     "events": "an empty list has no settings",
-    "ema": "a block that is not there has no settings",
+    **dict.fromkeys(("ema", "step", "evaluation_step"), "a block that is not there has no settings"),
     **{f"ticks.2.actions.{n}.ranks": "on few ranks all, the first one and auto may be the same" for n in (0, 1)},
 }
 
