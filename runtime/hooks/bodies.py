@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ...planner.plan import Plan
-from ..data.user_parts import failures_of, part_of, spec_folder
+from ..data.user_parts import failures_of
 from ..models.batch import ModelBatch
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
@@ -68,7 +68,7 @@ def user_body(
 ) -> Callable[[Step], None]:
     """Call the function with the microbatches of each step. Raises PartFailed where it leaves some of them out."""
     whole = ddp or model.whole
-    call = _call("step", plan, user, resources)
+    call = HookCall.of("step", plan, user, resources, place=STEP)
 
     def batches(step: Step) -> Iterator[ModelBatch]:
         for number, microbatch in enumerate(step.microbatches, start=1):
@@ -98,7 +98,8 @@ def evaluation_body(
     plan: Plan, user: dict[str, Any], resources: Resources
 ) -> Callable[[Step, Iterator[ModelBatch]], float]:
     """The function in place of the forward of evaluations: its sum of losses over the valid tokens of a rank."""
-    call = _call("evaluation_step", plan, user, resources)
+    place = "in place of the forward of an evaluation"
+    call = HookCall.of("evaluation_step", plan, user, resources, place=place)
 
     def run(step: Step, batches: Iterator[ModelBatch]) -> float:
         context = StepContext(batches=batches, scale=1.0, run=call.context(step), whole=call.model.whole)
@@ -113,18 +114,3 @@ def evaluation_body(
             raise call.part.failed(f"returned {kind}, and the sum of losses is a number") from None
 
     return run
-
-
-def _call(kind: str, plan: Plan, user: dict[str, Any], resources: Resources) -> HookCall:
-    part = part_of(kind, user, spec_folder(plan.spec))
-    names = ("model", "optimizer", "feed", "rank", "records", "progress")
-    return HookCall(
-        metrics=f"{kind}/{part.function}",
-        part=part,
-        function=part.load(),
-        place=STEP if kind == "step" else "in place of the forward of an evaluation",
-        changes="",
-        plan=plan,
-        resources=resources,
-        **{name: resources[name] for name in names},
-    )

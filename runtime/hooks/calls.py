@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
+from ...dsl.user_parts.kinds import Kind
 from ...dsl.user_parts.places import GRADIENTS, IN_STEP, NOTHING, PARAMETERS
 from ...planner.plan import Plan
 from ..data.user_parts import UserPart, failures_of, part_of, spec_folder
@@ -42,6 +43,32 @@ class HookCall:
     records: Records
     progress: Progress
     resources: Resources
+
+    @classmethod
+    def of(
+        cls,
+        kind: Kind,
+        plan: Plan,
+        user: dict[str, Any],
+        resources: Resources,
+        *,
+        place: str,
+        changes: str = NOTHING,
+        name: str = "",
+    ) -> "HookCall":
+        """A function of a kind with what it needs of the run. name: in those of its metrics; else its own."""
+        part = part_of(kind, user, spec_folder(plan.spec))
+        needed = {each: resources[each] for each in ("model", "optimizer", "feed", "rank", "records", "progress")}
+        return cls(
+            metrics=f"{kind}/{name or part.function}",
+            part=part,
+            function=part.load(),
+            place=place,
+            changes=changes,
+            plan=plan,
+            resources=resources,
+            **needed,
+        )
 
     def __call__(self, step: Step, *, failure: BaseException | None = None, status: str = "") -> None:
         before = _versions(self.model)
@@ -99,57 +126,26 @@ class HookCall:
 
 
 @op("event.hook")
-def hook_call(
+def event_hook(
     plan: Plan,
     node_id: str,
     user: dict[str, Any],
     place: str,
     changes: str,
-    model: ModelParts,
-    optimizer: Optimizer,
-    feed: Feed,
-    rank: Rank,
-    records: Records,
-    progress: Progress,
     resources: Resources,
     nodes: list[str] | None = None,
 ) -> HookCall:
     """A hook outside of steps. nodes: around which the run calls it."""
-    part = part_of("hook", user, spec_folder(plan.spec))
-    return HookCall(
-        metrics=f"{part.kind}/{node_id.partition('.')[2]}",
-        part=part,
-        function=part.load(),
-        place=place,
-        changes=changes,
-        plan=plan,
-        model=model,
-        optimizer=optimizer,
-        feed=feed,
-        rank=rank,
-        records=records,
-        progress=progress,
-        resources=resources,
-    )
+    name = node_id.partition(".")[2]
+    return HookCall.of("hook", plan, user, resources, place=place, changes=changes, name=name)
 
 
 @op("step.hook")
 def step_hook(
-    plan: Plan,
-    node_id: str,
-    user: dict[str, Any],
-    place: str,
-    changes: str,
-    model: ModelParts,
-    optimizer: Optimizer,
-    feed: Feed,
-    rank: Rank,
-    records: Records,
-    progress: Progress,
-    resources: Resources,
+    plan: Plan, node_id: str, user: dict[str, Any], place: str, changes: str, feed: Feed, resources: Resources
 ) -> Callable[[Step], None]:
     """A hook in every step, or where a phase begins or has ended."""
-    call = hook_call(plan, node_id, user, place, changes, model, optimizer, feed, rank, records, progress, resources)
+    call = event_hook(plan, node_id, user, place, changes, resources)
     if place == "before_phase":
         return lambda step: call(step) if _begins(feed, step.index) else None
     if place == "after_phase":

@@ -14,7 +14,7 @@ from xtrain.dsl.user_parts.places import PLACES
 from xtrain.runtime.data.part_decorators import hook
 from xtrain.runtime.data.user_parts import PartFailed
 from xtrain.runtime.hooks.bodies import user_body
-from xtrain.runtime.hooks.calls import hook_call
+from xtrain.runtime.hooks.calls import event_hook
 from xtrain.runtime.state import Progress, Step
 
 HEAD = "import torch\nfrom xtrain import hook\n"
@@ -130,11 +130,11 @@ def call(tmp_path):
         feed = SimpleNamespace(epoch=lambda step: None, phase=lambda index: SimpleNamespace(name="train"))
         plan = SimpleNamespace(spec=str(tmp_path / "s.xtrain"), timeline=SimpleNamespace(steps=4))
         found: dict[str, float] = {}
-        hook_call(
-            plan=plan, node_id="hook.f", user=user, place=place, changes=changes,
-            model=SimpleNamespace(parameters=lambda: [weight]), optimizer=None, feed=feed, rank=None,
-            records=SimpleNamespace(measured=found.update), progress=Progress(), resources={},
-        )(Step(index=0))  # fmt: skip
+        resources = {
+            "model": SimpleNamespace(parameters=lambda: [weight]), "optimizer": None, "feed": feed, "rank": None,
+            "records": SimpleNamespace(measured=found.update), "progress": Progress(),
+        }  # fmt: skip
+        event_hook(plan, "hook.f", user, place, changes, resources)(Step(index=0))
         return found
 
     return run
