@@ -153,12 +153,17 @@ DECLARED = [
     ("@schedule\ndef f(step): ...", "X223", "no parameter for `step` and `total`", "def f"),
     ("@schedule(1)\ndef f(step, total): ...", "X223", "takes no arguments", "@schedule"),
     ("@schedule\ndef cosine(step, total): ...", "X224", "already a word", "def cosine"),
+    ("@loss\ndef f(): ...", "X223", "no parameter for its input", "def f"),
+    ("@loss\ndef f(logprob_T, chunk=1): ...", "X223", "cannot be called `chunk`", "def f"),
+    ("@loss\ndef f(logprob_T, *more): ...", "X223", "accepts any argument", "def f"),
+    ("@loss(1)\ndef f(logprob_T): ...", "X223", "takes no arguments", "@loss"),
+    ("@loss\ndef cross_entropy(logprob_T): ...", "X224", "already a word", "def cross_entropy"),
 ]
 
 
 @pytest.mark.parametrize(("parts", "code", "message", "line"), DECLARED)
 def test_declarations_are_checked_in_the_users_file(own, parts, code, message, line):
-    head = "from xtrain import action, hook, optimizer, schedule\n@optimizer()\ndef used(groups): ...\n"
+    head = "from xtrain import action, hook, loss, optimizer, schedule\n@optimizer()\ndef used(groups): ...\n"
     (found,) = own("optimizer used { lr = 1 }", f"{head}{parts}\n").diagnostics
     assert found.code == code
     assert message in found.message

@@ -91,25 +91,6 @@ def test_its_settings_are_checked(own, text, code, message, hint):
     assert hint is None or hint in f"{found.hint} {[note for note, _ in found.all_notes]}"
 
 
-# (what stands behind the imports, code, part of the message, text of the line that it points at)
-DECLARED = [
-    ("@loss\ndef f(): ...", "X223", "no parameter for its input", "def f"),
-    ("@loss\ndef f(logprob_T, chunk=1): ...", "X223", "cannot be called `chunk`", "def f"),
-    ("@loss\ndef f(logprob_T, *more): ...", "X223", "accepts any argument", "def f"),
-    ("@loss(1)\ndef f(logprob_T): ...", "X223", "takes no arguments", "@loss"),
-    ("@loss\ndef cross_entropy(logprob_T): ...", "X224", "already a word", "def cross_entropy"),
-]
-
-
-@pytest.mark.parametrize(("parts", "code", "message", "line"), DECLARED)
-def test_declarations_are_checked_in_the_users_file(own, parts, code, message, line):
-    head = "from xtrain import loss\n@loss\ndef used(logprob_T): ...\n"
-    (found,) = own("loss used", f"{head}{parts}\n").diagnostics
-    assert found.code == code
-    assert message in found.message
-    assert found.span.source.path == "parts.py" and line in found.span.source.line(found.span.line)
-
-
 def test_the_plan_shows_a_node_and_other_code_is_another_plan(planned):
     plan = planned("loss sure { weight = 1 }")
     node = plan.node("setup.loss")
