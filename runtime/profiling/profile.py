@@ -47,7 +47,7 @@ class Subject:
         return self.wait + self.warmup
 
 
-Told = Callable[[bool, str], None]
+Report = Callable[[bool, str], None]
 """Called on every rank when a profile has ended: whether there is one, and how it went, in words."""
 
 
@@ -61,7 +61,7 @@ class Profile:
     records: Records
     progress: Progress
     beat: HeartbeatWriter | None
-    told: Told | None
+    told: Report | None
     begun: int
     """The step that had ended when it began."""
     number: int
@@ -79,7 +79,7 @@ class Profile:
         records: Records,
         progress: Progress,
         beat: HeartbeatWriter | None = None,
-        told: Told | None = None,
+        told: Report | None = None,
     ) -> "Profile":
         """Begin with the next step. Collective."""
         begun = progress.step
