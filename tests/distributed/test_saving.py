@@ -133,7 +133,7 @@ def test_damaged_content_is_passed_over_on_all_ranks(lab, plain):
     assert events(directory, "resumed")[-1]["step"] == 2
     warnings = [event["message"] for event in events(directory, "warning")]
     assert "ckpt-s000000000004 is damaged and was skipped: __1_0.distcp has changed since it was written" in warnings[0]
-    assert "ckpt-s000000000003" in warnings[1] and "going on from ckpt-s000000000002" in warnings[2]
+    assert "ckpt-s000000000003" in warnings[1] and "resuming from ckpt-s000000000002" in warnings[2]
     assert outcome.curve == plain.curve  # no step is told twice
     for step in (3, 4, 5):
         assert same(folder(directory).path(step), folder(plain.directory).path(step)), step
@@ -154,12 +154,12 @@ def killed(lab: Laboratory, topology: Topology, name: str, settings: str, change
 
 
 @SLOW
-@pytest.mark.parametrize("change", range(14, 60))
+@pytest.mark.parametrize("change", range(19, 84))
 def test_a_writer_that_is_killed_leaves_a_run_that_goes_on(lab, plain, change):
     """At each moment of the second and third save, with retention behind them."""
     name, settings = f"killed-{change}", "mode = sync, keep = 1, best = eval.lines.loss"
     plan, _ = killed(lab, TWO, name, settings, change)
-    (lab.folder / "jobs" / name / "metrics.jsonl").unlink()
+    (lab.folder / "jobs" / name / "metrics.jsonl").unlink(missing_ok=True)
     outcome = lab.ranks.run(plan, lab.folder, name=name)
     last = outcome.curve[-1]
     assert last == plain.curve[-1]
@@ -176,7 +176,7 @@ def alone(lab: Laboratory):
 
 @SLOW
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("change", [*range(400, 1000, 37)])
+@pytest.mark.parametrize("change", [*range(850, 1750, 53)])
 def test_a_writer_of_one_file_that_is_killed_leaves_a_run_that_goes_on(lab, alone, mode, change):
     """From the second save to the third: in the file itself, and between the changes of names around it."""
     name, settings = f"killed-{mode}-{change}", f"mode = {mode}, keep = 1, best = eval.lines.loss"
@@ -184,7 +184,7 @@ def test_a_writer_of_one_file_that_is_killed_leaves_a_run_that_goes_on(lab, alon
     for pointer in ("latest", "best"):
         if found.alias(pointer).exists():
             assert torch.load(found.alias(pointer), weights_only=True)["optimizer.norm.weight.step"] >= 1
-    (lab.folder / "jobs" / name / "metrics.jsonl").unlink()
+    (lab.folder / "jobs" / name / "metrics.jsonl").unlink(missing_ok=True)
     outcome = lab.ranks.run(plan, lab.folder, name=name)
     assert outcome.curve[-1] == alone.curve[-1]
     assert found.alias("latest").samefile(found.path(5) / "state.pt") and found.remains() == []

@@ -37,7 +37,7 @@ def live_tensors(seconds: float) -> None:
         found.set_result(tensors)
         return found
 
-    vars(staging)["Staging"].begin = begin
+    staging.HostCopy.begin = begin
 
 
 @mutation
