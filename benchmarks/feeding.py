@@ -131,10 +131,10 @@ def rows_of_datasets(store: TokenStore, feed: RowLoader, folder: Path) -> Call:
     if not folder.exists():
         ids = pyarrow.ListArray.from_arrays(store.offsets.astype(np.int32), store.tokens.astype(np.int32))
         Dataset(pyarrow.table({"input_ids": ids})).save_to_disk(folder)
-    held = load_from_disk(folder)
+    dataset = load_from_disk(folder)
 
     def read(step: int) -> object:
-        return flattened([row["input_ids"] for row in held.__getitems__(documents_of(feed, step))])
+        return flattened([row["input_ids"] for row in dataset.__getitems__(documents_of(feed, step))])
 
     return read
 

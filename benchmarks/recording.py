@@ -104,7 +104,7 @@ def writer_of(kind: str, folder: Path) -> RecordWriter:
         return TensorBoardWriter(folder=folder / "tensorboard", step=0, texts={})
     chosen = dict.fromkeys(("entity", "name", "group", "notes"), None) | {"project": "recording", "tags": []}
     config = {"experiment": {"name": "recording"}}
-    return WandbWriter(directory=folder, mode="offline", chosen=chosen, config=config, undone=0, warn=print)
+    return WandbWriter(directory=folder, mode="offline", chosen=chosen, config=config, rolled_back=0, warn=print)
 
 
 if __name__ == "__main__":

@@ -40,15 +40,15 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "verify": "read all of them and compare checksums",
         "prune": "remove what is old, damaged or left over",
     }
-    made = {
+    parsers = {
         name: views.add_parser(name, help=text, description=f"{text.capitalize()}.") for name, text in about.items()
     }
-    for name, view in made.items():
+    for name, view in parsers.items():
         view.add_argument("path", metavar="PATH", type=Path, help="a run, lineage, folder of checkpoints or checkpoint")
         view.add_argument("--json", action="store_true", help="one JSON object a line")
         view.set_defaults(run=run, action=name)
-    made["verify"].add_argument("--sizes", action="store_true", help="compare sizes alone, which takes no time")
-    prune = made["prune"]
+    parsers["verify"].add_argument("--sizes", action="store_true", help="compare sizes alone, which takes no time")
+    prune = parsers["prune"]
     prune.add_argument("--keep", type=_count, metavar="N", help="all but the newest N of each run (pointers stay)")
     prune.add_argument("--damaged", action="store_true", help="those whose files are missing or short")
     prune.add_argument("--yes", action="store_true", help="do it; without, only say what would go")
@@ -146,7 +146,7 @@ def _show(seen: "list[SeenCheckpoint]") -> None:
             ("model", ", ".join(f"{name} {value}" for name, value in model.items() if value not in (0, None))),
             ("tensors", f"{len(state.get('tensors', ())):,} parameters in {state.get('params')}"),
             ("plan", f"{state.get('plan_id')}, experiment {state.get('config_id')}"),
-            ("made by", _made_by(state.get("made_by") or {})),
+            ("made by", _versions_text(state.get("made_by") or {})),
             ("named by", ", ".join(each.pointers) or "no pointer"),
         ]
         rows += [("measured", measured)] if (measured := _measured(each)) else []
@@ -164,10 +164,10 @@ def _behind(each: "SeenCheckpoint") -> str:
     return text + (f"; epoch {ended} ends with it" if ended else "")
 
 
-def _made_by(made: "dict[str, str]") -> str:
+def _versions_text(versions: "dict[str, str]") -> str:
     """`code 1a2b3c4d, xtrain 0.1.0, torch 2.13.0, python 3.11.9`; of a checkpoint that says less, that."""
     words = {"code_id": "code", "xtrain": "xtrain", "torch": "torch", "python": "python"}
-    return ", ".join(f"{word} {made[name]}" for name, word in words.items() if name in made) or "not known"
+    return ", ".join(f"{word} {versions[name]}" for name, word in words.items() if name in versions) or "not known"
 
 
 def _prune(arguments: argparse.Namespace) -> int:

@@ -47,14 +47,14 @@ class Dashboard:
         self._said.parent.mkdir(parents=True, exist_ok=True)
         arguments = [sys.executable, "-m", "xtrain.tui.board.opening", str(self._directory), str(os.getpid())]
         # What may fail comes before there is a dashboard, or ends it again: nobody else would.
-        with self._said.open("ab") as said, contextlib.ExitStack() as undone:
+        with self._said.open("ab") as said, contextlib.ExitStack() as cleanup:
             self._process = subprocess.Popen(arguments)
-            undone.callback(self._end_at_once)
+            cleanup.callback(self._end_at_once)
             self._outputs = _Diverted(said.fileno())
-            undone.callback(self._outputs.restore)
+            cleanup.callback(self._outputs.restore)
             self._hear_signals()
             self._thread.start()
-            undone.pop_all()
+            cleanup.pop_all()
 
     def _hear_signals(self) -> None:
         """Every signal leaves a mark, whoever handles it: the launcher's handlers change as the run goes on."""
@@ -69,7 +69,7 @@ class Dashboard:
         """The run has ended: wait for the reader, unless this process was told to stop or has failed."""
         for number in STOPS:
             signal.signal(number, lambda *_: self._end_dashboard())
-        if kind is not None or self._was_told():
+        if kind is not None or self._stop_requested():
             self._end_dashboard()
         self._finished.set()
         self._thread.join()
@@ -89,7 +89,7 @@ class Dashboard:
             print(f"the dashboard is closed and the run continues; `xtrain watch {path}` opens it again", flush=True)
         follow(self._directory, ui="console", offsets=self._offsets, finished=self._finished, quiet_until=time.time())
 
-    def _was_told(self) -> bool:
+    def _stop_requested(self) -> bool:
         try:
             return bool(set(os.read(self._marks, 4096)) & {int(number) for number in STOPS})
         except BlockingIOError:
@@ -125,7 +125,7 @@ class _Diverted:
     """Standard output and error of this process, written to an open file until they are restored."""
 
     def __init__(self, file: int) -> None:
-        self._kept = [os.dup(number) for number in (1, 2)]
+        self._originals = [os.dup(number) for number in (1, 2)]
         with _flushed():
             for number in (1, 2):
                 os.dup2(file, number)
@@ -133,9 +133,9 @@ class _Diverted:
     def restore(self) -> None:
         """Write to where it was written before."""
         with _flushed():
-            for number, kept in zip((1, 2), self._kept, strict=True):
-                os.dup2(kept, number)
-                os.close(kept)
+            for number, original in zip((1, 2), self._originals, strict=True):
+                os.dup2(original, number)
+                os.close(original)
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
     from ..runtime.data.tokenising.build import build_store, identify
     from .data_progress import shown
 
-    begun, kept = time.monotonic(), 0
+    begun, resumed = time.monotonic(), 0
     source, encoder = source_of(plan, node, tokenizer), DocumentEncoder(tokenizer, node.args["reads"])
     cache = Path(plan.workspace["root"]) / "cache" / "tokens"
     with shown(name) as show:
@@ -121,8 +121,8 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
     with shown(name) as show:
 
         def report(now: DataProgress) -> None:
-            nonlocal kept
-            kept = max(kept, now.kept)
+            nonlocal resumed
+            resumed = max(resumed, now.resumed)
             show(now)
 
         store = build_store(source, encoder, cache, jobs=arguments.jobs, progress=report, identity=identity)
@@ -132,7 +132,7 @@ def _build(plan: "Plan", name: str, node: "Node", tokenizer: "TextTokenizer", ar
         "key": identity.key,
         "covers": identity.covers,
         "folder": str(folder),
-        "state": "there" if there else "resumed" if kept else "built",
+        "state": "there" if there else "resumed" if resumed else "built",
         "files": store.num_files,
         "documents": store.num_documents,
         "tokens": store.num_tokens,

@@ -129,30 +129,30 @@ def _trained(curriculum: "Curriculum", found: "dict[str, PreparedDataset]", step
 
 def _behind(plan: "Plan") -> "Callable[[str, RowReader, int, int | None], list[SegmentInRow]]":
     """What the user's own collators make of a row: a step is given that. Takes torch, which they are written for."""
-    from ..runtime.data.packing.row_reader import UNTOLD
+    from ..runtime.data.packing.row_reader import UNKNOWN
     from ..runtime.input.look_collated import collated
 
     run, trained = collated(plan), plan.node("setup.loader").args["datasets"]
 
     def of(name: str, reader: "RowReader", index: int, place: int | None) -> "list[SegmentInRow]":
-        told = place is not None and len(trained) > 1
-        dataset = trained.index(name) if told else UNTOLD
-        return run(reader.row(index, dataset=dataset, position=UNTOLD if place is None else place))
+        known = place is not None and len(trained) > 1
+        dataset = trained.index(name) if known else UNKNOWN
+        return run(reader.row(index, dataset=dataset, position=UNKNOWN if place is None else place))
 
     return of
 
 
 def _as_json(row: "ShownRow", *, tokens: bool) -> dict[str, Any]:
     def stretch(one: "DocumentSpan") -> dict[str, Any]:
-        told = {"trained": one.trained, "tokens": len(one.ids), "text": one.text}
-        return told | ({"ids": one.ids, "pieces": one.pieces} if tokens else {})
+        content = {"trained": one.trained, "tokens": len(one.ids), "text": one.text}
+        return content | ({"ids": one.ids, "pieces": one.pieces} if tokens else {})
 
     def segment(one: "Segment") -> dict[str, Any]:
         names = ("document", "start", "tokens", "trained", "other", "before", "text", "ends")
         return {name: getattr(one, name) for name in names} | {"stretches": list(map(stretch, one.stretches))}
 
-    told = {name: getattr(row, name) for name in ("dataset", "index", "place", "capacity", "filled", "trained")}
-    return told | {"segments": list(map(segment, row.segments))}
+    content = {name: getattr(row, name) for name in ("dataset", "index", "place", "capacity", "filled", "trained")}
+    return content | {"segments": list(map(segment, row.segments))}
 
 
 class _View:
@@ -172,10 +172,10 @@ class _View:
             where += f" · step {step + 1:,}, row {within + 1:,} of {rows_per_step:,}"
         flow(self._page, [TextPart(row.dataset, "bold"), TextPart(where, "dim")], self._width, rest="  ")
         padding = row.capacity - row.filled
-        told = f" {row.filled / row.capacity:.1%} of {row.capacity:,} positions filled"
-        told += f", {row.trained / row.filled:.1%} of them trained" if row.filled else ""
-        told += f", {padding:,} of padding" if padding else ""
-        flow(self._page, [*self._bar(row), TextPart(told, "dim")], self._width, first="  ", rest="  ")
+        usage = f" {row.filled / row.capacity:.1%} of {row.capacity:,} positions filled"
+        usage += f", {row.trained / row.filled:.1%} of them trained" if row.filled else ""
+        usage += f", {padding:,} of padding" if padding else ""
+        flow(self._page, [*self._bar(row), TextPart(usage, "dim")], self._width, first="  ", rest="  ")
         for number, segment in enumerate(row.segments):
             self._add_segment(segment, STYLES[number % len(STYLES)])
 
@@ -183,10 +183,10 @@ class _View:
         """What colours and marks mean; `own`: the user's collators that rows went through."""
         self._page.line()
         marked = f" {READ[0]}…{READ[1]}: only read." if self._marked else ""
-        told = " Coloured, a document each: trained. Dim: only read." if self._color else marked
+        meaning = " Coloured, a document each: trained. Dim: only read." if self._color else marked
         first = " The first token of a document is never predicted."
         behind = f" Rows are shown behind {', '.join(own)}." if own else ""
-        flow(self._page, [TextPart(f"█ trained, ▒ only read, ░ padding.{told}{first}{behind}", "dim")], self._width)
+        flow(self._page, [TextPart(f"█ trained, ▒ only read, ░ padding.{meaning}{first}{behind}", "dim")], self._width)
 
     def _bar(self, row: "ShownRow") -> list[TextPart]:
         columns = max(8, min(BAR, self._width // 3))

@@ -49,8 +49,8 @@ def stats(plan: "Plan", arguments: argparse.Namespace) -> int:
             print(json.dumps({"mixture": taken, "epoch": whole}))
         else:
             page.heading("mixture", "shares of rows in each phase, and what the whole run takes")
-            told = ("an epoch", "rows", f"{whole['rows']:,g}, {whole['steps']:,} steps")
-            page.table([*_mixture(taken), told], styles=("bold", "dim"))
+            epoch_row = ("an epoch", "rows", f"{whole['rows']:,g}, {whole['steps']:,} steps")
+            page.table([*_mixture(taken), epoch_row], styles=("bold", "dim"))
     if not arguments.json:
         sys.stdout.write(str(page).lstrip("\n"))
     return 0

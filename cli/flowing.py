@@ -39,10 +39,10 @@ def flow(page: Page, parts: Iterable[TextPart], columns: int, *, first: str = ""
     used, blank = _columns(first), -1
     margin = first
 
-    def end(kept: int) -> None:
+    def end(length: int) -> None:
         nonlocal line, used, blank, margin
-        page.line((margin + _painted(page, line[:kept])).rstrip())
-        line, margin, blank = line[kept:], rest, -1
+        page.line((margin + _painted(page, line[:length])).rstrip())
+        line, margin, blank = line[length:], rest, -1
         used = _columns(rest) + sum(_cell(character) for character, _ in line)
 
     for part in parts:

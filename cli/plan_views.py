@@ -92,7 +92,7 @@ def _spec(plan: "Plan", arguments: argparse.Namespace) -> "tuple[Spec | None, in
     if not arguments.spec.endswith(".json"):
         return load_spec(arguments.spec, arguments.sets).spec, arguments.world
     loaded = load_spec(plan.spec, (), {plan.spec: plan.spec_text})
-    return loaded.spec, plan.made.world if plan.made else plan.mesh.world_size
+    return loaded.spec, plan.origin.world if plan.origin else plan.mesh.world_size
 
 
 TEXTS: Final[dict[str, Callable[["Plan", argparse.Namespace], str]]] = {

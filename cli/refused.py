@@ -6,17 +6,17 @@ from contextlib import contextmanager
 
 
 class Refused(Exception):
-    """code: the exit code. The message is for people; `told`: they have seen it."""
+    """code: the exit code. The message is for people; `shown`: they have seen it."""
 
-    def __init__(self, code: int, message: str, *, told: bool = False) -> None:
+    def __init__(self, code: int, message: str, *, shown: bool = False) -> None:
         super().__init__(message)
-        self.code, self.told = code, told
+        self.code, self.shown = code, shown
 
-    def tell(self) -> int:
+    def show(self) -> int:
         """Say it, if nobody has; the exit code."""
-        if not self.told:
+        if not self.shown:
             print(self, file=sys.stderr, flush=True)
-            self.told = True
+            self.shown = True
         return self.code
 
 

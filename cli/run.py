@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
         with refusals():
             return _run_launcher(compiled, arguments.ui)
     except Refused as refused:
-        return refused.tell()
+        return refused.show()
 
 
 def _compiled(arguments: argparse.Namespace) -> "Compiled":
@@ -70,18 +70,18 @@ def _compiled(arguments: argparse.Namespace) -> "Compiled":
         raise Refused(2, f"xtrain run: no dashboard can be opened here: {reason}")
     compiled = plan_from_path(arguments.spec, arguments.sets, arguments.world, counted)
     if not compiled.report_to(sys.stderr):
-        raise _told(compiled.diagnostics)
+        raise _refused(compiled.diagnostics)
     compiled = _settled(compiled, arguments)
     _stop_at_once()
     return compiled
 
 
-def _told(diagnostics: Diagnostics) -> Refused:
+def _refused(diagnostics: Diagnostics) -> Refused:
     """For mistakes that are on the screen."""
     errors = Diagnostics()
     for each in diagnostics.errors:
         errors.add(each)
-    return Refused(2, errors.render(color=False).rstrip(), told=True)
+    return Refused(2, errors.render(color=False).rstrip(), shown=True)
 
 
 def _stop_at_once() -> None:
@@ -132,7 +132,7 @@ def _settled(compiled: "Compiled", arguments: argparse.Namespace) -> "Compiled":
         found = accepted(found)
     sys.stderr.write(found.render(color=shows_color(sys.stderr)))
     if found.has_errors:
-        raise _told(found)
+        raise _refused(found)
     return compiled
 
 

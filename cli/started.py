@@ -32,7 +32,7 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[R
     """The first rank. compiled: gives the plan, or raises Refused. notes: tells of what an opened directory is like."""
     from ..runtime.launch.cause import write_cause
     from ..runtime.launch.rendezvous import RendezvousHost
-    from ..runtime.outcome import leave
+    from ..runtime.outcome import exit_process
 
     host: RendezvousHost | None = None
     try:
@@ -44,11 +44,11 @@ def lead(compiled: "Callable[[], Compiled]", ui: str | None, notes: "Callable[[R
             plan = _checked(found)
             workspace = _opened(plan, found.resolved_text)
     except Refused as refused:
-        code = refused.tell()
+        code = refused.show()
         write_cause(str(refused))
         if host is not None:
             host.send_away(code)
-        leave(code)
+        exit_process(code)
         return code
     notes(workspace)
     return First(workspace, plan, host).run(ui)
@@ -61,35 +61,35 @@ def join() -> int:
     from ..runtime.errors import EnvironmentFault
     from ..runtime.launch.cause import write_cause
     from ..runtime.launch.rendezvous import CannotTakePart, RendezvousMember, SentAway
-    from ..runtime.outcome import EXIT_CODES, leave
+    from ..runtime.outcome import EXIT_CODES, exit_process
     from ..runtime.worker import planned, run_rank
 
     end_at_once()
     try:
         member = RendezvousMember.arrive()
         try:
-            directory = Path(member.told["directory"])
-            plan = planned(directory, member.told["plan"])
+            directory = Path(member.answer["directory"])
+            plan = planned(directory, member.answer["plan"])
             _check_place(plan)
         except EnvironmentFault as fault:
             member.cannot(fault.code, str(fault))
             raise SentAway(3) from None
-        os.environ.update(member.told["environment"])
+        os.environ.update(member.answer["environment"])
         store = member.ready()
     except SentAway as away:
         write_cause("", of_first=True)
-        leave(away.code)
+        exit_process(away.code)
         return away.code
     except CannotTakePart as fault:
         said = f"error[{fault.code}]: {fault}"
         print(said, file=sys.stderr)
         write_cause(said)
-        leave(3)
+        exit_process(3)
         return 3
     status = run_rank(plan, directory, store=store)
     if EXIT_CODES[status]:
         write_cause("", of_first=True)
-    leave(EXIT_CODES[status])
+    exit_process(EXIT_CODES[status])
     return EXIT_CODES[status]
 
 
@@ -150,7 +150,7 @@ class First:
         from ..runtime.control.signals import answer_at_once
         from ..runtime.launch.launch import Ended
         from ..runtime.launch.rendezvous import CannotTakePart
-        from ..runtime.outcome import EXIT_CODES, leave
+        from ..runtime.outcome import EXIT_CODES, exit_process
         from ..runtime.provenance.start import RESTART
         from ..runtime.worker import run_rank
         from ..tui.lines.view import choose_ui
@@ -161,8 +161,8 @@ class First:
         with self._following:
             try:
                 environment = {RESTART: os.environ[RESTART]}
-                told = {"directory": str(directory), "plan": self._plan.id, "environment": environment}
-                store = self._host.admit(**told) if self._host else None
+                answer = {"directory": str(directory), "plan": self._plan.id, "environment": environment}
+                store = self._host.admit(**answer) if self._host else None
             except CannotTakePart as fault:
                 from ..runtime.launch.conclusion import report_fault
 
@@ -171,7 +171,7 @@ class First:
             else:
                 status = run_rank(self._plan, directory, self._give_up, store=store, answered=True)
             self._end(Ended())
-        leave(EXIT_CODES[status])
+        exit_process(EXIT_CODES[status])
         return EXIT_CODES[status]
 
     def _stop(self, number: int) -> None:
@@ -187,7 +187,7 @@ class First:
 
     def _end_and_leave(self, ended: "Ended", code: int | None = None) -> None:
         """From any thread. Whatever goes wrong here ends the process too: nobody else would."""
-        from ..runtime.outcome import leave
+        from ..runtime.outcome import exit_process
 
         left = 1
         try:
@@ -198,7 +198,7 @@ class First:
         except Exception:
             print_exc()
         finally:
-            leave(left)
+            exit_process(left)
 
     def _end(self, ended: "Ended") -> int:
         """Say how the run has ended, if no rank has; the exit code. Of several threads the first does, the others

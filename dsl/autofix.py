@@ -37,16 +37,16 @@ def apply_fixes(check: Check) -> FixedTexts:
         fixes = _disjoint([d for d in state.diagnostics if _is_fixable(d) and _key(d) not in refused])
         if not fixes:
             break
-        together = _applied(state, fixes, check)
-        if not _as_promised(state, together, len(fixes)):
+        candidate = _applied(state, fixes, check)
+        if not _as_promised(state, candidate, len(fixes)):
             if trials >= len(fixes):
                 trials -= len(fixes)
-                together = _one_by_one(state, fixes, check, refused)
-            elif together.cost >= state.cost:
+                candidate = _one_by_one(state, fixes, check, refused)
+            elif candidate.cost >= state.cost:
                 break
-        if together is not state and _frozen(together.texts) in seen:
+        if candidate is not state and _frozen(candidate.texts) in seen:
             break  # fixes that undo each other
-        state = together
+        state = candidate
         seen.add(_frozen(state.texts))
     state = state if state.cost < first.cost else first
     return FixedTexts(state.texts, state.fixed, state.diagnostics)
@@ -98,8 +98,8 @@ def _one_by_one(state: _State, fixes: list[Diagnostic], check: Check, refused: s
             state = alone
         else:
             refused.add(_key(diagnostic))
-    kept = state.fixed[len(before) :]
-    return _State(state.texts, (*before, *sorted(kept, key=_place)), state.diagnostics) if kept else state
+    applied = state.fixed[len(before) :]
+    return _State(state.texts, (*before, *sorted(applied, key=_place)), state.diagnostics) if applied else state
 
 
 def _applied(state: _State, fixes: list[Diagnostic], check: Check) -> _State:

@@ -70,8 +70,8 @@ def _dataset(dataset: Dataset, seed: int) -> dict[str, Any]:
     settings = experiment_settings(dataset)
     found = {name: settings[name] for name in ("text", "holdout", "oversized", "bad_records")}
     found = {"source": dataset.source.identity(seed), **found}
-    told = reads(dataset)
-    return found if told["form"] == "text" else {**found, "text": told}
+    form = reads(dataset)
+    return found if form["form"] == "text" else {**found, "text": form}
 
 
 def _component(chosen: Component) -> dict[str, Any]:

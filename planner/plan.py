@@ -158,7 +158,7 @@ class Timeline:
     epochs: float | None
     phases: tuple[PlanPhase, ...]
     ticks: tuple[PlanTick, ...]
-    reactions: tuple[Trigger, ...]
+    triggers: tuple[Trigger, ...]
     stop_at: int | None = None
     stop_after: int | None = None
     commands: tuple[Command, ...] = ()
@@ -331,8 +331,8 @@ class Estimates:
     @property
     def copy_bytes(self) -> int:
         """Of a checkpoint what one rank holds, and copies where it is written beside training; of the fullest rank."""
-        held = (each.memory for each in self.classes)
-        return max(memory.parameters + memory.optimizer + memory.averages for memory in held)
+        memories = (each.memory for each in self.classes)
+        return max(memory.parameters + memory.optimizer + memory.averages for memory in memories)
 
 
 FORMAT = 6
@@ -451,7 +451,7 @@ class Plan:
     elastic: the worlds in which the run may go on after a failure, this one among them, and those `refused`. The id
     knows of them but not of their ids, each of which knows of all worlds alike.
 
-    traced: one rank of every pipeline coordinate, where it was asked for; made: where the plan was saved; counted:
+    traced: one rank of every pipeline coordinate, where it was asked for; origin: where the plan was saved; counted:
     where something waits for the data and it was there. They are no part of what is done, nor of the id.
     """
 
@@ -477,7 +477,7 @@ class Plan:
     elastic: tuple[ElasticWorld, ...] = ()
     refused: tuple[RefusedWorlds, ...] = ()
     traced: tuple[Traced, ...] = ()
-    made: PlanOrigin | None = None
+    origin: PlanOrigin | None = None
     counted: Counted | None = None
 
     def node(self, node_id: str) -> Node:

@@ -10,7 +10,7 @@ from typing import Any
 
 from cattrs import Converter
 from cattrs.errors import BaseValidationError, ForbiddenExtraKeysError
-from cattrs.gen import make_dict_unstructure_fn, override
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from .architecture import Architecture
 from .identity import fingerprint
@@ -47,6 +47,9 @@ LATER: dict[type, tuple[str, ...]] = {
     Timeline: ("stop_at_amount", "stop_after_amount"),
 }
 
+# Fields whose key in the file is another: plans of before, and their ids, stay what they are.
+KEYS: dict[type, dict[str, str]] = {Timeline: {"triggers": "reactions"}}
+
 # What follows from the content and is written for others to read.
 VIEWS = ("world_size", "steps", "tokens_per_step", "memory", "ranks")
 
@@ -64,11 +67,15 @@ class PlanError(Exception):
 @cache
 def _converter() -> Converter:
     converter = Converter(forbid_extra_keys=True, detailed_validation=False)
-    for kind, names in LATER.items():
-        omitted: dict[str, Any] = {name: override(omit_if_default=True) for name in names}
-        converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **omitted))
     # A plan has whole numbers of tokens; parts of one come up only once its data is counted.
     converter.register_structure_hook(int | Fraction | None, lambda value, _: None if value is None else int(value))
+    for kind, names in LATER.items():
+        written: dict[str, Any] = {name: override(omit_if_default=True) for name in names}
+        written |= {name: override(rename=key) for name, key in KEYS.get(kind, {}).items()}
+        converter.register_unstructure_hook(kind, make_dict_unstructure_fn(kind, converter, **written))
+    for kind, names in KEYS.items():
+        read: dict[str, Any] = {name: override(rename=key) for name, key in names.items()}
+        converter.register_structure_hook(kind, make_dict_structure_fn(kind, converter, **read))
     return converter
 
 
@@ -103,7 +110,7 @@ def _content(plan: Plan) -> dict[str, Any]:
         "elastic": plain(plan.elastic),
         "refused": plain(plan.refused),
         "traced": plain(plan.traced),
-        "made": plain(plan.made),
+        "made": plain(plan.origin),
         **({"counted": plain(plan.counted)} if plan.counted is not None else {}),
         "checks": plain(plan.checks),
         "provenance": plain(plan.provenance),
@@ -261,7 +268,7 @@ def _read(content: dict[str, Any]) -> Plan:
         elastic=convert(content["elastic"], tuple[ElasticWorld, ...]),
         refused=convert(content["refused"], tuple[RefusedWorlds, ...]),
         traced=convert(content["traced"], tuple[Traced, ...]),
-        made=convert(content["made"], PlanOrigin) if content["made"] else None,
+        origin=convert(content["made"], PlanOrigin) if content["made"] else None,
         counted=convert(content["counted"], Counted) if content.get("counted") else None,
         config=content["config"],
         config_id=content["config_id"],

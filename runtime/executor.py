@@ -36,7 +36,7 @@ from .monitoring.poller import Poller
 from .monitoring.watch import Watchdog
 from .ops import OPS, PlanMismatch, load_ops, op_of
 from .outcome import EXIT_CODES
-from .outcome import leave as leave_process
+from .outcome import exit_process as exit_this_process
 from .profiling import out_of_memory
 from .profiling.under_way import UnderWay
 from .reporting.records import Records
@@ -54,10 +54,10 @@ class Executor:
         directory: Path,
         *,
         rank: int,
-        leave: Callable[[int], None] = leave_process,
+        exit_process: Callable[[int], None] = exit_this_process,
         store: Store | None = None,
     ) -> None:
-        """leave: ends the process from any thread, where the others have been given up. store: in which the ranks of
+        """exit_process: ends the process from any thread, where the others have been given up. store: in which ranks of
         this start have met, if they have; they then share a screen, which the first one writes on."""
         self.plan = plan
         self.beat = HeartbeatWriter()
@@ -87,7 +87,7 @@ class Executor:
             "alert_actions": self.alert_actions,
             "beat": self.beat,
             "under_way": self.under_way,
-            "leave": leave,
+            "exit_process": exit_process,
             "prepared": {},
             "stages": [],
             "store": store,

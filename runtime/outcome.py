@@ -20,7 +20,7 @@ STATUS_OF_SIGNAL: Final[dict[int | None, str]] = {
 }
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """End this process without tearing the interpreter down: torch's teardown aborts about once in a hundred runs."""
     with suppress(OSError):  # a full disk takes none of it, and is no reason to stay
         sys.stdout.flush()

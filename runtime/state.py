@@ -57,20 +57,20 @@ class BadSteps:
     went_back: list[tuple[int, int]] = field(factory=list)
     latest: deque[tuple[int, float, float]] = field(factory=lambda: deque(maxlen=10))
 
-    def kept(self) -> dict[str, Any]:
+    def counters(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON."""
         counts = {"in_a_row": self.in_a_row, "total": self.total, "empty": self.empty, "last_good": self.last_good}
         return {**counts, "went_back": [list(each) for each in self.went_back]}
 
     @classmethod
-    def of(cls, kept: dict[str, Any]) -> "BadSteps":
+    def of(cls, counters: dict[str, Any]) -> "BadSteps":
         """What a checkpoint has kept; of what it does not name there was none."""
         return cls(
-            in_a_row=kept.get("in_a_row", 0),
-            total=kept.get("total", 0),
-            empty=kept.get("empty", 0),
-            last_good=kept.get("last_good", 0),
-            went_back=[(before, after) for before, after in kept.get("went_back", ())],
+            in_a_row=counters.get("in_a_row", 0),
+            total=counters.get("total", 0),
+            empty=counters.get("empty", 0),
+            last_good=counters.get("last_good", 0),
+            went_back=[(before, after) for before, after in counters.get("went_back", ())],
         )
 
 
@@ -88,7 +88,7 @@ class Progress:
 
     def counters(self) -> dict[str, Any]:
         """What a checkpoint keeps of it, as JSON."""
-        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.kept()}
+        return {"step": self.step, "tokens": self.tokens, "nonfinite": self.bad.counters()}
 
     def take(self, state: dict[str, Any]) -> None:
         """Go on from what a checkpoint has kept; what was measured later is of steps that are yet to come."""

@@ -44,13 +44,13 @@ def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = 
     Of several phases each is reported when it begins, and that in which a run goes on.
     """
     reads = rank.coordinates["pp"] in readers
-    several, told = len(feed.phases) > 1, ""
+    several, reported = len(feed.phases) > 1, ""
 
     def run(step: Step) -> None:
-        nonlocal told
+        nonlocal reported
         phase = feed.phase(step.index)
         step.phase = phase.name
-        if several and phase.name != told and records is not None:
+        if several and phase.name != reported and records is not None:
             shares = {name: share for name, share in phase.shares.items() if share}
             event = PhaseEvent(
                 step=step.index,
@@ -60,7 +60,7 @@ def fetch(feed: Feed, rank: Rank, readers: list[int], records: Records | None = 
                 epoch=feed.epoch(step.index),
             )
             records.event(event)
-            told = phase.name
+            reported = phase.name
         begin = time.perf_counter()
         step.microbatches = feed.microbatches(step.index) if reads else []
         step.data_seconds = time.perf_counter() - begin

@@ -17,7 +17,7 @@ from ..planner.serialise import PlanError, from_json
 from .control.signals import end_at_once
 from .errors import EnvironmentFault
 from .files.locks import WORKER_LOCK, hold
-from .outcome import EXIT_CODES, leave
+from .outcome import EXIT_CODES, exit_process
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -29,15 +29,15 @@ PATIENCE: Final = 60.0  # seconds: file systems of several machines may show a n
 def run_rank(
     plan: Plan,
     directory: Path,
-    leave: Callable[[int], None] = leave,
+    exit_process: Callable[[int], None] = exit_process,
     *,
     store: "Store | None" = None,
     answered: bool = False,
 ) -> str:
     """Execute the plan as the rank that the environment names; returns how it ended.
 
-    leave: ends the process, from any thread, where the run is given up while this rank hangs. store: in which the ranks
-    have met. answered: signals that come before training are seen to; else they end the process.
+    exit_process: ends the process, from any thread, where the run is given up while this rank hangs. store: in which
+    the ranks have met. answered: signals that come before training are seen to; else they end the process.
     """
     from .executor import Executor
     from .monitoring.failing import report_failure
@@ -53,7 +53,7 @@ def run_rank(
         report_failure(Records.open(directory, rank), fault, step=0, place="", exit_code=exit_code, trace=False)
         return "environment"
     try:
-        return Executor(plan, directory, rank=rank, leave=leave, store=store).run()
+        return Executor(plan, directory, rank=rank, exit_process=exit_process, store=store).run()
     finally:
         if lock is not None:
             lock.close()
@@ -65,7 +65,7 @@ def die_with_launcher(launcher: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         if os.getppid() != launcher:
-            leave(1)  # it died before the kernel was asked
+            exit_process(1)  # it died before the kernel was asked
 
 
 def plan_in(directory: Path) -> Plan:
@@ -96,7 +96,7 @@ def main() -> None:
     status = run_rank(plan, directory)
     # The launcher reads how a run ended from its events: for the elastic agent, stopping on request is no failure.
     # Of a rank whose disk took no event it has the exit code alone.
-    leave(EXIT_CODES[status] if status in ("failed", "environment") else 0)
+    exit_process(EXIT_CODES[status] if status in ("failed", "environment") else 0)
 
 
 if __name__ == "__main__":

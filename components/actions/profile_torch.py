@@ -58,15 +58,15 @@ def profile_on_request(
         order = control.order
         assert order is not None
 
-        def told(done: bool, detail: str) -> None:
+        def answer(done: bool, detail: str) -> None:
             if control.inbox is not None:
                 control.inbox.profiling = False
             control.tell(order, "done" if done else "refused", detail)
 
         if under_way.has("profile"):
-            told(False, "another profile is being recorded")
+            answer(False, "another profile is being recorded")
             return
         whole = Subject(node=node_id, wait=0, active=order.amount, **subject)
-        under_way.begin(Profile.begin(whole, rank=rank, records=records, progress=progress, beat=beat, told=told))
+        under_way.begin(Profile.begin(whole, rank=rank, records=records, progress=progress, beat=beat, report=answer))
 
     return run

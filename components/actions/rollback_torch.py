@@ -41,7 +41,7 @@ def roll_back(
 ) -> StepCall:
     """Go back, at most `times` times in a run. Raises NonFinite, with a report, if that is used up or there is no sound
     checkpoint to go back to."""
-    together = saver.transaction.together
+    collective = saver.transaction.collective
     content = plan.node("setup.resume").args["verify"] == "content"
 
     def run(step: Step) -> None:
@@ -60,16 +60,16 @@ def roll_back(
         loader = {**feed.loader.state(step.index + 1), "step": entry.step}
         counts = BadSteps(total=bad.total, last_good=min(bad.last_good, entry.step), went_back=[*bad.went_back])
         counts.went_back.append((step.index + 1, entry.step))
-        together.first(lambda: _write(saver.folder, entry, step, loader, counts))
+        collective.first(lambda: _write(saver.folder, entry, step, loader, counts))
         feed.close()  # what was read ahead is of the steps that are undone
-        saver.state.restore(entry, together)
+        saver.state.restore(entry, collective)
         saver.saved_step, saver.put_off = entry.step, ""
         for module in model.modules():
             if isinstance(module, ExpertRouter):
                 module.begin_anew()
         window.clear()
         records.pending = None
-        together.first(lambda: records.undo_after(entry.step))
+        collective.first(lambda: records.undo_after(entry.step))
         records.event(
             RollbackEvent(
                 step=entry.step,
@@ -90,14 +90,14 @@ def roll_back(
 
 def _target(saver: Saver, progress: Progress, *, content: bool) -> tuple[CheckpointEntry | None, list[str]]:
     """The newest sound checkpoint that no bad step stands behind, and why newer ones were passed over. Collective."""
-    bad, folder, together = progress.bad, saver.folder, saver.transaction.together
+    bad, folder, collective = progress.bad, saver.folder, saver.transaction.collective
     # What it went back to last has led here without a single good step: the fault lies in it or before it.
     until = progress.step
     if bad.went_back and bad.last_good <= bad.went_back[-1][1]:
         until = bad.went_back[-1][1] - 1
     passed: list[str] = []
-    for entry, amid in together.first(lambda: _candidates(folder, until)):
-        flaw = "it was saved after a bad step" if amid else flaw_of(entry, together, content=content)
+    for entry, amid in collective.first(lambda: _candidates(folder, until)):
+        flaw = "it was saved after a bad step" if amid else flaw_of(entry, collective, content=content)
         if not flaw:
             return entry, passed
         passed.append(f"{entry.name}: {flaw}")
@@ -125,8 +125,8 @@ def _write(folder: CheckpointFolder, entry: CheckpointEntry, step: Step, loader:
         seal=seal_of(entry),
         from_step=step.index + 1,
         loader=loader,
-        nonfinite=counts.kept(),
-        undone=newer,
+        nonfinite=counts.counters(),
+        newer=newer,
     )
     rollback.write(folder.root.parent)
     rollback.finish(folder.root.parent)

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from ...dsl.schema.collators import LABELLED_SAMPLES, MICROBATCH
 from ...dsl.schema.packings import PACKINGS
 from ...runtime.data.collate.batch import IGNORE_INDEX, Microbatch, whole_positions
-from ...runtime.data.collate.collators import PackStage, Samples, Stage, longest_padding, no_room, told
+from ...runtime.data.collate.collators import PackStage, Samples, Stage, known_or_none, longest_padding, no_room
 from ...runtime.data.errors import DataError
-from ...runtime.data.packing.row_reader import UNTOLD
+from ...runtime.data.packing.row_reader import UNKNOWN
 from ...runtime.data.packing.rows import check_align
 from ...runtime.ops import op
 
@@ -31,7 +31,7 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
         input_ids_BS = torch.zeros(shape, dtype=torch.int64)
         labels_BS = torch.full(shape, IGNORE_INDEX, dtype=torch.int64)
         filled = [0] * value.num_rows
-        datasets, places = [UNTOLD] * value.num_rows, [UNTOLD] * value.num_rows
+        datasets, places = [UNKNOWN] * value.num_rows, [UNKNOWN] * value.num_rows
         segments: list[list[tuple[int, int]]] = [[] for _ in range(value.num_rows)]
         for sample in value.samples:
             assert sample.labels is not None, "compose lets only labelled samples through"
@@ -39,7 +39,7 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
             room = -(-real // align) * align
             if first + room > capacity:
                 raise no_room(row, first + room, capacity)
-            if datasets[row] not in (UNTOLD, sample.dataset):
+            if datasets[row] not in (UNKNOWN, sample.dataset):
                 raise DataError(f"row {row} has samples of several datasets: their losses could not be told apart")
             datasets[row], places[row] = sample.dataset, sample.position
             input_ids_BS[row, first : first + real] = sample.tokens
@@ -59,8 +59,8 @@ def pack(*, capacity: int, align: int = 1) -> PackStage:
             real_BS=real_T.view(shape),
             cumulative_lengths=bounds,
             real_lengths=real_lengths,
-            dataset_B=told(datasets),
-            place_B=told(places),
+            dataset_B=known_or_none(datasets),
+            place_B=known_or_none(places),
             num_valid=int((labels_BS != IGNORE_INDEX).sum()),
         )
 

@@ -23,7 +23,7 @@ from ...runtime.data.collate.batch import Microbatch
 from ...runtime.data.collate.collators import Sample, Samples, Stage, TensorRow
 from ...runtime.data.collate.microbatch_rows import join_rows, split_rows
 from ...runtime.data.collate.value_checks import Wrong, check_microbatch, check_row, check_samples, kind_of
-from ...runtime.data.packing.row_reader import UNTOLD, RawRow
+from ...runtime.data.packing.row_reader import UNKNOWN, RawRow
 from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
 from ...runtime.ops import op
 
@@ -96,11 +96,11 @@ class CollatorCalls:
             # Labels are a view of the tokens: without a copy, writing one would write the other.
             labels = None if sample.labels is None else sample.labels.clone()
             rows[sample.row].append(evolve(sample, labels=labels))
-        made = [
+        samples = [
             self._samples(row, number, row[0].dataset, row[0].position) if row else []
             for number, row in enumerate(rows)
         ]
-        return _gathered(made)
+        return _gathered(samples)
 
     def _samples(self, shown: Any, row: int, dataset: int, position: int) -> list[Sample]:
         """What the collator makes of row `row` of the microbatch."""
@@ -125,7 +125,7 @@ class CollatorCalls:
     def _microbatch(self, row: Microbatch) -> Microbatch:
         if not bool(row.real_BS.any()):
             return row
-        position = UNTOLD if row.place_B is None else int(row.place_B[0])
+        position = UNKNOWN if row.place_B is None else int(row.place_B[0])
         given = self._call(row, position)
         with self._telling(position):
             return check_microbatch(given, row, self.vocab, local=self.gives == LOCAL_MICROBATCH)
@@ -144,10 +144,10 @@ class CollatorCalls:
     def _generator(self, shown: Any, position: int) -> np.random.Generator:
         """Random numbers of a row: of its place in the run, which no layout changes; in evaluation, of its tokens."""
         whose = blake2b(self.node.encode(), digest_size=8)
-        if position == UNTOLD:
+        if position == UNKNOWN:
             for tokens in _token_arrays(shown):
                 whose.update(np.ascontiguousarray(tokens, dtype=np.int64).data)
-        kind, place = (_EVALUATION, 0) if position == UNTOLD else (_TRAINING, position)
+        kind, place = (_EVALUATION, 0) if position == UNKNOWN else (_TRAINING, position)
         return np.random.default_rng([kind, self.seed, place, int.from_bytes(whose.digest(), "little")])
 
     @contextmanager
@@ -156,7 +156,7 @@ class CollatorCalls:
         try:
             yield
         except Wrong as wrong:
-            whose = "a row of evaluation" if position == UNTOLD else f"row {position:,} of the run"
+            whose = "a row of evaluation" if position == UNKNOWN else f"row {position:,} of the run"
             raise self.part.failed(f"{wrong} ({whose})") from None
 
 

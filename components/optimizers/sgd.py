@@ -26,9 +26,9 @@ class Sgd(Optimizer):
     clip: float | None = clip_norm()
 
     def does(self, number_format: str) -> str:
-        kept = f"momentum {self.momentum:g} in {number_format}" if self.momentum else "no momentum"
+        momentum = f"momentum {self.momentum:g} in {number_format}" if self.momentum else "no momentum"
         ahead = ", nesterov" if self.nesterov and self.momentum else ""
-        return f"sgd, {kept}{ahead}, {self.weight_decay:g} of each matrix is added to its gradient"
+        return f"sgd, {momentum}{ahead}, {self.weight_decay:g} of each matrix is added to its gradient"
 
     @classmethod
     def state(cls, args: Mapping[str, Any]) -> tuple[str, ...]:

@@ -29,33 +29,38 @@ def build_user_optimizer(
     with failures_of(part):
         make = part.load()
         filled = {"lr": lr} if "lr" in inspect.signature(make).parameters else {}
-        made = make(groups, **filled, **part.arguments)
-    if not isinstance(made, Optimizer):
-        raise part.failed(f"returned {type(made).__name__}, and an optimizer is a torch.optim.Optimizer")
-    taken = [id(parameter) for group in made.param_groups for parameter in group["params"]]
+        optimizer = make(groups, **filled, **part.arguments)
+    if not isinstance(optimizer, Optimizer):
+        raise part.failed(f"returned {type(optimizer).__name__}, and an optimizer is a torch.optim.Optimizer")
+    taken = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
     if left := [name for each, name in names.items() if each not in set(taken)]:
         raise part.failed(f"returned an optimizer without {_listed(left)}: pass on every group")
     if len(taken) != len(names):
         raise part.failed("returned an optimizer of parameters that are not among the groups")
-    made.step = _checked(part, made, made.step, names, (tuple(state), tuple(scalars)))  # type: ignore[method-assign]
-    return made
+    checked = _checked(part, optimizer, optimizer.step, names, (tuple(state), tuple(scalars)))
+    optimizer.step = checked  # type: ignore[method-assign]
+    return optimizer
 
 
 def _checked(
-    part: UserPart, made: Optimizer, update: Callable[[], Any], names: dict[int, str], kept: tuple[tuple[str, ...], ...]
+    part: UserPart,
+    optimizer: Optimizer,
+    update: Callable[[], Any],
+    names: dict[int, str],
+    entries: tuple[tuple[str, ...], ...],
 ) -> Callable[[], None]:
     """`step` of an optimizer, with what it raises and what it keeps reported in the words of its declaration."""
-    declared, seen = {name for names in kept for name in names}, False
+    declared, seen = {name for names in entries for name in names}, False
 
     def step() -> None:
         nonlocal seen
         with failures_of(part):
             update()
-        for parameter, values in made.state.items():
+        for parameter, values in optimizer.state.items():
             if values and values.keys() != declared:
                 raise part.failed(_difference(names[id(parameter)], set(values), declared))
             if values and not seen:
-                for place, words in zip(kept, (_tensor_of, _scalar), strict=True):
+                for place, words in zip(entries, (_tensor_of, _scalar), strict=True):
                     for name in place:
                         if wrong := words(values[name], parameter):
                             raise part.failed(f"keeps `{name}` of {names[id(parameter)]}, which is {wrong}")
@@ -64,10 +69,10 @@ def _checked(
     return step
 
 
-def _difference(name: str, kept: set[str], declared: set[str]) -> str:
-    if more := sorted(kept - declared):
+def _difference(name: str, present: set[str], declared: set[str]) -> str:
+    if more := sorted(present - declared):
         return f"keeps {_listed(more)} of {name}, which its `state` and `scalars` do not name"
-    return f"keeps no {_listed(sorted(declared - kept))} of {name}, which its `state` or `scalars` names"
+    return f"keeps no {_listed(sorted(declared - present))} of {name}, which its `state` or `scalars` names"
 
 
 def _tensor_of(value: Any, parameter: Tensor) -> str:

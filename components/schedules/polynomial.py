@@ -9,7 +9,7 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
 from ...dsl.schema.setting import positive, setting
 from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
-from ...planner.schedule.closed_form import closed_form, idle_floor, length_in_steps, shown_fall
+from ...planner.schedule.closed_form import closed_form, decay_text, idle_floor, length_in_steps
 
 
 @SCHEDULERS.register()
@@ -39,4 +39,4 @@ class Polynomial(Scheduler):
 
     @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
-        return [shown_fall(args, f"power {args['power']:g}")]
+        return [decay_text(args, f"power {args['power']:g}")]

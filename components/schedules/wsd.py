@@ -9,7 +9,7 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
 from ...dsl.schema.setting import setting, share
 from ...dsl.schema.training import SCHEDULERS, Rate, Scheduler, floor_of_peak, warm_up
-from ...planner.schedule.closed_form import length_in_steps, rise_and_fall, shown_fall
+from ...planner.schedule.closed_form import decay_text, length_in_steps, warmup_and_decay
 
 
 @SCHEDULERS.register()
@@ -40,13 +40,13 @@ class Wsd(Scheduler):
 
     @classmethod
     def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
-        return rise_and_fall(args, total, args["shape"], length_in_steps(args["decay"], total))
+        return warmup_and_decay(args, total, args["shape"], length_in_steps(args["decay"], total))
 
     @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
         steps = args["steps"]
         start = f"the last {length('decay')}"
         if steps is not None and not any("epochs" in args[name] for name in ("warmup", "decay")):
-            rise, fall = (length_in_steps(args[name], steps) for name in ("warmup", "decay"))
-            start = f"step {max(steps - fall, rise):,}"
-        return [f"constant to {start}", shown_fall(args, args["shape"])]
+            warmup, decay = (length_in_steps(args[name], steps) for name in ("warmup", "decay"))
+            start = f"step {max(steps - decay, warmup):,}"
+        return [f"constant to {start}", decay_text(args, args["shape"])]

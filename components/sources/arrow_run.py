@@ -43,11 +43,11 @@ def arrow_batches(path: Path, reads: Reads) -> "Iterator[tuple[pa.RecordBatch, i
             return
         stream = pa.ipc.open_stream(mapped)
         check_columns(stream.schema, reads, path)
-        told = 0
+        reported = 0
         for batch in stream:
             came = mapped.tell()
-            yield batch, came - told
-            told = came
+            yield batch, came - reported
+            reported = came
         if not _says_that_it_ends(path):
             # Whoever wrote it may have been stopped between two batches.
             raise pa.ArrowInvalid("the stream ends without an end marker")

@@ -69,22 +69,22 @@ class JsonLinesFiles:
 
 def _lines(path: Path) -> Iterator[SourceUnit]:
     line, size, anything = 1, 0, False
-    held: list[bytes] = []
+    pending: list[bytes] = []
     try:
         for data, taken in blocks(path):
             size += taken
             cut = data.rfind(b"\n") + 1
             if not cut:
-                held.append(data)
+                pending.append(data)
                 continue
-            block, held = b"".join([*held, data[:cut]]), [data[cut:]]
+            block, pending = b"".join([*pending, data[:cut]]), [data[cut:]]
             anything = anything or not block.isspace()
             yield SourceUnit(size=size, part=block, path=path, line=line)
             line, size = line + block.count(b"\n"), 0
     except DataError as error:
         # Blocks before the break have gone out already: this fails the whole source, whatever became of them.
         raise DataError(error.message, path=path, line=line, remedy=error.remedy) from error
-    block = b"".join(held)
+    block = b"".join(pending)
     if block and not block.isspace():
         yield SourceUnit(size=size, part=block, path=path, line=line)
     elif anything:

@@ -26,14 +26,14 @@ def parquet_batches(path: Path, reads: Reads) -> "Iterator[tuple[pa.RecordBatch,
     # Without pre_buffer a row group is read page by page, not loaded whole.
     with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
         check_columns(file.schema_arrow, reads, path)
-        rows, done, told = file.metadata.num_rows, 0, 0
+        rows, done, reported = file.metadata.num_rows, 0, 0
         for group in range(file.metadata.num_row_groups):
             at_once = _rows_at_once(file, group, reads)
             for batch in file.iter_batches(at_once, row_groups=[group], columns=list(reads.fields)):
                 done += batch.num_rows
                 came = total * done // rows
-                yield batch, came - told
-                told = came
+                yield batch, came - reported
+                reported = came
 
 
 def _rows_at_once(file: Any, group: int, reads: Reads) -> int:

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...runtime.data.documents.synthetic import lengths
 from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Record, SourceUnit, SyntheticDraw
+from ...runtime.data.records.records import Record, SourceUnit, SyntheticRecord
 from ...runtime.data.sources.reader import OpenedSource, SourceRequest
 
 UNIT_TOKENS = 1 << 20
@@ -41,7 +41,7 @@ class SyntheticDocuments:
         start, stop = unit.part
         indices = np.arange(start, stop, dtype=np.uint64)
         for index, tokens in enumerate(lengths(self.seed, indices, self.length, self.spread).tolist(), start=start):
-            yield Record(SyntheticDraw(seed=self.seed, index=index, tokens=tokens), f"synthetic document {index}")
+            yield Record(SyntheticRecord(seed=self.seed, index=index, tokens=tokens), f"synthetic document {index}")
 
     def num_bytes(self) -> int:
         """Tokens, on average: there are no bytes to read."""

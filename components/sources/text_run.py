@@ -31,16 +31,16 @@ class TextFiles:
     def units(self) -> Iterator[SourceUnit]:
         """Some files at a time."""
         group: list[Path] = []
-        held = 0
+        group_bytes = 0
         for path in self.files:
             size = size_of(path)
-            if group and held + size > FILES_BYTES:
-                yield SourceUnit(size=held, part=tuple(group), path=group[0])
-                group, held = [], 0
+            if group and group_bytes + size > FILES_BYTES:
+                yield SourceUnit(size=group_bytes, part=tuple(group), path=group[0])
+                group, group_bytes = [], 0
             group.append(path)
-            held += size
+            group_bytes += size
         if group:
-            yield SourceUnit(size=held, part=tuple(group), path=group[0])
+            yield SourceUnit(size=group_bytes, part=tuple(group), path=group[0])
 
     def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
         """A record, or a bad one, for each file."""

@@ -13,14 +13,14 @@ from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import REQUIRED, Declared
 
 # (kind of block, module, name, digest) → its class: the same text makes equal objects.
-_MADE: dict[tuple[str, str, str, str], type[UserComponent]] = {}
+_COMPONENTS: dict[tuple[str, str, str, str], type[UserComponent]] = {}
 
 
 def component_of(declared: Declared, module: str, digest: str) -> type[UserComponent]:
     """The class of blocks that choose a function."""
     block = PART_KINDS[declared.kind].block
     key = (block, module, declared.name, digest)
-    if key not in _MADE:
+    if key not in _COMPONENTS:
         registry = ACTIONS if block == ACTIONS.word else registry_of(blocks.KINDS[block])
         base: type = blocks.KINDS[block] if registry is None else registry.of_users
         labelled = "kind" in attrs.fields_dict(base)
@@ -28,14 +28,14 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
         for each in declared.parameters:
             default = attrs.NOTHING if each.default is REQUIRED else each.default
             attributes[f"{each.name}_"] = parameter(each.name, each.type, default)
-        made = attrs.make_class(declared.name, attributes, bases=(base,), frozen=True, slots=True)
-        made.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
-        made.module, made.function, made.digest = module, declared.name, digest
-        made.options, made.filled, made.purpose = declared.options, declared.filled, declared.does
+        component = attrs.make_class(declared.name, attributes, bases=(base,), frozen=True, slots=True)
+        component.__doc__ = f"`{block} {declared.name} {{ … }}`: {declared.does or 'of your own'}"
+        component.module, component.function, component.digest = module, declared.name, digest
+        component.options, component.filled, component.purpose = declared.options, declared.filled, declared.does
         if not labelled:
-            made.kind = declared.name
-        _MADE[key] = made
-    return _MADE[key]
+            component.kind = declared.name
+        _COMPONENTS[key] = component
+    return _COMPONENTS[key]
 
 
 def names_taken(block: str) -> tuple[str, ...]:

@@ -57,8 +57,8 @@ class DeclaredParts(dict[str, DeclaredPart]):
     def actions(self) -> dict[str, type[Action]]:
         """All actions, by their names."""
         own = {name: part for name, part in self.items() if PART_KINDS[part.declared.kind].block == ACTIONS.word}
-        made = {name: component_of(part.declared, part.module, part.digest) for name, part in own.items()}
-        return {**ACTIONS, **made}  # type: ignore[dict-item]
+        components = {name: component_of(part.declared, part.module, part.digest) for name, part in own.items()}
+        return {**ACTIONS, **components}  # type: ignore[dict-item]
 
     def check_label(self, block: type, section: Section, diagnostics: Diagnostics) -> bool:
         """Whether the label of a block may be what it is; False after reporting a function of another kind."""

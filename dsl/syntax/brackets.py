@@ -140,16 +140,16 @@ class _Repair:
         last = next((t.end for t in reversed(self.result) if t.type != "_NEWLINE" and not t.assumed), opener.end)
         if opener.type == "LBRACE":
             return last
-        held = list(islice(takewhile(lambda t: t.start > opener.start, reversed(self.result)), _LONGEST))[::-1]
-        if len(held) == _LONGEST:
+        inner = list(islice(takewhile(lambda t: t.start > opener.start, reversed(self.result)), _LONGEST))[::-1]
+        if len(inner) == _LONGEST:
             return None
-        solid = [place for place, token in enumerate(held) if token.type not in SEPARATORS]
+        solid = [place for place, token in enumerate(inner) if token.type not in SEPARATORS]
         depth = 0
         for before, place, after in zip([-1, *solid], solid, [*solid[1:], -1], strict=False):
-            token = held[place]
-            setting = token.type == "NAME" and after >= 0 and held[after].type == "_EQ"
+            token = inner[place]
+            setting = token.type == "NAME" and after >= 0 and inner[after].type == "_EQ"
             if depth == 0 and setting and place > before + 1:
-                return (held[before].end if before >= 0 else opener.end) if opener.type == "LSQB" else None
+                return (inner[before].end if before >= 0 else opener.end) if opener.type == "LSQB" else None
             depth += (token.type in OPENERS) - (token.type in CLOSERS)
         return last
 

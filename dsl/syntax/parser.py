@@ -82,8 +82,8 @@ class _Parse:
         """Report the token that does not fit, unless its item has been reported or the lexer has done so."""
         item = self._item_of(at)
         token = self.tokens[at]
-        told = token.type == "ERROR" or token.text in CORRECTED
-        if told or (item is not None and item == self.reported):
+        by_lexer = token.type == "ERROR" or token.text in CORRECTED
+        if by_lexer or (item is not None and item == self.reported):
             return None
         explanation = explain(self.tokens, at, item if item is not None else 0, parser.accepts())
         self.diagnostics.add(explanation.diagnostic)

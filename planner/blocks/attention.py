@@ -48,7 +48,7 @@ class AttentionLayer(Layer):
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
         local = on.local
-        x = on.enter(x)
+        x = on.column_parallel_input(x)
 
         def project(name: str, norm: str, heads: int) -> TracedTensor:
             y = on.linear(x, f"{self.name}.{name}", local.tokens)
@@ -63,7 +63,7 @@ class AttentionLayer(Layer):
         q = project("q_proj", "q_norm", local.heads)
         k = project("k_proj", "k_norm", local.kv_heads)
         v = project("v_proj", "", local.kv_heads)
-        return on.leave(on.linear(_kernel(on, q, k, v), f"{self.name}.o_proj", local.tokens))
+        return on.row_parallel_output(on.linear(_kernel(on, q, k, v), f"{self.name}.o_proj", local.tokens))
 
 
 def _kernel(on: "Tracer", q: TracedTensor, k: TracedTensor, v: TracedTensor) -> TracedTensor:

@@ -97,9 +97,9 @@ def _route(on: "Tracer", x: TracedTensor, weight: str) -> TracedTensor:
         losses += [one]
     if arch.router_z_loss:
         losses += [one]
-    kept = (scores, *((logits,) if arch.router_z_loss else ()))
+    keeps = (scores, *((logits,) if arch.router_z_loss else ()))
     scratch = (2 * scores_size, 2 * scores_size)
-    weights = ops.op(scores, makes=size, keeps=kept, extra=(chosen, *losses), scratch=scratch)
+    weights = ops.op(scores, makes=size, keeps=keeps, extra=(chosen, *losses), scratch=scratch)
     return ops.op(weights, makes=size, keeps=(weights,), extra=(one,)) if arch.router_normalise else weights
 
 
@@ -121,8 +121,8 @@ def _to_experts(on: "Tracer", x: TracedTensor, name: str) -> TracedTensor:
     if ep > 1:
         rows = ops.op(rows, makes=size)
         # Names in the functions under way still hold what was sent first, and what the experts gave.
-        held = (2 * size, 0)
-        rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, scratch=held, calls=(call,), back_calls=(call,))
+        scratch = (2 * size, 0)
+        rows = ops.op(rows, makes=size, saved=ALL_TO_ALL, scratch=scratch, calls=(call,), back_calls=(call,))
     return ops.op(rows, makes=size)
 
 

@@ -21,7 +21,7 @@ class SwiGLULayer(Layer):
         return swiglu_parameters(self.name, arch.dim, arch.ffn, cut=True)
 
     def trace(self, on: "Tracer", x: TracedTensor) -> TracedTensor:
-        return on.leave(trace_swiglu(on, on.enter(x), self.name, on.local.tokens))
+        return on.row_parallel_output(trace_swiglu(on, on.column_parallel_input(x), self.name, on.local.tokens))
 
 
 def swiglu_parameters(name: str, dim: int, ffn: int, *, cut: bool) -> Iterator[BlockParameter]:

@@ -49,17 +49,17 @@ def _plan(name: str, path: str | Path, sets: Sequence[str], world: int | None) -
 def _variant(text: str, path: str | Path, sets: Sequence[str], world: int | None, declared: Plan | None) -> Alternative:
     own = [_written_out(part) for part in split(text)]
     named = {part.partition("=")[0].strip() for part in own}
-    kept: list[str] = []
+    unchanged: list[str] = []
     if declared is not None:
         world = declared.mesh.world_size if world is None else world
         if "parallel.fsdp" not in named:
-            kept.append("parallel.fsdp=auto")
+            unchanged.append("parallel.fsdp=auto")
         if not named & {"batch.rows", "batch.accumulate"}:
             rows = declared.node("setup.loader").args["rows"]
-            kept += ["batch.accumulate=auto", f"batch.rows={rows}"]
+            unchanged += ["batch.accumulate=auto", f"batch.rows={rows}"]
     if "parallel.fsdp" in named:
         world = None
-    return _plan(text, path, [*sets, *kept, *own], world)
+    return _plan(text, path, [*sets, *unchanged, *own], world)
 
 
 def _written_out(part: str) -> str:

@@ -90,16 +90,16 @@ def _altered(side: Side, sets: tuple[str, ...], world: int | None, found: Diagno
     ranks = plan.mesh.world_size if world is None else world
     compiled = plan_from_text(plan.spec_text, f"{_beside_parts(side)} (its spec)", sets, ranks)
     if compiled.plan is not None:  # it is still the run of that spec
-        compiled = Compiled(evolve(compiled.plan, spec=plan.spec, made=plan.made), compiled.diagnostics)
+        compiled = Compiled(evolve(compiled.plan, spec=plan.spec, origin=plan.origin), compiled.diagnostics)
     return _side(side.path, side.kind, compiled, found, sets, world)
 
 
 def _beside_parts(side: Side) -> Path:
     """A path in the folder that modules of the user's own start at: a run keeps them as they were."""
-    kept = Path(side.path) / "spec.xtrain"
+    copy = Path(side.path) / "spec.xtrain"
     files = [module for module in own_modules(side.plan) if is_file(module)]
-    if side.kind == "run" and all((kept.parent / module).is_file() for module in files):
-        return kept
+    if side.kind == "run" and all((copy.parent / module).is_file() for module in files):
+        return copy
     return Path(side.plan.spec) if files else Path(side.path)
 
 
@@ -119,14 +119,14 @@ def _side(
 
 def run_command(b: Side, more: Sequence[str] = ()) -> list[str]:
     """What runs B, with `more` `--set` texts, as words that belong together."""
-    made = b.plan.made
+    origin = b.plan.origin
     if b.kind == "plan" and not (b.sets or b.world or more):
         return ["xtrain run", quote(b.path)]
     spec, sets, world = b.path, b.sets, b.world
     if b.kind != "spec":
         spec = b.plan.spec
-        sets = (*(made.sets if made else ()), *sets)
-        world = world if world is not None else made.world if made else b.plan.mesh.world_size
+        sets = (*(origin.sets if origin else ()), *sets)
+        world = world if world is not None else origin.world if origin else b.plan.mesh.world_size
     said = [] if world is None else [f"--world {world}"]
     replaced = {text.partition("=")[0] for text in more}
     sets = tuple(text for text in sets if text.partition("=")[0].strip() not in replaced)

@@ -97,7 +97,7 @@ def recurring(plan: Plan) -> dict[str, str]:
     for tick in plan.timeline.ticks:
         path = f"every {actions_text(tick.nodes, tick.stop)}"
         found[path] = ", ".join(filter(None, (found.get(path), tick.period)))
-    for trigger in plan.timeline.reactions:
+    for trigger in plan.timeline.triggers:
         if trigger.nodes or trigger.stop:
             found[f"on {trigger.name}"] = actions_text(trigger.nodes, trigger.stop)
     return found

@@ -31,7 +31,7 @@ def find_drift(plan: Plan) -> Diagnostics:
     found = Diagnostics()
     if _changed_code(plan, found):
         return found
-    if plan.made is None:
+    if plan.origin is None:
         message = "this plan does not say how it was made, so it cannot be compared with its spec"
         found.warning("W705", message, None, hint="save plans with `xtrain plan SPEC --out FILE`")
         _compare_stored(plan, found)
@@ -41,7 +41,7 @@ def find_drift(plan: Plan) -> Diagnostics:
         found.warning("W705", message, None, hint=hint)
         _compare_stored(plan, found)
     else:
-        _compare_spec(plan, plan.made, found)
+        _compare_spec(plan, plan.origin, found)
     return found
 
 
@@ -56,9 +56,9 @@ def accepted(found: Diagnostics) -> Diagnostics:
 
 def _changed_code(plan: Plan, found: Diagnostics) -> bool:
     """Whether another xtrain has saved the plan; reported, with what this one makes of the spec it carries."""
-    if plan.made is None or plan.made.source == source_fingerprint():
+    if plan.origin is None or plan.origin.source == source_fingerprint():
         return False
-    before, now = plan.made.version, __version__
+    before, now = plan.origin.version, __version__
     versions = f"{before} then, {now} now" if before != now else f"version {now}, with other source files"
     stored = _stored(plan)
     if stored.plan is None:
@@ -72,9 +72,9 @@ def _changed_code(plan: Plan, found: Diagnostics) -> bool:
     return True
 
 
-def _compare_spec(plan: Plan, made: PlanOrigin, found: Diagnostics) -> None:
+def _compare_spec(plan: Plan, origin: PlanOrigin, found: Diagnostics) -> None:
     """Plan the spec again as it was planned; what differs is the spec's doing, unless the text in the plan does so."""
-    now = plan_from_spec(plan.spec, made.sets, made.world)
+    now = plan_from_spec(plan.spec, origin.sets, origin.world)
     if now.plan is not None and now.plan.id == plan.id:
         return
     if not _compare_stored(plan, found):
@@ -94,7 +94,7 @@ def _compare_stored(plan: Plan, found: Diagnostics) -> bool:
     if stored.plan is not None and stored.plan.id == plan.id:
         return True
     notes = _value_notes(plan, stored.plan) if stored.plan is not None else _first_error(stored)
-    if plan.made is None:
+    if plan.origin is None:
         message = "this xtrain makes another plan from the spec that the plan contains"
         found.error("X711", message, None, hint=_remedy(plan), notes=notes)
     else:
@@ -140,9 +140,9 @@ def _as_it_stands() -> str:
 
 def plan_command(plan: Plan) -> str:
     """The command line that makes the plan anew."""
-    made = plan.made
+    origin = plan.origin
     parts = ["xtrain plan", quote(plan.spec)]
-    if made is not None and made.world is not None:
-        parts.append(f"--world {made.world}")
-    parts += [f"--set {quote(text)}" for text in (made.sets if made else ())]
+    if origin is not None and origin.world is not None:
+        parts.append(f"--world {origin.world}")
+    parts += [f"--set {quote(text)}" for text in (origin.sets if origin else ())]
     return " ".join(parts)

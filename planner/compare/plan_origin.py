@@ -18,8 +18,8 @@ PACKAGE: Final = Path(__file__).parents[2]
 
 def signed(plan: Plan, sets: Sequence[str], world: int | None) -> Plan:
     """`plan` with a note that it was made of its spec with these `--set` texts and this `--world`."""
-    made = PlanOrigin(sets=tuple(sets), world=world, version=__version__, source=source_fingerprint())
-    return evolve(plan, made=made)
+    origin = PlanOrigin(sets=tuple(sets), world=world, version=__version__, source=source_fingerprint())
+    return evolve(plan, origin=origin)
 
 
 @cache

@@ -1,7 +1,7 @@
 """Whether a run that goes on would read the rows it would have read: datasets, tokenizer, how rows are dealt to ranks.
 
-The length, alignment and order of rows stand in `kept`: a checkpoint has them. Here is what it does not have, because
-the loader compares the content of rows instead.
+The length, alignment and order of rows stand in a checkpoint. Here is what does not, because the loader compares the
+content of rows instead.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from .resumable_rules import Reason
 
 
 def data_reasons(a: Plan, b: Plan) -> Iterator[Reason]:
-    """Everything about data but what `kept` has."""
+    """Everything about data but what stands in a checkpoint."""
     yield from _tokenizer(a, b)
     yield from _training(a, b)
     yield from _evaluated(a, b)
@@ -48,9 +48,9 @@ def _training(a: Plan, b: Plan) -> Iterator[Reason]:
         else:
             text = "is new: training starts with its first row, unless it was renamed"
             yield Reason(kind="safe", path=f"dataset.{name}", text=text, effect="learning")
-    kept = [[name for name in names if name in before and name in after] for names in (before, after)]
-    if kept[0] != kept[1]:
-        text = f"{', '.join(kept[0])} → {', '.join(kept[1])}: rows are drawn from them in another order"
+    common = [[name for name in names if name in before and name in after] for names in (before, after)]
+    if common[0] != common[1]:
+        text = f"{', '.join(common[0])} → {', '.join(common[1])}: rows are drawn from them in another order"
         yield Reason(kind="safe", path="dataset", text=text, effect="learning")
     for name in (name for name in before if name not in after):
         text = "is gone: it is no longer trained on, and its position is kept"

@@ -95,7 +95,7 @@ class Tracer:
         """Bytes of the gradients of parameters, in the format of the computation."""
         return sum(prod(self.shapes[name]) for name in names) * self.local.width
 
-    def enter(self, x: TracedTensor) -> TracedTensor:
+    def column_parallel_input(self, x: TracedTensor) -> TracedTensor:
         """Activations between blocks → whole ones, before matrices that tensor parallel cuts by output."""
         if not self.axes.tensor:
             return x
@@ -110,7 +110,7 @@ class Tracer:
             back_calls=(CollectiveCall("tp", "reduce_scatter", TP, size),),
         )
 
-    def leave(self, x: TracedTensor) -> TracedTensor:
+    def row_parallel_output(self, x: TracedTensor) -> TracedTensor:
         """Partial sums → activations between blocks, after matrices that tensor parallel cuts by input."""
         if not self.axes.tensor:
             return x

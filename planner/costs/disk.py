@@ -67,7 +67,7 @@ def _full(plan: Plan, backend: str) -> int:
 
 
 def _weights(plan: Plan, backend: str) -> int:
-    if not any(plan.node(node).op == "tick.model" for trigger in plan.timeline.reactions for node in trigger.nodes):
+    if not any(plan.node(node).op == "tick.model" for trigger in plan.timeline.triggers for node in trigger.nodes):
         return 0
     averages = average_args(plan)
     form = averages["format"] if averages and averages["publish"] else plan.node("setup.build_model").args["params"]

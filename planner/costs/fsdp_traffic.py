@@ -89,11 +89,13 @@ def _gathers(run: Resolved, stage: StagePlay, pp: int) -> tuple[int, int]:
     if run.size("pp") == 1:
         return count, count * (2 if run.reshard else 1)
     key = (run.spec.parallel.pp.schedule, pp, run.size("pp"), run.pipeline.owners[pp], count)
-    return _told(*key, reshards=False)[stage.stage], _told(*key, reshards=run.reshard)[stage.stage]
+    return _gather_counts(*key, reshards=False)[stage.stage], _gather_counts(*key, reshards=run.reshard)[stage.stage]
 
 
 @lru_cache(maxsize=512)
-def _told(schedule: str, pp: int, ranks: int, stages: tuple[int, ...], count: int, *, reshards: bool) -> dict[int, int]:
+def _gather_counts(
+    schedule: str, pp: int, ranks: int, stages: tuple[int, ...], count: int, *, reshards: bool
+) -> dict[int, int]:
     """How often a step gathers a unit of each stage of a rank."""
     actions = order(schedule, pp, ranks, stages, count)
     units = {stage: _Unit(reshards=reshards) for stage in stages}
@@ -101,7 +103,7 @@ def _told(schedule: str, pp: int, ranks: int, stages: tuple[int, ...], count: in
         if isinstance(event, Action):
             units[event.stage].computes(event)
         else:
-            units[event[0]].told(event[1])
+            units[event[0]].set_gathered(event[1])
     return {stage: unit.gathers for stage, unit in units.items()}
 
 
@@ -111,11 +113,11 @@ class _Unit:
     def __init__(self, *, reshards: bool) -> None:
         self.gathers, self._there, self._reshards = 0, False, reshards
 
-    def told(self, gather: bool) -> None:
+    def set_gathered(self, gather: bool) -> None:
         self.gathers += gather and not self._there
         self._there = gather
 
     def computes(self, action: Action) -> None:
-        self.told(True)
+        self.set_gathered(True)
         if action.kind == "F" and self._reshards:
             self._there = False

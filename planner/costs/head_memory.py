@@ -12,7 +12,7 @@ from .op_trace import INDEX
 class Ends:
     """Bytes on a rank that holds both ends of a model; those of one end count where it is.
 
-    embedded: what the embedding keeps. embedding: its gradient. kept: what the last norm keeps beside its input. loss:
+    embedded: what the embedding keeps. embedding: its gradient. saved: what the last norm keeps beside its input. loss:
     what the chunked loss leaves, of which `weight` are the head's gradient. forward: the most alive in the head's
     forward beside its input, with what it leaves. backward: the same for the backward, beside what was left. start:
     the most alive in the backward of the embedding beside the gradient that comes to it.
@@ -20,7 +20,7 @@ class Ends:
 
     embedded: int
     embedding: int
-    kept: int
+    saved: int
     loss: int
     weight: int
     forward: int
@@ -42,7 +42,7 @@ def ends_of(run: Resolved, local: Local) -> Ends:
     return Ends(
         embedded=masked,
         embedding=weight,
-        kept=local.between * local.exact,
+        saved=local.between * local.exact,
         loss=hidden + weight,
         weight=weight,
         forward=max(norm, stream + gathers, chunk),
@@ -63,10 +63,10 @@ def _chunk(run: Resolved, local: Local) -> int:
     casts = local.width != local.exact
     logits, rounded = tokens * local.vocab * local.exact, tokens * local.vocab * local.width if casts else 0
     entropy = "entropy_T" in run.spec.loss.reads(run.spec.loss.args())
-    kept = 2 * logits if entropy else logits
-    before = kept + rounded if tokens < local.tokens else 0
+    saved = 2 * logits if entropy else logits
+    before = saved + rounded if tokens < local.tokens else 0
     product = local.vocab * local.dim * local.width if casts else 0  # added in place where no format changes
-    steps = [before + logits + rounded, kept + rounded + product, product if casts else 0]
+    steps = [before + logits + rounded, saved + rounded + product, product if casts else 0]
     if tp > 1 and shared:
         steps.append(before + 2 * logits)
     elif tp > 1:

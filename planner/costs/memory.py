@@ -97,14 +97,16 @@ def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
 
 
 def _memory(run: Resolved, states: int, peak: int, **parts: int) -> Memory:
-    kept = (2 + run.moments) * states
-    peak = max(peak, kept + _norms(run, states), kept + (states if run.ddp else 0) + _of_actions(run, states))
+    persistent = (2 + run.moments) * states
+    peak = max(
+        peak, persistent + _norms(run, states), persistent + (states if run.ddp else 0) + _of_actions(run, states)
+    )
     return Memory(
         parameters=states,
         gradients=states,
         optimizer=run.moments * states,
         averages=0 if run.averages is None else states // BYTES[run.formats.params] * BYTES[run.averages],
-        working=max(0, peak - kept - sum(parts.values())),
+        working=max(0, peak - persistent - sum(parts.values())),
         offloaded=run.spec.parallel.fsdp.offload,
         **parts,
     )

@@ -184,7 +184,7 @@ class _Player:
         for op in ops:
             for value in op.inputs:
                 uses[id(value.storage)] = uses.get(id(value.storage), 0) + 1
-        made: set[int] = set()
+        allocated: set[int] = set()
         for op in ops:
             if op.opens is not None:
                 self.gather_again(op.opens, follower) if again else self.gather(op.opens)
@@ -193,7 +193,7 @@ class _Player:
             for value in op.extra if again and op is ops[-1] else (*op.outputs, *op.extra):
                 if id(value) not in known:
                     self.make(value.size)
-                    made.add(id(value))
+                    allocated.add(id(value))
             self.touch(op.scratch[0])
             for value in op.extra:
                 if id(value) not in stays:
@@ -201,8 +201,8 @@ class _Player:
             for value in op.inputs:
                 storage, number = value.storage, id(value.storage)
                 uses[number] -= 1
-                if not uses[number] and number in made and number not in stays:
-                    made.discard(number)
+                if not uses[number] and number in allocated and number not in stays:
+                    allocated.discard(number)
                     self.free(storage.size)
 
     def run_back(self, trace: OpTrace, later: Set[int], follower: FsdpUnit | None) -> None:

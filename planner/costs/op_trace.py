@@ -139,15 +139,15 @@ class OpTrace:
         """Record an operation that makes a value of `makes` bytes; `extra`: sizes of others that it makes and keeps."""
         output = TracedTensor(makes, makes)
         others = tuple(TracedTensor(size, 0) for size in extra)
-        kept = tuple(value.storage for value in (*keeps, *others, *((output,) if keeps_output else ())))
-        for value in kept:
+        storages = tuple(value.storage for value in (*keeps, *others, *((output,) if keeps_output else ())))
+        for value in storages:
             value.keepers += 1
         self.ops.append(
             TracedOp(
                 inputs=inputs,
                 outputs=(output,),
                 extra=others,
-                keeps=kept,
+                keeps=storages,
                 fresh=fresh,
                 weights=weights,
                 parameters=tuple(parameters),

@@ -15,12 +15,12 @@ MOST_GATHERED = 3
 class Piped:
     """One rank while its schedule runs, in bytes.
 
-    live: everything but reserve. held: what forwards have left, with the buffers of messages. losses: what heads have
-    left. The others are the most that there was: of all, of `held` behind a forward, of `losses`.
+    live: everything but reserve. for_backward: what forwards have left, with the buffers of messages. losses: what
+    heads have left. The others are the most that there was: of all, of `for_backward` after a forward, of `losses`.
     """
 
     live: int
-    held: int
+    for_backward: int
     losses: int = 0
     peak: int = 0
     activations: int = 0
@@ -59,15 +59,15 @@ class Piped:
         self._add(played)
         left = stage.forward().net - stage.loss
         if action.kind == "F":
-            self.held += left
+            self.for_backward += left
             self.losses += stage.loss
-            self.activations = max(self.activations, self.held + sent)
+            self.activations = max(self.activations, self.for_backward + sent)
             self.loss = max(self.loss, self.losses)
         elif action.kind == "I":
-            self.held += played.net
+            self.for_backward += played.net
         else:
             captured = stage.captured if action.kind == "W" and not stage.embeds else 0
-            self.held -= left + captured
+            self.for_backward -= left + captured
             self.losses -= stage.loss
 
     def _add(self, played: Played) -> None:
@@ -81,6 +81,6 @@ def play_pipeline(run: Resolved, stages: list[StagePlay], pp: int, states: int) 
     gathered = sum(sorted(each.unsharded for each in stages)[-MOST_GATHERED:])
     messages = sum((not each.embeds) + (not each.predicts) for each in stages)
     buffers = run.batch.accumulate * stages[0].local.stream * messages
-    rank = Piped(live=(1 + run.moments) * states + gathered + buffers, held=buffers)
+    rank = Piped(live=(1 + run.moments) * states + gathered + buffers, for_backward=buffers)
     rank.play(run, pp, stages)
     return rank, gathered

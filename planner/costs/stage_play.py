@@ -26,7 +26,7 @@ class Plays:
         """Operations with parameters."""
         return [op for op in self.trace.ops if op.weights]
 
-    def kept(self, again: bool) -> int:
+    def saved_bytes(self, again: bool) -> int:
         return bytes_for_backward(self.trace, self.recompute if again else None)
 
     def forward(self, again: bool) -> Played:
@@ -117,7 +117,7 @@ class StagePlay:
         whole = self.backward(handling)
         if self.embeds:
             return whole
-        each = self.plays.kept(False) - self.plays.trace.input.size
+        each = self.plays.saved_bytes(False) - self.plays.trace.input.size
         again = sum(self.blocks) * (len(self.plays.owners) - 3) * each
         return Played(max(0, whole.peak) + again, whole.net - self.captured)
 
@@ -145,7 +145,7 @@ class StagePlay:
         if self.predicts:
             last = self.units.experts or self.units.dense  # what was gathered last, in its buffer
             peak = max(peak, live + self.ends.forward + (last.flat if last is not None else 0))
-            live += self.ends.kept + self.ends.loss
+            live += self.ends.saved + self.ends.loss
         elif self.beside:
             live -= stream
         return Played(max(peak, live), live)
@@ -155,7 +155,7 @@ class StagePlay:
         in_place = handling.again and not handling.casts and handling.sums != "each"
         if self.predicts:
             peak = self.ends.backward
-            live += stream - (self.ends.loss - self.ends.weight) - self.ends.kept
+            live += stream - (self.ends.loss - self.ends.weight) - self.ends.saved
             live -= stream + (self.ends.weight if in_place else 0)
         else:
             live += stream  # the gradient lies in a buffer that stays

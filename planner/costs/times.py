@@ -35,8 +35,8 @@ def call_seconds(mesh: Mesh, cluster: Hardware, axis: str, op: TrafficOp, count:
     if cluster.link is None or cluster.network is None:
         return None
     # Ranks of a group on one machine leave it together, each through a network card of its own.
-    together = prod(min(each.size, max(1, mesh.ranks_per_node // each.stride)) for each in axes)
-    speed = min(cluster.link, together * cluster.network) if crosses else cluster.link
+    network_cards = prod(min(each.size, max(1, mesh.ranks_per_node // each.stride)) for each in axes)
+    speed = min(cluster.link, network_cards * cluster.network) if crosses else cluster.link
     ranks = prod(each.size for each in axes)
     share = 1.0 if op in (*PASSED, "broadcast") else (ranks - 1) / ranks * (2 if op == "all_reduce" else 1)
     return size * share / speed + count * LATENCY[crosses]

@@ -65,10 +65,10 @@ def _form(dataset: Dataset) -> Problem | None:
         message = f"`{TEXT}` is for plain text, and with `{form}` the records are not plain text"
         return "X516", TEXT, message, f"leave out `{TEXT}` or `{form}`"
     if not form:
-        told = ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
-        if told:
-            message = f"`{told[0]}` is for conversations and pairs, and these records are plain text"
-            return "X516", told[0], message, 'name the field: `messages = "messages"`, or remove it'
+        unused = ["train_on"] if dataset.train_on != "auto" else ["template"] if dataset.template is not AUTO else []
+        if unused:
+            message = f"`{unused[0]}` is for conversations and pairs, and these records are plain text"
+            return "X516", unused[0], message, 'name the field: `messages = "messages"`, or remove it'
     return None
 
 

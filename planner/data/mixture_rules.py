@@ -104,8 +104,8 @@ def _check_weights(spec: Spec, found: Findings) -> None:
         given, mixed = weights(spec, phase), amounts(spec, phase)
         if any(mixed.values()):
             shown = given if in_epochs(given) else {name: f"{share:.1%}" for name, share in mixed.items()}
-            told = {name: each if isinstance(each, str) else weight_text(each) for name, each in shown.items()}
-            found.passed(rule, ", ".join(f"{name} {told[name]}" for name, share in mixed.items() if share))
+            texts = {name: each if isinstance(each, str) else weight_text(each) for name, each in shown.items()}
+            found.passed(rule, ", ".join(f"{name} {texts[name]}" for name, share in mixed.items() if share))
         elif phase is not None or spec.mixture.weights:
             where = f"in phase {phase.name} every weight is 0" if phase is not None else "every weight is 0"
             hint = "give one of them a weight above 0"
@@ -119,7 +119,7 @@ def _check_epochs(spec: Spec, found: Findings) -> None:
         return
     if (pair := _unlike(given, given)) is not None:
         name, other = pair
-        message = f"weights of two kinds: {_told(name, given)}, {_told(other, given)}"
+        message = f"weights of two kinds: {_named_weight(name, given)}, {_named_weight(other, given)}"
         hint = f"give all of them in epochs, as `{name} = {amount_in_epochs(amount(given[name]))}`, or none"
         if isinstance(given[name], Quantity):
             hint = f"give all of them as shares, as `{name} = {amount(given[name]):g}`, or in epochs"
@@ -134,8 +134,9 @@ def _check_epochs(spec: Spec, found: Findings) -> None:
         rule, whole = f"data.epochs.{phase.name}", weights(spec, phase)
         if (pair := _unlike(phase.mix, whole)) is not None:
             name, other = pair
-            kept = "" if other in phase.mix else " of `mixture`"
-            message = f"weights of two kinds in phase {phase.name}: {_told(name, whole)}, {_told(other, whole)}{kept}"
+            source = "" if other in phase.mix else " of `mixture`"
+            pair_text = f"{_named_weight(name, whole)}, {_named_weight(other, whole)}{source}"
+            message = f"weights of two kinds in phase {phase.name}: {pair_text}"
             kind = "in epochs" if isinstance(whole[name], Quantity) else "as a share of rows"
             every = ", ".join(f"{each}: …" for each, weight in whole.items() if amount(weight))
             hint = f"give every dataset a weight {kind}, `mix = {{ {every} }}`, or all as in `mixture`"
@@ -156,6 +157,6 @@ def _unlike(named: dict[str, Weight], whole: dict[str, Weight]) -> tuple[str, st
     return None if name is None else (name, next(other for other in kinds if kinds[other] != kinds[name]))
 
 
-def _told(name: str, given: dict[str, Weight]) -> str:
+def _named_weight(name: str, given: dict[str, Weight]) -> str:
     kind = "" if isinstance(given[name], Quantity) else ", a share of rows"
     return f"`{name}` is {weight_text(given[name])}{kind}"

@@ -26,13 +26,13 @@ def reads(dataset: Dataset) -> dict[str, Any]:
     if dataset.messages is None and dataset.prompt is None:
         fields = {"text": dataset.text} if dataset.source.records == "fields" else {}
         return {"form": "text", **fields}
-    told: dict[str, Any] = {
+    common: dict[str, Any] = {
         "template": "auto" if dataset.template is AUTO else portable(str(dataset.template)),
         "train_on": TRAIN_ON if dataset.train_on == "auto" else dataset.train_on,
     }
     if dataset.messages is not None:
-        return {"form": "chat", "messages": dataset.messages, **told}
-    return {"form": "instruction", "prompt": dataset.prompt, "response": dataset.response, **told}
+        return {"form": "chat", "messages": dataset.messages, **common}
+    return {"form": "instruction", "prompt": dataset.prompt, "response": dataset.response, **common}
 
 
 def form_text(reads: dict[str, Any]) -> str:

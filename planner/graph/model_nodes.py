@@ -129,8 +129,8 @@ def _activation(graph: Builder, run: Resolved, last: str) -> str:
     save = list(resolve_save(run.spec, run.layout)) if chosen.mode == "selective" else []
     matches = run.recomputed
     args = {"mode": chosen.mode, "every": chosen.every, "save": save, "pattern": BLOCKS, "matches": matches}
-    kept = f"all but {', '.join(save)}" if save else "keep what goes in"
-    does = f"compute {sum(matches)} of {plural(run.architecture.layers, 'block')} again in the backward: {kept}"
+    saved = f"all but {', '.join(save)}" if save else "keep what goes in"
+    does = f"compute {sum(matches)} of {plural(run.architecture.layers, 'block')} again in the backward: {saved}"
     return graph.add("setup", "setup.activation", does, args=args, after=((last, "model"),))
 
 

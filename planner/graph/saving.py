@@ -177,5 +177,5 @@ def _share_a_step(one: TickSpec, other: TickSpec, batch: Arithmetic) -> bool:
     known = [tick for tick in (recurring(one, batch), recurring(other, batch)) if tick.steps or tick.tokens]
     if len(known) < 2:
         return True
-    together = steps_due(known, steps, each)
-    return together is None or together < sum(times_due(tick, steps, each) for tick in known)
+    combined = steps_due(known, steps, each)
+    return combined is None or combined < sum(times_due(tick, steps, each) for tick in known)

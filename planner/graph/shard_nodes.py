@@ -57,14 +57,14 @@ def _fsdp(graph: Builder, run: Resolved, last: str) -> str:
 
 def _cut_text(run: Resolved, axes: tuple[str, ...], before: int, after: int) -> str:
     """What cutting does to the blocks of one pipeline rank, `before` and `after` elements a block."""
-    held, width = max(run.pipeline.blocks()), BYTES[run.formats.params]
+    blocks, width = max(run.pipeline.blocks()), BYTES[run.formats.params]
     host = ", in host memory" if run.spec.parallel.fsdp.offload else ""
     if not axes:
         if run.formats.compute == run.formats.params:
             return host.replace(",", ":", 1)
         return f": computed in {run.formats.compute}, kept in {run.formats.params}{host}"
-    cut = f" over {run.product(axes)}: {bytes_text(before * held * width)} → {bytes_text(after * held * width)} a rank"
-    return f"{cut}{host}, gradients summed in {run.formats.reduce}"
+    whole, piece = (bytes_text(elements * blocks * width) for elements in (before, after))
+    return f" over {run.product(axes)}: {whole} → {piece} a rank{host}, gradients summed in {run.formats.reduce}"
 
 
 def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:

@@ -46,11 +46,11 @@ def check_profiles(spec: Spec, batch: Arithmetic, found: Findings) -> None:
         else:
             found.passed(rule, f"{span.action} takes {span.length} of every {plural(span.period, 'step')}")
     sound = [span for span in spans if span.period >= span.length]
-    told: set[str] = set()
+    reported: set[str] = set()
     for one, other in combinations(sound, 2):
         step = meeting(one, other, batch.steps) if one.action == other.action else None
-        if step is not None and other.path not in told:
-            told.add(other.path)
+        if step is not None and other.path not in reported:
+            reported.add(other.path)
             message = f"every {other.every} {other.action}: that of every {one.every} is still recording then"
             message += f", after step {step:,} for the first time"
             found.fail(f"schedule.{other.path}.alone", "X615", other.path, message, "keep one of them")

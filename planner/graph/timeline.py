@@ -70,13 +70,13 @@ def fill_schedule(spec: Spec, steps: int | None) -> Schedule:
         events["nan"] = (stop,)
         reasons["on.nan"] = (stop.kind, "NaN or infinity must not reach the weights")
     events |= {name: actions for name in ALERTS if (actions := actions_on(spec.events, name))}
-    told = _told_of_bad_steps(spec)
+    bad_steps = _commands_of_bad_steps(spec)
     if not spec.checkpoint.enabled:
-        return _without_saving(ticks, paths, events, reasons, told)
-    return Schedule(ticks=tuple(ticks), paths=tuple(paths), events=events, reasons=reasons, bad_steps=told)
+        return _without_saving(ticks, paths, events, reasons, bad_steps)
+    return Schedule(ticks=tuple(ticks), paths=tuple(paths), events=events, reasons=reasons, bad_steps=bad_steps)
 
 
-def _told_of_bad_steps(spec: Spec) -> dict[int | None, tuple[Action, ...]]:
+def _commands_of_bad_steps(spec: Spec) -> dict[int | None, tuple[Action, ...]]:
     """The commands under `on nan`, by the number of steps in a row; None: of as many as something is done about."""
     found: dict[int | None, tuple[Action, ...]] = {}
     for event in spec.events:
@@ -93,7 +93,7 @@ def _without_saving(
     paths: list[str],
     events: dict[EventName, tuple[Action, ...]],
     reasons: dict[str, tuple[str, str]],
-    told: dict[int | None, tuple[Action, ...]],
+    bad_steps: dict[int | None, tuple[Action, ...]],
 ) -> Schedule:
     """The same run with every save left out; a tick that did nothing else is gone."""
 
@@ -109,7 +109,7 @@ def _without_saving(
         reasons={path: (value.replace(f"{name} then ", ""), f"nothing is saved: {why}") if name in value
                  else (value, reason) for path, (value, reason) in reasons.items()
                  if path not in (f"every.{name}", "on.finish")},
-        bad_steps=told,
+        bad_steps=bad_steps,
     )  # fmt: skip
 
 
@@ -171,7 +171,7 @@ def build_timeline(
         Trigger(
             event=name,
             nodes=(
-                *(_told(schedule, nodes, bad_steps, bad_steps) if name == "nan" else ()),
+                *(_commands(schedule, nodes, bad_steps, bad_steps) if name == "nan" else ()),
                 *(
                     nodes.add(action, name, stops=any(each.stops for each in actions))
                     for action in actions
@@ -185,23 +185,23 @@ def build_timeline(
         for name, actions in schedule.events.items()
     )
     for count in sorted({count or bad_steps for count in schedule.bad_steps} - {bad_steps}):
-        triggers += (Trigger(event="nan", nodes=_told(schedule, nodes, count, bad_steps), stop=False, count=count),)
+        triggers += (Trigger(event="nan", nodes=_commands(schedule, nodes, count, bad_steps), stop=False, count=count),)
     timeline = Timeline(
         steps=batch.steps,
         tokens=batch.tokens,
         epochs=batch.epochs,
         phases=phases,
         ticks=tuple(ticks),
-        reactions=triggers,
+        triggers=triggers,
         **limit_args(launch, batch),
     )
     return with_counts(timeline, [_unrecorded(tick) for tick in in_turn], batch.tokens_per_step)
 
 
-def _told(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) -> tuple[str, ...]:
+def _commands(schedule: Schedule, nodes: ActionNodes, count: int, bad_steps: int) -> tuple[str, ...]:
     """The commands that are told of so many bad steps in a row."""
-    told = (each for n, commands in schedule.bad_steps.items() if (n or bad_steps) == count for each in commands)
-    return tuple(nodes.add(each, "nan") for each in told)
+    due = (each for n, commands in schedule.bad_steps.items() if (n or bad_steps) == count for each in commands)
+    return tuple(nodes.add(each, "nan") for each in due)
 
 
 def recurring(tick: TickSpec, batch: Arithmetic, nodes: tuple[str, ...] = ()) -> PlanTick:

@@ -82,7 +82,7 @@ def _label(plan: Plan, node: Node) -> str:
     if node.kind == "tick":
         second = ", ".join(f"every {tick.period}" for tick in plan.timeline.ticks if node.id in tick.nodes)
     elif node.kind == "event":
-        when = [_event(each) for each in plan.timeline.reactions if node.id in each.nodes]
+        when = [_event(each) for each in plan.timeline.triggers if node.id in each.nodes]
         when += ["request"] if any(node.id in command.nodes for command in plan.timeline.commands) else []
         second = ", ".join(f"on {each}" for each in when)
     elif node.axes and node.kind in ("setup", "collate"):

@@ -23,15 +23,15 @@ def show_data(page: Page, plan: Plan, detail: Detail) -> None:
     for node in sources[:most]:
         args = node.args
         role = "trained on" if args["dataset"] in loader["datasets"] else "evaluated"
-        held = f", {100 * args['holdout']:.3g}% held out" if args["holdout"] else ""
-        rows.append((args["dataset"], f"{role}{held}: {source_text(args)}"))
+        holdout = f", {100 * args['holdout']:.3g}% held out" if args["holdout"] else ""
+        rows.append((args["dataset"], f"{role}{holdout}: {source_text(args)}"))
     if len(sources) > most:
         rows.append(("…", f"and {len(sources) - most} more: --part data"))
     rows.append(("chain", chain_text(plan)))
     place = "its position in the data" if len(loader["datasets"]) == 1 else "its position in each dataset"
     rows.append(("order", f"determined by the seed, on any number of ranks; a run resumes at {place}"))
-    if told := mix_of_epoch(plan):
-        rows.append(("epoch", told))
+    if mix := mix_of_epoch(plan):
+        rows.append(("epoch", mix))
     if detail.full or loader["workers"] or not loader["prefetch"]:
         rows.append(("reading", reading_text(loader)))
     if plan.counted is None:

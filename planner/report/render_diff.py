@@ -60,9 +60,9 @@ def _side(page: Page, letter: str, name: str, plan: Plan, step: int | None) -> N
 
 def _verdict(page: Page, verdict: Verdict, going_on: tuple[str, ...]) -> None:
     page.heading("RESUME")
-    doubt = "" if verdict.certain else ", unless the data is in fact the same"
+    condition = "" if verdict.certain else ", unless the data is in fact the same"
     style = STYLES[verdict.kind]
-    page.wrapped(f"{verdict.kind}: {SAYS[verdict.kind]}{doubt}", style=style)
+    page.wrapped(f"{verdict.kind}: {SAYS[verdict.kind]}{condition}", style=style)
     shown = [reason for reason in verdict.reasons if verdict.kind != "incompatible" or reason.kind == verdict.kind]
     width = min(max((len(reason.path) for reason in shown), default=0), 32)
     for reason in shown:

@@ -54,8 +54,8 @@ def phase_rows(plan: Plan) -> list[tuple[str, ...]]:
                     table.append((*head, name, amount_in_epochs(epochs), "", ""))
                     head = ("", "", "")
             continue
-        draw = MixtureSampler.of(tuple(phase.shares.values()), loader["seed"], phase.name)
-        drawn = draw.counts(0, (end - first) * loader["rows"])
+        sampler = MixtureSampler.of(tuple(phase.shares.values()), loader["seed"], phase.name)
+        drawn = sampler.counts(0, (end - first) * loader["rows"])
         for (name, share), rows in zip(phase.shares.items(), drawn, strict=True):
             taken[name] += rows
             if share > 0:

@@ -104,11 +104,11 @@ def _checkpoints(plan: Plan) -> list[tuple[str, str, str]]:
     if written is not None:
         times = f"{written:,} written"
     best = " + best" if saving.args["best"] is not None else ""
-    kept = "all are kept" if keep is None else f"{keep}{best} kept"
+    retained = "all are kept" if keep is None else f"{keep}{best} kept"
     if disk := disk_of(plan, written):
-        kept += f": {bytes_text(disk.rest)} on disk"
-        kept += f", at most {bytes_text(disk.most)}" if disk.most > disk.rest else ""
-    found = f"{times}, {kept}"
+        retained += f": {bytes_text(disk.rest)} on disk"
+        retained += f", at most {bytes_text(disk.most)}" if disk.most > disk.rest else ""
+    found = f"{times}, {retained}"
     every = next((t.steps for t in ticks if t.steps), None)
     if plan.estimates.times is not None and every:
         found += f"; one every {seconds_text(every * plan.estimates.times.step)}"
@@ -147,7 +147,7 @@ def _ticks(plan: Plan) -> list[tuple[str, str, str, str]]:
         note = "default" if by_default else _in_all(plan, tick)
         rows.append((f"every {tick.period}", " then ".join(names), _count(tick), note))
     triggers: dict[tuple[str, str], list[str]] = {}  # what happens, and whether by default → on which events
-    for trigger in plan.timeline.reactions:
+    for trigger in plan.timeline.triggers:
         names = [_name(plan.node(node)) for node in trigger.nodes] + (["stop"] if trigger.stop else [])
         by_default = "default" if f"on.{trigger.event}" in defaults else ""
         if by_default and trigger.event == "finish" and len(names) > 1:

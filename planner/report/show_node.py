@@ -142,7 +142,7 @@ def _runs(plan: Plan, node: Node) -> list[tuple[str, str]]:
         found.append(("every", tick.period + count))
     if ticks:
         found.append(("--set", ", ".join(_addresses(plan, node.id))))
-    found += [("on", each.name) for each in plan.timeline.reactions if node.id in each.nodes]
+    found += [("on", each.name) for each in plan.timeline.triggers if node.id in each.nodes]
     return found + [("on request", each.name) for each in plan.timeline.commands if node.id in each.nodes]
 
 
@@ -160,16 +160,16 @@ def _done(node: Node) -> Done:
 def _memory(plan: Plan, node: Node) -> list[tuple[str, str]]:
     """Bytes of the fullest rank that are there because of this node."""
     worst = headroom(plan).worst
-    held = [(name, getattr(worst.memory, name)) for name in HOLDS.get(node.id, ()) if getattr(worst.memory, name)]
-    if not held:
+    sizes = [(name, getattr(worst.memory, name)) for name in HOLDS.get(node.id, ()) if getattr(worst.memory, name)]
+    if not sizes:
         return []
     total = worst.memory.total_bytes or 1
-    parts = ", ".join(f"{bytes_text(size)} of {name} ({size / total:.0%})" for name, size in held)
+    parts = ", ".join(f"{bytes_text(size)} of {name} ({size / total:.0%})" for name, size in sizes)
     units = [
         each.id for each in plan.nodes if each.id in HOLDS and HOLDS[each.id] == HOLDS[node.id] and each is not node
     ]
-    together = f", together with {' and '.join(units)}" if units else ""
-    return [("memory", f"{parts}, on {ranks_text(plan, worst.pp)}{together}")]
+    shared = f", together with {' and '.join(units)}" if units else ""
+    return [("memory", f"{parts}, on {ranks_text(plan, worst.pp)}{shared}")]
 
 
 def _traffic(plan: Plan, node: Node) -> list[tuple[str, str]]:

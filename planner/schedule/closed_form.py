@@ -20,22 +20,24 @@ SHAPES: dict[str, Callable[[float, float], float]] = {
 }
 
 
-def rise_and_fall(args: Mapping[str, Any], total: int, shape: str, fall: int | None = None) -> Rate:
-    """The curve of a schedule by the arguments of its node. fall: steps at the end; None: all behind the warm-up."""
-    rise = length_in_steps(args["warmup"], total)
-    return closed_form(args["lr"], total, rise, total - rise if fall is None else fall, args["floor"], SHAPES[shape])
+def warmup_and_decay(args: Mapping[str, Any], total: int, shape: str, decay: int | None = None) -> Rate:
+    """The curve of a schedule by the arguments of its node. decay: steps at the end; None: all after the warm-up."""
+    warmup = length_in_steps(args["warmup"], total)
+    return closed_form(
+        args["lr"], total, warmup, total - warmup if decay is None else decay, args["floor"], SHAPES[shape]
+    )
 
 
 def closed_form(
-    lr: float, total: int, rise: int, fall: int, floor: float, shape: Callable[[float, float], float]
+    lr: float, total: int, warmup: int, decay: int, floor: float, shape: Callable[[float, float], float]
 ) -> Rate:
-    """Rise over `rise` steps, stay, fall over the last `fall` of `total` steps to `floor` · lr."""
-    begin = max(rise, total - fall)
+    """Rise over `warmup` steps, stay, fall over the last `decay` of `total` steps to `floor` · lr."""
+    begin = max(warmup, total - decay)
 
     def rate(index: int) -> float:
         s = index + 1
-        if s <= rise:
-            return lr * s / rise
+        if s <= warmup:
+            return lr * s / warmup
         if s <= begin:
             return lr
         return lr * shape(min(1.0, (s - begin) / max(1, total - begin)), floor)
@@ -69,14 +71,14 @@ class Falling(Scheduler):
 
     @classmethod
     def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
-        return rise_and_fall(args, total, cls.shape)
+        return warmup_and_decay(args, total, cls.shape)
 
     @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:
-        return [shown_fall(args, cls.shape)]
+        return [decay_text(args, cls.shape)]
 
 
-def shown_fall(args: Mapping[str, Any], shape: str) -> str:
+def decay_text(args: Mapping[str, Any], shape: str) -> str:
     """`cosine to 3e-05 at step 600`."""
     steps = args["steps"]
     return f"{shape} to {args['floor'] * args['lr']:.3g} at {'the end' if steps is None else f'step {steps:,}'}"

@@ -182,7 +182,7 @@ def count_saves(plan: Plan) -> int | None:
 
     timeline, tokens_per_step = plan.timeline, plan.estimates.tokens_per_step
     ticks = [tick for tick in timeline.ticks if any_saves(tick.nodes)]
-    on = {trigger.event for trigger in timeline.reactions if any_saves(trigger.nodes)}
+    on = {trigger.event for trigger in timeline.triggers if any_saves(trigger.nodes)}
     last = last_step(timeline)
     if last is None or any(tick.seconds is not None or _is_uncounted(tick) for tick in ticks):
         return None

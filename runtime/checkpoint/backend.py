@@ -19,22 +19,22 @@ Backend = Literal["dcp", "file"]
 
 
 def write_tensors(
-    backend: Backend, tensors: dict[str, Any], folder: Path, together: CollectiveErrors
+    backend: Backend, tensors: dict[str, Any], folder: Path, collective: CollectiveErrors
 ) -> dict[str, str]:
     """Write name → tensor into an empty folder that all ranks see; name → checksum of all files, which are then on the
     disk. Collective. Raises StorageFailed on all ranks alike."""
     if backend == "dcp":
-        return writer.write_tensors(tensors, folder, together)
-    return together.first(lambda: file_writer.write_file(tensors, folder))
+        return writer.write_tensors(tensors, folder, collective)
+    return collective.first(lambda: file_writer.write_file(tensors, folder))
 
 
-def read_tensors(tensors: dict[str, Any], folder: Path, together: CollectiveErrors | None = None) -> None:
+def read_tensors(tensors: dict[str, Any], folder: Path, collective: CollectiveErrors | None = None) -> None:
     """Fill name → tensor, of whatever layout, with what a checkpoint of any layout and form holds under these names.
 
-    Collective; without `together` this process is alone. Raises OSError, or CheckpointException where a name is
+    Collective; without `collective` this process is alone. Raises OSError, or CheckpointException where a name is
     missing or has another shape.
     """
-    group = together.group if together is not None else None
+    group = collective.group if collective is not None else None
     reader = file_reader.FileReader(folder) if (folder / TENSORS).is_file() else None
     with quiet_alone():
         load(tensors, checkpoint_id=folder, storage_reader=reader, process_group=group, no_dist=group is None)

@@ -12,16 +12,16 @@ Report = Callable[[CheckpointEntry, str], None]
 
 
 def choose(
-    folder: CheckpointFolder, together: CollectiveErrors, *, content: bool, report: Report
+    folder: CheckpointFolder, collective: CollectiveErrors, *, content: bool, report: Report
 ) -> CheckpointEntry | None:
     """The checkpoint `latest` names or else the newest that is sound; None if the folder has none at all.
 
     content: read all of it and compare checksums, the files dealt among ranks. Collective, with one result for all.
     Raises ResumeRefused if there are checkpoints and none is sound: a run that began anew would hide that.
     """
-    candidates = together.first(folder.candidates)
+    candidates = collective.first(folder.candidates)
     for entry in candidates:
-        flaw = flaw_of(entry, together, content=content)
+        flaw = flaw_of(entry, collective, content=content)
         if not flaw:
             return entry
         report(entry, flaw)
@@ -33,11 +33,11 @@ def choose(
     return None
 
 
-def flaw_of(entry: CheckpointEntry, together: CollectiveErrors, *, content: bool) -> str:
+def flaw_of(entry: CheckpointEntry, collective: CollectiveErrors, *, content: bool) -> str:
     """What is wrong with a checkpoint; empty if nothing is. Collective, with one result for all."""
-    part = (together.rank, together.size)
+    part = (collective.rank, collective.size)
     try:
-        found = together.all(lambda: flaws(entry.path, content=content, part=part))
+        found = collective.all(lambda: flaws(entry.path, content=content, part=part))
     except StorageFailed as failure:
         return str(failure)
     return next((flaw for each in found for flaw in each), "")

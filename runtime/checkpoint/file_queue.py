@@ -49,12 +49,12 @@ class SaveQueue(Generic[T]):
     def await_room(self) -> None:
         """Return when another job that must be kept may be put. One thread puts, so that there is room then."""
         with self._changed:
-            self._changed.wait_for(lambda: sum(kept for _, kept in self._waiting) < self.limit)
+            self._changed.wait_for(lambda: sum(required for _, required in self._waiting) < self.limit)
 
-    def put(self, job: T, *, kept: bool) -> None:
+    def put(self, job: T, *, required: bool) -> None:
         """Let a job wait its turn; to be called behind `make_way`, and `await_room` if it must be kept."""
         with self._changed:
-            self._waiting.append((job, kept))
+            self._waiting.append((job, required))
             self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, daemon=True)

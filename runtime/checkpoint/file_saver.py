@@ -63,14 +63,14 @@ class FileSaver(Saver):
             self._count(raises=True)
 
     def _begin(self, job: SaveJob, tensors: dict[str, Any]) -> None:
-        kept = self.overlap == "wait" or self._may_be_best(job)
+        required = self.overlap == "wait" or self._may_be_best(job)
         self._drop_newest()
-        if kept:
+        if required:
             self.queue.await_room()
         with self._buffers:
             copy = self.snapshots.take(tensors)
         job.blocked = time.perf_counter() - job.began
-        self.queue.put(_Queued(job, copy), kept=kept)
+        self.queue.put(_Queued(job, copy), required=required)
 
     def _drop_newest(self) -> None:
         dropped = self.queue.make_way()

@@ -70,7 +70,7 @@ class FullState:
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The weights for publishing under the names of a model, and what is said of them."""
         if self.ema is not None and self.ema.publishes and self.ema.updates:
-            return self.ema.tensors("model"), {"weights": "averaged", "ema": self.ema.kept()}
+            return self.ema.tensors("model"), {"weights": "averaged", "ema": self.ema.described()}
         return model_tensors(self.model), {"weights": "trained"}
 
     def described(self) -> dict[str, Any]:
@@ -88,8 +88,8 @@ class FullState:
             "world_size": self.plan.mesh.world_size,
             "steps": self.feed.steps,
             **self._epochs(step),
-            **({"ema": self.ema.kept()} if self.ema is not None else {}),
-            "rng": self._told_streams(streams.streams(self.rank.device)),
+            **({"ema": self.ema.described()} if self.ema is not None else {}),
+            "rng": self._described_streams(streams.streams(self.rank.device)),
             **checkpoint_contents(self.plan),
             "loader": self.feed.loader.state(step),
         }
@@ -103,7 +103,7 @@ class FullState:
 
     # Putting back -----------------------------------------------------------------------------------------------------
 
-    def restore(self, entry: CheckpointEntry, together: CollectiveErrors) -> Restored:
+    def restore(self, entry: CheckpointEntry, collective: CollectiveErrors) -> Restored:
         """Put back what a full checkpoint holds, in place; where the run has gone back to it, with the data that comes
         behind what was left out. Collective.
 
@@ -115,7 +115,7 @@ class FullState:
         remarks: list[Remarks] = []
 
         def read(tensors: dict[str, Tensor]) -> str:
-            read_tensors(tensors, entry.path, together)
+            read_tensors(tensors, entry.path, collective)
             return "read"
 
         def loader() -> str:
@@ -155,7 +155,7 @@ class FullState:
         """A rank's streams are its own in the same mesh alone: in another it stands for other rows, beside others."""
         saved = state.get("rng")
         now = streams.streams(self.rank.device)
-        if saved is None or saved != self._told_streams(now):
+        if saved is None or saved != self._described_streams(now):
             streams.begin(self.plan.seed, state["step"], self.rank.data_rank)
             return "anew"
         read({self._stream(name): stream for name, stream in now.items()})
@@ -165,7 +165,7 @@ class FullState:
     def _stream(self, name: str) -> str:
         return f"rng.{self.rank.rank:05d}.{name}"
 
-    def _told_streams(self, found: dict[str, Tensor]) -> dict[str, Any]:
+    def _described_streams(self, found: dict[str, Tensor]) -> dict[str, Any]:
         """What a checkpoint says of the streams that it holds, those of every rank."""
         axes = [[axis.name, axis.size] for axis in self.plan.mesh.axes]
         return {"axes": axes, "sizes": {name: state.numel() for name, state in found.items()}}

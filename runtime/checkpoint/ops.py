@@ -59,12 +59,12 @@ def read_pretrained(plan: Plan, model: ModelParts, rank: Rank, records: Records,
     if starting_point(plan, records.directory).entry is not None:
         return
     entry = find(Path(path), weights=True)
-    together = CollectiveErrors.of(rank)
+    collective = CollectiveErrors.of(rank)
     check_weights(plan, entry)
-    if flaw := flaw_of(entry, together, content=True):
+    if flaw := flaw_of(entry, collective, content=True):
         raise ResumeRefused(f"the weights in {entry.path} are damaged: {flaw}")
     which = published(entry)
-    read_tensors(model_tensors(model, prefix(entry, which)), entry.path, together)
+    read_tensors(model_tensors(model, prefix(entry, which)), entry.path, collective)
     records.event(PretrainedEvent(step=0, path=str(entry.path), of_step=entry.step, weights=which))
 
 
@@ -86,17 +86,17 @@ def resume(
     """Take over the full state that the run begins with, if there is one: the one named, or the latest of the run."""
     state = FullState(plan=plan, rank=rank, model=model, ema=ema, optimizer=optimizer, feed=feed, progress=progress)
     window.clear()
-    together = CollectiveErrors.of(rank)
-    together.first(lambda: finish_rollback(records.directory))
-    start = together.first(lambda: starting_point(plan, records.directory))
+    collective = CollectiveErrors.of(rank)
+    collective.first(lambda: finish_rollback(records.directory))
+    start = collective.first(lambda: starting_point(plan, records.directory))
     if start.own:
-        start = _soundest(start, together, records, content=verify == "content")
-    elif start.entry is not None and (flaw := flaw_of(start.entry, together, content=verify == "content")):
+        start = _soundest(start, collective, records, content=verify == "content")
+    elif start.entry is not None and (flaw := flaw_of(start.entry, collective, content=verify == "content")):
         raise ResumeRefused(f"the checkpoint {start.entry.path} is damaged: {flaw}")
     if start.entry is None:
         return Beginning(start, state)
     check_model(plan, start.entry)
-    restored = state.restore(start.entry, together)
+    restored = state.restore(start.entry, collective)
     if start.own and (record := start.entry.state().get("record")):
         records.go_on_with(record, start.step)
     _report(restored, state, start, records)
@@ -120,7 +120,7 @@ def _report(restored: Restored, state: FullState, start: StartingPoint, records:
     records.event(ResumedEvent(step=start.step, path=path, source=source, groups=groups))
 
 
-def _soundest(start: StartingPoint, together: CollectiveErrors, records: Records, *, content: bool) -> StartingPoint:
+def _soundest(start: StartingPoint, collective: CollectiveErrors, records: Records, *, content: bool) -> StartingPoint:
     """The newest checkpoint of the run whose content is sound, with a word about each that is not."""
     folder = CheckpointFolder(records.directory / "checkpoints")
 
@@ -128,15 +128,15 @@ def _soundest(start: StartingPoint, together: CollectiveErrors, records: Records
         message = f"checkpoint {entry.name} is damaged and was skipped: {flaw}"
         records.warn(message, step=entry.step)
 
-    named = together.first(folder.named)
-    entry = choose(folder, together, content=content, report=report)
+    named = collective.first(folder.named)
+    entry = choose(folder, collective, content=content, report=report)
     assert entry is not None
     if entry.name != named:
         message = f"checkpoint {named or 'latest'} is damaged or missing; resuming from {entry.name}"
         records.warn(message, step=entry.step)
     if entry.step < start.step:
         # The launcher judged by sizes: what was recorded after this checkpoint will be computed again.
-        together.first(lambda: records.undo_after(entry.step))
+        collective.first(lambda: records.undo_after(entry.step))
     return StartingPoint(entry=entry, own=True, anew=False)
 
 
@@ -157,7 +157,7 @@ def prepare_saving(
     """How this run saves, from here on; what it does not keep any more is removed."""
     start = begun.start
     publisher = Publisher(CheckpointFolder(records.directory / "checkpoints"), best)
-    transaction = Transaction(publisher=publisher, together=CollectiveErrors.of(rank), keep=keep, backend=backend)
+    transaction = Transaction(publisher=publisher, collective=CollectiveErrors.of(rank), keep=keep, backend=backend)
     common: dict[str, Any] = {
         "state": begun.state,
         "records": records,

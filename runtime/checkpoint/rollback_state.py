@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import asdict, frozen
+from attrs import asdict, fields, frozen
 
 from ..errors import ResumeRefused
 from ..files import durable
@@ -17,6 +17,7 @@ from .layout import CheckpointEntry, CheckpointFolder
 from .publish import Publisher
 
 FILE: Final = "rollback.json"
+_KEYS: Final = {"newer": "undone"}  # of fields whose key in the file is another
 
 
 @frozen(kw_only=True)
@@ -24,7 +25,7 @@ class Rollback:
     """What was undone, and how it goes on.
 
     checkpoint, seal: from which. from_step: how many steps there were. loader: the state of the data that the run goes
-    on with. nonfinite: the counters it goes on with. undone: name → seal of the checkpoints that were newer.
+    on with. nonfinite: the counters it goes on with. newer: name → seal of the checkpoints that were newer.
     """
 
     checkpoint: str
@@ -32,21 +33,22 @@ class Rollback:
     from_step: int
     loader: dict[str, Any]
     nonfinite: dict[str, Any]
-    undone: dict[str, str]
+    newer: dict[str, str]
 
     def write(self, directory: Path) -> None:
         """Make it last, in place of an earlier one. Raises OSError."""
-        durable.write(directory / FILE, json.dumps(asdict(self), indent=1))
+        content = {_KEYS.get(name, name): value for name, value in asdict(self).items()}
+        durable.write(directory / FILE, json.dumps(content, indent=1))
 
     def finish(self, directory: Path) -> None:
         """Take the names from what was undone; the best one so far keeps it. Raises OSError."""
         folder = CheckpointFolder(directory / "checkpoints")
         publisher = Publisher(folder)
-        undone = [entry for entry in folder.published() if self.undone.get(entry.name) == seal_of(entry)]
+        discarded = [entry for entry in folder.published() if self.newer.get(entry.name) == seal_of(entry)]
         named = folder.named()
-        if named in {entry.name for entry in undone}:
+        if named in {entry.name for entry in discarded}:
             publisher.point("latest", self.checkpoint)
-        for entry in undone:
+        for entry in discarded:
             if "best" not in folder.protected().get(entry.name, ()):
                 publisher.remove(entry.path)
 
@@ -54,10 +56,13 @@ class Rollback:
 def read_rollback(directory: Path) -> Rollback | None:
     """The last one of a run; None where it has never gone back. Raises ResumeRefused where it is damaged."""
     try:
-        return Rollback(**json.loads((directory / FILE).read_bytes()))
+        content = json.loads((directory / FILE).read_bytes())
+        return Rollback(
+            **{each.name: content.pop(_KEYS.get(each.name, each.name)) for each in fields(Rollback)}, **content
+        )
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ResumeRefused(
             f"{directory / FILE} is damaged. It lists rows to skip after a rollback; remove it to train on these rows "
             "again"

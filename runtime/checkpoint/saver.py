@@ -159,7 +159,7 @@ class Saver:
             return  # the save has failed
         final = self.folder.path(step)
         try:
-            best = self.transaction.together.first(lambda: self._measured_late(final, metric, value))
+            best = self.transaction.collective.first(lambda: self._measured_late(final, metric, value))
         except StorageFailed as failure:
             message = f"the metrics of {final.name} could not be saved, so it cannot be the best checkpoint: {failure}"
             self.records.warn(message, step=step)
@@ -272,10 +272,10 @@ class Saver:
 
     def _best_before(self, final: Path) -> float | None:
         """What the checkpoint has measured that `best` names; where it is to make way for `final`, the next best."""
-        held = self.folder.pointed("best")
-        if held is not None and held.path == final and self.best:
-            held = self.folder.least(self.best, besides=held.name)
-        return held.state().get("metrics", {}).get(self.best) if held else None
+        entry = self.folder.pointed("best")
+        if entry is not None and entry.path == final and self.best:
+            entry = self.folder.least(self.best, besides=entry.name)
+        return entry.state().get("metrics", {}).get(self.best) if entry else None
 
     def _described(self) -> dict[str, Any]:
         begun = {"begun_from": self.begun_from} if self.begun_from else {}

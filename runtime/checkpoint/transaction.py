@@ -21,7 +21,7 @@ class Transaction:
     """How this run saves. keep: see `Publisher.retain`."""
 
     publisher: Publisher
-    together: CollectiveErrors
+    collective: CollectiveErrors
     keep: int | None
     backend: Backend = "dcp"
 
@@ -30,13 +30,13 @@ class Transaction:
 
         Raises StorageFailed on all ranks alike; what was written so far is then removed as far as the disk allows.
         """
-        together, publisher = self.together, self.publisher
+        collective, publisher = self.collective, self.publisher
         try:
-            together.first(lambda: publisher.begin(final))
-            checksums = write_tensors(self.backend, tensors, partial_of(final), together)
-            together.first(lambda: publisher.publish(final, state, checksums, pointers))
+            collective.first(lambda: publisher.begin(final))
+            checksums = write_tensors(self.backend, tensors, partial_of(final), collective)
+            collective.first(lambda: publisher.publish(final, state, checksums, pointers))
         except BaseException:
-            if together.rank == 0:
+            if collective.rank == 0:
                 with suppress(OSError):
                     publisher.abandon(final)
             raise
@@ -46,4 +46,4 @@ class Transaction:
 
         Raises StorageFailed on all ranks alike.
         """
-        return self.together.first(lambda: [path.name for path in self.publisher.retain(self.keep, used=used)])
+        return self.collective.first(lambda: [path.name for path in self.publisher.retain(self.keep, used=used)])

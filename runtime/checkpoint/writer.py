@@ -37,16 +37,16 @@ def _origin(error: BaseException) -> BaseException:
     return error
 
 
-def write_tensors(tensors: dict[str, Any], folder: Path, together: CollectiveErrors) -> dict[str, str]:
+def write_tensors(tensors: dict[str, Any], folder: Path, collective: CollectiveErrors) -> dict[str, str]:
     """Write every rank's pieces into an empty folder that all see; name → checksum of all files, which are then on the
     disk. Collective. Raises StorageFailed on all ranks alike."""
 
     def write() -> None:
-        save(tensors, storage_writer=_Writer(folder), process_group=together.group, no_dist=together.group is None)
+        save(tensors, storage_writer=_Writer(folder), process_group=collective.group, no_dist=collective.group is None)
 
     with quiet_alone():
-        together.all(write)
-    parts = together.all(lambda: _settled(folder, together.rank))
+        collective.all(write)
+    parts = collective.all(lambda: _settled(folder, collective.rank))
     return {name: checksum for part in parts for name, checksum in part.items()}
 
 

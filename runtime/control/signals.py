@@ -36,14 +36,14 @@ def end_at_once() -> None:
 def answer_at_once(answer: Callable[[int], None]) -> None:
     """Have a thread call `answer` with the first signal that comes before training. It does so too where the main
     thread waits for a rank that will never come, and runs no Python. Main thread only."""
-    hears, told = os.pipe()
-    os.set_blocking(told, False)
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
     for number in stop_signals():
         signal.signal(number, lambda *_: None)
-    signal.set_wakeup_fd(told, warn_on_full_buffer=False)
+    signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
 
     def wait() -> None:
-        answer(os.read(hears, 1)[0])
+        answer(os.read(read_end, 1)[0])
 
     threading.Thread(target=wait, name="signals before training", daemon=True).start()
 

@@ -105,5 +105,5 @@ def _add(digest: Any, code: CodeType, names: dict[str, Any]) -> None:
             digest.update(repr(value).encode())
         elif isinstance(value, np.ndarray):
             digest.update(f"{value.dtype} {value.shape} ".encode() + value.tobytes())
-        elif isinstance(kept := getattr(value, "_cache", None), _CachedKernel):
-            digest.update(_digest(kept.function).encode())
+        elif isinstance(cached := getattr(value, "_cache", None), _CachedKernel):
+            digest.update(_digest(cached.function).encode())

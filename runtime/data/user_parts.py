@@ -72,10 +72,10 @@ class UserPart:
         """The error that it did what it may not, with the place where it is declared."""
         code = getattr(inspect.unwrap(self.load()), "__code__", None)
         line = None if code is None else code.co_firstlineno
-        return PartFailed(f"{self.told} {message}", path=_path(self), line=line)
+        return PartFailed(f"{self.title} {message}", path=_path(self), line=line)
 
     @property
-    def told(self) -> str:
+    def title(self) -> str:
         """It in a sentence: "source `name`"."""
         return f"{self.kind} `{self.function}`"
 
@@ -225,7 +225,7 @@ def _import_name(module: PartModule) -> ModuleType:
 @contextmanager
 def failures_of(part: UserPart) -> Iterator[None]:
     """Turn what the code of a part raises into PartFailed, with the line of the user's file."""
-    with failures_in(_path(part), part.told):
+    with failures_in(_path(part), part.title):
         yield
 
 

@@ -67,12 +67,12 @@ class NodeCalls:
 
         return run
 
-    def call_hooks(self, place: str, **told: Any) -> None:
+    def call_hooks(self, place: str, **details: Any) -> None:
         """Call the hooks of a place that is beside no node."""
         step = self.last_step or Step(index=max(0, self.progress.step - 1))
         for node in self._hooks:
             if node.args["place"] == place:
-                OPS["event.hook"].bind(node, {**self.resources, "node_id": node.id})()(step, **told)
+                OPS["event.hook"].bind(node, {**self.resources, "node_id": node.id})()(step, **details)
 
     def call_failure_hooks(self, error: BaseException) -> None:
         """What goes wrong in them is a warning: the run has failed for another reason."""

@@ -67,10 +67,10 @@ class TrainingLoop:
         due_ticks = self.due_ticks
         due_ticks.ticks = [self.nodes.due_tick(tick) for tick in timeline.ticks]
         due_ticks.tokens_taken = feed.tokens_taken
-        reactions = {
-            r.event: tuple(map(self.nodes.call, r.nodes)) for r in self.plan.timeline.reactions if r.event != "nan"
+        event_calls = {
+            r.event: tuple(map(self.nodes.call, r.nodes)) for r in self.plan.timeline.triggers if r.event != "nan"
         }
-        on_nan = [r for r in self.plan.timeline.reactions if r.event == "nan"]
+        on_nan = [r for r in self.plan.timeline.triggers if r.event == "nan"]
         bad_steps = {r.count or 1: tuple(map(self.nodes.call, r.nodes)) for r in on_nan}
         too_many = max(bad_steps)
         fails = any(each.stop for each in on_nan)
@@ -85,7 +85,7 @@ class TrainingLoop:
         stopping, control, alert_actions, under_way = False, self.control, self.alert_actions, self.under_way
         if self.records.rank == 0:
             self.poller.begin()
-        time_left = TimeLeft(told=self.records.rank != 0)
+        time_left = TimeLeft(done=self.records.rank != 0)
         warms_up = True  # until a step has been computed: the first one compiles, and may take long
         stops = self._stops_at(timeline)
         last = min(total, stops)
@@ -104,7 +104,7 @@ class TrainingLoop:
                     for node, each in zip(seconds, spent, strict=True):
                         seconds[node] += each
                 warms_up = False
-                if not time_left.told and (estimate := time_left.after(step, mark - step.began, int(last))):
+                if not time_left.done and (estimate := time_left.after(step, mark - step.began, int(last))):
                     self.records.event(estimate)
             except SkipStep as reason:
                 self.records.event(SkippedEvent(step=step.index + 1, reason=str(reason), **reason.fields))
@@ -127,7 +127,7 @@ class TrainingLoop:
                 last = min(total, stops)
                 continue
             except Halt as halt:
-                return self._stop(halt.event, halt.reason, reactions)
+                return self._stop(halt.event, halt.reason, event_calls)
             self.nodes.last_step = step
             self.progress.step += 1
             self.progress.tokens += tokens_per_step
@@ -147,15 +147,15 @@ class TrainingLoop:
                 try:
                     stopping = control.obey(step) or stopping
                 except Halt as halt:
-                    return self._stop(halt.event, halt.reason, reactions)
+                    return self._stop(halt.event, halt.reason, event_calls)
             self.records.flush(self.progress.step)
             if stopping and self.progress.step < total:
                 return "stopped"
         if self.progress.step < total:
-            return self._stop("stop_at", f"the run stops after step {last:,} of {total:,}", reactions)
+            return self._stop("stop_at", f"the run stops after step {last:,} of {total:,}", event_calls)
         self._check_learned(begun["step"] if begun else 0)
         self.nodes.call_hooks("after_phase")
-        self._react("finish", reactions)
+        self._react("finish", event_calls)
         self.records.settle(self.progress.step)
         if self.records.rank == 0:
             try:
@@ -189,11 +189,11 @@ class TrainingLoop:
             float("inf") if after is None else first_step(self.progress.step) + after,
         )
 
-    def _stop(self, event: str, reason: str, reactions: dict[str, tuple[StepCall, ...]]) -> str:
+    def _stop(self, event: str, reason: str, event_calls: dict[str, tuple[StepCall, ...]]) -> str:
         """Do what is declared for something that stops the run; how the run then ends."""
         self._note_stop(event, reason)
         self.requests.hurry(event)
-        self._react(event, reactions)
+        self._react(event, event_calls)
         self.requests.answered = True
         return STATUS_OF_EVENT[event]
 
@@ -215,9 +215,9 @@ class TrainingLoop:
                 stopping = True
         return stopping
 
-    def _react(self, event: str, reactions: dict[str, tuple[StepCall, ...]]) -> None:
+    def _react(self, event: str, event_calls: dict[str, tuple[StepCall, ...]]) -> None:
         """Run the nodes that the plan names for an event."""
         step = self.nodes.last_step or Step(index=self.progress.step)
-        for call in reactions[event]:
+        for call in event_calls[event]:
             call(step)
         self.records.flush(self.progress.step)

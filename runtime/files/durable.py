@@ -79,13 +79,13 @@ def means(alias: Path, path: Path) -> bool:
 
 def _copy(path: Path, to: Path) -> None:
     """With its time of change, by which `means` knows it."""
-    told = path.stat()
+    status = path.stat()
     fd = create(to)
     try:
         with path.open("rb", buffering=0) as file:
             while content := file.read(COPIED_AT_ONCE):
                 append(fd, content)
-        os.utime(fd, ns=(told.st_atime_ns, told.st_mtime_ns))
+        os.utime(fd, ns=(status.st_atime_ns, status.st_mtime_ns))
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -41,11 +41,11 @@ class TextGenerator:
         if self.beat is not None:
             self.beat.mark()
         logits_V = self._logits(ids)
-        token = -1 if logits_V is None else draw(logits_V.cpu().float(), temperature, top_p, generator)
+        token = -1 if logits_V is None else sample_token(logits_V.cpu().float(), temperature, top_p, generator)
         if self.rank.world_size > 1:
-            told = torch.tensor(token, device=self.rank.device)
-            dist.broadcast(told, src=0 if self.pipeline is None else self.pipeline.last_rank)
-            token = int(told)
+            chosen = torch.tensor(token, device=self.rank.device)
+            dist.broadcast(chosen, src=0 if self.pipeline is None else self.pipeline.last_rank)
+            token = int(chosen)
         return token
 
     def _logits(self, ids: list[int]) -> Tensor | None:
@@ -125,7 +125,7 @@ def prompt_tokens(tokenizer: TextTokenizer, prompt: str) -> list[int]:
     return ids if begun else [tokenizer.bos, *ids]
 
 
-def draw(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
+def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> int:
     """Nucleus sampling (Holtzman et al. 2020) from the fewest tokens that hold `top_p`; temperature 0: the argmax."""
     if temperature == 0:
         return int(logits_V.argmax())

@@ -32,7 +32,7 @@ def see_horizon(plan: Plan, feed: Feed, rank: Rank, records: Records, progress: 
     """
     batch = feed.batch
     assert batch is not None and batch.epoch_rows is not None
-    records.event(_told(feed.timeline, progress.step, float(batch.epoch_rows)))
+    records.event(_horizon_event(feed.timeline, progress.step, float(batch.epoch_rows)))
     if feed.steps < batch.done_steps:
         return  # there is nothing left to check: that nothing can be trained is said when training begins
     counts = Counts(epoch_rows=batch.epoch_rows, done_steps=batch.done_steps, done_rows=batch.done_rows)
@@ -58,7 +58,7 @@ def _said(found: Diagnostic) -> str:
     return f"{place}{found.message}{hint}"
 
 
-def _told(timeline: Timeline, step: int, epoch_rows: float) -> HorizonEvent:
+def _horizon_event(timeline: Timeline, step: int, epoch_rows: float) -> HorizonEvent:
     """What is known now: of ticks and phases those that were counted in epochs or shares of them."""
     ticks = [tick for tick in timeline.ticks if tick.epochs is not None or tick.fraction is not None]
     return HorizonEvent(

@@ -35,8 +35,8 @@ def send_failure(socket: Connection, error: BaseException) -> None:
         known = type(again) is type(error) and str(again) == str(error)
     except Exception:
         known = False
-    told = error if known else RuntimeError(f"{type(error).__name__}: {error}")
-    socket.send_bytes(pickle.dumps((told, "".join(traceback.format_exception(error)))))
+    sent = error if known else RuntimeError(f"{type(error).__name__}: {error}")
+    socket.send_bytes(pickle.dumps((sent, "".join(traceback.format_exception(error)))))
 
 
 def receive_answer(socket: Connection) -> Microbatches | BaseException:

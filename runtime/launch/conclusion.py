@@ -41,14 +41,14 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: Fa
         reason = f"{ended.who} received {Signals(ended.signal).name} {ended.when}"
         return _stopped(lines, step, status, {ended.signal}, reason)
     log = workspace.directory / "logs" / workspace.attempt
-    told: list[tuple[int | None, str]] = [
+    causes: list[tuple[int | None, str]] = [
         (rank, f"{reason}{_unsaid(ended.failures[rank])}; its output is in {log}") for rank, reason in untold.items()
     ]
-    if not failures and not told:
-        told = [(None, "the ranks were killed before they had saved" if ended.signal else cause.reason)]
+    if not failures and not causes:
+        causes = [(None, "the ranks were killed before they had saved" if ended.signal else cause.reason)]
     if report:
-        told.append((None, report))
-    for rank, error in told:
+        causes.append((None, report))
+    for rank, error in causes:
         found = rank is not None and ended.failures.get(rank) == EXIT_CODES["environment"]
         exit_code, code = (3, "X706") if found else (1, "")
         failure = FailureEvent(step=step, rank=rank, error=error, exit_code=exit_code, traceback="", code=code)

@@ -63,8 +63,8 @@ def stopped_early(said: list[Event], ended: Ended) -> str | None:
     signals = {-code for code in ended.failures.values() if code < 0}
     failures = failures_in(said)
     own = [failure for failure in failures if not failure.lost]
-    told = {failure.rank for failure in failures}
-    left = [rank for rank, code in ended.failures.items() if code > 0 and rank not in told]
+    reported = {failure.rank for failure in failures}
+    left = [rank for rank, code in ended.failures.items() if code > 0 and rank not in reported]
     # Who left by itself is the reason why the agent has sent SIGTERM to the others.
     if own or left or not signals or not signals <= STATUS_OF_SIGNAL.keys():
         return None

@@ -68,13 +68,13 @@ class RendezvousHost:
     def name(self) -> str:
         return f"start-{self.number}"
 
-    def admit(self, **told: Any) -> Store:
+    def admit(self, **answer: Any) -> Store:
         """Let all others in, and give the word once they are ready; the store of this start.
 
         Raises CannotTakePart where one of them cannot, or does not come: then none does.
         """
         with _reaching():
-            came = self._admit({"name": self.name, **told}, ARRIVAL)
+            came = self._admit({"name": self.name, **answer}, ARRIVAL)
             number = self._count("faults")
             faults = [json.loads(self._store.get(f"{self.name}/fault/{n}")) for n in range(1, number + 1)]
             if came < self._world - 1:
@@ -90,11 +90,11 @@ class RendezvousHost:
         """Send all others away, those that come within a while."""
         with suppress(CannotTakePart), _reaching():  # they are gone
             self._store.set_timeout(timedelta(seconds=SEND_AWAY_SECONDS))
-            self._admit({"name": self.name, "leave": code}, SEND_AWAY_SECONDS)
+            self._admit({"name": self.name, "exit_code": code}, SEND_AWAY_SECONDS)
 
-    def _admit(self, told: dict[str, Any], seconds: float) -> int:
+    def _admit(self, answer: dict[str, Any], seconds: float) -> int:
         """Answer whoever asks; how many have come, all others or those of so many seconds."""
-        text, deadline = json.dumps(told), time.monotonic() + seconds
+        text, deadline = json.dumps(answer), time.monotonic() + seconds
         while (came := self._count("came")) < self._world - 1 and time.monotonic() < deadline:
             answered, last = self._store.add("answered", 0), self._store.add("arrivals", 0)
             for number in range(answered + 1, last + 1):
@@ -109,10 +109,10 @@ class RendezvousHost:
 
 @define
 class RendezvousMember:
-    """The side of all other ranks. told: what the first one has said of this start."""
+    """The side of all other ranks. answer: what the first one has said of this start."""
 
     _store: Store
-    told: dict[str, Any]
+    answer: dict[str, Any]
 
     @classmethod
     def arrive(cls) -> "RendezvousMember":
@@ -120,12 +120,12 @@ class RendezvousMember:
         with _reaching():
             store = _store(PATIENCE)
             key = f"answer/{store.add('arrivals', 1)}"
-            told = json.loads(store.get(key))
-        member = cls(store, told)
-        if "leave" in told:
+            answer = json.loads(store.get(key))
+        member = cls(store, answer)
+        if "exit_code" in answer:
             with suppress(CannotTakePart):  # the first one leaves too
                 member._came()
-            raise SentAway(told["leave"])
+            raise SentAway(answer["exit_code"])
         with _reaching():
             store.delete_key(key)
         return member
@@ -135,14 +135,14 @@ class RendezvousMember:
         where the first one is not there any more."""
         self._came()
         with _reaching():
-            code = int(self._store.get(f"{self.told['name']}/word"))
+            code = int(self._store.get(f"{self.answer['name']}/word"))
         if code:
             raise SentAway(code)
-        return PrefixStore(self.told["name"], self._store)
+        return PrefixStore(self.answer["name"], self._store)
 
     def cannot(self, code: str, why: str) -> None:
         """Say why this rank cannot take part: no rank will. code: of the diagnostic."""
-        name = self.told["name"]
+        name = self.answer["name"]
         with _reaching():
             number = self._store.add(f"{name}/faults", 1)
             self._store.set(f"{name}/fault/{number}", json.dumps([int(os.environ["RANK"]), code, why]))
@@ -150,7 +150,7 @@ class RendezvousMember:
 
     def _came(self) -> None:
         with _reaching():
-            self._store.add(f"{self.told['name']}/came", 1)
+            self._store.add(f"{self.answer['name']}/came", 1)
 
 
 def _store(seconds: float) -> Store:

@@ -61,7 +61,7 @@ def plan_of_world(plan: Plan, found: ElasticWorld) -> Plan:
         recorded = f"the plan for {found.world} ranks was recorded as {found.id}"
         message = f"{recorded}, and {came}: its spec or xtrain has changed"
         raise EnvironmentFault("X711", message)
-    return evolve(compiled.plan, spec=plan.spec, made=plan.made)
+    return evolve(compiled.plan, spec=plan.spec, origin=plan.origin)
 
 
 def _devices(plan: Plan) -> int | None:

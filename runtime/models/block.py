@@ -20,7 +20,7 @@ from ...planner.blocks.feed_forward import SwiGLULayer
 from ...planner.blocks.norm import NormLayer
 from ..ops import PlanMismatch
 from ..parallel.axes import Axes
-from ..parallel.tensor import enter, leave
+from ..parallel.tensor import column_parallel_input, row_parallel_output
 from .attention import AttentionKernel, Packing
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
 from .moe import MoE
@@ -47,12 +47,12 @@ class Attention(nn.Module):
             return flat.unflatten(-1, (-1, self.head_dim))
 
         # The number of heads is read off the tensor, so a layer that holds only some of them needs no change.
-        x_BSD = enter(x_BSD, self.axes.tensor)
+        x_BSD = column_parallel_input(x_BSD, self.axes.tensor)
         q_BHSA = rotate(self.q_norm(heads(self.q_proj(x_BSD))).transpose(1, 2))
         k_BKSA = rotate(self.k_norm(heads(self.k_proj(x_BSD))).transpose(1, 2))
         v_BKSA = heads(self.v_proj(x_BSD)).transpose(1, 2)
         out_BHSA = self.kernel(q_BHSA, k_BKSA, v_BKSA, packing)
-        return leave(self.o_proj(out_BHSA.transpose(1, 2).flatten(-2)), self.axes.tensor)
+        return row_parallel_output(self.o_proj(out_BHSA.transpose(1, 2).flatten(-2)), self.axes.tensor)
 
 
 class BlockInput(NamedTuple):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...planner.mesh.sharding import piece
 from ..parallel.axes import Axes, TensorAxis
-from ..parallel.tensor import enter, leave, local
+from ..parallel.tensor import column_parallel_input, local, row_parallel_output
 from .rms_norm import rms_norm
 
 
@@ -60,7 +60,7 @@ class Embedding(nn.Embedding):
             x_BSD = weight_VD.new_zeros(*input.shape, self.embedding_dim) + 0 * weight_VD.sum()
         else:
             x_BSD = F.embedding(torch.where(own_BS, input - first, 0), weight_VD) * own_BS[..., None]
-        return leave(x_BSD, tensor)
+        return row_parallel_output(x_BSD, tensor)
 
 
 class SwiGLU(nn.Module):
@@ -75,8 +75,8 @@ class SwiGLU(nn.Module):
 
     def forward(self, x_BSD: Tensor) -> Tensor:
         tensor = None if self.axes is None else self.axes.tensor
-        x_BSD = enter(x_BSD, tensor)
-        return leave(self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)), tensor)
+        x_BSD = column_parallel_input(x_BSD, tensor)
+        return row_parallel_output(self.down_proj(F.silu(self.gate_proj(x_BSD)) * self.up_proj(x_BSD)), tensor)
 
 
 @frozen(eq=False)

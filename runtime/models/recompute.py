@@ -77,8 +77,8 @@ def _contexts(how: RecomputeFunction) -> tuple[AbstractContextManager, AbstractC
     first, second = _Run(choices, again=False), _Run(choices, again=True)
     if not how.save:
         return first, second
-    kept: dict[Any, list[Any]] = {operator: [] for operator in how.save}
-    return _Both(first, _Keeping(kept)), _Both(second, _Reusing(kept))
+    results: dict[Any, list[Any]] = {operator: [] for operator in how.save}
+    return _Both(first, _Keeping(results)), _Both(second, _Reusing(results))
 
 
 class _Run:
@@ -114,9 +114,9 @@ class _Keeping(TorchDispatchMode):
     FSDP units inside the block gather their parameters in one of them only; and they hand out a result just once.
     """
 
-    def __init__(self, kept: dict[Any, list[Any]]) -> None:
+    def __init__(self, results: dict[Any, list[Any]]) -> None:
         super().__init__()
-        self._kept = kept
+        self._results = results
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -125,17 +125,17 @@ class _Keeping(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if func in self._kept:
-            self._kept[func].append(_detached(out))
+        if func in self._results:
+            self._results[func].append(_detached(out))
         return out
 
 
 class _Reusing(TorchDispatchMode):
     """Gives what was kept instead of calling the operators again, in the order of the calls."""
 
-    def __init__(self, kept: dict[Any, list[Any]]) -> None:
+    def __init__(self, results: dict[Any, list[Any]]) -> None:
         super().__init__()
-        self._kept = kept
+        self._results = results
         self._left: dict[Any, Iterator[Any]] = {}
 
     @classmethod
@@ -143,7 +143,7 @@ class _Reusing(TorchDispatchMode):
         return True
 
     def __enter__(self) -> Self:
-        self._left = {operator: iter(results) for operator, results in self._kept.items()}
+        self._left = {operator: iter(outputs) for operator, outputs in self._results.items()}
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

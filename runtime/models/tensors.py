@@ -17,8 +17,8 @@ def model_tensors(model: ModelParts, prefix: str = "model.") -> dict[str, Tensor
     """`model.<name>` → parameter or buffer that is part of the model's state; shards stay shards."""
     tensors = {f"{prefix}{name}": parameter.detach() for name, parameter in model.named_parameters()}
     for part in model.parts:
-        kept = part.state_dict().keys()
-        tensors |= {f"{prefix}{name}": buffer for name, buffer in part.named_buffers() if name in kept}
+        saved = part.state_dict().keys()
+        tensors |= {f"{prefix}{name}": buffer for name, buffer in part.named_buffers() if name in saved}
     return tensors
 
 

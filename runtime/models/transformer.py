@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...planner.architecture import Architecture
 from ..parallel.axes import Axes
 from ..parallel.collectives import own_piece
-from ..parallel.tensor import enter, local
+from ..parallel.tensor import column_parallel_input, local
 from .attention import KERNELS, with_block_mask
 from .batch import ModelBatch, RowLosses
 from .block import DecoderBlock
@@ -80,7 +80,7 @@ class Transformer(nn.Module):
         if batch.last_BS is not None:
             return self._logits(hidden_BSD, batch.last_BS)
         assert batch.labels_BS is not None
-        hidden_BSD = enter(hidden_BSD, self.axes.tensor)
+        hidden_BSD = column_parallel_input(hidden_BSD, self.axes.tensor)
         hidden_TD, labels_T = hidden_BSD.flatten(0, 1), batch.labels_BS.flatten()
         each = batch.dataset_B is not None
         terms = token_losses(hidden_TD, self._head_VD(), labels_T, self._head(), each=each)

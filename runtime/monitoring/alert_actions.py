@@ -21,12 +21,12 @@ def informs(node: Node) -> bool:
 
 @define(eq=False)
 class AlertActions:
-    """The reactions of a plan to alerts that are more than commands, and which of them are due.
+    """The triggers of a plan that do more at an alert than run commands, and which of them are due.
 
     `due` is all that a step without one looks at. Nothing is exchanged where the plan has no such trigger.
     """
 
-    reactions: tuple[Trigger, ...]
+    triggers: tuple[Trigger, ...]
     due: list[Trigger] = field(factory=list)
     _waiting: int = 0  # a bit for each trigger; of the first rank
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -40,16 +40,16 @@ class AlertActions:
         def acts(trigger: Trigger) -> bool:
             return trigger.stop or not all(informs(plan.node(node)) for node in trigger.nodes)
 
-        return cls(tuple(each for each in plan.timeline.reactions if each.event in alerts and acts(each)))
+        return cls(tuple(each for each in plan.timeline.triggers if each.event in alerts and acts(each)))
 
     def ask_through(self, clocks: Clocks) -> None:
         """Let all ranks hear of what is raised, if any of it concerns them."""
-        if self.reactions:
+        if self.triggers:
             self._clocks, self._number = clocks, clocks.ask_for(self._take)
 
     def raised(self, kind: str) -> None:
         """An alert was raised; of the first rank, any thread."""
-        for number, trigger in enumerate(self.reactions):
+        for number, trigger in enumerate(self.triggers):
             if trigger.event == kind:
                 with self._lock:
                     self._waiting |= 1 << number
@@ -64,7 +64,7 @@ class AlertActions:
     def hear(self) -> None:
         """After an agreement: what is due behind this step, on all ranks alike."""
         if self._clocks is not None and (heard := self._clocks.value(self._number)):
-            self.due += [each for number, each in enumerate(self.reactions) if heard >> number & 1]
+            self.due += [each for number, each in enumerate(self.triggers) if heard >> number & 1]
 
     def take(self) -> list[Trigger]:
         """What is due, once."""

@@ -155,7 +155,7 @@ class AlertMonitor:
 
     def _commands(self, kind: str) -> list[tuple[str, float]]:
         """The commands that the plan has for an alert, with the seconds that each may take."""
-        nodes = (node for each in self.plan.timeline.reactions if each.event == kind for node in each.nodes)
+        nodes = (node for each in self.plan.timeline.triggers if each.event == kind for node in each.nodes)
         found = [node for node in map(self.plan.node, nodes) if informs(node)]
         return [(node.args["command"], node.args["limit_seconds"]) for node in found]
 

@@ -85,8 +85,8 @@ def read(found: Mapping[int, RankCollectives], world: int) -> list[str]:
     """What is to be seen of it, a sentence for each collective that ranks wait in; empty where none does."""
     waiting: dict[tuple[tuple[str, str], int], list[int]] = {}
     sentences = []
-    for rank, flight in sorted(found.items()):
-        call = flight.waits_in
+    for rank, collectives in sorted(found.items()):
+        call = collectives.waits_in
         if call is not None and call.between_two:
             sentences.append(f"rank {rank} waits in {call.what}")
         elif call is not None:

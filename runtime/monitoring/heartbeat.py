@@ -29,8 +29,8 @@ class HeartbeatWriter:
 
     node: what is under way. step: the step under way, counted from 1; 0 before the first. marks: all of this start.
     within: marks since the step began, in which the ranks of a run agree where they are equally far. lasting: the node
-    may take any time. limit: seconds that it may take instead of what the run allows. told: who else wants to know of
-    every node that begins.
+    may take any time. limit: seconds that it may take instead of what the run allows. on_node: called with every node
+    that begins.
     """
 
     node: str = ""
@@ -39,7 +39,7 @@ class HeartbeatWriter:
     lasting: bool = True
     limit: float | None = None
     trail: deque[str] = field(factory=lambda: deque(maxlen=TRAIL))
-    told: Callable[[str], None] | None = None
+    on_node: Callable[[str], None] | None = None
     _before: int = 0
 
     def begin(self, step: int) -> None:
@@ -52,8 +52,8 @@ class HeartbeatWriter:
         self.lasting = lasting
         self.marks += 1
         self.trail.append(node)
-        if self.told is not None:
-            self.told(node)
+        if self.on_node is not None:
+            self.on_node(node)
 
     def mark(self) -> None:
         """The node goes on: another batch, another token, another question to the other ranks."""

@@ -39,11 +39,11 @@ class MemoryNow:
         """`allocated_bytes` and `reserved_bytes` of a GPU, with the `retries` of its allocator since this was last
         asked; `resident_bytes` on a CPU, where the system tells."""
         if self._device.type == "cuda":
-            told = torch.cuda.memory_stats_as_nested_dict(self._device)
-            before, self._retries = self._retries, told["num_alloc_retries"]
+            stats = torch.cuda.memory_stats_as_nested_dict(self._device)
+            before, self._retries = self._retries, stats["num_alloc_retries"]
             return {
-                "allocated_bytes": told["allocated_bytes"]["all"]["current"],
-                "reserved_bytes": told["reserved_bytes"]["all"]["current"],
+                "allocated_bytes": stats["allocated_bytes"]["all"]["current"],
+                "reserved_bytes": stats["reserved_bytes"]["all"]["current"],
                 "retries": self._retries - before,
             }
         with suppress(OSError):

@@ -136,8 +136,8 @@ class Notifier:
         with suppress(Exception):  # a disk that takes no record is told of elsewhere
             self.records.event(event, every_rank=True)
             if code != 0:
-                told = f"notify on {message.kind}: `{command}` {detail}; its output is in logs/notify.log"
-                self.records.warn(told, step=message.step, every_rank=True)
+                text = f"notify on {message.kind}: `{command}` {detail}; its output is in logs/notify.log"
+                self.records.warn(text, step=message.step, every_rank=True)
         with self._lock:
             self._running.pop(key, None)
             self._processes.pop(key, None)
@@ -180,12 +180,12 @@ class Notifier:
 
     def _variables(self, message: Message) -> dict[str, str]:
         """The environment of the run as it was given, without what made this process a rank."""
-        kept = {
+        inherited = {
             name: value
             for name, value in self.environment.items()
             if name not in OF_RANKS and not name.startswith(OF_LAUNCHERS)
         }
-        told = {
+        own = {
             "ALERT": message.kind,
             "MESSAGE": message.text,
             "RUN": self.records.directory.name,
@@ -195,7 +195,7 @@ class Notifier:
             "LIMIT": "" if message.limit is None else repr(message.limit),
             "RANKS": " ".join(map(str, message.ranks)),
         }
-        return kept | {f"XTRAIN_{name}": value.replace("\0", "") for name, value in told.items()}
+        return inherited | {f"XTRAIN_{name}": value.replace("\0", "") for name, value in own.items()}
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -93,9 +93,9 @@ def collectives() -> dict[str, Any] | None:
     found: dict[str, Any] = {"entries": []}
     for recorder in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         if (dump := getattr(_distributed_c10d, recorder, None)) is not None:
-            told = json.loads(dump())
-            entries = found["entries"] + [entry for entry in told.get("entries", ()) if entry not in found["entries"]]
-            found |= {**told, "entries": entries}
+            dumped = json.loads(dump())
+            entries = found["entries"] + [entry for entry in dumped.get("entries", ()) if entry not in found["entries"]]
+            found |= {**dumped, "entries": entries}
     found["groups"] = {name: list(ranks) for name, ranks in _groups()}
     return found
 

@@ -16,7 +16,7 @@ LEAST_STEPS: Final = 2
 class TimeLeft:
     """Of the first rank alone: all ranks wait for each other in every step."""
 
-    told: bool = False
+    done: bool = False
     _first: float | None = None
     _steps: int = 0
     _seconds: float = 0.0
@@ -34,7 +34,7 @@ class TimeLeft:
         left = last - (step.index + 1)
         if self._seconds < LEAST_SECONDS or self._steps < LEAST_STEPS or left <= 0:
             return None
-        self.told = True
+        self.done = True
         each = self._seconds / self._steps
         return EstimateEvent(
             step=step.index + 1,

@@ -22,7 +22,7 @@ from ..errors import EnvironmentFault
 from ..ops import op
 from ..reporting.records import Records
 from ..state import Rank
-from . import collectives_in_flight as flight
+from . import collectives_in_flight
 from .failing import say
 from .heartbeat import BeatFile, HeartbeatWriter, process_state
 from .judge import PAUSE, HealthVerdict, SeenRank, State, judge
@@ -45,7 +45,11 @@ SUMMARY: Final = "summary.txt"
 
 @op("setup.watch", gives="watch")
 def watch(
-    rank: Rank, records: Records, beat: HeartbeatWriter, leave: Callable[[int], None], stuck_seconds: float | None
+    rank: Rank,
+    records: Records,
+    beat: HeartbeatWriter,
+    exit_process: Callable[[int], None],
+    stuck_seconds: float | None,
 ) -> "Watchdog":
     """Begin to tell of this rank's progress, and to watch that of the others. Collective."""
     number = records.attempts()
@@ -62,7 +66,7 @@ def watch(
         rank=rank.rank,
         world=rank.world_size,
         stuck=stuck_seconds,
-        leave=leave,
+        exit_process=exit_process,
     )
     found.begin()
     return found
@@ -83,7 +87,7 @@ class Watchdog:
     rank: int
     world: int
     stuck: float | None
-    leave: Callable[[int], None]
+    exit_process: Callable[[int], None]
     observers: list[Callable[[Pace], None]] = field(factory=list)
     """Called about once a second by the thread, while the run is not being ended."""
     _host: str = field(factory=socket.gethostname)
@@ -197,7 +201,7 @@ class Watchdog:
 
     def _pronounced(self, verdict: HealthVerdict, idle: float) -> tuple[StuckEvent, bool]:
         """What has been found, and whether this rank is the first to: else what another one has found holds for all."""
-        told = self._told(verdict, idle)
+        event = self._stuck_event(verdict, idle)
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -208,11 +212,11 @@ class Watchdog:
             fd = None
         if fd is not None:
             with suppress(OSError):
-                os.write(fd, line_of(told))
+                os.write(fd, line_of(event))
             os.close(fd)
         with suppress(EnvironmentFault):
-            self.records.event(told, every_rank=True)
-        return told, True
+            self.records.event(event, every_rank=True)
+        return event, True
 
     def _adopted(self) -> StuckEvent:
         """What another rank has found; it may be writing still."""
@@ -223,7 +227,7 @@ class Watchdog:
             time.sleep(0.05)
         return read(StuckEvent, {})
 
-    def _told(self, verdict: HealthVerdict, idle: float) -> StuckEvent:
+    def _stuck_event(self, verdict: HealthVerdict, idle: float) -> StuckEvent:
         first = self._seen[verdict.ranks[0]].reading if verdict.ranks else None
         # What a frozen rank wrote last is up to a second old: where the others wait for it is certain.
         there = None if verdict.frozen else first
@@ -250,26 +254,26 @@ class Watchdog:
         words: dict[str, State] = {"T": "stopped", "": "ended", "Z": "ended"}
         return words.get(process_state(reading.pid), "frozen")
 
-    def _report_failure(self, told: StuckEvent) -> None:
+    def _report_failure(self, event: StuckEvent) -> None:
         """Say what has been found, with what the ranks were exchanging; the others leave when the summary is there."""
-        rank, message = told.ranks[0] if told.ranks else None, explained(told)
-        seen = flight.read(flight.read_collectives(self.folder, self.world), self.world)
+        rank, message = event.ranks[0] if event.ranks else None, explained(event)
+        seen = collectives_in_flight.read(collectives_in_flight.read_collectives(self.folder, self.world), self.world)
         message += "".join(f"\n{line}" for line in seen)
         if rank == 0:  # that one may be who shows the run
             say(f"rank 0: {message}")
         with suppress(EnvironmentFault):
-            failure = FailureEvent(step=told.step, rank=rank, error=message, exit_code=1, traceback="")
+            failure = FailureEvent(step=event.step, rank=rank, error=message, exit_code=1, traceback="")
             self.records.event(failure, every_rank=True)
         lines = {rank: read_heartbeat(heartbeat_path(self.records.directory, rank)) for rank in range(self.world)}
         with suppress(OSError):
             (self.folder / SUMMARY).write_text(f"{message}\n\n{whereabouts_of(lines)}", encoding="utf-8")
 
-    def _end(self, told: StuckEvent, first: bool) -> None:
+    def _end(self, event: StuckEvent, first: bool) -> None:
         """Save what can be seen, end the ranks of this machine that cannot do so themselves, and leave.
 
         first: this rank is the one that has found it, and tells when all have saved.
         """
-        frozen = told.ranks if told.frozen else []
+        frozen = event.ranks if event.frozen else []
         lines = (read_heartbeat(heartbeat_path(self.records.directory, rank)) for rank in frozen)
         helpless = [reading for reading in lines if reading is not None and here(reading, self._host)]
         for reading in helpless:  # first of all: they are ended as soon as any rank has waited long enough
@@ -279,12 +283,12 @@ class Watchdog:
         files = [f"{rank:05d}.txt" for rank in range(self.world) if rank not in frozen or rank in helped]
         self._wait_for(files)
         if first:
-            self._report_failure(told)
+            self._report_failure(event)
         else:
             self._wait_for([SUMMARY])
         for reading in helpless:
             end(reading)
-        self.leave(1)
+        self.exit_process(1)
 
     def _wait_for(self, files: list[str]) -> None:
         """The first rank to leave takes the others with it: not before they have saved and told theirs."""

@@ -83,8 +83,8 @@ def _experts(mesh: Mesh, rank: Rank) -> DeviceMesh:
 
 
 def _mesh(extents: dict[str, int], ranks: torch.Tensor, always: str, rank: Rank) -> DeviceMesh:
-    kept = {name: size for name, size in extents.items() if size > 1 or name == always}
-    return DeviceMesh(rank.device.type, ranks.view(*kept.values()), mesh_dim_names=tuple(kept))
+    axes = {name: size for name, size in extents.items() if size > 1 or name == always}
+    return DeviceMesh(rank.device.type, ranks.view(*axes.values()), mesh_dim_names=tuple(axes))
 
 
 def _group_of(ranks: list[list[int]], dense: DeviceMesh, name: str) -> ProcessGroup:

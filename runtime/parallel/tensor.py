@@ -22,14 +22,14 @@ def local(parameter: Tensor, *, partial: bool = False) -> Tensor:
     return parameter.to_local(grad_placements=[Partial()] * parameter.device_mesh.ndim if partial else None)
 
 
-def enter(x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
+def column_parallel_input(x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
     """Activations between blocks → whole ones, before matrices that are cut by output."""
     if tensor is None:
         return x_BSD
     return gather(x_BSD, 1, tensor.group) if tensor.sequence else shared(x_BSD, tensor.group)
 
 
-def leave(x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
+def row_parallel_output(x_BSD: Tensor, tensor: TensorAxis | None) -> Tensor:
     """Partial sums after a matrix that is cut by input → activations between blocks."""
     if tensor is None:
         return x_BSD

@@ -133,7 +133,7 @@ class PipelineSchedule:
                 if stage < self.stages - 1 and stage + 1 not in self.own:
                     work = dist.isend(output, group=self.group, group_dst=self._owner(stage + 1), tag=stage)
                     assert work is not None
-                    sent = [(earlier, kept) for earlier, kept in sent if not earlier.is_completed()]
+                    sent = [(earlier, tensor) for earlier, tensor in sent if not earlier.is_completed()]
                     sent.append((work, output))
                 given = output
             yield batch, given if self.has_last else None

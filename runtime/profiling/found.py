@@ -51,13 +51,13 @@ def planned_of(plan: Plan, rank: Rank) -> Memory:
 
 def _allocator(device: torch.device, known: int) -> dict[str, int]:
     """Of a GPU's allocator. unknown_bytes: allocated and held by no tensor that Python knows of."""
-    told = torch.cuda.memory_stats(device)
-    allocated = told["allocated_bytes.all.current"]
+    stats = torch.cuda.memory_stats(device)
+    allocated = stats["allocated_bytes.all.current"]
     return {
         "allocated_bytes": allocated,
-        "reserved_bytes": told["reserved_bytes.all.current"],
-        "peak_allocated_bytes": told["allocated_bytes.all.peak"],
-        "peak_reserved_bytes": told["reserved_bytes.all.peak"],
+        "reserved_bytes": stats["reserved_bytes.all.current"],
+        "peak_allocated_bytes": stats["allocated_bytes.all.peak"],
+        "peak_reserved_bytes": stats["reserved_bytes.all.peak"],
         "unknown_bytes": allocated - known,
     }
 

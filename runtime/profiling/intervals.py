@@ -32,8 +32,8 @@ def minus(one: Intervals, other: Intervals) -> Intervals:
     outside = np.repeat((0, 0, 1, -1), (len(one), len(one), len(other), len(other)))
     order = np.argsort(at, kind="stable")
     at, inside, outside = at[order], inside[order].cumsum(), outside[order].cumsum()
-    kept = (inside[:-1] > 0) & (outside[:-1] == 0)
-    return union(np.stack((at[:-1][kept], at[1:][kept]), axis=1))
+    only_inside = (inside[:-1] > 0) & (outside[:-1] == 0)
+    return union(np.stack((at[:-1][only_inside], at[1:][only_inside]), axis=1))
 
 
 def clipped(found: Intervals, begin: float, end: float) -> Intervals:

@@ -31,8 +31,8 @@ def ran_out(error: BaseException) -> bool:
     """Whether an error, or one that it was raised from, says that there is no memory left."""
     cause: BaseException | None = error
     while cause is not None:
-        told = isinstance(cause, RuntimeError | OSError) and SAYS.search(str(cause)) is not None
-        if told or isinstance(cause, MemoryError | torch.OutOfMemoryError):
+        says_so = isinstance(cause, RuntimeError | OSError) and SAYS.search(str(cause)) is not None
+        if says_so or isinstance(cause, MemoryError | torch.OutOfMemoryError):
             return True
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return False

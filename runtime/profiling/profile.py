@@ -61,7 +61,7 @@ class Profile:
     records: Records
     progress: Progress
     beat: HeartbeatWriter | None
-    told: Report | None
+    report: Report | None
     begun: int
     """The step that had ended when it began."""
     number: int
@@ -79,7 +79,7 @@ class Profile:
         records: Records,
         progress: Progress,
         beat: HeartbeatWriter | None = None,
-        told: Report | None = None,
+        report: Report | None = None,
     ) -> "Profile":
         """Begin with the next step. Collective."""
         begun = progress.step
@@ -93,7 +93,7 @@ class Profile:
             records=records,
             progress=progress,
             beat=beat,
-            told=told,
+            report=report,
             begun=begun,
             number=number,
         )
@@ -125,8 +125,8 @@ class Profile:
             return
         self.drop()
         text = f"no step was recorded, as {why}"
-        if self.told is not None:
-            self.told(False, text)
+        if self.report is not None:
+            self.report(False, text)
         else:
             self.records.warn(f"{self.subject.node}: {text}", step=self.progress.step)
 
@@ -192,9 +192,9 @@ class Profile:
                     note=note,
                 )
             )
-        if self.told is not None:
+        if self.report is not None:
             lost = f"{int(failures)} of {count} ranks could not write their traces; " if failures else ""
-            self.told(not failures, lost + what + (f"; {note}" if note else ""))
+            self.report(not failures, lost + what + (f"; {note}" if note else ""))
 
     def _write(self) -> int:
         """Bytes that this rank has written."""

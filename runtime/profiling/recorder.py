@@ -48,7 +48,7 @@ class ProfileRecorder:
         self.profiler.start_trace()
         self._state = "started"
         if self.beat is not None:
-            self.beat.told = self._at
+            self.beat.on_node = self._at
 
     def begin_step(self, number: int) -> None:
         """What follows belongs to another step, and that before it is over."""
@@ -60,7 +60,7 @@ class ProfileRecorder:
         """Keep no more; what was only prepared is let go of."""
         state, self._state = self._state, ""
         if self.beat is not None:
-            self.beat.told = None
+            self.beat.on_node = None
         if state == "prepared":
             self.profiler.start_trace()  # as torch ends what it has only prepared
         self._leave()

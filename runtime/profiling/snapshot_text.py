@@ -53,8 +53,8 @@ def _rows(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
         for name in ("unreduced", "activations", "loss", "working", "reserve")
         if planned[name]
     ]
-    held = sum(one["held"].values())
-    rows.append(("all of it", bytes_text(planned["total"]), bytes_text(held)))
+    known = sum(one["held"].values())
+    rows.append(("all of it", bytes_text(planned["total"]), bytes_text(known)))
     allocator: Mapping[str, int] = one["allocator"] or {}
     rows += [(f"allocator: {_words(name)}", "", bytes_text(size)) for name, size in allocator.items()]
     rows += [(f"process: {_words(name)}", "", bytes_text(size)) for name, size in one["process"].items()]

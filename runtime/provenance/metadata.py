@@ -140,11 +140,11 @@ def write(directory: Path, contents: dict[str, bytes], before: Before | None) ->
 
 
 def _set_aside(directory: Path, name: str, content: bytes | None, attempt: str) -> None:
-    path, kept = directory / name, directory / "metadata" / "attempts" / attempt / name.removeprefix("metadata/")
-    if not path.exists() or kept.exists() or (old := path.read_bytes()) == content:
+    path, copy = directory / name, directory / "metadata" / "attempts" / attempt / name.removeprefix("metadata/")
+    if not path.exists() or copy.exists() or (old := path.read_bytes()) == content:
         return
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    durable.write(kept, old)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    durable.write(copy, old)
 
 
 def _differences(plan: Plan, before: Before | None) -> dict[str, Any]:

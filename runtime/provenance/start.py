@@ -21,8 +21,8 @@ def is_restart() -> bool:
 
 def first_step(step: int) -> int:
     """The step with which this start began, of a worker group that begins with `step`."""
-    told = os.environ.get(FIRST_STEP)
-    return min(int(told), step) if told is not None and is_restart() else step
+    recorded = os.environ.get(FIRST_STEP)
+    return min(int(recorded), step) if recorded is not None and is_restart() else step
 
 
 def launcher_id() -> str | None:

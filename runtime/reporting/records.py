@@ -42,7 +42,7 @@ class Records:
     sinks: list[RecordSink] = field(factory=list)
     _last_step: int | None = None
     """Of the last record in `metrics`; None where the file has to be asked."""
-    _told_of_lost: bool = False
+    _reported_lost: bool = False
     _closed: bool = False
 
     @classmethod
@@ -102,7 +102,7 @@ class Records:
         if self._step_of_last() == step and self._added(record):
             return
         self._last_step = step
-        if self.metrics.write(record) and not self._told_of_lost:
+        if self.metrics.write(record) and not self._reported_lost:
             self._tell_of_lost(step)
 
     def go_on_with(self, record: dict[str, Any], step: int) -> None:
@@ -163,7 +163,7 @@ class Records:
     def close(self, seconds: float = CLOSE_SECONDS) -> None:
         """All that can be written in so many seconds is written; what is reported later is written at once."""
         lost = self.metrics.lost + self.own.lost
-        if self.rank == 0 and lost and not self._told_of_lost:
+        if self.rank == 0 and lost and not self._reported_lost:
             self._tell_of_lost(0)
         if self.writer.close(seconds):  # else a thread hangs in one of them
             self._closed = True
@@ -173,6 +173,6 @@ class Records:
     def _tell_of_lost(self, step: int) -> None:
         """Say, once, that records are missing; the records themselves say how many."""
         if lost := self.metrics.lost + self.own.lost:
-            self._told_of_lost = True
+            self._reported_lost = True
             message = f"{lost} records were dropped: the disk of {self.directory} was too slow"
             self._event(WarningEvent(step=step, message=message), seconds=0)

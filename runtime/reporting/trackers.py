@@ -43,7 +43,7 @@ def log_to_wandb(
             mode=mode,
             chosen=chosen,
             config=config_of_plan(plan),
-            undone=sum(before - after for before, after in progress.bad.went_back),
+            rolled_back=sum(before - after for before, after in progress.bad.went_back),
             warn=lambda message: records.warn(message, step=progress.step),
         )
         _begin(writer, records, progress)

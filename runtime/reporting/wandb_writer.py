@@ -28,7 +28,7 @@ ENDED_WELL: Final = (0, 75)
 class WandbWriter:
     """A `Writer`. chosen: the settings of `log.wandb`, but `mode`. config: all settings of the run.
 
-    undone: steps that a rollback has undone so far. W&B takes nothing back and wants rows in order, so a step that
+    rolled_back: steps that a rollback has undone so far. W&B takes nothing back and wants rows in order, so a step that
     comes again has a later row; `step` in it is what charts are drawn over. warn: is told where the run is kept offline
     because W&B cannot be reached.
     """
@@ -37,7 +37,7 @@ class WandbWriter:
     mode: str
     chosen: dict[str, Any]
     config: dict[str, Any]
-    undone: int
+    rolled_back: int
     warn: Callable[[str], None]
     name: str = "W&B"
     seconds: float = INIT_SECONDS + FINISH_SECONDS
@@ -59,8 +59,8 @@ class WandbWriter:
             if self.mode == "offline":
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            kept = f"records are saved in {folder}; to send them later: `wandb sync {folder}/offline-run-*`"
-            self.warn(f"W&B is not available online ({reason}): {kept}")
+            instead = f"records are saved in {folder}; to send them later: `wandb sync {folder}/offline-run-*`"
+            self.warn(f"W&B is not available online ({reason}): {instead}")
             self._library.teardown()  # else the run that could not begin stays in the way
             self._run = self._opened("offline")
         self._run.define_metric("*", step_metric="step")
@@ -80,7 +80,7 @@ class WandbWriter:
 
     def event(self, record: Event) -> None:
         if isinstance(record, RollbackEvent):
-            self.undone += (record.from_step or 0) - (record.step or 0)
+            self.rolled_back += (record.from_step or 0) - (record.step or 0)
         elif isinstance(record, GenerateEvent):
             rows = [[each.prompt, each.text] for each in record.samples]
             table = self._library.Table(columns=["prompt", "text"], data=rows)
@@ -94,7 +94,7 @@ class WandbWriter:
         self._library.teardown()
 
     def _log(self, values: dict[str, Any]) -> None:
-        self._run.log(values, step=values["step"] + self.undone)
+        self._run.log(values, step=values["step"] + self.rolled_back)
 
     def _opened(self, mode: str) -> Any:
         """The run, begun or gone on with."""
@@ -127,8 +127,8 @@ class WandbWriter:
         """What W&B knows this run by: as long as its folder exists, however often it is started."""
         path = self.directory / "wandb" / "run_id"
         with suppress(FileNotFoundError):
-            if kept := path.read_text().strip():
-                return kept
-        made = secrets.token_hex(8)
-        path.write_text(f"{made}\n")
-        return made
+            if known := path.read_text().strip():
+                return known
+        new = secrets.token_hex(8)
+        path.write_text(f"{new}\n")
+        return new

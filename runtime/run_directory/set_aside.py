@@ -51,12 +51,12 @@ def set_aside(directory: Path, attempt: str, plan: Plan) -> SetAside | None:
     beside = directory.with_name(f"{directory.name}~{attempt}")
     directory.rename(beside)
     directory.mkdir()
-    told = None if latest is None else CheckpointEntry(beside / latest.path.relative_to(directory), latest.step)
+    entry = None if latest is None else CheckpointEntry(beside / latest.path.relative_to(directory), latest.step)
     return SetAside(
         directory=beside,
-        step=told.step if told else 0,
-        reason=_reason(plan, told),
-        command=_command(plan, beside, origin_of(told)) if told else "",
+        step=entry.step if entry else 0,
+        reason=_reason(plan, entry),
+        command=_command(plan, beside, origin_of(entry)) if entry else "",
     )
 
 
@@ -70,7 +70,7 @@ def _reason(plan: Plan, latest: CheckpointEntry | None) -> str:
 
 def _command(plan: Plan, beside: Path, origin: str | None) -> str:
     """What was started, but for where it is to begin."""
-    sets, world = (plan.made.sets, plan.made.world) if plan.made else ((), None)
+    sets, world = (plan.origin.sets, plan.origin.world) if plan.origin else ((), None)
     others = [text for text in sets if text.partition("=")[0].strip() not in _CHOSEN]
     named = "none" if origin is None else _text(origin)
     chosen = [f"workspace.run={_text(beside.name)}", f"checkpoint.from={named}"]

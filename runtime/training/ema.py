@@ -48,7 +48,7 @@ class WeightAverages:
         """`<prefix>.<name>` → average."""
         return {f"{prefix}.{name}": average for name, average in self.averages.items()}
 
-    def kept(self) -> dict[str, Any]:
+    def described(self) -> dict[str, Any]:
         """What a checkpoint says of the averages beside their values, as JSON."""
         return {
             "decay": self.decay,
@@ -87,9 +87,9 @@ class WeightAverages:
         reshard(self.model)  # what FSDP has gathered is of the others
         for average, weight in self._pairs():
             if average.dtype == weight.dtype:
-                held = weight.clone()
+                before = weight.clone()
                 weight.copy_(average)
-                average.copy_(held)
+                average.copy_(before)
             else:
                 trade_halves(average, weight, back=back)
 
@@ -137,13 +137,13 @@ def trade_halves(average: Tensor, weight: Tensor, *, back: bool) -> None:
     halves = average.view(torch.int16)
     lower, upper = halves[..., 0::2], halves[..., 1::2]  # little-endian, as all devices of torch are
     bits, rounded_up = weight.view(torch.int16), (lower < 0).to(torch.int16)
-    held = bits.clone()
+    before = bits.clone()
     if back:
         bits.copy_(upper)
-        upper.copy_(held - rounded_up)
+        upper.copy_(before - rounded_up)
     else:
         bits.copy_(upper + rounded_up)
-        upper.copy_(held)
+        upper.copy_(before)
 
 
 def _piece(value: Tensor) -> Tensor:

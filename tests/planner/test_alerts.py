@@ -17,7 +17,7 @@ def thresholds(plan: Plan) -> dict:
 
 
 def reactions(plan: Plan, event: str):
-    return [each for each in plan.timeline.reactions if each.event == event]
+    return [each for each in plan.timeline.triggers if each.event == event]
 
 
 def test_what_is_raised_unless_the_spec_says_otherwise(plan):

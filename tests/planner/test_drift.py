@@ -46,7 +46,7 @@ def edit(spec: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(("sets", "world"), [((), None), (SETS, None), (SETS, 4), ((), 2)])
 def test_a_plan_of_today_is_no_drift(spec, sets, world):
     plan = saved(spec, sets, world)
-    assert plan.made is not None and (plan.made.sets, plan.made.world) == (sets, world)
+    assert plan.origin is not None and (plan.origin.sets, plan.origin.world) == (sets, world)
     assert codes(plan) == []
 
 
@@ -61,7 +61,7 @@ def test_the_text_that_a_plan_carries_gives_the_plan(path, monkeypatch):
 
 def test_the_note_is_no_part_of_the_id(spec):
     plan = saved(spec)
-    assert evolve(plan, made=None).id == from_json(json.loads(dumps(evolve(plan, made=None)))).id == plan.id
+    assert evolve(plan, origin=None).id == from_json(json.loads(dumps(evolve(plan, origin=None)))).id == plan.id
 
 
 def test_a_plan_that_is_saved_again_keeps_its_note(spec):
@@ -69,7 +69,7 @@ def test_a_plan_that_is_saved_again_keeps_its_note(spec):
     assert main(["plan", "plan.json", "--out", "again.json"]) == 0
     assert load_plan("again.json") == plan
     assert main(["plan", "spec.xtrain", "--world", "2", "--set", SETS[0], "--out", "new.json"]) == 0
-    made = load_plan("new.json").made
+    made = load_plan("new.json").origin
     assert made is not None and (made.sets, made.world) == (SETS[:1], 2)
 
 
@@ -137,21 +137,21 @@ def test_a_plan_is_taken_elsewhere_with_or_without_its_spec(spec, tmp_path, monk
 
 def test_another_code_is_refused_even_if_it_plans_the_same(spec):
     plan = saved(spec)
-    assert plan.made is not None
-    other = evolve(plan, made=evolve(plan.made, source="0" * 16))
+    assert plan.origin is not None
+    other = evolve(plan, origin=evolve(plan.origin, source="0" * 16))
     (error,) = find_drift(other)
     assert error.code == "X711" and "other source files" in error.message
     assert "it would make the same plan" in error.notes[0][0]
-    older = evolve(plan, made=evolve(plan.made, source="0" * 16, version="0.0.1"))
+    older = evolve(plan, origin=evolve(plan.origin, source="0" * 16, version="0.0.1"))
     assert "0.0.1 then" in find_drift(older).errors[0].message
 
 
 def test_another_code_that_plans_otherwise_says_so(spec):
     plan = saved(spec)
-    assert plan.made is not None
-    stale = evolve(plan, id="f" * 16, made=evolve(plan.made, source="0" * 16))
+    assert plan.origin is not None
+    stale = evolve(plan, id="f" * 16, origin=evolve(plan.origin, source="0" * 16))
     assert f"not {'f' * 16}" in find_drift(stale).errors[0].notes[0][0]
-    unsound = evolve(plan, spec_text="nonsense", made=evolve(plan.made, source="0" * 16))
+    unsound = evolve(plan, spec_text="nonsense", origin=evolve(plan.origin, source="0" * 16))
     assert "no plan for the spec" in find_drift(unsound).errors[0].notes[0][0]
 
 
@@ -183,7 +183,7 @@ def test_a_tokenizer_belongs_to_what_a_plan_is_made_of(spec):
 
 
 def test_a_plan_that_does_not_say_how_it_was_made(spec):
-    plan = evolve(saved(spec, SETS), made=None)
+    plan = evolve(saved(spec, SETS), origin=None)
     assert codes(plan) == ["W705"]
     edit(spec, "lr = 1e-3", "lr = 2e-3")
     assert codes(plan) == ["W705"], "whether --set was given is not known"

@@ -63,8 +63,8 @@ def test_drift_can_be_accepted(started, tmp_path, capsys):
 def test_a_spec_is_run_with_a_note_of_how_it_was_planned(started):
     assert main(["run", "spec.xtrain", "--world", "2", "--set", "optimizer.lr=5e-4"]) == 0
     (plan,) = started
-    assert plan.made is not None
-    assert (plan.made.sets, plan.made.world) == (("optimizer.lr=5e-4",), 2)
+    assert plan.origin is not None
+    assert (plan.origin.sets, plan.origin.world) == (("optimizer.lr=5e-4",), 2)
 
 
 @pytest.mark.parametrize("more", [(), ("--ui", "tui")], ids=["", "tui"])

@@ -43,7 +43,7 @@ def timeline(budget, tick, share, phase, stop):
     late = PlanPhase(name="late", first=None, fraction=None, epochs=phase, shares=shares)
     ticks = (PlanTick(nodes=("x",), epochs=tick), PlanTick(nodes=("y",), fraction=share))
     return Timeline(
-        steps=None, tokens=None, epochs=budget, phases=(first, late), ticks=ticks, reactions=(),
+        steps=None, tokens=None, epochs=budget, phases=(first, late), ticks=ticks, triggers=(),
         stop_at_amount=Uncounted(epochs=stop), stop_after_amount=Uncounted(epochs=stop),
     )  # fmt: skip
 

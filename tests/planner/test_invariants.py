@@ -277,7 +277,7 @@ def the_graph_can_be_executed(plan, known_ops):
     sizes = {axis.name: axis.size for axis in (*plan.mesh.axes, *plan.mesh.expert_axes)}
     assert all(sizes[axis] > 1 for node in plan.nodes for axis in node.axes)
     timeline = plan.timeline
-    ticking = {id for each in (*timeline.ticks, *timeline.reactions, *timeline.commands) for id in each.nodes}
+    ticking = {id for each in (*timeline.ticks, *timeline.triggers, *timeline.commands) for id in each.nodes}
     assert ticking == {node.id for node in plan.nodes if node.kind in ("tick", "event")}
 
 

@@ -9,7 +9,7 @@ SAVED = "every 10 steps checkpoint"
 
 
 def trigger(plan: Plan):
-    return next(each for each in plan.timeline.reactions if each.event == "nan")
+    return next(each for each in plan.timeline.triggers if each.event == "nan")
 
 
 def limit(plan: Plan) -> int:

@@ -27,7 +27,7 @@ def test_a_run_that_saves_nothing_still_reads(plan):
     assert [(tick.nodes, tick.stop) for tick in made.timeline.ticks] == [
         (("tick.eval.code",), False), ((), True), (("tick.log",), False),
     ]  # fmt: skip
-    ends = {trigger.event: (trigger.nodes, trigger.stop) for trigger in made.timeline.reactions}
+    ends = {trigger.event: (trigger.nodes, trigger.stop) for trigger in made.timeline.triggers}
     stops = ("sigint", "sigterm", "sigusr1", "nan")
     assert ends == {"finish": ((), False), **dict.fromkeys(stops, ((), True))}
     assert "save" not in [command.name for command in made.timeline.commands]

@@ -100,7 +100,7 @@ def test_a_tick_of_the_user_replaces_the_default(plan):
 
 
 def reactions(plan):
-    return {trigger.event: (trigger.nodes, trigger.stop) for trigger in plan.timeline.reactions}
+    return {trigger.event: (trigger.nodes, trigger.stop) for trigger in plan.timeline.triggers}
 
 
 def test_reactions_save_by_default(plan):

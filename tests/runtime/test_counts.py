@@ -56,8 +56,8 @@ class Recorded(Profile):
     happened: ClassVar[list[tuple[str, int]]] = []
 
     @classmethod
-    def begun_by(cls, subject, *, rank, records, progress, beat=None, told=None) -> "Recorded":
-        common = {"rank": rank, "records": records, "progress": progress, "beat": beat, "told": told}
+    def begun_by(cls, subject, *, rank, records, progress, beat=None, report=None) -> "Recorded":
+        common = {"rank": rank, "records": records, "progress": progress, "beat": beat, "report": report}
         return cls(subject=subject, begun=progress.step, number=0, **common)
 
     def _prepare_step(self) -> None:

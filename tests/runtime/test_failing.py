@@ -66,5 +66,5 @@ def test_a_rank_is_ended_at_its_deadline_though_nobody_can_be_told(records, left
 def test_a_process_leaves_though_its_log_takes_nothing(left):
     with full_log():
         sys.stderr.write("half a line")
-        worker.leave(3)
+        worker.exit_process(3)
     assert left == [3]

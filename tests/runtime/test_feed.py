@@ -90,7 +90,7 @@ def feed(store: TokenStore, rows_per_step: int, epochs: float, shares: dict[str,
     whole = PlanPhase(name="train", first=0, fraction=None, shares=shares)
     half = PlanPhase(name="half", first=None, fraction=0.5, shares=shares, lr_scale=0.5)
     late = PlanPhase(name="late", first=None, fraction=None, epochs=1.75, shares=shares)
-    planned = Timeline(steps=None, tokens=None, epochs=epochs, phases=(whole, half, late), ticks=(), reactions=())
+    planned = Timeline(steps=None, tokens=None, epochs=epochs, phases=(whole, half, late), ticks=(), triggers=())
     batch = Arithmetic(micro=rows_per_step, accumulate=1, rows=rows_per_step, sequence=8, epochs=epochs)
     batch = batch.counted(Fraction(sum(ROWS[name] for name in shares)))
     timeline = counted_timeline(planned, batch, {name: ROWS[name] for name in shares})

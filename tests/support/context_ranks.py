@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
-from xtrain.runtime.data.collate.zigzag import held
+from xtrain.runtime.data.collate.zigzag import local_positions
 from xtrain.runtime.models.attention import Packing, by_document, masked
 from xtrain.runtime.parallel.axes import Axes
 from xtrain.runtime.parallelize.context import ContextKernel
@@ -100,7 +100,7 @@ def errors(case: Case, rank: int, axes: Axes) -> dict[str, float]:
     expected = masked(*whole, packing)
     expected.backward(grad)
 
-    index_BS = held(batch, case.ring, case.ulysses, rank // case.ulysses, rank % case.ulysses)
+    index_BS = local_positions(batch, case.ring, case.ulysses, rank // case.ulysses, rank % case.ulysses)
 
     def own(x_BHSA: Tensor) -> Tensor:
         x_THA = x_BHSA.detach().transpose(1, 2).flatten(0, 1)

@@ -80,7 +80,7 @@ class Makes:
             "records": Records.open(self.directory, 0),
             "transaction": Transaction(
                 publisher=Publisher(folder, options.get("best")),
-                together=CollectiveErrors(0, 1, None),
+                collective=CollectiveErrors(0, 1, None),
                 keep=keep,
                 backend=self.backend,
             ),

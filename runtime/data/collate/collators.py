@@ -26,7 +26,7 @@ from ....dsl.schema.collators import (
 )
 from ....planner.rules.topology import LONGEST_PADDING
 from ..errors import DataError
-from ..packing.row_reader import UNTOLD, RawRow
+from ..packing.row_reader import UNKNOWN, RawRow
 from .batch import Microbatch
 
 
@@ -36,8 +36,8 @@ class TensorRow:
 
     segments: list[Tensor]
     trained: list[Tensor] | None = None
-    dataset: int = UNTOLD
-    position: int = UNTOLD
+    dataset: int = UNKNOWN
+    position: int = UNKNOWN
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -52,10 +52,10 @@ class Sample:
     """int64 [L], or None before they are made; IGNORE_INDEX where no loss is taken."""
     trained: Tensor | None = None
     """bool [L + 1]: whether each token is to be predicted. None: all of them, or the labels say it."""
-    dataset: int = UNTOLD
-    """Number of its dataset among those that are trained on; UNTOLD if there is one alone, and in evaluation."""
-    position: int = UNTOLD
-    """Rows of the run before the one it was packed into; UNTOLD in evaluation."""
+    dataset: int = UNKNOWN
+    """Number of its dataset among those that are trained on; UNKNOWN if there is one alone, and in evaluation."""
+    position: int = UNKNOWN
+    """Rows of the run before the one it was packed into; UNKNOWN in evaluation."""
 
 
 @define(kw_only=True, frozen=True)
@@ -99,9 +99,9 @@ def longest_padding(align: int) -> int:
     return max(align, LONGEST_PADDING // align * align)
 
 
-def told(numbers: Sequence[int]) -> Tensor | None:
-    """What each row says of itself, its dataset or its place, int64 [rows]; None if all are UNTOLD."""
-    return None if all(number == UNTOLD for number in numbers) else torch.tensor(numbers, dtype=torch.int64)
+def known_or_none(numbers: Sequence[int]) -> Tensor | None:
+    """Of each row its dataset or its place, int64 [rows]; None if all are UNKNOWN."""
+    return None if all(number == UNKNOWN for number in numbers) else torch.tensor(numbers, dtype=torch.int64)
 
 
 def no_room(row: int, needed: int, capacity: int) -> DataError:

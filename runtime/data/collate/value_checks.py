@@ -31,21 +31,21 @@ def check_samples(
     for number, sample in enumerate(given):
         if not isinstance(sample, Sample):
             raise Wrong(f"gave {kind_of(sample)} as sample {number}, where a Sample belongs")
-        told = f"gave sample {number} with"
-        _check_ids(sample.tokens, f"{told} tokens")
+        gave = f"gave sample {number} with"
+        _check_ids(sample.tokens, f"{gave} tokens")
         least = 1 if labelled else 2  # of two tokens the second is predicted
         if len(sample.tokens) < least:
-            raise Wrong(f"{told} {_count(len(sample.tokens), 'token')}, and it needs {least} or more")
+            raise Wrong(f"{gave} {_count(len(sample.tokens), 'token')}, and it needs {least} or more")
         if labelled:
             if sample.labels is None:
-                raise Wrong(f"{told}out labels")
-            _check_ids(sample.labels, f"{told} labels", len(sample.tokens))
+                raise Wrong(f"{gave}out labels")
+            _check_ids(sample.labels, f"{gave} labels", len(sample.tokens))
             if sample.trained is not None:
-                raise Wrong(f"{told} labels and a mask `trained`: it is None where labels say what is predicted")
+                raise Wrong(f"{gave} labels and a mask `trained`: it is None where labels say what is predicted")
         elif sample.labels is not None:
-            raise Wrong(f"{told} labels already: say `gives` for that")
+            raise Wrong(f"{gave} labels already: say `gives` for that")
         elif sample.trained is not None:
-            _check_tensor(sample.trained, torch.bool, f"{told} `trained`", len(sample.tokens))
+            _check_tensor(sample.trained, torch.bool, f"{gave} `trained`", len(sample.tokens))
     if given:
         _check_range([sample.tokens for sample in given], vocab, "sample", "tokens")
         if labelled:
@@ -58,13 +58,13 @@ def check_row(given: Any, kind: type[RawRow] | type[TensorRow], before: RawRow |
     if not isinstance(given, kind):
         raise Wrong(f"gave {kind_of(given)}, where a {kind.__name__} belongs")
     for number, segment in enumerate(given.segments):
-        told = f"gave segment {number}"
+        gave = f"gave segment {number}"
         if isinstance(given, TensorRow):
-            _check_ids(segment, told)
+            _check_ids(segment, gave)
         elif not (isinstance(segment, np.ndarray) and segment.ndim == 1 and segment.dtype.kind in "ui"):
-            raise Wrong(f"{told} as {_array_kind(segment)}, where a numpy array of whole numbers [L + 1] belongs")
+            raise Wrong(f"{gave} as {_array_kind(segment)}, where a numpy array of whole numbers [L + 1] belongs")
         if len(segment) < 2:
-            raise Wrong(f"{told} with {_count(len(segment), 'token')}, and it needs 2 or more")
+            raise Wrong(f"{gave} with {_count(len(segment), 'token')}, and it needs 2 or more")
     masks = given.trained
     if masks is not None and [len(mask) for mask in masks] != [len(segment) for segment in given.segments]:
         raise Wrong("gave `trained` that does not fit the segments, mask by mask")
@@ -111,22 +111,22 @@ def _check_layout(given: Microbatch, before: Microbatch, *, local: bool) -> None
         raise Wrong("gave `positions_BS` or `real_BS` that do not follow from the lengths of the segments")
 
 
-def _check_ids(value: Any, told: str, length: int | None = None) -> None:
+def _check_ids(value: Any, gave: str, length: int | None = None) -> None:
     """Token ids or labels of a sample: int64 [length]."""
-    _check_tensor(value, torch.int64, told, *(() if length is None else (length,)))
+    _check_tensor(value, torch.int64, gave, *(() if length is None else (length,)))
     if value.ndim != 1:
-        raise Wrong(f"{told} of shape {list(value.shape)}, where one dimension belongs")
+        raise Wrong(f"{gave} of shape {list(value.shape)}, where one dimension belongs")
 
 
-def _check_tensor(value: Any, dtype: torch.dtype, told: str, *shape: int) -> None:
+def _check_tensor(value: Any, dtype: torch.dtype, gave: str, *shape: int) -> None:
     if not isinstance(value, Tensor):
-        raise Wrong(f"{told} as {_array_kind(value)}, where a tensor belongs")
+        raise Wrong(f"{gave} as {_array_kind(value)}, where a tensor belongs")
     if value.dtype != dtype:
-        raise Wrong(f"{told} of {value.dtype}, where {dtype} belongs".replace("torch.", ""))
+        raise Wrong(f"{gave} of {value.dtype}, where {dtype} belongs".replace("torch.", ""))
     if shape and tuple(value.shape) != shape:
-        raise Wrong(f"{told} of shape {list(value.shape)}, where {list(shape)} belongs")
+        raise Wrong(f"{gave} of shape {list(value.shape)}, where {list(shape)} belongs")
     if value.device.type != "cpu":
-        raise Wrong(f"{told} on {value.device}; microbatches are made on the CPU")
+        raise Wrong(f"{gave} on {value.device}; microbatches are made on the CPU")
 
 
 def _check_range(

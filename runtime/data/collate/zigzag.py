@@ -37,7 +37,7 @@ def zigzag(lengths: Tensor, ring: int, rank: int) -> Tensor:
     return shifts.repeat_interleave(sizes, output_size=total).add_(torch.arange(total))
 
 
-def held(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Tensor:
+def local_positions(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Tensor:
     """int64 [B, S / ring / ulysses]: this rank's positions, as indices into the flattened whole rows."""
     rows, sequence = batch.positions_BS.shape
     if sequence % (ring * ulysses):
@@ -47,8 +47,8 @@ def held(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulysses_ran
 
 
 def local_part(batch: Microbatch, ring: int, ulysses: int, ring_rank: int, ulysses_rank: int) -> Microbatch:
-    """The microbatch with this rank's positions only. What speaks of whole rows stays. Raises as `held`."""
-    index = held(batch, ring, ulysses, ring_rank, ulysses_rank)
+    """The microbatch with this rank's positions only. What speaks of whole rows stays. Raises as `local_positions`."""
+    index = local_positions(batch, ring, ulysses, ring_rank, ulysses_rank)
     labels_BS = None if batch.labels_BS is None else batch.labels_BS.take(index)
     return evolve(
         batch,

@@ -135,7 +135,7 @@ def unused(messages: list[Message], count: int) -> list[str]:
 
 def _without_marks(text: str, opens: str, closes: str) -> Rendered:
     parts = re.split(f"([{opens}{closes}])", text)
-    kept: list[str] = []
+    texts: list[str] = []
     spans: list[tuple[int, int]] = []
     at = start = 0
     for part in parts:
@@ -144,9 +144,9 @@ def _without_marks(text: str, opens: str, closes: str) -> Rendered:
         elif part == closes:
             spans.append((start, at))
         else:
-            kept.append(part)
+            texts.append(part)
             at += len(part)
-    return Rendered(text="".join(kept), spans=tuple(spans))
+    return Rendered(text="".join(texts), spans=tuple(spans))
 
 
 class _Generation(Extension):

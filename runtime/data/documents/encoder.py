@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from ..records.bad_records import BadRecord
-from ..records.records import Message, Reads, Record, SyntheticDraw, TokenIds
+from ..records.records import Message, Reads, Record, SyntheticRecord, TokenIds
 from ..records.texts import strings
 from .chat_template import ChatTemplate, TemplateRefusal, load_template
 from .chat_turns import Span, spoken
@@ -84,8 +84,8 @@ class DocumentEncoder:
                 found = self._texts(contents)
             case TokenIds():
                 found = self._tokens(contents)
-            case SyntheticDraw():
-                found = [TokenDocument(ids=self._between(self._lexicon.write(draw))) for draw in contents]
+            case SyntheticRecord():
+                found = [TokenDocument(ids=self._between(self._lexicon.write(record))) for record in contents]
             case _:
                 found = self._conversations(contents)
         return [

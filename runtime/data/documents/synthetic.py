@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 from attrs import frozen
 
-from ..records.records import SyntheticDraw
+from ..records.records import SyntheticRecord
 from .tokenizers import TextTokenizer
 
 WORDS = 2048
@@ -51,11 +51,11 @@ class Lexicon:
             return cls(tokens=ids, offsets=np.arange(2 * WORDS + 1))
         return cls(tokens=ids, offsets=np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])]))
 
-    def write(self, draw: SyntheticDraw) -> np.ndarray:
-        """The tokens of a document between bos and eos: exactly `draw.tokens - 2`."""
-        count = draw.tokens - 2
+    def write(self, record: SyntheticRecord) -> np.ndarray:
+        """The tokens of a document between bos and eos: exactly `record.tokens - 2`."""
+        count = record.tokens - 2
         sizes = np.diff(self.offsets)
-        words = _draw_words(draw, -(-count // int(sizes.min())))
+        words = _words_of(record, -(-count // int(sizes.min())))
         size = sizes[words]
         ends = np.cumsum(size)
         # Position of each token in `tokens`: where its word begins there, and how far into the word it is.
@@ -63,10 +63,10 @@ class Lexicon:
         return self.tokens[places[:count]]
 
 
-def _draw_words(draw: SyntheticDraw, count: int) -> np.ndarray:
+def _words_of(record: SyntheticRecord, count: int) -> np.ndarray:
     """Numbers of `count` words: phrases that begin with a word of any rank, 1 / rank being how often it comes."""
     phrases = -(-count // PHRASE)
-    base = _key(draw.seed, np.array([draw.index], dtype=np.uint64), 2)
+    base = _key(record.seed, np.array([record.index], dtype=np.uint64), 2)
     hashes = _mix(base + np.arange(phrases * PHRASE, dtype=np.uint64)).reshape(phrases, PHRASE)
     words = np.empty((phrases, PHRASE), dtype=np.int64)
     words[:, 0] = np.minimum((WORDS + 1) ** _uniform(hashes[:, 0]), WORDS).astype(np.int64) - 1

@@ -17,22 +17,22 @@ from ....planner.schedule.mixture_sampler import TURN, MixtureSampler
 from ....planner.schedule.phases import in_order
 
 
-def drawn_datasets(draw: MixtureSampler, first: int, count: int) -> np.ndarray:
+def drawn_datasets(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
     """Dataset numbers of the draws first … first + count - 1, int64 [count]."""
     # A bound at the end of the circle has no point behind it.
-    inner = np.array([bound for bound in draw.bounds[1:-1] if bound < draw.turn], dtype=np.uint64)
-    return np.searchsorted(inner, _points(draw, first, count), side="right").astype(np.int64)
+    inner = np.array([bound for bound in sampler.bounds[1:-1] if bound < sampler.turn], dtype=np.uint64)
+    return np.searchsorted(inner, _points(sampler, first, count), side="right").astype(np.int64)
 
 
-def _points(draw: MixtureSampler, first: int, count: int) -> np.ndarray:
+def _points(sampler: MixtureSampler, first: int, count: int) -> np.ndarray:
     """The points of some draws, uint64 [count]."""
-    if draw.turn == TURN:  # uint64 goes round by itself
-        return np.uint64(draw.first_point(first)) + np.arange(count, dtype=np.uint64) * np.uint64(draw.stride)
-    points = np.full(count, draw.first_point(first), dtype=np.uint64)
-    known, turn = 1, np.uint64(draw.turn)
+    if sampler.turn == TURN:  # uint64 goes round by itself
+        return np.uint64(sampler.first_point(first)) + np.arange(count, dtype=np.uint64) * np.uint64(sampler.stride)
+    points = np.full(count, sampler.first_point(first), dtype=np.uint64)
+    known, turn = 1, np.uint64(sampler.turn)
     while known < count:  # from so many to twice as many: no product to overflow
         more = points[known : 2 * known]
-        more[:] = points[: len(more)] + np.uint64(known * draw.stride % draw.turn)
+        more[:] = points[: len(more)] + np.uint64(known * sampler.stride % sampler.turn)
         more[more >= turn] -= turn
         known *= 2
     return points
@@ -66,7 +66,7 @@ class _PhaseSpan:
     first: int
     phase: str
     passes: Passes
-    draw: MixtureSampler
+    sampler: MixtureSampler
     drawn: int
     cursors: tuple[int, ...]
 
@@ -103,7 +103,7 @@ class Curriculum:
             own = np.arange(first, first + self.rows_per_step, dtype=np.int64)
             return np.zeros_like(own), own
         stretch, drawn = self._at(step)
-        datasets = drawn_datasets(stretch.draw, drawn, self.rows_per_step)
+        datasets = drawn_datasets(stretch.sampler, drawn, self.rows_per_step)
         cursors = np.empty(self.rows_per_step, dtype=np.int64)
         # Steps are mostly asked for one after the other: the next one begins where this one ends.
         known, before = self._next[0]
@@ -149,11 +149,11 @@ class Curriculum:
             before, passes = passes, self._passes(phase)
             goes_on = passes == before if passes is not None else not found and phase.name == start.phase
             drawn = drawn if goes_on else 0
-            draw = sampler_of(phase, self.datasets, self.num_rows, self.seed)
-            found.append(_PhaseSpan(max(first, start.step), phase.name, passes, draw, drawn, tuple(cursors)))
+            sampler = sampler_of(phase, self.datasets, self.num_rows, self.seed)
+            found.append(_PhaseSpan(max(first, start.step), phase.name, passes, sampler, drawn, tuple(cursors)))
             if end is not None:
                 count = (end - found[-1].first) * self.rows_per_step
-                counts = draw.counts(drawn, count)
+                counts = sampler.counts(drawn, count)
                 cursors = [cursor + own for cursor, own in zip(cursors, counts, strict=True)]
                 drawn += count
         return found
@@ -173,5 +173,5 @@ class Curriculum:
 
     @staticmethod
     def _cursors(stretch: _PhaseSpan, drawn: int) -> list[int]:
-        counts = stretch.draw.counts(stretch.drawn, drawn - stretch.drawn)
+        counts = stretch.sampler.counts(stretch.drawn, drawn - stretch.drawn)
         return [cursor + count for cursor, count in zip(stretch.cursors, counts, strict=True)]

@@ -57,15 +57,15 @@ def _deal(costs, order, dealt):
     accumulate, ranks, micro = dealt.shape
     total = np.zeros(ranks, np.int64)
     for number in range(accumulate):
-        spent, held = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
+        spent, filled = np.zeros(ranks, np.int64), np.zeros(ranks, np.int64)
         for at in range(number * ranks * micro, (number + 1) * ranks * micro):
             best = -1
             for rank in range(ranks):
-                if held[rank] < micro and (
+                if filled[rank] < micro and (
                     best < 0 or spent[rank] < spent[best] or (spent[rank] == spent[best] and total[rank] < total[best])
                 ):
                     best = rank
-            dealt[number, best, held[best]] = order[at]
-            held[best] += 1
+            dealt[number, best, filled[best]] = order[at]
+            filled[best] += 1
             spent[best] += costs[order[at]]
             total[best] += costs[order[at]]

@@ -9,7 +9,7 @@ from attrs import define
 
 from ..collate.batch import Microbatch
 from ..collate.collators import CollateChain, PackStage, longest_padding, no_room
-from ..packing.row_reader import UNTOLD, RowReader
+from ..packing.row_reader import UNKNOWN, RowReader
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -72,10 +72,12 @@ class _Collation:
         if self._pack is not None:
             return self._collate.behind_pack(_laid_out(runs, self._pack, datasets, places))
         readers = [(reader, index) for reader, indices in runs for index in indices.tolist()]
-        told = [[UNTOLD] * len(readers) if numbers is None else numbers.tolist() for numbers in (datasets, places)]
+        row_numbers = [
+            [UNKNOWN] * len(readers) if numbers is None else numbers.tolist() for numbers in (datasets, places)
+        ]
         rows = [
             reader.row(index, dataset=dataset, position=place)
-            for (reader, index), dataset, place in zip(readers, *told, strict=True)
+            for (reader, index), dataset, place in zip(readers, *row_numbers, strict=True)
         ]
         return self._collate(rows)
 

@@ -96,11 +96,11 @@ def _copy(source, target):
 
 @kernel
 def _copy_trained(source, mask, target):
-    kept = 0
+    trained = 0
     for at in range(len(target)):
         target[at] = source[at] if mask[at] else IGNORE_INDEX
-        kept += mask[at] != 0
-    return kept
+        trained += mask[at] != 0
+    return trained
 
 
 @kernel

@@ -15,8 +15,8 @@ import numpy as np
 from ..jit import kernel
 from .rooms import add_room, least_room, no_rooms, remove_room
 
-# Columns of a placement: its first row, rows, documents of the length for each of them, documents each held before.
-FIRST, ROWS, EACH, HELD = range(4)
+# Columns of a placement: its first row, rows, documents of the length for each of them, documents each has had before.
+FIRST, ROWS, EACH, EARLIER = range(4)
 # Columns of a run, rows side by side that hold alike: its first row, rows, documents in each, and the number of the
 # next run with as much room, 0 for none. The run number 0 is none.
 NUMBER, NEXT = 2, 3
@@ -71,14 +71,14 @@ def _fit_on(counts, shortest, capacity, begins, placements, runs, heads, words, 
         free = np.int64(0)  # a run whose entry can be used again
         room = np.int64(least_room(words, summary, np.uint64(units)))
         if room > capacity:  # no row takes one: open as many as are needed
-            room, held, first = capacity, np.int64(0), rows
+            room, earlier, first = capacity, np.int64(0), rows
             each = room // units
             whole = left if each == 1 else left // each
             rest = left - whole * each
             rows += whole + (rest > 0)
         else:
             head = heads[room]
-            first, available, held = (
+            first, available, earlier = (
                 np.int64(runs[head, FIRST]),
                 np.int64(runs[head, ROWS]),
                 np.int64(runs[head, NUMBER]),
@@ -101,7 +101,7 @@ def _fit_on(counts, shortest, capacity, begins, placements, runs, heads, words, 
             if not free:
                 free, run = run, run + 1
             after = room - each * units
-            _place(placements, placed, runs, free, heads, first, whole, each, held, after)
+            _place(placements, placed, runs, free, heads, first, whole, each, earlier, after)
             if after >= shortest:  # else nothing has room there any more
                 add_room(words, summary, after)
             placed += 1
@@ -110,7 +110,7 @@ def _fit_on(counts, shortest, capacity, begins, placements, runs, heads, words, 
             if not free:
                 free, run = run, run + 1
             after = room - rest * units
-            _place(placements, placed, runs, free, heads, first, 1, rest, held, after)
+            _place(placements, placed, runs, free, heads, first, 1, rest, earlier, after)
             if after >= shortest:
                 add_room(words, summary, after)
             placed += 1
@@ -118,12 +118,12 @@ def _fit_on(counts, shortest, capacity, begins, placements, runs, heads, words, 
 
 
 @kernel
-def _place(placements, placed, runs, run, heads, first, rows, each, held, after):
+def _place(placements, placed, runs, run, heads, first, rows, each, earlier, after):
     """Note a placement, and the run of its rows as the first of those with as much room `after` it."""
     placements[placed, FIRST], placements[placed, ROWS] = first, rows
-    placements[placed, EACH], placements[placed, HELD] = each, held
+    placements[placed, EACH], placements[placed, EARLIER] = each, earlier
     at = np.uint64(run)
-    runs[at, FIRST], runs[at, ROWS], runs[at, NUMBER], runs[at, NEXT] = first, rows, held + each, heads[after]
+    runs[at, FIRST], runs[at, ROWS], runs[at, NUMBER], runs[at, NEXT] = first, rows, earlier + each, heads[after]
     heads[after] = run
 
 

@@ -73,7 +73,7 @@ def pack_groups(lengths, group, first_group, last_group, capacity, align, policy
             remainders[:] = 0
         count(part, capacity, policy, sizes[0], remainders[0], extra[0])
         segment, full = np.int64(offsets[rows]), extra[0, FULL]
-        placements, runs, planned, kept = plan(
+        placements, runs, planned, used = plan(
             sizes, remainders, extra, capacity, align, most, begins, placements, runs, offsets[rows:]
         )
         begin(0, sizes, remainders, align, most, begins, placements, places, later)
@@ -81,7 +81,7 @@ def pack_groups(lengths, group, first_group, last_group, capacity, align, policy
             part, first, capacity, policy, most, sizes[0], places, later, placements, offsets[rows + full :],
             document, segment, cuts[noted:], starts[noted:], ends, ordered,
         )  # fmt: skip
-        rows, noted, positions = rows + full + planned, noted + extra[0, CUTS], positions + kept
+        rows, noted, positions = rows + full + planned, noted + extra[0, CUTS], positions + used
     return rows, noted, positions
 
 

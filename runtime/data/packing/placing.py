@@ -8,7 +8,7 @@ which keeps what is sorted in the processor's cache, and by several threads.
 import numpy as np
 
 from ..jit import kernel
-from .best_fit import EACH, FIRST, HELD, ROWS
+from .best_fit import EACH, EARLIER, FIRST, ROWS
 from .counting import ONE, remainder, size_of, sort
 from .rows import SPLIT
 
@@ -96,13 +96,13 @@ def _lay(ordered, begin, end, placements, cursors, size, offsets, document):
     there, taken = np.int64(-1), begin
     while taken < end:
         first, rows = np.int64(placements[at, FIRST]), np.int64(placements[at, ROWS])
-        each, held = np.int64(placements[at, EACH]), np.int64(placements[at, HELD])
+        each, earlier = np.int64(placements[at, EACH]), np.int64(placements[at, EARLIER])
         if each == 1:  # most often, and twice as fast without a loop in the loop
             here = min(end - taken, rows - done)
             if taken == begin:
-                there = offsets[first + done] + held
+                there = offsets[first + done] + earlier
             for number in range(here):
-                to = np.uint64(offsets[np.uint64(first + done + number)] + held)
+                to = np.uint64(offsets[np.uint64(first + done + number)] + earlier)
                 document[to] = ordered[np.uint64(taken + number)]
         else:
             here = min(end - taken, rows * each - done)
@@ -110,10 +110,10 @@ def _lay(ordered, begin, end, placements, cursors, size, offsets, document):
             if done:
                 row, within = first + done // each, done % each
             if taken == begin:
-                there = offsets[row] + held + within
+                there = offsets[row] + earlier + within
             item, stop = taken, taken + here
             while item < stop:
-                to = np.int64(offsets[np.uint64(row)]) + held + within
+                to = np.int64(offsets[np.uint64(row)]) + earlier + within
                 more = min(stop - item, each - within)
                 for number in range(more):
                     document[np.uint64(to + number)] = ordered[np.uint64(item + number)]

@@ -13,7 +13,7 @@ from .rows import Rows
 # The number of a row that holds nothing but padding.
 PADDING: Final = -1
 # Where nobody asks which dataset a row is of, or where it stands in the run.
-UNTOLD: Final = -1
+UNKNOWN: Final = -1
 
 
 @frozen(kw_only=True, eq=False)
@@ -24,10 +24,10 @@ class RawRow:
     """Views into the store; L positions come with L + 1 tokens, the last a label."""
     trained: list[np.ndarray] | None = None
     """Of each segment, uint8 [L + 1]: 1 where the token is to be predicted. None: all of them are."""
-    dataset: int = UNTOLD
-    """Number of its dataset among those that are trained on; UNTOLD if there is one alone, and in evaluation."""
-    position: int = UNTOLD
-    """Rows of the run before it; UNTOLD in evaluation."""
+    dataset: int = UNKNOWN
+    """Number of its dataset among those that are trained on; UNKNOWN if there is one alone, and in evaluation."""
+    position: int = UNKNOWN
+    """Rows of the run before it; UNKNOWN in evaluation."""
 
 
 @define(kw_only=True, frozen=True, eq=False)
@@ -39,7 +39,7 @@ class RowReader:
     """int64: the document of the store that each document index in `rows` stands for."""
     rows: Rows
 
-    def row(self, index: int, *, dataset: int = UNTOLD, position: int = UNTOLD) -> RawRow:
+    def row(self, index: int, *, dataset: int = UNKNOWN, position: int = UNKNOWN) -> RawRow:
         """Row `index`, without segments for PADDING; it says of itself what `dataset` and `position` say."""
         if index == PADDING:
             return RawRow(segments=[], dataset=dataset, position=position)

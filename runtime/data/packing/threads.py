@@ -18,9 +18,9 @@ def default_threads() -> int:
     torch = sys.modules.get("torch")
     if torch is not None:
         return torch.get_num_threads()
-    told = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list is for nested teams
-    if told.isdecimal() and int(told):
-        return int(told)
+    setting = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()  # a list is for nested teams
+    if setting.isdecimal() and int(setting):
+        return int(setting)
     return len(os.sched_getaffinity(0))
 
 

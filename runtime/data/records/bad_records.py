@@ -4,7 +4,7 @@ from attrs import define, evolve
 
 from ..errors import DataError
 
-KEPT = 10
+MOST_SHOWN = 10
 
 
 @define(kw_only=True, frozen=True)
@@ -17,15 +17,15 @@ class BadRecord:
 
 @define(kw_only=True, frozen=True)
 class BadRecordReport:
-    """How many records were left out, with the first `KEPT` of them in reading order."""
+    """How many records were left out, with the first `MOST_SHOWN` of them in reading order."""
 
     count: int = 0
     first: tuple[BadRecord, ...] = ()
 
     def including(self, record: BadRecord) -> "BadRecordReport":
         """This report with one more record."""
-        kept = (*self.first, record) if len(self.first) < KEPT else self.first
-        return evolve(self, count=self.count + 1, first=kept)
+        first = (*self.first, record) if len(self.first) < MOST_SHOWN else self.first
+        return evolve(self, count=self.count + 1, first=first)
 
     def check(self, limit: int | None) -> None:
         """Raise DataError listing the kept records if there are more than `limit` (None: any number is accepted)."""

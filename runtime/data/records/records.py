@@ -53,7 +53,7 @@ class TokenIds:
 
 
 @frozen(kw_only=True)
-class SyntheticDraw:
+class SyntheticRecord:
     """A document of the `synthetic` source: it is made when it is encoded, as its tokens depend on the tokenizer."""
 
     seed: int
@@ -62,7 +62,7 @@ class SyntheticDraw:
     """All of them, bos and eos included."""
 
 
-Content = str | list[Message] | TokenIds | SyntheticDraw
+Content = str | list[Message] | TokenIds | SyntheticRecord
 
 
 @define
@@ -83,7 +83,7 @@ class Record:
             return len(content)
         if isinstance(content, TokenIds):
             return len(content.ids)
-        if isinstance(content, SyntheticDraw):
+        if isinstance(content, SyntheticRecord):
             return content.tokens
         return sum(len(message["content"]) for message in content)
 

@@ -80,21 +80,21 @@ def _unpacked(file: IO[bytes], path: Path) -> Iterator[bytes]:
 
 def _gathered(parts: Iterator[bytes]) -> Iterator[bytes]:
     """Small parts as blocks. What was read before a part that cannot be is given first: so the break has its line."""
-    held: list[bytes] = []
+    pending: list[bytes] = []
     size = 0
     try:
         for part in parts:
-            held.append(part)
+            pending.append(part)
             size += len(part)
             if size >= BLOCK:
-                yield b"".join(held)
-                held, size = [], 0
+                yield b"".join(pending)
+                pending, size = [], 0
     except (OSError, EOFError, zlib.error):
-        if any(held):
-            yield b"".join(held)
+        if any(pending):
+            yield b"".join(pending)
         raise
-    if any(held):
-        yield b"".join(held)
+    if any(pending):
+        yield b"".join(pending)
 
 
 def _unpacked_zstd(file: IO[bytes], path: Path) -> Iterator[bytes]:

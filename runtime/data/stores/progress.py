@@ -26,7 +26,7 @@ class DataProgress:
     documents: int = 0
     tokens: int = 0
     bad_records: int = 0
-    kept: int = 0
+    resumed: int = 0
     """Bytes of the input that an earlier build had done before it was interrupted."""
     builder: str = ""
     """Who builds, while this process waits."""

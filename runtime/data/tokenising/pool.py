@@ -25,9 +25,9 @@ SMALL = 8 << 20
 # Units at a worker: one is tokenised, one waits.
 AT_WORKER = 2
 # Units that are read, worked on or waiting for their turn are at most WINDOW a worker, and unless it is a single one
-# no more than HELD_BYTES a worker: this bounds the memory of the process that reads and writes.
+# no more than WINDOW_BYTES a worker: this bounds the memory of the process that reads and writes.
 WINDOW = 4
-HELD_BYTES = 32 << 20
+WINDOW_BYTES = 32 << 20
 DEATHS = 3
 
 
@@ -39,23 +39,23 @@ def encoded_units(
     `jobs` processes work, or this one alone if it is 1; with None, as many as there are cores, unless there is little
     to do. Raises what a unit raises when its turn comes, and DataError for a unit at which three workers died.
     """
-    told = _told(units)
+    caught = _caught(units)
     first: list[SourceUnit | WorkerFailure] = []
     if jobs is None:
         jobs = _cores()
         size = 0
-        for unit in told if jobs > 1 else ():
+        for unit in caught if jobs > 1 else ():
             first.append(unit)
             size += _bytes(unit)
             if size >= SMALL:
                 break
         jobs = jobs if size >= SMALL else 1
-    told = chain(first, told)
+    caught = chain(first, caught)
     if jobs > 1:
         with Pool(source, encoder, dtype, jobs) as pool:
-            yield from pool.encoded(told)
+            yield from pool.encoded(caught)
         return
-    for unit in told:
+    for unit in caught:
         if isinstance(unit, WorkerFailure):
             raise unit.error
         with one_thread():
@@ -63,7 +63,7 @@ def encoded_units(
         yield unit, result
 
 
-def _told(units: "Iterable[SourceUnit]") -> "Iterator[SourceUnit | WorkerFailure]":
+def _caught(units: "Iterable[SourceUnit]") -> "Iterator[SourceUnit | WorkerFailure]":
     """The units, and what getting at the next one raised, which has its turn when theirs is over."""
     try:
         yield from units
@@ -119,15 +119,15 @@ class Pool:
         for worker in self._workers:
             self._greet(worker)
         window: deque[_Slot] = deque()
-        held, following = 0, next(units, None)
+        in_memory, following = 0, next(units, None)
         while window or following is not None:
-            while following is not None and self._has_room(len(window), held, following):
+            while following is not None and self._has_room(len(window), in_memory, following):
                 window.append(slot := _Slot(following))
                 if isinstance(following, WorkerFailure):
                     slot.result = following
                 else:
                     self._todo.append(slot)
-                held += _bytes(following)
+                in_memory += _bytes(following)
                 self._deal()
                 following = next(units, None)
             result = window[0].result
@@ -135,14 +135,14 @@ class Pool:
                 self._listen()
                 continue
             slot = window.popleft()
-            held -= _bytes(slot.unit)
+            in_memory -= _bytes(slot.unit)
             if isinstance(result, WorkerFailure):
                 raise _raised(result)
             assert not isinstance(slot.unit, WorkerFailure)
             yield slot.unit, result
 
-    def _has_room(self, count: int, held: int, unit: "SourceUnit | WorkerFailure") -> bool:
-        return not count or (count < WINDOW * self._jobs and held + _bytes(unit) <= HELD_BYTES * self._jobs)
+    def _has_room(self, count: int, in_memory: int, unit: "SourceUnit | WorkerFailure") -> bool:
+        return not count or (count < WINDOW * self._jobs and in_memory + _bytes(unit) <= WINDOW_BYTES * self._jobs)
 
     def _deal(self) -> None:
         while self._todo:

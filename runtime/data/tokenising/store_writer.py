@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 from attrs import asdict, evolve, field, frozen
 
-from ..records.bad_records import KEPT, BadRecord, BadRecordReport
+from ..records.bad_records import MOST_SHOWN, BadRecord, BadRecordReport
 from ..stores.cache_folder import sync_folder
 from ..stores.durable import GrowingFile, replace_file
 from ..stores.store import BAD, FORMAT, JOURNAL, LENGTHS, META, OFFSETS, TOKENS, TRAINED
@@ -164,7 +164,7 @@ class StoreWriter:
         if not now.bad_records:
             del digests[BAD]
             (self.folder / BAD).unlink(missing_ok=True)
-        kept = [[record.origin, record.reason] for record in self.bad_records.first]
+        shown = [[record.origin, record.reason] for record in self.bad_records.first]
         content = {
             "format": FORMAT,
             "dtype": now.dtype,
@@ -173,7 +173,7 @@ class StoreWriter:
             "trained_tokens": now.trained,
             "masked": TRAINED in now.sizes,
             **meta,
-            "bad_records": {"count": now.bad_records, "first": kept},
+            "bad_records": {"count": now.bad_records, "first": shown},
             "digests": digests,
         }
         replace_file(self.folder / META, json.dumps(content, indent=1).encode())
@@ -225,10 +225,10 @@ def copy_unfinished(source: Path, target: Path, key: str, tell: Callable[[int], 
 def _report(path: Path, count: int) -> BadRecordReport:
     first = []
     with path.open(encoding="utf-8", errors="surrogateescape") as lines:
-        for line, _ in zip(lines, range(KEPT), strict=False):
+        for line, _ in zip(lines, range(MOST_SHOWN), strict=False):
             record = json.loads(line)
             first.append(BadRecord(origin=record["origin"], reason=record["reason"]))
-    if len(first) != min(count, KEPT):
+    if len(first) != min(count, MOST_SHOWN):
         raise ValueError(f"{path} has {len(first)} records")
     return BadRecordReport(count=count, first=tuple(first))
 

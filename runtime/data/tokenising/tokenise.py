@@ -149,7 +149,7 @@ def _tokenise(job: TokeniseJob, writer: StoreWriter) -> None:
             writer.begin()
         units = iter(source.units())
     writer.bad_records.check(limit)
-    total, kept = source.num_bytes(), writer.journal.done
+    total, resumed = source.num_bytes(), writer.journal.done
     committed = time.monotonic()
     with closing(encoded_units(source, job.encoder, units, job.dtype, job.jobs)) as encoded:
         for unit, documents in encoded:
@@ -165,7 +165,7 @@ def _tokenise(job: TokeniseJob, writer: StoreWriter) -> None:
                 job.report(
                     DataProgress(
                         stage="tokens", done=now.done, total=total, documents=now.documents, tokens=now.tokens,
-                        bad_records=now.bad_records, kept=kept,
+                        bad_records=now.bad_records, resumed=resumed,
                     )
                 )  # fmt: skip
     if not writer.journal.documents:

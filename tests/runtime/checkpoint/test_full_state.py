@@ -55,7 +55,7 @@ def state_with(calls: list[str], **given: Any) -> FullState:
     options: dict[str, Any] = {
         "rank": SimpleNamespace(rank=0, data_rank=0, device=CPU),
         "model": None,
-        "ema": SimpleNamespace(tensors=lambda: {"ema.w": torch.zeros(1)}, updates=0, kept=lambda: {"updates": 7}),
+        "ema": SimpleNamespace(tensors=lambda: {"ema.w": torch.zeros(1)}, updates=0, described=lambda: {"updates": 7}),
         "optimizer": None,
         "feed": SimpleNamespace(
             steps=9, batch=None, epoch=lambda step: None, loader=loader, resume=lambda state: calls.append("loader")

@@ -44,7 +44,7 @@ def put(queue: SaveQueue[str], job: str) -> str | None:
     dropped = queue.make_way()
     if job.startswith("H"):
         queue.await_room()
-    queue.put(job, kept=job.startswith("H"))
+    queue.put(job, required=job.startswith("H"))
     return dropped
 
 

@@ -37,7 +37,7 @@ def back_to_2(folder: CheckpointFolder) -> Rollback:
         from_step=7,
         loader=LOADER,
         nonfinite=COUNTS,
-        undone={entries[step].name: seal_of(entries[step]) for step in (4, 6)},
+        newer={entries[step].name: seal_of(entries[step]) for step in (4, 6)},
     )
 
 

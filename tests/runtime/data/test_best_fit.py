@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packed_rows import plain_best_fit_decreasing
 
-from xtrain.runtime.data.packing.best_fit import EACH, FIRST, HELD, ROWS, fit, open_rows
+from xtrain.runtime.data.packing.best_fit import EACH, EARLIER, FIRST, ROWS, fit, open_rows
 from xtrain.runtime.data.packing.rooms import add_room, least_room, no_rooms, remove_room
 
 
@@ -50,7 +50,7 @@ def test_a_plan_places_each_document_once_in_rows_that_have_room(lengths: list[i
         while units and placed.count(units[0]) == counts[units[0]]:
             units.pop(0)
         for row in range(place[FIRST], place[FIRST] + place[ROWS]):
-            assert held[row] == place[HELD]
+            assert held[row] == place[EARLIER]
             held[row] += place[EACH]
             left[row] -= place[EACH] * units[0]
             placed += [units[0]] * place[EACH]

@@ -18,7 +18,7 @@ from xtrain.planner.rules.topology import LONGEST_PADDING
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.data.collate.collators import Samples, Stage, compose
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.packing.row_reader import UNTOLD, RawRow
+from xtrain.runtime.data.packing.row_reader import UNKNOWN, RawRow
 
 
 def collate(rows: list[list[list[int]]], capacity: int, align: int = 1) -> Microbatch:
@@ -62,8 +62,8 @@ def test_rows_say_which_dataset_they_are_of():
 
     told = collated(rows(1, 0, 1)).dataset_B
     assert told is not None and told.dtype == torch.int64 and told.tolist() == [1, 0, 1]
-    assert collated(rows(UNTOLD, UNTOLD)).dataset_B is None
-    assert collated([*rows(2), RawRow(segments=[])]).dataset_B.tolist() == [2, UNTOLD]
+    assert collated(rows(UNKNOWN, UNKNOWN)).dataset_B is None
+    assert collated([*rows(2), RawRow(segments=[])]).dataset_B.tolist() == [2, UNKNOWN]
 
 
 def test_rows_say_where_they_stand_in_the_run():

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from xtrain.runtime.data.errors import DataError
-from xtrain.runtime.data.records.bad_records import KEPT, BadRecord, BadRecordReport
+from xtrain.runtime.data.records.bad_records import MOST_SHOWN, BadRecord, BadRecordReport
 from xtrain.runtime.data.records.records import Record
 from xtrain.runtime.data.sources.source import DataSource, open_source
 
@@ -95,10 +95,10 @@ def test_more_bad_records_than_the_limit_are_listed_in_the_error(tmp_path: Path)
 
 
 def test_every_bad_record_is_counted_and_the_first_few_are_kept(tmp_path: Path):
-    (tmp_path / "x.jsonl").write_text("nonsense\n" * (KEPT + 5))
+    (tmp_path / "x.jsonl").write_text("nonsense\n" * (MOST_SHOWN + 5))
     _, report = read(open_source("jsonl", patterns=("*.jsonl",), base=tmp_path, bad_record_limit=100))
-    assert report.count == KEPT + 5
-    assert [record.origin.rpartition(":")[2] for record in report.first] == [str(n + 1) for n in range(KEPT)]
+    assert report.count == MOST_SHOWN + 5
+    assert [record.origin.rpartition(":")[2] for record in report.first] == [str(n + 1) for n in range(MOST_SHOWN)]
 
 
 def test_the_fingerprint_follows_names_and_contents_but_not_the_place(tmp_path: Path):

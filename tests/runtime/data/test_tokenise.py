@@ -105,7 +105,7 @@ def test_what_is_done_is_not_done_again(folder: Path, tmp_path: Path):
     assert contents(cache / key) == whole
     assert [path.name for path in cache.iterdir()] == [key]
     moments = [now for now in told if now.stage == "tokens"]
-    assert {now.kept for now in moments} == {journal.done}
+    assert {now.resumed for now in moments} == {journal.done}
     assert moments[-1].done == moments[-1].total == sum(path.stat().st_size for path in folder.iterdir())
     assert (moments[-1].documents, moments[-1].bad_records, moments[-1].share) == (6, 2, 1.0)
 

@@ -170,7 +170,7 @@ def test_memory_is_bounded_by_a_window(tmp_path: Path):
 
 
 def test_no_more_bytes_are_held_than_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tokenise_pool, "HELD_BYTES", 600)
+    monkeypatch.setattr(tokenise_pool, "WINDOW_BYTES", 600)
     texts = [["x" * 450] for _ in range(10)] + [["y" * 5000], ["z"]]
     source = lines_of(write_lines(tmp_path / "in", texts))
     sizes = []

@@ -19,7 +19,7 @@ def moment(done: int, **more) -> DataProgress:
 def test_a_pace_counts_what_it_has_seen():
     clock = Clock()
     pace = ReadingPace(clock=clock)
-    pace.look(moment(1 << 20, kept=1 << 20))
+    pace.look(moment(1 << 20, resumed=1 << 20))
     assert (pace.bytes_per_second, pace.seconds_left) == (None, None)
     clock.now = 2.0
     pace.look(now := moment(2 << 20, bad_records=3))

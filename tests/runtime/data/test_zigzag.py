@@ -13,7 +13,7 @@ from xtrain.components.collators.shift_tokens_torch import shift_tokens
 from xtrain.components.collators.to_tensor_torch import to_tensor
 from xtrain.runtime.data.collate.batch import IGNORE_INDEX, Microbatch
 from xtrain.runtime.data.collate.collators import compose
-from xtrain.runtime.data.collate.zigzag import held, zigzag
+from xtrain.runtime.data.collate.zigzag import local_positions, zigzag
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.packing.row_reader import RawRow
 
@@ -89,7 +89,7 @@ def test_ranks_share_out_every_row_between_them(rows: list[list[int]], ring: int
     unit = align * ulysses
     capacity = max(1, -(-needed // unit)) * unit
     batch = batch_of(rows, capacity, align)
-    indices = [held(batch, ring, ulysses, r, u) for r in range(ring) for u in range(ulysses)]
+    indices = [local_positions(batch, ring, ulysses, r, u) for r in range(ring) for u in range(ulysses)]
     together = torch.cat(indices, dim=1).sort(dim=1).values
     assert together.tolist() == torch.arange(len(rows) * capacity).view(len(rows), capacity).tolist()
 
@@ -108,13 +108,13 @@ def test_ranks_share_out_every_row_between_them(rows: list[list[int]], ring: int
 
 def test_ring_is_outer_and_ulysses_cuts_its_parts():
     batch = batch_of([[16]], 16, 4)
-    assert [held(batch, 2, 2, r, u).tolist() for r in range(2) for u in range(2)] == [
+    assert [local_positions(batch, 2, 2, r, u).tolist() for r in range(2) for u in range(2)] == [
         [[0, 1, 2, 3]],
         [[12, 13, 14, 15]],
         [[4, 5, 6, 7]],
         [[8, 9, 10, 11]],
     ]
-    assert held(batch_of([[3, 5], [8]], 8, 1), 1, 2, 0, 1).tolist() == [[4, 5, 6, 7], [12, 13, 14, 15]]
+    assert local_positions(batch_of([[3, 5], [8]], 8, 1), 1, 2, 0, 1).tolist() == [[4, 5, 6, 7], [12, 13, 14, 15]]
 
 
 def test_rows_that_cannot_be_cut_evenly():

@@ -27,7 +27,7 @@ from xtrain.runtime.launch.rendezvous import CannotTakePart, RendezvousHost, Ren
 def left(tmp_path, monkeypatch) -> list[int]:
     """With which codes this process would have ended; a rank of three that know no place to meet."""
     codes: list[int] = []
-    monkeypatch.setattr("xtrain.runtime.outcome.leave", codes.append)
+    monkeypatch.setattr("xtrain.runtime.outcome.exit_process", codes.append)
     monkeypatch.setattr("xtrain.runtime.control.signals.end_at_once", lambda: None)
     monkeypatch.delenv("MASTER_PORT", raising=False)
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)

@@ -54,7 +54,7 @@ def room(monkeypatch) -> Room:
 
 def speaks(member: RendezvousMember) -> tuple[str, str]:
     """Who the first rank is, as the store of this start knows it."""
-    return member.told["plan"], member.ready().get("address").decode()
+    return member.answer["plan"], member.ready().get("address").decode()
 
 
 def test_ranks_meet_those_of_their_own_start_only(room):

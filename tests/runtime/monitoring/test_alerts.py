@@ -56,7 +56,7 @@ class Told:
 def alerts(tmp_path) -> AlertMonitor:
     plan: Any = Plan()
     notifier: Any = Told()
-    alert_actions = AlertActions(plan.timeline.reactions)
+    alert_actions = AlertActions(plan.timeline.triggers)
     records = Records.open(tmp_path, 0)
     return AlertMonitor(
         records=records, progress=Progress(step=9), notifier=notifier, alert_actions=alert_actions, plan=plan

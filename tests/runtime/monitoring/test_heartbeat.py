@@ -41,8 +41,10 @@ def watch(directory: Path, *, stuck: float | None = 10.0, world: int = 1, left: 
     (directory / "ranks").mkdir(exist_ok=True)
     records = Records.open(directory, 0)
     file = BeatFile(heartbeat_path(directory, 0), 0, 1)
-    leave = (lambda code: None) if left is None else left.append
-    return Watchdog(beat=HeartbeatWriter(), file=file, records=records, rank=0, world=world, stuck=stuck, leave=leave)
+    exit_process = (lambda code: None) if left is None else left.append
+    return Watchdog(
+        beat=HeartbeatWriter(), file=file, records=records, rank=0, world=world, stuck=stuck, exit_process=exit_process
+    )
 
 
 class Clock:

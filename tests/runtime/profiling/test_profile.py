@@ -51,7 +51,7 @@ class Run:
             records=self.records,
             progress=self.progress,
             beat=self.beat,
-            told=lambda done, text: self.answers.append((done, text)),
+            report=lambda done, text: self.answers.append((done, text)),
         )
         self.under_way.begin(found)
         return found
@@ -90,7 +90,7 @@ def test_exactly_the_steps_that_are_asked_for(run, wait, warmup, active):
     run.steps(wait + warmup + active - 1)
     assert run.under_way and not run.files and not run.answers
     run.steps(1)
-    assert not run.under_way and run.beat.told is None
+    assert not run.under_way and run.beat.on_node is None
     first, last = 5 + wait + warmup, 4 + wait + warmup + active
     folder = f"steps-{first:012d}-{last:012d}"
     assert run.files == [f"{folder}/{name}" for name in ("rank-00000.json", "rank-00000.summary.json", "summary.md")]
@@ -133,7 +133,7 @@ def test_a_rank_that_is_not_asked_for_only_goes_along(tmp_path, monkeypatch):
     run = Run(tmp_path)
     run.begin(ranks=[1], active=2)
     run.steps(2)
-    assert not run.under_way and run.beat.told is None and not list(tmp_path.rglob("rank-*"))
+    assert not run.under_way and run.beat.on_node is None and not list(tmp_path.rglob("rank-*"))
     run.records.close()
 
 
@@ -141,7 +141,7 @@ def test_cut_short_it_keeps_the_steps_that_have_ended(run):
     run.begin(warmup=1, active=5)
     run.steps(3)
     run.under_way.cut_short("the run waits")
-    assert not run.under_way and run.beat.told is None
+    assert not run.under_way and run.beat.on_node is None
     assert run.files[0] == "steps-000000000002-000000000003/rank-00000.json"
     (event,) = run.events
     assert event["note"] == "cut short, as the run waits" and event["last"] == 3
@@ -168,7 +168,7 @@ def test_of_a_run_that_fails_nothing_is_left(run, passed):
     run.begin(wait=1, warmup=1, active=2)
     run.steps(passed)
     run.under_way.drop()
-    assert not run.under_way and not run.files and not run.answers and not run.events and run.beat.told is None
+    assert not run.under_way and not run.files and not run.answers and not run.events and run.beat.on_node is None
     run.begin()
     run.steps(1)
     assert len(run.files) == 3

@@ -50,13 +50,13 @@ def start(tmp_path, monkeypatch):
     for name in ("CACHE_DIR", "DATA_DIR", "ERROR_REPORTING"):
         monkeypatch.delenv(f"WANDB_{name}", raising=False)
 
-    def begin(library: Library, *, mode: str = "online", undone: int = 0) -> tuple[RecordSink, list[str]]:
+    def begin(library: Library, *, mode: str = "online", rolled_back: int = 0) -> tuple[RecordSink, list[str]]:
         monkeypatch.setitem(sys.modules, "wandb", library.module())
         warned: list[str] = []
         (tmp_path / "spec.xtrain").touch()
         config = {"experiment": {"name": "llama"}, "optimizer": {"lr": 1e-3}}
         writer = WandbWriter(
-            directory=tmp_path, mode=mode, chosen=CHOSEN, config=config, undone=undone, warn=warned.append
+            directory=tmp_path, mode=mode, chosen=CHOSEN, config=config, rolled_back=rolled_back, warn=warned.append
         )
         sink = RecordSink(writer, warned.append)
         sink.begin()
@@ -101,7 +101,7 @@ def test_a_run_that_goes_on_is_the_same_run_and_another_folder_another(start, tm
 
 def test_rows_rise_though_steps_are_undone(start):
     library = Library()
-    sink, _ = start(library, undone=10)
+    sink, _ = start(library, rolled_back=10)
     sink.metric(at(1, loss=2.0, phase="train", **{"moe/load/0": [0.75, 0.25], "moe/load/1": [0.1] * 600}))
     sink.metric(at(6, loss=1.0))
     sink.event(event("rollback", 4, from_step=6))

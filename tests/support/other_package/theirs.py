@@ -26,9 +26,9 @@ class GeluLayer(Layer):
         yield BlockParameter(name=down, shape=(arch.dim, arch.ffn), decays=True, initial="residual", cut="row")
 
     def trace(self, on: Tracer, x: TracedTensor) -> TracedTensor:
-        up = on.linear(on.enter(x), f"{self.name}.up_proj", on.local.tokens)
+        up = on.linear(on.column_parallel_input(x), f"{self.name}.up_proj", on.local.tokens)
         active = on.ops.op(up, makes=up.size, keeps=(up,))
-        return on.leave(on.linear(active, f"{self.name}.down_proj", on.local.tokens))
+        return on.row_parallel_output(on.linear(active, f"{self.name}.down_proj", on.local.tokens))
 
 
 @FAMILIES.register()

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from xtrain.runtime.models.block import BlockSettings, Built, builds
 from xtrain.runtime.models.layers import Linear
-from xtrain.runtime.parallel.tensor import enter, leave
+from xtrain.runtime.parallel.tensor import column_parallel_input, row_parallel_output
 
 
 class Gelu(nn.Module):
@@ -17,8 +17,8 @@ class Gelu(nn.Module):
         self.down_proj = Linear(of.arch.ffn, of.arch.dim)
 
     def forward(self, x_BSD: Tensor) -> Tensor:
-        up_BSF = self.up_proj(enter(x_BSD, self.axes.tensor))
-        return leave(self.down_proj(F.gelu(up_BSF)), self.axes.tensor)
+        up_BSF = self.up_proj(column_parallel_input(x_BSD, self.axes.tensor))
+        return row_parallel_output(self.down_proj(F.gelu(up_BSF)), self.axes.tensor)
 
 
 @builds(GeluLayer)
