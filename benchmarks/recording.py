@@ -19,13 +19,13 @@ from statistics import median, quantiles
 import torch
 from msgspec.structs import replace
 
+from xtrain.components.trackers.tensorboard_run import TensorBoardWriter
+from xtrain.components.trackers.wandb_run import WandbWriter
 from xtrain.records.metrics import RankMetrics, StepMetrics
 from xtrain.runtime.files.lines import JsonLinesFile
 from xtrain.runtime.reporting.packages import _is_installed
 from xtrain.runtime.reporting.records import Records
 from xtrain.runtime.reporting.sink import RecordSink, RecordWriter
-from xtrain.runtime.reporting.tensorboard_writer import TensorBoardWriter
-from xtrain.runtime.reporting.wandb_writer import WandbWriter
 
 Report = Callable[[StepMetrics, RankMetrics], None]
 

@@ -76,7 +76,7 @@ class Spec:
     checkpoint: Checkpoint = Checkpoint()
     fault_tolerance: FaultTolerance = FaultTolerance()
     alerts: Alerts = Alerts()
-    log: Log = Log()
+    log: Log = field(factory=lambda: Log.complete()())
     workspace: Workspace = Workspace()
     launch: Launch = Launch()
     cluster: Cluster = field(factory=lambda: CLUSTERS.default())

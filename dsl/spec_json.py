@@ -46,6 +46,8 @@ def _block(block: Any, without: str = "") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for attribute in attrs.fields(type(block)):
         meta = attribute.metadata.get("setting")
+        if blocks.is_block(attribute.type) and getattr(block, attribute.name) is None:
+            continue
         if meta is not None and meta.names:
             found |= value_json(getattr(block, attribute.name))
         elif attribute.name != without and (meta is None or not meta.only or chosen in meta.only):

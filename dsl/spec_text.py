@@ -24,11 +24,11 @@ _RESERVED = ("true", "false", "none", "auto", "then")
 def resolved_text(spec: Spec) -> str:
     """A spec that loads to one equal to `spec`, without references, includes or defaults left to the reader."""
     parts = ["\n".join(f"use {used_text(module)}" for module in used)] if (used := spec.used) else []
-    for kind, block in blocks.KINDS.items():
+    for kind in blocks.KINDS:
         if kind in blocks.NAMED:
-            parts += [_block(kind, block, named) for named in getattr(spec, blocks.NAMED[kind]).values()]
+            parts += [_block(kind, named) for named in getattr(spec, blocks.NAMED[kind]).values()]
         elif (kind != "mixture" or spec.mixture.weights) and getattr(spec, kind) is not None:
-            parts.append(_block(kind, block, getattr(spec, kind)))
+            parts.append(_block(kind, getattr(spec, kind)))
     parts.append(f"collate = {' -> '.join(value_text(link) for link in spec.collate)}")
     parts += ["\n".join(_trigger(trigger) for trigger in group) for group in (spec.ticks, spec.events) if group]
     return "\n\n".join(parts) + "\n"
@@ -39,8 +39,8 @@ def used_text(module: str) -> str:
     return _string(module) if is_file(module) else module
 
 
-def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
-    block = type(value) if isinstance(value, Component) else block
+def _block(kind: str, value: Any, indent: str = "") -> str:
+    block = type(value)
     label = blocks.label_of(block)
     head = kind if label is None else f"{kind} {_label(getattr(value, label.name))}"
     lines = []
@@ -56,11 +56,11 @@ def _block(kind: str, block: type, value: Any, indent: str = "") -> str:
         if is_unspoken(attribute, meta, given):
             continue
         if blocks.is_block(attribute.type):
-            lines.append(inner + _block(name, attribute.type, given, inner))
+            lines.append(inner + _block(name, given, inner))
         else:
             lines.append(f"{inner}{name} = {value_text(given)}")
     if not lines:
-        return head
+        return head if label is not None else f"{head} {{}}"
     return "\n".join([f"{head} {{", *lines, f"{indent}}}"])
 
 

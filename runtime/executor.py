@@ -40,6 +40,7 @@ from .outcome import exit_process as exit_this_process
 from .profiling import out_of_memory
 from .profiling.under_way import UnderWay
 from .reporting.records import Records
+from .reporting.trackers import Trackers
 from .shutdown import report_end
 from .state import NonFinite, NothingLearned, Progress, Resources
 from .timers import Clocks
@@ -91,6 +92,7 @@ class Executor:
             "prepared": {},
             "stages": [],
             "store": store,
+            "trackers": Trackers(plan, self.records, self.progress),
             "resources": self.resources,
         }
         self._quiet = store is not None and rank > 0

@@ -16,6 +16,7 @@ from attrs import frozen
 
 from ..dsl.schema.actions import ACTIONS, action_of
 from ..dsl.schema.collators import LINKS
+from ..dsl.schema.log import tracker_of
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
 from ..planner.architecture import Architecture
 from ..planner.plan import Node
@@ -40,7 +41,6 @@ MODULES = (
     "training.ema",
     "training.scheduler",
     "training.observe",
-    "reporting.trackers",
     "monitoring.alerts",
     "checkpoint.ops",
     "input.horizon",
@@ -130,12 +130,14 @@ def op_of(node: Node) -> Op:
 
 
 def op_named(name: str) -> Op | None:
-    """The op of a name; those of an action, `step.norms` and `tick.norms`, and of a link, `collate.pack`, are
-    registered by its torch side."""
+    """The op of a name; those of an action, `step.norms` and `tick.norms`, of a link, `collate.pack`, and of a tracker,
+    `setup.log.wandb`, are registered by what stands beside it."""
     head, _, last = name.partition(".")
     component = CALLED_AFTER[head].of_kind(last) if head in CALLED_AFTER else action_of(name) or ACTIONS.get(last)
     if name not in OPS and component is not None:
         importlib.import_module(component.torch_module())
+    elif name not in OPS and (tracker := tracker_of(name)) is not None:
+        importlib.import_module(tracker.run_module())
     return OPS.get(name)
 
 

@@ -15,7 +15,7 @@ from ..metric import Metric
 from ..quantity import Quantity
 from ..schema import actions
 from ..schema.collators import LINKS
-from ..schema.component import registry_of, variant, variants
+from ..schema.component import members_of, registry_of, variant, variants
 from ..schema.setting import AUTO, Auto, Range, Role, Setting, at_least, open_setting, settings_of, spelled
 from ..schema.sources import SOURCES
 from ..spec_text import value_text
@@ -146,7 +146,7 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
 def _origins(name: str, block: type, group: Group) -> tuple[tuple[str, str], ...]:
     if group == "action":
         return ((name, blocks.ACTIONS.origin(name)),)
-    registry = registry_of(block)
+    registry = registry_of(block) or members_of(block)
     return () if registry is None else tuple((each, registry.origin(each)) for each in registry)
 
 

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import attrs
 
-from .setting import Setting
+from .setting import Setting, complete
 
 C = TypeVar("C", bound="Component")
 PACKAGE: Final = f"{__name__.partition('.dsl.')[0]}.components"
@@ -257,11 +257,16 @@ def registry_of(block: type) -> "Registry[Any] | None":
     return block.__dict__.get("components")
 
 
+def members_of(block: type) -> "Registry[Any] | None":
+    """The registry whose components are the settings of a block; None for any other class."""
+    return block.__dict__.get("members")
+
+
 def variant(block: type, label: Any) -> type:
     """The class that an object of a block with this label has."""
     registry = registry_of(block)
     if registry is None:
-        return block
+        return complete(block)
     return registry.get(label, registry.default)
 
 

@@ -109,9 +109,16 @@ def settings_of(block: type) -> dict[str, tuple[attrs.Attribute, Setting]]:
     """Name → (attribute, metadata) for every setting of a block class that has a name, in the order of definition."""
     if (registry := block.__dict__.get("components")) is not None:
         return registry.settings()
+    block = complete(block)
     return {
         spelled(a): (a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and not meta.names
     }
+
+
+def complete(block: type) -> type:
+    """The class of the objects of a block: another one where its settings are components, which are loaded late."""
+    make = block.__dict__.get("complete")
+    return block if make is None else make.__get__(None, block)()
 
 
 def spelled(attribute: attrs.Attribute) -> str:

@@ -8,6 +8,7 @@ from typing import Final, Literal, get_args
 from attrs import frozen
 
 from ...dsl import blocks
+from ...dsl.schema.component import members_of
 from ...dsl.schema.setting import Role, settings_of
 from ..plan import Plan, Provenance
 
@@ -82,6 +83,8 @@ def group_of(path: str) -> Group:
     names = rest.split(".")[1:2] if kind in blocks.NAMED else rest.split(".")
     block: type = blocks.KINDS[kind]
     for name in names:
+        if members_of(block) is not None and name not in settings_of(block):
+            return "execution"  # of a tracker of the user's own
         if name not in settings_of(block):  # a label: the size of an axis, the kind of an optimizer
             return "mesh" if kind == "parallel" else "experiment"
         attribute, setting = settings_of(block)[name]

@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 
 from attrs import frozen
 
+from ...dsl.schema.log import OP as TRACKER
 from ...dsl.schema.training import LOSSES
 from ..data.chain import call_text
 from ..graph.averaging import average_args
@@ -19,7 +20,7 @@ from .diff_values import actions_text, recurring
 from .resumable_curve import curve_reasons
 from .resumable_data import data_reasons
 from .resumable_phases import phase_reasons
-from .resumable_rules import OUTSIDE, Effect, Kind, Reason, Rule, rules_of
+from .resumable_rules import OUTSIDE, Effect, Kind, Reason, Rule, rules_of, tracker_rule
 
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
 EFFECTS: Final[tuple[Effect, ...]] = get_args(Effect)
@@ -29,8 +30,6 @@ _SWITCHES: Final = (
     "setup.compile",
     "setup.pretrained",
     "setup.checkpoint",
-    "setup.log.tensorboard",
-    "setup.log.wandb",
     "step.clip",
 )
 
@@ -166,9 +165,11 @@ def _arguments(a: Plan, b: Plan) -> Iterator[Reason]:
         if rules is None:
             yield _unknown(id, one, other)
             continue
-        if (one is None or other is None) and op not in _SWITCHES:
+        if (one is None or other is None) and op not in _SWITCHES and not op.startswith(TRACKER):
             continue
         old, new = (node.args if node else {} for node in (one, other))
+        if op.startswith(TRACKER) and not (old or new) and (one is None or other is None):
+            yield _allowed(tracker_rule(op, {}), "", *(("off", "on") if one is None else ("on", "off")))
         swapped = one is not None and other is not None and one.op != other.op
         for name in {**old, **new}:
             if old.get(name) == new.get(name) or (swapped and not (name in old and name in new)):

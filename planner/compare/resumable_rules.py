@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS
+from ...dsl.schema.log import OP as TRACKER
 from ...dsl.schema.training import OPTIMIZERS
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]
@@ -55,7 +56,6 @@ _FIRST = "it only affects the initial weights, which were those of A"
 
 _AVERAGE = "the averaged weights move"
 
-_OF_WANDB = ("project", "entity", "name", "group", "tags", "notes", "mode")
 _SAVING = ("backend", "keep", "mode", "overlap", "best", "failures")
 
 # None: spoken of as a whole elsewhere: the model, the data, the layout, the curve of the learning rate, the cadence.
@@ -168,8 +168,6 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
         "checkpoint_bytes": Rule("alerts.disk", "none", _STAYS),
         "stalled_seconds": Rule("alerts.stalled", "none", _STAYS),
     },
-    "setup.log.tensorboard": {"folder": Rule("log.tensorboard", "none", _STAYS)},
-    "setup.log.wandb": dict.fromkeys(_OF_WANDB, Rule("log.wandb", "none", _STAYS)),
     "setup.schedule_cache": {"counts": None},
     "setup.resume": {
         "resume": None,
@@ -234,6 +232,14 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
         return {**learned, **dict.fromkeys(("kind", "lr", "state", "scalars"))}
     if op in ("setup.loss", "setup.scheduler"):
         return dict.fromkeys(args)  # what is minimised, and the curve, are compared as a whole
+    if op.startswith(TRACKER):
+        return dict.fromkeys(args, tracker_rule(op, args))
     if op not in RULES and op.partition(".")[2] in ACTIONS:
         return dict.fromkeys(args)  # what an action needs in the step, which its ticks say more of
     return RULES.get(op)
+
+
+def tracker_rule(op: str, args: Mapping[str, Any]) -> Rule:
+    """That of a tracker, with all of its arguments."""
+    name = args["user"]["function"] if "user" in args else op.removeprefix(TRACKER)
+    return Rule(f"log.{name}", "none", _STAYS)

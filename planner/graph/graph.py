@@ -20,12 +20,12 @@ from .builder import Builder, check_graph
 from .commands import build_commands
 from .data_nodes import add_data
 from .hook_nodes import add_hooks
-from .log_writers import add_writers
 from .model_nodes import add_model
 from .nonfinite import on_nan
 from .saving import add_resume
 from .step_nodes import add_step
 from .timeline import Schedule, build_timeline
+from .trackers import add_trackers
 
 ROOT = "setup.bootstrap"
 
@@ -51,7 +51,7 @@ def build_graph(run: Resolved, schedule: Schedule, estimates: Estimates) -> Grap
     loader = add_data(graph, run)
     scheduler = _scheduler(graph, run, optimizer, loader)
     resume = _resume(graph, run, estimates, loader, optimizer, scheduler, averages, _alerts(graph, run, estimates))
-    last = add_writers(graph, run.spec, _horizon(graph, run.spec, resume))
+    last = add_trackers(graph, run.spec, _horizon(graph, run.spec, resume))
     last = add_step(graph, run, last, estimates, schedule)
     first_tick = len(graph.nodes)
     publishes = run.spec.checkpoint.enabled and run.spec.checkpoint.model

@@ -192,7 +192,8 @@ def _settings() -> Iterator[tuple[str, attrs.Attribute, Role]]:
 def _inside(path: str, block: type) -> Iterator[tuple[str, attrs.Attribute, Role]]:
     for name, (attribute, meta) in settings_of(block).items():
         if blocks.is_block(attribute.type):
-            yield from _inside(f"{path}.{name}", attribute.type)
+            if attribute.default is not None:
+                yield from _inside(f"{path}.{name}", attribute.type)
         elif not any(get_origin(part) is tuple for part in get_args(attribute.type)):
             yield f"{path}.{name}", attribute, meta.role
 

@@ -1,5 +1,6 @@
 """The part of the page about what is done: setup in the order in which it is applied, the step as a chain."""
 
+from ...dsl.schema.log import OP as TRACKER
 from ..plan import Node, Plan
 from ..units import plural
 from .text import Detail, Page
@@ -13,8 +14,6 @@ ELSEWHERE += (
     "setup.schedule_cache",
     "setup.resume",
     "setup.checkpoint",
-    "setup.log.tensorboard",
-    "setup.log.wandb",
 )
 MOST, SHORT = 14, 5  # rows that stay until other tables are down to so many: an order has no unimportant part
 
@@ -24,7 +23,7 @@ def show_order(page: Page, plan: Plan, detail: Detail) -> None:
 
     In full, every node of the set-up.
     """
-    nodes = [node for node in plan.of_kind("setup") if detail.full or node.op not in ELSEWHERE]
+    nodes = [node for node in plan.of_kind("setup") if detail.full or not _is_elsewhere(node.op)]
     page.heading("ORDER", "how the model is built, first to last; modules that each rule applies to")
     rows = []
     for node in nodes:
@@ -40,6 +39,10 @@ def show_order(page: Page, plan: Plan, detail: Detail) -> None:
         wraps=detail.wraps,
     )
     page.more(left_out, "order")
+
+
+def _is_elsewhere(op: str) -> bool:
+    return op in ELSEWHERE or op.startswith(TRACKER)
 
 
 def matches(node: Node) -> int | None:

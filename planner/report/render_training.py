@@ -3,11 +3,12 @@
 from typing import Any
 
 from ...dsl.schema.actions import action_of
+from ...dsl.schema.log import OP as TRACKER
+from ...dsl.schema.log import tracker_of
 from ...dsl.schema.training import SCHEDULERS
 from ..costs.disk import disk_of
 from ..costs.headroom import no_times
 from ..graph.averaging import average_args
-from ..graph.log_writers import TENSORBOARD, WANDB
 from ..plan import Node, Plan, PlanTick
 from ..schedule.counts import count_node, count_saves, saves, unrecorded
 from ..units import amount_in_epochs, amount_text, bytes_text, count_text, plural, seconds_text, times_text
@@ -27,7 +28,7 @@ def show_training(page: Page, plan: Plan, detail: Detail) -> None:
     commands = ", ".join(command.name for command in plan.timeline.commands)
     page.wrapped(f"xtrain control  {commands}", rest=" " * 18)
     page.wrapped(f"alerts          {_alerts(plan)}", rest=" " * 18)
-    if takers := _takers(plan):
+    if takers := _trackers(plan):
         page.wrapped(f"records         {takers}", rest=" " * 18)
     if detail.full:
         page.described([(node.id, node.does) for kind in ("tick", "event") for node in plan.nodes if node.kind == kind])
@@ -177,12 +178,10 @@ def _alerts(plan: Plan) -> str:
     return ", ".join(found)
 
 
-def _takers(plan: Plan) -> str:
-    """Who takes the records of the run besides its own files; empty where nobody does."""
-    nodes = {node.op: node.args for node in plan.nodes}
-    found = [f"TensorBoard in {nodes[TENSORBOARD]['folder']}/"] if TENSORBOARD in nodes else []
-    if (wandb := nodes.get(WANDB)) is not None:
-        found.append(f"W&B, project {wandb['project']}, {wandb['mode']}")
+def _trackers(plan: Plan) -> str:
+    """What takes the records of the run besides its own files; empty where nothing does."""
+    pairs = [(node, tracker_of(node.op)) for node in plan.nodes if node.op.startswith(TRACKER)]
+    found = [kind.shown(node.args) if kind else node.op.removeprefix(TRACKER) for node, kind in pairs]
     return f"also to {' and '.join(found)}" if found else ""
 
 

@@ -20,8 +20,6 @@ OF_AXIS = {
     "pp": ("schedule", "stages_per_rank", "layers", "embedding_cost", "head_cost"),
     "cp": ("fold",),
 }
-# What says nothing without a project.
-OF_WANDB = ("entity", "name", "group", "tags", "notes", "mode")
 
 
 def check_idle(spec: Spec, layout: Layout, batch: Arithmetic, found: Findings) -> None:
@@ -76,9 +74,9 @@ def _actions(spec: Spec) -> Iterator[tuple[str, Action]]:
 
 def _check_idle_watching(spec: Spec, found: Findings) -> None:
     """Of what takes records and raises alerts."""
-    if spec.log.wandb.project is None:
-        for name in OF_WANDB:
-            _warn(spec, f"log.wandb.{name}", "log.wandb.project is none", "name a project, or remove it", found)
+    for tracker in spec.log.written():
+        for name, (why, hint) in tracker.idle().items():
+            _warn(spec, f"log.{tracker.kind}.{name}", why, hint, found)
     if spec.alerts.memory is not None and device_kind(spec) == "cpu":
         why = "on a CPU there is no planned memory to compare with"
         _warn(spec, "alerts.memory", why, "remove it", found)

@@ -72,7 +72,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "activation.save": ("activation.mode", "activation.save", "parallel.ep.size", "{context}"),
     "batch.sequence": ("batch.sequence", "model.family", "parallel.tp.size", "parallel.tp.sequence", "{context}"),
     "data.align": ("collate", "batch.sequence", "{context}"),
-    "log.wandb.*": ("log.wandb.{}",),
+    "log.*": ("log.{}",),
     "elastic.axis": ("fault_tolerance.elastic", "parallel.fsdp.size"),
     "elastic.range": ("fault_tolerance.elastic", "launch.nodes", "launch.ranks_per_node"),
     "elastic.use": ("fault_tolerance.elastic", "fault_tolerance.restarts"),

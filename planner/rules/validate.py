@@ -9,11 +9,11 @@ from ...dsl.spec import Spec
 from ..data.data_rules import check_data
 from ..graph.alerts import check_alerts
 from ..graph.averaging import check_average
-from ..graph.log_writers import check_log
 from ..graph.nonfinite import check_nan
 from ..graph.saving import check_backend, check_saving
 from ..graph.spans import check_profiles
 from ..graph.timeline import Schedule, check_ticks, fill_schedule
+from ..graph.trackers import check_trackers
 from ..mesh.layout import Layout, build_layout
 from ..mesh.pipeline import StageAssignment, assign_stages, check_microbatches
 from ..model.derive import Shape, derive_architecture
@@ -80,7 +80,7 @@ def validate(spec: Spec, world: int | None, found: Verdicts, counted: Counts | N
     check_events(spec, found)
     check_profiles(spec, batch, found)
     check_alerts(spec, found)
-    check_log(spec, found)
+    check_trackers(spec, found)
     check_stops(spec.launch, batch, found)
     check_saving(spec, schedule, batch, found)
     check_beginning(spec, batch, found)

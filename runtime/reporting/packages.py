@@ -2,17 +2,18 @@
 
 from importlib.util import find_spec
 
-from ...planner.graph.log_writers import NEEDED_BY
+from ...dsl.schema.log import tracker_of
 from ...planner.plan import Plan
 from ..errors import EnvironmentFault
 
 
 def check_packages(plan: Plan) -> None:
     """Raise EnvironmentFault where a package is missing that the first rank needs for its records."""
-    ops = {node.op for node in plan.nodes}
-    for package, op in NEEDED_BY.items():
-        if op in ops and not _is_installed(package):
-            remedy = f"install it with `pip install 'xtrain[{package}]'`, or remove it from `log`"
+    for node in plan.nodes:
+        tracker = tracker_of(node.op)
+        package = tracker.package if tracker is not None else ""
+        if tracker is not None and package and not _is_installed(package):
+            remedy = f"install it with `pip install '{tracker.install or package}'`, or remove it from `log`"
             raise EnvironmentFault("X715", f"log needs the package {package}, which is not installed here; {remedy}")
 
 

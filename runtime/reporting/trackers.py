@@ -1,78 +1,81 @@
-"""`setup.log.…`: whoever takes the records of the run besides its own files begins to, on the first rank."""
+"""Trackers of a run, `log { … }`: each gets its records on the first rank, in a thread of its own."""
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
 
 from ...planner.plan import Plan
-from ..ops import op
 from ..provenance.metadata import typed_value
-from ..state import Progress, Rank
 from .records import Records
 from .sink import RecordSink, RecordWriter
-from .tensorboard_writer import TensorBoardWriter
-from .wandb_writer import WandbWriter
+
+if TYPE_CHECKING:
+    # Needs torch, and a file with a tracker of the user's own none.
+    from ..state import Progress
 
 
-@op("setup.log.tensorboard")
-def log_to_tensorboard(plan: Plan, rank: Rank, records: Records, progress: Progress, folder: str) -> None:
-    """Write event files into a folder of the run."""
-    if rank.is_first:
-        texts = {"spec": lambda: plan.spec_text, "plan": lambda: _page(plan)}
-        writer = TensorBoardWriter(folder=records.directory / folder, step=progress.step, texts=texts)
-        _begin(writer, records, progress)
+@frozen(kw_only=True)
+class TrackerContext:
+    """What a tracker gets to know of a run when it begins.
+
+    directory: of the run, where a tracker keeps its files. step: after which this start of the run goes on, 0 at its
+    first; records of later steps that an earlier start has given count no more. rolled_back: steps that rollbacks have
+    undone so far. plan: of the run. warn: records a warning for people.
+    """
+
+    directory: Path
+    step: int
+    rolled_back: int
+    plan: Plan
+    warn: Callable[[str], None]
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Every resolved setting as nested maps: `{"optimizer": {"lr": 0.0003, …}, …}`, and what the plan is known
+        by."""
+        found: dict[str, Any] = {"plan_id": self.plan.id, "config_id": self.plan.config_id}
+        for entry in self.plan.provenance:
+            *blocks, name = entry.path.split(".")
+            inner = found
+            for block in blocks:
+                before = inner.get(block, {})
+                # A value that has settings itself, as a source.
+                inner[block] = before if isinstance(before, dict) else {"kind": before}
+                inner = inner[block]
+            inner[name] = typed_value(entry.value)
+        found.setdefault("experiment", {}).setdefault("name", self.plan.name)
+        return found
 
 
-@op("setup.log.wandb")
-def log_to_wandb(
-    plan: Plan,
-    rank: Rank,
-    records: Records,
-    progress: Progress,
-    project: str,
-    entity: str | None,
-    name: str | None,
-    group: str | None,
-    tags: list[str],
-    notes: str | None,
-    mode: str,
-) -> None:
-    """Hand records to Weights & Biases, as the run that this one has been from its beginning."""
-    if rank.is_first:
-        chosen = {"project": project, "entity": entity, "name": name, "group": group, "tags": tags, "notes": notes}
-        writer = WandbWriter(
-            directory=records.directory,
-            mode=mode,
-            chosen=chosen,
-            config=config_of_plan(plan),
-            rolled_back=sum(before - after for before, after in progress.bad.went_back),
-            warn=lambda message: records.warn(message, step=progress.step),
+@frozen
+class Trackers:
+    """What the op of a tracker, `setup.log.NAME`, begins it with."""
+
+    plan: Plan
+    records: Records
+    progress: "Progress"
+
+    def begin(self, make: Callable[[TrackerContext], RecordWriter]) -> None:
+        """Give what is made all records from here on. Only the first rank makes it."""
+        if self.records.rank != 0:
+            return
+        context = TrackerContext(
+            directory=self.records.directory,
+            step=self.progress.step,
+            rolled_back=sum(before - after for before, after in self.progress.bad.went_back),
+            plan=self.plan,
+            warn=self._warn,
         )
-        _begin(writer, records, progress)
+        try:
+            writer = make(context)
+        except Exception as error:  # training goes on without it, as after any later failure
+            self._warn(f"a tracker gets no records: {type(error).__name__}: {error}; metrics.jsonl is complete")
+            return
+        sink = RecordSink(writer, self._warn)
+        self.records.sinks.append(sink)
+        sink.begin()
 
-
-def config_of_plan(plan: Plan) -> dict[str, Any]:
-    """Every resolved setting as nested maps: `{"optimizer": {"lr": 0.0003, …}, …}`, and what the plan is known by."""
-    found: dict[str, Any] = {"plan_id": plan.id, "config_id": plan.config_id}
-    for entry in plan.provenance:
-        *blocks, name = entry.path.split(".")
-        inner = found
-        for block in blocks:
-            before = inner.get(block, {})
-            inner[block] = (
-                before if isinstance(before, dict) else {"kind": before}
-            )  # as of a source, which has settings
-            inner = inner[block]
-        inner[name] = typed_value(entry.value)
-    found.setdefault("experiment", {}).setdefault("name", plan.name)
-    return found
-
-
-def _begin(writer: RecordWriter, records: Records, progress: Progress) -> None:
-    sink = RecordSink(writer, lambda message: records.warn(message, step=progress.step))
-    records.sinks.append(sink)
-    sink.begin()
-
-
-def _page(plan: Plan) -> str:
-    from ...planner.report.render import render
-
-    return render(plan)
+    def _warn(self, message: str) -> None:
+        self.records.warn(message, step=self.progress.step)

@@ -14,6 +14,7 @@ from xtrain.dsl.schema.actions import ACTIONS, Action, action_of
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.collators import LINKS
 from xtrain.dsl.schema.component import Component, Registry, named, variants
+from xtrain.dsl.schema.log import TRACKERS, Tracker
 from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.packings import PACKINGS
 from xtrain.dsl.schema.setting import settings_of
@@ -23,7 +24,7 @@ from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer
 
 ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (
-    ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS, TOKENIZERS,
+    ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS, TOKENIZERS, TRACKERS,
 )  # fmt: skip
 # Texts for people, with examples; and what drivers call devices.
 TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "devices.py")
@@ -54,7 +55,6 @@ OTHER_THINGS = {
         "runtime/training/ema.py",
         "runtime/checkpoint/chosen_weights.py",
     ),
-    "generate": ("runtime/reporting/wandb_writer.py",),  # the table of W&B
     "notify": ("runtime/monitoring/notify.py",),  # the name of a thread
     "profile": (
         *COMMANDS,
@@ -131,10 +131,11 @@ def test_no_text_of_another_file_speaks_of_a_family():
 def test_it_says_how_it_is_written(registry: Registry, name: str):
     chosen = registry[name]
     assert issubclass(chosen, Component) and attrs.has(chosen)
-    if registry is ACTIONS:  # where no word opens a block
+    if registry in (ACTIONS, TRACKERS):  # where no word opens a block
+        base = Action if registry is ACTIONS else Tracker
         assert re.match(rf"`{name}\b[^`]*`: ", chosen.__doc__ or "")
-        assert issubclass(chosen, Action)
-        assert not set(settings_of(chosen)) & set(dir(Action)), "a setting of that name hides what the class says"
+        assert issubclass(chosen, base)
+        assert not set(settings_of(chosen)) & set(dir(base)), "a setting of that name hides what the class says"
         return
     written = f"{registry.word} {name} {{ … }}`: " if not registry.call else f"pack({name})`: "
     written = name if registry in (SOURCES, LINKS) else "tokenizer " if registry is TOKENIZERS else written
@@ -206,6 +207,7 @@ def test_each_has_the_module_that_runs_it():
         (SOURCES, "run"),
         (PACKINGS, "run"),
         (TOKENIZERS, "run"),
+        (TRACKERS, "run"),
     )
     for registry, end in ends:
         names = (*registry, *(("user_part",) if registry in (SOURCES, LINKS) else ()))

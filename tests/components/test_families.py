@@ -2,13 +2,13 @@
 which no file of xtrain names."""
 
 import json
-import sys
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import attrs
+import other_packages
 import pytest
 import torch
 from agreement import hold_against_the_trace
@@ -32,7 +32,6 @@ from xtrain.runtime.models.block import DecoderBlock
 from xtrain.runtime.models.layers import Rotation
 from xtrain.runtime.parallel.axes import Axes
 
-OTHER_PACKAGE = Path(__file__).parents[1] / "support" / "other_package"
 SIZES = {"dim": 64, "layers": 2, "heads": 8, "kv_heads": 4, "experts": 8}
 LAYOUTS = {
     "one rank": "",
@@ -63,16 +62,8 @@ COSTS = [
 @pytest.fixture(autouse=True)
 def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The family of `other_package`, as long as a test runs."""
-    monkeypatch.syspath_prepend(OTHER_PACKAGE)
-    list(FAMILIES)
-    before = dict(FAMILIES._own)
-    import theirs  # noqa: F401  # pyright: ignore[reportMissingImports]
-
-    yield
-    FAMILIES._own.clear()
-    FAMILIES._own.update(before)
-    for module in ("theirs", "theirs_torch"):
-        sys.modules.pop(module, None)
+    with other_packages.installed(monkeypatch):
+        yield
 
 
 def spec(name: str, more: str = "", **settings: Any) -> str:

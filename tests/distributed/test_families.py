@@ -1,14 +1,10 @@
 """A model family of an installed package, which ranks find by its entry point: planned, trained, and cut."""
 
-from pathlib import Path
-
 import pytest
+from other_packages import OTHER_PACKAGE
 from projects import Project, curve, worst
 
 pytestmark = pytest.mark.distributed
-
-OTHER_PACKAGE = Path(__file__).parents[1] / "support" / "other_package"
-
 
 CUT = ("parallel.tp=2", "batch.micro=2")
 

@@ -3,8 +3,9 @@
 import pytest
 
 from xtrain.planner.compare.resumable import resumable
-from xtrain.planner.graph.log_writers import TENSORBOARD, WANDB
 from xtrain.planner.report.render import render
+
+TENSORBOARD, WANDB = "setup.log.tensorboard", "setup.log.wandb"
 
 
 def ops(plan) -> list[str]:

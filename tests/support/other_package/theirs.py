@@ -1,13 +1,15 @@
-"""A model family of an installed package: attention with biases and a plain feed-forward layer, side by side."""
+"""What an installed package offers: a model family, attention with biases and a plain feed-forward layer, side by side;
+and a tracker."""
 
 from collections.abc import Iterator, Mapping
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from attrs import frozen
 
 from xtrain.dsl.schema.component import named
+from xtrain.dsl.schema.log import TRACKERS, Tracker
 from xtrain.dsl.schema.model import FAMILIES, Resuming, Transformer
-from xtrain.dsl.schema.setting import setting
+from xtrain.dsl.schema.setting import Role, setting
 from xtrain.planner.architecture import Architecture, BlockParameter
 from xtrain.planner.blocks.attention import AttentionLayer
 from xtrain.planner.blocks.block import Chain, Layer, Piece, Residual, Sum
@@ -48,3 +50,20 @@ class SideBySide(Transformer):
             return Residual.of(NormLayer("norm"), Sum.of(attention, GeluLayer("mlp")))
         mlp = Chain.of(NormLayer("mlp_norm"), GeluLayer("mlp"))
         return Residual.of(Sum.of(Chain.of(NormLayer("attn_norm"), attention), mlp))
+
+
+@TRACKERS.register()
+@frozen
+class Tally(Tracker):
+    """`tally { … }`: what a run records, a line for each call."""
+
+    kind: ClassVar[str] = "tally"
+    title = "the tally"
+    file: str = setting("the file in the run's directory", default="tally.jsonl", role=Role.EXECUTION)
+
+    def does(self) -> str:
+        return f"notes what it records in {self.file}"
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        return f"the tally in {args['file']}"

@@ -1,8 +1,8 @@
-"""Records for Weights & Biases. Nothing of it lies outside the run's folder, and nothing waits for a network."""
+"""`setup.log.wandb`: records for Weights & Biases. Nothing lies outside the run's folder or waits for a network."""
 
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +14,8 @@ from ...records.event import Event
 from ...records.lines import as_object
 from ...records.metrics import StepMetrics
 from ...records.step_events import GenerateEvent, RollbackEvent
+from ...runtime.ops import op
+from ...runtime.reporting.trackers import Trackers
 
 # Seconds for W&B to answer when a run begins, and to take the rest when it ends.
 INIT_SECONDS: Final = 60.0
@@ -24,9 +26,29 @@ MOST_BARS: Final = 512
 ENDED_WELL: Final = (0, 75)
 
 
+@op("setup.log.wandb")
+def log_to_wandb(
+    trackers: Trackers,
+    project: str,
+    entity: str | None,
+    name: str | None,
+    group: str | None,
+    tags: list[str],
+    notes: str | None,
+    mode: str,
+) -> None:
+    """Hand records to Weights & Biases, as the run that this one has been from its beginning."""
+    chosen = {"project": project, "entity": entity, "name": name, "group": group, "tags": tags, "notes": notes}
+    trackers.begin(
+        lambda run: WandbWriter(
+            directory=run.directory, mode=mode, chosen=chosen, config=run.settings, rolled_back=run.rolled_back, warn=run.warn
+        )
+    )
+
+
 @define(eq=False, kw_only=True)
 class WandbWriter:
-    """A `Writer`. chosen: the settings of `log.wandb`, but `mode`. config: all settings of the run.
+    """A `RecordWriter`. chosen: the settings of `log.wandb`, but `mode`. config: all settings of the run.
 
     rolled_back: steps that a rollback has undone so far. W&B takes nothing back and wants rows in order, so a step that
     comes again has a later row; `step` in it is what charts are drawn over. warn: is told where the run is kept offline
@@ -36,7 +58,7 @@ class WandbWriter:
     directory: Path
     mode: str
     chosen: dict[str, Any]
-    config: dict[str, Any]
+    config: Mapping[str, Any]
     rolled_back: int
     warn: Callable[[str], None]
     name: str = "W&B"

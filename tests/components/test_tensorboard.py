@@ -10,6 +10,7 @@ from made_records import event, metrics
 from projects import Project, curve, events, records
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from xtrain.components.trackers.tensorboard_run import TensorBoardWriter
 from xtrain.planner.load import plan_from_spec
 from xtrain.records.metrics import StepMetrics
 from xtrain.runtime.errors import EnvironmentFault
@@ -17,7 +18,6 @@ from xtrain.runtime.executor import Executor
 from xtrain.runtime.launch.preflight import check_machine
 from xtrain.runtime.reporting import packages
 from xtrain.runtime.reporting.sink import RecordSink
-from xtrain.runtime.reporting.tensorboard_writer import TensorBoardWriter
 
 
 def read(folder: Path) -> EventAccumulator:

@@ -1,4 +1,4 @@
-"""Records as event files for TensorBoard: numbers as scalars, lists as histograms, texts as texts."""
+"""`setup.log.tensorboard`: records as event files, numbers as scalars, lists as histograms, texts as texts."""
 
 import time
 from collections.abc import Callable
@@ -8,18 +8,38 @@ from typing import Any, Final
 
 from attrs import define
 
+from ...planner.plan import Plan
 from ...records.event import Event
 from ...records.lines import as_object
 from ...records.metrics import StepMetrics
 from ...records.step_events import GenerateEvent, RollbackEvent
+from ...runtime.ops import op
+from ...runtime.reporting.trackers import TrackerContext, Trackers
 
 # Seconds between two times at which what is held back goes to the file.
 FLUSH_SECONDS: Final = 5.0
 
 
+@op("setup.log.tensorboard")
+def log_to_tensorboard(trackers: Trackers, folder: str) -> None:
+    """Write event files into a folder of the run."""
+
+    def make(run: TrackerContext) -> TensorBoardWriter:
+        texts = {"spec": lambda: run.plan.spec_text, "plan": lambda: _page(run.plan)}
+        return TensorBoardWriter(folder=run.directory / folder, step=run.step, texts=texts)
+
+    trackers.begin(make)
+
+
+def _page(plan: Plan) -> str:
+    from ...planner.report.render import render
+
+    return render(plan)
+
+
 @define(eq=False, kw_only=True)
 class TensorBoardWriter:
-    """A `Writer`. step: that the run goes on from; what the folder holds of later steps counts no more.
+    """A `RecordWriter`. step: that the run goes on from; what the folder holds of later steps counts no more.
 
     texts: name → a text about the run, made when it is written.
     """

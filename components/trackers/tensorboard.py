@@ -1,0 +1,39 @@
+"""`log { tensorboard = true }`: event files for TensorBoard."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.log import TRACKERS, Tracker
+from ...dsl.schema.setting import Role, setting
+
+
+@TRACKERS.register()
+@frozen
+class TensorBoard(Tracker):
+    """`tensorboard = true`: event files in `tensorboard/` of the run, with the package `tensorboard`."""
+
+    kind: ClassVar[str] = "tensorboard"
+    title = "TensorBoard"
+    package = "tensorboard"
+    install = "xtrain[tensorboard]"
+
+    @classmethod
+    def in_log(cls) -> tuple[type, Any]:
+        doc = "write TensorBoard event files to `tensorboard/` of the run; needs the package `tensorboard`"
+        return bool, setting(doc, default=False, role=Role.EXECUTION)
+
+    @classmethod
+    def chosen(cls, value: Any) -> "TensorBoard | None":
+        return cls() if value else None
+
+    def args(self) -> dict[str, Any]:
+        return {"folder": "tensorboard"}
+
+    def does(self) -> str:
+        return "writes what it records for TensorBoard as well, to tensorboard/"
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        return f"TensorBoard in {args['folder']}/"

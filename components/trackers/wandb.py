@@ -1,0 +1,96 @@
+"""`log { wandb { project = "…" } }`: Weights & Biases."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
+
+from attrs import frozen
+
+from ...dsl.schema.log import TRACKERS, Tracker
+from ...dsl.schema.setting import Role, setting, settings_of
+
+if TYPE_CHECKING:
+    from ...planner.findings import Findings
+
+# What W&B takes of a name.
+LONGEST_NAME: Final = 128
+LONGEST_TAG: Final = 64
+NOT_IN_NAMES: Final = r"/\#?%:"
+
+
+@TRACKERS.register()
+@frozen
+class Wandb(Tracker):
+    """`wandb { project = "…" }`: Weights & Biases, with the package `wandb`; its files are in `wandb/` of the run."""
+
+    kind: ClassVar[str] = "wandb"
+    title = "W&B"
+    package = "wandb"
+    install = "xtrain[wandb]"
+
+    project: str | None = setting(
+        "W&B project; none: W&B is not used", default=None, role=Role.EXECUTION, example='"pretraining"'
+    )
+    entity: str | None = setting(
+        "user or team of the project; none: that of the login", default=None, role=Role.EXECUTION
+    )
+    name: str | None = setting(
+        "name of the run in W&B; none: the experiment and the run's folder", default=None, role=Role.EXECUTION
+    )
+    group: str | None = setting("group of runs in W&B; none: no group", default=None, role=Role.EXECUTION)
+    tags: tuple[str, ...] = setting("tags of the run in W&B", default=(), role=Role.EXECUTION, example='["baseline"]')
+    notes: str | None = setting("notes about the run in W&B", default=None, role=Role.EXECUTION)
+    mode: Literal["online", "offline"] = setting(
+        "online, or offline: nothing is sent until `wandb sync`", default="online", role=Role.EXECUTION
+    )
+
+    @classmethod
+    def in_log(cls) -> tuple[type, Any]:
+        return cls, setting("Weights & Biases", default=cls(), role=Role.EXECUTION)
+
+    @classmethod
+    def chosen(cls, value: Any) -> "Wandb | None":
+        return None if value.project is None else value
+
+    def does(self) -> str:
+        if self.mode == "offline":
+            return f"keeps what it records for W&B, project {self.project}, in wandb/"
+        return f"sends what it records to W&B, project {self.project}"
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        return f"W&B, project {args['project']}, {args['mode']}"
+
+    def check(self, found: "Findings") -> None:
+        """Names must be such that W&B takes them."""
+        for name in ("project", "entity", "name", "group"):
+            value, path = getattr(self, name), f"log.wandb.{name}"
+            if value is None:
+                continue
+            wrong = _flaw_of_name(value, project=name == "project")
+            if wrong:
+                hint = f'use letters, digits, `-`, `_` and `.`, as in {name} = "pretraining"'
+                found.fail(path, "X622", path, f"{name} {wrong}, and W&B takes no such name", hint)
+            else:
+                found.passed(path, f"{len(value)} characters")
+        path = "log.wandb.tags"
+        long = next((tag for tag in self.tags if not 1 <= len(tag) <= LONGEST_TAG), None)
+        if long is not None:
+            message = f"a tag has {len(long)} characters, and W&B takes 1 to {LONGEST_TAG}"
+            found.fail(path, "X622", path, message, "use shorter tags, and `notes` for sentences")
+        elif self.tags:
+            found.passed(path, f"{len(self.tags)} of 1 to {LONGEST_TAG} characters")
+
+    def idle(self) -> dict[str, tuple[str, str]]:
+        if self.project is not None:
+            return {}
+        why = ("log.wandb.project is none", "name a project, or remove it")
+        return {name: why for name in settings_of(Wandb) if name != "project"}
+
+
+def _flaw_of_name(value: str, *, project: bool) -> str:
+    if not value.strip():
+        return "is empty"
+    if len(value) > LONGEST_NAME:
+        return f"has {len(value)} characters, more than {LONGEST_NAME}"
+    bad = next((sign for sign in value if sign in NOT_IN_NAMES), "") if project else ""
+    return f"has a `{bad}`" if bad else ""

@@ -1,0 +1,140 @@
+"""Trackers that xtrain does not have itself: what an installed package offers takes part in a run like its own."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import other_packages
+import pytest
+from projects import Project, curve, events, records
+
+from xtrain.dsl.load import load_spec
+from xtrain.dsl.schema.component import Registry
+from xtrain.dsl.schema.log import TRACKERS
+from xtrain.dsl.spec_json import spec_json
+from xtrain.planner.compare.resumable import resumable
+from xtrain.planner.load import plan_from_spec
+from xtrain.planner.report.render import render
+from xtrain.runtime.executor import Executor
+
+EVAL = "every 2 steps eval lines { batches = 1 }"
+
+
+@pytest.fixture(autouse=True)
+def installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with other_packages.installed(monkeypatch):
+        yield
+
+
+def planned(tmp_path: Path, more: str, steps: int = 4):
+    found = plan_from_spec(tmp_path / Project(tmp_path).spec(steps=steps, more=more))
+    assert found.plan is not None, found.diagnostics.render()
+    return found.plan
+
+
+def run(tmp_path: Path, more: str, expect: str = "done") -> Path:
+    assert Executor(planned(tmp_path, more), tmp_path / "run", rank=0).run() == expect
+    return tmp_path / "run"
+
+
+def calls(directory: Path, kind: str = "") -> list[Any]:
+    lines = map(json.loads, (directory / "tally.jsonl").read_text().splitlines())
+    return [record for call, record in lines if not kind or call == kind]
+
+
+def test_a_plan_names_a_tracker_that_is_chosen_and_no_other(tmp_path):
+    plain, chosen = planned(tmp_path, ""), planned(tmp_path, "log { tally {} }")
+    node = chosen.node("setup.log.tally")
+    assert (node.op, node.args) == ("setup.log.tally", {"file": "tally.jsonl"})
+    assert node.does == "the first rank notes what it records in tally.jsonl, beside training"
+    assert "also to the tally in tally.jsonl" in render(chosen) and "tally" not in render(plain)
+    assert "tally" not in str(plain) and chosen.config_id == plain.config_id
+    both = planned(tmp_path, 'log { tensorboard = true, tally { file = "t" } }')
+    assert "the tally in t" in render(both) and "TensorBoard in tensorboard/" in render(both)
+    for before, after in ((plain, chosen), (chosen, plain), (chosen, both)):
+        verdict = resumable(before, after)
+        assert (verdict.kind, verdict.effect) == ("safe", "none")
+        assert "log.tally" in {reason.path for reason in verdict.reasons}
+
+
+def test_plans_are_what_they_were_before_it_was_installed(tmp_path):
+    there = planned(tmp_path, "")
+    TRACKERS._own.pop("tally")
+    assert planned(tmp_path, "").id == there.id
+
+
+@pytest.mark.parametrize("block", ["tally {}", 'tally { file = "t" }', ""])
+def test_a_spec_with_it_is_written_out_and_read_back(tmp_path, block):
+    loaded = load_spec(tmp_path / Project(tmp_path).spec(more=f"log {{ {block} }}" if block else ""))
+    (tmp_path / "again.xtrain").write_text(loaded.resolved_text())
+    again = load_spec(tmp_path / "again.xtrain")
+    assert not again.diagnostics and again.spec == loaded.spec
+    assert ("tally" in spec_json(loaded.require())["log"]) == bool(block)
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "message"),
+    [
+        ("log { taly {} }", "X203", "did you mean `tally`?"),
+        ("log { tally = true }", "X210", "`tally` is a block"),
+        ("log { tally { fil = 1 } }", "X203", "did you mean `file`?"),
+        ("log { tally { file = 1 } }", "X301", "`file` must be a string"),
+    ],
+)
+def test_its_settings_are_checked_as_those_of_any_block(tmp_path, text, code, message):
+    found = load_spec(tmp_path / Project(tmp_path).spec(more=text)).diagnostics
+    assert [each.code for each in found] == [code] and message in found.render()
+
+
+def test_it_gets_exactly_what_the_run_records_and_knows_where_a_resumed_run_goes_on(tmp_path):
+    more = f"log {{ tally {{}} }}\n{EVAL}\nlaunch {{ %s }}"
+    directory = run(tmp_path, more % "stop_after = 3 steps", expect="stopped")
+    assert [call["step"] for call in calls(directory, "begin")] == [0]
+    directory = run(tmp_path, more % "")
+    assert [call["step"] for call in calls(directory, "begin")] == [0, 3]
+    assert calls(directory, "metric") == records(directory, "metrics")
+    assert [call["step"] for call in calls(directory, "metric")] == [1, 2, 3, 4]
+    recorded, begun = [], False
+    for event in records(directory, "events"):
+        begun = begun or (event["event"], event.get("node")) == ("setup", "setup.log.tally")
+        begun = begun and event["event"] != "run_end"  # of which it knows by the exit code
+        recorded += [event] if begun else []
+    assert calls(directory, "event") == recorded
+    assert {"eval", "checkpoint"} <= {event["event"] for event in recorded}
+    assert [call["exit_code"] for call in calls(directory, "end")] == [75, 0]
+
+
+@pytest.mark.parametrize("fails", ["begin", "metric", "event", "end"])
+def test_a_failure_of_it_is_one_warning_and_the_run_goes_on(tmp_path, monkeypatch, fails):
+    import theirs_run  # pyright: ignore[reportMissingImports]
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no room\nat all")
+
+    monkeypatch.setattr(theirs_run.TallyWriter, fails, fail)
+    directory = run(tmp_path, "log { tally {} }")
+    messages = [event["message"] for event in events(directory, "warning")]
+    assert messages == ["the tally gets no more records: no room; metrics.jsonl is complete"]
+    assert [step for step, *_ in curve(directory)] == [1, 2, 3, 4]
+
+
+def test_a_tracker_that_cannot_be_made_is_one_warning_too(tmp_path, monkeypatch):
+    import theirs_run  # pyright: ignore[reportMissingImports]
+
+    monkeypatch.setattr(theirs_run, "TallyWriter", lambda **_: 1 / 0)
+    directory = run(tmp_path, "log { tally {} }")
+    (message,) = [event["message"] for event in events(directory, "warning")]
+    assert message == "a tracker gets no records: ZeroDivisionError: division by zero; metrics.jsonl is complete"
+
+
+def test_the_reference_says_who_offers_it(monkeypatch):
+    """In a process that has the package as pip installs it, with its entry point."""
+    monkeypatch.setenv("PYTHONPATH", str(other_packages.OTHER_PACKAGE))
+    shown = subprocess.run([sys.executable, "-m", "xtrain", "docs", "log"], capture_output=True, text=True).stdout
+    assert "theirs  tally" in shown and "xtrain  tensorboard, wandb" in shown
+    assert "log.tally  what a run records" in shown
+    assert TRACKERS.origin("wandb") == Registry._offers == "xtrain"
