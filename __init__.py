@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from .runtime.data.part_decorators import schedule as schedule
     from .runtime.data.part_decorators import source as source
     from .runtime.data.part_decorators import step as step
+    from .runtime.data.part_decorators import tracker as tracker
     from .runtime.hooks.bodies import StepContext as StepContext
     from .runtime.hooks.context import RunContext as RunContext
+    from .runtime.reporting.trackers import TrackerContext as TrackerContext
 
 # What parts of a user's own are written with → its module. Loaded when asked for: a file of sources needs no torch.
 _OFFERED = {
@@ -31,8 +33,10 @@ _OFFERED = {
     "evaluation_step": "runtime.data.part_decorators",
     "schedule": "runtime.data.part_decorators",
     "step": "runtime.data.part_decorators",
+    "tracker": "runtime.data.part_decorators",
     "RunContext": "runtime.hooks.context",
     "StepContext": "runtime.hooks.bodies",
+    "TrackerContext": "runtime.reporting.trackers",
     "Sample": "runtime.data.collate.collators",
     "Microbatch": "runtime.data.collate.batch",
     "IGNORE_INDEX": "runtime.data.collate.batch",

@@ -93,5 +93,6 @@ class Spec:
         """The modules of the user's own parts, each once, in the order in which they are needed."""
         chosen = (self.optimizer, self.scheduler, self.loss, *self.hooks.values(), self.step, self.evaluation_step)
         actions = (action for each in (*self.ticks, *self.events) for action in each.actions)
-        named = (*(dataset.source for dataset in self.datasets.values()), *self.collate, *chosen, *actions)
+        sources = (dataset.source for dataset in self.datasets.values())
+        named = (*sources, *self.collate, *chosen, *actions, *self.log.trackers())
         return list(dict.fromkeys(each.module for each in named if isinstance(each, UserCall | UserComponent)))

@@ -14,6 +14,7 @@ from ..evaluation.values import FAILED, Value, Word
 from ..evaluation.values import Mapping as MapOf
 from ..quantity import Quantity
 from ..schema.component import UserComponent, is_parameter, variant
+from ..schema.log import Log
 from ..schema.setting import Setting, open_setting, settings_of, spelled
 from ..spec import Origin, Spec
 from .context import Context
@@ -118,7 +119,8 @@ class Structurer:
             return stand_in_block(block)  # nobody knows its settings
         known = settings_of(block)
         self._free_names(block, section, path, arguments)
-        self.errors.unknown_fields(block, section)
+        if not (self.parts.unread and issubclass(block, Log)):  # what is unknown may be declared there
+            self.errors.unknown_fields(block, section)
         self.unknown.fields(block, section, path)
         missing: list[str] = []
         chosen = variant(block, label)

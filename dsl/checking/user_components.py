@@ -1,6 +1,6 @@
 """Functions of the user's own as components: a class for each, with its parameters as settings."""
 
-from typing import Any
+from typing import Any, Final
 
 import attrs
 
@@ -8,10 +8,13 @@ from .. import blocks
 from ..schema import later
 from ..schema.actions import ACTIONS
 from ..schema.component import UserComponent, parameter, registry_of
+from ..schema.log import TRACKERS
 from ..syntax.numbers import UNIT_WORDS
 from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import REQUIRED, Declared
 
+# Kinds that no word opens a block of: they stand inside others.
+_INSIDE: Final = {ACTIONS.word: ACTIONS, TRACKERS.word: TRACKERS}
 # (kind of block, module, name, digest) → its class: the same text makes equal objects.
 _COMPONENTS: dict[tuple[str, str, str, str], type[UserComponent]] = {}
 
@@ -21,7 +24,7 @@ def component_of(declared: Declared, module: str, digest: str) -> type[UserCompo
     block = PART_KINDS[declared.kind].block
     key = (block, module, declared.name, digest)
     if key not in _COMPONENTS:
-        registry = ACTIONS if block == ACTIONS.word else registry_of(blocks.KINDS[block])
+        registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
         base: type = blocks.KINDS[block] if registry is None else registry.of_users
         labelled = "kind" in attrs.fields_dict(base)
         attributes: dict[str, Any] = {"kind": attrs.field(default=declared.name, type=str)} if labelled else {}
@@ -43,5 +46,5 @@ def names_taken(block: str) -> tuple[str, ...]:
     after `every`, words that mean something else."""
     if block == ACTIONS.word:
         return (*ACTIONS, *later.ACTIONS, *UNIT_WORDS, "step", "then")
-    registry = registry_of(blocks.KINDS[block])
+    registry = _INSIDE.get(block) or registry_of(blocks.KINDS[block])
     return () if registry is None else tuple(registry)

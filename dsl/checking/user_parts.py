@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -18,7 +18,8 @@ from ..evaluation.values import Word
 from ..schema import later
 from ..schema.actions import ACTIONS, Action
 from ..schema.collators import LINKS
-from ..schema.component import Component, UserComponent, registry_of
+from ..schema.component import Component, Registry, UserComponent, members_of, registry_of
+from ..schema.log import TRACKERS, Log
 from ..schema.sources import SOURCES
 from ..syntax import tree as s
 from ..user_parts.files import ModuleMissing, PartModule, find_module, is_file, module_digest
@@ -48,6 +49,8 @@ class DeclaredParts(dict[str, DeclaredPart]):
 
     def block(self, block: type, section: Section) -> type:
         """The class of a block: one of the user's own where its label is the name of a function of that kind."""
+        if members_of(block) is TRACKERS:
+            return self._with_trackers(block, section)
         part = self.get(label_text(section)) if issubclass(block, Component) else None
         if part is None or blocks.KINDS.get(PART_KINDS[part.declared.kind].block) is not block:
             return block
@@ -56,9 +59,19 @@ class DeclaredParts(dict[str, DeclaredPart]):
 
     def actions(self) -> dict[str, type[Action]]:
         """All actions, by their names."""
-        own = {name: part for name, part in self.items() if PART_KINDS[part.declared.kind].block == ACTIONS.word}
-        components = {name: component_of(part.declared, part.module, part.digest) for name, part in own.items()}
-        return {**ACTIONS, **components}  # type: ignore[dict-item]
+        return {**ACTIONS, **self._own(ACTIONS)}
+
+    def _with_trackers(self, block: type, section: Section) -> type:
+        """The class of `log` with a setting for each tracker of the user's own, too."""
+        own = self._own(TRACKERS)
+        for name in own.keys() & {*section.blocks, *section.entries}:
+            self[name].used = True
+        return Log.of({**TRACKERS, **own}) if own else block
+
+    def _own(self, registry: Registry[Any]) -> dict[str, Any]:
+        """The components of a kind that are the user's own, by their names."""
+        own = {name: part for name, part in self.items() if PART_KINDS[part.declared.kind].block == registry.word}
+        return {name: component_of(part.declared, part.module, part.digest) for name, part in own.items()}
 
     def check_label(self, block: type, section: Section, diagnostics: Diagnostics) -> bool:
         """Whether the label of a block may be what it is; False after reporting a function of another kind."""
@@ -203,7 +216,7 @@ class _UseReader:
         self.parts.unread |= wrong.has_errors
         if declared == [] and not wrong.has_errors:
             decorators = ", ".join(f"`@{kind}`" for kind in PART_KINDS)
-            hint = f"put a decorator of `xtrain` above a function: {decorators}"
+            hint = f"put a decorator of `xtrain` above a function or class: {decorators}"
             self.diagnostics.error("X222", f"`{path}` declares nothing that a spec can use", span, hint=hint)
             self.parts.unread = True
         for each in declared or ():

@@ -17,7 +17,7 @@ from ..quantity import UNITS, Quantity
 from ..schema import actions
 from ..schema.calls import is_call
 from ..schema.collators import LINKS, usual_chain
-from ..schema.component import UserComponent, registry_of
+from ..schema.component import UserComponent, members_of, registry_of
 from ..schema.names import TextCheck
 from ..schema.setting import AUTO, Auto, Range, Setting, open_setting, settings_of, spelled
 from ..schema.sources import SOURCES
@@ -75,6 +75,8 @@ def _without_own() -> dict[str, Schema]:
         registry, label = registry_of(block), blocks.label_of(block)
         if registry is not None and registry.takes_functions and label is not None:
             found[kind] = {"properties": {label.name: {"enum": list(registry)}}}
+        if (registry := members_of(block)) is not None:
+            found[kind] = {"propertyNames": {"enum": list(registry)}}
     action = {"propertyNames": {"enum": list(blocks.ACTIONS)}}
     triggers = {"items": {"properties": {"actions": {"items": action}}}}
     return {**found, "every": triggers, "on": triggers}
@@ -124,6 +126,8 @@ def _block(block: type, without: str = "") -> Schema:
         "required": required,
         "additionalProperties": issubclass(block, UserComponent),  # only the spec knows the settings of one's own
     }
+    if (registry := members_of(block)) is not None and registry.takes_functions:
+        schema["additionalProperties"] = _OWN
     if (registry := registry_of(block)) is not None and registry.takes_functions:
         assert label is not None
         schema |= _with_own(schema, list(registry), label.name)

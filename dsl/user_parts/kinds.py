@@ -8,7 +8,18 @@ from attrs import field, frozen
 from ..schema.collators import KINDS as LINK_KINDS
 from .places import CHANGES, PLACES
 
-Kind = Literal["source", "collator", "loss", "optimizer", "schedule", "hook", "action", "step", "evaluation_step"]
+Kind = Literal[
+    "source",
+    "collator",
+    "loss",
+    "optimizer",
+    "schedule",
+    "hook",
+    "action",
+    "step",
+    "evaluation_step",
+    "tracker",
+]
 # A parameter of a collator that the run fills: random numbers of the row.
 GENERATOR: Final = "generator"
 # What a loss is given of each token, each [T]. Its first parameter: the log-probability of the label. Those that the
@@ -38,6 +49,8 @@ class PartKind:
     the run gives to a function that has them. refused: names that a parameter may not have, and what to do instead.
     options: the arguments of the decorator. chosen: where a spec names it, in words. block: the kind of block whose
     label names it; empty where it is called.
+    methods: of a class: those it may have beside `open`, one at least, with their parameters. What is said of the
+    parameters of a function holds for those of `open`, behind `self`.
     """
 
     name: Kind
@@ -48,6 +61,7 @@ class PartKind:
     refused: Mapping[str, str] = field(factory=dict)
     options: Mapping[str, Option] = field(factory=dict)
     block: str = ""
+    methods: Mapping[str, tuple[str, ...]] = field(factory=dict)
 
     @property
     def noun(self) -> str:
@@ -141,6 +155,14 @@ PART_KINDS: Final[dict[Kind, PartKind]] = {
             inputs=("context",),
             refused=_NAME,
             block="evaluation_step",
+        ),
+        PartKind(
+            "tracker",
+            "@tracker",
+            "is chosen by `log { NAME { … } }`",
+            inputs=("context",),
+            block="tracker",
+            methods={"metrics": ("record",), "event": ("record",), "close": ("exit_code",)},
         ),
     )
 }

@@ -12,7 +12,7 @@ from ..diagnostics.source import Source, Span
 from ..diagnostics.suggest import did_you_mean
 from ..schema.collators import LOCAL_MICROBATCH, MICROBATCH, may_give
 from .files import parse_quietly
-from .kinds import GENERATOR, PART_KINDS, Kind, Option, names_of
+from .kinds import GENERATOR, PART_KINDS, Kind, Option, PartKind, names_of
 from .places import MAY_CHANGE, NOTHING, may_change
 from .types import parameter_type, widened
 
@@ -33,7 +33,7 @@ class Parameter:
 
 @frozen
 class Declared:
-    """A function that a decorator makes a part.
+    """A function or class that a decorator makes a part.
 
     parameters: those that a spec gives; filled: names of those that the run fills. options: the arguments of the
     decorator. does: the first line of its docstring, empty if there is none.
@@ -71,7 +71,7 @@ class _PartReader:
             self._note_import(node)
         found: dict[str, Declared] = {}
         top = set(map(id, tree.body))
-        for node in _functions(tree):
+        for node in _definitions(tree):
             for decorator in node.decorator_list:
                 kind = self._kind(decorator)
                 if kind is None:
@@ -110,7 +110,7 @@ class _PartReader:
             return _decorator(target.attr) if target.value.id in self.packages else None
         return None
 
-    def _declared(self, node: "ast.FunctionDef | ast.AsyncFunctionDef", kind: Kind, decorator: ast.expr, *, top: bool):
+    def _declared(self, node: "Definition", kind: Kind, decorator: ast.expr, *, top: bool):
         """The part, or None after reporting why it is none that a spec can use."""
         name = self._name_span(node)
         if not top:
@@ -121,17 +121,55 @@ class _PartReader:
         if isinstance(node, ast.AsyncFunctionDef):
             self._wrong(f"`{node.name}` is an async function", name, "write `def` without `async`")
             return None
+        about = PART_KINDS[kind]
+        if isinstance(node, ast.ClassDef) != bool(about.methods):
+            is_now, wanted = ("a class", "function") if isinstance(node, ast.ClassDef) else ("a function", "class")
+            self._wrong(f"`{node.name}` is {is_now}", name, f"`@{kind}` stands above a {wanted}")
+            return None
         options = self._options(node.name, kind, decorator)
         if options is None:
             return None
+        does = (ast.get_docstring(node) or "").strip().split("\n")[0].strip()
+        if isinstance(node, ast.ClassDef):
+            opened = self._opened(node, about)
+            parameters = None if opened is None else self._parameters(opened, kind)
+            return None if parameters is None else Declared(kind, node.name, parameters, (), options, does, name)
         parameters = self._parameters(node, kind)
         if parameters is None or self._random_part(node, options.get("takes", "")):
             return None
-        does = (ast.get_docstring(node) or "").strip().split("\n")[0].strip()
-        about, placed = PART_KINDS[kind], [*node.args.posonlyargs, *node.args.args]
+        placed = [*node.args.posonlyargs, *node.args.args]
         asked = {each.arg for each in (*placed[len(about.inputs) :], *node.args.kwonlyargs)}
         filled = tuple(each for each in about.filled if each in asked)
         return Declared(kind, node.name, parameters, filled, options, does, name)
+
+    def _opened(self, node: ast.ClassDef, about: PartKind) -> ast.FunctionDef | None:
+        """`open` of a class, whose methods are those of its kind; None after reporting that they are not."""
+        methods = {each.name: each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+        wanted = {"open": about.inputs, **about.methods}
+        for name, inputs in wanted.items():
+            method = methods.get(name)
+            form = f"write `def {name}(self, {', '.join(inputs)})`"
+            if isinstance(method, ast.AsyncFunctionDef):
+                self._wrong(f"`{name}` of `{node.name}` is an async function", self._name_span(method), form)
+                return None
+            if method is not None and name != "open" and not _takes(method, 1 + len(inputs)):
+                message = f"`{name}` of `{node.name}` must take {' and '.join(f'`{each}`' for each in inputs)} alone"
+                self._wrong(message, self._name_span(method), form)
+                return None
+        if "__init__" in methods and not _takes(methods["__init__"], 1):
+            message = f"`{node.name}` is made without arguments"
+            self._wrong(message, self._name_span(methods["__init__"]), "let `open` take them, behind `context`")
+            return None
+        found = methods.get("open")
+        if not isinstance(found, ast.FunctionDef):
+            hint = f"write `def open(self, {', '.join(about.inputs)})` in it, with its settings behind that"
+            self._wrong(f"`{node.name}` has no `open`", self._name_span(node), hint)
+            return None
+        if not methods.keys() & about.methods.keys() and not node.bases:
+            listed = " or ".join(f"`{name}`" for name in about.methods)
+            self._wrong(f"`{node.name}` would get nothing", self._name_span(node), f"give it {listed}")
+            return None
+        return found
 
     # The decorator ----------------------------------------------------------------------------------------------------
 
@@ -214,7 +252,8 @@ class _PartReader:
     def _parameters(self, node: ast.FunctionDef, kind: Kind) -> tuple[Parameter, ...] | None:
         """Those that a spec gives: without the first ones, which the run gives, and those that it fills by name."""
         arguments, about = node.args, PART_KINDS[kind]
-        first = len(about.inputs)
+        inputs = ("self", *about.inputs) if about.methods else about.inputs
+        first = len(inputs)
         for starred in (arguments.vararg, arguments.kwarg):
             if starred is not None:
                 sign = "*" if starred is arguments.vararg else "**"
@@ -226,8 +265,8 @@ class _PartReader:
         defaults += arguments.defaults
         pairs = [(each, default, False) for each, default in zip(placed, defaults, strict=True)]
         if len(placed) < first:
-            missing = "its input" if first == 1 else " and ".join(f"`{each}`" for each in about.inputs)
-            hint = f"write `def {node.name}({', '.join(about.inputs)})`"
+            missing = "its input" if first == 1 else " and ".join(f"`{each}`" for each in inputs)
+            hint = f"write `def {node.name}({', '.join(inputs)})`"
             self._wrong(f"`{node.name}` has no parameter for {missing}", self._name_span(node), hint)
             return None
         pairs = pairs[first:]
@@ -270,19 +309,33 @@ class _PartReader:
         start = _offset(self.source, node.lineno, node.col_offset)
         return Span(self.source, start, max(start + 1, _offset(self.source, node.end_lineno, node.end_col_offset)))
 
-    def _name_span(self, node: "ast.FunctionDef | ast.AsyncFunctionDef") -> Span:
+    def _name_span(self, node: "Definition") -> Span:
         begin = _offset(self.source, node.lineno, node.col_offset)
-        start = self.source.text.find(node.name, begin + len("def"))
+        start = self.source.text.find(node.name, begin + len("class" if isinstance(node, ast.ClassDef) else "def"))
         return Span(self.source, start, start + len(node.name))
 
     def _wrong(self, message: str, span: Span, hint: str, notes: Any = ()) -> None:
         self.diagnostics.error("X223", message, span, hint=hint, notes=notes)
 
 
-def _functions(tree: ast.Module) -> Iterator["ast.FunctionDef | ast.AsyncFunctionDef"]:
-    """All functions, in the order of the text."""
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def _definitions(tree: ast.Module) -> Iterator[Definition]:
+    """All functions and classes, in the order of the text."""
+    found = [node for node in ast.walk(tree) if isinstance(node, Definition)]
     yield from sorted(found, key=lambda node: node.lineno)
+
+
+def _takes(method: Definition, number: int) -> bool:
+    """Whether a method can be called with so many arguments by place, itself among them."""
+    if isinstance(method, ast.ClassDef):
+        return False
+    given = method.args
+    placed = len(given.posonlyargs) + len(given.args)
+    needs_named = any(default is None for default in given.kw_defaults)
+    enough = placed - len(given.defaults) <= number <= placed or (given.vararg is not None and placed <= number)
+    return enough and not needs_named
 
 
 def _decorator(name: str) -> Kind | None:

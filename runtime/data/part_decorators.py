@@ -167,6 +167,26 @@ def evaluation_step(function: F | None = None) -> F | Callable[[F], F]:
     return mark if function is None else mark(function)
 
 
+C = TypeVar("C", bound=type)
+
+
+@overload
+def tracker(kind: C) -> C: ...
+@overload
+def tracker() -> Callable[[C], C]: ...
+def tracker(kind: C | None = None) -> C | Callable[[C], C]:
+    """Make a class a tracker, which gets the records of a run: `log { Name { … } }`.
+
+    An object of it is made, without arguments, in a thread of the first rank when the run begins, and all its methods
+    are called there. `open(context, …)` comes first, with an `xtrain.TrackerContext`; its other parameters are the
+    settings. At least one of these stands beside it: `metrics(record)` gets the record of a step as a dict, as
+    `metrics.jsonl` has it, `event(record)` that of an event, as `events.jsonl` has it, and `close(exit_code)` comes
+    last. What it raises is recorded as a warning, it gets nothing more, and training goes on.
+    """
+    mark = _marker(Mark("tracker"))
+    return mark if kind is None else mark(kind)
+
+
 def _marker(mark: Mark) -> Callable[[F], F]:
     def set_mark(function: F) -> F:
         setattr(function, MARK, mark)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
+from threading import RLock
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +29,7 @@ from .errors import DataError
 from .part_decorators import MARK, Mark
 
 _PRIVATE = "xtrain_parts"
+_LOADING = RLock()  # trackers load theirs in threads of their own, and a module is run once
 _ROOMS = tuple(Path(__file__).parents[2] / room for room in ("cli", "components", "dsl", "planner", "runtime", "tui"))
 
 
@@ -62,7 +64,8 @@ class UserPart:
 
     def load(self) -> Callable[..., Any]:
         """The function. Raises PartChanged if it is not what was planned, PartFailed if its module fails."""
-        function = getattr(_loaded(self.module, self.digest, self.base), self.function, None)
+        with _LOADING:
+            function = getattr(_loaded(self.module, self.digest, self.base), self.function, None)
         mark = getattr(function, MARK, None)
         if not isinstance(mark, Mark) or mark.kind != self.kind or not callable(function):
             raise _changed(f"{self.module} has no {self.kind} called `{self.function}`")

@@ -143,7 +143,7 @@ def test_a_library_that_does_not_work_at_all_is_told_of_once(start):
 def test_the_config_is_the_resolved_spec(tmp_path):
     plan = plan_from_spec(tmp_path / Project(tmp_path).spec(more='log { wandb { project = "p" } }')).plan
     assert plan is not None
-    config = TrackerContext(directory=tmp_path, step=0, undone=0, plan=plan, warn=print).settings
+    config = TrackerContext(directory=tmp_path, step=0, rolled_back=0, plan=plan, warn=print).settings
     assert config["config_id"] == plan.config_id and config["experiment"]["name"] == "tiny"
     assert config["optimizer"]["lr"] == 3e-3 and config["model"]["kv_heads"] == 2
     assert config["log"]["wandb"]["project"] == "p"

@@ -1,0 +1,29 @@
+"""`log { NAME { … } }` of the user's own: a class with `@tracker` in a module that `use` names."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from attrs import frozen
+
+from ...dsl.schema.component import UserComponent
+from ...dsl.schema.log import TRACKERS, Tracker
+
+
+@TRACKERS.user
+@frozen
+class UserTracker(UserComponent, Tracker):
+    """`log { NAME { … } }`: a class of your own that gets the records of a run."""
+
+    kind: ClassVar[str] = "user"  # type: ignore[misc]
+    title = "a tracker of your own"
+
+    def args(self) -> dict[str, Any]:
+        return {"user": self.call()}
+
+    def does(self) -> str:
+        purpose = self.purpose.removesuffix(".")
+        return f"gives what it records to {self.function} of {self.module}{f' ({purpose})' if purpose else ''}"
+
+    @classmethod
+    def shown(cls, args: Mapping[str, Any]) -> str:
+        return f"{args['user']['function']} of {args['user']['module']}"

@@ -1,0 +1,55 @@
+"""`setup.log.user`: a tracker of the user's own."""
+
+from typing import Any
+
+from attrs import define
+
+from ...planner.plan import Plan
+from ...records.event import Event
+from ...records.lines import as_object
+from ...records.metrics import StepMetrics
+from ...runtime.data.user_parts import UserPart, failures_of, part_of, spec_folder
+from ...runtime.ops import op
+from ...runtime.reporting.trackers import TrackerContext, Trackers
+
+
+@op("setup.log.user")
+def log_to_user(trackers: Trackers, plan: Plan, user: dict[str, Any]) -> None:
+    """Open it with its settings, and give it records as dicts, as their files have them."""
+    part = part_of("tracker", user, spec_folder(plan.spec))
+    trackers.begin(lambda run: UserWriter(part=part, context=run, name=f"`{part.function}`"))
+
+
+@define(eq=False, kw_only=True)
+class UserWriter:
+    """A `RecordWriter`. Raises PartFailed for what the user's code raises."""
+
+    part: UserPart
+    context: TrackerContext
+    name: str
+    seconds: float = 10.0
+    local: bool = False
+    _tracker: Any = None
+
+    def begin(self) -> None:
+        with failures_of(self.part):
+            self._tracker = self.part.load()()
+            self._tracker.open(self.context, **self.part.arguments)
+
+    def metric(self, record: StepMetrics) -> None:
+        self._call("metrics", as_object(record))
+
+    def event(self, record: Event) -> None:
+        self._call("event", as_object(record))
+
+    def rest(self, *, must: bool) -> None:
+        """What it holds back is its own affair."""
+
+    def end(self, exit_code: int) -> None:
+        self._call("close", exit_code)
+
+    def _call(self, name: str, given: Any) -> None:
+        method = getattr(self._tracker, name, None)
+        if method is not None:
+            with failures_of(self.part):
+                method(given)
