@@ -41,7 +41,12 @@ def log_to_wandb(
     chosen = {"project": project, "entity": entity, "name": name, "group": group, "tags": tags, "notes": notes}
     trackers.begin(
         lambda run: WandbWriter(
-            directory=run.directory, mode=mode, chosen=chosen, config=run.settings, rolled_back=run.rolled_back, warn=run.warn
+            directory=run.directory,
+            mode=mode,
+            chosen=chosen,
+            config=run.settings,
+            rolled_back=run.rolled_back,
+            warn=run.warn,
         )
     )
 
