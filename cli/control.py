@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..records.control_words import ControlState, ControlWord
+
 if TYPE_CHECKING:
     from ..records.run_events import ControlEvent
 
@@ -25,7 +27,7 @@ examples:
 
 exit codes: 0 done, 1 refused, 2 the command line is wrong, 3 no such run is live or it did not answer
 """
-COMMANDS = ("stop", "save", "eval", "profile", "pause", "resume")
+COMMANDS = tuple(word.value for word in ControlWord)
 
 
 def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -67,12 +69,12 @@ def run(arguments: argparse.Namespace) -> int:
     from ..runtime.control.asking import Asked, NotLive, live_run
 
     argument: str | int | None = arguments.argument
-    if arguments.command == "profile":
+    if arguments.command == ControlWord.PROFILE:
         if argument is None or not str(argument).isdecimal():
             print("xtrain control: profile takes a number of steps, as in `profile 3`", file=sys.stderr)
             return 2
         argument = int(argument)
-    elif argument is not None and arguments.command != "eval":
+    elif argument is not None and arguments.command != ControlWord.EVAL:
         print(f"xtrain control: {arguments.command} takes no argument", file=sys.stderr)
         return 2
     try:
@@ -92,7 +94,7 @@ def run(arguments: argparse.Namespace) -> int:
         taken = "it was taken back" if asked.take_back() else "the run has read it and goes on with it"
         print(f"xtrain control: interrupted; {taken}", file=sys.stderr)
         return 130
-    return 0 if state == "done" else 1
+    return 0 if state == ControlState.DONE else 1
 
 
 def _line(answer: "ControlEvent") -> str:

@@ -4,12 +4,13 @@ from typing import Annotated, Any
 
 from msgspec import Struct
 
-from .record import doc
+from .control_words import ControlWord
+from .record import doc, one_of
 
 
 class ControlRequest(Struct, frozen=True, omit_defaults=True):
     """A file of `control/`, called by the id of the request."""
 
-    command: Annotated[str, doc("`stop`, `save`, `eval`, `profile`, `pause` or `resume`")]
+    command: Annotated[str, doc(one_of(ControlWord))]
     time: Annotated[float | None, doc("when it was asked for, since 1970 (UTC)", "s")] = None
     arg: Annotated[Any, doc("dataset of `eval`, number of steps of `profile`")] = None

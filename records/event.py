@@ -9,7 +9,12 @@ class Event(Record, tag_field="event", tag=""):
     @property
     def event(self) -> str:
         """`run_start`, `eval`, …: the key of that name."""
-        return str(self.__struct_config__.tag)
+        return kind_of(type(self))
+
+
+def kind_of(event: type[Event]) -> str:
+    """The name of an event in its line: `run_start`, `eval`, …."""
+    return str(event.__struct_config__.tag)
 
 
 class UnknownEvent(Event, tag=""):

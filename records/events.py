@@ -4,14 +4,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
-from .event import Event, UnknownEvent
+from .event import Event, UnknownEvent, kind_of
 from .lines import objects_since, read
 from .run_events import RUN_EVENTS
 from .start_events import START_EVENTS
 from .step_events import STEP_EVENTS
 
 EVENT_TYPES: Final[dict[str, type[Event]]] = {
-    str(kind.__struct_config__.tag): kind for kind in (*START_EVENTS, *STEP_EVENTS, *RUN_EVENTS)
+    kind_of(kind): kind for kind in (*START_EVENTS, *STEP_EVENTS, *RUN_EVENTS)
 }
 
 

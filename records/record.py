@@ -1,6 +1,7 @@
 """What all lines of a run's files have in common."""
 
 import time
+from collections.abc import Iterable
 from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct, field
@@ -9,6 +10,12 @@ from msgspec import Meta, Struct, field
 def doc(meaning: str, unit: str = "") -> Meta:
     """One line of documentation of a key, and the unit of its value."""
     return Meta(description=meaning, extra={"unit": unit})
+
+
+def one_of(words: Iterable[str]) -> str:
+    """Words of which a value is one, as a documentation names them."""
+    *others, last = (f"`{word}`" for word in words)
+    return f"{', '.join(others)} or {last}"
 
 
 class Record(Struct, kw_only=True):

@@ -2,8 +2,9 @@
 
 from typing import Annotated
 
+from .control_words import ControlState
 from .event import Event
-from .record import doc
+from .record import doc, one_of
 
 
 class SignalEvent(Event, tag="signal"):
@@ -25,7 +26,7 @@ class ControlEvent(Event, tag="control"):
 
     id: Annotated[str, doc("name of the command's file")]
     command: Annotated[str, doc("as in the file")]
-    state: Annotated[str, doc("`accepted`, `done` or `refused`")]
+    state: Annotated[str, doc(one_of(ControlState))]
     detail: Annotated[str, doc("in words")]
 
 

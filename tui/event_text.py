@@ -141,7 +141,7 @@ def _setup_begin(event: SetupBeginEvent) -> Iterator[EventText]:
 
 def _setup(event: SetupEvent) -> Iterator[EventText]:
     line = f"{event.node:<28}  {took(event.seconds):>8}"
-    yield EventText("setup", "", f"{line}  {event.detail}" if event.detail else line)
+    yield EventText(event.event, "", f"{line}  {event.detail}" if event.detail else line)
 
 
 def _device(event: DeviceEvent) -> Iterator[EventText]:
@@ -149,13 +149,13 @@ def _device(event: DeviceEvent) -> Iterator[EventText]:
     parts += [plural(event.threads, "thread")] if event.threads else []
     parts += [f"fp32 products {event.matmul}"] if event.matmul else []
     parts += [f"torch {event.torch}"] if event.torch else []
-    yield from _headed("device", "", "", "  ".join(parts))
+    yield from _headed(event.event, "", "", "  ".join(parts))
 
 
 def _data(event: DataEvent) -> Iterator[EventText]:
     """`code 12,345 rows  drills 400 rows`."""
     parts = [f"{name} {plural(rows, 'row')}" for name, rows in event.rows.items()]
-    yield from _headed("data", "", "", "  ".join(parts))
+    yield from _headed(event.event, "", "", "  ".join(parts))
 
 
 def _horizon(event: HorizonEvent) -> Iterator[EventText]:
@@ -178,7 +178,7 @@ def _estimate(event: EstimateEvent) -> Iterator[EventText]:
     pace = f"{took(event.step_seconds)} a step on this machine"
     pace += f", measured over {plural(event.measured_steps or 0, 'step')}"
     first = f", after {took(event.first_step_seconds)} for the first" if event.first_step_seconds else ""
-    yield EventText("estimate", _at(event), f"{left}: {pace}{first}; evaluations and saves come on top")
+    yield EventText(event.event, _at(event), f"{left}: {pace}{first}; evaluations and saves come on top")
 
 
 def _eval(evaluation: EvalEvent) -> Iterator[EventText]:
@@ -186,7 +186,7 @@ def _eval(evaluation: EvalEvent) -> Iterator[EventText]:
     if evaluation.tokens is not None:
         parts.append(f"{count(evaluation.tokens)} tokens")
     parts.append(took(evaluation.seconds))
-    yield EventText("eval", _at(evaluation), "  ".join(parts))
+    yield EventText(evaluation.event, _at(evaluation), "  ".join(parts))
 
 
 def _generate(event: GenerateEvent) -> Iterator[EventText]:
@@ -205,56 +205,56 @@ def _saved(event: CheckpointEvent | ModelEvent) -> Iterator[EventText]:
 
 
 def _signal(event: SignalEvent) -> Iterator[EventText]:
-    yield EventText("signal", _at(event), f"{event.name}: {event.reason}" if event.reason else event.name)
+    yield EventText(event.event, _at(event), f"{event.name}: {event.reason}" if event.reason else event.name)
 
 
 def _stop(event: StopEvent) -> Iterator[EventText]:
-    yield EventText("stop", _at(event), f"{event.name}: {event.reason}")
+    yield EventText(event.event, _at(event), f"{event.name}: {event.reason}")
 
 
 def _control(event: ControlEvent) -> Iterator[EventText]:
     detail = f": {event.detail}" if event.detail else ""
-    yield EventText("control", _at(event), f"{event.command} {event.state}{detail}")
+    yield EventText(event.event, _at(event), f"{event.command} {event.state}{detail}")
 
 
 def _paused(event: PausedEvent) -> Iterator[EventText]:
-    yield EventText("paused", _at(event), f"for {took(event.seconds)}")
+    yield EventText(event.event, _at(event), f"for {took(event.seconds)}")
 
 
 def _requeue(event: RequeueEvent) -> Iterator[EventText]:
-    yield EventText("requeue", _at(event), f"Slurm was asked to start job {event.job} again")
+    yield EventText(event.event, _at(event), f"Slurm was asked to start job {event.job} again")
 
 
 def _nonfinite(event: NonFiniteEvent) -> Iterator[EventText]:
-    yield EventText("nonfinite", _at(event), f"loss {decimal(event.loss, 4)}  grad_norm {decimal(event.grad_norm, 4)}")
+    yield EventText(event.event, _at(event), f"loss {decimal(event.loss, 4)}  grad_norm {decimal(event.grad_norm, 4)}")
 
 
 def _rollback(event: RollbackEvent) -> Iterator[EventText]:
-    yield EventText("rollback", _at(event), rollback_text(event))
+    yield EventText(event.event, _at(event), rollback_text(event))
 
 
 def _resumed(event: ResumedEvent) -> Iterator[EventText]:
     """With the groups of the state that do not simply go on."""
     others = ", ".join(f"{name} {word}" for name, word in event.groups.items() if word not in ("read", "own"))
-    yield from _headed("resumed", _at(event), "", "  ".join(filter(None, (event.path, others))))
+    yield from _headed(event.event, _at(event), "", "  ".join(filter(None, (event.path, others))))
 
 
 def _restart(event: RestartEvent) -> Iterator[EventText]:
-    yield from _headed("restart", _at(event), "", restart_text(event))
+    yield from _headed(event.event, _at(event), "", restart_text(event))
 
 
 def _skipped(event: SkippedEvent) -> Iterator[EventText]:
-    yield from _headed("skipped", _at(event), "", event.reason)
+    yield from _headed(event.event, _at(event), "", event.reason)
 
 
 def _warning(event: WarningEvent) -> Iterator[EventText]:
-    yield from _headed("warning", _at(event), "", event.message)
+    yield from _headed(event.event, _at(event), "", event.message)
 
 
 def _profile(event: ProfileEvent) -> Iterator[EventText]:
     one = event.first == event.last
     steps = f"step {or_dash(event.first)}" if one else f"steps {or_dash(event.first)} to {or_dash(event.last)}"
-    yield EventText("profile", _at(event), "  ".join((steps, *_looked_at(event))))
+    yield EventText(event.event, _at(event), "  ".join((steps, *_looked_at(event))))
 
 
 def _memory_snapshot(event: MemorySnapshotEvent) -> Iterator[EventText]:
@@ -275,19 +275,19 @@ def _looked_at(event: ProfileEvent | MemorySnapshotEvent) -> Iterator[str]:
 
 def _alert(event: AlertEvent) -> Iterator[EventText]:
     over = "over: " if event.state == "cleared" else ""
-    yield from _headed("alert", _at(event), event.kind, over + event.message)
+    yield from _headed(event.event, _at(event), event.kind, over + event.message)
 
 
 def _notify(event: NotifyEvent) -> Iterator[EventText]:
-    yield from _headed("notify", _at(event), event.kind, f"`{event.command}` {event.detail}")
+    yield from _headed(event.event, _at(event), event.kind, f"`{event.command}` {event.detail}")
 
 
 def _phase(event: PhaseEvent) -> Iterator[EventText]:
-    yield EventText("phase", _at(event), f"{event.name}  {phase_text(event)}".rstrip())
+    yield EventText(event.event, _at(event), f"{event.name}  {phase_text(event)}".rstrip())
 
 
 def _health(event: HealthEvent) -> Iterator[EventText]:
-    yield EventText("health", _at(event), health_text(event))
+    yield EventText(event.event, _at(event), health_text(event))
 
 
 def _stuck(event: StuckEvent) -> Iterator[EventText]:
@@ -296,15 +296,15 @@ def _stuck(event: StuckEvent) -> Iterator[EventText]:
     parts = [f"{'rank' if len(event.ranks) < 2 else 'ranks'} {names} {event.state}".rstrip()]
     parts += [f"in {event.node}"] if event.node else []
     parts += [f"for {took(event.seconds)}"] if event.seconds is not None else []
-    yield EventText("stuck", _at(event), "  ".join(parts))
+    yield EventText(event.event, _at(event), "  ".join(parts))
 
 
 def _tokenise(event: TokeniseEvent) -> Iterator[EventText]:
-    yield from _headed("tokenise", "", event.dataset, event.message)
+    yield from _headed(event.event, "", event.dataset, event.message)
 
 
 def _failure(failure: FailureEvent) -> Iterator[EventText]:
-    for said in _headed("failure", f"step {or_dash(failure.step)}", failed(failure), cause(failure)):
+    for said in _headed(failure.event, f"step {or_dash(failure.step)}", failed(failure), cause(failure)):
         yield EventText(said.word, said.at, said.body, (*said.more, *_lines(failure.traceback)))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from attrs import evolve, field, frozen
 from msgspec.structs import replace
 
+from ..records.control_words import ControlState, ControlWord
 from ..records.event import Event
 from ..records.metrics import StepMetrics
 from ..records.record import Record
@@ -303,9 +304,9 @@ def _checkpoint(state: RunState, event: CheckpointEvent) -> RunState:
 
 def _control(state: RunState, event: ControlEvent) -> RunState:
     said = event.command, event.state
-    if said == ("stop", "accepted"):
-        return evolve(state, signal="xtrain control stop")
-    if said == ("pause", "done"):
+    if said == (ControlWord.STOP, ControlState.ACCEPTED):
+        return evolve(state, signal=f"xtrain control {ControlWord.STOP}")
+    if said == (ControlWord.PAUSE, ControlState.DONE):
         return evolve(state, paused_since=event.time or 0.0)
     return state
 

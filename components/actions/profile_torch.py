@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from ...records.control_words import ControlState
 from ...runtime.control.commands import Control
 from ...runtime.input.feed import Feed
 from ...runtime.monitoring.heartbeat import HeartbeatWriter
@@ -61,7 +62,7 @@ def profile_on_request(
         def answer(done: bool, detail: str) -> None:
             if control.inbox is not None:
                 control.inbox.profiling = False
-            control.tell(order, "done" if done else "refused", detail)
+            control.tell(order, ControlState.DONE if done else ControlState.REFUSED, detail)
 
         if under_way.has("profile"):
             answer(False, "another profile is being recorded")

@@ -10,6 +10,7 @@ import msgspec
 from attrs import field, frozen
 
 from ...records.control import ControlRequest
+from ...records.control_words import ControlState
 from ...records.events import event_of
 from ...records.lines import object_of
 from ...records.paths import CONTROL_FOLDER, EVENTS_FILE
@@ -107,7 +108,7 @@ class Asked:
                 for answer in self._answers_in(lines):
                     heard = True
                     yield answer
-                    if answer.state != "accepted":
+                    if answer.state != ControlState.ACCEPTED:
                         return
                 if not live:
                     self.take_back()

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from ...planner.plan import Command
+from ...records.control_words import ControlState, ControlWord
 from ..errors import StorageFailed
 from ..state import Step
 from ..timers import Clocks
@@ -61,7 +62,7 @@ class Control:
         """What was heard, one after the other, until the run is to stop."""
         while self._heard and not self.stopping:
             order = self._heard.pop(0)
-            if order.command.name == "resume":
+            if order.command.name == ControlWord.RESUME:
                 self.paused = False
             self.order = order
             try:
@@ -70,11 +71,11 @@ class Control:
             except StorageFailed as failure:
                 if order.command.stop:
                     raise
-                self.tell(order, "refused", str(failure))
+                self.tell(order, ControlState.REFUSED, str(failure))
                 continue
             self.stopping = self.stopping or order.command.stop
-            if order.command.name not in ("profile", "pause"):  # which speak for themselves
-                self.tell(order, "done")
+            if order.command.name not in (ControlWord.PROFILE, ControlWord.PAUSE):  # which speak for themselves
+                self.tell(order, ControlState.DONE)
 
     def tell(self, order: Order, state: str, detail: str = "") -> None:
         """The first rank writes what has become of an order."""
@@ -86,6 +87,6 @@ class Control:
         if self.inbox is None:
             return
         for order in (*self._heard, *([self._taken] if self._taken else [])):
-            self.tell(order, "refused", "the run ended before the command was executed")
+            self.tell(order, ControlState.REFUSED, "the run ended before the command was executed")
         self._heard, self._taken = [], None
         self.inbox.close()

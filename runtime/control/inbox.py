@@ -15,6 +15,7 @@ from attrs import define, field, frozen
 
 from ...planner.plan import Command
 from ...records.control import ControlRequest
+from ...records.control_words import ControlState, ControlWord
 from ...records.run_events import ControlEvent
 from ..reporting.records import Records
 from ..state import Progress
@@ -73,7 +74,7 @@ class Inbox:
                     self._refuse(path, str(refused))
                     continue
                 if order is not None:
-                    self.tell(order.id, order.command.name, "accepted")
+                    self.tell(order.id, order.command.name, ControlState.ACCEPTED)
                     self._remove(path)
                     self._orders.append(order)
 
@@ -86,7 +87,8 @@ class Inbox:
         self.look()
         while self._orders:
             order = self._orders.popleft()
-            self.tell(order.id, order.command.name, "refused", "the run ended before the command was executed")
+            why = "the run ended before the command was executed"
+            self.tell(order.id, order.command.name, ControlState.REFUSED, why)
 
     def tell(self, id: str, command: str, state: str, detail: str = "") -> None:
         """Write what has become of a command: accepted, done or refused."""
@@ -123,11 +125,11 @@ class Inbox:
 
     def _understood(self, id: str, word: str, arg: Any) -> Order:
         names = [command.name for command in self.commands]
-        words = dict.fromkeys((*(name.partition(" ")[0] for name in names), "save", "eval"))
+        words = dict.fromkeys((*(name.partition(" ")[0] for name in names), ControlWord.SAVE, ControlWord.EVAL))
         if word not in words:
             raise CommandRefused(f"there is no command {word}; commands: {', '.join(words)}")
-        if word == "eval":
-            known = [name.partition(" ")[2] for name in names if name.startswith("eval ")]
+        if word == ControlWord.EVAL:
+            known = [name.partition(" ")[2] for name in names if name.startswith(f"{ControlWord.EVAL} ")]
             if arg is None and len(known) == 1:
                 arg = known[0]
             if arg not in known:
@@ -135,16 +137,16 @@ class Inbox:
                 raise CommandRefused(
                     f"which dataset: {choice}" if arg is None else f"dataset {arg} has no held-out part: {choice}"
                 )
-            word, arg = f"eval {arg}", None
-        if word == "save" and word not in names:
+            word, arg = f"{ControlWord.EVAL} {arg}", None
+        if word == ControlWord.SAVE and word not in names:
             raise CommandRefused("this run saves no checkpoints: checkpoint.enabled is false")
         command = self.commands[names.index(word)]
         amount = self._amount(command, arg)
-        if word in ("pause", "resume"):
-            if self._paused == (word == "pause"):
+        if word in (ControlWord.PAUSE, ControlWord.RESUME):
+            if self._paused == (word == ControlWord.PAUSE):
                 raise CommandRefused("the run is paused already" if self._paused else "the run is not paused")
-            self._paused = word == "pause"
-        if word == "profile":
+            self._paused = word == ControlWord.PAUSE
+        if word == ControlWord.PROFILE:
             if self.profiling:
                 raise CommandRefused("another profile is being recorded")
             self.profiling = True
@@ -166,7 +168,7 @@ class Inbox:
         word = ""
         with suppress(OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             word = msgspec.json.decode(path.read_bytes(), type=ControlRequest).command
-        self.tell(path.stem, word, "refused", reason)
+        self.tell(path.stem, word, ControlState.REFUSED, reason)
         self._remove(path)
 
     def _remove(self, path: Path) -> None:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 
+from ...records.control_words import ControlState
 from ...records.run_events import PausedEvent
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
@@ -33,7 +34,7 @@ def pause(
         under_way.cut_short("the run is paused")
         records.flush(progress.step)  # who looks at a run that waits is to see its last step
         control.paused, began = True, time.monotonic()
-        control.tell(control.order, "done", f"the run is paused after step {progress.step:,}")
+        control.tell(control.order, ControlState.DONE, f"the run is paused after step {progress.step:,}")
         while control.paused and not control.stopping:
             time.sleep(WAIT_SECONDS)
             if beat is not None:

@@ -5,6 +5,7 @@ import signal
 from attrs import frozen
 
 from ...planner.units import seconds_text
+from ...records.control_words import ControlState, ControlWord
 from ...records.event import Event
 from ...records.run_events import ControlEvent, FailureEvent, RunEndEvent, SignalEvent, StopEvent, StuckEvent
 from ...records.start_events import SetupDoneEvent
@@ -44,9 +45,13 @@ def _was_to_stop(said: list[Event]) -> bool:
     return any(
         isinstance(event, SignalEvent | StopEvent)
         or (isinstance(event, FailureEvent) and event.stopping)
-        or (isinstance(event, ControlEvent) and event.command == "stop" and event.state != "refused")
+        or (isinstance(event, ControlEvent) and _stops(event))
         for event in said
     )
+
+
+def _stops(event: ControlEvent) -> bool:
+    return event.command == ControlWord.STOP and event.state != ControlState.REFUSED
 
 
 def failures_in(said: list[Event]) -> list[FailureEvent]:

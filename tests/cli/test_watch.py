@@ -4,18 +4,17 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
 
 import pytest
 from made_runs import made_run
 
 from xtrain.cli.control import COMMANDS
 from xtrain.cli.main import main
+from xtrain.records.control_words import ControlWord
 from xtrain.tui.board import opening, terminal
-from xtrain.tui.board.actions import Action
 from xtrain.tui.board.app import BoardApp
 from xtrain.tui.board.asking import Answer, answers, command_line
-from xtrain.tui.board.keys import sign
+from xtrain.tui.board.keys import _ACTIONS, sign
 from xtrain.tui.board.screens import SCREENS, pane_classes
 
 ROOT = Path(__file__).parents[2]
@@ -114,7 +113,7 @@ def test_a_run_without_a_terminal_opens_no_dashboard(capsys, monkeypatch):
 
 
 def test_every_action_is_a_command_of_a_live_run():
-    assert set(get_args(Action)) | {"resume"} == set(COMMANDS)
+    assert {*_ACTIONS, ControlWord.RESUME} == set(COMMANDS)
 
 
 def test_what_a_run_answers_is_passed_on_as_it_comes():

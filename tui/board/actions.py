@@ -1,7 +1,8 @@
 """What a live run can be asked for: whether it can be now, and what will happen."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
+from ...records.control_words import ControlWord
 from ..words import count, printable, size
 from .head import name_of
 
@@ -9,26 +10,24 @@ if TYPE_CHECKING:
     from ..model.board import Board
     from ..model.planned import PlannedCommand
 
-Action = Literal["save", "eval", "profile", "pause", "stop"]
-
 # Steps that a profile has unless the reader says otherwise, and most that a run takes.
 PROFILED = 3
 MOST_PROFILED = 100
 
 
-def commands(board: "Board", action: Action) -> "tuple[PlannedCommand, ...]":
+def commands(board: "Board", action: ControlWord) -> "tuple[PlannedCommand, ...]":
     """The commands of the plan that an action stands for: of `eval` one for each dataset."""
     known = board.planned.commands if board.planned else ()
     word = word_of(board, action)
     return tuple(command for command in known if command.name.partition(" ")[0] == word)
 
 
-def word_of(board: "Board", action: Action) -> str:
+def word_of(board: "Board", action: ControlWord) -> ControlWord:
     """The word for `xtrain control`: a paused run is not paused again, but goes on."""
-    return "resume" if action == "pause" and board.life.state == "paused" else action
+    return ControlWord.RESUME if action == ControlWord.PAUSE and board.life.state == "paused" else action
 
 
-def refusal(board: "Board | None", action: Action) -> str:
+def refusal(board: "Board | None", action: ControlWord) -> str:
     """Why the run cannot be asked for that now; empty if it can."""
     if board is None or board.life.state == "waiting":
         return "the run has not started"
@@ -37,25 +36,25 @@ def refusal(board: "Board | None", action: Action) -> str:
     if board.planned is None or commands(board, action):
         return ""
     return {
-        "save": "this run saves no checkpoints: checkpoint.enabled is false",
-        "eval": "no dataset of this run has a held-out part",
+        ControlWord.SAVE: "this run saves no checkpoints: checkpoint.enabled is false",
+        ControlWord.EVAL: "no dataset of this run has a held-out part",
     }.get(action, "the plan of this run has no such command")
 
 
-def question(board: "Board", action: Action) -> str:
+def question(board: "Board", action: ControlWord) -> str:
     """What the reader is asked."""
     name = name_of(board)
     return {
-        "save": f"Save {name} now?",
-        "eval": f"Evaluate {name} now?",
-        "profile": f"Profile {name}?",
-        "pause": f"Pause {name}?",
-        "resume": f"Resume {name}?",
-        "stop": f"Stop {name} after a checkpoint?",
+        ControlWord.SAVE: f"Save {name} now?",
+        ControlWord.EVAL: f"Evaluate {name} now?",
+        ControlWord.PROFILE: f"Profile {name}?",
+        ControlWord.PAUSE: f"Pause {name}?",
+        ControlWord.RESUME: f"Resume {name}?",
+        ControlWord.STOP: f"Stop {name} after a checkpoint?",
     }[word_of(board, action)]
 
 
-def consequences(board: "Board", action: Action, dataset: str = "") -> list[str]:
+def consequences(board: "Board", action: ControlWord, dataset: str = "") -> list[str]:
     """What will happen, in sentences, with what the plan knows of it."""
     later = ["The run is still in set-up: the command takes effect at its first step."] if is_starting(board) else []
     return [*_consequences(board, action, dataset), *later]
@@ -66,22 +65,22 @@ def is_starting(board: "Board | None") -> bool:
     return board is None or board.life.state in ("waiting", "starting")
 
 
-def _consequences(board: "Board", action: Action, dataset: str) -> list[str]:
+def _consequences(board: "Board", action: ControlWord, dataset: str) -> list[str]:
     word = word_of(board, action)
     done = [_does(board, node) for command in commands(board, action) if _is_for(command, dataset)
             for node in command.nodes]  # fmt: skip
     step = f"Between two steps, after step {board.step:,} or a later one."
-    if word == "save":
+    if word == ControlWord.SAVE:
         return [*_saving(board, done), step]
-    if word == "eval":
+    if word == ControlWord.EVAL:
         return [f"Computes the {text}." for text in done] + ["Training waits until it is done.", step]
-    if word == "profile":
+    if word == ControlWord.PROFILE:
         what = [f"What is done: {text}." for text in done] or ["Records every operation of the next steps."]
         return [*what, "The profile is written to profile/. These steps are slower than others."]
-    if word == "pause":
+    if word == ControlWord.PAUSE:
         return ["Training waits between two steps, and keeps its devices and their memory.",
                 "The same key resumes it."]  # fmt: skip
-    if word == "resume":
+    if word == ControlWord.RESUME:
         return ["Training continues with the next step."]
     steps = board.run.steps
     left = f" {steps - board.step:,} steps are left." if steps and steps > board.step else ""
@@ -113,7 +112,7 @@ def _does(board: "Board", node: str) -> str:
 def datasets(board: "Board") -> list[tuple[str, str]]:
     """The datasets that can be evaluated, and how much of each that takes."""
     found = []
-    for command in commands(board, "eval"):
+    for command in commands(board, ControlWord.EVAL):
         node = board.planned.node(command.nodes[0]) if board.planned and command.nodes else None
         rows = node.args.get("rows") if node else None
         amount = f"{count(rows)} rows" if isinstance(rows, int) else "its held-out part"

@@ -16,10 +16,11 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import ContentSwitcher
 
+from ...records.control_words import ControlState, ControlWord
 from ..curves.canvas import UNICODE
 from ..words import printable
 from . import fault
-from .actions import Action, datasets, is_starting, refusal, word_of
+from .actions import datasets, is_starting, refusal, word_of
 from .asking import answers, command_line
 from .block import TextBlock
 from .head import head, unread
@@ -91,11 +92,11 @@ class BoardApp(App[int]):
         ),
         Binding("n", "app.focus_next", "next pane", show=False, tooltip="the next pane of a screen that has several"),
         Binding("slash", "filter", "filter", show=False, tooltip="filter the events"),
-        Binding("S", "ask('save')", "save", tooltip="save now"),
-        Binding("E", "ask('eval')", "eval", tooltip="evaluate now"),
-        Binding("P", "ask('profile')", "profile", tooltip="profile some steps"),
-        Binding("W", "ask('pause')", "pause", tooltip="pause or resume"),
-        Binding("X", "ask('stop')", "stop", tooltip="stop after a checkpoint"),
+        Binding("S", f"ask('{ControlWord.SAVE}')", ControlWord.SAVE, tooltip="save now"),
+        Binding("E", f"ask('{ControlWord.EVAL}')", ControlWord.EVAL, tooltip="evaluate now"),
+        Binding("P", f"ask('{ControlWord.PROFILE}')", ControlWord.PROFILE, tooltip="profile some steps"),
+        Binding("W", f"ask('{ControlWord.PAUSE}')", ControlWord.PAUSE, tooltip="pause or resume"),
+        Binding("X", f"ask('{ControlWord.STOP}')", ControlWord.STOP, tooltip="stop after a checkpoint"),
         Binding("t", "theme", "theme", tooltip="another theme: dark, light, high contrast"),
         Binding("ctrl+z", "suspend_process", "shell", show=False, tooltip="suspend to the shell; fg returns"),
     ]
@@ -311,21 +312,22 @@ class BoardApp(App[int]):
     # Asking the run
 
     @work(exclusive=True, group="question")
-    async def action_ask(self, action: Action) -> None:
+    async def action_ask(self, word: str) -> None:
         """Ask the reader, then the run."""
+        action = ControlWord(word)
         board = self.live
         why = refusal(board, action)
         if board is None or why:
             self.notify(why, title=f"{action}: not now", severity="warning", markup=False)
             return
-        dataset = datasets(board)[0][0] if action == "eval" else ""
-        if action == "eval" and (which := which_dataset(board)):
+        dataset = datasets(board)[0][0] if action == ControlWord.EVAL else ""
+        if action == ControlWord.EVAL and (which := which_dataset(board)):
             dataset = await self.push_screen_wait(which)
             if not dataset:
                 return
         answer = await self.push_screen_wait(confirm(board, action, dataset))
         if answer:
-            self.ask_run(word_of(board, action), answer if action == "profile" else dataset)
+            self.ask_run(word_of(board, action), answer if action == ControlWord.PROFILE else dataset)
 
     @work(thread=True, group="asking", exit_on_error=False)
     def ask_run(self, word: str, argument: str = "") -> None:
@@ -335,7 +337,7 @@ class BoardApp(App[int]):
             at = "" if answer.step is None else f"step {answer.step:,}"
             told = ": ".join(filter(None, (at, answer.detail)))
             severity: Literal["information", "error"]
-            severity = "information" if answer.state in ("accepted", "done") else "error"
+            severity = "information" if answer.state in (ControlState.ACCEPTED, ControlState.DONE) else "error"
             self.call_from_thread(
                 self.notify, told, title=f"{title}: {answer.state}", severity=severity, timeout=8, markup=False
             )
@@ -362,11 +364,11 @@ class BoardApp(App[int]):
         answer = await self.push_screen_wait(LeaveQuestion(starting=is_starting(self.live)))
         if answer == "leave":
             self.exit(0)
-        elif answer == "stop" and is_starting(self.live):
+        elif answer == ControlWord.STOP and is_starting(self.live):
             # Before its first step the run hears signals only; they do what the plan has for `sigterm`.
             os.kill(launcher, signal.SIGTERM)
-        elif answer == "stop":
-            self.ask_run("stop")
+        elif answer == ControlWord.STOP:
+            self.ask_run(ControlWord.STOP)
 
     def _handle_exception(self, error: Exception) -> None:
         """What nobody has caught closes the dashboard; it is written to a file, and no traceback is printed."""

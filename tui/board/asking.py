@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attrs import frozen
 
+from ...records.control_words import ControlState
 from ...records.events import event_of
 from ...records.lines import object_of
 from ...records.run_events import ControlEvent
@@ -52,7 +53,7 @@ def answers(arguments: list[str]) -> Iterator[Answer]:
         for text in process.stdout:
             said = event_of(object_of(text.encode()) or {})
             if isinstance(said, ControlEvent):
-                ended = ended or said.state in ("done", "refused")
+                ended = ended or said.state in (ControlState.DONE, ControlState.REFUSED)
                 yield Answer(said.state, printable(said.detail), said.step)
         errors = process.stderr.read().strip()
     if not ended:

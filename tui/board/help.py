@@ -1,7 +1,7 @@
 """The help screen: every key there is, as the bindings say it."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from attrs import frozen
 from textual.app import ComposeResult
@@ -11,7 +11,8 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from .actions import Action, refusal
+from ...records.control_words import ControlWord
+from .actions import refusal
 from .keys import sign
 from .pane import Pane
 from .pieces import cell, folded, stack
@@ -41,7 +42,7 @@ def group(title: str, bindings: Iterable[BindingType], board: "Board | None" = N
 
 def _why_not(binding: Binding, board: "Board | None") -> str:
     asks = binding.action.startswith("ask(")
-    return refusal(board, cast(Action, binding.action.split("'")[1])) if asks else ""
+    return refusal(board, ControlWord(binding.action.split("'")[1])) if asks else ""
 
 
 def all_groups(

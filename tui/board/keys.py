@@ -10,7 +10,8 @@ from textual.content import Content
 from textual.dom import DOMNode
 from textual.screen import Screen
 
-from .actions import Action, refusal
+from ...records.control_words import ControlWord
+from .actions import refusal
 from .pieces import Piece, line
 
 if TYPE_CHECKING:
@@ -23,9 +24,13 @@ _SIGNS = {
     "comma": ",", "full_stop": ".",
 }  # fmt: skip
 # Action → its key, and how much it is wanted where not all fit: stopping in order more than anything else.
-_ACTIONS: dict[Action, tuple[str, int]] = {
-    "save": ("S", 7), "eval": ("E", 5), "profile": ("P", 4), "pause": ("W", 6), "stop": ("X", 8),
-}  # fmt: skip
+_ACTIONS: dict[ControlWord, tuple[str, int]] = {
+    ControlWord.SAVE: ("S", 7),
+    ControlWord.EVAL: ("E", 5),
+    ControlWord.PROFILE: ("P", 4),
+    ControlWord.PAUSE: ("W", 6),
+    ControlWord.STOP: ("X", 8),
+}
 
 
 @frozen
@@ -53,7 +58,7 @@ def app_keys(board: "Board | None", *, view_is_frozen: bool) -> tuple[Key, ...]:
         Key("space", "unfreeze" if view_is_frozen else "freeze", weight=7, action="app.freeze"),
     ]
     for action, (key, weight) in _ACTIONS.items():
-        label = "resume" if paused and action == "pause" else action
+        label = ControlWord.RESUME if paused and action == ControlWord.PAUSE else action
         keys.append(Key(key, label, not refusal(board, action), weight, f"app.ask('{action}')"))
     return (*keys, Key("t", "theme", weight=1, action="app.theme"))
 

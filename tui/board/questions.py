@@ -2,7 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from .actions import MOST_PROFILED, PROFILED, Action, consequences, datasets, question
+from ...records.control_words import ControlWord
+from .actions import MOST_PROFILED, PROFILED, consequences, datasets, question
 from .dialog import NO, Choice, Question
 
 if TYPE_CHECKING:
@@ -22,10 +23,10 @@ def which_dataset(board: "Board") -> Question | None:
     return Question("Evaluate on which dataset?", said, choices)
 
 
-def confirm(board: "Board", action: Action, dataset: str = "") -> Question:
+def confirm(board: "Board", action: ControlWord, dataset: str = "") -> Question:
     """Says what will happen, and asks for a yes; of a profile also how long."""
     asked, said = question(board, action), consequences(board, action, dataset)
-    number = PROFILED if action == "profile" else None
+    number = PROFILED if action == ControlWord.PROFILE else None
     return Question(asked, said, [NO, Choice("yes", "y", "Yes")], number=number, most=MOST_PROFILED)
 
 
@@ -41,5 +42,5 @@ class LeaveQuestion(Question):
                 f"Stop: {saves} with exit code 75.",
                 "Press Ctrl-C again to leave.",
             ],
-            [Choice("", "n", "Stay"), Choice("leave", "l", "Leave"), Choice("stop", "s", "Stop")],
+            [Choice("", "n", "Stay"), Choice("leave", "l", "Leave"), Choice(ControlWord.STOP, "s", "Stop")],
         )

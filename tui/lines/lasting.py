@@ -10,6 +10,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from ...records.control_words import ControlState
 from ...records.event import Event
 from ...records.run_events import (
     AlertEvent,
@@ -142,7 +143,7 @@ class PermanentLines:
         of = "averaged weights, " if evaluation.weights == "averaged" else ""
         over = f"{count(evaluation.tokens)} tokens, " if wide and evaluation.tokens is not None else ""
         body.append(f"  {of}{over}{took(evaluation.seconds)}", "dim")
-        yield self._tick(state, evaluation, "eval", body)
+        yield self._tick(state, evaluation, evaluation.event, body)
 
     def _generate(self, state: RunState, event: GenerateEvent) -> Iterator[RenderableType]:
         for index, sample in enumerate(event.samples, start=1):
@@ -164,7 +165,7 @@ class PermanentLines:
         how = f"saved in {took(event.seconds)}" if event.seconds is not None else "saved"
         body = Text.assemble((how, "bold"), f"  {size(event.bytes)}  " if event.bytes is not None else "  ")
         body.append(printable(self._below(event.path)), "dim")
-        yield self._tick(state, event, "checkpoint", body)
+        yield self._tick(state, event, event.event, body)
 
     def _below(self, path: str) -> str:
         """A path in the run directory without the part that is known already."""
@@ -174,36 +175,36 @@ class PermanentLines:
             return path
 
     def _signal(self, state: RunState, event: SignalEvent) -> Iterator[RenderableType]:
-        yield self._tick(state, event, "signal", _named_reason(event), "yellow")
+        yield self._tick(state, event, event.event, _named_reason(event), "yellow")
 
     def _stop(self, state: RunState, event: StopEvent) -> Iterator[RenderableType]:
-        yield self._tick(state, event, "stop", _named_reason(event), "yellow")
+        yield self._tick(state, event, event.event, _named_reason(event), "yellow")
 
     def _control(self, state: RunState, event: ControlEvent) -> Iterator[RenderableType]:
         body = Text.assemble((printable(f"{event.command} {event.state}"), "bold"), f"  {printable(event.detail)}")
-        yield self._tick(state, event, "control", body, "yellow" if event.state == "refused" else "")
+        yield self._tick(state, event, event.event, body, "yellow" if event.state == ControlState.REFUSED else "")
 
     def _paused(self, state: RunState, event: PausedEvent) -> Iterator[RenderableType]:
-        yield self._tick(state, event, "paused", Text(f"for {took(event.seconds)}"))
+        yield self._tick(state, event, event.event, Text(f"for {took(event.seconds)}"))
 
     def _requeue(self, state: RunState, event: RequeueEvent) -> Iterator[RenderableType]:
-        yield self._tick(state, event, "requeue", Text(f"Slurm was asked to start job {printable(event.job)} again"))
+        yield self._tick(state, event, event.event, Text(f"Slurm was asked to start job {printable(event.job)} again"))
 
     def _nonfinite(self, state: RunState, event: NonFiniteEvent) -> Iterator[RenderableType]:
         loss, norm = decimal(event.loss, 4), decimal(event.grad_norm, 4)
-        yield self._tick(state, event, "nonfinite", Text(f"loss {loss}  grad_norm {norm}"), "bold red")
+        yield self._tick(state, event, event.event, Text(f"loss {loss}  grad_norm {norm}"), "bold red")
 
     def _rollback(self, state: RunState, event: RollbackEvent) -> Iterator[RenderableType]:
-        yield self._tick(state, event, "rollback", Text(printable(rollback_text(event))), "bold yellow")
+        yield self._tick(state, event, event.event, Text(printable(rollback_text(event))), "bold yellow")
 
     def _restart(self, state: RunState, event: RestartEvent) -> Iterator[RenderableType]:
-        yield self._tick(state, event, "restart", Text(printable(restart_text(event))), "bold yellow")
+        yield self._tick(state, event, event.event, Text(printable(restart_text(event))), "bold yellow")
 
     def _skipped(self, state: RunState, event: SkippedEvent) -> Iterator[RenderableType]:
-        yield self._tick(state, event, "skipped", Text(printable(event.reason)), "yellow")
+        yield self._tick(state, event, event.event, Text(printable(event.reason)), "yellow")
 
     def _warning(self, state: RunState, event: WarningEvent) -> Iterator[RenderableType]:
-        yield self._tick(state, event, "warning", Text(printable(event.message)), "yellow")
+        yield self._tick(state, event, event.event, Text(printable(event.message)), "yellow")
 
     def _looked_at(self, state: RunState, event: ProfileEvent | MemorySnapshotEvent) -> Iterator[RenderableType]:
         """A profile or a memory snapshot: where it lies, and how it went."""
@@ -218,18 +219,18 @@ class PermanentLines:
 
     def _notify(self, state: RunState, event: NotifyEvent) -> Iterator[RenderableType]:
         said = printable(f"`{event.command}` {event.detail}")
-        yield self._tick(state, event, "notify", Text.assemble((printable(event.kind), "bold"), f"  {said}"), "dim")
+        yield self._tick(state, event, event.event, Text.assemble((printable(event.kind), "bold"), f"  {said}"), "dim")
 
     def _phase(self, state: RunState, event: PhaseEvent) -> Iterator[RenderableType]:
         body = Text.assemble((printable(event.name), "bold"), "  ", printable(phase_text(event)))
-        yield self._tick(state, event, "phase", body, "cyan")
+        yield self._tick(state, event, event.event, body, "cyan")
 
     def _health(self, state: RunState, event: HealthEvent) -> Iterator[RenderableType]:
-        yield self._tick(state, event, "health", Text(health_text(event)))
+        yield self._tick(state, event, event.event, Text(health_text(event)))
 
     def _tokenise(self, state: RunState, event: TokeniseEvent) -> Iterator[RenderableType]:
         body = Text.assemble((printable(event.dataset), "bold"), "  ", printable(event.message))
-        yield self._tick(state, event, "tokenise", body, "dim")
+        yield self._tick(state, event, event.event, body, "dim")
 
     def _failure(self, state: RunState, event: FailureEvent) -> Iterator[RenderableType]:
         body = Text(f"{failed(event)}  {printable(cause(event).strip())}")

@@ -4,17 +4,41 @@ import time
 
 import msgspec
 
+from ...records.control_words import ControlState
+from ...records.event import kind_of
 from ...records.lines import as_object
-from ...records.run_events import AlertEvent, ControlEvent, RunEndEvent
-from ...records.step_events import GenerateEvent, Sample
+from ...records.run_events import (
+    AlertEvent,
+    ControlEvent,
+    FailureEvent,
+    RestartEvent,
+    RunEndEvent,
+    StuckEvent,
+    WarningEvent,
+)
+from ...records.step_events import (
+    CheckpointEvent,
+    GenerateEvent,
+    ModelEvent,
+    NonFiniteEvent,
+    RollbackEvent,
+    Sample,
+    SkippedEvent,
+)
 from ..event_text import event_text
 from ..model.event_log import LogEntry
 from ..words import printable, text
 from .sheet import Row, cells, row, wrapped
 
 # What went wrong or nearly did, in the order in which it matters.
-PROBLEMS = ("failure", "stuck", "nonfinite", "alert", "rollback", "restart", "skipped", "warning")
-_STYLES = {**dict.fromkeys(PROBLEMS, "warn"), "failure": "bad", "stuck": "bad", "checkpoint": "good", "model": "good"}
+_PROBLEMS = (
+    FailureEvent, StuckEvent, NonFiniteEvent, AlertEvent, RollbackEvent, RestartEvent, SkippedEvent, WarningEvent,
+)  # fmt: skip
+PROBLEMS = tuple(map(kind_of, _PROBLEMS))
+_STYLES = {
+    **dict.fromkeys(_PROBLEMS, "warn"), FailureEvent: "bad", StuckEvent: "bad", CheckpointEvent: "good",
+    ModelEvent: "good",
+}  # fmt: skip
 _GOOD_ENDS = ("done", "complete")
 # Fields that the words above have said already.
 _SAID = ("event", "step", "time", "traceback", "error", "samples", "message")
@@ -27,9 +51,9 @@ def style_of(entry: LogEntry) -> str:
         return "good" if event.status in _GOOD_ENDS else "bad" if event.status == "failed" else "warn"
     if isinstance(event, AlertEvent) and event.state == "cleared":
         return "good"
-    if isinstance(event, ControlEvent) and event.state == "refused":
+    if isinstance(event, ControlEvent) and event.state == ControlState.REFUSED:
         return "warn"
-    return _STYLES.get(entry.kind, "")
+    return _STYLES.get(type(event), "")
 
 
 def clock(seconds: float | None) -> str:
@@ -54,7 +78,7 @@ def detail(entry: LogEntry, width: int) -> list[Row]:
         for number, sample in enumerate(entry.event.samples, start=1):
             rows += [row((f"sample {number}", "title")), *_written(sample, width), ()]
     else:
-        style = style_of(entry) if entry.kind in PROBLEMS else ""
+        style = style_of(entry) if isinstance(entry.event, _PROBLEMS) else ""
         for said in event_text(entry.event):
             rows += [row((line, f"bold {style}".strip())) for line in wrapped(said.body, width)]
             for line in said.more:

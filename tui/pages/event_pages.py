@@ -6,7 +6,8 @@ from typing import Literal
 
 from attrs import evolve, field, frozen
 
-from ...records.start_events import SetupBeginEvent, SetupEvent
+from ...records.run_events import FailureEvent
+from ...records.start_events import RunStartEvent, SetupBeginEvent, SetupEvent
 from ..model.event_log import EventLog, LogEntry
 from ..model.log_tails import LogTail
 from ..words import plural, printable
@@ -116,9 +117,9 @@ def _title(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: 
 def _last_failure(log: EventLog, view: EventsView, width: int, marks: Marks) -> list[Row]:
     """The newest failure that no later attempt has left behind, above everything: it must not scroll away."""
     for entry in reversed(log.entries):
-        if entry.kind == "run_start":
+        if isinstance(entry.event, RunStartEvent):
             break
-        if entry.kind == "failure":
+        if isinstance(entry.event, FailureEvent):
             said = (
                 f"{marks.dead} failure at step {entry.step}: " if entry.step is not None else f"{marks.dead} failure: "
             )

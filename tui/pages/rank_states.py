@@ -8,6 +8,7 @@ from attrs import field, frozen
 from numpy import ndarray
 
 from ...records.run_events import StuckEvent
+from ...records.start_events import RunStartEvent
 from ..event_text import cause
 from ..model.ranks import OneRank, Straggler
 from ..words import brief
@@ -91,7 +92,7 @@ def _blamed(board: "Board") -> dict[int, Blame]:
     """What `stuck` events of this start say, the latest of each rank."""
     found: dict[int, Blame] = {}
     for entry in reversed(board.events.entries):
-        if entry.kind == "run_start":
+        if isinstance(entry.event, RunStartEvent):
             break
         said = entry.event
         if isinstance(said, StuckEvent):

@@ -1,0 +1,24 @@
+"""The words of records stand in `records/` alone: those who read them compare with these."""
+
+import ast
+from pathlib import Path
+
+from xtrain.records.control_words import ControlState, ControlWord
+from xtrain.records.events import EVENT_TYPES
+
+ROOT = Path(__file__).parents[2]
+# Words of other things too: verbs and folders, severities, what a rank or a run is like, columns, keys of plans.
+COMMON = {
+    "alert", "best", "checkpoint", "control", "data", "done", "eval", "generate", "model", "paused", "restart",
+    "resumed", "rollback", "setup", "stop", "stuck", "warning",
+}  # fmt: skip
+
+
+def test_the_dashboard_and_the_command_line_write_none_out():
+    words = {*EVENT_TYPES, *ControlWord, *ControlState}
+    assert words > COMMON
+    found = []
+    for path in (path for room in ("tui", "cli") for path in (ROOT / room).rglob("*.py")):
+        texts = (each for each in ast.walk(ast.parse(path.read_text())) if isinstance(each, ast.Constant))
+        found += [f"{path.relative_to(ROOT)}: {each.value}" for each in texts if each.value in words - COMMON]
+    assert not found
