@@ -98,7 +98,8 @@ def test_a_disk_that_fails_ends_the_run_and_costs_nothing_that_was_saved(project
     assert steps(directory) == [2, 4]
 
     with cause(disk):
-        process = project.start(spec, *NAMED)
+        # A forked command has the limits of the process that it is forked from.
+        process = project.start(spec, *NAMED, fresh=True)
         out, err = process.communicate(timeout=240)
     assert process.returncode == 3, out + err
     assert "Traceback" not in out + err
