@@ -49,7 +49,7 @@ optimizer adamw {{ lr = 3e-4 }}
 
 
 @frozen(kw_only=True)
-class Row:
+class PublishedRow:
     """One published measurement and the layout it was made with. measured: GiB of a device; speed: tokens a second of
     one device. head: ranks that share the logits. remark: where their program and ours are not the same."""
 
@@ -107,10 +107,10 @@ FULL: Final = "activation full"
 EIGHTH: Final = "fp8 products there"
 
 
-def titan_rows() -> list[Row]:
+def titan_rows() -> list[PublishedRow]:
     """benchmarks/llama3_h100_202412_torchtitan.md of pytorch/torchtitan, on H100 with 96 GB."""
     rows = [
-        Row(
+        PublishedRow(
             source=TITAN, model="8B", devices=devices, parallel=f"fsdp {devices} {{ reduce = fp32 }}", sequence=8192,
             micro=2, activation="activation selective", measured=measured, speed=speed,
             remark="torchtitan keeps every second matrix product, xtrain all",
@@ -120,14 +120,14 @@ def titan_rows() -> list[Row]:
     for fsdp, cp, measured, speed in ((8, 1, 83.9, 3890), (4, 2, 84.2, 2540), (2, 4, 84.0, 1071), (1, 8, 84.5, 548)):
         context = f"cp {cp} {{ ring = {cp}, ulysses = 1 }}, " if cp > 1 else ""
         rows.append(
-            Row(
+            PublishedRow(
                 source=TITAN, model="8B", devices=8, parallel=f"{context}fsdp {fsdp} {{ reduce = fp32 }}",
                 sequence=32768 * cp, micro=1, activation=FULL, measured=measured, speed=speed,
                 remark=f"{EIGHTH}, compiled",
             )
         )  # fmt: skip
     rows.append(
-        Row(
+        PublishedRow(
             source=TITAN, head=8, model="70B", devices=256, parallel="tp 8, fsdp 32 { reduce = fp32 }", sequence=8192,
             micro=16,
             activation=FULL, measured=71.9, speed=829, remark=f"{EIGHTH}, compiled",
@@ -135,7 +135,7 @@ def titan_rows() -> list[Row]:
     )  # fmt: skip
     for schedule, measured, speed in (("1f1b", 82.5, 100), ("interleaved_1f1b", 72.7, 128)):
         rows.append(
-            Row(
+            PublishedRow(
                 source=TITAN, head=8, model="405B", devices=512,
                 parallel=f"tp 8, fsdp 8 {{ reduce = fp32 }}, pp 8 {{ schedule = {schedule} }}", sequence=8192, micro=1,
                 accumulate=32, activation=FULL, measured=measured, speed=speed, remark=f"{EIGHTH}, compiled",
@@ -144,7 +144,7 @@ def titan_rows() -> list[Row]:
     for fsdp, cp, measured, speed in ((8, 1, 75.3, 76), (4, 2, 75.9, 47), (2, 4, 77.1, 31), (1, 8, 84.9, 16)):
         context = f"cp {cp} {{ ring = {cp}, ulysses = 1 }}, " if cp > 1 else ""
         rows.append(
-            Row(
+            PublishedRow(
                 source=TITAN, head=8, model="405B", devices=512,
                 parallel=f"tp 8, {context}fsdp {fsdp} {{ reduce = fp32 }}, pp 8 {{ schedule = 1f1b }}",
                 sequence=32768 * cp, micro=1, accumulate=8, activation=FULL, measured=measured, speed=speed,
@@ -154,7 +154,7 @@ def titan_rows() -> list[Row]:
     return rows
 
 
-def kempner_rows() -> list[Row]:
+def kempner_rows() -> list[PublishedRow]:
     """benchmarks/mfu_scaling of KempnerForge, on H200: bf16 parameters and moments, everything recomputed."""
     found = []
     for devices, parallel, measured, speed in (
@@ -169,13 +169,13 @@ def kempner_rows() -> list[Row]:
         (32, "tp 4, fsdp 8", 27.6, 155917 / 32),
     ):
         found.append(
-            Row(
+            PublishedRow(
                 source=KEMPNER, model="8B", devices=devices, parallel=parallel, sequence=4096, micro=4, accumulate=2,
                 activation=FULL, cluster="h200", params="bf16", measured=measured, speed=speed,
             )
         )  # fmt: skip
     found.append(
-        Row(
+        PublishedRow(
             source=KEMPNER, model="70B", devices=32, parallel="tp 4, fsdp 8", sequence=4096, micro=2, accumulate=4,
             activation=FULL, cluster="h200", params="bf16", measured=93.2, speed=17657 / 32,
         )
@@ -183,7 +183,7 @@ def kempner_rows() -> list[Row]:
     return found
 
 
-def planned(row: Row) -> Plan:
+def planned(row: PublishedRow) -> Plan:
     """The plan of a row. Raises AssertionError with the diagnostics where there is none."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.xtrain"
@@ -193,7 +193,7 @@ def planned(row: Row) -> Plan:
     return compiled.plan
 
 
-def predicted(row: Row, plan: Plan) -> float:
+def predicted(row: PublishedRow, plan: Plan) -> float:
     """GiB that the allocator holds on the fullest rank. What lies outside of it, nobody counts.
 
     Their head takes all logits of a microbatch at once, where ours takes pieces: PLAIN_HEAD bytes of each are alive in

@@ -39,7 +39,7 @@ every {steps} steps checkpoint
 
 
 @frozen
-class Layout:
+class MeasuredLayout:
     """An axis, how many ranks it gets, and the settings that say so."""
 
     axis: str
@@ -49,7 +49,7 @@ class Layout:
 
 
 @frozen
-class Figure:
+class LayoutTime:
     axis: str
     ranks: int
     model: str
@@ -58,26 +58,26 @@ class Figure:
     cores: int
 
 
-def layouts() -> list[Layout]:
+def layouts() -> list[MeasuredLayout]:
     found = []
     for n in (2, 4):
         cp = (f"parallel.cp={n}", "parallel.fsdp=1")
         found += [
-            Layout("fsdp", n, (f"parallel.fsdp={n}",)),
-            Layout("replicate", n, (f"parallel.fsdp.replicate={n}", "parallel.fsdp=1")),
-            Layout("ddp", n, (f"parallel.fsdp.replicate={n}", "parallel.fsdp=1", "parallel.stack=ddp")),
-            Layout("tp", n, (f"parallel.tp={n}",)),
-            Layout(
+            MeasuredLayout("fsdp", n, (f"parallel.fsdp={n}",)),
+            MeasuredLayout("replicate", n, (f"parallel.fsdp.replicate={n}", "parallel.fsdp=1")),
+            MeasuredLayout("ddp", n, (f"parallel.fsdp.replicate={n}", "parallel.fsdp=1", "parallel.stack=ddp")),
+            MeasuredLayout("tp", n, (f"parallel.tp={n}",)),
+            MeasuredLayout(
                 "tp, whole sequence and loss",
                 n,
                 (f"parallel.tp={n}", "parallel.tp.sequence=false", "parallel.tp.loss=false"),
             ),
-            Layout("ring", n, (*cp, f"parallel.cp.ring={n}")),
-            Layout("ulysses", n, (*cp, f"parallel.cp.ulysses={n}")),
-            Layout("pp, 1f1b", n, (f"parallel.pp={n}",)),
-            Layout("pp, zbv", n, (f"parallel.pp={n}", "parallel.pp.schedule=zbv")),
-            Layout("ep", n, (f"parallel.ep={n}", f"parallel.fsdp={n}"), "moe"),
-            Layout("fsdp", n, (f"parallel.fsdp={n}",), "moe"),
+            MeasuredLayout("ring", n, (*cp, f"parallel.cp.ring={n}")),
+            MeasuredLayout("ulysses", n, (*cp, f"parallel.cp.ulysses={n}")),
+            MeasuredLayout("pp, 1f1b", n, (f"parallel.pp={n}",)),
+            MeasuredLayout("pp, zbv", n, (f"parallel.pp={n}", "parallel.pp.schedule=zbv")),
+            MeasuredLayout("ep", n, (f"parallel.ep={n}", f"parallel.fsdp={n}"), "moe"),
+            MeasuredLayout("fsdp", n, (f"parallel.fsdp={n}",), "moe"),
         ]
     return found
 
@@ -116,12 +116,12 @@ def main() -> None:
         alone = {}
         for model in dict.fromkeys(layout.model for layout in chosen):
             alone[model] = step_seconds(folder, model, (), arguments.rows, arguments.steps)
-            figures.append(Figure("one process", 1, model, round(alone[model] * 1e3, 1), 1.0, cores))
+            figures.append(LayoutTime("one process", 1, model, round(alone[model] * 1e3, 1), 1.0, cores))
             print(json.dumps(asdict(figures[-1])), flush=True)
         for x in chosen:
             seconds = step_seconds(folder, x.model, x.sets, arguments.rows, arguments.steps)
             ratio = round(seconds / alone[x.model], 2)
-            figures.append(Figure(x.axis, x.ranks, x.model, round(seconds * 1e3, 1), ratio, cores))
+            figures.append(LayoutTime(x.axis, x.ranks, x.model, round(seconds * 1e3, 1), ratio, cores))
             print(json.dumps(asdict(figures[-1])), flush=True)
     print(f"\n{cores} cores; {arguments.rows} rows of 512 positions a step; more ranks than cores take turns\n")
     print(f"{'axis':<28} {'model':<6} {'ranks':>5} {'step':>10} {'/ alone':>8}")

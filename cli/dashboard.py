@@ -41,7 +41,7 @@ class Dashboard:
         self._offsets = {name: size_of(self._directory / name) for name in (METRICS_FILE, EVENTS_FILE)}
         self._finished = threading.Event()
         self._terminal = Terminal(sys.stdin.fileno())
-        self._thread = threading.Thread(target=self._attend, name="dashboard", daemon=True)
+        self._thread = threading.Thread(target=self._wait_for_reader, name="dashboard", daemon=True)
 
     def __enter__(self) -> None:
         self._said.parent.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ class Dashboard:
         self._thread.join()
         signal.set_wakeup_fd(-1)
 
-    def _attend(self) -> None:
+    def _wait_for_reader(self) -> None:
         """Wait for the dashboard to be closed, then draw lines."""
         from ..tui.lines.view import follow
 

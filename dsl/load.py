@@ -8,7 +8,7 @@ from attrs import field, frozen
 from .checking.structure import Structurer
 from .checking.user_parts import check_unused, read_uses
 from .diagnostics.diagnostic import Diagnostics, SpecErrors
-from .diagnostics.source import Source
+from .diagnostics.source import SourceText
 from .evaluation.evaluate import Evaluator
 from .evaluation.includes import ReadStatements, read_spec
 from .evaluation.merge import resolve
@@ -27,7 +27,7 @@ class Loaded:
 
     spec: Spec | None
     diagnostics: Diagnostics
-    sources: tuple[Source, ...] = field(repr=False)
+    sources: tuple[SourceText, ...] = field(repr=False)
     draft: Spec | None = field(default=None, repr=False)
     unknown_settings: frozenset[str] = frozenset()
 

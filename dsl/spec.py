@@ -7,7 +7,7 @@ from attrs import field, frozen
 from .diagnostics.diagnostic import Note
 from .diagnostics.source import Span
 from .evaluation.values import Value
-from .schema.actions import Event, Tick
+from .schema.actions import OnEvent, Tick
 from .schema.alerts import Alerts
 from .schema.calls import UserCall
 from .schema.cluster import CLUSTERS, Cluster
@@ -85,7 +85,7 @@ class Spec:
     evaluation_step: EvaluationBody | None = None
     collate: tuple[Link, ...] = field(factory=usual_chain)
     ticks: tuple[Tick, ...] = ()
-    events: tuple[Event, ...] = ()
+    events: tuple[OnEvent, ...] = ()
     origins: dict[str, Origin] = field(factory=dict, eq=False, repr=False)
 
     @property

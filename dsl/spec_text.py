@@ -10,7 +10,7 @@ from .evaluation.values import quantity_text
 from .interval import Interval
 from .metric import Metric
 from .quantity import Quantity
-from .schema.actions import Action, Event, Tick
+from .schema.actions import Action, OnEvent, Tick
 from .schema.calls import UserCall
 from .schema.component import Component
 from .schema.setting import AUTO, is_unspoken, open_setting, settings_of
@@ -64,7 +64,7 @@ def _block(kind: str, value: Any, indent: str = "") -> str:
     return "\n".join([f"{head} {{", *lines, f"{indent}}}"])
 
 
-def _trigger(trigger: Tick | Event) -> str:
+def _trigger(trigger: Tick | OnEvent) -> str:
     actions = " then ".join(_action(action) for action in trigger.actions)
     if isinstance(trigger, Tick):
         return f"every {quantity_text(trigger.every)} {actions}"

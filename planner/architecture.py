@@ -12,7 +12,7 @@ from attrs import field, frozen
 from ..dsl.schema.model import FAMILIES
 
 if TYPE_CHECKING:
-    from .blocks.block import Piece
+    from .blocks.block import BlockPiece
 
 EMBEDDING: Final = "embed_tokens"
 
@@ -56,7 +56,7 @@ class Architecture:
         return self.experts > 0
 
     @property
-    def block(self) -> "Piece":
+    def block(self) -> "BlockPiece":
         """The decoder block of its family. Raises KeyError for a family that is not registered."""
         return FAMILIES[self.family].block(self)
 

@@ -31,7 +31,7 @@ class EvalEvent(Event, tag="eval"):
     seconds: Annotated[float | None, doc("it took", "s")]
 
 
-class Sample(Struct, frozen=True):
+class GeneratedText(Struct, frozen=True):
     """A text that was continued. text: the prompt and what the model wrote behind it."""
 
     prompt: str = ""
@@ -43,7 +43,7 @@ class GenerateEvent(Event, tag="generate"):
 
     node: Annotated[str, doc("id of the node")]
     weights: Annotated[str, doc("`trained` or `averaged`")]
-    samples: Annotated[list[Sample], doc("each with `prompt` and `text`")]
+    samples: Annotated[list[GeneratedText], doc("each with `prompt` and `text`")]
     seconds: Annotated[float | None, doc("it took", "s")]
 
 

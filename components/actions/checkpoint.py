@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS, TURN_OF_SAVE, Action
 from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.action_node import ActionNode, ActionPlace
 from ...planner.units import bytes_text
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ STATES: Final = {0: "no state of the optimizer", 1: "the moment", 2: "both momen
 
 @ACTIONS.register()
 @frozen
-class Checkpoint(Action):
+class CheckpointAction(Action):
     """`checkpoint`: save the full state."""
 
     kind: ClassVar[str] = "checkpoint"
@@ -28,7 +28,7 @@ class Checkpoint(Action):
     lasting = True
     hooked = "checkpoint"
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         averages = "" if run.averages is None else " their average,"
         state = STATES.get(run.moments, f"{run.moments} moments")
         does = f"save weights,{averages} {state} and the place in the data: {bytes_text(run.checkpoint_bytes)}"

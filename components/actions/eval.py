@@ -8,7 +8,7 @@ from attrs import frozen
 from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.setting import AUTO, Auto, Role, at_least, setting
 from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, Place, averaged_weights
+from ...planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
 from ...planner.units import plural
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Eval(Action):
         role=Role.CADENCE,
     )
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         batches = self._batches(run.batch.steps)
         # Counted in the rows of a step, not of a microbatch: every layout then evaluates the same rows.
         rows = None if batches is None else batches * run.batch.rows

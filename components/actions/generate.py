@@ -7,7 +7,7 @@ from attrs import frozen
 from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.setting import Role, at_least, between, not_negative, setting
 from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, Place, averaged_weights
+from ...planner.graph.action_node import ActionNode, ActionPlace, averaged_weights
 from ...planner.units import plural
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class Generate(Action):
         role=Role.CADENCE,
     )
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         averaged, of = averaged_weights(run)
         args = {
             "prompts": list(self.prompts),

@@ -4,7 +4,7 @@ import time
 
 import torch
 
-from ...records.step_events import GenerateEvent, Sample
+from ...records.step_events import GeneratedText, GenerateEvent
 from ...runtime.checkpoint.saver import Saver
 from ...runtime.data.documents.tokenizers import TextTokenizer
 from ...runtime.generation.text_generator import continue_text, writer
@@ -52,7 +52,7 @@ def generate(
         # A text is longer with every token: compiled for one length, a block is of no use for the next.
         with weights.in_place() as which, torch.compiler.set_stance("force_eager"):
             samples = [
-                Sample(p, continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)) for p in prompts
+                GeneratedText(p, continue_text(author, tokenizer, p, tokens, temperature, top_p, seed)) for p in prompts
             ]
             reshard(model)
         model.train()

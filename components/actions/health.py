@@ -8,7 +8,7 @@ from ...dsl.quantity import Quantity
 from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.setting import Role, positive, setting
 from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.action_node import ActionNode, ActionPlace
 from ...planner.units import seconds_text
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Health(Action):
         role=Role.EXECUTION,
     )
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         seconds = self.limit.value
         does = f"a sum over all ranks, timed; a rank that has not come within {seconds_text(seconds)} is named"
         return ActionNode("tick.health", {"limit_seconds": seconds}, does)

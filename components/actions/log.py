@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS, TURN_OF_LOG, Action
-from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.action_node import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
     from ...planner.resolved import Resolved
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @ACTIONS.register()
 @frozen
-class Log(Action):
+class LogAction(Action):
     """`log`: write the metrics of the step."""
 
     kind: ClassVar[str] = "log"
@@ -21,5 +21,5 @@ class Log(Action):
     turn = TURN_OF_LOG
     records = True
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         return ActionNode("tick.log", {}, "one record to metrics.jsonl: loss, gradient norm, learning rate, speed")

@@ -7,7 +7,7 @@ from attrs import frozen
 from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.setting import AUTO, Auto, Role, between, setting
 from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.action_node import ActionNode, ActionPlace
 from ...planner.graph.recorded_ranks import RecordedRanks, ranks_setting
 from ...planner.units import plural
 
@@ -31,7 +31,7 @@ class MemorySnapshot(Action):
         example="2",
     )
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         """Where the run ends behind it no steps are left to record."""
         recorded, history = RecordedRanks.of(self.ranks, run), 0 if place.ends else self.length(run.spec)
         watched = f", behind {plural(history, 'step')} of what a GPU's allocator does" if history else ""

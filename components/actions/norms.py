@@ -8,7 +8,7 @@ from attrs import frozen
 from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.setting import Role, setting
 from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, Place, StepNode
+from ...planner.graph.action_node import ActionNode, ActionPlace, StepNode
 from ...planner.units import plural
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Norms(Action):
         role=Role.CADENCE,
     )
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         of = [each for each in self.of if each != "updates" or not place.event]
         count = len({group_of(tensor.name, self.by) for tensor in run.inventory.tensors} | {WHOLE})
         does = f"norms of {' and '.join(of) or 'nothing'} by {self.by}, {plural(count, 'group')}, with one all-reduce"

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS, Action
-from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.action_node import ActionNode, ActionPlace
 from ...planner.units import seconds_text
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Notify(Action):
 
     command: str
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         shown = self.command if len(self.command) <= 40 else f"{self.command[:39]}…"
         does = " ".join(f"run `{shown}` beside training, for {seconds_text(LIMIT)} at most".split())
         return ActionNode("tick.notify", {"command": self.command, "limit_seconds": LIMIT}, does)

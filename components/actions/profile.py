@@ -8,7 +8,7 @@ from attrs import frozen
 from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.setting import Auto, Role, between, not_negative, setting
 from ...dsl.spec import Spec
-from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.action_node import ActionNode, ActionPlace
 from ...planner.graph.recorded_ranks import RecordedRanks, ranks_setting
 from ...planner.units import plural
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @ACTIONS.register()
 @frozen
-class Profile(Action):
+class ProfileAction(Action):
     """`profile { active = 3 }`: time every operation of some steps, into a trace and a summary of each rank."""
 
     kind: ClassVar[str] = "profile"
@@ -43,7 +43,7 @@ class Profile(Action):
     )
     memory: bool = setting("also record allocations and frees", default=False, role=Role.CADENCE)
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         """Of one that is asked for from outside: how many steps it records is said when it begins."""
         recorded = RecordedRanks.of(self.ranks, run)
         args = {"ranks": recorded.ranks, "shapes": self.shapes, "stacks": self.stacks, "memory": self.memory}

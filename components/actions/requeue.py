@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS, ENDINGS, Action
-from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.action_node import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
     from ...planner.resolved import Resolved
@@ -22,7 +22,7 @@ class Requeue(Action):
     kind: ClassVar[str] = "requeue"
     example = "on sigusr1 {} then stop"
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         return ActionNode("event.requeue", {}, "ask Slurm to start the job again; without Slurm a warning says so")
 
     def misplaced(self, event: str, following: Sequence[Action]) -> tuple[str, str] | None:

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS, Action
 from ...dsl.schema.setting import Role, at_least, setting
-from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.action_node import ActionNode, ActionPlace
 from ...planner.units import plural
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Rollback(Action):
         role=Role.EXECUTION,
     )
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         often = f"{plural(self.times, 'time')} at most"
         does = f"back to the last good checkpoint and on with the data behind the failure, {often}"
         return ActionNode("event.rollback", {"times": self.times}, does)

@@ -12,7 +12,7 @@ from ...planner.plan import Plan
 from ...records.step_events import RollbackEvent
 from ...runtime.checkpoint.choice import flaw_of
 from ...runtime.checkpoint.layout import CheckpointEntry, CheckpointFolder
-from ...runtime.checkpoint.rollback_state import Rollback, seal_of
+from ...runtime.checkpoint.rollback_state import RollbackState, seal_of
 from ...runtime.checkpoint.saver import Saver
 from ...runtime.input.feed import Feed
 from ...runtime.models.parts import ModelParts
@@ -120,7 +120,7 @@ def _candidates(folder: CheckpointFolder, until: int) -> list[tuple[CheckpointEn
 def _write(folder: CheckpointFolder, entry: CheckpointEntry, step: Step, loader: dict, counts: BadSteps) -> None:
     """Once this has returned, a run that is killed goes on in the same way."""
     newer = {other.name: seal for other in folder.published() if other.step > entry.step and (seal := seal_of(other))}
-    rollback = Rollback(
+    rollback = RollbackState(
         checkpoint=entry.name,
         seal=seal_of(entry),
         from_step=step.index + 1,

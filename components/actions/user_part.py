@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS, OF_USERS, Action
 from ...dsl.schema.component import UserComponent
-from ...planner.graph.action_node import ActionNode, Place
+from ...planner.graph.action_node import ActionNode, ActionPlace
 
 if TYPE_CHECKING:
     from ...planner.resolved import Resolved
@@ -24,7 +24,7 @@ class UserAction(UserComponent, Action):
         "action/NAME/KEY": ("what your own action NAME returned under KEY, on the first rank", "")
     }
 
-    def node(self, run: "Resolved", place: Place) -> ActionNode:
+    def node(self, run: "Resolved", place: ActionPlace) -> ActionNode:
         purpose = self.purpose.removesuffix(".")
         does = f"{self.function} of {self.module}{f': {purpose}' if purpose else ''}"
         return ActionNode(OF_USERS, {"user": self.call()}, does, name=f"tick.{self.function}")

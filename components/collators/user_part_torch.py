@@ -105,12 +105,12 @@ class CollatorCalls:
     def _samples(self, shown: Any, row: int, dataset: int, position: int) -> list[Sample]:
         """What the collator makes of row `row` of the microbatch."""
         given = self._call(shown, position)
-        with self._telling(position):
+        with self._naming_row(position):
             if isinstance(given, str | bytes | Samples) or not hasattr(given, "__iter__"):
                 raise Wrong(f"gave {kind_of(given)}, where a list of samples belongs")
         with _TURN, failures_of(self.part):
             samples = list(given)  # it may be a generator
-        with self._telling(position):
+        with self._naming_row(position):
             labelled = self.gives == LABELLED_SAMPLES
             return check_samples(samples, row, dataset, position, self.vocab, labelled=labelled)
 
@@ -119,7 +119,7 @@ class CollatorCalls:
         if not row.segments:
             return kind(segments=[], dataset=row.dataset, position=row.position)
         given = self._call(row, row.position)
-        with self._telling(row.position):
+        with self._naming_row(row.position):
             return check_row(given, kind, row, self.vocab)
 
     def _microbatch(self, row: Microbatch) -> Microbatch:
@@ -127,7 +127,7 @@ class CollatorCalls:
             return row
         position = UNKNOWN if row.place_B is None else int(row.place_B[0])
         given = self._call(row, position)
-        with self._telling(position):
+        with self._naming_row(position):
             return check_microbatch(given, row, self.vocab, local=self.gives == LOCAL_MICROBATCH)
 
     # Calls ------------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class CollatorCalls:
         return np.random.default_rng([kind, self.seed, place, int.from_bytes(whose.digest(), "little")])
 
     @contextmanager
-    def _telling(self, position: int) -> Iterator[None]:
+    def _naming_row(self, position: int) -> Iterator[None]:
         """Turn Wrong into PartFailed, with the place of the function and of the row."""
         try:
             yield

@@ -6,7 +6,7 @@ from ...dsl.schema.component import named
 from ...dsl.schema.model import FAMILIES, ExpertTransformer
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import Piece
+from ...planner.blocks.block import BlockPiece
 from ...planner.blocks.experts import ExpertsLayer
 from ...planner.blocks.norm import pre_norm
 
@@ -19,5 +19,5 @@ class Mixtral(ExpertTransformer):
     family: str = named("mixtral")
 
     @classmethod
-    def block(cls, arch: Architecture) -> Piece:
+    def block(cls, arch: Architecture) -> BlockPiece:
         return pre_norm(AttentionLayer("self_attn", qk_norm=arch.qk_norm), ExpertsLayer("mlp"))

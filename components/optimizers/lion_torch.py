@@ -14,7 +14,7 @@ from ...runtime.ops import op
 from ...runtime.training.optimizer import groups_of
 
 
-class Lion(Optimizer):
+class LionOptimizer(Optimizer):
     """u = sign(β₁ m + (1 − β₁) g); w ← (1 − lr · decay) w − lr · u; m ← β₂ m + (1 − β₂) g.
 
     Every element by itself, so a rank updates its own pieces and nothing is sent.
@@ -53,4 +53,4 @@ def _own(tensor: Tensor) -> Tensor:
 @op("setup.optimizer.lion", gives="optimizer")
 def build_lion(plan: Plan, model: ModelParts, lr: float, betas: list[float], weight_decay: float) -> Optimizer:
     """The plan says of every parameter whether it decays."""
-    return Lion(groups_of(plan, model, weight_decay), lr=lr, betas=(betas[0], betas[1]))
+    return LionOptimizer(groups_of(plan, model, weight_decay), lr=lr, betas=(betas[0], betas[1]))

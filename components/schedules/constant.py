@@ -21,8 +21,8 @@ class Constant(Scheduler):
 
     @classmethod
     def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
-        lr, rise = args["lr"], length_in_steps(args["warmup"], total)
-        return lambda index: lr * min(1.0, (index + 1) / rise) if rise else lr
+        lr, warmup = args["lr"], length_in_steps(args["warmup"], total)
+        return lambda index: lr * min(1.0, (index + 1) / warmup) if warmup else lr
 
     @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:

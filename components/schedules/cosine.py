@@ -5,12 +5,12 @@ from attrs import frozen
 from ...dsl.quantity import Quantity
 from ...dsl.schema.component import named
 from ...dsl.schema.training import SCHEDULERS, floor_of_peak, warm_up
-from ...planner.schedule.closed_form import Falling
+from ...planner.schedule.closed_form import DecayingScheduler
 
 
 @SCHEDULERS.register()
 @frozen
-class Cosine(Falling):
+class Cosine(DecayingScheduler):
     """`scheduler cosine { … }`: half a cosine from the peak down to the floor."""
 
     shape = "cosine"

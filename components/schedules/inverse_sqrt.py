@@ -32,12 +32,12 @@ class InverseSqrt(Scheduler):
 
     @classmethod
     def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
-        lr, rise = args["lr"], length_in_steps(args["warmup"], total)
-        scale = args["timescale"] or rise or 10_000
+        lr, warmup = args["lr"], length_in_steps(args["warmup"], total)
+        scale = args["timescale"] or warmup or 10_000
 
         def rate(index: int) -> float:
             s = index + 1
-            return lr * s / rise if s <= rise else lr * (scale / (s - rise + scale)) ** 0.5
+            return lr * s / warmup if s <= warmup else lr * (scale / (s - warmup + scale)) ** 0.5
 
         return rate
 

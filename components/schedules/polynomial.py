@@ -33,9 +33,9 @@ class Polynomial(Scheduler):
 
     @classmethod
     def rate(cls, args: Mapping[str, Any], total: int) -> Rate:
-        rise, power = length_in_steps(args["warmup"], total), args["power"]
+        warmup, power = length_in_steps(args["warmup"], total), args["power"]
         shape = lambda p, r: r + (1 - r) * (1 - p) ** power  # noqa: E731
-        return closed_form(args["lr"], total, rise, total - rise, args["floor"], shape)
+        return closed_form(args["lr"], total, warmup, total - warmup, args["floor"], shape)
 
     @classmethod
     def shown(cls, args: Mapping[str, Any], length: Callable[[str], str]) -> list[str]:

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ...runtime.data.errors import DataError
 from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Reads, Record, SourceUnit
+from ...runtime.data.records.records import Reads, SourceRecord, SourceUnit
 from ...runtime.data.sources.columns import check_columns, packed, records_of, top_columns
 from ...runtime.data.sources.files import matched
 from ...runtime.data.sources.opening import needs
@@ -71,7 +71,7 @@ class HubDataset:
         if row == 1:
             yield SourceUnit(size=0, part=NO_ROWS, path=self.folder, line=1)
 
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """A record, or a bad one, for each row."""
         return records_of(unit, self.reads, self._place)
 

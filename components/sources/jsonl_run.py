@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ...runtime.data.errors import DataError
 from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Message, Reads, Record, SourceUnit, Unusable
+from ...runtime.data.records.records import Message, Reads, SourceRecord, SourceUnit, Unusable
 from ...runtime.data.records.texts import decoded, described
 from ...runtime.data.sources.fields import Take, taker
 from ...runtime.data.sources.files import matched
@@ -35,7 +35,7 @@ class JsonLinesFiles:
         for path in self.files:
             yield from _lines(path)
 
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """A record, or a bad one, for each line that is not blank."""
         if isinstance(unit.part, Unusable):
             yield BadRecord(origin=str(unit.path), reason=unit.part.reason)
@@ -60,7 +60,7 @@ class JsonLinesFiles:
             if isinstance(content, Unusable):
                 yield BadRecord(origin=origin, reason=content.reason)
             else:
-                yield Record(content, origin)
+                yield SourceRecord(content, origin)
 
     def num_bytes(self) -> int:
         """Bytes of all files, as they are on disk."""

@@ -7,7 +7,7 @@ from attrs import frozen
 
 from ...runtime.data.documents.synthetic import lengths
 from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Record, SourceUnit, SyntheticRecord
+from ...runtime.data.records.records import SourceRecord, SourceUnit, SyntheticRecord
 from ...runtime.data.sources.reader import OpenedSource, SourceRequest
 
 UNIT_TOKENS = 1 << 20
@@ -36,12 +36,14 @@ class SyntheticDocuments:
             stop = min(start + at_once, self.documents)
             yield SourceUnit(size=(stop - start) * self.length, part=(start, stop))
 
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """What each document of the range is drawn from."""
         start, stop = unit.part
         indices = np.arange(start, stop, dtype=np.uint64)
         for index, tokens in enumerate(lengths(self.seed, indices, self.length, self.spread).tolist(), start=start):
-            yield Record(SyntheticRecord(seed=self.seed, index=index, tokens=tokens), f"synthetic document {index}")
+            yield SourceRecord(
+                SyntheticRecord(seed=self.seed, index=index, tokens=tokens), f"synthetic document {index}"
+            )
 
     def num_bytes(self) -> int:
         """Tokens, on average: there are no bytes to read."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from attrs import frozen
 
 from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Record, SourceUnit, Unusable
+from ...runtime.data.records.records import SourceRecord, SourceUnit, Unusable
 from ...runtime.data.records.texts import decoded
 from ...runtime.data.sources.files import matched
 from ...runtime.data.sources.opening import blocks, size_of
@@ -42,14 +42,16 @@ class TextFiles:
         if group:
             yield SourceUnit(size=group_bytes, part=tuple(group), path=group[0])
 
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """A record, or a bad one, for each file."""
         for path in unit.part:
             text = decoded(b"".join(data for data, _ in blocks(path)))
             if isinstance(text, str) and (nul := text.find("\0")) >= 0:
                 text = Unusable(f"a NUL at character {nul}: this is not a text file")
             yield (
-                Record(text, str(path)) if isinstance(text, str) else BadRecord(origin=str(path), reason=text.reason)
+                SourceRecord(text, str(path))
+                if isinstance(text, str)
+                else BadRecord(origin=str(path), reason=text.reason)
             )
 
     def num_bytes(self) -> int:

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from ...runtime.data.errors import DataError
 from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Record, SourceUnit, TokenIds, Unusable
+from ...runtime.data.records.records import SourceRecord, SourceUnit, TokenIds, Unusable
 from ...runtime.data.sources.files import matched
 from ...runtime.data.sources.opening import size_of
 from ...runtime.data.sources.reader import OpenedSource, SourceRequest
@@ -66,7 +66,7 @@ class TokenFiles:
                 yield SourceUnit(size=(stop - start) * item + rest, part=(start, stop), path=path)
                 rest = 0
 
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """The documents of a range."""
         if isinstance(unit.part, Unusable):
             yield BadRecord(origin=str(unit.path), reason=unit.part.reason)
@@ -84,7 +84,7 @@ class TokenFiles:
                 yield BadRecord(origin=origin, reason="a document of a single token has nothing to predict")
                 continue
             trained = None if array.trained is None else array.trained[first:end].astype(bool)
-            yield Record(TokenIds(ids=ids, trained=trained), origin)
+            yield SourceRecord(TokenIds(ids=ids, trained=trained), origin)
 
     def num_bytes(self) -> int:
         """Bytes of all files."""

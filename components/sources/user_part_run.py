@@ -7,7 +7,7 @@ from typing import Any
 from attrs import frozen
 
 from ...runtime.data.records.bad_records import BadRecord
-from ...runtime.data.records.records import Reads, Record, SourceUnit, Unusable
+from ...runtime.data.records.records import Reads, SourceRecord, SourceUnit, Unusable
 from ...runtime.data.records.texts import checked
 from ...runtime.data.sources.fields import taker
 from ...runtime.data.sources.reader import OpenedSource, SourceRequest
@@ -45,7 +45,7 @@ class UserRecords:
         if group:
             yield SourceUnit(size=size, part=group, line=number)
 
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """A record, or a bad one, for each that was yielded."""
         assert unit.line is not None
         for number, content in enumerate(unit.part, start=unit.line):
@@ -53,7 +53,7 @@ class UserRecords:
             if isinstance(content, Unusable):
                 yield BadRecord(origin=origin, reason=content.reason)
             else:
-                yield Record(content, origin)
+                yield SourceRecord(content, origin)
 
     def num_bytes(self) -> None:
         """Nobody knows before the function ends."""

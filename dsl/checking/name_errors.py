@@ -9,7 +9,7 @@ import attrs
 from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics, Fix, Note
 from ..diagnostics.fixes import renamed
-from ..diagnostics.source import Source, Span
+from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import closest
 from ..diagnostics.synonyms import ours
 from ..evaluation.sections import Section, SectionEntry, Tree
@@ -46,7 +46,7 @@ class NameErrors:
             if name != "collate":
                 self._outside(name, entry)
 
-    def missing_blocks(self, kinds: list[str], tree: Tree, source: Source | None) -> None:
+    def missing_blocks(self, kinds: list[str], tree: Tree, source: SourceText | None) -> None:
         missing = [kind for kind in kinds if kind not in tree.root.lost]
         if not missing or tree.root.broken or source is None:
             return

@@ -7,7 +7,7 @@ import attrs
 
 from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import Source, Span
+from ..diagnostics.source import SourceText, Span
 from ..evaluation.evaluate import Definition, Evaluator
 from ..evaluation.sections import Label, Section, Tree
 from ..evaluation.values import FAILED, Value, Word
@@ -38,7 +38,7 @@ class Structurer:
         self.unknown = UnknownSettings()
         self.parts = DeclaredParts()
 
-    def spec(self, tree: Tree, path: str, source: Source | None) -> Spec:
+    def spec(self, tree: Tree, path: str, source: SourceText | None) -> Spec:
         """The whole spec. What is wrong with it is reported, and `unknown` has the paths not to rely on."""
         self.errors.top_level(tree)
         self.unknown.top_level(tree)

@@ -14,7 +14,7 @@ from ..evaluation.sections import Label, Section, TriggerSection
 from ..evaluation.values import FAILED, Value, describe
 from ..quantity import Quantity
 from ..schema import later
-from ..schema.actions import Action, Event, Tick
+from ..schema.actions import Action, OnEvent, Tick
 from ..schema.setting import settings_of
 from ..spec import Origin
 from ..syntax import tree as s
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 def structure_triggers(
     triggers: list[TriggerSection], around: "Structurer"
-) -> tuple[tuple[Tick, ...], tuple[Event, ...]]:
+) -> tuple[tuple[Tick, ...], tuple[OnEvent, ...]]:
     """All ticks and events that can be understood, and of those the actions; what is wrong is reported."""
     ticks: list[Tick] = []
-    events: list[Event] = []
+    events: list[OnEvent] = []
     for trigger in triggers:
         if trigger.event is None:
             path = f"every.{len(ticks)}"
@@ -92,16 +92,16 @@ def _misspelt_unit(trigger: TriggerSection, around: "Structurer") -> bool:
     return True
 
 
-def _event(trigger: TriggerSection, path: str, around: "Structurer") -> Event:
+def _event(trigger: TriggerSection, path: str, around: "Structurer") -> OnEvent:
     assert trigger.event is not None
     name = trigger.event
     around.origins[path] = Origin("text", attrs.evolve(trigger.span, end=name.span.end))
     actions = _actions(trigger, path, around)
     if _known(name, "event", blocks.EVENTS, later.EVENTS, around):
         count = _count(trigger, name, path, around)
-        return Event(event=name.text, actions=actions, count=count)  # type: ignore[arg-type]
+        return OnEvent(event=name.text, actions=actions, count=count)  # type: ignore[arg-type]
     around.unknown.paths.add(f"{path}.event")
-    return Event(event="finish", actions=actions)  # the actions can be checked all the same
+    return OnEvent(event="finish", actions=actions)  # the actions can be checked all the same
 
 
 def _known(name: s.Name, kind: str, words: Collection[str], reserved: Collection[str], around: "Structurer") -> bool:
@@ -140,8 +140,8 @@ def _count(trigger: TriggerSection, name: s.Name, path: str, around: "Structurer
 
 def _number(value: Value, path: str, around: "Structurer") -> int | None:
     around.origins[f"{path}.count"] = Origin.of(value)
-    attribute, meta = settings_of(Event)["count"]
-    count = convert(int, value, Context("n", "nan", Event, meta), around)
+    attribute, meta = settings_of(OnEvent)["count"]
+    count = convert(int, value, Context("n", "nan", OnEvent, meta), around)
     if count is FAILED:
         around.unknown.setting(f"{path}.count", attribute)
         return None

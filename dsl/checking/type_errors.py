@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 from ..blocks import choices_of
 from ..diagnostics.diagnostic import Fix, Note
 from ..diagnostics.fixes import renamed
-from ..diagnostics.source import Source
+from ..diagnostics.source import SourceText
 from ..diagnostics.suggest import certain, closest
 from ..evaluation.evaluate import Definition
 from ..evaluation.values import Items, Value, Word, describe, is_number, show_number
@@ -163,7 +163,7 @@ def _is_numeral(text: str) -> bool:
     stripped = text.strip()
     if not (stripped.isascii() and stripped[:1].isdigit()):
         return False
-    token = read_number(Source("", stripped), 0, len(stripped), Diagnostics())
+    token = read_number(SourceText("", stripped), 0, len(stripped), Diagnostics())
     return token.type == "NUMBER" and token.end == len(stripped)
 
 

@@ -10,7 +10,7 @@ import attrs
 from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics, Fix
 from ..diagnostics.fixes import renamed
-from ..diagnostics.source import Source
+from ..diagnostics.source import SourceText
 from ..diagnostics.suggest import certain, closest
 from ..evaluation import functions
 from ..evaluation.sections import Section
@@ -205,7 +205,7 @@ class _UseReader:
         path = found.path.as_posix()
         order, self.order = self.order, self.order + 1
         try:
-            source = Source.from_bytes(path, data, order=order, included_at=span)
+            source = SourceText.from_bytes(path, data, order=order, included_at=span)
         except UnicodeDecodeError:
             self.diagnostics.error("X221", f"`{path}` is not UTF-8 text", span, hint="save it as UTF-8")
             self.parts.unread = True

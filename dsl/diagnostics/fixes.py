@@ -6,7 +6,7 @@ Fixes are certain: a hint may guess, a fix is written without asking. What rests
 from collections.abc import Iterable
 
 from .diagnostic import Fix
-from .source import Source, Span
+from .source import SourceText, Span
 from .suggest import certain
 
 
@@ -30,7 +30,7 @@ def without(span: Span) -> Fix:
     return Fix(span, "")
 
 
-def closed(source: Source, opener: Span, at: int, sign: str) -> Fix:
+def closed(source: SourceText, opener: Span, at: int, sign: str) -> Fix:
     """A closing bracket behind the last token, which ends at `at`: on a line of its own if the block has several."""
     if sign != "}":
         return Fix(Span(source, at, at), sign)

@@ -1,4 +1,4 @@
-"""`Source`, a text with a name, and `Span`, a range of it: what every diagnostic points at."""
+"""`SourceText`, a text with a name, and `Span`, a range of it: what every diagnostic points at."""
 
 from bisect import bisect_right
 
@@ -6,7 +6,7 @@ from attrs import field, frozen
 
 
 @frozen(eq=False)
-class Source:
+class SourceText:
     """A text that was read. Two sources are equal only if they are the same object.
 
     path: as people should see it. order: the place among all sources of one load, for sorting diagnostics.
@@ -24,7 +24,7 @@ class Source:
         object.__setattr__(self, "_starts", starts)
 
     @classmethod
-    def from_bytes(cls, path: str, data: bytes, *, order: int = 0, included_at: "Span | None" = None) -> "Source":
+    def from_bytes(cls, path: str, data: bytes, *, order: int = 0, included_at: "Span | None" = None) -> "SourceText":
         """Decode a file: UTF-8, with or without byte-order mark, any line ends. Raises UnicodeDecodeError."""
         text = data.decode("utf-8").removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
         return cls(path, text, order=order, included_at=included_at)
@@ -57,7 +57,7 @@ class Source:
 class Span:
     """The characters `start` up to, not including, `end` of a source."""
 
-    source: Source
+    source: SourceText
     start: int
     end: int
 

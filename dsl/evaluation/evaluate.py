@@ -69,7 +69,7 @@ class Evaluator:
                 return Value(number, span)
             case s.String(span=span, value=text):
                 return Value(text, span)
-            case s.Constant(span=span, word=word):
+            case s.FixedWord(span=span, word=word):
                 return Value(_CONSTANTS[word], span)
             case s.Reference():
                 return self._reference(node, names, depth)
@@ -79,7 +79,7 @@ class Evaluator:
                 return self._binary(node, names, depth)
             case s.ListOf(span=span, items=items):
                 return self._gather(span, [self.value(item, names, depth + 1) for item in items], Items)
-            case s.Chain(span=span, links=links):
+            case s.ChainExpression(span=span, links=links):
                 return self._gather(span, [self.value(link, names, depth + 1) for link in links], Links)
             case s.IntervalExpression(span=span, low=low, high=high):
                 ends = self.value(low, names, depth + 1), self.value(high, names, depth + 1)

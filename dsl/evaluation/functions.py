@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import Source
+from ..diagnostics.source import SourceText
 from ..quantity import Quantity
 from ..syntax.numbers import read_number
 from .arithmetic import ArithmeticFailure, checked
@@ -76,7 +76,7 @@ def _like(variable: str, text: str, default: Any) -> Any:
     found = Diagnostics()
     stripped = text.strip()
     if stripped[:1].isascii() and stripped[:1].isdigit():
-        token = read_number(Source(variable, stripped), 0, len(stripped), found)
+        token = read_number(SourceText(variable, stripped), 0, len(stripped), found)
         same_kind = isinstance(token.value, Quantity) == isinstance(default, Quantity)
         if token.type == "NUMBER" and token.end == len(stripped) and same_kind:
             return token.value

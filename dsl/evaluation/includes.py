@@ -9,7 +9,7 @@ from attrs import define, field
 
 from ..diagnostics.diagnostic import Diagnostic, Diagnostics, Fix
 from ..diagnostics.fixes import without
-from ..diagnostics.source import Source, Span
+from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import certain, closest
 from ..syntax import tree as s
 from ..syntax.parser import parse_file
@@ -25,7 +25,7 @@ class ReadStatements:
     broken: something could not be read; unread: a file, or the end of one, that may hold anything.
     """
 
-    sources: list[Source] = field(factory=list)
+    sources: list[SourceText] = field(factory=list)
     statements: list[tuple[s.Item, Names]] = field(factory=list)
     params: dict[str, Definition] = field(factory=dict)
     files: list[Names] = field(factory=list)
@@ -48,7 +48,7 @@ def read_spec(path: str, diagnostics: Diagnostics, texts: Mapping[str, str] | No
 
 def read_source(
     path: str, diagnostics: Diagnostics, *, place: Span | None = None, order: int = 0, data: bytes | None = None
-) -> Source | None:
+) -> SourceText | None:
     """The text at `path`, or None after reporting why it cannot be read.
 
     place: the `include` that names it, or None for the spec itself. data: its bytes, if they are here already.
@@ -58,7 +58,7 @@ def read_source(
     if data is None:
         return None
     try:
-        return Source.from_bytes(path, data, order=order, included_at=place)
+        return SourceText.from_bytes(path, data, order=order, included_at=place)
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         diagnostics.error(

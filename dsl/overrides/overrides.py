@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import blocks
 from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import Source, Span
+from ..diagnostics.source import SourceText, Span
 from ..evaluation.evaluate import Definition, Evaluator
 from ..evaluation.includes import ReadStatements
 from ..evaluation.sections import Section, SectionEntry, Tree
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 _LAST = 1_000_000  # behind all files
 
 
-def override_source(sets: Sequence[str]) -> Source:
+def override_source(sets: Sequence[str]) -> SourceText:
     """All `--set` texts as one source, a line each."""
-    return Source(PATH, "\n".join(text.replace("\n", " ") for text in sets), order=_LAST)
+    return SourceText(PATH, "\n".join(text.replace("\n", " ") for text in sets), order=_LAST)
 
 
-def read_overrides(source: Source, diagnostics: Diagnostics) -> list[Override]:
+def read_overrides(source: SourceText, diagnostics: Diagnostics) -> list[Override]:
     """Split each line at its first `=`; a line without is reported."""
     found = []
     offset = 0

@@ -48,7 +48,7 @@ def json_schema() -> Schema:
     properties["collate"]["default"] = value_json(usual_chain())
     used = "modules of your own Python functions: paths from the folder of the spec, or dotted names"
     properties["use"] = {"description": used, "type": "array", "items": {"type": "string"}}
-    for key, kind in (("every", actions.Tick), ("on", actions.Event)):
+    for key, kind in (("every", actions.Tick), ("on", actions.OnEvent)):
         properties[key] = {"description": described(kind)[1], "type": "array", "items": _trigger(kind)}
     return {
         "$schema": DIALECT,

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, Union, get_args, get_origin
 
 from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import Source
+from ..diagnostics.source import SourceText
 from ..spec_text import value_text
 from ..user_parts.kinds import PART_KINDS
 from ..user_parts.reader import COMPUTED, REQUIRED, Declared, Parameter, read_parts
@@ -17,7 +17,7 @@ def own_functions(path: str, diagnostics: Diagnostics) -> str:
 
     Raises OSError, and UnicodeDecodeError.
     """
-    source = Source.from_bytes(path, Path(path).read_bytes())
+    source = SourceText.from_bytes(path, Path(path).read_bytes())
     found = read_parts(source, diagnostics) or []
     if not found and not diagnostics.has_errors:
         return f"{path} declares nothing that a spec can use\n"

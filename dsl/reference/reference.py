@@ -86,7 +86,7 @@ def pages() -> tuple[ReferencePage, ...]:
     """Every page, in the order a spec is best read in; blocks inside a block stand in its `inner`."""
     found = [_page(name, name, block, "block") for name, block in blocks.KINDS.items()]
     found.append(_page("every", "every", actions.Tick, "statement"))
-    found.append(_page("on", "on", actions.Event, "statement"))
+    found.append(_page("on", "on", actions.OnEvent, "statement"))
     found += [_page(name, name, action, "action") for name, action in blocks.ACTIONS.items()]
     found += [_page(name, name, source, "source") for name, source in SOURCES.items()]
     found += [_page(name, name, link, "link") for name, link in LINKS.items()]

@@ -10,7 +10,7 @@ from .component import Component, Registry
 from .setting import Role, at_least, positive, setting
 
 if TYPE_CHECKING:
-    from ...planner.graph.action_node import ActionNode, Place, StepNode
+    from ...planner.graph.action_node import ActionNode, ActionPlace, StepNode
     from ...planner.resolved import Resolved
     from ..spec import Spec
 
@@ -69,7 +69,7 @@ class Action(Component):
     goes_back: ClassVar[bool] = False
     """It goes back to a checkpoint."""
 
-    def node(self, run: "Resolved", place: "Place") -> "ActionNode":
+    def node(self, run: "Resolved", place: "ActionPlace") -> "ActionNode":
         """The node that it is in a plan."""
         raise NotImplementedError
 
@@ -190,7 +190,7 @@ ENDINGS: Final = ("finish", *SIGNALS, *LIMITS)
 
 
 @frozen
-class Event:
+class OnEvent:
     """`on EVENT action then action`: what happens when something occurs."""
 
     event: EventName

@@ -89,7 +89,7 @@ class Model(Component):
 
 
 @frozen
-class Transformer(Model):
+class TransformerSettings(Model):
     """The settings of every family; one inherits them and declares its own beside them."""
 
     dim: int = setting("width of the residual stream", check=at_least(1), example="192")
@@ -139,7 +139,7 @@ def default_ffn(dim: int) -> int:
 
 
 @frozen
-class ExpertTransformer(Transformer):
+class ExpertTransformer(TransformerSettings):
     """The settings of every family whose blocks have experts."""
 
     experts: int = setting("number of routed experts in a block", check=at_least(2), example="8")
@@ -151,7 +151,7 @@ class ExpertTransformer(Transformer):
     router: Router = setting("how tokens choose experts", default=Router())
 
     resuming: ClassVar[Mapping[str, Resuming]] = {
-        **Transformer.resuming,
+        **TransformerSettings.resuming,
         **dict.fromkeys(("experts", "expert_ffn", "shared_experts"), "shape"),
         **dict.fromkeys(("experts_per_token", "router_score", "router_normalise"), "meaning"),
         **dict.fromkeys(("router_aux_loss", "router_z_loss"), "loss"),

@@ -9,7 +9,7 @@ from typing import Any
 from attrs import fields
 
 from ..diagnostics.diagnostic import Diagnostics, SpecErrors
-from ..diagnostics.source import Source
+from ..diagnostics.source import SourceText
 from .layout import layout_tokens
 from .lexer import tokenize
 from .numbers import spelling
@@ -28,7 +28,7 @@ class FormatFault(Exception):
     """The formatter would have changed what a spec says: a mistake of the formatter, never of the spec."""
 
 
-def format_source(source: Source) -> str:
+def format_source(source: SourceText) -> str:
     """The text in the one style. Raises SpecErrors if it has syntax errors, and FormatFault rather than change it."""
     diagnostics = Diagnostics()
     before = parse_file(source, diagnostics)
@@ -37,14 +37,14 @@ def format_source(source: Source) -> str:
     tokens = tokenize(source, diagnostics)
     layout_tokens(tokens, source, diagnostics)  # tells keywords from names
     text = _Printer(tokens).run()
-    written = Source(source.path, text)
+    written = SourceText(source.path, text)
     after = parse_file(written, diagnostics)
     if diagnostics.has_errors or not same(before.items, after.items) or comments(source) != comments(written):
         raise FormatFault(source.path)
     return text
 
 
-def comments(source: Source) -> list[str]:
+def comments(source: SourceText) -> list[str]:
     """All comments in order, without what is blank at their ends."""
     return [token.text.rstrip() for token in tokenize(source, Diagnostics()) if token.type == "COMMENT"]
 

@@ -1,7 +1,7 @@
 """Between lexer and parser: which line ends count, which words start a statement, how deep each token stands."""
 
 from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import Source
+from ..diagnostics.source import SourceText
 from .brackets import match_brackets
 from .tokens import CLOSERS, CONSTANTS, OPENERS, SEPARATORS, STATEMENTS, Token
 
@@ -14,7 +14,7 @@ _BEFORE_A_VALUE = frozenset(
 )  # fmt: skip
 
 
-def layout_tokens(tokens: list[Token], source: Source, diagnostics: Diagnostics) -> tuple[list[Token], bool]:
+def layout_tokens(tokens: list[Token], source: SourceText, diagnostics: Diagnostics) -> tuple[list[Token], bool]:
     """The tokens the parser sees, and whether brackets had to be repaired.
 
     Comments go. A line end counts only between items, once, and not behind a comma or an opening bracket. Words that

@@ -9,7 +9,7 @@ import re
 from typing import Final
 
 from ..diagnostics.diagnostic import Diagnostics, Fix
-from ..diagnostics.source import Source, Span
+from ..diagnostics.source import SourceText, Span
 from .numbers import read_number
 from .tokens import Token
 
@@ -44,13 +44,13 @@ _ESCAPE: Final = re.compile(r"\\(?:u\{([0-9A-Fa-f]*)\}|(.))", re.DOTALL)
 _ESCAPES: Final = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
 
 
-def tokenize(source: Source, diagnostics: Diagnostics, start: int = 0, end: int | None = None) -> list[Token]:
+def tokenize(source: SourceText, diagnostics: Diagnostics, start: int = 0, end: int | None = None) -> list[Token]:
     """The tokens between two offsets, comments (`COMMENT`) and every line end (`_NEWLINE`) among them."""
     return _Lexer(source, diagnostics, start, len(source.text) if end is None else end).run()
 
 
 class _Lexer:
-    def __init__(self, source: Source, diagnostics: Diagnostics, start: int, end: int) -> None:
+    def __init__(self, source: SourceText, diagnostics: Diagnostics, start: int, end: int) -> None:
         self.source, self.text, self.diagnostics = source, source.text, diagnostics
         self.at, self.end = start, end
         self.tokens: list[Token] = []

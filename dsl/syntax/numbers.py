@@ -5,7 +5,7 @@ from fractions import Fraction
 from typing import Final
 
 from ..diagnostics.diagnostic import Diagnostics, Fix
-from ..diagnostics.source import Source, Span
+from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import certain, closest
 from ..quantity import UNITS, Quantity
 from .tokens import Token
@@ -39,7 +39,7 @@ def certain_unit(word: str, candidates: tuple[str, ...] = UNIT_WORDS) -> str | N
     return _OTHER_WORDS.get(word) or certain(word, candidates)
 
 
-def read_number(source: Source, start: int, end: int, diagnostics: Diagnostics) -> Token:
+def read_number(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> Token:
     """The number at `start` as a `NUMBER` token whose value is an int, a float or a `Quantity`."""
     match = _NUMBER.match(source.text, start, end)
     assert match is not None  # the lexer saw a digit

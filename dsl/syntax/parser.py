@@ -8,7 +8,7 @@ from lark.exceptions import UnexpectedToken
 from lark.parsers.lalr_interactive_parser import InteractiveParser
 
 from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import Source
+from ..diagnostics.source import SourceText
 from .layout import layout_tokens
 from .lexer import CORRECTED, tokenize
 from .syntax_errors import explain
@@ -18,7 +18,7 @@ from .tree_builder import grammar
 from .unexpected_token import Explanation
 
 
-def parse_file(source: Source, diagnostics: Diagnostics) -> File:
+def parse_file(source: SourceText, diagnostics: Diagnostics) -> File:
     """The syntax tree of a whole text; items that cannot be read are `Broken` in it."""
     tokens, repaired = layout_tokens(tokenize(source, diagnostics), source, diagnostics)
     swallowed = any(t.type == "ERROR" and t.end == len(source.text) for t in tokens)
@@ -26,7 +26,7 @@ def parse_file(source: Source, diagnostics: Diagnostics) -> File:
     return File(source, items, broken=repaired or swallowed, unread=swallowed)
 
 
-def parse_expression(source: Source, start: int, end: int, diagnostics: Diagnostics) -> Expression | None:
+def parse_expression(source: SourceText, start: int, end: int, diagnostics: Diagnostics) -> Expression | None:
     """The expression that stands between two offsets; None, with diagnostics, if there is none."""
     found = Diagnostics()
     # The grammar has one start rule, so the expression is read as the value of a setting without name.

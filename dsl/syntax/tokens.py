@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from attrs import define
 
-from ..diagnostics.source import Source, Span
+from ..diagnostics.source import SourceText, Span
 
 SEPARATORS: Final = ("_COMMA", "_NEWLINE")
 OPENERS: Final = {"LPAR": "RPAR", "LSQB": "RSQB", "LBRACE": "RBRACE"}
@@ -22,7 +22,7 @@ class Token:
     """
 
     type: str
-    source: Source
+    source: SourceText
     start: int
     end: int
     value: Any = None

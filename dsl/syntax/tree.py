@@ -2,7 +2,7 @@
 
 from attrs import field, frozen
 
-from ..diagnostics.source import Source, Span
+from ..diagnostics.source import SourceText, Span
 from ..quantity import Quantity
 
 
@@ -32,7 +32,7 @@ class String(SyntaxNode):
 
 
 @frozen
-class Constant(SyntaxNode):
+class FixedWord(SyntaxNode):
     """`true`, `false`, `none` or `auto`."""
 
     word: str
@@ -92,7 +92,7 @@ class Call(SyntaxNode):
 
 
 @frozen
-class Chain(SyntaxNode):
+class ChainExpression(SyntaxNode):
     """`a -> b -> c`."""
 
     links: tuple["Expression", ...]
@@ -115,14 +115,14 @@ Expression = (
     Unread
     | Number
     | String
-    | Constant
+    | FixedWord
     | Reference
     | Negative
     | Binary
     | ListOf
     | Map
     | Call
-    | Chain
+    | ChainExpression
     | IntervalExpression
 )
 
@@ -150,7 +150,7 @@ class Body(SyntaxNode):
     broken: bool = field(default=False, eq=False)
 
 
-Label = Name | String | Number | Constant
+Label = Name | String | Number | FixedWord
 
 
 @frozen
@@ -205,7 +205,7 @@ Item = Assign | Block | Let | Param | Include | Use | Every | On | Broken
 class File:
     """A whole text. broken: brackets had to be guessed or a string ran to the end; unread: the latter."""
 
-    source: Source = field(eq=False)
+    source: SourceText = field(eq=False)
     items: tuple[Item, ...]
     broken: bool = field(default=False, eq=False)
     unread: bool = field(default=False, eq=False)

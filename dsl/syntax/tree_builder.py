@@ -29,7 +29,7 @@ def _label(token: Token) -> s.Label:
         case "NUMBER":
             return s.Number(token.span, token.value)
         case _:
-            return s.Constant(token.span, token.text)
+            return s.FixedWord(token.span, token.text)
 
 
 class TreeBuilder(Transformer):
@@ -97,8 +97,8 @@ class TreeBuilder(Transformer):
 
     # Expressions ------------------------------------------------------------------------------------------------------
 
-    def chain(self, parts: Parts) -> s.Chain:
-        return s.Chain(parts[0].span.to(parts[-1].span), tuple(parts))
+    def chain(self, parts: Parts) -> s.ChainExpression:
+        return s.ChainExpression(parts[0].span.to(parts[-1].span), tuple(parts))
 
     def interval(self, parts: Parts) -> s.IntervalExpression:
         low, high = parts
@@ -120,8 +120,8 @@ class TreeBuilder(Transformer):
     def string(self, parts: Parts) -> s.String:
         return s.String(parts[0].span, parts[0].value)
 
-    def constant(self, parts: Parts) -> s.Constant:
-        return s.Constant(parts[0].span, parts[0].text)
+    def constant(self, parts: Parts) -> s.FixedWord:
+        return s.FixedWord(parts[0].span, parts[0].text)
 
     def reference(self, parts: Parts) -> s.Reference:
         return s.Reference(parts[0].span.to(parts[-1].span), tuple(part.text for part in parts))

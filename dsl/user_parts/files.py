@@ -145,13 +145,13 @@ def _named(node: ast.ImportFrom, package: str) -> list[str]:
 
 def _modules(name: str, importer: PartModule) -> Iterator[PartModule]:
     """The files of a module and of the packages around it that lie below the importer's root."""
-    folder, walked = importer.root, []
+    folder, passed = importer.root, []
     for part in name.split("."):
-        walked.append(part)
+        passed.append(part)
         package, module = folder / part / "__init__.py", folder / f"{part}.py"
         found = package if package.is_file() else module if module.is_file() else None
         if found is not None:
-            yield PartModule(found, ".".join(walked), importer.root, importer.within)
+            yield PartModule(found, ".".join(passed), importer.root, importer.within)
         if found is module:
             return
         folder = folder / part

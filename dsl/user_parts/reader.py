@@ -8,7 +8,7 @@ from typing import Any, Final
 from attrs import field, frozen
 
 from ..diagnostics.diagnostic import Diagnostics
-from ..diagnostics.source import Source, Span
+from ..diagnostics.source import SourceText, Span
 from ..diagnostics.suggest import did_you_mean
 from ..schema.collators import LOCAL_MICROBATCH, MICROBATCH, may_give
 from .files import parse_quietly
@@ -48,7 +48,7 @@ class Declared:
     span: Span = field(repr=False)
 
 
-def read_parts(source: Source, diagnostics: Diagnostics) -> list[Declared] | None:
+def read_parts(source: SourceText, diagnostics: Diagnostics) -> list[Declared] | None:
     """The parts a Python file declares, in their order; None if it cannot be parsed. What is wrong is reported."""
     try:
         tree = parse_quietly(source.text)
@@ -61,7 +61,7 @@ def read_parts(source: Source, diagnostics: Diagnostics) -> list[Declared] | Non
 
 
 class _PartReader:
-    def __init__(self, source: Source, diagnostics: Diagnostics) -> None:
+    def __init__(self, source: SourceText, diagnostics: Diagnostics) -> None:
         self.source, self.diagnostics = source, diagnostics
         self.names: dict[str, Kind] = {}  # what the decorators are called here
         self.packages: set[str] = set()  # what `xtrain` is called here
@@ -362,14 +362,14 @@ def _plain(value: Any) -> Any:
     raise ValueError(value)
 
 
-def _point(source: Source, line: int, column: int) -> Span:
+def _point(source: SourceText, line: int, column: int) -> Span:
     """A place that Python names by line and column, both from 1."""
     lines = source.text.count("\n") + 1
     start = min(source.line_start(min(line, lines)) + column - 1, len(source.text))
     return Span(source, start, start)
 
 
-def _offset(source: Source, line: int, column: int) -> int:
+def _offset(source: SourceText, line: int, column: int) -> int:
     """Where a line (from 1) and a column in bytes of UTF-8 (from 0), as Python counts them, lie in the text."""
     text = source.line(line)
     return source.line_start(line) + len(text.encode()[:column].decode(errors="ignore"))

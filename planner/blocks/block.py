@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..costs.block_trace import Tracer
 
 
-class Piece:
+class BlockPiece:
     """A part of a block, or all of it. Two with equal settings compute the same with the same parameters."""
 
     def layers(self) -> "Iterator[Layer]":
@@ -38,7 +38,7 @@ class Piece:
 
 
 @frozen
-class Layer(Piece):
+class Layer(BlockPiece):
     """A piece that is a module, under its name. `runtime/models/block.py` builds those of this folder; a piece that a
     family defines itself is built by the module that `torch_module` names."""
 
@@ -60,13 +60,13 @@ class Layer(Piece):
 
 
 @frozen
-class Chain(Piece):
+class Chain(BlockPiece):
     """Pieces one behind the other."""
 
-    pieces: tuple[Piece, ...]
+    pieces: tuple[BlockPiece, ...]
 
     @classmethod
-    def of(cls, *pieces: Piece) -> Self:
+    def of(cls, *pieces: BlockPiece) -> Self:
         return cls(pieces)
 
     def layers(self) -> Iterator[Layer]:

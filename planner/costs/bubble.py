@@ -3,7 +3,7 @@
 from typing import Final
 
 from ..mesh.stages import Pipeline
-from .pipeline_order import Action, order
+from .pipeline_order import PipelineAction, order
 
 LONGEST: Final = 6_000  # computations of all ranks that are played one by one
 
@@ -27,7 +27,7 @@ def bubble(schedule: str, pipeline: Pipeline, microbatches: int, work: list[floa
         return waiting(ranks, len(pipeline.owners[0]) * microbatches, left)
     orders = [order(schedule, rank, ranks, own, microbatches) for rank, own in enumerate(pipeline.owners)]
 
-    def lasts(action: Action) -> float:
+    def lasts(action: PipelineAction) -> float:
         extra = again[action.stage] if action.kind in ("B", "I") else 0.0
         if split and action.stage == 0 and action.kind in ("I", "W"):  # torch does it all in the second part
             return 0.0 if action.kind == "I" else 2 * work[0] + again[0]
@@ -44,7 +44,7 @@ def waiting(ranks: int, turns: int, left: float = 1.0) -> float:
     return waits / (turns + waits)
 
 
-def _play(orders: list[list[Action]], stages: int, lasts) -> float:
+def _play(orders: list[list[PipelineAction]], stages: int, lasts) -> float:
     """When the last rank is done, each starting as soon as it can."""
     done: dict[tuple[str, int, int], float] = {}
     clocks, places, left = [0.0] * len(orders), [0] * len(orders), sum(map(len, orders))
@@ -65,7 +65,7 @@ def _play(orders: list[list[Action]], stages: int, lasts) -> float:
     return max(clocks)
 
 
-def _ready(action: Action, stages: int, done: dict[tuple[str, int, int], float]) -> float | None:
+def _ready(action: PipelineAction, stages: int, done: dict[tuple[str, int, int], float]) -> float | None:
     """When what an action needs has been computed; None: not yet."""
     if action.kind == "F":
         return 0.0 if action.stage == 0 else done.get(("F", action.stage - 1, action.microbatch))

@@ -13,7 +13,7 @@ from .memory_simulator import second_run
 from .reserve import reserve_of
 from .stage_play import StagePlay
 from .times import is_exposed, predict, timed
-from .traffic import Wires, wires_of
+from .traffic import CollectiveCounts, collective_counts
 
 SOURCES: Final = {
     "flops_per_token": "6 · parameters in matrix products + 12 · layers · heads · head_dim · sequence; the embedding "
@@ -55,7 +55,7 @@ def estimate(run: Resolved, cluster: Hardware) -> Estimates:
 
 
 def _classes(run: Resolved, cluster: Hardware, stages: list[list[StagePlay]]) -> tuple[RankClass, ...]:
-    memory, wires = memory_of(run, stages), wires_of(run, stages)
+    memory, calls = memory_of(run, stages), collective_counts(run, stages)
     ranks = run.layout.mesh.world_size // run.size("pp")
     found = []
     for pp, own in enumerate(stages):
@@ -65,7 +65,7 @@ def _classes(run: Resolved, cluster: Hardware, stages: list[list[StagePlay]]) ->
                 pp=pp,
                 ranks=ranks,
                 memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
-                traffic=timed(_traffic(wires[pp]), run.layout.mesh, cluster),
+                traffic=timed(_traffic(calls[pp]), run.layout.mesh, cluster),
                 flops=flops,
                 hardware_flops=flops + run.batch.accumulate * sum(sum(_again(stage)) for stage in own),
             )
@@ -73,12 +73,12 @@ def _classes(run: Resolved, cluster: Hardware, stages: list[list[StagePlay]]) ->
     return tuple(found)
 
 
-def _traffic(wires: Wires) -> tuple[Traffic, ...]:
+def _traffic(calls: CollectiveCounts) -> tuple[Traffic, ...]:
     return tuple(
         Traffic(
-            axis=axis, op=op, node=node, count=count, bytes=wires.bytes[axis, op, node], exposed=is_exposed(op, node)
+            axis=axis, op=op, node=node, count=count, bytes=calls.bytes[axis, op, node], exposed=is_exposed(op, node)
         )
-        for (axis, op, node), count in sorted(wires.counts.items())
+        for (axis, op, node), count in sorted(calls.counts.items())
     )
 
 

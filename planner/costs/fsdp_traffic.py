@@ -9,7 +9,7 @@ from ..model.inventory import block_tensors
 from ..resolved import Resolved
 from ..units import BYTES
 from .op_trace import CollectiveCall, FsdpUnit
-from .pipeline_order import Action, gathered_stages, order
+from .pipeline_order import PipelineAction, gathered_stages, order
 from .stage_play import StagePlay
 
 FSDP, ROOT, EXPERTS = "setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp"
@@ -100,7 +100,7 @@ def _gather_counts(
     actions = order(schedule, pp, ranks, stages, count)
     units = {stage: _Unit(reshards=reshards) for stage in stages}
     for event in actions if schedule in SINGLE else gathered_stages(actions):
-        if isinstance(event, Action):
+        if isinstance(event, PipelineAction):
             units[event.stage].computes(event)
         else:
             units[event[0]].set_gathered(event[1])
@@ -117,7 +117,7 @@ class _Unit:
         self.gathers += gather and not self._there
         self._there = gather
 
-    def computes(self, action: Action) -> None:
+    def computes(self, action: PipelineAction) -> None:
         self.set_gathered(True)
         if action.kind == "F" and self._reshards:
             self._there = False

@@ -4,7 +4,7 @@ from attrs import define, field
 
 from ..resolved import Resolved
 from .memory_simulator import Handling, Played
-from .pipeline_order import Action, Kind, order
+from .pipeline_order import Kind, PipelineAction, order
 from .stage_play import StagePlay
 
 # torch keeps the parameters of so many stages of a rank gathered, those that compute next.
@@ -41,7 +41,7 @@ class Piped:
                 if sharded and not left[action.stage]:
                     self._add(stage.reduce())
 
-    def _played(self, run: Resolved, action: Action, stage: StagePlay, again: bool) -> Played:
+    def _played(self, run: Resolved, action: PipelineAction, stage: StagePlay, again: bool) -> Played:
         key = (action.kind, action.stage, again)
         if key not in self._plays:
             sharded = run.dense_fsdp
@@ -55,7 +55,7 @@ class Piped:
             }[action.kind]()
         return self._plays[key]
 
-    def _do(self, action: Action, played: Played, stage: StagePlay, sent: int) -> None:
+    def _do(self, action: PipelineAction, played: Played, stage: StagePlay, sent: int) -> None:
         self._add(played)
         left = stage.forward().net - stage.loss
         if action.kind == "F":

@@ -22,7 +22,7 @@ Kind = Literal["F", "B", "I", "W"]
 
 
 @frozen
-class Action:
+class PipelineAction:
     """One computation of a rank: its kind, the stage and the microbatch."""
 
     kind: Kind
@@ -31,18 +31,20 @@ class Action:
 
 
 @lru_cache(maxsize=512)
-def order(schedule: str, rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> list[Action]:
+def order(schedule: str, rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> list[PipelineAction]:
     """What pipeline rank `rank`, which owns `stages`, computes, in order; without waits."""
     if schedule == "gpipe":
         (stage,) = stages
         kinds: tuple[Kind, ...] = ("F", "B")
-        return [Action(kind, stage, number) for kind in kinds for number in range(microbatches)]
+        return [PipelineAction(kind, stage, number) for kind in kinds for number in range(microbatches)]
     if schedule == "zbv":
         return list(_v_shaped(rank, ranks, stages, microbatches))
     return list(_in_turn(schedule, rank, ranks, stages, microbatches))
 
 
-def _in_turn(schedule: str, rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> Iterator[Action]:
+def _in_turn(
+    schedule: str, rank: int, ranks: int, stages: tuple[int, ...], microbatches: int
+) -> Iterator[PipelineAction]:
     """Forwards ahead, then a forward and a backward in turn, then backwards."""
     split, total = schedule == "zero_bubble", len(stages) * microbatches
     each = microbatches if schedule == "1f1b" else microbatches // max(1, microbatches // ranks)
@@ -52,15 +54,15 @@ def _in_turn(schedule: str, rank: int, ranks: int, stages: tuple[int, ...], micr
     backwards = list(_by_rounds(stages[::-1], each, microbatches))
     weights = iter(backwards)
     for stage, number in (next(forwards) for _ in range(ahead)):
-        yield Action("F", stage, number)
+        yield PipelineAction("F", stage, number)
     for place, (stage, number) in enumerate(backwards):
         for forward in _at_most_one(forwards):
-            yield Action("F", *forward)
-        yield Action("I" if split else "B", stage, number)
+            yield PipelineAction("F", *forward)
+        yield PipelineAction("I" if split else "B", stage, number)
         if split and place >= rank:
-            yield Action("W", *next(weights))
+            yield PipelineAction("W", *next(weights))
     if split:
-        yield from (Action("W", *left) for left in weights)
+        yield from (PipelineAction("W", *left) for left in weights)
 
 
 def _by_rounds(stages: tuple[int, ...], each: int, microbatches: int) -> Iterator[tuple[int, int]]:
@@ -76,19 +78,19 @@ def _at_most_one(pairs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
     return [] if found is None else [found]
 
 
-def _v_shaped(rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> Iterator[Action]:
+def _v_shaped(rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> Iterator[PipelineAction]:
     """Laid out for as many microbatches as fill the pipeline; those that are not there are left out."""
     return (action for action in _full_v(rank, ranks, stages, microbatches) if action.microbatch < microbatches)
 
 
-def _full_v(rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> Iterator[Action]:
+def _full_v(rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -> Iterator[PipelineAction]:
     there, back = stages
     count = max(2 * ranks - 1, microbatches)
     done = {(kind, stage): 0 for kind in ("F", "I", "W") for stage in stages}
 
-    def do(kind: Kind, stage: int) -> Action:
+    def do(kind: Kind, stage: int) -> PipelineAction:
         done[kind, stage] += 1
-        return Action(kind, stage, done[kind, stage] - 1)
+        return PipelineAction(kind, stage, done[kind, stage] - 1)
 
     for _ in range(2 * (ranks - rank) - 1):
         yield do("F", there)
@@ -118,7 +120,7 @@ def _full_v(rank: int, ranks: int, stages: tuple[int, ...], microbatches: int) -
             yield do("W", stage)
 
 
-def gathered_stages(actions: list[Action], most: int = 3) -> Iterator[tuple[int, bool] | Action]:
+def gathered_stages(actions: list[PipelineAction], most: int = 3) -> Iterator[tuple[int, bool] | PipelineAction]:
     """The actions, and before each of them which stages are gathered (stage, True) and let go (stage, False).
 
     torch gathers the stages of the next computations, at most three at a time, and lets go of the others; it does so
@@ -136,7 +138,7 @@ def gathered_stages(actions: list[Action], most: int = 3) -> Iterator[tuple[int,
         yield action
 
 
-def _stages_ahead(actions: list[Action]) -> list[list[int]]:
+def _stages_ahead(actions: list[PipelineAction]) -> list[list[int]]:
     """Before every action, the stages that are computed from there on, by when they first are."""
     ahead: list[int] = []
     found = []

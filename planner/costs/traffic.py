@@ -33,7 +33,7 @@ PP = "setup.parallel.pp"
 
 
 @define
-class Wires:
+class CollectiveCounts:
     """Counts and bytes of calls, by axis, operation and node of the plan."""
 
     counts: Counter[tuple[str, TrafficOp, str]] = field(factory=Counter)
@@ -50,91 +50,91 @@ class Wires:
             self.add(call, times)
 
 
-def wires_of(run: Resolved, stages: list[list[StagePlay]]) -> list[Wires]:
+def collective_counts(run: Resolved, stages: list[list[StagePlay]]) -> list[CollectiveCounts]:
     """The calls of the ranks of every pipeline coordinate."""
-    return [_wires(run, own, pp) for pp, own in enumerate(stages)]
+    return [_calls_of_coordinate(run, own, pp) for pp, own in enumerate(stages)]
 
 
-def _wires(run: Resolved, stages: list[StagePlay], pp: int) -> Wires:
-    wires = Wires()
-    _around(wires, run, pp, stages[0].plays.trace)
+def _calls_of_coordinate(run: Resolved, stages: list[StagePlay], pp: int) -> CollectiveCounts:
+    calls = CollectiveCounts()
+    _around(calls, run, pp, stages[0].plays.trace)
     count = run.batch.accumulate
     for stage in stages:
         split = run.size("pp") > 1 and run.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and not stage.embeds
-        _blocks(wires, stage, count, split)
-        _ends(wires, run, stage, count)
-        _between(wires, run, stage, count)
+        _blocks(calls, stage, count, split)
+        _ends(calls, run, stage, count)
+        _between(calls, run, stage, count)
     for call, times in (*gathers_of(run, stages, pp), *sums_of(run, stages)):
-        wires.add(call, times)
-    return wires
+        calls.add(call, times)
+    return calls
 
 
-def _blocks(wires: Wires, stage: StagePlay, count: int, split: bool) -> None:
+def _blocks(calls: CollectiveCounts, stage: StagePlay, count: int, split: bool) -> None:
     """The traces of all blocks, forward, backward, and where a block is computed again."""
     trace, recompute = stage.plays.trace, stage.plays.recompute
     blocks, again = len(stage.blocks), sum(stage.blocks)
     for op in trace.ops:
-        wires.add_all((*op.calls, *op.back_calls), count * blocks)
+        calls.add_all((*op.calls, *op.back_calls), count * blocks)
     if recompute is not None and again:
         # A split backward goes through a block once for its input, and once for each of its parameters' owners.
         runs = 1 + len(stage.plays.owners) if split else 1
         for op in second_run(trace, recompute):
-            wires.add_all(op.calls, count * again * runs)
+            calls.add_all(op.calls, count * again * runs)
 
 
-def _ends(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
+def _ends(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
     """Tensor parallel at the embedding and at the head."""
     if run.size("tp") == 1:
         return
     tensor, local = run.spec.parallel.tp, stage.local
     whole = local.whole
     if stage.embeds:
-        wires.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
+        calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
         if tensor.sequence:
-            wires.add(CollectiveCall("tp", "all_gather", TP, whole), count)
+            calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
     if stage.predicts:
         if tensor.sequence:
-            wires.add(CollectiveCall("tp", "all_gather", TP, whole), count)
-        wires.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
+            calls.add(CollectiveCall("tp", "all_gather", TP, whole), count)
+        calls.add(CollectiveCall("tp", "reduce_scatter" if tensor.sequence else "all_reduce", TP, whole), count)
         reads = run.spec.loss.reads(run.spec.loss.args())
         alive = local.vocab if tensor.loss else run.architecture.vocab
         piece = max(1, int(run.spec.loss.chunk.value) // (4 * alive))
         for first in range(0, local.tokens, piece):
             exact = min(piece, local.tokens - first) * local.exact
             if tensor.loss:
-                wires.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
+                calls.add(CollectiveCall("tp", "all_reduce", TP, exact), count)
                 sums = 2 + len({"mean_logprob_T", "entropy_T"}.intersection(reads))
-                wires.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
+                calls.add(CollectiveCall("tp", "all_reduce", TP, sums * exact), count)
             else:
-                wires.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
+                calls.add(CollectiveCall("tp", "all_gather", TP, run.size("tp") * local.vocab * exact), count)
 
 
-def _between(wires: Wires, run: Resolved, stage: StagePlay, count: int) -> None:
+def _between(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: int) -> None:
     """The residual stream forwards and its gradient back, to and from stages of other ranks."""
     if run.size("pp") == 1:
         return
     size = stage.local.stream
     for there in (not stage.predicts and not stage.beside, not stage.embeds and not stage.behind):
         if there:
-            wires.add(CollectiveCall("pp", "send", PP, size), count)
-            wires.add(CollectiveCall("pp", "recv", PP, size), count)
+            calls.add(CollectiveCall("pp", "send", PP, size), count)
+            calls.add(CollectiveCall("pp", "recv", PP, size), count)
 
 
-def _around(wires: Wires, run: Resolved, pp: int, block: OpTrace) -> None:
+def _around(calls: CollectiveCounts, run: Resolved, pp: int, block: OpTrace) -> None:
     """The nodes of the step besides forward and backward."""
     spec, batch, arch = run.spec, run.batch, run.architecture
     world = " · ".join(run.wide(*AXES))
     if len(run.pipeline.readers) < run.size("pp"):
         size = 4 * batch.accumulate * batch.micro * batch.sequence
-        wires.add(CollectiveCall("pp", "broadcast", "step.share_outline", size))
+        calls.add(CollectiveCall("pp", "broadcast", "step.share_outline", size))
     schedule = fill_schedule(spec, batch.declared_steps)
     clocks = sum(tick.every.unit == "seconds" for tick in schedule.ticks) + puts_off(spec, schedule)
     # Valid tokens and three sums over documents, signals, limits, commands, the clocks and whether a save is done;
     # square of the norm, and the loss.
     asked = len(SIGNALS) + bool(agree_args(spec)) + 2  # a command from outside, and its number
     asked += acts_together(spec)
-    wires.add(CollectiveCall(world, "all_reduce", "step.agree", (4 + asked + clocks) * 8))
-    wires.add(
+    calls.add(CollectiveCall(world, "all_reduce", "step.agree", (4 + asked + clocks) * 8))
+    calls.add(
         CollectiveCall(
             world,
             "all_reduce",
@@ -143,27 +143,27 @@ def _around(wires: Wires, run: Resolved, pp: int, block: OpTrace) -> None:
         )
     )
     if arch.router_bias_speed > 0:
-        wires.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
-    _gradient_sums(wires, run, pp, block)
+        calls.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
+    _gradient_sums(calls, run, pp, block)
 
 
-def _gradient_sums(wires: Wires, run: Resolved, pp: int, block: OpTrace) -> None:
+def _gradient_sums(calls: CollectiveCounts, run: Resolved, pp: int, block: OpTrace) -> None:
     """Sums of gradients that FSDP does not make."""
     width, arch = BYTES[run.formats.params], run.architecture
     if run.ddp and run.size("replicate") > 1:
         for size in bucket_sizes(run, block):
-            wires.add(CollectiveCall("replicate", "all_reduce", "setup.parallel.ddp", size))
+            calls.add(CollectiveCall("replicate", "all_reduce", "setup.parallel.ddp", size))
     if run.size("tp") > 1 and not run.dense_fsdp:
         for tensor in partial(run, _owned(run, pp)):
-            wires.add(CollectiveCall("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
+            calls.add(CollectiveCall("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))
     if run.size("pp") > 1 and arch.tie_embeddings and (run.pipeline.holds_first(pp) or run.pipeline.holds_last(pp)):
         (table,) = [t for t in run.inventory.tensors if t.name == f"{EMBEDDING}.weight"]
-        wires.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
+        calls.add(CollectiveCall("pp", "all_reduce", "step.tied_grad_sync", run.cuts.largest([table]) * width))
     for axis in run.wide(*(axis for axis in ("ring", "ulysses") if axis not in folded_axes(run.spec.parallel))):
         for tensor in _owned(run, pp):
             if not tensor.expert:
                 size = prod(run.cuts.shape(tensor))
-                wires.add(CollectiveCall(axis, "all_reduce", "step.context_grad_sync", size * width))
+                calls.add(CollectiveCall(axis, "all_reduce", "step.context_grad_sync", size * width))
 
 
 def _owned(run: Resolved, pp: int) -> list[ParameterSpec]:

@@ -14,7 +14,7 @@ CONTROL: Final = "control"
 
 
 @frozen(kw_only=True)
-class Place:
+class ActionPlace:
     """Where an action stands. event: "" of a tick. stops: the run stops behind it."""
 
     event: str = ""

@@ -7,7 +7,7 @@ from ..model.inventory import weight_bytes
 from ..plan import NodeKind
 from ..resolved import Resolved
 from ..units import bytes_text
-from .action_node import Place
+from .action_node import ActionPlace
 from .builder import Builder
 
 
@@ -25,7 +25,7 @@ class ActionNodes:
 
         stops: the run stops behind it.
         """
-        node = action.node(self._run, Place(event=event, stops=stops))
+        node = action.node(self._run, ActionPlace(event=event, stops=stops))
         name = node.name or node.op
         if event:
             name = f"event.{event}.{name.partition('.')[2]}"

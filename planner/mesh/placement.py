@@ -12,7 +12,7 @@ from ...dsl.schema.training import OPTIMIZERS
 from ..architecture import ParameterSpec
 from ..plan import Mesh, Plan
 from ..units import BYTES
-from .sharding import Cuts, Place
+from .sharding import CutPlace, Cuts
 from .stages import Pipeline, end_names
 
 
@@ -71,14 +71,14 @@ def _cuts(plan: Plan) -> Cuts:
     )
 
 
-def _place(plan: Plan, rank: int) -> Place:
+def _place(plan: Plan, rank: int) -> CutPlace:
     """Where a rank stands along the cuts; over several shard axes it counts from the outer to the inner one."""
     coordinates = plan.mesh.coordinates(rank)
     shard = 0
     for axis in _shard_axes(plan):
         shard = shard * plan.mesh.size(axis) + coordinates[axis]
     expert = {axis.name: rank // axis.stride % axis.size for axis in plan.mesh.expert_axes}
-    return Place(tp=coordinates["tp"], shard=shard, ep=expert["ep"], ep_fsdp=expert["ep_fsdp"])
+    return CutPlace(tp=coordinates["tp"], shard=shard, ep=expert["ep"], ep_fsdp=expert["ep_fsdp"])
 
 
 def _shard_axes(plan: Plan) -> list[str]:

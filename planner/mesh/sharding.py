@@ -50,7 +50,7 @@ def found_again(extent: int, tp: int, shards: int) -> bool:
 
 
 @frozen(kw_only=True)
-class Place:
+class CutPlace:
     """The place of a rank along the cuts; the first place has the largest piece of every parameter."""
 
     tp: int = 0
@@ -59,7 +59,7 @@ class Place:
     ep_fsdp: int = 0
 
 
-FIRST: Final = Place()
+FIRST: Final = CutPlace()
 
 
 @frozen(kw_only=True)
@@ -73,7 +73,7 @@ class Cuts:
     expert_dimension: int
     rules: Rules = field(default=())
 
-    def shape(self, parameter: ParameterSpec, place: Place = FIRST) -> tuple[int, ...]:
+    def shape(self, parameter: ParameterSpec, place: CutPlace = FIRST) -> tuple[int, ...]:
         """The piece of a parameter that a rank owns."""
         shape = list(self.gathered_shape(parameter, place))
         if parameter.expert:
@@ -82,7 +82,7 @@ class Cuts:
             shape[0] = piece(shape[0], self.fsdp, place.shard)
         return tuple(shape)
 
-    def gathered_shape(self, parameter: ParameterSpec, place: Place = FIRST) -> tuple[int, ...]:
+    def gathered_shape(self, parameter: ParameterSpec, place: CutPlace = FIRST) -> tuple[int, ...]:
         """A piece before FSDP cuts it: what a rank computes with."""
         shape = list(parameter.shape)
         if parameter.expert:

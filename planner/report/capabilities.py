@@ -36,7 +36,7 @@ _LINES: Final[dict[str, str]] = {
 
 
 @frozen
-class Row:
+class CapabilityRow:
     """A component or choice. where: the block, or the path of a setting. origin: who offers it, "" for choices of
     settings. cells: `YES`, `IDLE`, or the codes that refuse it, by column."""
 
@@ -47,7 +47,7 @@ class Row:
 
 
 @frozen
-class _Column:
+class _SpecChange:
     """A spec changed: what it then is on how many ranks."""
 
     name: str
@@ -55,7 +55,7 @@ class _Column:
     world: int
 
 
-def capabilities() -> list[Row]:
+def capabilities() -> list[CapabilityRow]:
     """All rows: components first, then choices of how it is computed and on which ranks."""
     columns = list(_columns())
     return [*_components(columns), *_choices(columns)]
@@ -94,18 +94,18 @@ def _text(lines: dict[str, str]) -> str:
     return "\n".join((usual | lines).values()) + "\n"
 
 
-def _columns() -> Iterator[_Column]:
+def _columns() -> Iterator[_SpecChange]:
     """One rank, every stack, every axis, every format."""
-    yield _Column("alone", lambda spec: spec, 1)
+    yield _SpecChange("alone", lambda spec: spec, 1)
     for stack in _others(Parallel, "stack"):
-        yield _Column(stack, lambda spec, stack=stack: evolve(spec, parallel=evolve(spec.parallel, stack=stack)), 2)
+        yield _SpecChange(stack, lambda spec, stack=stack: evolve(spec, parallel=evolve(spec.parallel, stack=stack)), 2)
     for axis in AXIS_BLOCKS:
-        yield _Column(axis, lambda spec, axis=axis: _with_axis(spec, axis), 2)
+        yield _SpecChange(axis, lambda spec, axis=axis: _with_axis(spec, axis), 2)
     for params in _others(Precision, "params"):
-        yield _Column(params, lambda spec, params=params: _with_formats(spec, params=params), 1)
+        yield _SpecChange(params, lambda spec, params=params: _with_formats(spec, params=params), 1)
     for compute in _others(Precision, "compute"):
         if compute != Precision().params:
-            yield _Column(f"→{compute}", lambda spec, compute=compute: _with_formats(spec, compute=compute), 2)
+            yield _SpecChange(f"→{compute}", lambda spec, compute=compute: _with_formats(spec, compute=compute), 2)
 
 
 def _others(block: type, name: str) -> list[str]:
@@ -129,7 +129,7 @@ def _with_formats(spec: Spec, **formats: Any) -> Spec:
     return evolve(spec, precision=evolve(spec.precision, **formats))
 
 
-def _components(columns: list[_Column]) -> Iterator[Row]:
+def _components(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:
     for kind, block in blocks.KINDS.items():
         registry = registry_of(block)
         if registry is not None:
@@ -159,7 +159,7 @@ def _action(registry: Registry[Any], name: str) -> str:
     return kind.example.format(f"{name}{named}{more}") + f"\n{_LINES['every']}"
 
 
-def _choices(columns: list[_Column]) -> Iterator[Row]:
+def _choices(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:
     """Choices that say how something is computed, or on which ranks; a switch counts when it is on."""
     usual = load_spec(_NAME, [], {_NAME: _text({})}).require()
     for path, attribute, role in _settings():
@@ -198,7 +198,9 @@ def _inside(path: str, block: type) -> Iterator[tuple[str, attrs.Attribute, Role
             yield f"{path}.{name}", attribute, meta.role
 
 
-def _row(where: str, name: str, origin: str, columns: list[_Column], lines: dict[str, str], set_text: str = "") -> Row:
+def _row(
+    where: str, name: str, origin: str, columns: list[_SpecChange], lines: dict[str, str], set_text: str = ""
+) -> CapabilityRow:
     loaded = load_spec(_NAME, [set_text] if set_text else [], {_NAME: _text(lines)})
     cells = {}
     for column in columns:
@@ -209,4 +211,4 @@ def _row(where: str, name: str, origin: str, columns: list[_Column], lines: dict
             codes = [each.code for each in said if each.severity == "error"]
             idle = bool(set_text) and any(each.code == _IDLE_CODE for each in said)
         cells[column.name] = " ".join(dict.fromkeys(codes)) or (IDLE if idle else YES)
-    return Row(where, name, origin, cells)
+    return CapabilityRow(where, name, origin, cells)

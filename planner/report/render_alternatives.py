@@ -69,7 +69,7 @@ def render_fit(fit: Fit, spec: str, *, color: bool = False) -> str:
     else:
         page.line("  none of them fits", "red")
     page.heading("THE OTHERS", "how many, and the best of them")
-    page.table([_fallen(code, members) for code, members in fit.reasons], align=">")
+    page.table([_reason_row(code, members) for code, members in fit.reasons], align=">")
     if fit.best:
         sets = "".join(f" --set {text}" for text in fit.best[0].sets)
         page.line()
@@ -77,7 +77,7 @@ def render_fit(fit: Fit, spec: str, *, color: bool = False) -> str:
     return str(page)
 
 
-def _fallen(code: str, members: list[Candidate]) -> tuple[str, str, str]:
+def _reason_row(code: str, members: list[Candidate]) -> tuple[str, str, str]:
     judged = [each for each in members if each.estimates is not None]
     nearest = members[0]
     if judged:

@@ -77,10 +77,10 @@ def _average(plan: Plan) -> list[tuple[str, str, str]]:
 
 def breakpoints(args: dict[str, Any]) -> list[str]:
     """Where the learning rate turns, from the arguments of `setup.scheduler`; shares of a budget nobody has counted."""
-    rise = args.get("warmup", {})
+    warmup = args.get("warmup", {})
     parts = []
-    if any(rise.values()):
-        parts.append(f"warm-up over {_length(rise)}")
+    if any(warmup.values()):
+        parts.append(f"warm-up over {_length(warmup)}")
     shown = SCHEDULERS.of(args).shown(args, lambda name: _length(args[name]))
     return [*parts, *(f"then {each}" if parts and each == "constant" else each for each in shown)]
 

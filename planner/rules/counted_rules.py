@@ -4,7 +4,7 @@ hears then."""
 from attrs import evolve
 
 from ...dsl.diagnostics.diagnostic import Diagnostic, Diagnostics
-from ...dsl.diagnostics.source import Source
+from ...dsl.diagnostics.source import SourceText
 from ...dsl.load import load_spec
 from ...dsl.spec import Origin, Spec
 from ..plan import Plan
@@ -51,7 +51,7 @@ def _placed(spec: Spec, plan: Plan) -> Spec:
         own = {name: place[1:] for name, place in places.items() if place[0] == path}
         # Of the file, which may have changed, no more is known than the places: its lines are blank.
         wide = max(column for _, column in own.values())
-        source = Source(path, f"{' ' * wide}\n" * max(line for line, _ in own.values()))
+        source = SourceText(path, f"{' ' * wide}\n" * max(line for line, _ in own.values()))
         for name, (line, column) in own.items():
             at = source.line_start(line) + column - 1
             origins[name] = Origin("text", source.span(at, at))

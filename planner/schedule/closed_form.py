@@ -57,7 +57,7 @@ def idle_floor(warmup: Quantity, *others: str) -> dict[str, str]:
     return {}
 
 
-class Falling(Scheduler):
+class DecayingScheduler(Scheduler):
     """A schedule that falls by a shape from the end of the warm-up to the floor at the last step."""
 
     floor: Quantity

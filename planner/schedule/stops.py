@@ -8,7 +8,7 @@ from typing import Any, Literal
 from attrs import frozen
 
 from ...dsl.quantity import Quantity
-from ...dsl.schema.actions import ENDINGS, LIMITS, Action, Event, EventName
+from ...dsl.schema.actions import ENDINGS, LIMITS, Action, EventName, OnEvent
 from ...dsl.schema.experiment import Launch
 from ...dsl.spec import Spec
 from ..canonical import portable
@@ -34,7 +34,7 @@ def agree_args(spec: Spec) -> dict[str, Any]:
     return args
 
 
-def actions_on(events: tuple[Event, ...], name: EventName) -> tuple[Action, ...]:
+def actions_on(events: tuple[OnEvent, ...], name: EventName) -> tuple[Action, ...]:
     """All that is declared for an event, in the order in which it is."""
     return tuple(action for event in events if event.event == name for action in event.actions)
 

@@ -21,7 +21,7 @@ _KEYS: Final = {"newer": "undone"}  # of fields whose key in the file is another
 
 
 @frozen(kw_only=True)
-class Rollback:
+class RollbackState:
     """What was undone, and how it goes on.
 
     checkpoint, seal: from which. from_step: how many steps there were. loader: the state of the data that the run goes
@@ -53,12 +53,12 @@ class Rollback:
                 publisher.remove(entry.path)
 
 
-def read_rollback(directory: Path) -> Rollback | None:
+def read_rollback(directory: Path) -> RollbackState | None:
     """The last one of a run; None where it has never gone back. Raises ResumeRefused where it is damaged."""
     try:
         content = json.loads((directory / FILE).read_bytes())
-        return Rollback(
-            **{each.name: content.pop(_KEYS.get(each.name, each.name)) for each in fields(Rollback)}, **content
+        return RollbackState(
+            **{each.name: content.pop(_KEYS.get(each.name, each.name)) for each in fields(RollbackState)}, **content
         )
     except FileNotFoundError:
         return None

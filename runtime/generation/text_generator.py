@@ -131,5 +131,5 @@ def sample_token(logits_V: Tensor, temperature: float, top_p: float, generator: 
         return int(logits_V.argmax())
     probability_V, order_V = torch.softmax(logits_V / temperature, dim=-1).sort(descending=True)
     before_V = probability_V.cumsum(-1) - probability_V
-    kept_V = probability_V * (before_V < top_p)
-    return int(order_V[torch.multinomial(kept_V, 1, generator=generator)])
+    nucleus_V = probability_V * (before_V < top_p)
+    return int(order_V[torch.multinomial(nucleus_V, 1, generator=generator)])

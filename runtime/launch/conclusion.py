@@ -35,14 +35,15 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: Fa
         numbers = {int(SIGINT)} if ended.at_once else {-code for code in ended.failures.values() if code < 0}
         return _stopped(lines, step, early, numbers, reason)
     asked = STATUS_OF_SIGNAL.get(ended.signal)
-    untold = untold_causes(said, ended)
-    status = asked if asked and not (failures or untold or begun) else "failed"
+    unreported = unreported_causes(said, ended)
+    status = asked if asked and not (failures or unreported or begun) else "failed"
     if ended.signal is not None and status != "failed":
         reason = f"{ended.who} received {Signals(ended.signal).name} {ended.when}"
         return _stopped(lines, step, status, {ended.signal}, reason)
     log = workspace.directory / "logs" / workspace.attempt
     causes: list[tuple[int | None, str]] = [
-        (rank, f"{reason}{_unsaid(ended.failures[rank])}; its output is in {log}") for rank, reason in untold.items()
+        (rank, f"{reason}{_unrecorded_reason(ended.failures[rank])}; its output is in {log}")
+        for rank, reason in unreported.items()
     ]
     if not failures and not causes:
         causes = [(None, "the ranks were killed before they had saved" if ended.signal else cause.reason)]
@@ -58,7 +59,7 @@ def conclude(workspace: RunDirectory, said: list[Event], ended: Ended, cause: Fa
     return _end(lines, step, status, code, cause.reason)
 
 
-def _unsaid(exit_code: int) -> str:
+def _unrecorded_reason(exit_code: int) -> str:
     """What may be the matter with a rank that found a fault of its environment, and could not write that down."""
     return ", and could not record the reason: is the disk full?" if exit_code == EXIT_CODES["environment"] else ""
 
@@ -76,7 +77,7 @@ def _end(lines: JsonLinesFile, step: int, status: str, exit_code: int, reason: s
     return exit_code
 
 
-def untold_causes(said: list[Event], ended: Ended) -> dict[int, str]:
+def unreported_causes(said: list[Event], ended: Ended) -> dict[int, str]:
     """Rank → how it ended, of those that had no chance to tell, or have left without a word.
 
     Where all ranks have agreed on a failure a single rank speaks for all: that others left as well is no news. Where
@@ -85,9 +86,9 @@ def untold_causes(said: list[Event], ended: Ended) -> dict[int, str]:
     if any(isinstance(event, StuckEvent) for event in said):
         return {}
     failures = failures_in(said)
-    spoken = {failure.rank for failure in failures}
+    reported = {failure.rank for failure in failures}
     agreed = any(failure.agreed for failure in failures)
-    causes = {rank: reason for rank, reason in ended.causes().items() if rank not in spoken}
+    causes = {rank: reason for rank, reason in ended.causes().items() if rank not in reported}
     return {rank: reason for rank, reason in causes.items() if not agreed or ended.failures[rank] < 0}
 
 

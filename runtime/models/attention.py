@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @frozen(eq=False)
-class Packing:
+class DocumentLayout:
     """Where the documents of a microbatch lie.
 
     segments: (row, first position, length) of every document, in order; together they cover every position.
@@ -29,7 +29,9 @@ class Packing:
     block_mask: Any = None
 
     @classmethod
-    def from_lengths(cls, cumulative_lengths: Tensor, rows: int, sequence: int, device: torch.device) -> "Packing":
+    def from_lengths(
+        cls, cumulative_lengths: Tensor, rows: int, sequence: int, device: torch.device
+    ) -> "DocumentLayout":
         """`cumulative_lengths` int32 [documents + 1] over the flattened B·S positions; no document crosses a row."""
         bounds = cumulative_lengths.tolist()
         segments = tuple((first // sequence, first % sequence, last - first) for first, last in pairwise(bounds))
@@ -40,10 +42,10 @@ class Packing:
 
 
 class AttentionKernel(Protocol):
-    def __call__(self, q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Tensor: ...
+    def __call__(self, q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor: ...
 
 
-def by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Tensor:
+def by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
     """One causal product a document: no mask is built, and nothing is computed between documents.
 
     Rows that hold a single document go through one batched call.
@@ -59,7 +61,7 @@ def causal(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q_BHSA, k_BKSA, v_BKSA, is_causal=True, enable_gqa=grouped)
 
 
-def _by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Tensor:
+def _by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
     rows, sequence = q_BHSA.shape[0], q_BHSA.shape[2]
     grouped = q_BHSA.shape[1] != k_BKSA.shape[1]
     by_row: list[list[Tensor]] = [[] for _ in range(rows)]
@@ -83,7 +85,7 @@ def _by_document(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packin
 _one_by_one: AttentionKernel = torch.compiler.disable(_by_document)  # pyright: ignore[reportAssignmentType]
 
 
-def masked(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Tensor:
+def masked(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
     """Scaled dot-product attention under a boolean mask; S² booleans a row, for short rows and any device."""
     document_BS = packing.document_BS
     sequence = q_BHSA.shape[2]
@@ -93,7 +95,7 @@ def masked(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> 
     return F.scaled_dot_product_attention(q_BHSA, k_BKSA, v_BKSA, attn_mask=mask_B1SS, enable_gqa=grouped)
 
 
-def flex(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Tensor:
+def flex(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
     """FlexAttention with a block mask of the documents: compiled on CUDA, where it skips blocks between documents.
 
     Rows that hold a single document need no mask; a sample that grows token by token would compile anew each time.
@@ -106,7 +108,7 @@ def flex(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Te
     return attend(q_BHSA, k_BKSA, v_BKSA, block_mask=packing.block_mask, enable_gqa=grouped)
 
 
-def with_block_mask(packing: Packing) -> Packing:
+def with_block_mask(packing: DocumentLayout) -> DocumentLayout:
     """The packing with what flex needs: which blocks of queries and keys have anything to do with each other."""
     if packing.single:
         return packing

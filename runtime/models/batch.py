@@ -8,7 +8,7 @@ from attrs import define, frozen
 from torch import Tensor
 
 from ..data.collate.batch import IGNORE_INDEX, Microbatch
-from .attention import Packing
+from .attention import DocumentLayout
 
 
 @frozen(kw_only=True, eq=False)
@@ -46,7 +46,7 @@ class ModelBatch:
     labels_BS: Tensor | None
     positions_BS: Tensor
     real_BS: Tensor
-    packing: Packing
+    packing: DocumentLayout
     last_BS: Tensor | None = None
     cross_entropy: Tensor | None = None
     objective: Tensor | None = None
@@ -66,7 +66,7 @@ class ModelBatch:
             labels_BS=moved(batch.labels_BS),
             positions_BS=batch.positions_BS.to(device, non_blocking=True),
             real_BS=batch.real_BS.to(device, non_blocking=True),
-            packing=Packing.from_lengths(batch.cumulative_lengths, rows, batch.sequence, device),
+            packing=DocumentLayout.from_lengths(batch.cumulative_lengths, rows, batch.sequence, device),
             dataset_B=moved(batch.dataset_B),
         )
 

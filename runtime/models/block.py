@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 from ...planner.architecture import Architecture
 from ...planner.blocks.attention import AttentionLayer
-from ...planner.blocks.block import Chain, Layer, Piece, Residual, Sum
+from ...planner.blocks.block import BlockPiece, Chain, Layer, Residual, Sum
 from ...planner.blocks.experts import ExpertsLayer
 from ...planner.blocks.feed_forward import SwiGLULayer
 from ...planner.blocks.norm import NormLayer
 from ..ops import PlanMismatch
 from ..parallel.axes import Axes
 from ..parallel.tensor import column_parallel_input, row_parallel_output
-from .attention import AttentionKernel, Packing
+from .attention import AttentionKernel, DocumentLayout
 from .layers import Linear, RMSNorm, Rotation, SwiGLU
 from .moe import MoE
 
@@ -42,7 +42,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(arch.head_dim, arch.norm_eps, by_head=True) if qk_norm else nn.Identity()
         self.k_norm = RMSNorm(arch.head_dim, arch.norm_eps, by_head=True) if qk_norm else nn.Identity()
 
-    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: Packing) -> Tensor:
+    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout) -> Tensor:
         def heads(flat: Tensor) -> Tensor:
             return flat.unflatten(-1, (-1, self.head_dim))
 
@@ -59,7 +59,7 @@ class BlockInput(NamedTuple):
     """What the modules of a block are given beside activations."""
 
     rotate: Rotation
-    packing: Packing
+    packing: DocumentLayout
     real_BS: Tensor
 
 
@@ -142,16 +142,16 @@ class DecoderBlock(nn.Module):
         """Whether it has experts."""
         return any(isinstance(module, MoE) for module in self.children())
 
-    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: Packing, real_BS: Tensor) -> Tensor:
+    def forward(self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout, real_BS: Tensor) -> Tensor:
         if self.recompute is None:
             return self.compute(x_BSD, rotate, packing, real_BS)
         return self.recompute(self.compute, x_BSD, rotate, packing, real_BS)
 
-    def compute(self, x_BSD: Tensor, rotate: Rotation, packing: Packing, real_BS: Tensor) -> Tensor:
+    def compute(self, x_BSD: Tensor, rotate: Rotation, packing: DocumentLayout, real_BS: Tensor) -> Tensor:
         return self._forward(x_BSD, BlockInput(rotate, packing, real_BS))
 
 
-def _call_of(piece: Piece, calls: dict[str, Call]) -> Call:
+def _call_of(piece: BlockPiece, calls: dict[str, Call]) -> Call:
     """How a piece is called, made once of the calls of its modules."""
     if isinstance(piece, Layer):
         return calls[piece.name]

@@ -91,7 +91,7 @@ class AlertMonitor:
     disk: DiskDetector | None = None
     _nonfinite: bool = False
     _looked: float = 0.0
-    _telling: threading.Lock = field(factory=threading.Lock)
+    _report_lock: threading.Lock = field(factory=threading.Lock)
 
     def step_done(self, step: Step, seconds: float) -> None:
         """A step has ended whose loss and norm are numbers; `seconds` it took."""
@@ -146,7 +146,7 @@ class AlertMonitor:
             limit=finding.limit,
             ranks=[*finding.ranks],
         )
-        with self._telling:
+        with self._report_lock:
             with suppress(EnvironmentFault, OSError):  # a disk that is full takes no record of it
                 self.records.event(event, every_rank=every_rank)
             if finding.state == "raised":

@@ -23,11 +23,11 @@ PAUSE: Final = 3.0
 
 @define
 class SeenRank:
-    """What is known of a rank. moved, lived: when its marks and its line were seen to move last, by the own clock."""
+    """What is known of a rank. moved, line_moved: when its marks and its line last moved, by the own clock."""
 
     reading: Heartbeat | None
     moved: float
-    lived: float
+    line_moved: float
     fresh: bool = True
     """Whether the line has moved between the last two readings."""
 
@@ -38,7 +38,7 @@ class SeenRank:
         if reading is None:
             return
         if self.fresh:
-            self.lived = now
+            self.line_moved = now
         if old is None or reading.marks != old.marks or reading.born != old.born:
             self.moved = now
         self.reading = reading
@@ -66,8 +66,8 @@ def judge(own: int, seen: Mapping[int, SeenRank], now: float, limit: float, *, l
     if any(now - each.moved < window for each in others.values()):
         return None
     if not seen[own].fresh:  # then no line says anything: the disk is full, or the directory gone
-        return HealthVerdict((), False) if not lasting and now - seen[own].lived >= window else None
-    frozen = tuple(rank for rank, each in others.items() if now - each.lived >= window)
+        return HealthVerdict((), False) if not lasting and now - seen[own].line_moved >= window else None
+    frozen = tuple(rank for rank, each in others.items() if now - each.line_moved >= window)
     if frozen:
         return HealthVerdict(frozen, True)
     if lasting or not all(each.fresh for each in others.values()):

@@ -39,7 +39,7 @@ class Stalled:
         if not self._read(own.now) or own.idle < self.limit:
             return None
         verdict = judge(self.rank, self._seen, own.now, self.limit, lasting=own.lasting)
-        if verdict is None or not verdict.ranks or not self._speaks(verdict):
+        if verdict is None or not verdict.ranks or not self._reports(verdict):
             return None
         self.raised = True
         return self._finding(verdict, own.idle)
@@ -67,7 +67,7 @@ class Stalled:
         else:
             self._seen[rank] = SeenRank(reading, now, now)
 
-    def _speaks(self, verdict: HealthVerdict) -> bool:
+    def _reports(self, verdict: HealthVerdict) -> bool:
         """Whether all before this rank are among those that cannot."""
         return all(rank in verdict.ranks for rank in range(self.rank)) if verdict.frozen else self.rank == 0
 

@@ -152,7 +152,7 @@ class Watchdog:
         place, debugger = whereabouts() if idle >= TELL else ("", False)
         self.file.write(self.beat, idle, place, debugger)
         if self.condemned():
-            self._end(self._adopted(), first=False)
+            self._end(self._published_verdict(), first=False)
             return
         for observer in tuple(self.observers):
             observer(Pace(self._now, idle, self.beat.lasting))
@@ -163,7 +163,7 @@ class Watchdog:
         if self._due(idle, limit):
             self._look()
             if idle >= limit and (verdict := self._judge(limit)) is not None:
-                self._end(*self._pronounced(verdict, idle))
+                self._end(*self._publish_verdict(verdict, idle))
 
     def _due(self, idle: float, limit: float) -> bool:
         """Whether to read the lines of all: now and then, so that it is known how long each has stood still, and as
@@ -199,7 +199,7 @@ class Watchdog:
     def _verdict_path(self) -> Path:
         return self.folder / VERDICT
 
-    def _pronounced(self, verdict: HealthVerdict, idle: float) -> tuple[StuckEvent, bool]:
+    def _publish_verdict(self, verdict: HealthVerdict, idle: float) -> tuple[StuckEvent, bool]:
         """What has been found, and whether this rank is the first to: else what another one has found holds for all."""
         event = self._stuck_event(verdict, idle)
         with suppress(OSError):
@@ -207,7 +207,7 @@ class Watchdog:
         try:
             fd = os.open(self._verdict_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         except FileExistsError:
-            return self._adopted(), False
+            return self._published_verdict(), False
         except OSError:
             fd = None
         if fd is not None:
@@ -218,7 +218,7 @@ class Watchdog:
             self.records.event(event, every_rank=True)
         return event, True
 
-    def _adopted(self) -> StuckEvent:
+    def _published_verdict(self) -> StuckEvent:
         """What another rank has found; it may be writing still."""
         for _ in range(20):
             with suppress(OSError):

@@ -3,7 +3,7 @@
 from attrs import frozen
 from torch import Tensor
 
-from ..models.attention import AttentionKernel, Packing
+from ..models.attention import AttentionKernel, DocumentLayout
 from ..models.block import Attention
 from ..models.parts import ModelParts
 from ..ops import PlanMismatch, op
@@ -25,7 +25,7 @@ class ContextKernel:
     inner: AttentionKernel
     axes: Axes
 
-    def __call__(self, q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing) -> Tensor:
+    def __call__(self, q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout) -> Tensor:
         ring, ulysses = self.axes.ring, self.axes.ulysses
         if ulysses is not None:
             q_BHSA, k_BKSA, v_BKSA = to_heads((q_BHSA, k_BKSA, v_BKSA), ulysses)

@@ -21,11 +21,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 
-from ..models.attention import Packing
+from ..models.attention import DocumentLayout
 from ..parallel.attention_blocks import attend, attend_backward, exact_type
 
 
-def ring_attention(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing, ring: ProcessGroup) -> Tensor:
+def ring_attention(
+    q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout, ring: ProcessGroup
+) -> Tensor:
     """Attention of this rank's positions over those of all ranks of the ring. `packing` speaks of whole rows."""
     return _uncompiled(q_BHSA, k_BKSA, v_BKSA, packing, ring)
 
@@ -45,7 +47,7 @@ class RingLayout:
     batches: tuple[tuple[int, int, int], ...]
 
     @classmethod
-    def of(cls, packing: Packing, ring: int) -> "RingLayout":
+    def of(cls, packing: DocumentLayout, ring: int) -> "RingLayout":
         """The layout of a microbatch, made by the first layer that asks for it."""
         known = _LAYOUTS.setdefault(packing, {})
         if ring not in known:
@@ -53,7 +55,7 @@ class RingLayout:
         return known[ring]
 
     @classmethod
-    def _make(cls, packing: Packing, ring: int) -> "RingLayout":
+    def _make(cls, packing: DocumentLayout, ring: int) -> "RingLayout":
         rows, sequence = packing.document_BS.shape
         starts: dict[int, list[int]] = {}
         for row, first, length in packing.segments:
@@ -107,7 +109,7 @@ class _RingView:
 
 
 # As long as the microbatch they belong to: every layer of a rank, and every recomputation, asks for the same one.
-_LAYOUTS: WeakKeyDictionary[Packing, dict[int, RingLayout]] = WeakKeyDictionary()
+_LAYOUTS: WeakKeyDictionary[DocumentLayout, dict[int, RingLayout]] = WeakKeyDictionary()
 
 
 @frozen(eq=False)
@@ -191,7 +193,7 @@ class _Ring(torch.autograd.Function):
         return layout.unsort(grad_q_THA), layout.unsort(grad_k_TKA), layout.unsort(grad_v_TKA), None, None
 
 
-def _apply(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: Packing, ring: ProcessGroup) -> Tensor:
+def _apply(q_BHSA: Tensor, k_BKSA: Tensor, v_BKSA: Tensor, packing: DocumentLayout, ring: ProcessGroup) -> Tensor:
     return _Ring.apply(q_BHSA, k_BKSA, v_BKSA, RingLayout.of(packing, ring.size()), ring)  # pyright: ignore
 
 

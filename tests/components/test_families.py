@@ -27,7 +27,7 @@ from xtrain.planner.mesh.sharding import DIMENSION, tensor_rules
 from xtrain.planner.model.inventory import block_matmul_parameters
 from xtrain.planner.plan import Plan
 from xtrain.planner.serialise import dumps, from_json
-from xtrain.runtime.models.attention import KERNELS, Packing
+from xtrain.runtime.models.attention import KERNELS, DocumentLayout
 from xtrain.runtime.models.block import DecoderBlock
 from xtrain.runtime.models.layers import Rotation
 from xtrain.runtime.parallel.axes import Axes
@@ -138,7 +138,7 @@ def test_the_trace_uses_every_parameter_with_its_products(name: str, tmp_path: P
     places_BS = torch.arange(positions).expand(rows, positions)
     rotate = Rotation.of(places_BS, arch.head_dim, arch.rope_theta, x_BSD.dtype)
     bounds = torch.arange(0, rows * positions + 1, positions, dtype=torch.int32)
-    packing = Packing.from_lengths(bounds, rows, positions, x_BSD.device)
+    packing = DocumentLayout.from_lengths(bounds, rows, positions, x_BSD.device)
     with FlopCounterMode(display=False) as counter:
         out_BSD = block(x_BSD, rotate, packing, torch.ones(rows, positions, dtype=torch.bool))
     products = (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)

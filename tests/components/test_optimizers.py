@@ -4,14 +4,16 @@ import numpy as np
 import torch
 from torch import nn
 
-from xtrain.components.optimizers.lion_torch import Lion
+from xtrain.components.optimizers.lion_torch import LionOptimizer
 
 
 def test_lion_is_the_update_of_its_paper():
     """Chen et al. 2023, algorithm 2, in numpy; the rate changes on the way, and one weight has no gradient at first."""
     generator = torch.Generator().manual_seed(1)
     weights = [nn.Parameter(torch.randn(4, 3, generator=generator, dtype=torch.float64)) for _ in range(2)]
-    ours = Lion([{"params": weights[:1], "weight_decay": 0.3}, {"params": weights[1:]}], lr=0.1, betas=(0.9, 0.99))
+    ours = LionOptimizer(
+        [{"params": weights[:1], "weight_decay": 0.3}, {"params": weights[1:]}], lr=0.1, betas=(0.9, 0.99)
+    )
     w = [weight.detach().numpy().copy() for weight in weights]
     m = [np.zeros_like(each) for each in w]
     for step in range(5):

@@ -13,7 +13,7 @@ from xtrain.dsl import blocks
 from xtrain.dsl.autofix import PASSES, apply_fixes, fixable
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, Fix
 from xtrain.dsl.diagnostics.fixes import without
-from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.diagnostics.source import SourceText
 from xtrain.dsl.diagnostics.suggest import certain
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.schema.setting import settings_of
@@ -206,7 +206,7 @@ def checker(text, *rules):
     """A check of `text` by rules: code, pattern, replacement. Each match is a mistake with a fix."""
 
     def check(texts):
-        source = Source("s", texts.get("s", text))
+        source = SourceText("s", texts.get("s", text))
         found = Diagnostics()
         for code, pattern, replacement in rules:
             for match in re.finditer(pattern, source.text):
@@ -261,7 +261,7 @@ def test_fixes_that_never_end_are_stopped():
     ],
 )
 def test_without(text, item, after):
-    source = Source("s", text)
+    source = SourceText("s", text)
     start = text.index(item)
     span, new = without(source.span(start, start + len(item)))
     assert new == "" and text[: span.start] + text[span.end :] == after
@@ -276,7 +276,7 @@ TEXTS = {path.name: path.read_text(encoding="utf-8") for path in SPECS} | {"quic
 
 def tokens(text, kind):
     """The tokens of a kind, comments left out."""
-    return [t for t in tokenize(Source("s", text), Diagnostics()) if t.type == kind]
+    return [t for t in tokenize(SourceText("s", text), Diagnostics()) if t.type == kind]
 
 
 def swapped(word, dice):

@@ -3,12 +3,12 @@
 import json
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostic, Diagnostics, Fix, render
-from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.diagnostics.source import SourceText
 
 
 def test_the_format_of_the_definition():
     text = "\n" * 22 + "  pp 4 { stages_per_rnak = 2 }\n"
-    source = Source("specs/moe.xtrain", text)
+    source = SourceText("specs/moe.xtrain", text)
     start = text.index("stages")
     diagnostic = Diagnostic(
         severity="error", code="X203", message="unknown setting `stages_per_rnak` in `pp`",
@@ -26,14 +26,14 @@ def test_the_format_of_the_definition():
 
 def test_a_long_line_is_cut_around_the_range():
     text = "a" * 500 + "HERE" + "b" * 500
-    diagnostic = Diagnostic(severity="error", code="X101", message="m", span=Source("s", text).span(500, 504))
+    diagnostic = Diagnostic(severity="error", code="X101", message="m", span=SourceText("s", text).span(500, 504))
     _, line, carets = render(diagnostic).split("\n")
     assert len(line) < 180 and line.count("…") == 2
     assert line[carets.index("^") : carets.rindex("^") + 1] == "HERE"
 
 
 def test_json_has_places_and_the_fix():
-    source = Source("s.xtrain", "a = 1\nbb = 2\n")
+    source = SourceText("s.xtrain", "a = 1\nbb = 2\n")
     diagnostic = Diagnostic(severity="warning", code="W201", message="m", span=source.span(6, 8),
                             notes=(("n", source.span(0, 1)),), fix=Fix(source.span(6, 8), "cc"))  # fmt: skip
     found = json.loads(json.dumps(diagnostic.to_json()))
@@ -45,7 +45,7 @@ def test_json_has_places_and_the_fix():
 
 
 def test_source_order_without_twins():
-    first, second = Source("a", "xyz", order=0), Source("b", "xyz", order=1)
+    first, second = SourceText("a", "xyz", order=0), SourceText("b", "xyz", order=1)
     found = Diagnostics()
     for span in (second.span(0, 1), first.span(2, 3), first.span(0, 1), first.span(2, 3)):
         found.error("X101", "m", span)

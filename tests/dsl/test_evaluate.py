@@ -3,7 +3,7 @@
 import pytest
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.diagnostics.source import SourceText
 from xtrain.dsl.evaluation.evaluate import Evaluator, Names
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.syntax.parser import parse_expression
@@ -11,7 +11,7 @@ from xtrain.dsl.syntax.parser import parse_expression
 
 def evaluate(text):
     diagnostics = Diagnostics()
-    node = parse_expression(Source("spec", text), 0, len(text), diagnostics)
+    node = parse_expression(SourceText("spec", text), 0, len(text), diagnostics)
     value = Evaluator(diagnostics).value(node, Names()) if node is not None else None
     return value.data if value is not None else None, diagnostics
 

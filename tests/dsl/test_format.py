@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from spec_texts import spec_texts, write
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
-from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.diagnostics.source import SourceText
 from xtrain.dsl.syntax.format import FormatFault, comments, format_source, same
 from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.dsl.syntax.parser import parse_file
@@ -55,23 +55,23 @@ GALLERY = Path(__file__).parent / "gallery"
     ],
 )
 def test_style(before, after):
-    assert format_source(Source("spec", before)) == after
-    assert format_source(Source("spec", after)) == after
+    assert format_source(SourceText("spec", before)) == after
+    assert format_source(SourceText("spec", after)) == after
 
 
 def test_the_formatted_data_stays_as_it_is():
     text = (DATA / "quickstart.xtrain").read_text(encoding="utf-8")
-    assert format_source(Source("spec", text)) == text
+    assert format_source(SourceText("spec", text)) == text
 
 
 def test_a_broken_spec_is_refused_with_all_its_syntax_errors():
     with pytest.raises(SpecErrors) as raised:
-        format_source(Source("spec", "a = \nb { c = 1\n"))
+        format_source(SourceText("spec", "a = \nb { c = 1\n"))
     assert [d.code for d in raised.value.diagnostics] == ["X106", "X103"]
 
 
 def test_names_are_no_business_of_the_formatter():
-    assert format_source(Source("spec", "nonsense { lr = }".replace("lr = ", "lr = 1"))) == "nonsense { lr = 1 }\n"
+    assert format_source(SourceText("spec", "nonsense { lr = }".replace("lr = ", "lr = 1"))) == "nonsense { lr = 1 }\n"
 
 
 # Properties -----------------------------------------------------------------------------------------------------------
@@ -83,24 +83,24 @@ FILES += sorted((ROOT / "dsl" / "starters").glob("*.xtrain"))
 def parsed(text):
     """The items of a text, or None if it has syntax errors."""
     diagnostics = Diagnostics()
-    file = parse_file(Source("spec", text), diagnostics)
+    file = parse_file(SourceText("spec", text), diagnostics)
     return None if diagnostics.has_errors else file.items
 
 
 def words(text):
     """The kinds and values of all tokens but separators: what the text says, looked at without the parser."""
-    tokens = tokenize(Source("spec", text), Diagnostics())
+    tokens = tokenize(SourceText("spec", text), Diagnostics())
     skipped = ("_NEWLINE", "_COMMA", "COMMENT")
     return [(t.type, repr(t.value) if t.value is not None else t.text) for t in tokens if t.type not in skipped]
 
 
 def keeps_everything(text):
     """Format a text that has no syntax errors; what it says, and its comments in their order, are the same."""
-    formatted = format_source(Source("spec", text))
+    formatted = format_source(SourceText("spec", text))
     assert parsed(formatted) == parsed(text)
     assert words(formatted) == words(text)
-    assert comments(Source("spec", formatted)) == comments(Source("spec", text))
-    assert format_source(Source("spec", formatted)) == formatted
+    assert comments(SourceText("spec", formatted)) == comments(SourceText("spec", text))
+    assert format_source(SourceText("spec", formatted)) == formatted
     return formatted
 
 
@@ -109,7 +109,7 @@ def test_files_keep_what_they_say(path):
     text = path.read_text(encoding="utf-8")
     if parsed(text) is None:
         with pytest.raises(SpecErrors):
-            format_source(Source("spec", text))
+            format_source(SourceText("spec", text))
     else:
         keeps_everything(text)
 
@@ -153,18 +153,18 @@ def test_same_tells_trees_apart():
 
 def test_a_formatter_that_would_change_the_meaning_is_stopped(monkeypatch):
     monkeypatch.setattr("xtrain.dsl.syntax.format.spelling", lambda text: text.replace("512", "513"))
-    assert format_source(Source("spec", "a = 1")) == "a = 1\n"
+    assert format_source(SourceText("spec", "a = 1")) == "a = 1\n"
     with pytest.raises(FormatFault):
-        format_source(Source("spec", "a = 512"))
+        format_source(SourceText("spec", "a = 512"))
 
 
 def test_a_formatter_that_would_lose_a_comment_is_stopped(monkeypatch):
     monkeypatch.setattr("xtrain.dsl.syntax.format._Printer.run", lambda self: "a = 1\n")
-    assert format_source(Source("spec", "a=1")) == "a = 1\n"
+    assert format_source(SourceText("spec", "a=1")) == "a = 1\n"
     with pytest.raises(FormatFault):
-        format_source(Source("spec", "a=1 # c"))
+        format_source(SourceText("spec", "a=1 # c"))
 
 
 def test_deep_nesting_is_formatted():
     text = "a = " + "[" * 600 + "]" * 600
-    assert format_source(Source("spec", text)) == text + "\n"
+    assert format_source(SourceText("spec", text)) == text + "\n"

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, render
-from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.diagnostics.source import SourceText
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.syntax.format import format_source
 from xtrain.dsl.syntax.lexer import tokenize
@@ -25,7 +25,9 @@ FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthChec
 
 def words(text):
     """A text cut at the borders of its tokens, blanks included."""
-    borders = sorted({0, len(text), *(b for t in tokenize(Source("", text), Diagnostics()) for b in (t.start, t.end))})
+    borders = sorted(
+        {0, len(text), *(b for t in tokenize(SourceText("", text), Diagnostics()) for b in (t.start, t.end))}
+    )
     return [text[a:b] for a, b in itertools.pairwise(borders)]
 
 
@@ -100,13 +102,13 @@ def test_every_prefix_loads_or_says_why(place, text):
 @FEW
 @given(mutants())
 def test_the_formatter_keeps_the_tree_and_is_idempotent(text):
-    source = Source("spec", text)
+    source = SourceText("spec", text)
     diagnostics = Diagnostics()
     tree = parse_file(source, diagnostics)
     if diagnostics.has_errors:
         return
     formatted = format_source(source)
-    again = Source("spec", formatted)
+    again = SourceText("spec", formatted)
     assert parse_file(again, Diagnostics()) == tree
     assert format_source(again) == formatted
     comments = [[t.text.rstrip() for t in tokenize(s, Diagnostics()) if t.type == "COMMENT"] for s in (source, again)]

@@ -4,12 +4,12 @@ import attrs
 import pytest
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import Source, Span
+from xtrain.dsl.diagnostics.source import SourceText, Span
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.syntax import tree as s
 from xtrain.dsl.syntax.parser import parse_expression, parse_file
 
-NOWHERE = Span(Source("", ""), 0, 0)
+NOWHERE = Span(SourceText("", ""), 0, 0)
 
 
 def at(kind, *arguments):
@@ -31,14 +31,14 @@ def num(value):
 
 def items(text):
     diagnostics = Diagnostics()
-    file = parse_file(Source("spec", text), diagnostics)
+    file = parse_file(SourceText("spec", text), diagnostics)
     assert not diagnostics, diagnostics.render()
     return file.items
 
 
 def expression(text):
     diagnostics = Diagnostics()
-    node = parse_expression(Source("spec", text), 0, len(text), diagnostics)
+    node = parse_expression(SourceText("spec", text), 0, len(text), diagnostics)
     assert not diagnostics, diagnostics.render()
     return node
 
@@ -59,10 +59,10 @@ def assign(key, value):
         ("tokenizer bytes", block("tokenizer", name("bytes"))),
         ('tokenizer "a/b"', block("tokenizer", at(s.String, "a/b"))),
         ("ep 8", block("ep", num(8))),
-        ("fsdp auto", block("fsdp", at(s.Constant, "auto"))),
+        ("fsdp auto", block("fsdp", at(s.FixedWord, "auto"))),
         ("ema { }", block("ema", body=[])),
         ("tp 2 { a = 1 }", block("tp", num(2), body=[assign("a", num(1))])),
-        ('x a 1 "b" auto', block("x", name("a"), num(1), at(s.String, "b"), at(s.Constant, "auto"))),
+        ('x a 1 "b" auto', block("x", name("a"), num(1), at(s.String, "b"), at(s.FixedWord, "auto"))),
         ("let a = 1", at(s.Let, name("a"), num(1))),
         ("param a = 1", at(s.Param, name("a"), num(1))),
         ('include "a"', at(s.Include, at(s.String, "a"))),
@@ -89,8 +89,8 @@ def test_statements(text, item):
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("true", at(s.Constant, "true")),
-        ("none", at(s.Constant, "none")),
+        ("true", at(s.FixedWord, "true")),
+        ("none", at(s.FixedWord, "none")),
         ("width", ref("width")),
         ("eval.code.loss", ref("eval.code.loss")),
         ("let", ref("let")),
@@ -106,7 +106,10 @@ def test_statements(text, item):
                 (at(s.Argument, None, ref("multipack")), at(s.Argument, name("group"), num(100_000))),
             ),
         ),
-        ("a -> b(1) -> c", at(s.Chain, (ref("a"), at(s.Call, name("b"), (at(s.Argument, None, num(1)),)), ref("c")))),
+        (
+            "a -> b(1) -> c",
+            at(s.ChainExpression, (ref("a"), at(s.Call, name("b"), (at(s.Argument, None, num(1)),)), ref("c"))),
+        ),
         ("{}", at(s.Map, ())),
         (
             '{ web: 1, "c d": { x: 2 } }',
@@ -136,7 +139,7 @@ def test_statements(text, item):
             at(s.IntervalExpression, at(s.Binary, "+", num(1), num(1)), at(s.Binary, "*", num(2), num(4))),
         ),
         ("1.5..-2", at(s.IntervalExpression, num(1.5), at(s.Negative, num(2)))),
-        ("a..b -> c", at(s.Chain, (at(s.IntervalExpression, ref("a"), ref("b")), ref("c")))),
+        ("a..b -> c", at(s.ChainExpression, (at(s.IntervalExpression, ref("a"), ref("b")), ref("c")))),
     ],
 )
 def test_expressions(text, value):
@@ -210,7 +213,7 @@ def test_strings(text, value):
     ],
 )
 def test_a_new_line_or_a_comma_ends_an_item(text):
-    source = Source.from_bytes("spec", text.encode())
+    source = SourceText.from_bytes("spec", text.encode())
     diagnostics = Diagnostics()
     found = parse_file(source, diagnostics).items
     assert not diagnostics
@@ -255,7 +258,7 @@ def test_every_node_has_the_span_of_its_text():
 
 
 def test_columns_count_characters():
-    source = Source("spec", "é = 1\n数据 x")
+    source = SourceText("spec", "é = 1\n数据 x")
     span = source.span(source.text.index("x"), source.text.index("x") + 1)
     assert (span.line, span.column, span.end_column) == (2, 4, 5)
     assert str(span) == "spec:2:4"

@@ -5,7 +5,7 @@ import pytest
 from xtrain.components.sources.huggingface import HuggingFace
 from xtrain.components.sources.synthetic import Synthetic
 from xtrain.components.sources.tokens import Tokens
-from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.diagnostics.source import SourceText
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.quantity import Quantity
 from xtrain.dsl.schema.data import Mixture, Phase
@@ -121,7 +121,7 @@ def test_the_resolved_text_is_the_same_spec(load, tmp_path):
 def test_fmt_writes_maps_and_mixtures_in_the_one_style():
     ragged = "mixture{web=0.8,code=0.2}\nphase   late {from=90%,mix={web:0.3,code:0.7},lr_scale=2}\n"
     neat = "mixture { web = 0.8, code = 0.2 }\nphase late { from = 90%, mix = { web: 0.3, code: 0.7 }, lr_scale = 2 }\n"
-    assert format_source(Source("s", ragged)) == neat == format_source(Source("s", neat))
+    assert format_source(SourceText("s", ragged)) == neat == format_source(SourceText("s", neat))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from xtrain.components.actions.checkpoint import Checkpoint
+from xtrain.components.actions.checkpoint import CheckpointAction
 from xtrain.components.actions.notify import Notify
 from xtrain.dsl.diagnostics.fixes import Fix
 from xtrain.dsl.load import load_spec
@@ -22,7 +22,7 @@ from xtrain.dsl.spec_text import resolved_text
 def test_a_command_is_a_text(good, written, command):
     let = 'let who = "./page.sh me"\n' if "who" in written else ""
     spec = good(f"{let}on loss_spike {written} then checkpoint")
-    assert spec.events[-1].actions == (Notify(command), Checkpoint())
+    assert spec.events[-1].actions == (Notify(command), CheckpointAction())
 
 
 def test_it_may_stand_behind_every(good):

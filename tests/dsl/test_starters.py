@@ -7,7 +7,7 @@ import pytest
 
 from xtrain.components.sources.python_stdlib import PythonStdlib
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.diagnostics.source import SourceText
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.starter import name_problem, near_starter, starters
 from xtrain.dsl.syntax.format import comments, format_source
@@ -43,7 +43,7 @@ def test_it_is_checked_and_planned_without_errors(starter):
 
 def test_it_is_formatted(starter):
     text = Path("tryout.xtrain").read_text(encoding="utf-8")
-    assert format_source(Source("s", text)) == text
+    assert format_source(SourceText("s", text)) == text
     assert max(map(len, text.splitlines())) <= 120
 
 
@@ -57,7 +57,7 @@ def test_it_has_the_name_it_was_given(starter):
 
 def test_it_explains_its_choices(starter):
     """Every block that says more than a word or two has a comment at its head or beside one of its settings."""
-    source = Source("s", starter.text)
+    source = SourceText("s", starter.text)
     assert len(comments(source)) >= 12
     lines = starter.text.splitlines()
     unexplained = []

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics
-from xtrain.dsl.diagnostics.source import Source
+from xtrain.dsl.diagnostics.source import SourceText
 from xtrain.dsl.load import load_spec
 from xtrain.dsl.syntax.lexer import tokenize
 from xtrain.planner.load import check_from_spec, plan_from_spec
@@ -337,7 +337,7 @@ FEW = settings(max_examples=150, deadline=None, suppress_health_check=[HealthChe
 def places(text):
     """Of each token but signs: where it begins, where it ends, whether it is a name."""
     quiet = Diagnostics()
-    tokens = [t for t in tokenize(Source("", text), quiet) if t.type in ("NAME", "NUMBER", "STRING")]
+    tokens = [t for t in tokenize(SourceText("", text), quiet) if t.type in ("NAME", "NUMBER", "STRING")]
     return [(t.start, t.end, t.type == "NAME") for t in tokens]
 
 

@@ -12,7 +12,7 @@ REGISTRIES = [registry for block in blocks.KINDS.values() if (registry := regist
 
 
 @pytest.fixture(scope="module")
-def rows() -> dict[tuple[str, str], page.Row]:
+def rows() -> dict[tuple[str, str], page.CapabilityRow]:
     return {(row.where, row.name): row for row in page.capabilities()}
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.distributed.pipelining import schedules
 
 from xtrain.planner.costs.bubble import bubble, waiting
-from xtrain.planner.costs.pipeline_order import Action, gathered_stages, order
+from xtrain.planner.costs.pipeline_order import PipelineAction, gathered_stages, order
 from xtrain.planner.mesh.stages import pipeline_of, stages_of_rank
 
 LOOPED = {
@@ -57,7 +57,9 @@ def test_the_order_is_torchs(schedule, ranks, turns, count):
         assert [(a.kind, a.stage, a.microbatch) for a in mine] == found
         lowered = schedules._add_unshard_reshard(actions)
         events = [
-            (event.kind, event.stage) if isinstance(event, Action) else ("UNSHARD" if event[1] else "RESHARD", event[0])
+            (event.kind, event.stage)
+            if isinstance(event, PipelineAction)
+            else ("UNSHARD" if event[1] else "RESHARD", event[0])
             for event in gathered_stages(mine)
         ]
         last = max(place for place, a in enumerate(lowered) if a.computation_type.value in "FBIW")

@@ -22,7 +22,7 @@ from xtrain.records.paths import EVENTS_FILE, METRICS_FILE, heartbeat_path, rank
 from xtrain.records.record import Record
 from xtrain.records.run_events import FailureEvent, RunEndEvent, WarningEvent
 from xtrain.records.start_events import RunStartEvent
-from xtrain.records.step_events import CheckpointEvent, EvalEvent, GenerateEvent, Sample
+from xtrain.records.step_events import CheckpointEvent, EvalEvent, GeneratedText, GenerateEvent
 
 # The files of a run of six steps on two ranks, as they were written before records had types.
 BEFORE = Path(__file__).parent / "data" / "six_steps"
@@ -50,7 +50,7 @@ def test_every_key_of_the_files_of_before_is_a_field(name: str) -> None:
         (start,) = (each for each in records if isinstance(each, RunStartEvent))
         assert (start.name, start.world_size, start.resumed_step) == ("six_steps", 2, None)
         samples = [each.samples for each in records if isinstance(each, GenerateEvent)]
-        assert samples[0] == [Sample(prompt="ab", text="caacicfa")]
+        assert samples[0] == [GeneratedText(prompt="ab", text="caacicfa")]
         assert isinstance(records[-1], RunEndEvent) and records[-1].status == "done"
 
 

@@ -5,15 +5,15 @@
 import pytest
 import torch
 
-from xtrain.runtime.models.attention import KERNELS, Packing, with_block_mask
+from xtrain.runtime.models.attention import KERNELS, DocumentLayout, with_block_mask
 
 B, S, H, K, A = 3, 24, 4, 2, 8
 LENGTHS = [24, 5, 12, 7, 10, 13, 1]  # row 0: one document; row 1: three; row 2: three, the last a single position
 
 
-def packing() -> Packing:
+def packing() -> DocumentLayout:
     bounds = torch.tensor([0, *LENGTHS]).cumsum(0).int()
-    return with_block_mask(Packing.from_lengths(bounds, B, S, torch.device("cpu")))
+    return with_block_mask(DocumentLayout.from_lengths(bounds, B, S, torch.device("cpu")))
 
 
 def inputs(seed: int = 0) -> list[torch.Tensor]:
@@ -97,5 +97,5 @@ def test_the_compiler_makes_no_graph_for_every_number_of_documents():
     q, k, v = (t.detach()[:1] for t in inputs())
     for documents in range(1, 9):
         bounds = torch.tensor([*range(documents), S], dtype=torch.int32)
-        compiled(q, k, v, Packing.from_lengths(bounds, 1, S, torch.device("cpu")))
+        compiled(q, k, v, DocumentLayout.from_lengths(bounds, 1, S, torch.device("cpu")))
     assert len(graphs) <= 3

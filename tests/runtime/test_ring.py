@@ -5,7 +5,7 @@ import torch
 from context_ranks import CASES, WORLD, Case, measure, microbatch
 from ranks import on_ranks
 
-from xtrain.runtime.models.attention import Packing
+from xtrain.runtime.models.attention import DocumentLayout
 from xtrain.runtime.parallelize.ring import RingLayout
 
 TOLERANCE = {"float64": 1e-10, "float32": 1e-5, "bfloat16": 2e-2}
@@ -28,10 +28,10 @@ def test_ranks_together_compute_attention_over_whole_rows(case: Case, measured):
         assert max(errors.values()) < TOLERANCE[case.dtype], f"rank {rank}: {errors}"
 
 
-def packing_of(case: Case) -> Packing:
+def packing_of(case: Case) -> DocumentLayout:
     batch = microbatch(case)
     rows, sequence = batch.positions_BS.shape
-    return Packing.from_lengths(batch.cumulative_lengths, rows, sequence, torch.device("cpu"))
+    return DocumentLayout.from_lengths(batch.cumulative_lengths, rows, sequence, torch.device("cpu"))
 
 
 def test_segments_of_one_length_are_one_batch():

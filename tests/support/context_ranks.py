@@ -12,7 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from xtrain.runtime.data.collate.batch import Microbatch, whole_positions
 from xtrain.runtime.data.collate.zigzag import local_positions
-from xtrain.runtime.models.attention import Packing, by_document, masked
+from xtrain.runtime.models.attention import DocumentLayout, by_document, masked
 from xtrain.runtime.parallel.axes import Axes
 from xtrain.runtime.parallelize.context import ContextKernel
 
@@ -87,7 +87,7 @@ def errors(case: Case, rank: int, axes: Axes) -> dict[str, float]:
     """Largest differences to the reference, relative to its largest value, of out and of the gradients."""
     batch = microbatch(case)
     rows, sequence = batch.positions_BS.shape
-    packing = Packing.from_lengths(batch.cumulative_lengths, rows, sequence, torch.device("cpu"))
+    packing = DocumentLayout.from_lengths(batch.cumulative_lengths, rows, sequence, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     dtype = getattr(torch, case.dtype)
     whole = [
@@ -121,7 +121,7 @@ def errors(case: Case, rank: int, axes: Axes) -> dict[str, float]:
     }
 
 
-def _attend(mode: str, kernel: ContextKernel, local: list[Tensor], packing: Packing, grad: Tensor) -> Tensor:
+def _attend(mode: str, kernel: ContextKernel, local: list[Tensor], packing: DocumentLayout, grad: Tensor) -> Tensor:
     if mode == "without gradient":
         with torch.no_grad():
             return kernel(*local, packing)

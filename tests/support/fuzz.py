@@ -62,7 +62,7 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
     from xtrain.dsl.autofix import apply_fixes
     from xtrain.dsl.diagnostics.codes import CODES
     from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors, render
-    from xtrain.dsl.diagnostics.source import Source
+    from xtrain.dsl.diagnostics.source import SourceText
     from xtrain.dsl.load import load_spec
     from xtrain.dsl.spec_json import spec_json
     from xtrain.dsl.syntax.format import format_source
@@ -82,7 +82,7 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
         return [sum(code.startswith(kind) for code in codes) for kind in ("X1", "X2", "X3", "X", "")]
 
     def formatted(text: Text) -> None:
-        source = Source("spec.xtrain", text)
+        source = SourceText("spec.xtrain", text)
         found = Diagnostics()
         parse_file(source, found)
         try:
@@ -91,7 +91,7 @@ def make_target(parts: dict[str, Text]) -> Callable[[Text, bool], None]:
             assert found.has_errors and errors.diagnostics.has_errors
             return
         assert not found.has_errors
-        assert format_source(Source("spec.xtrain", once)) == once, "the formatter is not idempotent"
+        assert format_source(SourceText("spec.xtrain", once)) == once, "the formatter is not idempotent"
 
     def target(text: Text, fix: bool) -> None:
         text = text.encode(errors="replace").decode().removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")

@@ -7,7 +7,7 @@ from mixtures import fill
 from torch import Tensor, nn
 
 from xtrain.planner.architecture import Architecture
-from xtrain.runtime.models.attention import KERNELS, Packing
+from xtrain.runtime.models.attention import KERNELS, DocumentLayout
 from xtrain.runtime.models.block import DecoderBlock
 from xtrain.runtime.models.layers import Rotation
 from xtrain.runtime.models.parts import ModelParts
@@ -28,7 +28,7 @@ class Tower(nn.Module):
         places_BS = torch.arange(positions).expand(rows, positions)
         rotate = Rotation.of(places_BS, self.arch.head_dim, self.arch.rope_theta, x_BSD.dtype)
         bounds = torch.arange(0, rows * positions + 1, positions, dtype=torch.int32)
-        packing = Packing.from_lengths(bounds, rows, positions, x_BSD.device)
+        packing = DocumentLayout.from_lengths(bounds, rows, positions, x_BSD.device)
         for block in self.layers.values():
             x_BSD = block(x_BSD, rotate, packing, real_BS)
         return x_BSD

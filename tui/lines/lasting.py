@@ -37,6 +37,7 @@ from ...records.start_events import (
 from ...records.step_events import (
     CheckpointEvent,
     EvalEvent,
+    GeneratedText,
     GenerateEvent,
     HealthEvent,
     MemorySnapshotEvent,
@@ -44,7 +45,6 @@ from ...records.step_events import (
     PhaseEvent,
     ProfileEvent,
     RollbackEvent,
-    Sample,
     SkippedEvent,
 )
 from ..event_text import cause, event_text, failed, health_text, in_one_line, phase_text, restart_text, rollback_text
@@ -150,7 +150,7 @@ class PermanentLines:
             which = f" {index}/{len(event.samples)}" if len(event.samples) > 1 else ""
             yield self._box(sample, f"step {_step(event)} · sample{which}")
 
-    def _box(self, sample: Sample, title: str) -> RenderableType:
+    def _box(self, sample: GeneratedText, title: str) -> RenderableType:
         width = min(self._console.width, MAX_BOX)
         prompt, written = printable(sample.prompt), printable(sample.text)
         body = Text.assemble((prompt, "bold"), written.removeprefix(prompt))

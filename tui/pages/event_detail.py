@@ -18,11 +18,11 @@ from ...records.run_events import (
 )
 from ...records.step_events import (
     CheckpointEvent,
+    GeneratedText,
     GenerateEvent,
     ModelEvent,
     NonFiniteEvent,
     RollbackEvent,
-    Sample,
     SkippedEvent,
 )
 from ..event_text import event_text
@@ -96,7 +96,7 @@ def detail(entry: LogEntry, width: int) -> list[Row]:
     return rows
 
 
-def _written(sample: Sample, width: int) -> list[Row]:
+def _written(sample: GeneratedText, width: int) -> list[Row]:
     """The prompt in bold, and what the model wrote after it, with its own line ends and blanks."""
     prompt = printable(sample.prompt)
     after = printable(sample.text).removeprefix(prompt)

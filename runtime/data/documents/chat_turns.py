@@ -9,7 +9,7 @@ Span = tuple[int, int]
 REMEDY = "mark what the assistant says in the template with {% generation %} and {% endgeneration %}"
 
 
-def spoken(template: ChatTemplate, messages: list[Message], *, last: bool = False) -> tuple[str, list[Span]]:
+def assistant_spans(template: ChatTemplate, messages: list[Message], *, last: bool = False) -> tuple[str, list[Span]]:
     """The conversation written out, and the characters that the assistant said: all turns, or the last one alone.
 
     Where the template does not mark them, a turn is what is written behind the prompt for it: its content and the end

@@ -10,10 +10,10 @@ import numpy as np
 from attrs import frozen
 
 from ..records.bad_records import BadRecord
-from ..records.records import Message, Reads, Record, SyntheticRecord, TokenIds
+from ..records.records import Message, Reads, SourceRecord, SyntheticRecord, TokenIds
 from ..records.texts import strings
 from .chat_template import ChatTemplate, TemplateRefusal, load_template
-from .chat_turns import Span, spoken
+from .chat_turns import Span, assistant_spans
 from .synthetic import Lexicon
 from .tokenizers import Placed, TextTokenizer
 
@@ -74,7 +74,7 @@ class DocumentEncoder:
             covered |= {"template": self.template.text, "train_on": self.reads.train_on}
         return covered
 
-    def encode(self, records: Sequence[Record]) -> list[TokenDocument | BadRecord]:
+    def encode(self, records: Sequence[SourceRecord]) -> list[TokenDocument | BadRecord]:
         """A document, or the reason why there is none, for each record, in their order."""
         if not records:
             return []
@@ -152,7 +152,7 @@ class DocumentEncoder:
                 text = self.template.render(messages).text
                 spans = [(0, len(text))]
             else:
-                text, spans = spoken(self.template, messages, last=self.reads.train_on == "last")
+                text, spans = assistant_spans(self.template, messages, last=self.reads.train_on == "last")
         except TemplateRefusal as refusal:
             return str(refusal)
         if not any(text[start:end].strip() for start, end in spans):

@@ -43,18 +43,18 @@ class Remarks:
         return lines
 
 
-def position_of(state: dict[str, Any], mine: dict[str, Any]) -> tuple[Position, Remarks]:
-    """Where a run goes on whose checkpoint says `state` of its data, and which would say `mine` of what it has now.
+def position_of(state: dict[str, Any], now: dict[str, Any]) -> tuple[Position, Remarks]:
+    """Where a run goes on whose checkpoint says `state` of its data, and which would say `now` of what it has.
 
     Raises DataError with all differences if the rows that were taken are not those of this data.
     """
-    _check(state, mine)
-    saved, own = dict(state["datasets"]), mine["datasets"]
+    _check(state, now)
+    saved, own = dict(state["datasets"]), now["datasets"]
     # A dataset may be called otherwise: what is in it counts.
     renamed = {}
     for name in (name for name in own if name not in saved):
-        twin = (old for old, its in saved.items() if old not in own and _content(its) == _content(own[name]))
-        if (old := next(twin, None)) is not None:
+        same_content = (old for old, its in saved.items() if old not in own and _content(its) == _content(own[name]))
+        if (old := next(same_content, None)) is not None:
             renamed[old], saved[name] = name, saved.pop(old)
     new = tuple(name for name in own if name not in saved)
     left = {name: its for name, its in saved.items() if name not in own}
@@ -77,7 +77,7 @@ def _content(state: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(state[key] for key in OF_A_DATASET)
 
 
-def _check(state: dict[str, Any], mine: dict[str, Any]) -> None:
+def _check(state: dict[str, Any], now: dict[str, Any]) -> None:
     if state.get("format") != FORMAT:
         raise DataError(
             f"the data position of the checkpoint has format {state.get('format', 1)}, and this version of xtrain "
@@ -85,11 +85,11 @@ def _check(state: dict[str, Any], mine: dict[str, Any]) -> None:
             remedy="Resume with the version that wrote it, or start a new run from the weights alone.",
         )
     differences = [
-        f"{words}: {state.get(key, 'missing')} in the checkpoint, {mine[key]} now"
+        f"{words}: {state.get(key, 'missing')} in the checkpoint, {now[key]} now"
         for key, words in SAME.items()
-        if state.get(key) != mine[key]
+        if state.get(key) != now[key]
     ]
-    for name, own in mine["datasets"].items():
+    for name, own in now["datasets"].items():
         saved = state["datasets"].get(name, own)
         differences += [
             f"dataset {name}, {words}: {saved.get(key, 'missing')} in the checkpoint, {own[key]} now"

@@ -31,7 +31,7 @@ def split_holdout(offsets: np.ndarray, fraction: float, seed: int) -> tuple[np.n
         )
     key = np.array([seed, STREAM], dtype=np.uint64)
     shuffled = np.random.Generator(np.random.Philox(key=key)).permutation(documents)
-    held_tokens = np.cumsum(lengths[shuffled])
-    enough = int(np.searchsorted(held_tokens, fraction * held_tokens[-1])) + 1
+    heldout_tokens = np.cumsum(lengths[shuffled])
+    enough = int(np.searchsorted(heldout_tokens, fraction * heldout_tokens[-1])) + 1
     count = min(enough, len(documents) - 1)
     return np.sort(shuffled[count:]), np.sort(shuffled[:count])

@@ -66,7 +66,7 @@ Content = str | list[Message] | TokenIds | SyntheticRecord
 
 
 @define
-class Record:
+class SourceRecord:
     """What one document is made of, and where it was read: `path`, `path:line`, or words that say so.
 
     All records of one source have contents of one type.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..documents.chat_messages import conversation, pair
 from ..errors import DataError
 from ..records.bad_records import BadRecord
-from ..records.records import Content, Reads, Record, SourceUnit, Unusable
+from ..records.records import Content, Reads, SourceRecord, SourceUnit, Unusable
 from ..records.texts import checked, decoded
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def packed(batch: "pa.RecordBatch", reads: Reads) -> Iterator[tuple[bytes, int]]
         yield sink.getvalue().to_pybytes(), part.num_rows
 
 
-def records_of(unit: SourceUnit, reads: Reads, place: object) -> Iterator[Record | BadRecord]:
+def records_of(unit: SourceUnit, reads: Reads, place: object) -> Iterator[SourceRecord | BadRecord]:
     """The records in a part that `packed` gave; `place` names the table, `unit.line` is the part's first row."""
     import pyarrow as pa
 
@@ -80,7 +80,7 @@ def records_of(unit: SourceUnit, reads: Reads, place: object) -> Iterator[Record
         if isinstance(content, Unusable):
             yield BadRecord(origin=origin, reason=content.reason)
         else:
-            yield Record(content, origin)
+            yield SourceRecord(content, origin)
 
 
 def _content(row: Sequence[Any], reads: Reads) -> Content | Unusable:

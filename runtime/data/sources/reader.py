@@ -8,7 +8,7 @@ from attrs import field, frozen
 
 from ..documents.tokenizers import TextTokenizer
 from ..records.bad_records import BadRecord
-from ..records.records import Reads, Record, SourceUnit
+from ..records.records import Reads, SourceRecord, SourceUnit
 
 
 class SourceReader(Protocol):
@@ -18,7 +18,7 @@ class SourceReader(Protocol):
         """What there is, in reading order, in parts of a few MiB at most unless one record is larger."""
         ...
 
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """The records of a unit, in their order, in whatever process."""
         ...
 

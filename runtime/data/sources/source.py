@@ -16,7 +16,7 @@ from ....planner.data.file_source import FileSource
 from ..documents.tokenizers import TextTokenizer
 from ..errors import DataError
 from ..records.bad_records import BadRecord
-from ..records.records import Reads, Record, SourceUnit
+from ..records.records import Reads, SourceRecord, SourceUnit
 from ..stores.digests import file_digest
 from .files import name_of
 from .former import options_before
@@ -49,7 +49,7 @@ class DataSource:
         """
         return self.reader.units()
 
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """The records of a unit in their order, those that cannot be used among them.
 
         Raises DataError if a file cannot be opened, or is damaged.

@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ..errors import DataError
 from ..records.bad_records import BadRecord
-from ..records.records import Reads, Record, SourceUnit, Unusable
+from ..records.records import Reads, SourceRecord, SourceUnit, Unusable
 from .columns import packed, records_of
 from .files import matched
 from .opening import needs, size_of
@@ -62,7 +62,7 @@ class TableFiles:
             if row == 1:
                 yield SourceUnit(size=size_of(path), part=NO_ROWS, path=path, line=1)
 
-    def read(self, unit: SourceUnit) -> Iterator[Record | BadRecord]:
+    def read(self, unit: SourceUnit) -> Iterator[SourceRecord | BadRecord]:
         """A record, or a bad one, for each row."""
         return records_of(unit, self.reads, unit.path)
 

@@ -117,7 +117,7 @@ class Pool:
         """Each unit with its documents, in order; a Failure is raised at its turn, and what `encoded_units` raises."""
         self._workers = [self._start() for _ in range(self._jobs)]
         for worker in self._workers:
-            self._greet(worker)
+            self._send_job(worker)
         window: deque[_Slot] = deque()
         in_memory, following = 0, next(units, None)
         while window or following is not None:
@@ -193,7 +193,7 @@ class Pool:
                 worker.slots.popleft()
         self._todo.extendleft(reversed(worker.slots))
         self._workers[self._workers.index(worker)] = fresh = self._start()
-        self._greet(fresh)
+        self._send_job(fresh)
 
     def _start(self) -> _Worker:
         ours, theirs = Pipe()
@@ -209,7 +209,7 @@ class Pool:
             )
         return _Worker(process, ours)
 
-    def _greet(self, worker: _Worker) -> None:
+    def _send_job(self, worker: _Worker) -> None:
         try:
             worker.connection.send_bytes(self._setup)
         except OSError:

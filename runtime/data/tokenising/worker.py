@@ -18,7 +18,8 @@ from ..errors import DataError
 from ..records.bad_records import BadRecord
 
 if TYPE_CHECKING:
-    from ..documents.encoder import DocumentEncoder, Record, TokenDocument
+    from ..documents.encoder import DocumentEncoder, TokenDocument
+    from ..records.records import SourceRecord
     from ..sources.source import DataSource, SourceUnit
 
 BATCH_RECORDS = 1024
@@ -92,7 +93,7 @@ def _encode(source: "DataSource", encoder: "DocumentEncoder", unit: "SourceUnit"
     )
 
 
-def _batches(records: "Iterator[Record | BadRecord]") -> "Iterator[list[Record | BadRecord]]":
+def _batches(records: "Iterator[SourceRecord | BadRecord]") -> "Iterator[list[SourceRecord | BadRecord]]":
     batch: list[Any] = []
     characters = 0
     for record in records:

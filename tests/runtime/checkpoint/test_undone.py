@@ -5,7 +5,7 @@ from faulty_disk import Death, FaultyDisk
 from small_checkpoints import save
 
 from xtrain.runtime.checkpoint.layout import CheckpointFolder
-from xtrain.runtime.checkpoint.rollback_state import Rollback, finish_rollback, onward, read_rollback, seal_of
+from xtrain.runtime.checkpoint.rollback_state import RollbackState, finish_rollback, onward, read_rollback, seal_of
 from xtrain.runtime.errors import ResumeRefused
 from xtrain.runtime.files import durable
 
@@ -29,9 +29,9 @@ def folder(tmp_path) -> CheckpointFolder:
     return found
 
 
-def back_to_2(folder: CheckpointFolder) -> Rollback:
+def back_to_2(folder: CheckpointFolder) -> RollbackState:
     entries = {entry.step: entry for entry in folder.published()}
-    return Rollback(
+    return RollbackState(
         checkpoint=entries[2].name,
         seal=seal_of(entries[2]),
         from_step=7,

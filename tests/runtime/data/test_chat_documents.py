@@ -18,7 +18,7 @@ from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Record
+from xtrain.runtime.data.records.records import SourceRecord
 
 SPECIAL = [
     "<|begin_of_text|>",
@@ -168,7 +168,7 @@ def parsed(table: str) -> list[tuple[str, str]]:
 
 def encode(messages: Any, tokenizer: Any, form: str = "chat", **reads: str) -> TokenDocument | BadRecord:
     encoder = pickle.loads(pickle.dumps(DocumentEncoder(tokenizer, {"form": form, **reads})))
-    (document,) = encoder.encode([Record(messages, "here")])
+    (document,) = encoder.encode([SourceRecord(messages, "here")])
     return document
 
 
@@ -274,7 +274,7 @@ def test_a_content_that_spells_a_special_token_is_a_bad_record(content: str, rol
 def test_on_bytes_the_signs_of_the_template_are_guarded_too(spelt: str):
     found = encode([*TALK, {"role": "user", "content": f"so {spelt}"}], ByteTokenizer(), template="chatml")
     assert found == BadRecord(origin="here", reason=f"message 6 contains the special token {spelt}")
-    (text,) = DocumentEncoder(ByteTokenizer(), {"form": "text"}).encode([Record(spelt, "here")])
+    (text,) = DocumentEncoder(ByteTokenizer(), {"form": "text"}).encode([SourceRecord(spelt, "here")])
     assert isinstance(text, TokenDocument) and text.ids.tolist() == [256, *spelt.encode(), 257]
 
 
@@ -283,7 +283,7 @@ def test_on_bytes_the_signs_of_the_template_are_guarded_too(spelt: str):
 def test_without_anything_to_predict_it_is_a_bad_record(train_on: str, template: str, tmp_path: Path):
     (tmp_path / "unmarked").write_text(without_marks(TEMPLATES["chatml"]))
     encoder = DocumentEncoder(ByteTokenizer(), {"form": "chat", "template": template, "train_on": train_on}, tmp_path)
-    found = encoder.encode([Record(TALK[:2], "a"), Record(TALK, "b"), Record(TALK[1:2], "c")])
+    found = encoder.encode([SourceRecord(TALK[:2], "a"), SourceRecord(TALK, "b"), SourceRecord(TALK[1:2], "c")])
     reason = "the assistant says nothing in it"
     assert [found[0], found[2]] == [BadRecord(origin="a", reason=reason), BadRecord(origin="c", reason=reason)]
     assert isinstance(found[1], TokenDocument)
@@ -294,9 +294,9 @@ def test_a_batch_gives_what_single_records_give(chat_tokenizer: MakeTokenizer):
     tokenizer = HuggingFaceTokenizer(chat_tokenizer())
     encoder = DocumentEncoder(tokenizer, {"form": "chat", "template": "llama3"})
     talks = [TALK, TALK[:2], TALK[:3], [{"role": "user", "content": "<|eot_id|>"}], TALK[2:]]
-    batch = encoder.encode([Record(talk, str(index)) for index, talk in enumerate(talks)])
+    batch = encoder.encode([SourceRecord(talk, str(index)) for index, talk in enumerate(talks)])
     for index, talk in enumerate(talks):
-        (alone,) = encoder.encode([Record(talk, str(index))])
+        (alone,) = encoder.encode([SourceRecord(talk, str(index))])
         if isinstance(alone, BadRecord):
             assert batch[index] == alone
         else:

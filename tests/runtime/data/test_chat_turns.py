@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
 from xtrain.runtime.data.documents.chat_messages import conversation
 from xtrain.runtime.data.documents.chat_template import ChatTemplate, TemplateRefusal
-from xtrain.runtime.data.documents.chat_turns import spoken
+from xtrain.runtime.data.documents.chat_turns import assistant_spans
 from xtrain.runtime.data.records.records import Message, Unusable
 
 # Reasoning stays in the answer to the last question only, and every last answer gets a block for it.
@@ -83,7 +83,7 @@ def talk(*contents: str) -> list[Message]:
 
 def marked(text: str, messages: list[Message], *, last: bool = False) -> str:
     """The conversation with « and » around what the assistant said."""
-    written, spans = spoken(template(text), messages, last=last)
+    written, spans = assistant_spans(template(text), messages, last=last)
     parts, at = [], 0
     for start, end in spans:
         parts += [written[at:start], "«", written[start:end], "»"]
@@ -157,7 +157,7 @@ def test_a_turn_may_have_several_marked_parts():
 def test_marks_that_would_change_what_is_written_are_refused():
     trims = "{% set all %}{% generation %} {{ messages[1].content }} {% endgeneration %}{% endset %}{{ all | trim }}"
     with pytest.raises(TemplateRefusal, match="changes what it has marked"):
-        spoken(template(trims), talk("a", "b"))
+        assistant_spans(template(trims), talk("a", "b"))
 
 
 @pytest.mark.parametrize(
@@ -170,22 +170,22 @@ def test_marks_that_would_change_what_is_written_are_refused():
 )
 def test_where_a_turn_cannot_be_told_apart_it_says_so(text: str):
     with pytest.raises(TemplateRefusal, match=r"message 2 begins or ends .*\{% generation %\}"):
-        spoken(template(text), talk("a", "b"))
+        assistant_spans(template(text), talk("a", "b"))
 
 
 def test_what_a_template_refuses_is_told_in_its_words():
     alternate = "{% if messages[0].role != 'user' %}{{ raise_exception('Users come first') }}{% endif %}"
     with pytest.raises(TemplateRefusal, match="the template refuses it: Users come first"):
-        spoken(template(alternate), talk("assistant:a"))
+        assistant_spans(template(alternate), talk("assistant:a"))
     for broken in ("{{ messages[7].content.strip() }}", "{{ 1 / 0 }}", "{{ messages[0].content + 1 }}"):
         with pytest.raises(TemplateRefusal, match="the template refuses it: "):
-            spoken(template(broken), talk("a", "b"))
+            assistant_spans(template(broken), talk("a", "b"))
 
 
 @pytest.mark.parametrize("sly", ["{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{% include 'x' %}"])
 def test_templates_cannot_leave_their_room(sly: str):
     with pytest.raises(TemplateRefusal):
-        spoken(template(sly), talk("a", "b"))
+        assistant_spans(template(sly), talk("a", "b"))
 
 
 def test_templates_find_what_they_are_written_for():
@@ -210,14 +210,16 @@ def test_without_its_marks_a_template_gives_the_same_turns(contents: list[str], 
     messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(contents)]
     for name in ("chatml", "llama3"):
         bare = TEMPLATES[name].replace("{%- generation -%}", "").replace("{%- endgeneration -%}", "")
-        assert spoken(template(bare), messages, last=last) == spoken(template(TEMPLATES[name]), messages, last=last)
+        assert assistant_spans(template(bare), messages, last=last) == assistant_spans(
+            template(TEMPLATES[name]), messages, last=last
+        )
 
 
 @given(contents=st.lists(WORDS, min_size=2, max_size=6))
 @settings(deadline=None, max_examples=40)
 def test_of_rewritten_turns_everything_but_headers_is_found(contents: list[str]):
     messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(contents)]
-    written, spans = spoken(template(THINKING), messages)
+    written, spans = assistant_spans(template(THINKING), messages)
     assert len(spans) == len(messages) // 2
     for (start, end), message in zip(spans, messages[1::2], strict=True):
         assert written[:start].endswith("<|im_start|>assistant\n")

@@ -13,11 +13,11 @@ from xtrain.components.tokenizers.folder_run import HuggingFaceTokenizer
 from xtrain.runtime.data.documents import encoder as documents
 from xtrain.runtime.data.documents.encoder import DocumentEncoder, TokenDocument
 from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Record, TokenIds
+from xtrain.runtime.data.records.records import SourceRecord, TokenIds
 
 
 def encode(texts: list[str], encoder: DocumentEncoder) -> list[TokenDocument | BadRecord]:
-    return encoder.encode([Record(text, str(index)) for index, text in enumerate(texts)])
+    return encoder.encode([SourceRecord(text, str(index)) for index, text in enumerate(texts)])
 
 
 def test_text_stands_between_bos_and_eos():
@@ -71,8 +71,8 @@ def test_pieces_end_between_lines_or_words_where_there_are_any(monkeypatch: pyte
 def test_token_ids_stay_as_they_are():
     mask = np.array([False, True, True])
     records = [
-        Record(TokenIds(ids=np.array([5, 6, 257], np.int64)), "a"),
-        Record(TokenIds(ids=np.array([5, 6, 7], np.uint8), trained=mask), "b"),
+        SourceRecord(TokenIds(ids=np.array([5, 6, 257], np.int64)), "a"),
+        SourceRecord(TokenIds(ids=np.array([5, 6, 7], np.uint8), trained=mask), "b"),
     ]
     first, second = DocumentEncoder(ByteTokenizer(), {"form": "text"}).encode(records)
     assert isinstance(first, TokenDocument) and first.ids.tolist() == [5, 6, 257] and first.trained is None

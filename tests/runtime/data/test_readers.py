@@ -18,13 +18,13 @@ from xtrain.components.sources.jsonl_run import JsonLinesFiles
 from xtrain.components.sources.text_run import TextFiles
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, Record
+from xtrain.runtime.data.records.records import Reads, SourceRecord
 from xtrain.runtime.data.sources import opening
 
 PACKERS = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.compress}
 
 
-def lines_of(*files: Path, **reads: str) -> list[Record | BadRecord]:
+def lines_of(*files: Path, **reads: str) -> list[SourceRecord | BadRecord]:
     reader = JsonLinesFiles(files=files, reads=Reads.of(reads))
     units = list(reader.units())
     assert sum(unit.size for unit in units) == reader.num_bytes()
@@ -41,7 +41,7 @@ def test_a_text_file_keeps_its_line_ends_and_loses_its_byte_order_mark(tmp_path:
     path = tmp_path / "x.txt"
     path.write_bytes(b"\xef\xbb\xbfa\r\nb\n")
     reader = TextFiles(files=(path,))
-    assert list(reader.read(next(reader.units()))) == [Record("a\r\nb\n", str(path))]
+    assert list(reader.read(next(reader.units()))) == [SourceRecord("a\r\nb\n", str(path))]
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
@@ -101,9 +101,9 @@ BAD_LINES: list[tuple[bytes, str]] = [
 def test_a_bad_line_is_told_with_file_line_and_reason(line: bytes, reason: str, neighbours: bytes, tmp_path: Path):
     path = jsonl(tmp_path, b'{"text": "%b"}\n\n%b\n{"text": "last"}' % (neighbours, line))
     assert lines_of(path) == [
-        Record(neighbours.decode(), f"{path}:1"),
+        SourceRecord(neighbours.decode(), f"{path}:1"),
         BadRecord(origin=f"{path}:3", reason=reason),
-        Record("last", f"{path}:4"),
+        SourceRecord("last", f"{path}:4"),
     ]
 
 
@@ -118,7 +118,7 @@ def test_a_field_may_be_inside_others_and_its_name_may_have_dots(tmp_path: Path)
     lines += [{"meta": {"body": 1}}]
     path = jsonl(tmp_path, "\n".join(map(json.dumps, lines)).encode())
     found = lines_of(path, text="meta.text")
-    assert [record.content for record in found if isinstance(record, Record)] == ["in", "as it stands"]
+    assert [record.content for record in found if isinstance(record, SourceRecord)] == ["in", "as it stands"]
     assert [record.reason for record in found if isinstance(record, BadRecord)] == [
         "field `meta` is a string, not an object",
         "no field `meta.text`; there are `body`",
@@ -133,7 +133,7 @@ def test_a_field_may_be_inside_others_and_its_name_may_have_dots(tmp_path: Path)
 def test_a_file_without_records_is_a_bad_one(content: bytes, reason: str, suffix: str, tmp_path: Path):
     empty = jsonl(tmp_path, PACKERS[suffix](content), f"a.jsonl{suffix}")
     full = jsonl(tmp_path, b'{"text": "a"}', "b.jsonl")
-    assert lines_of(empty, full) == [BadRecord(origin=str(empty), reason=reason), Record("a", f"{full}:1")]
+    assert lines_of(empty, full) == [BadRecord(origin=str(empty), reason=reason), SourceRecord("a", f"{full}:1")]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
@@ -141,7 +141,7 @@ def test_an_archive_may_have_several_members(suffix: str, tmp_path: Path):
     pack = PACKERS[suffix]
     content = pack(b'{"text": "a"}\n{"te') + pack(b"") + pack(b'xt": "b"}\n') + pack(b'{"text": "c"}')
     path = jsonl(tmp_path, content, f"x.jsonl{suffix}")
-    assert lines_of(path) == [Record(text, f"{path}:{line}") for line, text in enumerate("abc", start=1)]
+    assert lines_of(path) == [SourceRecord(text, f"{path}:{line}") for line, text in enumerate("abc", start=1)]
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

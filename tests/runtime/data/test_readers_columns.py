@@ -14,7 +14,7 @@ from xtrain.components.sources.arrow_run import arrow_batches
 from xtrain.components.sources.parquet_run import parquet_batches
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Reads, Record
+from xtrain.runtime.data.records.records import Reads, SourceRecord
 from xtrain.runtime.data.sources import columns
 from xtrain.runtime.data.sources.tables import TableFiles
 
@@ -41,7 +41,7 @@ def write(table: pa.Table, path: Path, rows: int = 1000) -> Path:
 FORMATS = ("x.parquet", "x.feather", "x.stream", "x.arrow")
 
 
-def rows_of(*files: Path, **reads: Any) -> list[Record | BadRecord]:
+def rows_of(*files: Path, **reads: Any) -> list[SourceRecord | BadRecord]:
     kind = "parquet" if files[0].suffix == ".parquet" else "arrow"
     reader = TableFiles(kind=kind, batches=BATCHES[kind], files=files, reads=Reads.of(reads))
     units = list(reader.units())
@@ -53,7 +53,7 @@ def rows_of(*files: Path, **reads: Any) -> list[Record | BadRecord]:
 def test_every_row_is_read_once_in_order_whatever_its_group(name: str, rows: int, tmp_path: Path):
     texts = [f"text {index} é" for index in range(40)]
     path = write(pa.table({"id": range(40), "text": texts}), tmp_path / name, rows)
-    assert rows_of(path) == [Record(text, f"{path}, row {row}") for row, text in enumerate(texts, start=1)]
+    assert rows_of(path) == [SourceRecord(text, f"{path}, row {row}") for row, text in enumerate(texts, start=1)]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -78,10 +78,10 @@ def test_columns_may_be_inside_others(name: str, tmp_path: Path):
     path = write(table, tmp_path / name)
     null = "column `meta.text` is null, not a string"
     assert rows_of(path, text="meta.text") == [
-        Record("a", f"{path}, row 1"),
+        SourceRecord("a", f"{path}, row 1"),
         BadRecord(origin=f"{path}, row 2", reason=null),
         BadRecord(origin=f"{path}, row 3", reason=null),
-        Record("b", f"{path}, row 4"),
+        SourceRecord("b", f"{path}, row 4"),
     ]
     # A column that is called so comes before one inside another.
     assert [row.content for row in rows_of(path, text="meta.id")] == ["p", "q", "r", "s"]  # type: ignore[union-attr]
@@ -97,10 +97,10 @@ TEXT_TYPES = [
 def test_text_of_any_type_is_text_if_it_is_utf8(kind: pa.DataType, tmp_path: Path):
     path = write(pa.table({"text": pa.array(["é", "", None, "b"], pa.string()).cast(kind)}), tmp_path / "x.arrow")
     assert rows_of(path) == [
-        Record("é", f"{path}, row 1"),
+        SourceRecord("é", f"{path}, row 1"),
         BadRecord(origin=f"{path}, row 2", reason="column `text` is empty"),
         BadRecord(origin=f"{path}, row 3", reason="column `text` is null, not a string"),
-        Record("b", f"{path}, row 4"),
+        SourceRecord("b", f"{path}, row 4"),
     ]
 
 
@@ -110,9 +110,9 @@ def test_broken_utf8_is_a_bad_record_and_its_neighbours_are_not(name: str, tmp_p
     path = write(pa.table({"text": broken}), tmp_path / name)
     reason = "column `text`: invalid UTF-8 at byte 1"
     assert rows_of(path) == [
-        Record("a", f"{path}, row 1"),
+        SourceRecord("a", f"{path}, row 1"),
         BadRecord(origin=f"{path}, row 2", reason=reason),
-        Record("c", f"{path}, row 3"),
+        SourceRecord("c", f"{path}, row 3"),
     ]
 
 
@@ -125,15 +125,15 @@ def test_conversations_and_pairs(name: str, tmp_path: Path):
     )
     chat = rows_of(path, form="chat")
     assert chat[:2] == [
-        Record(TALK, f"{path}, row 1"),
-        Record([{**TALK[0], "name": "Ann"}, TALK[1]], f"{path}, row 2"),
+        SourceRecord(TALK, f"{path}, row 1"),
+        SourceRecord([{**TALK[0], "name": "Ann"}, TALK[1]], f"{path}, row 2"),
     ]
     assert [row.reason for row in chat[2:]] == [  # type: ignore[union-attr]
         "column `messages` has no messages",
         "column `messages` is null, not a list of messages",
     ]
     pairs = rows_of(path, form="instruction", prompt="q", response="a")
-    assert pairs[0] == Record(
+    assert pairs[0] == SourceRecord(
         [{"role": "user", "content": "1?"}, {"role": "assistant", "content": "1"}], f"{path}, row 1"
     )
     assert [row.reason for row in pairs[2:]] == [  # type: ignore[union-attr]

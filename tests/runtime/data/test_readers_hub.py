@@ -11,7 +11,7 @@ import pytest
 
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Record
+from xtrain.runtime.data.records.records import SourceRecord
 from xtrain.runtime.data.sources.source import DataSource, open_source
 
 datasets = pytest.importorskip("datasets")
@@ -38,7 +38,7 @@ def hub(name: str, base: Path, *, split: str = "train", config: str | None = Non
     return open_source("huggingface", options=options, reads=reads, base=base)
 
 
-def rows_of(source: DataSource) -> list[Record | BadRecord]:
+def rows_of(source: DataSource) -> list[SourceRecord | BadRecord]:
     copy = pickle.loads(pickle.dumps(source))
     return [row for unit in source.units() for row in copy.read(pickle.loads(pickle.dumps(unit)))]
 
@@ -47,7 +47,7 @@ def test_a_saved_dataset_is_read_row_by_row(tmp_path: Path, alone: list[str]):
     datasets.Dataset.from_dict({"id": range(2500), "text": TEXTS}).save_to_disk(tmp_path / "saved")
     source = hub("saved", tmp_path)
     place = f"{tmp_path / 'saved'}, split train"
-    assert rows_of(source) == [Record(text, f"{place}, row {row}") for row, text in enumerate(TEXTS, start=1)]
+    assert rows_of(source) == [SourceRecord(text, f"{place}, row {row}") for row, text in enumerate(TEXTS, start=1)]
     assert len({unit.line for unit in source.units()}) >= 3
     assert not (tmp_path / "cache").exists()
     assert alone == []
@@ -138,7 +138,7 @@ def test_the_hub_is_asked_only_for_what_is_not_in_the_cache(tmp_path: Path, monk
         there = place
         asked.clear()
         (row,) = rows_of(source)
-        assert row == Record("nobody/nothing en test", "nobody/nothing, en, split test, row 1")
+        assert row == SourceRecord("nobody/nothing en test", "nobody/nothing, en, split test, row 1")
         assert asked == attempts
     there = "nowhere"
     with pytest.raises(

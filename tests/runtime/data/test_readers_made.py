@@ -19,7 +19,7 @@ from xtrain.runtime.data.documents.synthetic import PHRASE, SUCCESSORS, lengths
 from xtrain.runtime.data.documents.tokenizers import TextTokenizer
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Record
+from xtrain.runtime.data.records.records import SourceRecord
 from xtrain.runtime.data.sources.source import DataSource, open_source
 
 
@@ -114,18 +114,18 @@ def own(folder: Path, reads: dict[str, Any] | None = None, **arguments: Any) -> 
     return open_source("python", options=options, reads=reads or {"form": "text", "text": "text"}, base=folder)
 
 
-def rows_of(source: DataSource) -> list[Record | BadRecord]:
+def rows_of(source: DataSource) -> list[SourceRecord | BadRecord]:
     copy = pickle.loads(pickle.dumps(source))
     return [record for unit in source.units() for record in copy.read(pickle.loads(pickle.dumps(unit)))]
 
 
 def test_texts_and_fields_of_the_users_own(tmp_path: Path):
-    expected = [Record(f"text {index}", f"parts.py: documents, record {index + 1}") for index in range(3)]
+    expected = [SourceRecord(f"text {index}", f"parts.py: documents, record {index + 1}") for index in range(3)]
     assert rows_of(own(tmp_path)) == expected
     # What is not read does not travel to another process: it could not be pickled.
     assert rows_of(own(tmp_path, form="fields")) == expected
     (talk, *_) = rows_of(own(tmp_path, {"form": "chat", "messages": "messages"}, form="talk"))
-    assert isinstance(talk, Record) and isinstance(talk.content, list) and talk.content[1]["content"] == "0"
+    assert isinstance(talk, SourceRecord) and isinstance(talk.content, list) and talk.content[1]["content"] == "0"
 
 
 def test_bad_records_of_the_users_own_are_numbered(tmp_path: Path):

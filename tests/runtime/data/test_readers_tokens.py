@@ -15,7 +15,7 @@ from xtrain.components.tokenizers.bytes_run import ByteTokenizer
 from xtrain.runtime.data.documents.encoder import DocumentEncoder
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import BadRecord
-from xtrain.runtime.data.records.records import Record, TokenIds
+from xtrain.runtime.data.records.records import SourceRecord, TokenIds
 from xtrain.runtime.data.sources.source import DataSource, open_source
 from xtrain.runtime.data.tokenising.build import build_store
 
@@ -25,7 +25,7 @@ def tokens(base: Path, *patterns: str, dtype: str | None = None, separator: int 
     return open_source("tokens", patterns=patterns, options=options, base=base, **more)
 
 
-def records_of(source: DataSource) -> list[Record | BadRecord]:
+def records_of(source: DataSource) -> list[SourceRecord | BadRecord]:
     copy = pickle.loads(pickle.dumps(source))
     units = list(source.units())
     assert sum(unit.size for unit in units) == source.num_bytes()
@@ -35,7 +35,7 @@ def records_of(source: DataSource) -> list[Record | BadRecord]:
 def ids_of(source: DataSource) -> list[list[int]]:
     found = []
     for record in records_of(source):
-        assert isinstance(record, Record) and isinstance(record.content, TokenIds), record
+        assert isinstance(record, SourceRecord) and isinstance(record.content, TokenIds), record
         found.append(record.content.ids.tolist())
     return found
 
@@ -106,7 +106,7 @@ def test_blocks_of_any_size_give_the_same_documents(
         source = tokens(folder, "x.bin")
         found = records_of(source)
         assert all(unit.part[1] - unit.part[0] <= block + max(map(len, expected)) for unit in source.units())
-    good = [record.content.ids.tolist() for record in found if isinstance(record, Record)]  # type: ignore[union-attr]
+    good = [record.content.ids.tolist() for record in found if isinstance(record, SourceRecord)]  # type: ignore[union-attr]
     bad = [record for record in found if isinstance(record, BadRecord)]
     assert good == [document for document in expected if len(document) > 1]
     assert [record.reason for record in bad] == ["a document of a single token has nothing to predict"] * len(singles)

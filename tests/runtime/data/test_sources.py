@@ -7,7 +7,7 @@ import pytest
 
 from xtrain.runtime.data.errors import DataError
 from xtrain.runtime.data.records.bad_records import MOST_SHOWN, BadRecord, BadRecordReport
-from xtrain.runtime.data.records.records import Record
+from xtrain.runtime.data.records.records import SourceRecord
 from xtrain.runtime.data.sources.source import DataSource, open_source
 
 
@@ -31,7 +31,7 @@ def read(source: DataSource, limit: int | None = None) -> tuple[list[str], BadRe
 def test_the_standard_library_is_read_in_order_of_name():
     source = open_source("python_stdlib", base=Path("/nowhere"))
     records = [record for unit in source.units() for record in source.read(unit)]
-    origins = [record.origin for record in records if isinstance(record, Record)]
+    origins = [record.origin for record in records if isinstance(record, SourceRecord)]
     assert origins == sorted(origins)
     assert {"argparse.py", "os.py"} <= {Path(origin).name for origin in origins}
     assert all(Path(origin).parent == source.base for origin in origins)

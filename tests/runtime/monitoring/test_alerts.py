@@ -27,7 +27,7 @@ from xtrain.tui.model.planned import planned
 from xtrain.tui.pages.rank_figures import planned_memory
 
 Node = namedtuple("Node", "op args")
-Reaction = namedtuple("Reaction", "event nodes stop")
+Triggered = namedtuple("Triggered", "event nodes stop")
 GIB = 2**30
 SPECS = Path(__file__).parents[3] / "specs"
 
@@ -36,7 +36,7 @@ class Plan:
     """Of a plan what alerts look at: one command on a spike, and a save."""
 
     class timeline:
-        reactions = (Reaction("loss_spike", ("tell", "save"), False), Reaction("disk", ("tell",), True))
+        triggers = (Triggered("loss_spike", ("tell", "save"), False), Triggered("disk", ("tell",), True))
 
     def node(self, name: str) -> Node:
         return Node("tick.notify", {"command": "page", "limit_seconds": 3.0}) if name == "tell" else Node("save", {})

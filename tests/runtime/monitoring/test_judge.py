@@ -100,15 +100,15 @@ def test_one_reading_that_is_old_is_no_reason_yet():
 def test_readings_say_what_has_moved():
     each = SeenRank(None, 0.0, 0.0)
     each.take(reading(1), 10.0)
-    assert (each.moved, each.lived, each.fresh) == (10.0, 10.0, True)
+    assert (each.moved, each.line_moved, each.fresh) == (10.0, 10.0, True)
     each.take(reading(1, alive=901), 13.0)
-    assert (each.moved, each.lived, each.fresh) == (10.0, 13.0, True)
+    assert (each.moved, each.line_moved, each.fresh) == (10.0, 13.0, True)
     each.take(reading(1, alive=901), 16.0)
-    assert (each.moved, each.lived, each.fresh) == (10.0, 13.0, False)
+    assert (each.moved, each.line_moved, each.fresh) == (10.0, 13.0, False)
     each.take(None, 19.0)
-    assert (each.moved, each.lived, each.fresh) == (10.0, 13.0, False), "a line that cannot be read has not moved"
+    assert (each.moved, each.line_moved, each.fresh) == (10.0, 13.0, False), "a line that cannot be read has not moved"
     each.take(replace(reading(1, alive=3), born=6), 22.0)
-    assert (each.moved, each.lived, each.fresh) == (22.0, 22.0, True), "another process"
+    assert (each.moved, each.line_moved, each.fresh) == (22.0, 22.0, True), "another process"
 
 
 def test_clocks_of_others_do_not_matter():

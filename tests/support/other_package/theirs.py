@@ -8,11 +8,11 @@ from attrs import frozen
 
 from xtrain.dsl.schema.component import named
 from xtrain.dsl.schema.log import TRACKERS, Tracker
-from xtrain.dsl.schema.model import FAMILIES, Resuming, Transformer
+from xtrain.dsl.schema.model import FAMILIES, Resuming, TransformerSettings
 from xtrain.dsl.schema.setting import Role, setting
 from xtrain.planner.architecture import Architecture, BlockParameter
 from xtrain.planner.blocks.attention import AttentionLayer
-from xtrain.planner.blocks.block import Chain, Layer, Piece, Residual, Sum
+from xtrain.planner.blocks.block import BlockPiece, Chain, Layer, Residual, Sum
 from xtrain.planner.blocks.norm import NormLayer
 from xtrain.planner.costs.block_trace import Tracer
 from xtrain.planner.costs.op_trace import TracedTensor
@@ -35,16 +35,16 @@ class GeluLayer(Layer):
 
 @FAMILIES.register()
 @frozen
-class SideBySide(Transformer):
+class SideBySide(TransformerSettings):
     """`model side_by_side { … }`: both layers of a block read the same residual stream (GPT-J)."""
 
     family: str = named("side_by_side")
     one_norm: bool = setting("both layers read the same norm", default=True)
 
-    resuming: ClassVar[Mapping[str, Resuming]] = {**Transformer.resuming, "one_norm": "shape"}
+    resuming: ClassVar[Mapping[str, Resuming]] = {**TransformerSettings.resuming, "one_norm": "shape"}
 
     @classmethod
-    def block(cls, arch: Architecture) -> Piece:
+    def block(cls, arch: Architecture) -> BlockPiece:
         attention = AttentionLayer("attn", qk_norm=arch.qk_norm, bias=True)
         if arch.own["one_norm"]:
             return Residual.of(NormLayer("norm"), Sum.of(attention, GeluLayer("mlp")))
