@@ -20,7 +20,7 @@ from .schema import (
 )
 from .schema.component import Component, registry_of
 from .schema.later import KINDS as LATER_KINDS
-from .schema.setting import complete, settings_of
+from .schema.setting import attributes_of, complete, settings_of
 
 # Kind → class, in the order a spec is best read in.
 KINDS: Final[dict[str, type]] = {
@@ -77,7 +77,7 @@ def label_of(block: type) -> attrs.Attribute | None:
 def fields_of(block: type) -> tuple[attrs.Attribute, ...]:
     """The label and all settings of a block, in their order."""
     if registry_of(block) is None:
-        return attrs.fields(complete(block))
+        return attributes_of(complete(block))
     label = label_of(block)
     assert label is not None
     return (label, *(attribute for attribute, _ in settings_of(block).values()))

@@ -70,7 +70,7 @@ class Spec:
     loss: Loss = field(factory=lambda: LOSSES.default())
     ema: Ema | None = None
     precision: Precision = Precision()
-    parallel: Parallel = Parallel()
+    parallel: Parallel = field(factory=Parallel)
     activation: Activation = Activation(mode="none")
     compile: Compile = Compile(mode="none")
     checkpoint: Checkpoint = Checkpoint()

@@ -6,6 +6,7 @@ from ..dsl.schema.collators import row_link
 from ..dsl.schema.model import Precision
 from ..dsl.schema.parallel import Parallel
 from ..dsl.schema.setting import Auto
+from ..dsl.schema.stacks import Stack
 from ..dsl.spec import Spec
 from .architecture import Architecture
 from .mesh.cluster import device_kind
@@ -117,8 +118,8 @@ class Resolved:
         return checkpoint_bytes(self.inventory, self.formats.params, self.moments, self.averages)
 
     @property
-    def ddp(self) -> bool:
-        return self.spec.parallel.stack == "ddp"
+    def stack(self) -> Stack:
+        return self.spec.parallel.execution
 
     @property
     def context(self) -> int:
@@ -143,7 +144,7 @@ class Resolved:
 
     def _needs_fsdp(self, axes: tuple[str, ...]) -> bool:
         needs = bool(axes) or self.formats.compute != self.formats.params or self.spec.parallel.fsdp.offload
-        return needs and not self.ddp
+        return needs and self.stack.uses_fsdp
 
     @property
     def reshard(self) -> bool:

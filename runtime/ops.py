@@ -17,6 +17,7 @@ from attrs import frozen
 from ..dsl.schema.actions import ACTIONS, action_of
 from ..dsl.schema.collators import LINKS
 from ..dsl.schema.log import tracker_of
+from ..dsl.schema.stacks import stack_of_node
 from ..dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS
 from ..planner.architecture import Architecture
 from ..planner.plan import Node
@@ -33,7 +34,6 @@ MODULES = (
     "parallelize.experts",
     "models.activation",
     "parallelize.fsdp",
-    "parallelize.ddp",
     "parallelize.pipeline",
     "parallelize.gradients",
     "models.weights",
@@ -130,10 +130,11 @@ def op_of(node: Node) -> Op:
 
 
 def op_named(name: str) -> Op | None:
-    """The op of a name; those of an action, `step.norms` and `tick.norms`, of a link, `collate.pack`, and of a tracker,
-    `setup.log.wandb`, are registered by what stands beside it."""
+    """The op of a name; those of an action, `step.norms` and `tick.norms`, of a link, `collate.pack`, of a stack,
+    `setup.parallel.NAME`, and of a tracker, `setup.log.wandb`, are registered by what stands beside it."""
     head, _, last = name.partition(".")
-    component = CALLED_AFTER[head].of_kind(last) if head in CALLED_AFTER else action_of(name) or ACTIONS.get(last)
+    component = stack_of_node(name) or action_of(name) or ACTIONS.get(last)
+    component = CALLED_AFTER[head].of_kind(last) if head in CALLED_AFTER else component
     if name not in OPS and component is not None:
         importlib.import_module(component.torch_module())
     elif name not in OPS and (tracker := tracker_of(name)) is not None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..planner.plan import Plan
@@ -25,10 +24,10 @@ from .monitoring.heartbeat import HeartbeatWriter
 from .monitoring.poller import Poller
 from .ops import op
 from .parallel.mesh import Meshes
-from .parallelize.fsdp import sync_gradients
 from .parallelize.gradients import GradientNorm
 from .parallelize.outline import Outlines
 from .parallelize.pipeline import PipelineSchedule
+from .parallelize.wrapped import WrappedModel
 from .reporting.records import Records
 from .state import NothingLearned, Progress, Rank, SkipStep, Step
 from .training.observe import Window
@@ -147,7 +146,7 @@ def forward_backward(
     rank: Rank,
     accumulate: int,
     sync: str,
-    ddp: DistributedDataParallel | None = None,
+    wrapped: WrappedModel | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> StepCall:
     """Sum of token losses over the step's valid tokens, microbatch by microbatch.
@@ -155,7 +154,7 @@ def forward_backward(
     The division is by the tokens of all ranks and microbatches, so gradients only ever add. Ranks exchange them in the
     backward of the last microbatch, and where `sync` is `microbatch` in that of every one.
     """
-    whole = ddp or model.whole
+    wrapped = wrapped or WrappedModel.of(model)
     beat = beat or HeartbeatWriter()  # nobody looks at that one
 
     def run(step: Step) -> None:
@@ -163,10 +162,10 @@ def forward_backward(
         scale = 1.0 / step.valid_tokens
         sums: list[Tensor] = []
         for number, microbatch in enumerate(step.microbatches, start=1):
-            sync_gradients(whole, number == accumulate or sync == "microbatch")
+            wrapped.sync_gradients(number == accumulate or sync == "microbatch")
             beat.mark()
             batch = ModelBatch.of(microbatch, rank.device)
-            (whole(None, batch) * scale).sum().backward()
+            (wrapped.forward(None, batch) * scale).sum().backward()
             sums.append(batch.sums)
             step.row_losses += [batch.row_losses] if batch.row_losses is not None else []
         step.loss_sums = torch.stack(sums).sum(0)

@@ -15,7 +15,7 @@ from ..evaluation.values import Mapping as MapOf
 from ..quantity import Quantity
 from ..schema.component import UserComponent, is_parameter, variant
 from ..schema.log import Log
-from ..schema.setting import Setting, open_setting, settings_of, spelled
+from ..schema.setting import Setting, attributes_of, open_setting, settings_of, spelled
 from ..spec import Origin, Spec
 from .context import Context
 from .convert import convert
@@ -156,7 +156,7 @@ class Structurer:
                 self.origins[where] = Origin("default")
         if missing and not section.broken:
             self.errors.missing_fields(block, section, missing)
-        for attribute in attrs.fields(chosen):
+        for attribute in attributes_of(chosen):
             if arguments.get(attribute.name) is FAILED:
                 self.unknown.setting(f"{path}.{spelled(attribute)}", attribute)
                 meta = attribute.metadata.get("setting")

@@ -18,7 +18,7 @@ from ..quantity import Quantity
 from ..schema import later
 from ..schema.collators import LINKS
 from ..schema.component import Component, variant
-from ..schema.setting import Setting, open_setting, settings_of, spelled
+from ..schema.setting import Setting, attributes_of, open_setting, settings_of, spelled
 
 _PLAIN: Final = {bool: False, int: 2, float: 1.0, str: "", Any: None}
 
@@ -168,7 +168,7 @@ def stand_in_of(kind: Any, meta: Setting | None = None) -> Any:
 def stand_in_block(block: type) -> Any:
     """An object of a block class with nothing but stand-ins."""
     kind = variant(block, None)
-    return kind(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attrs.fields(kind)})
+    return kind(**{a.name: stand_in(a, a.metadata.get("setting")) for a in attributes_of(kind)})
 
 
 def _all_settings() -> Iterable[tuple[str, tuple[str, attrs.Attribute]]]:

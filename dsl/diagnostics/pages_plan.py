@@ -72,7 +72,8 @@ PAGES: Final = (
         "collate = to_tensor -> flatten -> shift_tokens -> pack(align = 2)",
         "parallel { cp 2 { ring = 2, ulysses = 1 } }\n"
         "collate = to_tensor -> flatten -> shift_tokens -> pack(align = 4)"),
-    CodePage("X415", "the stack ddp with something that it does not support", """
+    CodePage("X415", "a stack with something that it does not support", """
+        A stack may support some axes, formats and settings only: `xtrain docs --capabilities` lists which.
         `stack = ddp` keeps a full replica of the model on every rank and lets torch's DistributedDataParallel sum the
         gradients. It supports no other axes, no sharding and one number format. Leave `fsdp` auto, so that all ranks
         are replicas, or give their number: `fsdp auto { replicate = 4 }`.

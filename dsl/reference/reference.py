@@ -15,7 +15,7 @@ from ..metric import Metric
 from ..quantity import Quantity
 from ..schema import actions
 from ..schema.collators import LINKS
-from ..schema.component import members_of, registry_of, variant, variants
+from ..schema.component import Registry, members_of, registry_of, variant, variants
 from ..schema.setting import AUTO, Auto, Range, Role, Setting, at_least, open_setting, settings_of, spelled
 from ..schema.sources import SOURCES
 from ..spec_text import value_text
@@ -146,8 +146,15 @@ def _page(name: str, path: str, block: type, group: Group, around: Callable[[str
 def _origins(name: str, block: type, group: Group) -> tuple[tuple[str, str], ...]:
     if group == "action":
         return ((name, blocks.ACTIONS.origin(name)),)
-    registry = registry_of(block) or members_of(block)
-    return () if registry is None else tuple((each, registry.origin(each)) for each in registry)
+    return tuple((each, registry.origin(each)) for registry in _registries(block) for each in registry)
+
+
+def _registries(block: type) -> list[Registry[Any]]:
+    """Those of the components that a block is one of, that its settings are, or that they name."""
+    own = registry_of(block) or members_of(block)
+    if own is not None:
+        return [own]
+    return [meta.registry for _, meta in settings_of(block).values() if meta.registry is not None]
 
 
 def _usage(name: str, head: str, field: Field, needed: list[str]) -> str:

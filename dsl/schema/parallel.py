@@ -4,7 +4,8 @@ from typing import Literal
 
 from attrs import frozen
 
-from .setting import AUTO, Auto, Role, at_least, not_negative, setting
+from .setting import AUTO, Auto, Role, at_least, component_name, not_negative, setting
+from .stacks import STACKS, Stack
 
 
 @frozen
@@ -109,17 +110,17 @@ class Cp:
 class Parallel:
     """`parallel { … }`: the size of each axis of parallelism; by default fsdp is auto and all others are 1."""
 
-    stack: Literal["parallel", "ddp"] = setting(
-        "parallel: every axis below; ddp: a whole copy of the model on each rank, synchronised by torch's "
-        "DistributedDataParallel",
-        default="parallel",
-        role=Role.MESH,
-    )
+    stack: str = component_name(STACKS, role=Role.MESH)
     tp: Tp = setting("tensor parallel", default=Tp(), role=Role.MESH)
     ep: Ep = setting("expert parallel", default=Ep(), role=Role.MESH)
     fsdp: Fsdp = setting("sharded data parallel", default=Fsdp(), role=Role.MESH)
     pp: Pp = setting("pipeline parallel", default=Pp(), role=Role.MESH)
     cp: Cp = setting("context parallel", default=Cp(), role=Role.MESH)
+
+    @property
+    def execution(self) -> Stack:
+        """The stack of that name."""
+        return STACKS[self.stack]()
 
 
 @frozen

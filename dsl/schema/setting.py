@@ -1,7 +1,7 @@
 """`setting`: one field of a block, with everything the compiler, the docs and the editor need to know of it."""
 
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import attrs
 
@@ -51,6 +51,7 @@ class Setting:
     names: what the free names of a block stand for, as the datasets of `mixture`. The setting then is a dict of all of
     them and has no name of its own.
     added: plans were made before there was this setting; they keep their ids, as no plan speaks of its default.
+    registry: of the components whose names it takes.
     """
 
     doc: str
@@ -62,6 +63,7 @@ class Setting:
     example: str = ""
     names: str = ""
     added: bool = False
+    registry: Any = attrs.field(default=None, eq=False)
 
 
 def setting(
@@ -95,6 +97,16 @@ def setting(
     return attrs.field(default=default, metadata={"setting": meta}, kw_only=True)
 
 
+def component_name(registry: Any, *, role: Role) -> Any:
+    """Declare a field that names a component; by default that of the registry.
+
+    What is registered is not known before everything is imported: `settings_of` says which words there are, and what
+    they mean.
+    """
+    meta = Setting(doc="", role=role, registry=registry)
+    return attrs.field(factory=lambda: registry.default.kind, metadata={"setting": meta}, kw_only=True)
+
+
 def is_unspoken(attribute: attrs.Attribute, meta: Setting, value: Any) -> bool:
     """Whether plans are silent on a value: the default of a setting that was added when there were plans already."""
     return meta.added and value == attribute.default
@@ -111,7 +123,7 @@ def settings_of(block: type) -> dict[str, tuple[attrs.Attribute, Setting]]:
         return registry.settings()
     block = complete(block)
     return {
-        spelled(a): (a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and not meta.names
+        spelled(a): (a, meta) for a in attributes_of(block) if (meta := a.metadata.get("setting")) and not meta.names
     }
 
 
@@ -119,6 +131,29 @@ def complete(block: type) -> type:
     """The class of the objects of a block: another one where its settings are components, which are loaded late."""
     make = block.__dict__.get("complete")
     return block if make is None else make.__get__(None, block)()
+
+
+def attributes_of(block: type) -> tuple[attrs.Attribute, ...]:
+    """`attrs.fields`, where settings that name a component have the names that there are."""
+    return tuple(_naming(a) if _names_component(a) else a for a in attrs.fields(block))
+
+
+def _names_component(attribute: attrs.Attribute) -> bool:
+    meta = attribute.metadata.get("setting")
+    return meta is not None and meta.registry is not None
+
+
+def _naming(attribute: attrs.Attribute) -> attrs.Attribute:
+    """A setting with the names of all components as its words, and with what their docstrings say first."""
+    meta = attribute.metadata["setting"]
+    first = {name: (each.__doc__ or "").partition("\n\n")[0] for name, each in meta.registry.items()}
+    says = {name: " ".join(text.partition("`: ")[2].split()).removesuffix(".") for name, text in first.items()}
+    meta = attrs.evolve(meta, doc="; ".join(f"{name}: {text}" for name, text in says.items()))
+    return attribute.evolve(
+        type=Literal[tuple(meta.registry)],  # type: ignore[valid-type]
+        default=meta.registry.default.kind,
+        metadata={**attribute.metadata, "setting": meta},
+    )
 
 
 def spelled(attribute: attrs.Attribute) -> str:

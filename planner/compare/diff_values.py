@@ -27,7 +27,6 @@ _OF_PATH: Final[dict[str, Group]] = {
     "steps": "budget",
     "tokens_per_step": "experiment",
     "world_size": "mesh",
-    "parallel.stack": "mesh",
     "activation.mode": "execution",
     "compile.mode": "execution",
 }

@@ -91,7 +91,7 @@ def _layout(a: Plan, b: Plan) -> Iterator[Reason]:
     if parts:
         text = f"{', '.join(parts)}: every rank reads its own shards"
         yield Reason(kind="resharded", path="parallel", text=text, effect="rounding")
-    stacks = ["parallel" if _args(plan, "setup.parallel.ddp") is None else "ddp" for plan in (a, b)]
+    stacks = [next(each.value for each in plan.provenance if each.path == "parallel.stack") for plan in (a, b)]
     if stacks[0] != stacks[1]:
         text = f"{stacks[0]} → {stacks[1]}: gradients are summed in another order"
         yield Reason(kind="safe", path="parallel.stack", text=text, effect="rounding")

@@ -10,6 +10,7 @@ from attrs import frozen
 
 from ...dsl.schema.actions import ACTIONS
 from ...dsl.schema.log import OP as TRACKER
+from ...dsl.schema.stacks import stack_of_node
 from ...dsl.schema.training import OPTIMIZERS
 
 Kind = Literal["same", "safe", "resharded", "incompatible"]
@@ -109,7 +110,6 @@ RULES: Final[dict[str, dict[str, Rule | None]]] = {
     "setup.parallel.expert_fsdp": _SHARDING,
     "setup.parallel.fsdp": _SHARDING,
     "setup.parallel.root_fsdp": _SHARDING | {"reshard": None},
-    "setup.parallel.ddp": {},
     "setup.parallel.pp": {
         "size": None,
         "stages_per_rank": None,
@@ -234,6 +234,9 @@ def rules_of(op: str, args: Mapping[str, Any]) -> Mapping[str, Rule | None] | No
         return dict.fromkeys(args)  # what is minimised, and the curve, are compared as a whole
     if op.startswith(TRACKER):
         return dict.fromkeys(args, tracker_rule(op, args))
+    if op not in RULES and (stack := stack_of_node(op)) is not None:
+        own = {name: Rule(f"parallel.stack.{name}", "rounding", text) for name, text in stack.resuming.items()}
+        return {**_SHARDING, **own}
     if op not in RULES and op.partition(".")[2] in ACTIONS:
         return dict.fromkeys(args)  # what an action needs in the step, which its ticks say more of
     return RULES.get(op)

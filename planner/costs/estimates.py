@@ -65,7 +65,7 @@ def _classes(run: Resolved, cluster: Hardware, stages: list[list[StagePlay]]) ->
                 pp=pp,
                 ranks=ranks,
                 memory=evolve(memory[pp], reserve=reserve_of(run, memory[pp].total_bytes)),
-                traffic=timed(_traffic(calls[pp]), run.layout.mesh, cluster),
+                traffic=timed(_traffic(calls[pp], run.stack.beside), run.layout.mesh, cluster),
                 flops=flops,
                 hardware_flops=flops + run.batch.accumulate * sum(sum(_again(stage)) for stage in own),
             )
@@ -73,10 +73,15 @@ def _classes(run: Resolved, cluster: Hardware, stages: list[list[StagePlay]]) ->
     return tuple(found)
 
 
-def _traffic(calls: CollectiveCounts) -> tuple[Traffic, ...]:
+def _traffic(calls: CollectiveCounts, beside: tuple[str, ...]) -> tuple[Traffic, ...]:
     return tuple(
         Traffic(
-            axis=axis, op=op, node=node, count=count, bytes=calls.bytes[axis, op, node], exposed=is_exposed(op, node)
+            axis=axis,
+            op=op,
+            node=node,
+            count=count,
+            bytes=calls.bytes[axis, op, node],
+            exposed=is_exposed(op, node, beside),
         )
         for (axis, op, node), count in sorted(calls.counts.items())
     )

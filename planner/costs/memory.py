@@ -72,7 +72,7 @@ def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
     """Without a pipeline: one microbatch after the other, forward and backward."""
     count, sharded = run.batch.accumulate, run.dense_fsdp
     casts = sharded and run.formats.reduce != run.formats.compute
-    forward, base = stage.forward(), (1 + run.moments) * states + stage.resident + (states if run.ddp else 0)
+    forward, base = stage.forward(), (1 + run.moments) * states + stage.resident + _buckets(run, states)
     gradients, peak = 0, 0
     turns = min(count, 3)  # those in between are alike
     for number in range(turns):
@@ -90,7 +90,7 @@ def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
         states,
         peak,
         unsharded=stage.unsharded,
-        unreduced=stage.unreduced if whole else states if run.ddp else 0,
+        unreduced=(stage.unreduced if whole else 0) + _buckets(run, states),
         activations=forward.net - stage.loss,
         loss=stage.loss,
     )
@@ -98,9 +98,7 @@ def _alone(run: Resolved, stage: StagePlay, states: int) -> Memory:
 
 def _memory(run: Resolved, states: int, peak: int, **parts: int) -> Memory:
     persistent = (2 + run.moments) * states
-    peak = max(
-        peak, persistent + _norms(run, states), persistent + (states if run.ddp else 0) + _of_actions(run, states)
-    )
+    peak = max(peak, persistent + _norms(run, states), persistent + _buckets(run, states) + _of_actions(run, states))
     return Memory(
         parameters=states,
         gradients=states,
@@ -110,6 +108,11 @@ def _memory(run: Resolved, states: int, peak: int, **parts: int) -> Memory:
         offloaded=run.spec.parallel.fsdp.offload,
         **parts,
     )
+
+
+def _buckets(run: Resolved, states: int) -> int:
+    """Where the stack sums gradients, which stays allocated."""
+    return states if run.stack.buckets else 0
 
 
 def _norms(run: Resolved, states: int) -> int:
@@ -126,12 +129,13 @@ def _of_actions(run: Resolved, states: int) -> int:
 def _piped(run: Resolved, stages: list[StagePlay], pp: int, states: int) -> Memory:
     """With a pipeline: microbatches in the order of its schedule."""
     rank, gathered = play_pipeline(run, stages, pp, states)
+    buckets = _buckets(run, states)
     return _memory(
         run,
         states,
-        rank.peak,
+        rank.peak + buckets,
         unsharded=gathered,
-        unreduced=sum(each.unreduced for each in stages) if run.dense_fsdp else 0,
+        unreduced=(sum(each.unreduced for each in stages) if run.dense_fsdp else 0) + buckets,
         activations=rank.activations,
         loss=rank.loss,
     )

@@ -13,14 +13,15 @@ from ..plan import Hardware, Mesh, RankClass, Times, Traffic, TrafficOp
 
 # Seconds that a call takes beside its bytes, inside a machine and between machines.
 LATENCY: Final = (10e-6, 25e-6)
-# Nodes whose calls run while blocks before and behind are computed; all others are waited for.
-BESIDE: Final = ("setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp", "setup.parallel.ddp")
 PASSED: Final = ("send", "recv")
 
 
-def is_exposed(op: TrafficOp, node: str) -> bool:
-    """Whether nothing is computed during a call. Keys of a ring and what stages pass on travel meanwhile."""
-    return node not in BESIDE and op not in PASSED
+def is_exposed(op: TrafficOp, node: str, beside: tuple[str, ...]) -> bool:
+    """Whether nothing is computed during a call. Keys of a ring and what stages pass on travel meanwhile.
+
+    beside: the nodes whose calls run while blocks before and behind are computed; all others are waited for.
+    """
+    return node not in beside and op not in PASSED
 
 
 def call_seconds(mesh: Mesh, cluster: Hardware, axis: str, op: TrafficOp, count: int, size: int) -> float | None:

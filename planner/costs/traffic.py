@@ -1,7 +1,7 @@
 """What one rank sends in a step: every collective of `runtime/`, counted, with its bytes.
 
 Groups of one rank send nothing. Of several ranks of a pipeline coordinate it is the first that is counted, which has
-the largest pieces. Most calls stand on the traces of blocks; the others are those of FSDP, of the two ends of the
+the largest pieces. Most calls stand on the traces of blocks; the others are those of the stack, of the two ends of the
 model, of the pipeline, and of the step around them.
 """
 
@@ -23,10 +23,9 @@ from ..plan import TrafficOp
 from ..resolved import Resolved
 from ..schedule.stops import agree_args
 from ..units import BYTES
-from .bucket_traffic import bucket_sizes
-from .fsdp_traffic import gathers_of, partial, sums_of
+from .fsdp_traffic import partial
 from .memory_simulator import second_run
-from .op_trace import INDEX, TP, CollectiveCall, OpTrace
+from .op_trace import INDEX, TP, CollectiveCall
 from .stage_play import StagePlay
 
 PP = "setup.parallel.pp"
@@ -57,14 +56,14 @@ def collective_counts(run: Resolved, stages: list[list[StagePlay]]) -> list[Coll
 
 def _calls_of_coordinate(run: Resolved, stages: list[StagePlay], pp: int) -> CollectiveCounts:
     calls = CollectiveCounts()
-    _around(calls, run, pp, stages[0].plays.trace)
+    _around(calls, run, pp)
     count = run.batch.accumulate
     for stage in stages:
         split = run.size("pp") > 1 and run.spec.parallel.pp.schedule in ("zero_bubble", "zbv") and not stage.embeds
         _blocks(calls, stage, count, split)
         _ends(calls, run, stage, count)
         _between(calls, run, stage, count)
-    for call, times in (*gathers_of(run, stages, pp), *sums_of(run, stages)):
+    for call, times in run.stack.calls(run, stages, pp):
         calls.add(call, times)
     return calls
 
@@ -120,7 +119,7 @@ def _between(calls: CollectiveCounts, run: Resolved, stage: StagePlay, count: in
             calls.add(CollectiveCall("pp", "recv", PP, size), count)
 
 
-def _around(calls: CollectiveCounts, run: Resolved, pp: int, block: OpTrace) -> None:
+def _around(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
     """The nodes of the step besides forward and backward."""
     spec, batch, arch = run.spec, run.batch, run.architecture
     world = " · ".join(run.wide(*AXES))
@@ -144,15 +143,12 @@ def _around(calls: CollectiveCounts, run: Resolved, pp: int, block: OpTrace) -> 
     )
     if arch.router_bias_speed > 0:
         calls.add(CollectiveCall(world, "all_reduce", "step.router_bias", arch.layers * (arch.experts + 1) * INDEX))
-    _gradient_sums(calls, run, pp, block)
+    _gradient_sums(calls, run, pp)
 
 
-def _gradient_sums(calls: CollectiveCounts, run: Resolved, pp: int, block: OpTrace) -> None:
-    """Sums of gradients that FSDP does not make."""
+def _gradient_sums(calls: CollectiveCounts, run: Resolved, pp: int) -> None:
+    """Sums of gradients that the stack does not make."""
     width, arch = BYTES[run.formats.params], run.architecture
-    if run.ddp and run.size("replicate") > 1:
-        for size in bucket_sizes(run, block):
-            calls.add(CollectiveCall("replicate", "all_reduce", "setup.parallel.ddp", size))
     if run.size("tp") > 1 and not run.dense_fsdp:
         for tensor in partial(run, _owned(run, pp)):
             calls.add(CollectiveCall("tp", "all_reduce", "step.tensor_grad_sync", tensor.size * width))

@@ -9,7 +9,7 @@ from ..resolved import Resolved, attention_kernels, resolve_save
 from ..units import count_text, plural
 from .builder import Builder
 from .saving import add_pretrained
-from .shard_nodes import add_ddp, add_sharding
+from .shard_nodes import add_pipeline
 
 BLOCKS: Final = "layers.*"
 
@@ -19,7 +19,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     last = _loss(graph, run, _build(graph, run, after))
     for part in (_tensor_parallel, _context_parallel, _expert_parallel, _activation, _routing_replay, _compile):
         last = part(graph, run, last)
-    last = add_sharding(graph, run, last)
+    last = add_pipeline(graph, run, run.stack.shard(graph, run, last))
     args = {
         "seed": run.spec.experiment.seed,
         "init_std": run.architecture.init_std,
@@ -27,8 +27,7 @@ def add_model(graph: Builder, run: Resolved, after: str) -> str:
     }
     does = f"draw weights, normal with deviation {run.architecture.init_std:g}, each from its name and the seed"
     last = graph.add("setup", "setup.weights", does, args=args, after=((last, "model"),))
-    last = add_pretrained(graph, run, last)
-    return add_ddp(graph, run, last)
+    return run.stack.wrap(graph, run, add_pretrained(graph, run, last))
 
 
 def _build(graph: Builder, run: Resolved, after: str) -> str:

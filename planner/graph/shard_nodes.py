@@ -1,4 +1,4 @@
-"""The nodes that spread a model's state over ranks: expert_fsdp → fsdp → root_fsdp → pipeline, or ddp."""
+"""The nodes that spread a model's state over ranks: expert_fsdp → fsdp → root_fsdp → pipeline."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from ..units import BYTES, bytes_text, count_text, plural
 from .builder import Builder
 
 
-def add_sharding(graph: Builder, run: Resolved, last: str) -> str:
-    """Add the chain; the id of its last node."""
-    for part in (_expert_fsdp, _fsdp, _root_fsdp, _pipeline):
+def add_fsdp(graph: Builder, run: Resolved, last: str) -> str:
+    """Add the nodes that make units of FSDP, for stacks that use them; the id of the last node."""
+    for part in (_expert_fsdp, _fsdp, _root_fsdp):
         last = part(graph, run, last)
     return last
 
@@ -84,17 +84,8 @@ def _root_fsdp(graph: Builder, run: Resolved, last: str) -> str:
     return graph.add("setup", "setup.parallel.root_fsdp", does, args=args, axes=axes, after=((last, "model"),))
 
 
-def add_ddp(graph: Builder, run: Resolved, last: str) -> str:
-    """Add the node of the stack ddp, which wraps a model that has its weights; the id of the last node."""
-    if not run.ddp:
-        return last
-    copy = bytes_text(BYTES[run.formats.params] * run.inventory.total)
-    does = f"a copy of {copy} on each of {plural(run.size('replicate'), 'rank')}, gradients summed as they come"
-    axes = run.wide("replicate")
-    return graph.add("setup", "setup.parallel.ddp", does, axes=axes, after=((last, "model"),))
-
-
-def _pipeline(graph: Builder, run: Resolved, last: str) -> str:
+def add_pipeline(graph: Builder, run: Resolved, last: str) -> str:
+    """Add the node that connects stages, where there are several; the id of the last node."""
     size, pp, pipeline = run.size("pp"), run.spec.parallel.pp, run.pipeline
     if size == 1:
         return last

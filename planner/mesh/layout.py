@@ -94,7 +94,7 @@ def _check_ep(spec: Spec, sizes: dict[str, int], found: Findings) -> int:
     """Ranks over which experts are spread; 1 if what was asked for does not fit."""
     group = prod(sizes[axis] for axis in ("fsdp", "ring", "ulysses", "tp"))
     ep = spec.parallel.ep.size
-    if spec.parallel.stack == "ddp":
+    if "ep" in spec.parallel.execution.unsupported:
         return 1
     if group % ep:
         message = f"ep {ep} does not divide fsdp · ring · ulysses · tp = {group}"
@@ -139,10 +139,11 @@ def _solve_fsdp(
         reasons["parallel.fsdp.size"] = (
             f"{world:,} ranks / ({product})" if fixed > 1 else f"all {world:,} ranks" if world > 1 else "the only rank"
         )
-        if spec.parallel.stack == "ddp":
+        stack = spec.parallel.execution
+        if "fsdp" in stack.unsupported:
             sizes["replicate"], sizes["fsdp"] = sizes["replicate"] * sizes["fsdp"], 1
-            reasons["parallel.fsdp.replicate"] = f"all {plural(world, 'rank')}: ddp keeps a whole copy on each"
-            reasons["parallel.fsdp.size"] = "ddp shards nothing"
+            reasons["parallel.fsdp.replicate"] = f"all {plural(world, 'rank')}: {stack.kind} keeps a whole copy on each"
+            reasons["parallel.fsdp.size"] = f"{stack.kind} {stack.unsupported['fsdp']}"
     elif world is None:
         world = fixed
         reasons["world_size"] = f"the product of the axes: {product}"

@@ -116,13 +116,11 @@ def shard_axes(parallel: Parallel, mesh: Mesh) -> tuple[str, ...]:
 
 
 def cuts_of(parallel: Parallel, mesh: Mesh, architecture: Architecture) -> Cuts:
-    """The cuts a mesh makes; with the stack ddp, none.
+    """The cuts a mesh makes.
 
     Expert matrices [E, K, N] are cut along K, which leaves whole experts on a rank; torch wants that even, so otherwise
     along E.
     """
-    if parallel.stack == "ddp":
-        return Cuts(tp=1, fsdp=1, ep=1, ep_fsdp=1, expert_dimension=1)
     ep, ep_fsdp = mesh.expert_axes[3].size, mesh.expert_axes[2].size
     even = all(width % ep_fsdp == 0 for width in (architecture.dim, architecture.expert_ffn))
     return Cuts(

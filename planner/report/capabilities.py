@@ -15,8 +15,8 @@ from ...dsl.load import load_spec
 from ...dsl.schema.actions import ACTIONS, saving
 from ...dsl.schema.component import Registry, registry_of
 from ...dsl.schema.model import Precision
-from ...dsl.schema.parallel import Parallel
-from ...dsl.schema.setting import Role, settings_of, spelled
+from ...dsl.schema.setting import Role, Setting, settings_of, spelled
+from ...dsl.schema.stacks import STACKS
 from ...dsl.spec import Spec
 from ..graph.provenance import AXIS_BLOCKS
 from ..rules.validate import check_spec
@@ -37,8 +37,8 @@ _LINES: Final[dict[str, str]] = {
 
 @frozen
 class CapabilityRow:
-    """A component or choice. where: the block, or the path of a setting. origin: who offers it, "" for choices of
-    settings. cells: `YES`, `IDLE`, or the codes that refuse it, by column."""
+    """A component or choice. where: the block, or the path of a setting. origin: who offers it, "" for what is no
+    component. cells: `YES`, `IDLE`, or the codes that refuse it, by column."""
 
     where: str
     name: str
@@ -76,8 +76,8 @@ def text() -> str:
              for line in (head, *lines)]  # fmt: skip
     legend = [
         f"{YES}: the rules of the planner let it pass; {IDLE}: it changes nothing there; a code: it is refused, and",
-        "`xtrain docs CODE` says why. Axes have two ranks; `ddp` is the stack on two ranks; fp64, bf16: parameters in",
-        "that format; →fp64, →bf16: parameters in fp32 on two ranks of fsdp, computed in that format.",
+        "`xtrain docs CODE` says why. Stacks and axes have two ranks; fp64, bf16: parameters in that format; →fp64,",
+        "→bf16: parameters in fp32 on two ranks of fsdp, computed in that format.",
     ]
     return "\n".join([*table, "", *legend]) + "\n"
 
@@ -97,7 +97,7 @@ def _text(lines: dict[str, str]) -> str:
 def _columns() -> Iterator[_SpecChange]:
     """One rank, every stack, every axis, every format."""
     yield _SpecChange("alone", lambda spec: spec, 1)
-    for stack in _others(Parallel, "stack"):
+    for stack in (stack for stack in STACKS if STACKS[stack] is not STACKS.default):
         yield _SpecChange(stack, lambda spec, stack=stack: evolve(spec, parallel=evolve(spec.parallel, stack=stack)), 2)
     for axis in AXIS_BLOCKS:
         yield _SpecChange(axis, lambda spec, axis=axis: _with_axis(spec, axis), 2)
@@ -162,11 +162,13 @@ def _action(registry: Registry[Any], name: str) -> str:
 def _choices(columns: list[_SpecChange]) -> Iterator[CapabilityRow]:
     """Choices that say how something is computed, or on which ranks; a switch counts when it is on."""
     usual = load_spec(_NAME, [], {_NAME: _text({})}).require()
-    for path, attribute, role in _settings():
+    for path, attribute, meta in _settings():
         words = blocks.choices_of(attribute.type) or (("true",) if attribute.default is False else ())
-        if role in (Role.EXECUTION, Role.MESH):
+        if meta.role in (Role.EXECUTION, Role.MESH):
             rows = [
-                _row(path, word, "", columns, {}, f"{path}={word}") for word in words if word != _value(usual, path)
+                _row(path, word, meta.registry.origin(word) if meta.registry else "", columns, {}, f"{path}={word}")
+                for word in words
+                if word != _value(usual, path)
             ]
             yield from (row for row in rows if set(row.cells.values()) != {IDLE})
 
@@ -179,23 +181,23 @@ def _value(spec: Spec, path: str) -> Any:
     return getattr(found, _label(type(found)).name) if blocks.is_block(type(found)) else found
 
 
-def _settings() -> Iterator[tuple[str, attrs.Attribute, Role]]:
+def _settings() -> Iterator[tuple[str, attrs.Attribute, Setting]]:
     """The path of every setting of one word, and of every block with a label that is no component."""
     for kind, block in blocks.KINDS.items():
         if kind not in (*blocks.NAMED, *blocks.OPTIONAL):
             label = blocks.label_of(block)
             if label is not None and registry_of(block) is None and kind not in blocks.REQUIRED:
-                yield kind, label, Role.EXECUTION
+                yield kind, label, Setting(doc="", role=Role.EXECUTION)
             yield from _inside(kind, block)
 
 
-def _inside(path: str, block: type) -> Iterator[tuple[str, attrs.Attribute, Role]]:
+def _inside(path: str, block: type) -> Iterator[tuple[str, attrs.Attribute, Setting]]:
     for name, (attribute, meta) in settings_of(block).items():
         if blocks.is_block(attribute.type):
             if attribute.default is not None:
                 yield from _inside(f"{path}.{name}", attribute.type)
         elif not any(get_origin(part) is tuple for part in get_args(attribute.type)):
-            yield f"{path}.{name}", attribute, meta.role
+            yield f"{path}.{name}", attribute, meta
 
 
 def _row(

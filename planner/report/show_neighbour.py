@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 
 from ...dsl.blocks import NAMED, choices_of
 from ...dsl.quantity import Quantity
-from ...dsl.schema.setting import Auto, Setting, open_setting, settings_of
+from ...dsl.schema.setting import Auto, Setting, attributes_of, open_setting, settings_of
 from ...dsl.spec import Spec
 
 
@@ -43,7 +43,10 @@ def find_slot(spec: Spec, path: str) -> Slot | None:
     for name in steps[:-1]:
         owner = _get(owner, name)
     free = open_setting(type(spec.mixture)) if owner is spec.mixture.weights else None
-    attribute = free[0] if free is not None else attrs.fields_dict(type(owner)).get(steps[-1])
+    if free is not None:
+        attribute = free[0]
+    else:
+        attribute = next((each for each in attributes_of(type(owner)) if each.name == steps[-1]), None)
     return (
         None if attribute is None else Slot(path=path, block=owner, attribute=attribute, value=_get(owner, steps[-1]))
     )

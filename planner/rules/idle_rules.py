@@ -89,9 +89,10 @@ def _check_idle_axes(spec: Spec, layout: Layout, batch: Arithmetic, found: Findi
         if sizes[axis] == 1:
             for name in names:
                 _warn(spec, f"parallel.{axis}.{name}", f"{axis} is 1", f"leave it out, or use {axis} 2", found)
-    if spec.parallel.stack != "ddp" and not _shards(spec, layout):
+    if not _shards(spec, layout):
         for name in ("reduce", "reshard", "sync"):
-            _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)
+            if name not in spec.parallel.execution.unsupported:
+                _warn(spec, f"parallel.fsdp.{name}", "nothing is sharded", "leave it out, or use fsdp 2", found)
     elif batch.accumulate == 1 and spec.parallel.fsdp.sync == "microbatch" and spec.fault_tolerance.elastic is None:
         _warn(spec, "parallel.fsdp.sync", "a step has one microbatch", "leave it out, or accumulate several", found)
 

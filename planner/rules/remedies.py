@@ -101,26 +101,26 @@ def changes_of(run: Resolved) -> Iterator[Change]:
         yield Change.of(parallel__fsdp__sync="microbatch")
     if run.dense_fsdp and not run.reshard and run.size("pp") == 1:
         yield Change.of(parallel__fsdp__reshard=True)
-    if not run.ddp:
-        yield from _wider(run)
-        if not parallel.fsdp.offload and spec.launch.device != "cpu":
-            yield Change.of(parallel__fsdp__offload=True)
+    yield from _wider(run)
+    if "offload" not in run.stack.unsupported and not parallel.fsdp.offload and spec.launch.device != "cpu":
+        yield Change.of(parallel__fsdp__offload=True)
 
 
 def _wider(run: Resolved) -> Iterator[Change]:
     """More ranks for one axis, taken from copies or from data ranks, with as many more microbatches."""
     parallel, replicate, fsdp = run.spec.parallel, run.size("replicate"), run.size("fsdp")
-    if replicate > 1:
+    lacks = run.stack.unsupported
+    if replicate > 1 and "fsdp" not in lacks:
         sizes = {} if not isinstance(parallel.fsdp.size, int) else {"parallel__fsdp__size": fsdp * replicate}
         yield Change.of(parallel__fsdp__replicate=1, **sizes)
     if fsdp % 2:
         return
     rest: dict[str, Any] = {"parallel__fsdp__size": fsdp // 2} if isinstance(parallel.fsdp.size, int) else {}
     rest |= same_rows(run, 2)
-    if 2 * run.size("tp") <= run.layout.mesh.ranks_per_node:
-        yield Change.of(parallel__tp__size=2 * run.size("tp"), **rest)
-    yield Change.of(parallel__cp__size=2 * run.context, **rest)
-    yield Change.of(parallel__pp__size=2 * run.size("pp"), **rest)
+    sizes = {"tp": 2 * run.size("tp"), "cp": 2 * run.context, "pp": 2 * run.size("pp")}
+    for axis, size in sizes.items():
+        if axis not in lacks and (axis != "tp" or size <= run.layout.mesh.ranks_per_node):
+            yield Change.of(**{f"parallel__{axis}__size": size}, **rest)
 
 
 def same_rows(run: Resolved, factor: Fraction | int) -> dict[str, Any]:

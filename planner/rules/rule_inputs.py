@@ -67,7 +67,7 @@ INPUTS: Final[dict[str, tuple[str, ...]]] = {
     "mesh.pp.evaluation_step": ("evaluation_step.name", "parallel.pp.size"),
     "mesh.pp.compile": ("parallel.pp.size", "parallel.pp.schedule", "compile.mode"),
     "mesh.offload": ("parallel.fsdp.offload", "launch.device", "cluster.preset"),
-    "mesh.ddp.*": ("parallel.stack", "parallel.{}", "precision.params", "precision.compute"),
+    "mesh.stack.*": ("parallel.stack", "parallel.{}", "precision.params", "precision.compute"),
     "activation.every": ("activation.mode", "activation.every", "model.layers"),
     "activation.save": ("activation.mode", "activation.save", "parallel.ep.size", "{context}"),
     "batch.sequence": ("batch.sequence", "model.family", "parallel.tp.size", "parallel.tp.sequence", "{context}"),

@@ -1,6 +1,7 @@
 """Rules between the settings of `parallel` and those around it: stacks, schedules, offloading."""
 
-from ...dsl.schema.setting import Auto
+from ...dsl.schema.setting import AUTO, Auto
+from ...dsl.schema.stacks import STACKS
 from ...dsl.spec import Spec
 from ..findings import Findings
 from ..mesh.cluster import device_kind
@@ -10,8 +11,7 @@ from ..resolved import resolve_formats
 
 def check_stack(spec: Spec, found: Findings) -> None:
     """Report settings that torch cannot combine, or of which one leaves the other without effect."""
-    if spec.parallel.stack == "ddp":
-        _check_ddp(spec, found)
+    _check_support(spec, found)
     _check_zero_bubble(spec, found)
     _check_sync(spec, found)
     _check_offload(spec, found)
@@ -26,36 +26,35 @@ def _check_bodies(spec: Spec, found: Findings) -> None:
             found.fail(f"mesh.pp.{name}", "X431", f"{name}.name", message, f"use pp 1, or remove `{name}`")
 
 
-def _check_ddp(spec: Spec, found: Findings) -> None:
-    """Every rank holds a whole copy of the model, as it is stored."""
+def _check_support(spec: Spec, found: Findings) -> None:
+    """Report what the stack of the spec does not support."""
     parallel, fsdp = spec.parallel, spec.parallel.fsdp
     formats = resolve_formats(spec.precision, parallel)
+    lacks = parallel.execution.unsupported
+
+    def refuse(name: str, path: str, what: str, hint: str) -> None:
+        """name: of what is unsupported. what: the value that the spec has, behind the reason."""
+        other = next((kind for kind, stack in STACKS.items() if name not in stack.unsupported), None)
+        hint = hint if other is None else f"{hint}, or stack {other}"
+        message = f"stack {parallel.stack} {lacks[name]}{what}"
+        rule = path if path.startswith("precision") else path.removeprefix("parallel.")
+        found.fail(f"mesh.stack.{rule}", "X415", path, message, hint)
+
     for axis in ("tp", "pp", "cp", "ep"):
-        if (size := getattr(parallel, axis).size) != 1:
-            message = f"stack ddp keeps a full replica of the model on every rank, and {axis} is {size}"
-            _refuse_ddp(found, f"{axis}.size", message, f"use {axis} 1")
-    if fsdp.size != 1 and not isinstance(fsdp.size, Auto):
-        copies = fsdp.size * fsdp.replicate
-        message = f"stack ddp shards nothing, and fsdp is {fsdp.size}"
-        hint = "use fsdp auto: all ranks are then replicas"
-        _refuse_ddp(found, "fsdp.size", message, f"{hint}, or fsdp 1 {{ replicate = {copies} }}")
-    if formats.compute != formats.params:
-        message = f"stack ddp computes in the format of the parameters, {formats.params}, not in {formats.compute}"
-        _refuse_ddp(found, "precision.compute", message, f"use compute {formats.params}")
-    if formats.reduce != formats.params:
-        message = f"stack ddp sums gradients in the format of the parameters, {formats.params}, not in {formats.reduce}"
-        _refuse_ddp(found, "fsdp.reduce", message, f"use reduce {formats.params}")
-    if not isinstance(fsdp.reshard, Auto):
-        _refuse_ddp(found, "fsdp.reshard", "stack ddp gathers nothing that reshard could free", "use reshard auto")
-    if fsdp.sync != "auto":
-        _refuse_ddp(found, "fsdp.sync", "stack ddp sums gradients once a step", "use sync auto")
-    if fsdp.offload:
-        _refuse_ddp(found, "fsdp.offload", "stack ddp keeps model states where they are used", "use offload false")
-
-
-def _refuse_ddp(found: Findings, name: str, message: str, hint: str) -> None:
-    path = name if name.startswith("precision") else f"parallel.{name}"
-    found.fail(f"mesh.ddp.{name}", "X415", path, message, f"{hint}, or stack parallel")
+        if axis in lacks and (size := getattr(parallel, axis).size) != 1:
+            refuse(axis, f"parallel.{axis}.size", f", and {axis} is {size}", f"use {axis} 1")
+    if "fsdp" in lacks and fsdp.size != 1 and not isinstance(fsdp.size, Auto):
+        hint = f"use fsdp auto: all ranks are then replicas, or fsdp 1 {{ replicate = {fsdp.size * fsdp.replicate} }}"
+        refuse("fsdp", "parallel.fsdp.size", f", and fsdp is {fsdp.size}", hint)
+    if "compute" in lacks and formats.compute != formats.params:
+        what = f", {formats.params}, not in {formats.compute}"
+        refuse("compute", "precision.compute", what, f"use compute {formats.params}")
+    if "reduce" in lacks and formats.reduce != formats.params:
+        what = f", {formats.params}, not in {formats.reduce}"
+        refuse("reduce", "parallel.fsdp.reduce", what, f"use reduce {formats.params}")
+    for name, usual in (("reshard", AUTO), ("sync", "auto"), ("offload", False)):
+        if name in lacks and getattr(fsdp, name) != usual:
+            refuse(name, f"parallel.fsdp.{name}", "", f"use {name} {str(usual).lower()}")
 
 
 def _check_zero_bubble(spec: Spec, found: Findings) -> None:

@@ -29,7 +29,7 @@ def check_topology(spec: Spec, architecture: Architecture, layout: Layout, batch
         _check_sequence(spec, architecture, layout, batch, found)
         _check_align(spec, layout, batch, found)
     _check_dealing(spec, layout, batch, found)
-    if spec.parallel.stack != "ddp":
+    if "ep" not in spec.parallel.execution.unsupported:
         _check_experts(spec, architecture, layout, found)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from attrs import define, field
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 
 from ...planner.plan import Plan
 from ..data.user_parts import failures_of
@@ -14,7 +13,7 @@ from ..models.batch import ModelBatch
 from ..models.parts import ModelParts
 from ..monitoring.heartbeat import HeartbeatWriter
 from ..ops import op
-from ..parallelize.fsdp import sync_gradients
+from ..parallelize.wrapped import WrappedModel
 from ..state import Rank, Resources, Step
 from .calls import STEP, HookCall
 from .context import RunContext
@@ -63,23 +62,23 @@ def user_body(
     accumulate: int,
     sync: str,
     resources: Resources,
-    ddp: DistributedDataParallel | None = None,
+    wrapped: WrappedModel | None = None,
     beat: HeartbeatWriter | None = None,
 ) -> Callable[[Step], None]:
     """Call the function with the microbatches of each step. Raises PartFailed where it leaves some of them out."""
-    whole = ddp or model.whole
+    wrapped = wrapped or WrappedModel.of(model)
     call = HookCall.of("step", plan, user, resources, place=STEP)
 
     def batches(step: Step) -> Iterator[ModelBatch]:
         for number, microbatch in enumerate(step.microbatches, start=1):
-            sync_gradients(whole, number == accumulate or sync == "microbatch")
+            wrapped.sync_gradients(number == accumulate or sync == "microbatch")
             if beat is not None:
                 beat.mark()
             yield ModelBatch.of(microbatch, rank.device)
 
     def run(step: Step) -> None:
-        given = batches(step)
-        context = StepContext(batches=given, scale=1.0 / step.valid_tokens, run=call.context(step), whole=whole)
+        given, scale = batches(step), 1.0 / step.valid_tokens
+        context = StepContext(batches=given, scale=scale, run=call.context(step), whole=wrapped.forward)
         with failures_of(call.part):
             found = call.function(context, **call.part.arguments)
         if len(context._losses) != accumulate or next(given, None) is not None:

@@ -13,7 +13,6 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import Shard
-from torch.nn.parallel import DistributedDataParallel
 
 from ..models.build import DTYPES
 from ..models.moe import Experts
@@ -98,11 +97,3 @@ def reshard(model: ModelParts) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def sync_gradients(model: nn.Module, on: bool) -> None:
-    """Reduce gradients in the coming backward, or only add them up on this rank."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(on)
-    elif isinstance(model, DistributedDataParallel):
-        model.require_backward_grad_sync = on

@@ -10,6 +10,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, _resolve_process_group
 
+from ...dsl.schema.stacks import stack_of_node
 from ...planner.plan import Mesh, Plan, Traffic
 from ..parallel.mesh import Meshes
 
@@ -18,7 +19,6 @@ FUNCTIONAL = torch.ops._c10d_functional
 
 # In this node of the step, calls are told apart by their group and by who makes them.
 COMPUTING = "step.forward_backward"
-DDP = "setup.parallel.ddp"
 EXPERTS = ("setup.parallel.ep", "setup.parallel.expert_fsdp")
 
 Args = tuple[Any, ...]
@@ -92,6 +92,11 @@ class CollectiveRecorder:
     _node_of: dict[str, str] = field(factory=dict)  # by name of a group
     _ranks_of: dict[str, list[int]] = field(factory=dict)  # likewise
 
+    @property
+    def wrapping(self) -> str:
+        """The node in which the stack of the plan wraps the model; empty where it does not."""
+        return next((node.id for node in self.plan.nodes if stack_of_node(node.op) is not None), "")
+
     def know(self, meshes: Meshes) -> None:
         """Learn which groups belong to which node."""
         nodes = {node.id for node in self.plan.nodes}
@@ -162,7 +167,8 @@ class CollectiveRecorder:
         for label in reversed(self.labels):
             if label.startswith(("FSDP::all_gather", "FSDP::post_backward_reduce")):
                 return _unit(label)
-        return DDP
+        assert self.wrapping, f"nothing in the plan says who calls the group {group} while it computes"
+        return self.wrapping
 
     def _ranks(self, name: Any) -> list[int]:
         if name not in self._ranks_of:

@@ -9,7 +9,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .collective_recorder import DDP, CollectiveRecorder
+from ...dsl.schema.stacks import stack_of_node
+from .collective_recorder import CollectiveRecorder
 from .ledger import Ledger
 
 LABEL = torch.ops.profiler._record_function_enter_new.default
@@ -40,8 +41,9 @@ class TraceObserver(TorchDispatchMode):
         if namespace == "profiler":
             self._label(args[0] if func is LABEL else None)
         elif namespace in ("c10d", "_c10d_functional"):
-            if self.collectives.see(func, args, out) == DDP:
-                self.ledger.assign("unreduced", args[0])  # a bucket of gradients
+            stack = stack_of_node(self.collectives.see(func, args, out) or "")
+            if stack is not None and stack.buckets:
+                self.ledger.assign("unreduced", args[0])
             if func is BROADCAST and self.heard is not None:
                 args[0][0].copy_(self.heard)
         return out

@@ -19,17 +19,20 @@ from xtrain.dsl.schema.model import FAMILIES
 from xtrain.dsl.schema.packings import PACKINGS
 from xtrain.dsl.schema.setting import settings_of
 from xtrain.dsl.schema.sources import SOURCES
+from xtrain.dsl.schema.stacks import STACKS, Stack, stack_of_node
 from xtrain.dsl.schema.tokenizers import TOKENIZERS
 from xtrain.dsl.schema.training import LOSSES, OPTIMIZERS, SCHEDULERS, Optimizer, learning_rate
 
 ROOT = Path(__file__).parents[2]
 REGISTRIES: tuple[Registry, ...] = (
-    ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS, TOKENIZERS, TRACKERS,
+    ACTIONS, CLUSTERS, FAMILIES, LOSSES, OPTIMIZERS, SCHEDULERS, SOURCES, LINKS, PACKINGS, TOKENIZERS, TRACKERS, STACKS,
 )  # fmt: skip
 # Texts for people, with examples; and what drivers call devices.
 TEXTS = ("vocabulary.py", "blocks.py", "synonyms.py", "devices.py")
-# Words of other things too: forms of a curve, of records, units, axes of a mesh, devices.
-COMMON = ("constant", "cosine", "linear", "text", "tokens", "shard", "cpu", "other", "none", "bytes", "folder")
+# Words of other things too: forms of a curve, of records, units, axes of a mesh, devices, the block of axes.
+COMMON = (
+    "constant", "cosine", "linear", "text", "tokens", "shard", "cpu", "other", "none", "bytes", "folder", "parallel",
+)  # fmt: skip
 ALL = [pytest.param(registry, name, id=f"{registry.word} {name}") for registry in REGISTRIES for name in registry]
 
 # Files of dsl, planner and runtime in which the name of an action is that of another thing. In the dashboard and the
@@ -38,6 +41,7 @@ BLOCKS = ("planner/graph/provenance.py",)  # `checkpoint { … }`, `log { … }`
 COMMANDS = ("planner/graph/commands.py", "runtime/control/inbox.py", "runtime/control/commands.py",
             "runtime/launch/failure_cause.py")  # of `xtrain control`  # fmt: skip
 OTHER_THINGS = {
+    "ddp": ("dsl/starter.py",),  # a starter
     "log": BLOCKS,
     "checkpoint": (
         *BLOCKS,
@@ -89,7 +93,7 @@ def test_no_other_file_names_it(registry: Registry, name: str):
         return
     action = registry is ACTIONS
     rooms = ("dsl", "planner", "runtime") if action else ("dsl", "planner", "runtime", "tui", "cli")
-    others = OTHER_THINGS.get(name, ()) if action else ()
+    others = OTHER_THINGS.get(name, ()) if action or registry is STACKS else ()
     found = []
     for room in rooms:
         for path in (ROOT / room).rglob("*.py"):
@@ -112,13 +116,15 @@ def test_no_file_tests_for_the_op_of_an_action(name: str):
     assert action_of(f"tick.{name}") is ACTIONS[name] and action_of(f"step.{name}") is None
 
 
-def test_no_text_of_another_file_speaks_of_a_family():
-    """Not as part of a longer text either; docstrings and examples of the language's pages aside."""
-    words = re.compile(rf"\b({'|'.join(FAMILIES)})\b")
+def test_no_text_of_another_file_speaks_of_a_family_or_stack():
+    """Not as part of a longer text either, as the id of a node; docstrings and examples of the language's pages
+    aside."""
+    stacks = [name for name in STACKS if name not in COMMON]
+    words = re.compile(rf"\b({'|'.join((*FAMILIES, *stacks))})\b")
     found = []
     for room in ("dsl", "planner", "records", "runtime", "tui", "cli"):
         for path in (ROOT / room).rglob("*.py"):
-            if path.name.startswith("pages_") or path.name in ("vocabulary.py", "blocks.py"):
+            if path.name.startswith("pages_") or path.name in ("vocabulary.py", "blocks.py", "starter.py"):
                 continue
             tree = ast.parse(path.read_text())
             docstrings = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
@@ -139,6 +145,7 @@ def test_it_says_how_it_is_written(registry: Registry, name: str):
         return
     written = f"{registry.word} {name} {{ … }}`: " if not registry.call else f"pack({name})`: "
     written = name if registry in (SOURCES, LINKS) else "tokenizer " if registry is TOKENIZERS else written
+    written = f"stack = {name}`: " if registry is STACKS else written
     assert (chosen.__doc__ or "").startswith(f"`{written}")
     base = next(each for each in chosen.__mro__ if "components" in each.__dict__)
     assert base.components is registry and chosen in variants(base)
@@ -212,6 +219,12 @@ def test_each_has_the_module_that_runs_it():
     for registry, end in ends:
         names = (*registry, *(("user_part",) if registry in (SOURCES, LINKS) else ()))
         assert all((ROOT / "components" / registry.folder / f"{name}_{end}.py").is_file() for name in names)
+
+
+def test_stacks_that_wrap_the_model_have_a_torch_side():
+    for name, stack in STACKS.items():
+        assert (ROOT / "components" / "stacks" / f"{name}_torch.py").is_file() == (stack.wrap is not Stack.wrap)
+        assert stack_of_node(stack.node()) is (None if stack.wrap is Stack.wrap else stack)
 
 
 def test_actions_with_a_node_have_a_torch_side():

@@ -15,6 +15,7 @@ from xtrain.dsl.schema.actions import ACTIONS
 from xtrain.dsl.schema.cluster import CLUSTERS
 from xtrain.dsl.schema.model import FAMILIES, expert_families
 from xtrain.dsl.schema.parallel import Cp, Ep, Fsdp, Parallel, Pp, Tp
+from xtrain.dsl.schema.stacks import STACKS
 from xtrain.planner.compile import compile_plan
 from xtrain.planner.mesh.mesh import groups
 from xtrain.planner.mesh.placement import local_shapes
@@ -55,6 +56,8 @@ def known_ops():
     for name, kind in ACTIONS.items():
         if not (kind.stops or kind.skips):  # which have no node
             op_named(f"tick.{name}")
+    for stack in STACKS.values():
+        op_named(stack.node())
     for before, registry in CALLED_AFTER.items():
         for name in registry:
             op_named(f"{before}.{name}")

@@ -106,7 +106,7 @@ def test_a_body_takes_all_microbatches(tmp_path, code, message):
     resources["records"] = SimpleNamespace(measured=lambda found: None)
     digest = module_digest(find_module("parts.py", tmp_path))
     user = {"module": "parts.py", "function": "f", "digest": digest, "arguments": {}}
-    call = user_body(plan, user, model, rank, accumulate=1, sync="step", resources=resources, ddp=whole)
+    call = user_body(plan, user, model, rank, accumulate=1, sync="step", resources=resources)
     row = SimpleNamespace(
         input_ids_BS=None, labels_BS=None, positions_BS=torch.zeros(1, 4, dtype=torch.int64), dataset_B=None,
         real_BS=torch.ones(1, 4, dtype=torch.bool), cumulative_lengths=torch.tensor([0, 4]), sequence=4,

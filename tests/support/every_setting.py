@@ -12,7 +12,7 @@ from xtrain.dsl.blocks import choices_of
 from xtrain.dsl.interval import Interval
 from xtrain.dsl.metric import Metric
 from xtrain.dsl.quantity import Quantity
-from xtrain.dsl.schema.setting import Auto
+from xtrain.dsl.schema.setting import Auto, attributes_of
 
 
 def label_of(value: Any) -> str:
@@ -23,7 +23,7 @@ def label_of(value: Any) -> str:
 
 def places(value: Any, path: str = "", *, exempt: Container[str] = ()) -> Iterator[tuple[str, attrs.Attribute]]:
     """(path, attribute) of every value in a tree of schema classes, tuples and dicts."""
-    for attribute in attrs.fields(type(value)):
+    for attribute in attributes_of(type(value)):
         name = f"{path}.{attribute.name}".strip(".")
         if attribute.name == label_of(value):
             attribute = type(value).components.label()

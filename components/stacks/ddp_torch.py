@@ -6,18 +6,23 @@ from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from ..models.parts import ModelParts
-from ..monitoring.waits import WAITS
-from ..ops import op
+from ...runtime.models.parts import ModelParts
+from ...runtime.monitoring.waits import WAITS
+from ...runtime.ops import op
+from ...runtime.parallelize.wrapped import WrappedModel
 
 
-@op("setup.parallel.ddp", gives="ddp")
-def replicate(model: ModelParts) -> DistributedDataParallel:
+@op("setup.parallel.ddp", gives="wrapped")
+def replicate(model: ModelParts) -> WrappedModel:
     """Wrap the model for training."""
     # Every rank has drawn the same weights from their names: there is nothing to broadcast.
     ddp = DistributedDataParallel(model.whole, init_sync=False, broadcast_buffers=False)
     ddp.register_comm_hook(None, _sum)
-    return ddp
+
+    def sync_gradients(on: bool) -> None:
+        ddp.require_backward_grad_sync = on
+
+    return WrappedModel(forward=ddp, sync_gradients=sync_gradients)
 
 
 def _sum(_: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -1,0 +1,69 @@
+"""`stack = ddp`: torch's DistributedDataParallel (Li et al. 2020, arXiv 2006.15704)."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, ClassVar, Final
+
+from attrs import frozen
+
+from ...dsl.schema.stacks import STACKS, Stack
+from ...planner.architecture import EMBEDDING, HEAD
+from ...planner.costs.op_trace import CollectiveCall, OpTrace
+from ...planner.units import BYTES, bytes_text, plural
+
+if TYPE_CHECKING:
+    from ...planner.costs.stage_play import StagePlay
+    from ...planner.graph.builder import Builder
+    from ...planner.resolved import Resolved
+
+FIRST: Final = 2**20  # torch.nn.parallel.DistributedDataParallel: `_DEFAULT_FIRST_BUCKET_BYTES`, `bucket_cap_mb`
+OTHERS: Final = 25 * 2**20
+_COPY: Final = "keeps a full replica of the model on every rank"
+
+
+@STACKS.register()
+@frozen
+class Ddp(Stack):
+    """`stack = ddp`: a whole copy of the model on each rank, synchronised by torch's DistributedDataParallel."""
+
+    kind = "ddp"
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("tp", "pp", "cp", "ep"), _COPY),
+        "fsdp": "shards nothing",
+        "compute": "computes in the format of the parameters",
+        "reduce": "sums gradients in the format of the parameters",
+        "reshard": "gathers nothing that reshard could free",
+        "sync": "sums gradients once a step",
+        "offload": "keeps model states where they are used",
+    }
+    buckets = True
+    beside = ("setup.parallel.ddp",)
+
+    def wrap(self, graph: "Builder", run: "Resolved", last: str) -> str:
+        copy = bytes_text(BYTES[run.formats.params] * run.inventory.total)
+        does = f"a copy of {copy} on each of {plural(run.size('replicate'), 'rank')}, gradients summed as they come"
+        return graph.add("setup", self.node(), does, axes=run.wide("replicate"), after=((last, "model"),))
+
+    def calls(self, run: "Resolved", stages: list["StagePlay"], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+        if run.size("replicate") > 1:
+            for size in bucket_sizes(run, stages[0].plays.trace):
+                yield CollectiveCall("replicate", "all_reduce", self.node(), size), 1
+
+
+def bucket_sizes(run: "Resolved", block: OpTrace) -> list[int]:
+    """Bytes of every bucket of a step: what is ready first in a small one, the rest in larger ones. A bucket is full
+    when it has reached its limit. block: the trace of one."""
+    width, buckets, filled, limit = BYTES[run.formats.params], [], 0, FIRST
+    for elements in _as_they_come(run, block):
+        filled += elements * width
+        if filled >= limit:
+            buckets.append(filled)
+            filled, limit = 0, OTHERS
+    return [*buckets, filled] if filled else buckets
+
+
+def _as_they_come(run: "Resolved", trace: OpTrace) -> list[int]:
+    """Elements of all parameters in the order in which their gradients are ready: from the head to the embedding."""
+    sizes = {tensor.name: tensor.size for tensor in run.inventory.tensors}
+    head = [sizes[f"{HEAD}.weight"]] if f"{HEAD}.weight" in sizes else []
+    blocks = [sizes[f"layers.0.{name}"] for name in reversed(trace.parameters)] * run.architecture.layers
+    return [*head, sizes["norm.weight"], *blocks, sizes[f"{EMBEDDING}.weight"]]

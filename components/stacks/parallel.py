@@ -1,0 +1,37 @@
+"""`stack = parallel`: every axis; the data ranks that are left over shard the model by torch's FSDP2."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from ...dsl.schema.stacks import STACKS, Stack
+
+if TYPE_CHECKING:
+    from ...planner.costs.op_trace import CollectiveCall
+    from ...planner.costs.stage_play import StagePlay
+    from ...planner.graph.builder import Builder
+    from ...planner.resolved import Resolved
+
+
+@STACKS.register(default=True)
+@frozen
+class ParallelStack(Stack):
+    """`stack = parallel`: every axis below; data ranks shard the model by torch's FSDP2."""
+
+    kind = "parallel"
+    uses_fsdp = True
+    beside = ("setup.parallel.fsdp", "setup.parallel.root_fsdp", "setup.parallel.expert_fsdp")
+
+    # The planner is there when it asks; a spec is read without it.
+
+    def shard(self, graph: "Builder", run: "Resolved", last: str) -> str:
+        from ...planner.graph.shard_nodes import add_fsdp
+
+        return add_fsdp(graph, run, last)
+
+    def calls(self, run: "Resolved", stages: list["StagePlay"], pp: int) -> "Iterator[tuple[CollectiveCall, int]]":
+        from ...planner.costs.fsdp_traffic import gathers_of, sums_of
+
+        yield from gathers_of(run, stages, pp)
+        yield from sums_of(run, stages)

@@ -1,0 +1,31 @@
+"""`WrappedModel`: how a step of training calls the model, under any execution stack."""
+
+from collections.abc import Callable
+
+from attrs import frozen
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+
+from ..models.batch import ModelBatch
+from ..models.parts import ModelParts
+
+
+@frozen
+class WrappedModel:
+    """forward: the objective of a microbatch, by (None, batch), whose backward gives gradients; it calls the model that
+    it wraps, hooks of modules included. sync_gradients: sum them over ranks in the coming backward, or only add them up
+    on this rank."""
+
+    forward: Callable[[None, ModelBatch], Tensor]
+    sync_gradients: Callable[[bool], None]
+
+    @classmethod
+    def of(cls, model: ModelParts) -> "WrappedModel":
+        """A model that nothing wraps: where gradients are summed, its units of FSDP do that themselves."""
+        whole = model.whole
+
+        def sync_gradients(on: bool) -> None:
+            if isinstance(whole, FSDPModule):
+                whole.set_requires_gradient_sync(on)
+
+        return cls(forward=whole, sync_gradients=sync_gradients)

@@ -1,0 +1,32 @@
+"""An execution stack of an installed package: torch's `fully_shard` and nothing beside it."""
+
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+from attrs import frozen
+
+from xtrain.dsl.schema.stacks import STACKS, Stack
+from xtrain.planner.costs.fsdp_traffic import EXPERTS, FSDP, ROOT, gathers_of, sums_of
+from xtrain.planner.costs.op_trace import CollectiveCall
+from xtrain.planner.costs.stage_play import StagePlay
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.graph.shard_nodes import add_fsdp
+from xtrain.planner.resolved import Resolved
+
+
+@STACKS.register()
+@frozen
+class Sharding(Stack):
+    """`stack = sharding`: data ranks shard the model, and there are no other axes."""
+
+    kind = "sharding"
+    uses_fsdp = True
+    unsupported: ClassVar[Mapping[str, str]] = dict.fromkeys(("tp", "pp", "cp", "ep"), "has no axis but fsdp")
+    beside = (FSDP, ROOT, EXPERTS)
+
+    def shard(self, graph: Builder, run: Resolved, last: str) -> str:
+        return add_fsdp(graph, run, last)
+
+    def calls(self, run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+        yield from gathers_of(run, stages, pp)
+        yield from sums_of(run, stages)

@@ -1,0 +1,44 @@
+"""An execution stack of an installed package: copies of what tensor parallel leaves, their gradients summed one by
+one."""
+
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import ClassVar
+
+from attrs import frozen
+
+from xtrain.dsl.schema.stacks import STACKS, Stack
+from xtrain.planner.costs.op_trace import CollectiveCall
+from xtrain.planner.costs.stage_play import StagePlay
+from xtrain.planner.graph.builder import Builder
+from xtrain.planner.resolved import Resolved
+from xtrain.planner.units import BYTES, plural
+
+
+@STACKS.register()
+@frozen
+class Summing(Stack):
+    """`stack = summing`: a copy of the model on each data rank, every gradient summed by itself."""
+
+    kind = "summing"
+    unsupported: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("pp", "cp", "ep"), "has copies and tensor parallel alone"),
+        "fsdp": "shards nothing",
+        "compute": "computes in the format of the parameters",
+        "reduce": "sums gradients in the format of the parameters",
+        "reshard": "gathers nothing that reshard could free",
+        "sync": "sums gradients once a step",
+        "offload": "keeps model states where they are used",
+    }
+    resuming: ClassVar[Mapping[str, str]] = {"tensors": "as many sums as there are parameters"}
+
+    def wrap(self, graph: Builder, run: Resolved, last: str) -> str:
+        args = {"tensors": len(run.inventory.tensors)}
+        does = f"{args['tensors']} gradients are summed one by one over {plural(run.size('replicate'), 'rank')}"
+        return graph.add("setup", self.node(), does, args=args, axes=run.wide("replicate"), after=((last, "model"),))
+
+    def calls(self, run: Resolved, stages: list[StagePlay], pp: int) -> Iterator[tuple[CollectiveCall, int]]:
+        if run.size("replicate") > 1:
+            for tensor in run.inventory.tensors:
+                size = prod(run.cuts.shape(tensor)) * BYTES[run.formats.params]
+                yield CollectiveCall("replicate", "all_reduce", self.node(), size), 1
