@@ -8,7 +8,7 @@ from attrs import evolve
 from checkpoints import folder, tensors
 from forked_ranks import Mutation, Outcome
 from projects import events
-from topologies import BY_NAME, Topology
+from topologies import BY_NAME, ELSEWHERE, Topology
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
 pytestmark = pytest.mark.distributed
@@ -21,9 +21,8 @@ ema {{ decay = {decay}, every = {every} }}
 """
 DECAY, EVERY, STEPS = 0.6, 2, 4
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
-ORDINARY = ("pp 2 · fsdp 2 · ep 2 (moe)",)
 AT_LENGTH = (
-    "one rank, one microbatch (dense)",
+    "one rank, four microbatches (dense)",
     "fsdp 2 (dense)",
     "replicate 2, ddp (dense)",
     "replicate 2 · fsdp 2 (dense)",
@@ -68,7 +67,7 @@ def assert_close(ours: dict[str, np.ndarray], theirs: dict[str, np.ndarray]) -> 
 @pytest.mark.parametrize(
     "name",
     [
-        *ORDINARY,
+        *ELSEWHERE["averages"],
         *(pytest.param(name, marks=pytest.mark.slow) for name in AT_LENGTH),
     ],
 )

@@ -49,7 +49,7 @@ BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 VARYING = ("scheduler=cosine", "scheduler.warmup=2 steps")
 
 DENSE = (
-    "one rank, one microbatch (dense)",
+    "one rank, four microbatches (dense)",
     "fsdp 2 (dense)",
     "fsdp 4 (dense)",
     "replicate 2, ddp (dense)",
@@ -65,7 +65,7 @@ DENSE = (
     "pp 2 · fsdp 2 · tp 2 (dense)",
 )
 MOE = (
-    "one rank, one microbatch (moe)",
+    "one rank, four microbatches (moe)",
     "replicate 2, ddp (moe)",
     "fsdp 2 (moe)",
     "fsdp 2 · ep 2 (moe)",

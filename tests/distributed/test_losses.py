@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 from projects import records
-from topologies import BY_NAME
+from topologies import BY_NAME, ELSEWHERE, SHALLOW
 from trials import TOLERANCE, Laboratory, Trial, gaps
 
 pytestmark = pytest.mark.distributed
@@ -25,6 +25,7 @@ LOSSES = {
 # Vocabularies in pieces, the last a smaller one, and gathered; parts of sequences; stages; several microbatches.
 LAYOUTS = (
     "pp 2 · tp 2, tied, uneven vocabulary (dense)",
+    "tp 2, uneven vocabulary (dense)",
     "tp 2, without loss (dense)",
     "pp 2 · ring 2 (dense)",
     "fsdp 2, three microbatches (dense)",
@@ -32,7 +33,8 @@ LAYOUTS = (
     "replicate 2, ddp (dense)",
     "ring 2 · tp 2 · ep 2 (moe)",
 )
-ORDINARY = {"own": LAYOUTS[:4], "smoothed labels": LAYOUTS[:1]}  # an own loss may read all that smoothing needs
+# An own loss may read all that smoothing needs.
+ORDINARY = {"own": ELSEWHERE["own loss"], "smoothed labels": ELSEWHERE["smoothed labels"]}
 CASES = [
     pytest.param(loss, layout, marks=() if layout in ORDINARY[loss] else pytest.mark.matrix)
     for loss in LOSSES
@@ -44,8 +46,7 @@ CASES = [
 def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, layout: str):
     topology = BY_NAME[layout]
     (lab.folder / "losses.py").write_text(PARTS)
-    trial = topology.trial("fp64")
-    trial = evolve(trial, more=LOSSES[loss], settings=(*trial.settings, *topology.shallow))
+    trial = evolve(topology.trial("fp64", shallow=True), more=LOSSES[loss])
     alone = lab.alone(trial)
     outcome = lab.run(trial, topology.layout, saves=False)
     found = gaps(outcome, alone)
@@ -53,7 +54,7 @@ def test_a_layout_minimises_what_one_process_does(lab: Laboratory, loss: str, la
     assert found.loss < limit and found.norm < limit and found.eval < limit and found.routing < limit
     assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
     ours, theirs = ([line["objective"] for line in records(one.directory, "metrics")] for one in (outcome, alone))
-    assert ours == pytest.approx(theirs, rel=limit) and len(ours) == 3
+    assert ours == pytest.approx(theirs, rel=limit) and len(ours) == 2
     assert all(objective > loss for objective, (_, loss, _) in zip(ours, outcome.curve, strict=True))
 
 
@@ -67,7 +68,7 @@ def test_the_loss_of_records_stays_the_cross_entropy(lab: Laboratory):
     """Of a step on the same weights: over all, of each dataset, and held out; what is learned is another thing."""
     (lab.folder / "losses.py").write_text(PARTS)
     losses = ("loss cross_entropy { chunk = 8 KiB }", *LOSSES.values())
-    trials = [Trial(steps=1, more=f"{MIXED}{loss}") for loss in losses]
+    trials = [Trial(steps=1, more=f"{MIXED}{loss}", settings=SHALLOW) for loss in losses]
     found = [lab.alone(trial) for trial in trials]
     (plain,), *others = (records(outcome.directory, "metrics") for outcome in found)
     names = ("loss", "loss/lines", "loss/others")
@@ -82,7 +83,7 @@ def test_the_loss_of_records_stays_the_cross_entropy(lab: Laboratory):
 @pytest.mark.parametrize("layout", ["one rank", pytest.param("pp 2 · tp 2", marks=pytest.mark.matrix)])
 def test_a_run_with_an_own_loss_goes_on_bit_for_bit(lab: Laboratory, layout: str):
     (lab.folder / "losses.py").write_text(PARTS)
-    trial = Trial(steps=4, model="qwen3", more=LOSSES["own"])
+    trial = Trial(steps=4, model="qwen3", more=LOSSES["own"], settings=SHALLOW)
     sets = () if layout == "one rank" else ("parallel.pp=2", "parallel.tp=2")
 
     def train(name: str, *more: str) -> list[dict]:

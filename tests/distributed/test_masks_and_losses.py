@@ -7,7 +7,7 @@ import pytest
 from attrs import evolve
 from forked_ranks import Outcome
 from projects import events, records
-from topologies import Topology
+from topologies import BY_NAME, ELSEWHERE, Topology
 from trials import TOLERANCE, Trial, gaps
 
 from xtrain.planner.plan import Plan
@@ -26,10 +26,16 @@ mixture { lines = 1, talks = 2 }
 on finish eval talks { batches = none }
 """
 LAYOUTS = (
-    Topology(fsdp=2, ring=2),
-    Topology(tp=2, pp=2),
-    pytest.param(Topology(replicate=2, ulysses=2, sets=("parallel.cp.fold=ring_only",)), marks=pytest.mark.matrix),
-    pytest.param(Topology(fsdp=2, tp=2, sets=("parallel.tp.loss=false",)), marks=pytest.mark.matrix),
+    *(BY_NAME[name] for name in ELSEWHERE["mixture"]),
+    *(
+        pytest.param(topology, marks=pytest.mark.matrix)
+        for topology in (
+            Topology(fsdp=2, ring=2),
+            Topology(tp=2, pp=2),
+            Topology(replicate=2, ulysses=2, sets=("parallel.cp.fold=ring_only",)),
+            Topology(fsdp=2, tp=2, sets=("parallel.tp.loss=false",)),
+        )
+    ),
 )
 
 
@@ -37,7 +43,7 @@ def mixed(topology: Topology) -> Trial:
     return evolve(topology.trial("fp64", shallow=True), more=MIXED)
 
 
-def told(outcome: Outcome) -> list[dict]:
+def by_dataset(outcome: Outcome) -> list[dict]:
     """What the log says of each dataset, step by step."""
     kinds = ("loss/", "valid_tokens/", "rows/")
     return [{key: line[key] for key in line if key.startswith(kinds)} for line in records(outcome.directory, "metrics")]
@@ -50,7 +56,7 @@ def test_a_layout_computes_what_one_process_computes_of_a_mixture(lab, topology)
     outcome = lab.run(trial, topology.layout, saves=False)
     found = gaps(outcome, alone)
     assert found.worst < TOLERANCE["fp64"]
-    for ours, theirs in zip(told(outcome), told(alone), strict=True):
+    for ours, theirs in zip(by_dataset(outcome), by_dataset(alone), strict=True):
         assert ours.keys() == theirs.keys()
         counts = [key for key in theirs if not key.startswith("loss/")]
         assert [ours[key] for key in counts] == [theirs[key] for key in counts]
@@ -59,7 +65,7 @@ def test_a_layout_computes_what_one_process_computes_of_a_mixture(lab, topology)
 
 
 def test_losses_of_datasets_add_up_to_the_loss(lab):
-    alone = lab.alone(mixed(Topology()))
+    alone = lab.alone(evolve(mixed(Topology()), steps=3))
     lines = [line for line in records(alone.directory, "metrics") if "loss" in line]
     assert len(lines) == 3
     taken = 0

@@ -37,7 +37,7 @@ phase calm { from = 75%, lr_scale = 0.5 }
 every 4 steps checkpoint
 checkpoint { keep = none }
 """
-ONE, TWO, FOUR = Topology(accumulate=1), Topology(fsdp=2), Topology(fsdp=2, pp=2)
+ONE, TWO, PIPELINE = Topology(accumulate=1), Topology(fsdp=2), Topology(pp=2)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def curriculum(plan: Plan) -> Curriculum:
 
 def test_each_dataset_is_taken_as_often_as_its_epochs_say(lab: Laboratory, trial):
     """On one rank, and on two that stop in the middle of an epoch and go on as one."""
-    trial = evolve(trial, more=EPOCHS, settings=("experiment.budget=2 epochs",))
+    trial = evolve(trial, more=EPOCHS, settings=(*trial.settings, "experiment.budget=2 epochs"))
     alone, plan = lab.alone(trial, saves=True), plan_of(lab, trial, ONE)
     (data,) = events(alone.directory, "data")
     often = {"lines": 1, "sums": 2, "noise": 6}  # in both epochs together
@@ -115,11 +115,11 @@ def test_a_curriculum_is_followed_to_the_step_and_kept_over_stops_and_other_rank
     assert {name: its["cursor"] for name, its in saved.state()["loader"]["datasets"].items()} == expected
     assert sum(expected.values()) == STEPS * plan.node("setup.loader").args["rows"]
 
-    # Two ranks, then four in a pipeline, then one: with reading ahead, and without.
+    # Two data ranks, then two stages of a pipeline, then one process: with reading ahead, and without.
     name = "curriculum"
     first = lab.ranks.run(plan_of(lab, trial, TWO, "batch.prefetch=3"), lab.folder, name=name)
     assert gaps(first, alone).worst < TOLERANCE["fp64"]
-    for keep, layout, prefetch in ((3, FOUR, 2), (6, ONE, 0)):
+    for keep, layout, prefetch in ((3, PIPELINE, 2), (6, ONE, 0)):
         for entry in CheckpointFolder(first.directory / "checkpoints").entries():
             if entry.step > keep:
                 shutil.rmtree(entry.path)

@@ -1,8 +1,10 @@
 """Every optimizer computes on layouts what it computes in one process, and goes on as if it had not stopped."""
 
+import numpy as np
 import pytest
-from projects import Project, curve
-from topologies import SHALLOW
+from attrs import evolve
+from forked_ranks import Outcome
+from topologies import BY_NAME, ELSEWHERE, SHALLOW
 from trials import TOLERANCE, Laboratory, Trial, gaps, stray_shapes
 
 pytestmark = pytest.mark.distributed
@@ -12,31 +14,36 @@ OPTIMIZERS = {
     "plain sgd": "sgd { lr = 0.1, momentum = 0",
     "lion": "lion { lr = 1e-3, weight_decay = 0.5",
 }
-LAYOUTS = {
-    "dense": ("parallel.tp=2", "parallel.fsdp=2", "batch.micro=2"),
-    "moe": ("parallel.ep=2", "parallel.fsdp=2", "batch.micro=2"),
-}
+LAYOUTS = ("fsdp 2 (dense)", "tp 2 (dense)", "fsdp 2 · tp 2 (dense)", "fsdp 2 · ep 2 (moe)")
+CASES = [
+    pytest.param(name, layout, marks=() if layout in ELSEWHERE[name] else pytest.mark.matrix)
+    for name in OPTIMIZERS
+    for layout in LAYOUTS
+]
 
 
-@pytest.mark.parametrize("model", LAYOUTS)
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_layout_updates_as_one_process_does(lab: Laboratory, name: str, model: str):
-    trial = Trial(model=model, optimizer=OPTIMIZERS[name], settings=SHALLOW)
+@pytest.mark.parametrize(("name", "layout"), CASES)
+def test_a_layout_updates_as_one_process_does(lab: Laboratory, name: str, layout: str):
+    topology = BY_NAME[layout]
+    trial = evolve(topology.trial("fp64", shallow=True), optimizer=OPTIMIZERS[name])
     alone = lab.alone(trial)
-    outcome = lab.run(trial, LAYOUTS[model], saves=False)
+    outcome = lab.run(trial, topology.layout, saves=False)
     found = gaps(outcome, alone)
     limit = TOLERANCE["fp64"]
     assert found.loss < limit and found.norm < limit and found.eval < limit
     assert not {tensor: gap for tensor, gap in found.tensors.items() if not gap < limit}
-    assert not stray_shapes(lab.plan(trial, LAYOUTS[model]), outcome)
+    assert not stray_shapes(lab.plan(trial, topology.layout), outcome)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_run_goes_on_with_its_state(project: Project, name: str):
-    more = f"optimizer {OPTIMIZERS[name]} }}"
-    spec = project.spec(steps=6)
-    text = (project.folder / spec).read_text().replace("optimizer adamw { lr = 3e-3 }", more)
-    (project.folder / spec).write_text(text)
-    whole = curve(project.run(spec, root="whole"))
-    project.run(spec, "--set", "launch.stop_at=3 steps", root="parts", expect=75)
-    assert curve(project.run(spec, root="parts")) == whole and len(whole) == 6
+def test_a_run_goes_on_with_its_state(lab: Laboratory, name: str):
+    trial = Trial(optimizer=OPTIMIZERS[name], steps=4, settings=SHALLOW)
+
+    def train(part: str, *sets: str) -> Outcome:
+        return lab.ranks.run(lab.plan(trial, sets), lab.folder, name=f"{name.replace(' ', '-')}-{part}")
+
+    whole = train("whole")
+    train("parts", "experiment.budget=2 steps")
+    ended = train("parts")
+    assert ended.curve == whole.curve and len(whole.curve) == 4
+    assert not [name for name in whole.tensors if not np.array_equal(ended.tensors[name], whole.tensors[name])]

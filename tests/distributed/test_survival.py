@@ -19,6 +19,19 @@ from projects import Project, curve, events
 pytestmark = pytest.mark.distributed
 
 LONG = {"steps": 4000}
+BROKEN_SCHEDULER = """
+import os
+if os.environ.get("RANK") == "1":
+    from functools import wraps
+    from attrs import evolve
+    from xtrain.runtime.ops import OPS, load_ops
+    load_ops()
+    scheduler = OPS["setup.scheduler"]
+    @wraps(scheduler.function)
+    def leave(**given):
+        raise RuntimeError("the scheduler has left the building")
+    OPS["setup.scheduler"] = evolve(scheduler, function=leave)
+"""
 # Minutes of work, though the model may end a single text at any token.
 ENDLESS = "generate { prompts = [" + '"line", ' * 1000 + "], tokens = 400 }"
 
@@ -97,24 +110,15 @@ def test_a_rank_that_dies_ends_the_run_at_once(project):
 
 
 def test_an_exception_in_a_rank_is_shown_with_its_traceback(project):
-    """A tokenizer that breaks in the middle of setting up, on one rank alone."""
-    (project.folder / "sitecustomize.py").write_text(
-        "import os\n"
-        "if os.environ.get('RANK') == '1':\n"
-        "    import importlib.abc, sys\n"
-        "    class Finder(importlib.abc.MetaPathFinder):\n"
-        "        def find_spec(self, name, path, target=None):\n"
-        "            if name == 'xtrain.runtime.training.scheduler':\n"
-        "                raise RuntimeError('the scheduler has left the building')\n"
-        "    sys.meta_path.insert(0, Finder())\n"
-    )
+    """In the middle of setting up, on one rank alone."""
+    (project.folder / "sitecustomize.py").write_text(BROKEN_SCHEDULER)
     spec = project.spec(**LONG)
     environment = {**project.environment, "PYTHONPATH": str(project.folder)}
-    command = project.command("run", spec, "--world", "2", "--ui", "plain")
     begin = time.monotonic()
-    done = subprocess.run(command, cwd=project.folder, env=environment, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and time.monotonic() - begin < 20
-    assert "the scheduler has left the building" in done.stdout and "rank 1" in done.stdout, done.stdout + done.stderr
+    command = ForkedCommand(["run", spec, "--world", "2", "--ui", "plain"], project.folder, environment)
+    out, err = command.communicate(timeout=120)
+    assert command.returncode == 1 and time.monotonic() - begin < 20
+    assert "the scheduler has left the building" in out and "rank 1" in out, out + err
     assert gone(project.directory(), 5)
 
 

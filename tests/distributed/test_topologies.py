@@ -1,8 +1,8 @@
 """Every layout of the table computes what one process computes: losses, gradient norms, all tensors.
 
-Losses and norms of three steps, the loss of an evaluation, parameters and moments after them, where experts are their
-loads. Every rank holds what the plan foresees, and what is said of tokens and operations is what a count of all
-positions gives. The table is tests/support/topologies.py.
+Losses and norms of two steps (of three in the whole table), the loss of an evaluation, parameters and moments after
+them, where experts are their loads. Every rank holds what the plan foresees, and what is said of tokens and operations
+is what a count of all positions gives. The table is tests/support/topologies.py.
 """
 
 from itertools import combinations
@@ -10,7 +10,7 @@ from itertools import combinations
 import pytest
 from attrs import evolve
 from rank_counts import stray_counts
-from topologies import CASES, ORDINARY, SCHEDULES, TOPOLOGIES, Topology
+from topologies import BY_DEFAULT, BY_NAME, CASES, SCHEDULES, TOPOLOGIES, Topology
 from trials import TOLERANCE, Laboratory, gaps, stray_shapes
 
 from xtrain.dsl.schema.parallel import Pp
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.distributed
 
 
 def check(lab: Laboratory, topology: Topology, params: str, *, whole: bool) -> None:
-    """whole: four layers, and checkpoints are written; else two are enough."""
+    """whole: three steps of four layers, and checkpoints are written; else two of two are enough."""
     trial = topology.trial(params, shallow=not whole)
     alone = lab.alone(trial)
     plan = lab.plan(trial, topology.layout)
@@ -60,20 +60,20 @@ def pairs(topologies: list[Topology]) -> set[tuple[str, str]]:
     return found
 
 
-def test_the_ordinary_rows_cover_every_pair_of_the_table():
-    missing = pairs(list(TOPOLOGIES)) - pairs([row for row in TOPOLOGIES if row.name in ORDINARY])
-    assert not missing
-    ordinary = {text for row in TOPOLOGIES if row.name in ORDINARY for text in row.sets}
+def test_the_rows_that_run_by_default_cover_every_pair_of_the_table():
+    rows = [BY_NAME[name] for name in BY_DEFAULT]
+    assert not pairs(list(TOPOLOGIES)) - pairs(rows)
+    ordinary = {text for row in rows for text in row.sets}
     default = f"parallel.pp.schedule={Pp().schedule}"  # which no row has to ask for
     assert {text for texts in SCHEDULES.values() for text in texts} - ordinary <= {default}
 
 
 def test_one_process_clips_where_it_should_and_its_parameters_move(lab):
-    """Rows would prove little if clipping never happened, or always, or if three steps changed next to nothing."""
-    clipped, free = (lab.alone(Topology(clip=clip).trial("fp64")) for clip in ("0.5", "1e3"))
+    """Rows would prove little if clipping never happened, or always, or if two steps changed next to nothing."""
+    clipped, free = (lab.alone(Topology(clip=clip).trial("fp64", shallow=True)) for clip in ("0.5", "1e3"))
     assert all(norm > 0.5 for _, _, norm in clipped.curve)
     assert all(norm < 1e3 for _, _, norm in free.curve)
-    still = lab.run(Topology(shared=("optimizer.lr=1e-30",)).trial("fp64"), (), alone=True)
+    still = lab.run(Topology(shared=("optimizer.lr=1e-30",)).trial("fp64", shallow=True), (), alone=True, saves=False)
     parameters = {name: value for name, value in clipped.tensors.items() if not name.startswith("optimizer.")}
     assert parameters
     for name, value in parameters.items():
@@ -83,11 +83,11 @@ def test_one_process_clips_where_it_should_and_its_parameters_move(lab):
 def test_partial_evaluations_are_the_same_in_every_layout(lab):
     """They take the same first rows, however many ranks share them."""
     more = "every 2 steps eval lines { batches = 1 }"
-    trial = evolve(Topology().trial("fp64"), steps=4, more=more)
+    trial = evolve(Topology().trial("fp64", shallow=True), steps=4, more=more)
     alone = lab.alone(trial)
     assert [e["step"] for e in alone.evals] == [2, 4, 4]
     assert alone.evals[0]["tokens"] < alone.evals[2]["tokens"]
-    for topology in (Topology(fsdp=2, tp=2), Topology(pp=2)):
+    for topology in (Topology(fsdp=2), Topology(pp=2)):
         found = gaps(lab.run(trial, topology.layout, saves=False), alone)  # also that they have seen as many tokens
         assert found.eval < TOLERANCE["fp64"]
 
@@ -100,7 +100,7 @@ def test_rows_are_unevenly_filled(lab):
     from xtrain.runtime.data.sources.source import open_source
     from xtrain.runtime.data.tokenising.build import build_store
 
-    lab.alone(Topology().trial("fp64"))
+    lab.alone(Topology().trial("fp64", shallow=True))
     reads = {"form": "text", "text": "text"}
     source = open_source("jsonl", patterns=("data.jsonl",), reads=reads, base=lab.folder)
     cache = lab.folder / "runs" / "cache" / "tokens"

@@ -29,7 +29,7 @@ def test_a_run_goes_on_however_it_is_started(project: Project, monkeypatch: pyte
         ("saved.json", 0, (), (0,)),
     )
     for name, ranks, settings, expected in starts:
-        process = project.start(name, *settings, "--ui", "none", torchrun=ranks, fresh=name == "saved.json")
+        process = project.start(name, *settings, "--ui", "none", torchrun=ranks, fresh=ranks > 0)
         _, err = process.communicate(timeout=240)
         assert process.returncode in expected, err
     directory = project.directory()

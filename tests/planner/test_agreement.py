@@ -59,7 +59,7 @@ mixture { lines = 1, others = 2 }
 @pytest.mark.parametrize(
     "name",
     [
-        "one rank, one microbatch (moe)",
+        "one rank, four microbatches (moe)",
         "tp 2, without loss (dense)",
         pytest.param("pp 2, zbv (dense)", marks=pytest.mark.matrix),
     ],

@@ -89,11 +89,6 @@ def run(job: dict[str, Any], rank: int) -> int:
         skip("tick.checkpoint")
         skip("tick.model")
     if job["mutation"]:
-        import rank_control  # noqa: F401  adds its own
-        import rank_health  # noqa: F401
-        import rank_nonfinite  # noqa: F401
-        import rank_resume  # noqa: F401
-        import rank_saving  # noqa: F401
         from rank_mutations import MUTATIONS
 
         os.environ["XTRAIN_TEST_CONTROL"] = str(Path(job["directory"]) / "control")

@@ -33,6 +33,7 @@ LAUNCHERS = (
     "xtrain.runtime.launch.leftovers",
     "torch.distributed.elastic.multiprocessing",
     "torch.distributed.launcher.api",
+    "torch.distributed.run",
     "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend",
 )
 
@@ -40,10 +41,23 @@ LAUNCHERS = (
 class ForkedCommand:
     """`xtrain ARGUMENTS` under way; a part of `subprocess.Popen`. Its output goes to files, read at the end."""
 
-    def __init__(self, arguments: list[str], folder: Path, environment: dict[str, str]) -> None:
-        self.args = [sys.executable, "-m", "xtrain", *arguments]
+    def __init__(
+        self,
+        arguments: list[str],
+        folder: Path,
+        environment: dict[str, str],
+        *,
+        torchrun: int = 0,
+        agent: tuple[str, ...] = ("--standalone",),
+        one_output: bool = False,
+    ) -> None:
+        """torchrun: so many ranks are started by that, with `agent` as its options. one_output: what goes to stderr is
+        read with what goes to stdout."""
+        launcher = ["torch.distributed.run", *agent, "--nproc-per-node", str(torchrun), "-m"] if torchrun else []
+        self.args = [sys.executable, "-m", *launcher, "xtrain", *arguments]
         self.returncode: int | None = None
-        self._output = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  open until it has ended
+        output = tempfile.TemporaryFile()  # noqa: SIM115  open until it has ended
+        self._output = [output, output if one_output else tempfile.TemporaryFile()]  # noqa: SIM115
         with Path(os.devnull).open() as nothing:
             streams = [nothing.fileno(), *(file.fileno() for file in self._output)]
             self.pid: int = _server().ask({"start": self.args, "folder": str(folder), "env": environment}, streams)
@@ -68,10 +82,10 @@ class ForkedCommand:
         """What it has written by its end. Raises TimeoutExpired."""
         self.wait(timeout)
         texts = []
-        for file in self._output:
+        for file in dict.fromkeys(self._output):
             file.seek(0)
             texts.append(file.read().decode())
-        return texts[0], texts[1]
+        return texts[0], "".join(texts[1:])
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
@@ -143,7 +157,8 @@ class ForkedRank(subprocess.Popen):
         self.pid = os.fork()
         if not self.pid:
             os.setsid()
-            become(list(args), env, [0, c2pwrite, errwrite])
+            streams = [own if given < 0 else given for own, given in ((1, c2pwrite), (2, errwrite))]
+            become(list(args), env, [0, *streams])
         self._child_created = True
 
 
@@ -162,15 +177,17 @@ def become(command: list[str], environment: dict[str, str], streams: list[int]) 
         sys.stdin, sys.stdout = os.fdopen(0, closefd=False), os.fdopen(1, "w", closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         show_as(command, environment)
-        assert command[1] == "-m", command
-        sys.argv = [command[2], *command[3:]]
+        # torchrun adds -u.
+        module, *arguments = command[command.index("-m") + 1 :]
+        assert command[1 : command.index("-m")] in ([], ["-u"]), command
+        sys.argv = [module, *arguments]
         sys.orig_argv = command
         sys.path.insert(0, str(Path.cwd()))
         importlib.invalidate_caches()
         for site in (Path(folder) / "sitecustomize.py" for folder in environment.get("PYTHONPATH", "").split(":")):
             if site.is_file():
                 exec(compile(site.read_text(), site, "exec"), {})
-        code = run(command[2])
+        code = run(module)
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 0
         if isinstance(ended.code, str):
@@ -187,13 +204,18 @@ def become(command: list[str], environment: dict[str, str], streams: list[int]) 
 
 
 def run(module: str) -> int:
-    if module == "xtrain":
-        from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
+    vars(subprocess_handler)["Popen"] = ForkedRank
+    if module == "xtrain":
         from xtrain.cli.main import main
 
-        vars(subprocess_handler)["Popen"] = ForkedRank
         return main()
+    if module == "torch.distributed.run":
+        from torch.distributed.run import main as torchrun
+
+        torchrun()
+        return 0
     from xtrain.runtime import worker
 
     assert module == worker.__name__, module

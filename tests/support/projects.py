@@ -13,7 +13,7 @@ experiment tiny {{ seed = 3, budget = {steps} steps }}
 model qwen3 {{ dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48, tie_embeddings = {tied}, init_std = 0.1 }}
 tokenizer bytes
 dataset lines {{ source = jsonl("data.jsonl"), holdout = 10% }}
-batch {{ sequence = 64, micro = 1, rows = 8 }}
+batch {{ sequence = 64, micro = 2, rows = 8 }}
 optimizer adamw {{ lr = 3e-3 }}
 scheduler cosine {{ warmup = 10%, floor = 10% }}
 every 1 step log
@@ -44,8 +44,8 @@ class Project:
 
     def start(self, *arguments: str, torchrun: int = 0, fresh: bool = False) -> subprocess.Popen | ForkedCommand:
         """Start `xtrain run`, as a rank of `torchrun` ranks if there are any; forked, unless it is to be `fresh`."""
-        if not torchrun and not fresh:
-            return ForkedCommand(["run", *arguments], self.folder, self.environment)
+        if not fresh:
+            return ForkedCommand(["run", *arguments], self.folder, self.environment, torchrun=torchrun)
         command = self.command("run", *arguments)
         if torchrun:
             ranks = ("torch.distributed.run", "--standalone", "--nproc-per-node", str(torchrun), "-m", "xtrain")

@@ -23,8 +23,13 @@ from typing import Any
 
 # Imported by a rank on its way through a plan; here it is done once.
 PRELOADED = (
-    "xtrain.runtime.executor",
+    "xtrain.components.sources.jsonl_run",
+    "xtrain.components.tokenizers.bytes_run",
     "xtrain.planner.serialise",
+    "xtrain.runtime.data.documents.chat_messages",
+    "xtrain.runtime.data.sources.fields",
+    "xtrain.runtime.data.sources.opening",
+    "xtrain.runtime.executor",
     "torch.distributed.checkpoint",
     "torch.distributed.device_mesh",
     "torch.distributed.fsdp",
@@ -32,8 +37,11 @@ PRELOADED = (
     "torch.distributed.tensor",
     "torch.distributed.tensor.parallel",
     "torch.nn.attention.flex_attention",
+    "torch.profiler._cupti_monitor",
     "torch.utils.checkpoint",
 )
+# Modules whose faults tests put into ranks: they add them to MUTATIONS.
+FAULTS = ("rank_control", "rank_health", "rank_nonfinite", "rank_resume", "rank_saving")
 GRACE = 3.0  # seconds the others have after the first failure to report what they saw
 LAST_WORDS = 1.0  # seconds a rank has to write down where it hangs
 
@@ -159,13 +167,14 @@ def become_rank(rank: int, world: int, port: int, log: Path) -> None:
         }
 
 
-def preload() -> None:
+def preload(*more: str) -> None:
+    """more: modules, beside those that every rank imports."""
     import importlib
 
     from xtrain.runtime.ops import load_ops
     from xtrain.runtime.provenance.metadata import versions
 
-    for module in PRELOADED:
+    for module in (*PRELOADED, *more):
         importlib.import_module(module)
     feed_once()
     with suppress(Exception):  # every rank does it again, and reports what is wrong
@@ -218,7 +227,7 @@ def feed_once() -> None:
 
 def main() -> None:
     die_with(int(sys.argv[1]))
-    preload()
+    preload("forked_rank", *FAULTS)
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "a process with threads must not be forked"
     for line in sys.stdin:
         print(json.dumps(serve(json.loads(line))), flush=True)

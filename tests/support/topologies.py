@@ -1,7 +1,7 @@
 """The table of layouts that must compute what one process computes: one row each, nothing but data.
 
-The rows of ORDINARY run with the ordinary tests, all of them with `-m matrix`, or one after the other with
-topology_table.py.
+The rows of ORDINARY run with the ordinary tests, beside those of ELSEWHERE, all of them with `-m matrix`, or one after
+the other with topology_table.py.
 """
 
 from itertools import product
@@ -17,7 +17,8 @@ AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp", "ep")
 class Topology:
     """Sizes of the axes, and what else the layout says.
 
-    accumulate: microbatches of a step on a data rank; a pipeline has as many as there are rows on one, unless given.
+    accumulate: microbatches of a step on a data rank: 2 unless given, in a pipeline of two stages 4, in a longer one as
+    many as there are rows on the rank.
     sets: `--set` texts of the layout alone; shared: of the layout and of one process. note: what they are, in a word.
     formats: in which the row must hold.
     """
@@ -51,7 +52,7 @@ class Topology:
     def microbatches(self) -> int:
         """Of a step, on a data rank."""
         rows = self.rows // (self.replicate * self.fsdp)
-        return self.accumulate or (rows if self.pp > 1 else min(rows, 2))
+        return self.accumulate or (rows if self.pp > 2 else min(rows, 4 if self.pp > 1 else 2))
 
     @property
     def name(self) -> str:
@@ -86,10 +87,17 @@ class Topology:
         return () if self.pp > 1 and self.sets else SHALLOW
 
     def trial(self, params: str, *, shallow: bool = False) -> Trial:
-        """What one process computes for comparison."""
-        align = 2 * self.ring if self.ring > 1 else 1
-        settings = (*self.shared, *(self.shallow if shallow else ()))
-        return Trial(model=self.model, params=params, rows=self.rows, clip=self.clip, align=align, settings=settings)
+        """What one process computes for comparison. shallow: two steps, so that the first one counts in the second, and
+        half the layers."""
+        return Trial(
+            model=self.model,
+            params=params,
+            rows=self.rows,
+            steps=2 if shallow else 3,
+            clip=self.clip,
+            align=2 * self.ring if self.ring > 1 else 1,
+            settings=(*self.shared, *(self.shallow if shallow else ())),
+        )
 
 
 BOTH = ("fp64", "fp32")
@@ -118,8 +126,9 @@ ZBV = SCHEDULES["zbv"]
 def _data() -> list[Topology]:
     """Data ranks alone."""
     return [
-        Topology(accumulate=1, note="one microbatch"),
-        Topology(accumulate=1, note="one microbatch", model="moe"),
+        # What the others are compared with takes a step in one part.
+        Topology(accumulate=4, note="four microbatches"),
+        Topology(accumulate=4, note="four microbatches", model="moe"),
         *(Topology(fsdp=size, formats=BOTH) for size in (2, 4, 8)),
         Topology(fsdp=2, model="qwen3", clip="none", note="no clipping"),
         Topology(fsdp=2, clip="1e3", note="norm below clip"),
@@ -221,6 +230,7 @@ def _pipelines() -> list[Topology]:
         Topology(pp=2, sets=("parallel.pp.layers=[3, 1]",), note="uneven stages"),
         # Experts are sharded over ranks that share dense parameters: the stage must be a unit around them.
         Topology(pp=2, tp=2, model="moe", sets=ZBV, note="zbv"),
+        Topology(pp=2, tp=2, ep=2, model="moe", sets=ZBV, note="zbv"),
         Topology(
             pp=2,
             ulysses=2,
@@ -329,51 +339,53 @@ TOPOLOGIES = (
     *_triples(),
     *_recomputing(),
 )
-# Names of the rows that the ordinary tests run, and in which formats: every pair of axes, every axis with every model
-# and with one microbatch and several, every schedule; and the rows in which test_mutations.py puts a fault.
+# Names of rows that tests of another subject run by default, and compare with one process as the table is: the loss,
+# the norm, evaluations and all tensors.
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "own loss": ("pp 2 · tp 2, tied, uneven vocabulary (dense)", "tp 2, without loss (dense)"),
+    "smoothed labels": ("tp 2, uneven vocabulary (dense)",),
+    "norms": ("fsdp 2 · tp 2 (dense)", "pp 2 · ring 2 (dense)", "replicate 2 · tp 2 · ep 2, one microbatch (moe)"),
+    "mixture": ("pp 2 · replicate 2 (dense)", "ulysses 2 · tp 2 · ep 2 (moe)"),
+    "averages": ("pp 2 · fsdp 2 · ep 2 (moe)",),
+    "sgd": ("fsdp 2 (dense)",),
+    "plain sgd": ("tp 2 (dense)",),
+    "lion": ("fsdp 2 · ep 2 (moe)",),
+}
+# Names of the rows that the ordinary tests of the table run, and in which formats: with those above every pair of axes,
+# every axis with every model and with one microbatch and several, every schedule; and the rows in which
+# test_mutations.py puts a fault.
 ORDINARY: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("fsdp 2 (dense)", "tp 2 (moe)", "pp 2, tied (dense)"), BOTH),
+    "tp 2 (moe)": BOTH,
     **dict.fromkeys(
         (
-            "one rank, one microbatch (dense)",
-            "one rank, one microbatch (moe)",
+            "one rank, four microbatches (dense)",
+            "one rank, four microbatches (moe)",
+            "fsdp 2 (dense)",
             "fsdp 2, no clipping (qwen3)",
-            "fsdp 2, three microbatches (dense)",
             "fsdp 2, gathered parameters kept (dense)",
             "fsdp 2, summed after every microbatch (dense)",
             "replicate 2 · fsdp 2 (dense)",
             "replicate 2, ddp (dense)",
-            "replicate 2, ddp (moe)",
             "tp 2, without sequence (dense)",
-            "tp 2, without loss (dense)",
-            "tp 2, z loss (dense)",
             "tp 2, no clipping (qwen3)",
             "ulysses 4, fewer key/value heads than ranks (dense)",
             "ring 2 · ulysses 2, fold none (dense)",
             "ring 2 · ulysses 2, fold ring_only (dense)",
-            "ulysses 2, fold none (moe)",
             "fsdp 2 · ep 2 (moe)",
-            "fsdp 2 · ep 2, three microbatches (moe)",
             "fsdp 2 · ep 2, balance bias (moe)",
             "pp 2, gpipe (dense)",
             "pp 2, interleaved_1f1b (dense)",
             "pp 2, zero_bubble (dense)",
-            "pp 2, three microbatches (dense)",
-            "pp 2 · tp 2, tied, uneven vocabulary (dense)",
-            "pp 2 · replicate 2 (dense)",
-            "pp 2 · ring 2 (dense)",
+            "pp 2, tied (dense)",
             "pp 2 · ulysses 2, no clipping (qwen3)",
             "replicate 2 · ring 2, one microbatch, no clipping (qwen3)",
             "replicate 2 · ulysses 2 (dense)",
             "fsdp 2 · ring 2, fold none (dense)",
             "fsdp 2 · ulysses 2, one microbatch (dense)",
-            "replicate 2 · tp 2 · ep 2, one microbatch (moe)",
-            "pp 2 · fsdp 2 · tp 2 · ep 2, zbv (moe)",
+            "pp 2 · tp 2 · ep 2, zbv (moe)",
             "ring 2 · tp 2 · ep 2 (moe)",
-            "ulysses 2 · tp 2 · ep 2 (moe)",
             "fsdp 2 · ep 2, full recomputation (moe)",
             "fsdp 2, selective recomputation (dense)",
-            "pp 2, full recomputation (dense)",
         ),
         ("fp64",),
     ),
@@ -381,4 +393,5 @@ ORDINARY: dict[str, tuple[str, ...]] = {
 CASES = tuple((topology, params) for topology in TOPOLOGIES for params in topology.formats)
 BY_NAME = {topology.name: topology for topology in TOPOLOGIES}
 assert len(BY_NAME) == len(TOPOLOGIES), "names of topologies are unique"
-assert ORDINARY.keys() <= BY_NAME.keys(), ORDINARY.keys() - BY_NAME.keys()
+BY_DEFAULT = frozenset((*ORDINARY, *(name for names in ELSEWHERE.values() for name in names)))
+assert BY_NAME.keys() >= BY_DEFAULT, BY_DEFAULT - BY_NAME.keys()

@@ -130,10 +130,11 @@ class Laboratory:
         return cls(folder=folder, ranks=ranks)
 
     def plan(self, trial: Trial, sets: tuple[str, ...], world: int | None = None, *, alone: bool = False) -> Plan:
+        """The plan of a trial. alone: of one process that layouts are compared with, which takes a step in one part."""
         path = trial.write(self.folder, alone=alone)
-        compiled = plan_from_spec(
-            path, (f"precision.params={trial.params}", "workspace.root=runs", *trial.settings, *sets), world
-        )
+        whole = (f"batch.micro={trial.rows}",) if alone else ()
+        settings = (f"precision.params={trial.params}", "workspace.root=runs", *whole, *trial.settings, *sets)
+        compiled = plan_from_spec(path, settings, world)
         if compiled.plan is None:
             raise NoPlan("\n".join(error.message for error in compiled.diagnostics.errors))
         return compiled.plan
