@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PSEUDO_COUNT = 5
 
 SHORT, WHOLE = 40, 300  # steps
-HOLDOUT = 0.01  # of the short run
+HOLDOUT, ROWS = 0.01, 16  # of the short run
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -33,8 +33,8 @@ def run(folder: Path, *arguments: str) -> Path:
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory) -> Path:
     """The folder of the first steps, with all that follows the last one."""
-    few = ("--set", f"experiment.budget={SHORT} steps", "--set", f"dataset.stdlib.holdout={HOLDOUT:.0%}")
-    return run(tmp_path_factory.mktemp("begun"), *few)
+    less = (f"experiment.budget={SHORT} steps", f"batch.rows={ROWS}", f"dataset.stdlib.holdout={HOLDOUT:.0%}")
+    return run(tmp_path_factory.mktemp("begun"), *(word for text in less for word in ("--set", text)))
 
 
 @pytest.fixture(scope="module")

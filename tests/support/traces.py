@@ -10,9 +10,11 @@ from xtrain.planner.mesh.placement import local_bytes
 from xtrain.planner.plan import Plan, Traced
 
 
-def plan_of(folder: Path, topology: Topology, *sets: str, params: str = "", more: str = "") -> Plan:
+def plan_of(
+    folder: Path, topology: Topology, *sets: str, params: str = "", more: str = "", shallow: bool = True
+) -> Plan:
     """The plan of a layout; data that are not there are no concern of a trace."""
-    trial = topology.trial(params or topology.formats[0])
+    trial = topology.trial(params or topology.formats[0], shallow=shallow)
     path = Trial(model=trial.model, rows=trial.rows, clip=trial.clip, more=more).write(folder, alone=False)
     texts = (f"precision.params={trial.params}", *trial.settings, *topology.layout, *sets)
     compiled = plan_from_spec(path, texts)
