@@ -12,7 +12,7 @@ from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
-TWO, FOUR = Topology(fsdp=2, shared=SHALLOW), Topology(fsdp=2, tp=2, shared=SHALLOW)
+TWO, FOUR = Topology(fsdp=2, accumulate=1, shared=SHALLOW), Topology(fsdp=2, tp=2, shared=SHALLOW)
 NO_STEPS = "checkpoint { model = false, keep = none }\nevery 500 steps checkpoint\n"
 
 

@@ -34,7 +34,7 @@ AT_LENGTH = (
     "ring 2 (dense)",
     "pp 2 · fsdp 2 · tp 2 (dense)",
 )
-TWO = BY_NAME["fsdp 2 (dense)"]
+TWO = BY_NAME["fsdp 2, one microbatch (dense)"]
 
 
 def averaging(layout: Topology, params: str = "fp64", *, decay: float = DECAY, every: int = EVERY) -> Trial:
@@ -128,22 +128,24 @@ def test_a_run_goes_on_with_its_average_and_begins_or_leaves_one_behind(lab: Lab
     """From the middle of another run, which is what going on from one's own checkpoint is."""
     trial = averaging(TWO, every=1)
     bare = evolve(trial, more=trial.more.partition("ema")[0])
-    whole, without = lab.run(trial, TWO.layout), lab.run(bare, TWO.layout)
     half = STEPS // 2
 
-    def go_on(chosen: Trial, origin: Outcome) -> tuple[Outcome, str | None, str]:
+    def go_on(chosen: Trial, origin: Outcome, layout: tuple[str, ...] = ()) -> tuple[Outcome, str | None, str]:
         """What became of the run, what it said of the average, and its warnings."""
         source = folder(origin.directory).path(half)
-        outcome = lab.run(chosen, (*TWO.layout, f'checkpoint.from="{source}"'))
-        assert outcome.curve == whole.curve[half:]
+        outcome = lab.run(chosen, (*layout, f'checkpoint.from="{source}"'), alone=not layout)
+        assert outcome.curve == origin.curve[half:]
         (resumed,) = events(outcome.directory, "resumed")
         warnings = [event["message"] for event in events(outcome.directory, "warning")]
         return outcome, resumed["groups"].get("ema"), " ".join(warnings)
 
-    kept, word, _ = go_on(trial, whole)
+    whole = lab.run(trial, TWO.layout)
+    ended, word, _ = go_on(trial, whole, TWO.layout)
     assert word == "read"
-    assert [name for name in whole.tensors if not np.array_equal(whole.tensors[name], kept.tensors[name])] == []
+    assert [name for name in whole.tensors if not np.array_equal(whole.tensors[name], ended.tensors[name])] == []
 
+    # Whether there is one is no matter of ranks.
+    whole, without = lab.run(trial, (), alone=True), lab.run(bare, (), alone=True)
     begun, word, warned = go_on(trial, without)
     assert word == "begun" and "the average starts from the weights of this step" in warned
     assert_close(averages(begun.tensors), by_hand(begun.directory, range(half + 1, STEPS + 1)))

@@ -10,7 +10,7 @@ from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 
-TWO = Topology(fsdp=2, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
 TRIAL = evolve(TWO.trial("fp64"), steps=2, more="checkpoint { best = eval.lines.loss }\nevery 1 step eval lines")
 
 

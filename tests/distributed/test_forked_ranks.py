@@ -11,7 +11,9 @@ from trials import stray_shapes
 
 pytestmark = pytest.mark.distributed
 
-FSDP, REPLICATE = Topology(fsdp=2), Topology(replicate=2, sets=("parallel.fsdp.reshard=false",))
+FSDP = Topology(fsdp=2, accumulate=1)
+REPLICATE = Topology(replicate=2, accumulate=1, sets=("parallel.fsdp.reshard=false",))
+TRIAL = FSDP.trial("fp64", shallow=True)
 
 
 def children(process: int) -> list[int]:
@@ -37,29 +39,28 @@ def test_a_job_is_the_same_bit_for_bit_whatever_ran_before(lab):
 
 def test_parts_that_are_not_the_planned_ones_are_named(lab):
     """What the table of topologies asks of every row."""
-    trial = FSDP.trial("fp64", shallow=True)
-    outcome = lab.run(trial, FSDP.layout, saves=False)
-    assert stray_shapes(lab.plan(trial, FSDP.layout), outcome) == []
-    wrong = stray_shapes(lab.plan(trial, Topology(tp=2).layout), outcome)
+    outcome = lab.run(TRIAL, FSDP.layout, saves=False)
+    assert stray_shapes(lab.plan(TRIAL, FSDP.layout), outcome) == []
+    wrong = stray_shapes(lab.plan(TRIAL, Topology(tp=2).layout), outcome)
     assert "rank 0: layers.0.self_attn.o_proj.weight is (16, 64), planned (32, 32)" in wrong
     for held in outcome.bytes:
         held["norm.weight"] += 8
-    assert [text.split(":")[0] for text in stray_shapes(lab.plan(trial, FSDP.layout), outcome)] == ["rank 0"]
+    assert [text.split(":")[0] for text in stray_shapes(lab.plan(TRIAL, FSDP.layout), outcome)] == ["rank 0"]
 
 
 def test_an_exception_is_quoted_and_nothing_is_left(lab):
     before = children(os.getpid())
     with pytest.raises(RanksFailed) as failure:
-        lab.run(FSDP.trial("fp64"), FSDP.layout, mutation=Mutation("fail", rank=1, how="raise"))
+        lab.run(TRIAL, FSDP.layout, mutation=Mutation("fail", rank=1, how="raise"))
     assert "--- rank 1\nTraceback" in str(failure.value)
     assert "the optimizer has left the building" in str(failure.value)
     assert children(os.getpid()) == before
-    lab.run(FSDP.trial("fp64"), FSDP.layout)
+    lab.run(TRIAL, FSDP.layout, saves=False)
 
 
 def test_an_aborted_rank_shows_where_it_was(lab):
     with pytest.raises(RanksFailed) as failure:
-        lab.run(FSDP.trial("fp64"), FSDP.layout, mutation=Mutation("fail", rank=0, how="abort"))
+        lab.run(TRIAL, FSDP.layout, mutation=Mutation("fail", rank=0, how="abort"))
     assert "rank 0: signal 6" in str(failure.value)
     assert "Fatal Python error: Aborted" in str(failure.value)
 
@@ -68,8 +69,8 @@ def test_ranks_that_hang_are_ended_and_show_where_they_were(lab):
     before = children(os.getpid())
     with pytest.raises(RanksFailed) as failure:
         mutation = Mutation("fail", rank=1, how="hang")
-        lab.run(FSDP.trial("fp64"), FSDP.layout, mutation=mutation, timeout=6)
-    assert "not finished within 6 s (rank 0: signal 9, rank 1: signal 9)" in str(failure.value)
+        lab.run(TRIAL, FSDP.layout, mutation=mutation, timeout=4)
+    assert "not finished within 4 s (rank 0: signal 9, rank 1: signal 9)" in str(failure.value)
     assert "_wait_for_ever" in str(failure.value), "rank 1"
     assert "--- rank 0\n(log)" in str(failure.value)
     assert children(os.getpid()) == before

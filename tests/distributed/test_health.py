@@ -13,7 +13,7 @@ from trials import Laboratory
 
 pytestmark = pytest.mark.distributed
 SLOW = pytest.mark.slow
-TWO = Topology(fsdp=2, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
 
 
 def plan(lab: Laboratory, more: str, steps: int = 6, topology: Topology = TWO):

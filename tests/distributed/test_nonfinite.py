@@ -15,7 +15,7 @@ from trials import Laboratory
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow
-TWO = BY_NAME["fsdp 2 (dense)"]
+TWO = BY_NAME["fsdp 2, one microbatch (dense)"]
 SAVED = "every {every} steps checkpoint\ncheckpoint {{ keep = none, model = false, mode = {mode} }}\non nan{policy}\n"
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 ROLLBACK = "(2) rollback"

@@ -10,7 +10,7 @@ from projects import events
 from topologies import SHALLOW, Topology
 
 pytestmark = pytest.mark.distributed
-TWO = Topology(fsdp=2, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
 
 
 def test_what_a_rank_held_is_written_and_named(lab):

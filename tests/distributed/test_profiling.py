@@ -16,7 +16,7 @@ from xtrain.planner.plan import Plan
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow
-TWO = BY_NAME["fsdp 2 (dense)"]
+TWO = BY_NAME["fsdp 2, one microbatch (dense)"]
 
 
 def planned(lab: Laboratory, more: str, *, layout: Topology = TWO, count: int = 6, params: str = "fp32") -> Plan:

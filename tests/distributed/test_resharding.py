@@ -16,7 +16,7 @@ from trials import TOLERANCE, Laboratory, gaps
 
 pytestmark = pytest.mark.distributed
 
-SAVED, STEPS = 2, 5
+SAVED, STEPS = 2, 4
 # A text at the end, drawn without chance: it is continued alike wherever it is.
 MORE = f"""
 every {SAVED} steps checkpoint

@@ -15,7 +15,7 @@ from xtrain.runtime.checkpoint.layout import CheckpointFolder
 pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow  # what one rank can show is shown in tests/runtime/checkpoint/test_saver.py
-TWO = Topology(fsdp=2, shared=SHALLOW)
+TWO = Topology(fsdp=2, accumulate=1, shared=SHALLOW)
 EACH = "every 1 step checkpoint\ncheckpoint {{ keep = none, model = false, {} }}"
 
 
