@@ -16,12 +16,17 @@ PLAN: Final = {"separators": (",", ":"), "ensure_ascii": False, "allow_nan": Fal
 DATA: Final = {"separators": (", ", ": ")}
 SEAL: Final = {"separators": (",", ":")}
 
+# Most values of a plan are of these: whether something is a Mapping is a slow question.
+SINGLE: Final = (str, int, float, bool, type(None))
+
 
 def canonical(value: Any) -> Any:
     """`value` with the keys of every mapping as texts and in their order, and every tuple as a list."""
+    if isinstance(value, SINGLE):
+        return value
     if isinstance(value, Mapping):
-        named = {str(key): canonical(item) for key, item in value.items()}
-        return {key: named[key] for key in sorted(named)}
+        named = {str(key): item for key, item in value.items()}
+        return {key: canonical(named[key]) for key in sorted(named)}
     if isinstance(value, list | tuple):
         return [canonical(item) for item in value]
     return value
@@ -31,6 +36,8 @@ def whole_numbers(value: Any) -> Any:
     """`value` with 2.0 as 2, for what makes no difference between them."""
     if isinstance(value, float):
         return int(value) if value.is_integer() else value
+    if isinstance(value, SINGLE):
+        return value
     if isinstance(value, Mapping):
         return {str(key): whole_numbers(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -46,6 +53,12 @@ def text(content: Any, writing: dict[str, Any]) -> str:
 def digest(content: Any, writing: dict[str, Any], *, size: int) -> str:
     """BLAKE2b over `text`, as 2 · `size` hex digits. Raises TypeError for what is no JSON."""
     return blake2b(text(content, writing).encode(), digest_size=size).hexdigest()
+
+
+def digest_of_amounts(content: Any, writing: dict[str, Any], *, size: int) -> str:
+    """`digest` of the `whole_numbers` of JSON values."""
+    named = whole_numbers(content)  # every key is a text by now, which json sorts by itself
+    return blake2b(json.dumps(named, sort_keys=True, **writing).encode(), digest_size=size).hexdigest()
 
 
 def portable(path: str) -> str:

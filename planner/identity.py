@@ -13,7 +13,7 @@ from ..dsl.schema.setting import Role, is_unspoken, settings_of
 from ..dsl.schema.tokenizers import tokenizer_kind
 from ..dsl.spec import Spec
 from ..dsl.user_parts.places import NOTHING
-from .canonical import PLAN, digest, portable, whole_numbers
+from .canonical import PLAN, digest_of_amounts, portable, whole_numbers
 from .data.source_args import reads
 from .graph.saving import pretrained
 from .resolved import Resolved
@@ -25,7 +25,7 @@ DIGEST_BYTES = 8  # 16 hex digits: two of a million plans share one with probabi
 
 def fingerprint(content: Any) -> str:
     """16 hex digits over the canonical form of JSON values, with 2.0 as 2."""
-    return digest(whole_numbers(content), PLAN, size=DIGEST_BYTES)
+    return digest_of_amounts(content, PLAN, size=DIGEST_BYTES)
 
 
 def config_of(run: Resolved) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Literal, TypeVar
 
 import attrs
@@ -118,6 +119,7 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         self._default = ""
         self._loaded = False
         self._user: type[C] | None = None
+        self._settings: tuple[Any, Mapping[str, tuple[attrs.Attribute, Setting]]] | None = None
 
     def base(self, block: type[C]) -> type[C]:
         """Decorates the base class of the kind."""
@@ -223,9 +225,15 @@ class Registry(Generic[C], Mapping[str, type[C]]):
         label = attrs.fields_dict(self.default)[self.key]
         return label.evolve(type=Literal[tuple(self)], default=attrs.NOTHING)  # type: ignore[valid-type]
 
-    def settings(self) -> dict[str, tuple[attrs.Attribute, Setting]]:
+    def settings(self) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
         """The settings of all components; `only` and `required_by` say which have them. Of several that share a name
         the first speaks for all."""
+        components = tuple(self._loaded_own().items())
+        if self._settings is None or self._settings[0] != components:
+            self._settings = components, MappingProxyType(self._merged_settings())
+        return self._settings[1]
+
+    def _merged_settings(self) -> dict[str, tuple[attrs.Attribute, Setting]]:
         owners: dict[str, list[str]] = {}
         needed: dict[str, list[str]] = {}
         first: dict[str, tuple[attrs.Attribute, Setting]] = {}

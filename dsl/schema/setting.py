@@ -1,6 +1,9 @@
 """`setting`: one field of a block, with everything the compiler, the docs and the editor need to know of it."""
 
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import attrs
@@ -117,14 +120,19 @@ def label(*, check: TextCheck) -> Any:
     return attrs.field(metadata={"check": check})
 
 
-def settings_of(block: type) -> dict[str, tuple[attrs.Attribute, Setting]]:
+def settings_of(block: type) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
     """Name → (attribute, metadata) for every setting of a block class that has a name, in the order of definition."""
     if (registry := block.__dict__.get("components")) is not None:
         return registry.settings()
-    block = complete(block)
-    return {
-        spelled(a): (a, meta) for a in attributes_of(block) if (meta := a.metadata.get("setting")) and not meta.names
-    }
+    return _settings_of_class(complete(block))
+
+
+# Asked for thousands of times a plan. Not without end: each function of the user's own is a class.
+@lru_cache(maxsize=1024)
+def _settings_of_class(block: type) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
+    return MappingProxyType(
+        {spelled(a): (a, meta) for a in attributes_of(block) if (meta := a.metadata.get("setting")) and not meta.names}
+    )
 
 
 def complete(block: type) -> type:

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from xtrain.dsl.load import load_spec
+from xtrain.planner.canonical import PLAN, digest, whole_numbers
 from xtrain.planner.compile import compile_plan
+from xtrain.planner.identity import DIGEST_BYTES, fingerprint
 from xtrain.planner.load import plan_from_spec
 
 BASE = {"batch": "batch { sequence = 256, rows = 8 }", "parallel": "parallel { fsdp auto }"}
@@ -174,3 +176,14 @@ def test_the_resolved_text_is_the_same_plan(tmp_path, plan, load):
     resolved = compile_plan(again.spec).plan
     assert resolved is not None
     assert (resolved.id, resolved.config_id) == (made.id, made.config_id)
+
+
+def test_a_fingerprint_is_that_of_the_canonical_form():
+    """Of keys in any order, tuples and whole numbers written with a point; ids that lie on disk were taken so."""
+    content = {"b": (1.0, 2.5, None, True, "é"), "a": {"10": [], "9": {"y": 3.0, "x": "z"}}}
+    assert fingerprint(content) == digest(whole_numbers(content), PLAN, size=DIGEST_BYTES)
+    same = {"a": {"9": {"x": "z", "y": 3}, "10": ()}, "b": [1, 2.5, None, True, "é"]}
+    assert fingerprint(content) == fingerprint(same)
+        {"a": {"9": {"x": "z", "y": 3}, "10": ()}, "b": [1, 2.5, None, True, "é"]}
+    )
+    assert fingerprint(content) != fingerprint(content | {"b": (1, 2.5, None, False, "é")})
