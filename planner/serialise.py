@@ -79,11 +79,17 @@ def _converter() -> Converter:
     return converter
 
 
-def plan_id(plan: Plan) -> str:
-    """The hash of everything a plan does: its content but OUTSIDE_ID."""
+def plan_id(plan: Plan, *, with_reasons: bool = False) -> str:
+    """The hash of everything a plan does: its content but OUTSIDE_ID.
+
+    with_reasons: with the words in which worlds are refused, as ids of saved plans may have been taken.
+    """
     content = {key: value for key, value in _content(plan).items() if key not in OUTSIDE_ID}
     # Each world's plan names all worlds: none could have its id if it depended on theirs.
     content["elastic"] = [{**world, "id": ""} for world in content["elastic"]]
+    # Which worlds are refused changes what a run does; in which words, does not.
+    if not with_reasons:
+        content["refused"] = [{**each, "reason": ""} for each in content["refused"]]
     return fingerprint(content)
 
 
@@ -231,7 +237,7 @@ def from_json(content: Any) -> Plan:
     except (*_UNREADABLE, KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
         raise PlanError("X704", f"the plan cannot be read: {error!r}", "plan the spec again") from error
     hint = "change the spec and plan it again"
-    if plan_id(plan) != plan.id:
+    if plan.id not in (plan_id(plan), plan_id(plan, with_reasons=True)):
         raise PlanError("X704", f"the content of the plan does not match its id {plan.id}", hint)
     views = to_json(plan)
     if drifted := [key for key in VIEWS if content.get(key) != views[key]]:

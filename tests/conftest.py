@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import examples
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
@@ -33,7 +34,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> Dealt:
     return Dealt(config, log)
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    chosen = config.option.markexpr
+    examples.is_long = "slow" in chosen and "not slow" not in chosen
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if examples.is_long:
+        for item in items:
+            if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+                item.add_marker("slow")
+
     def place(item: pytest.Item) -> int:
         group = _group(item.nodeid)
         return FIRST.index(group) if group in FIRST else len(FIRST)

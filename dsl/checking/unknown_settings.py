@@ -109,9 +109,13 @@ class UnknownSettings:
             self.kind(meant)
             return
         self.paths.add("dataset")  # whatever has a name may have been one
+        # What could not be read may be a block, whatever its first word is: `pack(1) { … }`.
+        unread = section is None
         if kind in (*LINKS, *later.LINKS):
             self.kind("collate")
-        elif kind not in blocks.ACTIONS and not self._elsewhere(kind):
+        elif kind not in blocks.ACTIONS:
+            unread = not self._elsewhere(kind)
+        if unread:
             for unwritten in blocks.KINDS.keys() - tree.root.blocks.keys() - tree.named.keys():
                 self.kind(unwritten)
             for name in (*section.entries, *section.blocks) if section else ():

@@ -89,7 +89,7 @@ def with_counts(timeline: Timeline, unrecorded: Sequence[int | None], tokens_per
         if last is None or tick.seconds is not None or _is_uncounted(tick):
             return None
         if before is not None:
-            return count_profiles(tick, timeline, tokens_per_step, before)
+            return count_profiles([tick], timeline, tokens_per_step, before)
         return times_due(tick, last, tokens_per_step)
 
     pairs = zip(timeline.ticks, unrecorded, strict=True)
@@ -133,14 +133,20 @@ def _is_uncounted(tick: PlanTick) -> bool:
     return tick.steps is None and tick.tokens is None and tick.seconds is None
 
 
-def count_profiles(tick: PlanTick, timeline: Timeline, tokens_per_step: int, before: int) -> int | None:
-    """How many profiles a tick in steps or tokens begins that record a step. before: steps that pass unrecorded."""
+def count_profiles(ticks: Sequence[PlanTick], timeline: Timeline, tokens_per_step: int, before: int) -> int | None:
+    """How many profiles ticks in steps or tokens begin that record a step; one where several are due in a step.
+
+    before: steps that pass unrecorded.
+    """
     found = 0
     for number, start in enumerate(starts(timeline, tokens_per_step)):
         if number == MOST_LOOKED_AT:
             return None
         latest = max(start.end - 1 - before, start.begin)
-        found += times_due(tick, latest, tokens_per_step) - times_due(tick, start.begin, tokens_per_step)
+        until, earlier = (steps_due(ticks, step, tokens_per_step) for step in (latest, start.begin))
+        if until is None or earlier is None:
+            return None
+        found += until - earlier
     return found
 
 
@@ -156,8 +162,7 @@ def count_node(plan: Plan, node: str) -> int | None:
         return None
     before = unrecorded(plan.node(node))
     if before is not None:
-        counts = [count_profiles(tick, timeline, tokens_per_step, before) for tick in ticks]
-        return None if None in counts else sum(count or 0 for count in counts)
+        return count_profiles(ticks, timeline, tokens_per_step, before)
     return steps_due(ticks, last, tokens_per_step)
 
 

@@ -5,7 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from examples import drawn
+from hypothesis import HealthCheck, assume, given
 from spec_texts import spec_texts, write
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, SpecErrors
@@ -114,7 +115,7 @@ def test_files_keep_what_they_say(path):
         keeps_everything(text)
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@drawn(40, 800, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(spec_texts())
 def test_any_text_of_the_grammar_keeps_what_it_says(text):
     assume(parsed(text) is not None)

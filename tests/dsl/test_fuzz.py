@@ -4,7 +4,8 @@ import itertools
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from xtrain.dsl.diagnostics.diagnostic import Diagnostics, render
@@ -20,7 +21,7 @@ TEXTS = [(DATA / f"{name}.xtrain").read_text(encoding="utf-8") for name in ("qui
 FRAGMENTS = ["{", "}", "(", ")", "[", "]", ",", "=", "==", ":", "->", "..", '"', '"""', "'", "#", "\n", "then",
              "every", "on", "let", "include", "%", "**", "//", "1f1b", "9k", "10 steps", ".", "-", "\\", "\0", "é",
              "“", ";", "none", "auto", "\t", "1e999", "0x1", "collate", "every 1 step log"]  # fmt: skip
-FEW = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FEW = drawn(20, 1000, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def words(text):

@@ -90,12 +90,15 @@ def test_another_experiment_is_called_so(write):
     assert "optimizer.lr=2e-3" in line
 
 
-def test_the_best_layouts_fit_and_can_be_asked_for(write):
-    path = write(**BIG)
+@pytest.mark.parametrize(
+    ("blocks", "ranks"), [(SMALL, 4), pytest.param(BIG, 16, marks=pytest.mark.slow)], ids=["one node", "two nodes"]
+)
+def test_the_best_layouts_fit_and_can_be_asked_for(write, blocks, ranks):
+    path = write(**blocks)
     spec = load_spec(path).require()
     plan = compile_plan(spec).plan
     found = search(spec, plan)
-    assert len(found.best) == 5 and found.world == 16
+    assert len(found.best) == 5 and found.world == ranks
     seconds = [each.seconds for each in found.best]
     assert seconds == sorted(seconds)
     names = [each.name for each in (*found.best, *found.rejected)]

@@ -26,7 +26,7 @@ class Move:
     """A trial of two steps under `before`, and its third under `after`. taken: whether the runtime goes on.
 
     asked: a refusal is only asked for, as the launcher does before it starts ranks; else it is run into. both: lines of
-    both specs; more: further ones of the second.
+    both specs; more: further ones of the second. slow: another move shows by default what this one does.
     """
 
     name: str
@@ -38,6 +38,7 @@ class Move:
     kind: str
     taken: bool
     asked: bool = False
+    slow: bool = False
 
 
 FSDP2 = ("parallel.fsdp.size=2",)
@@ -52,23 +53,23 @@ HEADS = ("model.heads=4", "model.kv_heads=2", "model.head_dim=16")
 
 MOVES = (
     Move(name="longer", kind="safe", taken=True),
-    Move(name="longer microbatches", after=("batch.micro=4",), kind="safe", taken=True),
-    Move(name="an evaluation more", more="every 1 step eval lines", kind="safe", taken=True),
+    Move(name="longer microbatches", after=("batch.micro=4",), kind="safe", taken=True, slow=True),
+    Move(name="an evaluation more", more="every 1 step eval lines", kind="safe", taken=True, slow=True),
     Move(name="another rate", after=("optimizer.lr=5e-3",), kind="safe", taken=True),
     Move(name="wider", before=("precision.params=fp32",), kind="safe", taken=True),
     Move(name="shards", after=FSDP2, kind="resharded", taken=True),
-    Move(name="copies to shards", before=COPIES, after=FSDP2, kind="resharded", taken=True),
+    Move(name="copies to shards", before=COPIES, after=FSDP2, kind="resharded", taken=True, slow=True),
     Move(name="a phase that comes now", both=MIXED, more=LATE, kind="safe", taken=True),
     Move(name="another mixture", both=MIXED, after=("mixture.talks=3",), kind="safe", taken=True),
-    Move(name="a dataset more", more=MIXED, kind="safe", taken=True),
-    Move(name="a dataset less", both=MIXED, after=("mixture.talks=0",), kind="safe", taken=True),
+    Move(name="a dataset more", more=MIXED, kind="safe", taken=True, slow=True),
+    Move(name="a dataset less", both=MIXED, after=("mixture.talks=0",), kind="safe", taken=True, slow=True),
     Move(name="other masks", both=MIXED, after=("dataset.talks.train_on=all",), kind="incompatible", taken=False),
     # torch would round, or load other weights than were saved, or compute something else with them.
     Move(name="narrower", after=("precision.params=fp32",), kind="incompatible", taken=False),
     Move(name="heads of the same shapes", after=HEADS, kind="incompatible", taken=False),
     Move(name="positions", after=("model.rope_theta=500000.0",), kind="incompatible", taken=False, asked=True),
     Move(name="scores", model="moe", after=BIASED[:1], kind="incompatible", taken=False, asked=True),
-    Move(name="biases gone", model="moe", before=BIASED, after=BIASED[:1], kind="incompatible", taken=False),
+    Move(name="biases gone", model="moe", before=BIASED, after=BIASED[:1], kind="incompatible", taken=False, slow=True),
     Move(name="biases new", model="moe", before=BIASED[:1], after=BIASED, kind="incompatible", taken=False, asked=True),
     Move(name="layers", after=("model.layers=5",), kind="incompatible", taken=False, asked=True),
     Move(name="rows", after=("batch.rows=16",), kind="safe", taken=True),
@@ -76,7 +77,13 @@ MOVES = (
     Move(name="held out", after=("dataset.lines.holdout=30%",), kind="incompatible", taken=False),
     # Only the content of rows decides, and it is the same.
     Move(name="held out alike", after=("dataset.lines.holdout=10.001%",), kind="incompatible", taken=True),
-    Move(name="files alike", after=('dataset.lines.source=jsonl("da*.jsonl")',), kind="incompatible", taken=True),
+    Move(
+        name="files alike",
+        after=('dataset.lines.source=jsonl("da*.jsonl")',),
+        kind="incompatible",
+        taken=True,
+        slow=True,
+    ),
 )
 
 
@@ -109,7 +116,9 @@ def unbroken(lab: Laboratory) -> Callable[[Plan], tuple[int, float, float]]:
     return last
 
 
-@pytest.mark.parametrize("move", MOVES, ids=lambda move: move.name)
+@pytest.mark.parametrize(
+    "move", [pytest.param(move, id=move.name, marks=[pytest.mark.slow] if move.slow else []) for move in MOVES]
+)
 def test_the_runtime_does_what_diff_says(lab: Laboratory, saved, unbroken, move: Move):
     trial = Trial(model=move.model, steps=2, more=move.both, settings=SHALLOW)
     a = lab.plan(trial, move.before)

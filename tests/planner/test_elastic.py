@@ -3,10 +3,11 @@
 import time
 
 import pytest
+from attrs import evolve
 
 from xtrain.planner.load import check_from_spec, plan_from_path, plan_from_text
 from xtrain.planner.report.render import render
-from xtrain.planner.serialise import dumps, from_json, to_json
+from xtrain.planner.serialise import PlanError, dumps, from_json, plan_id, to_json
 
 SPEC = """
 experiment tiny {{ seed = 3, budget = 60 steps }}
@@ -51,6 +52,19 @@ def test_every_world_takes_the_same_rows_and_the_largest_is_the_plan(plan):
     assert worlds(made) == {1: 8, 2: 4, 4: 2}
     (refused,) = made.refused
     assert refused.worlds == "3" and "8 rows" in refused.reason
+
+
+def test_the_words_of_a_refusal_are_not_part_of_the_id(plan):
+    made = plan()
+    (refused,) = made.refused
+    reworded = evolve(made, refused=(evolve(refused, reason="other words"),))
+    assert plan_id(reworded) == made.id
+    assert plan_id(evolve(made, refused=(evolve(refused, worlds="5"),))) != made.id
+    # A plan that was saved when they were is still read.
+    earlier = evolve(made, id=plan_id(made, with_reasons=True))
+    assert earlier.id != made.id and from_json(to_json(earlier)) == earlier
+    with pytest.raises(PlanError, match="does not match its id"):
+        from_json(to_json(evolve(made, id="0" * 16)))
 
 
 def test_the_rows_are_those_of_the_largest_world_where_the_spec_gives_microbatches(plan):

@@ -4,7 +4,8 @@ from fractions import Fraction
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
@@ -48,7 +49,7 @@ def timeline(budget, tick, share, phase, stop):
     )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=60)
+@drawn(30, 600)
 @given(
     rows=st.integers(1, 30), each=st.integers(1, 25), sequence=st.integers(1, 9), budget=amounts, tick=amounts,
     share=st.integers(1, 100), phase=amounts, stop=amounts, begun=st.integers(0, 40), before=st.integers(1, 25),

@@ -184,6 +184,4 @@ def test_a_fingerprint_is_that_of_the_canonical_form():
     assert fingerprint(content) == digest(whole_numbers(content), PLAN, size=DIGEST_BYTES)
     same = {"a": {"9": {"x": "z", "y": 3}, "10": ()}, "b": [1, 2.5, None, True, "é"]}
     assert fingerprint(content) == fingerprint(same)
-        {"a": {"9": {"x": "z", "y": 3}, "10": ()}, "b": [1, 2.5, None, True, "é"]}
-    )
     assert fingerprint(content) != fingerprint(content | {"b": (1, 2.5, None, False, "é")})

@@ -6,7 +6,8 @@ from math import prod
 import attrs
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from examples import drawn
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
@@ -331,9 +332,9 @@ def all_hold(plan, known_ops):
 QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=QUIET)
+@drawn(30, 5000, suppress_health_check=QUIET)
 @given(blocks=topologies())
-def test_some_topologies(base, known_ops, blocks):
+def test_what_holds_of_every_topology(base, known_ops, blocks):
     all_hold(planned(base, blocks), known_ops)
 
 
@@ -353,10 +354,3 @@ def test_the_largest_world(base, known_ops):
     )
     assert plan.mesh.world_size == 65536
     all_hold(plan, known_ops)
-
-
-@pytest.mark.slow
-@settings(max_examples=5000, deadline=None, suppress_health_check=QUIET)
-@given(blocks=topologies())
-def test_thousands_of_topologies(base, known_ops, blocks):
-    all_hold(planned(base, blocks), known_ops)

@@ -4,7 +4,8 @@ import json
 from math import prod
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from examples import drawn
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from xtrain.dsl.load import load_spec
@@ -133,7 +134,7 @@ def layouts(draw):
     )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@drawn(30, 600, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layouts())
 def test_estimates_are_the_largest_of_what_ranks_own(tmp_path, text):
     path = tmp_path / "spec.xtrain"

@@ -1,7 +1,8 @@
 """Profiles and memory snapshots in a plan: who is looked at, when, and what is refused."""
 
 import pytest
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.dsl.schema.setting import AUTO
@@ -136,7 +137,7 @@ def test_a_history_that_nobody_writes_is_told(said):
 SPANS = st.tuples(st.integers(1, 12), st.integers(1, 12)).map(lambda p: (max(p), min(p)))
 
 
-@settings(max_examples=300, deadline=None)
+@drawn(150, 3000)
 @given(SPANS, SPANS, st.none() | st.integers(1, 200))
 def test_two_that_meet_are_found_where_they_meet_first(one, other, steps):
     """Against going through the run step by step."""

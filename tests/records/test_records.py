@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 import record_tables
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.dsl.schema.actions import ACTIONS
@@ -126,7 +127,7 @@ _VALUES = st.recursive(
 
 
 @given(st.data())
-@settings(max_examples=150, deadline=None)
+@drawn(75, 1500)
 def test_whatever_is_in_a_line_is_read(data: st.DataObject) -> None:
     kind = data.draw(st.sampled_from(RECORDS))
     names = [*kind.__struct_fields__[:-1], "other", "rest", ""]

@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import assume, given, settings
+from examples import drawn
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from xtrain.components.actions import checkpoint_torch
@@ -189,7 +190,7 @@ def hold_against(plan: Plan, happened: Counter[str], saves: list[int]) -> None:
     assert count_saves(plan) == len(saves) == len(set(saves))
 
 
-@settings(max_examples=25, deadline=None)
+@drawn(12, 250)
 @given(st.integers(1, 30), st.lists(TICKS, max_size=5), st.lists(STOPPING, max_size=1), LAUNCHES)
 def test_the_plan_counts_what_the_run_does(tmp_path_factory, steps, ticks, stopping, launch):
     folder = tmp_path_factory.mktemp("counted")
@@ -210,6 +211,15 @@ def test_what_is_due_twice_in_a_step_happens_once(tmp_path):
     page = render(plan)
     assert " 8 written, " in page and page.count("in all checkpoint 8") == 2 and page.count("in all eval code 8") == 2
     assert next(line for line in page.splitlines() if line.split()[3:4] == ["profile"]).split()[4:] == ["2", "times"]
+
+
+def test_profiles_that_are_due_in_the_same_step_are_one(tmp_path):
+    """Behind steps 2, 4 and 6 the one, behind step 6 the other as well; no step is left behind the last, 7."""
+    profile = "profile { wait = 0, warmup = 0, active = 1 }"
+    plan = plan_of(tmp_path, spec_text(7, [f"every {period} {profile}" for period in ("101 tokens", "25%")]))
+    assert plan is not None
+    happened, _ = run_untrained(plan, tmp_path)
+    assert happened["tick.profile"] == count_node(plan, "tick.profile") == 3
 
 
 def test_a_run_that_stops_early_counts_what_comes_before(tmp_path):

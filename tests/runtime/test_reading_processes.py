@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve, fields
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
@@ -195,7 +196,7 @@ def test_a_curriculum_is_read_to_the_step_however_it_is_read(plan, loader, monke
 
 
 @given(st.integers(1, 4), st.integers(0, 25), st.integers(1, 12), st.sets(st.integers(0, 36), max_size=6))
-@settings(deadline=None, max_examples=25)
+@drawn(12, 250)
 def test_readers_that_die_anywhere_lose_and_repeat_nothing(plan, loader, count, first, steps, deaths):
     warned: list = []
     FakeReader.dies_at = set(deaths)

@@ -41,10 +41,13 @@ def open_tokens(path: Path, dtype: str | None) -> TokenArray:
     Raises DataError if it cannot be read, is damaged, holds no integers, or other ones than `dtype` says.
     """
     try:
-        stamps = tuple((found.st_size, found.st_mtime_ns) for found in map(Path.stat, files_of(path)))
+        found = [each.stat() for each in files_of(path)]
     except OSError as error:
         raise unreadable(path, error) from error
-    return _opened(path, dtype, stamps)
+    # Another file may take the place of one with its size and its time, as a copy does that keeps times.
+    return _opened(
+        path, dtype, tuple((each.st_ino, each.st_size, each.st_mtime_ns, each.st_ctime_ns) for each in found)
+    )
 
 
 @lru_cache(maxsize=16)

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.runtime.data.documents.chat_builtin import TEMPLATES
@@ -205,7 +206,7 @@ WORDS = st.text(alphabet="ab <>/\n:é", min_size=1, max_size=8).filter(lambda te
 
 
 @given(contents=st.lists(WORDS, min_size=2, max_size=6), last=st.booleans())
-@settings(deadline=None, max_examples=40)
+@drawn(20, 400)
 def test_without_its_marks_a_template_gives_the_same_turns(contents: list[str], last: bool):
     messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(contents)]
     for name in ("chatml", "llama3"):
@@ -216,7 +217,7 @@ def test_without_its_marks_a_template_gives_the_same_turns(contents: list[str], 
 
 
 @given(contents=st.lists(WORDS, min_size=2, max_size=6))
-@settings(deadline=None, max_examples=40)
+@drawn(20, 400)
 def test_of_rewritten_turns_everything_but_headers_is_found(contents: list[str]):
     messages = [{"role": "assistant" if index % 2 else "user", "content": text} for index, text in enumerate(contents)]
     written, spans = assistant_spans(template(THINKING), messages)

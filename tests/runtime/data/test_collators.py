@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.components.collators.flatten_torch import flatten
@@ -99,7 +100,7 @@ SEGMENTS = st.lists(st.integers(2, 8), max_size=4)
 
 
 @given(st.lists(SEGMENTS, min_size=1, max_size=4), st.integers(0, 2 * LONGEST_PADDING + 3))
-@settings(deadline=None, max_examples=60)
+@drawn(30, 600)
 def test_segments_never_mix(lengths: list[list[int]], slack: int):
     capacity = max(1, max(sum(n - 1 for n in row) for row in lengths) + slack)
     numbers = iter(range(1, 1000))

@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.components.collators.flatten_torch import flatten
@@ -56,7 +57,7 @@ def test_parts_of_rows_tell_of_whole_ones(ring, ulysses):
         assert DocumentSums.of([compose([*laid, part])(rows([3, 5], [12]))]) == DocumentSums.of([whole])
 
 
-@settings(max_examples=30, deadline=None)
+@drawn(15, 300)
 @given(st.lists(st.lists(st.integers(1, 6), max_size=4), min_size=1, max_size=3), st.sampled_from([1, 2, 4]))
 def test_they_are_the_sums_by_hand(lengths, align):
     batch = compose([*STAGES, pack(capacity=32, align=align)])(rows(*lengths))

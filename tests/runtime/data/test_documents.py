@@ -5,7 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.components.tokenizers.bytes_run import ByteTokenizer
@@ -51,7 +52,7 @@ def test_a_text_without_tokens_is_a_bad_record(tiny_tokenizer: Path):
 
 
 @given(texts=st.lists(st.text(alphabet="ab \né", min_size=1, max_size=60), min_size=1), piece=st.integers(1, 20))
-@settings(deadline=None, max_examples=60)
+@drawn(30, 600)
 def test_long_texts_are_encoded_in_pieces_and_lose_nothing(texts: list[str], piece: int):
     encoder = DocumentEncoder(ByteTokenizer(), {"form": "text"})
     whole = [document.ids.tolist() for document in encode(texts, encoder)]  # type: ignore[union-attr]

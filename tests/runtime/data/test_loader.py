@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve, fields
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.components.collators.flatten_torch import flatten
@@ -172,7 +173,7 @@ ANY_LAYOUT = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 4))
     st.lists(st.tuples(st.integers(1, 5), ANY_LAYOUT), min_size=1, max_size=6),
     st.integers(0, 2**63),
 )
-@settings(deadline=None, max_examples=25)
+@drawn(12, 250)
 def test_a_run_that_moves_between_layouts_sees_every_row_once_an_epoch(make_store, method, group, legs, seed):
     """However many rows a step has on the way, and whoever takes them."""
     store = make_store(LENGTHS[:20])

@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from examples import drawn
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from packed_rows import items_of, plain_best_fit_decreasing, plain_first_fit, room, row_segments
@@ -119,7 +120,7 @@ def test_any_number_of_threads_packs_alike(
 
 @pytest.mark.slow  # it compiles everything three times more
 @given(LENGTHS, UNITS, ALIGNS, POLICIES, GROUPS, st.integers(1, 3))
-@settings(deadline=None, max_examples=50)
+@drawn(25, 500)
 def test_other_sizes_of_numbers_pack_alike(
     lengths: list[int], units: int, align: int, oversized: Oversized, group: int, threads: int
 ):

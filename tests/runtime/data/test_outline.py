@@ -2,7 +2,8 @@
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.components.collators.flatten_torch import flatten
@@ -41,7 +42,7 @@ def assert_same_but_tokens(found: Microbatch, expected: Microbatch):
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3))
-@settings(deadline=None, max_examples=40)
+@drawn(20, 400)
 def test_what_is_encoded_is_decoded(steps: list[list[list[int]]]):
     read = [[row_of([n + 1 for n in row]) for row in rows] for rows in steps]
     for rank in (None, 0, 1):

@@ -4,7 +4,8 @@ from typing import get_args
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 from packed_rows import Segment, plain_next_fit, room, row_segments
 
@@ -26,13 +27,13 @@ def layout(lengths: list[int], capacity: int, oversized: Oversized, align: int =
 
 
 @given(LENGTHS, CAPACITIES, st.sampled_from(["split", "truncate", "skip"]))
-@settings(deadline=None)
+@drawn(50, 1000)
 def test_packing_is_next_fit_in_order(lengths: list[int], capacity: int, oversized: Oversized):
     assert layout(lengths, capacity, oversized) == plain_next_fit(lengths, capacity, oversized)
 
 
 @given(LENGTHS, st.integers(1, 4), st.integers(1, 4), st.sampled_from(["split", "truncate", "skip"]))
-@settings(deadline=None)
+@drawn(50, 1000)
 def test_rows_are_laid_out_by_padded_lengths(lengths: list[int], units: int, align: int, oversized: Oversized):
     capacity = units * align
     rows = pack(lengths, capacity, oversized, align)
@@ -50,7 +51,7 @@ def test_padding_takes_room_of_the_row():
 
 
 @given(LENGTHS, CAPACITIES)
-@settings(deadline=None)
+@drawn(50, 1000)
 def test_splitting_keeps_every_position_exactly_once_and_in_order(lengths: list[int], capacity: int):
     rows = pack(lengths, capacity, "split")
     seen = [
@@ -66,7 +67,7 @@ def test_splitting_keeps_every_position_exactly_once_and_in_order(lengths: list[
 
 
 @given(LENGTHS, CAPACITIES, st.sampled_from(["split", "truncate", "skip"]))
-@settings(deadline=None)
+@drawn(50, 1000)
 def test_rows_are_neither_empty_nor_over_capacity_and_losses_are_counted(
     lengths: list[int], capacity: int, oversized: Oversized
 ):
@@ -140,7 +141,7 @@ def test_the_fingerprint_follows_the_layout():
 
 
 @given(LENGTHS, CAPACITIES, st.sampled_from(["split", "truncate", "skip"]), st.sampled_from([np.int32, np.int64]))
-@settings(deadline=None, max_examples=30)
+@drawn(15, 300)
 def test_many_documents_are_packed_like_few(lengths: list[int], capacity: int, oversized: Oversized, kind: type):
     """From some number of documents on the same text runs compiled."""
     few = pack(lengths, capacity, oversized)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.components.sources.jsonl_run import JsonLinesFiles
@@ -209,7 +210,7 @@ ONE_LINE = st.one_of(
 
 @pytest.mark.parametrize("suffix", PACKERS)
 @given(lines=st.lists(ONE_LINE, min_size=1, max_size=20), block=st.integers(1, 40), ended=st.booleans())
-@settings(deadline=None, max_examples=60)
+@drawn(30, 600)
 def test_blocks_of_any_size_give_what_the_whole_file_gives(
     suffix: str, lines: list[bytes], block: int, ended: bool, tmp_path_factory: pytest.TempPathFactory
 ):

@@ -1,5 +1,6 @@
 """Documents that are tokenised already: every format, cut behind separators or where the file says, nothing lost."""
 
+import os
 import pickle
 import struct
 from pathlib import Path
@@ -7,7 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xtrain.components.sources import tokens_run
@@ -69,6 +71,16 @@ def test_arrays_of_every_dtype(dtype: str, tmp_path: Path):
     assert ids_of(tokens(tmp_path, "*.bin", "*.npy", dtype=dtype)) == expected * 2
 
 
+def test_another_file_of_the_same_size_and_time_is_read_anew(tmp_path: Path):
+    raw(tmp_path, "x.bin", [5, 6, 0])
+    assert ids_of(tokens(tmp_path, "x.bin")) == [[5, 6, 0]]
+    raw(tmp_path, "y", [7, 8, 0])
+    time = (tmp_path / "x.bin").stat().st_mtime_ns
+    os.utime(tmp_path / "y", ns=(time, time))
+    (tmp_path / "y").replace(tmp_path / "x.bin")
+    assert ids_of(tokens(tmp_path, "x.bin")) == [[7, 8, 0]]
+
+
 def test_a_separator_with_nothing_before_it_belongs_to_no_document(tmp_path: Path):
     # Some write the separator in front of each document, some two between them.
     raw(tmp_path, "x.bin", [0, 5, 6, 0, 0, 7, 8])
@@ -86,7 +98,8 @@ def test_the_tokenizers_eos_ends_documents_unless_a_separator_is_set(tmp_path: P
 @given(
     values=st.lists(st.integers(0, 4), min_size=1, max_size=80), block=st.integers(1, 20), kind=st.sampled_from("ab")
 )
-@settings(deadline=None, max_examples=80)
+@example(values=[0] * 8, block=1, kind="a")  # without `dtype` these could as well be four numbers of twice the width
+@drawn(40, 800)
 def test_blocks_of_any_size_give_the_same_documents(
     values: list[int], block: int, kind: str, tmp_path_factory: pytest.TempPathFactory
 ):
@@ -103,7 +116,7 @@ def test_blocks_of_any_size_give_the_same_documents(
     singles = [document for document in expected if len(document) == 1 and (kind == "b" or document != [0])]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokens_run, "UNIT_TOKENS", block)
-        source = tokens(folder, "x.bin")
+        source = tokens(folder, "x.bin", dtype="uint16")
         found = records_of(source)
         assert all(unit.part[1] - unit.part[0] <= block + max(map(len, expected)) for unit in source.units())
     good = [record.content.ids.tolist() for record in found if isinstance(record, SourceRecord)]  # type: ignore[union-attr]

@@ -5,7 +5,8 @@ import time
 
 import pytest
 import torch
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.runtime.data.collate.batch import Microbatch
@@ -70,7 +71,7 @@ def readers() -> list[threading.Thread]:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 4))
-@settings(deadline=None, max_examples=40)
+@drawn(20, 400)
 def test_any_order_of_steps_gives_each_its_own(steps: list[int], count: int):
     reading = ahead(Source(), count)
     try:

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve, fields
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.components.collators.flatten_torch import flatten
@@ -359,7 +360,7 @@ def test_a_module_that_fails_as_it_is_loaded_is_told_with_its_line(tmp_path):
 
 
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=20), st.integers(1, 3), st.data())
-@settings(deadline=None, max_examples=60)
+@drawn(30, 600)
 def test_rows_of_a_microbatch_are_cut_apart_and_joined(make_store, lengths, align, data):
     fed = feeder(make_store(lengths), 6 * align, align)
     asked = data.draw(st.lists(st.integers(PADDING, fed.rows.num_rows - 1), min_size=1, max_size=5))

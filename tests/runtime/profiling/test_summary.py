@@ -5,7 +5,8 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from examples import drawn
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xtrain.runtime.profiling.intervals import clipped, length, minus, union
@@ -22,7 +23,7 @@ def instants(pairs):
     return {at for begin, end in pairs for at in range(int(begin), int(end))}
 
 
-@settings(max_examples=200, deadline=None)
+@drawn(100, 2000)
 @given(PAIRS, PAIRS)
 def test_sets_of_instants(one, other):
     both = union(one), union(other)
