@@ -27,12 +27,12 @@ BIASED = "model.router.bias_speed=0.001"
     ],
 )
 def test_the_disk_figure_is_never_exceeded_and_nearly_reached(lab: Laboratory, topology, settings, more):
-    trial = topology.trial("fp32")
+    trial = topology.trial("fp32", shallow=True)
     name = f"disk-{topology.name}-{settings}"
     report = lab.folder / "weight.txt"
     for count in (2, 4):  # the run ends, with weights alone, and goes on behind its end
-        made = evolve(trial, steps=count, more=f"{BEST.format(settings)}\n{more}")
-        plan = lab.plan(made, topology.layout)
+        again = evolve(trial, steps=count, more=f"{BEST.format(settings)}\n{more}")
+        plan = lab.plan(again, topology.layout)
         outcome = lab.ranks.run(plan, lab.folder, name=name, mutation=Mutation("weighed_folder", report=str(report)))
     said = disk_of(plan, saves=4)
     assert said is not None

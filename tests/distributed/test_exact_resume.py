@@ -44,7 +44,7 @@ class Pace:
 
 
 LONG = Pace(steps=20, checkpoint=7, deaths=(9, 16), patience=5 * TIMEOUT)
-SHORT = Pace(steps=6, checkpoint=2, deaths=(4, 6))
+SHORT = Pace(steps=5, checkpoint=2, deaths=(4,))
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 VARYING = ("scheduler=cosine", "scheduler.warmup=2 steps")
 
@@ -112,7 +112,7 @@ def evals(directory: Path) -> dict[int, tuple[float, int]]:
 
 
 @pytest.mark.parametrize(("layout", "mode", "pace"), rows())
-def test_a_run_that_is_killed_twice_is_the_run_that_was_not(lab: Laboratory, layout: Topology, mode: str, pace: Pace):
+def test_a_run_that_is_killed_is_the_run_that_was_not(lab: Laboratory, layout: Topology, mode: str, pace: Pace):
     shallow = layout.shallow if pace is SHORT else ()
     settings = (*layout.shared, *shallow, *VARYING, *(BIAS if layout.model == "moe" else ()))
     more = MORE.format(checkpoint=pace.checkpoint, mode=mode)

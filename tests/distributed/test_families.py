@@ -1,11 +1,10 @@
 """A model family of an installed package, which ranks find by its entry point: planned, trained, and cut."""
 
-from collections.abc import Iterator
-
 import pytest
-from forked_ranks import ForkedRanks, Outcome
-from other_packages import OTHER_PACKAGE, installed
+from forked_ranks import Outcome
+from other_packages import installed
 from projects import Project, worst
+from trials import Laboratory
 
 from xtrain.planner.load import plan_from_path
 
@@ -14,19 +13,9 @@ pytestmark = pytest.mark.distributed
 CUT = ("parallel.tp=2", "batch.micro=2")
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[ForkedRanks]:
-    """Forked from a process of their own, in whose path the package is."""
-    with ForkedRanks() as ranks:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("PYTHONPATH", str(OTHER_PACKAGE))
-            ranks.start()
-        yield ranks
-
-
 @pytest.mark.parametrize("layout", [CUT, pytest.param((*CUT, "parallel.fsdp=2"), marks=pytest.mark.matrix)])
 def test_a_layout_trains_an_installed_family_as_one_process_does(
-    layout: tuple[str, ...], ranks: ForkedRanks, project: Project, monkeypatch: pytest.MonkeyPatch
+    layout: tuple[str, ...], lab: Laboratory, project: Project, monkeypatch: pytest.MonkeyPatch
 ):
     """Biases cut by heads, a layer of its own, and both layers of a block beside each other."""
     path = project.folder / project.spec(steps=3, tied=False, more="precision { params = fp64 }")
@@ -38,7 +27,7 @@ def test_a_layout_trains_an_installed_family_as_one_process_does(
         with installed(monkeypatch):
             compiled = plan_from_path(path, sets)
         assert compiled.plan is not None, compiled.diagnostics.render()
-        return ranks.run(compiled.plan, project.folder, name=name, saves=False)
+        return lab.ranks.run(compiled.plan, project.folder, name=name, saves=False)
 
     alone, cut = train("alone"), train("cut", *layout)
     assert len(alone.curve) == 3 and max(worst(cut.curve, alone.curve)) < 1e-10

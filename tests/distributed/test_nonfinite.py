@@ -16,6 +16,7 @@ pytestmark = pytest.mark.distributed
 
 SLOW = pytest.mark.slow
 TWO = BY_NAME["fsdp 2, one microbatch (dense)"]
+ONE = Topology(accumulate=1)  # for what does not depend on which rank it was
 SAVED = "every {every} steps checkpoint\ncheckpoint {{ keep = none, model = false, mode = {mode} }}\non nan{policy}\n"
 BIAS = ("model.router.score=sigmoid", "model.router.bias_speed=1e-2")
 ROLLBACK = "(2) rollback"
@@ -155,10 +156,10 @@ batch {{ prefetch = {prefetch}, workers = {workers} }}
 @pytest.mark.parametrize(("prefetch", "workers"), [(2, 0), pytest.param(4, 2, marks=SLOW)])
 def test_what_was_read_ahead_of_a_mixture_is_read_anew(lab, prefetch, workers):
     more = MIXED.format(prefetch=prefetch, workers=workers)
-    poison = Mutation("poison", rank=1, portions=[4, 5])
-    back = run(lab, f"mixed {workers}", ROLLBACK, poison, more=more)
-    more = MIXED.format(prefetch=0, workers=0)
-    equal(back, run(lab, f"mixed {workers} expected", ROLLBACK, Mutation("further", behind=2, by=3), more=more))
+    poison = Mutation("poison", rank=0, portions=[4, 5])
+    back = run(lab, f"mixed {workers}", ROLLBACK, poison, more=more, layout=ONE)
+    name, more = f"mixed {workers} expected", MIXED.format(prefetch=0, workers=0)
+    equal(back, run(lab, name, ROLLBACK, Mutation("further", behind=2, by=3), more=more, layout=ONE))
 
 
 @SLOW
@@ -200,12 +201,12 @@ def test_weights_that_are_no_numbers_heal_by_going_back_and_not_by_skipping(lab)
 
 def test_it_gives_up_after_so_many_times_and_says_what_it_tried(lab):
     """The counters go on where the run was stopped."""
-    poison = {"rank": 1, "portions": [4, 5, 8, 9, 13, 14]}
+    poison = {"rank": 0, "portions": [4, 5, 8, 9, 13, 14]}
     policy = f"{ROLLBACK} {{ times = 2 }}"
     dies = {"step": 4}
-    directory = failed(lab, "gives up", policy, Mutation("poison", **poison, dies=dies), count=20)
+    directory = failed(lab, "gives up", policy, Mutation("poison", **poison, dies=dies), count=20, layout=ONE)
     assert len(told(directory, "rollback")) == 1
-    directory = failed(lab, "gives up", policy, Mutation("poison", **poison), count=20)
+    directory = failed(lab, "gives up", policy, Mutation("poison", **poison), count=20, layout=ONE)
     assert [event["number"] for event in events(directory, "rollback")] == [1, 2]
     error = events(directory, "failure")[-1]["error"]
     assert "at most 2 rollbacks are allowed, and all are used up: from step 5 to 2, from step 6 to 4" in error
@@ -213,14 +214,14 @@ def test_it_gives_up_after_so_many_times_and_says_what_it_tried(lab):
 
 
 def test_damaged_checkpoints_are_passed_over_and_without_any_it_ends(lab):
-    poison = {"rank": 1, "portions": [6, 7]}
+    poison = {"rank": 0, "portions": [6, 7]}
     hurt = Mutation("poison", **poison, hurts={"saved": 4})
-    back = run(lab, "damaged", ROLLBACK, hurt, count=8)
+    back = run(lab, "damaged", ROLLBACK, hurt, count=8, layout=ONE)
     assert told(back.directory, "rollback") == [2]
     warnings = [event["message"] for event in events(back.directory, "warning")]
     assert any(
         "ckpt-s000000000004" in message and "has changed since it was written" in message for message in warnings
     )
-    directory = failed(lab, "none yet", ROLLBACK, Mutation("poison", rank=1, portions=[1, 2]))
+    directory = failed(lab, "none yet", ROLLBACK, Mutation("poison", rank=0, portions=[1, 2]), layout=ONE)
     assert "there is no checkpoint to go back to yet" in events(directory, "failure")[-1]["error"]
     assert told(directory, "rollback") == []

@@ -45,8 +45,8 @@ LAYOUTS = {
     "dense, ddp": dense(replicate=2, sets=("parallel.stack=ddp",)),
 }
 ORDINARY = (
-    ("one process, one file", "ep and tp"),
-    ("ring, ulysses and ep", "zbv"),
+    ("one process, one file", "zbv"),
+    ("zbv", "ep and tp"),
 )
 
 

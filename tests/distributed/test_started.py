@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from forking import ForkedCommand
 from live_runs import slow_set_up, wait_for_slow_set_up
 from projects import Project, curve, events, records
 from saboteur import AT_SETUP, environment, sabotage
@@ -32,7 +33,13 @@ def start(project: Project, *arguments: str, agent: tuple[str, ...] = ("--standa
     )
 
 
-def shown(process: subprocess.Popen, seconds: float = 200) -> str:
+def start_forked(project: Project, *arguments: str, ranks: int) -> ForkedCommand:
+    """The same without an interpreter for each."""
+    arguments = ("run", *arguments, "--ui", "plain")
+    return ForkedCommand(arguments, project.folder, environment(project), torchrun=ranks, one_output=True)
+
+
+def shown(process: subprocess.Popen | ForkedCommand, seconds: float = 200) -> str:
     return process.communicate(timeout=seconds)[0]
 
 
@@ -77,7 +84,9 @@ def test_what_is_wrong_is_the_last_thing_on_the_screen(project, mistake, said, r
     arguments = mistake(project)
     if "--world" not in arguments:
         arguments = (*arguments, "--world", str(ranks))
-    process = start(project, *arguments, ranks=ranks)
+    # What sabotages an import needs interpreters.
+    begin = start if mistake is no_rank_1 else start_forked
+    process = begin(project, *arguments, ranks=ranks)
     screen = shown(process)
     assert process.returncode != 0
     # What torchrun itself says ends with the file that the first rank has left for it.

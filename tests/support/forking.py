@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,7 +44,7 @@ class ForkedCommand:
 
     def __init__(
         self,
-        arguments: list[str],
+        arguments: Sequence[str],
         folder: Path,
         environment: dict[str, str],
         *,

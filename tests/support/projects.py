@@ -10,7 +10,7 @@ from forking import ForkedCommand
 
 TINY = """
 experiment tiny {{ seed = 3, budget = {steps} steps }}
-model qwen3 {{ dim = 32, layers = 2, heads = 4, kv_heads = 2, ffn = 48, tie_embeddings = {tied}, init_std = 0.1 }}
+model qwen3 {{ dim = 32, layers = 1, heads = 4, kv_heads = 2, ffn = 48, tie_embeddings = {tied}, init_std = 0.1 }}
 tokenizer bytes
 dataset lines {{ source = jsonl("data.jsonl"), holdout = 10% }}
 batch {{ sequence = 64, micro = 2, rows = 8 }}

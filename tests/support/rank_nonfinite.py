@@ -141,7 +141,7 @@ def hurts(saved: int) -> None:
             saver = given["saver"]
             saver.settle()
             if saver.records.rank == 0:
-                file = next(saver.folder.path(saved).glob("__1_*"))
+                file = max(saver.folder.path(saved).glob("__*"))  # of the last rank
                 content = bytearray(file.read_bytes())
                 content[len(content) // 2] ^= 255
                 file.write_bytes(content)

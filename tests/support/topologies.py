@@ -188,6 +188,7 @@ def _context() -> list[Topology]:
         Topology(ulysses=4, formats=BOTH),
         Topology(ring=2, model="qwen3", clip="none", note="no clipping"),
         Topology(ulysses=2, model="qwen3", shared=TIED, note="tied"),
+        Topology(ulysses=2, shared=("model.kv_heads=1",), note="fewer key/value heads than ranks"),
         Topology(ulysses=4, shared=("model.kv_heads=2",), note="fewer key/value heads than ranks"),
         *(
             Topology(ring=2, ulysses=2, sets=(f"parallel.cp.fold={fold}",), note=f"fold {fold}")
@@ -355,7 +356,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 # every axis with every model and with one microbatch and several, every schedule; and the rows in which
 # test_mutations.py puts a fault.
 ORDINARY: dict[str, tuple[str, ...]] = {
-    "tp 2 (moe)": BOTH,
     **dict.fromkeys(
         (
             "one rank, four microbatches (dense)",
@@ -368,8 +368,8 @@ ORDINARY: dict[str, tuple[str, ...]] = {
             "replicate 2, ddp (dense)",
             "tp 2, without sequence (dense)",
             "tp 2, no clipping (qwen3)",
-            "ulysses 4, fewer key/value heads than ranks (dense)",
-            "ring 2 · ulysses 2, fold none (dense)",
+            "tp 2 (moe)",
+            "ulysses 2, fewer key/value heads than ranks (dense)",
             "ring 2 · ulysses 2, fold ring_only (dense)",
             "fsdp 2 · ep 2 (moe)",
             "fsdp 2 · ep 2, balance bias (moe)",
