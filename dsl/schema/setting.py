@@ -124,15 +124,22 @@ def settings_of(block: type) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
     """Name → (attribute, metadata) for every setting of a block class that has a name, in the order of definition."""
     if (registry := block.__dict__.get("components")) is not None:
         return registry.settings()
-    return _settings_of_class(complete(block))
+    settings, of_components = _settings_of_class(complete(block))
+    if not of_components:
+        return settings
+    # Their words are the names that are registered by now.
+    now = {name: _naming(settings[name][0]) for name in of_components}
+    return {**settings, **{name: (attribute, attribute.metadata["setting"]) for name, attribute in now.items()}}
 
 
 # Asked for thousands of times a plan. Not without end: each function of the user's own is a class.
 @lru_cache(maxsize=1024)
-def _settings_of_class(block: type) -> Mapping[str, tuple[attrs.Attribute, Setting]]:
-    return MappingProxyType(
-        {spelled(a): (a, meta) for a in attributes_of(block) if (meta := a.metadata.get("setting")) and not meta.names}
-    )
+def _settings_of_class(block: type) -> tuple[Mapping[str, tuple[attrs.Attribute, Setting]], tuple[str, ...]]:
+    """The settings of a class, and those of them that name a component."""
+    settings = {
+        spelled(a): (a, meta) for a in attrs.fields(block) if (meta := a.metadata.get("setting")) and not meta.names
+    }
+    return MappingProxyType(settings), tuple(name for name, (a, _) in settings.items() if _names_component(a))
 
 
 def complete(block: type) -> type:
