@@ -74,7 +74,8 @@ def test_all_ranks_save_behind_the_step_that_follows_a_spike(lab):
     """One rank's share of the loss is high in a step; the first rank sees it in the sum, and all save together."""
     spike = Mutation("poison", rank=1, portions=[55], kind="loss", value=20.0)
     more = 'on loss_spike notify("echo $XTRAIN_STEP $XTRAIN_VALUE") then checkpoint'
-    outcome = run(lab, "spike", more, spike, count=60)
+    small = Topology(fsdp=2, accumulate=1, rows=2, shared=("model.layers=1",))
+    outcome = run(lab, "spike", more, spike, count=60, topology=small)
     assert alerts(outcome, "loss_spike")[:1] == [("raised", 55)]
     assert steps(outcome.directory) == [56, 60]
     (told,) = events(outcome.directory, "notify")

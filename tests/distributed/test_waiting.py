@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from attrs import evolve
 from forked_ranks import Mutation
 from projects import records
 from topologies import Topology
@@ -22,7 +23,7 @@ WAYS = {
 @pytest.mark.parametrize("way", WAYS)
 def test_the_rank_that_waits_is_the_one_that_is_not_late(lab, way):
     topology, op = WAYS[way]
-    trial = topology.trial("fp32", shallow=True)
+    trial = evolve(topology.trial("fp32", shallow=True), steps=LATE_STEP)
     sleeps = Mutation("oversleep", rank=0, step=LATE_STEP, op=op, seconds=SLEPT)
     directory = lab.run(trial, topology.layout, mutation=sleeps, saves=False).directory
     late, waiting = (json.loads((directory / f"ranks/{r:05d}.jsonl").read_text().splitlines()[-1]) for r in (0, 1))
