@@ -4,33 +4,132 @@ The file is read as JSON, without the planner: it may come from another version.
 computed anew. What is missing, or is of another type, reads as None or empty.
 """
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any, TypeVar, get_args, get_type_hints
 
-from attrs import field, frozen
+from attrs import NOTHING, evolve, field, fields, frozen
 
+from ...records.start_events import HorizonEvent, HorizonTick
 from ..words import number, text
-from .planned_parts import (
-    Json,
-    PlannedAxis,
-    PlannedCheck,
-    PlannedClass,
-    PlannedCommand,
-    PlannedEdge,
-    PlannedNode,
-    PlannedPhase,
-    PlannedTick,
-    PlannedTimes,
-    PlannedTraffic,
-    PlannedTrigger,
-)
 
 # In what order a plan names them; the plan.json of a run has its keys sorted. Others come behind.
 AXES = ("pp", "replicate", "fsdp", "ring", "ulysses", "tp", "ep_replicate", "ep_fsdp", "ep")
-MEMORY = (
-    "parameters", "gradients", "optimizer", "averages", "unsharded", "unreduced", "activations", "loss", "working",
-    "reserve",
-)  # fmt: skip
+Json = Mapping[str, Any]
+PartT = TypeVar("PartT")
+
+
+@frozen(kw_only=True)
+class PlannedNode:
+    """One operation of the plan. kind: `setup`, `collate`, `step`, `tick`, `event` or `shutdown`."""
+
+    id: str
+    kind: str
+    op: str
+    args: Json
+    axes: tuple[str, ...]
+    does: str
+
+
+@frozen(kw_only=True)
+class PlannedEdge:
+    """`after` starts when `before` has ended; `data` names what it takes from it, empty where only order matters."""
+
+    before: str
+    after: str
+    data: str
+
+
+@frozen(kw_only=True)
+class PlannedAxis:
+    """One axis of the mesh. `stride` is the distance in rank numbers between neighbours along it."""
+
+    name: str
+    size: int
+    stride: int
+
+
+@frozen(kw_only=True)
+class PlannedTraffic:
+    """Calls of one collective by one rank in one step, for one node. bytes, seconds: of all calls."""
+
+    axis: str
+    op: str
+    node: str
+    count: int
+    bytes: int
+    exposed: bool
+    seconds: float | None
+
+
+@frozen(kw_only=True)
+class PlannedClass:
+    """What a step costs on the ranks with one pipeline coordinate `pp`. allocated_bytes: of tensors at the peak of a
+    step on the fullest of these ranks, as a run's `memory_bytes` has them."""
+
+    pp: int
+    allocated_bytes: int | None
+    traffic: tuple[PlannedTraffic, ...]
+
+
+@frozen(kw_only=True)
+class PlannedTimes:
+    """Seconds of one step on the slowest rank: `step` is the likely one between `fast` and `slow`. computing: products;
+    exposed: communication nothing is computed beside. mfu: a share."""
+
+    computing: float | None = None
+    exposed: float | None = None
+    step: float | None = None
+    fast: float | None = None
+    slow: float | None = None
+    tokens_per_second: float | None = None
+    mfu: float | None = None
+
+
+@frozen(kw_only=True)
+class PlannedTick:
+    """When an action recurs: one of `steps`, `tokens`, `seconds` is set, and until the data is counted (`counted`)
+    `epochs` or a `fraction` of the budget alone. count: how often, None where nobody knows."""
+
+    nodes: tuple[str, ...]
+    steps: int | None
+    tokens: int | float | None
+    seconds: float | None
+    count: int | None
+    stop: bool
+    epochs: float | None = None
+    fraction: float | None = None
+
+
+@frozen(kw_only=True)
+class PlannedTrigger:
+    """The nodes to run on an event. count: how often in a row it must come."""
+
+    event: str
+    nodes: tuple[str, ...]
+    count: int | None
+
+
+@frozen(kw_only=True)
+class PlannedCommand:
+    """What a live run can be asked for, and the nodes that do it."""
+
+    name: str
+    nodes: tuple[str, ...]
+
+
+@frozen(kw_only=True)
+class PlannedPhase:
+    """A stretch of the run. first: index of its first step, from 0, None where it is a `fraction` of unknown steps.
+
+    shares: of rows, empty where the weights are in epochs: `passes` says how often an epoch takes each dataset."""
+
+    name: str
+    first: int | None
+    fraction: float | None
+    shares: Mapping[str, float]
+    lr_scale: float = 1.0
+    passes: Mapping[str, float] = field(factory=dict)
 
 
 @frozen(kw_only=True)
@@ -39,10 +138,7 @@ class Planned:
 
     content: Json = field(repr=False)
     id: str
-    config_id: str
     name: str
-    spec: str
-    spec_text: str = field(repr=False)
     world_size: int
     ranks_per_node: int
     axes: tuple[PlannedAxis, ...]
@@ -54,7 +150,6 @@ class Planned:
     steps: int | None
     """Optimizer steps of the run; None until the data has been counted."""
     tokens: int | None
-    epochs: float | None
     phases: tuple[PlannedPhase, ...]
     ticks: tuple[PlannedTick, ...]
     reactions: tuple[PlannedTrigger, ...]
@@ -64,25 +159,15 @@ class Planned:
     stop_after: int | None
     """How many steps each start of it trains."""
     tokens_per_step: int | None
-    flops_per_token: int | None
-    flops_per_step: int | None
     checkpoint_bytes: int | None
-    bubble: float | None
     classes: tuple[PlannedClass, ...]
     """By pipeline coordinate, from 0."""
     times: PlannedTimes | None
     """None where the cluster is not known."""
-    total_parameters: int | None
-    active_parameters: int | None
-    checks: tuple[PlannedCheck, ...]
 
     def node(self, id: str) -> PlannedNode | None:
         """The node of that id, if there is one."""
         return next((node for node in self.nodes if node.id == id), None)
-
-    def of_kind(self, kind: str) -> tuple[PlannedNode, ...]:
-        """The nodes of a kind, in the order of the plan."""
-        return tuple(node for node in self.nodes if node.kind == kind)
 
     def coordinates(self, rank: int) -> dict[str, int]:
         """The place of a rank on every axis, outer to inner."""
@@ -91,11 +176,6 @@ class Planned:
     def machine(self, rank: int) -> int:
         """The node of the cluster that a rank runs on, from 0."""
         return rank // self.ranks_per_node
-
-    def class_of(self, rank: int) -> PlannedClass | None:
-        """What a step costs on a rank."""
-        pp = self.coordinates(rank).get("pp", 0)
-        return next((found for found in self.classes if found.pp == pp), None)
 
     @property
     def memory_bytes(self) -> int | None:
@@ -108,40 +188,49 @@ def planned(content: Any) -> Planned | None:
     if not isinstance(content, dict) or not isinstance(content.get("graph"), dict):
         return None
     mesh, timeline, estimates = (_object(content.get(key)) for key in ("mesh", "timeline", "estimates"))
-    parameters = _object(content.get("parameters"))
-    return Planned(
+    allocated: dict[int | None, Any] = {}
+    for entry in _objects(_object(content.get("memory")).get("per_rank")):
+        allocated.setdefault(whole(entry.get("pp")), entry.get("allocated_bytes"))
+    classes = [{**each, "allocated_bytes": allocated.get(whole(each.get("pp")) or 0)}
+               for each in _objects(estimates.get("classes"))]  # fmt: skip
+    named = {"id": content.get("id"), "name": content.get("name")}
+    # The four objects have no key in common that means two things.
+    found = _part(Planned, {**mesh, **content["graph"], **timeline, **estimates, **named, "classes": classes})
+    return evolve(
+        found,
         content=content,
-        id=text(content.get("id")),
-        config_id=text(content.get("config_id")),
-        name=text(content.get("name")),
-        spec=text(content.get("spec")),
-        spec_text=text(content.get("spec_text")),
-        world_size=whole(mesh.get("world_size")) or 1,
-        ranks_per_node=whole(mesh.get("ranks_per_node")) or 1,
+        world_size=found.world_size or 1,
+        ranks_per_node=found.ranks_per_node or 1,
         axes=_axes(mesh, "axes"),
         expert_axes=_axes(mesh, "expert_axes"),
-        nodes=tuple(map(_node, _objects(content["graph"].get("nodes")))),
-        edges=tuple(map(_edge, _objects(content["graph"].get("edges")))),
-        steps=whole(timeline.get("steps")),
-        tokens=whole(timeline.get("tokens")),
-        epochs=number(timeline.get("epochs")),
-        phases=tuple(map(_phase, _objects(timeline.get("phases")))),
-        ticks=tuple(map(_tick, _objects(timeline.get("ticks")))),
-        reactions=tuple(map(_reaction, _objects(timeline.get("reactions")))),
-        commands=tuple(map(_command, _objects(timeline.get("commands")))),
-        stop_at=whole(timeline.get("stop_at")),
-        stop_after=whole(timeline.get("stop_after")),
-        tokens_per_step=whole(estimates.get("tokens_per_step")),
-        flops_per_token=whole(estimates.get("flops_per_token")),
-        flops_per_step=whole(estimates.get("flops_per_step")),
-        checkpoint_bytes=whole(estimates.get("checkpoint_bytes")),
-        bubble=number(estimates.get("bubble")),
-        classes=_classes(content, estimates),
-        times=_times(estimates.get("times")),
-        total_parameters=whole(parameters.get("total")),
-        active_parameters=whole(parameters.get("active")),
-        checks=tuple(map(_check, _objects(content.get("checks")))),
     )
+
+
+def counted(plan: Planned, horizon: HorizonEvent) -> Planned:
+    """The plan once the run has counted its data: what was planned in epochs, or in shares of them, as steps and
+    tokens. What the event `horizon` does not say, or says otherwise, stays as planned."""
+    ticks = horizon.ticks
+    waiting = [tick for tick in plan.ticks if tick.epochs is not None or tick.fraction is not None]
+    known = dict(zip(map(id, waiting), ticks, strict=False)) if len(ticks) == len(waiting) else {}
+    return evolve(
+        plan,
+        steps=plan.steps if horizon.steps is None else horizon.steps,
+        phases=tuple(_counted_phase(phase, horizon.phases.get(phase.name)) for phase in plan.phases),
+        ticks=tuple(_counted_tick(tick, known.get(id(tick), HorizonTick())) for tick in plan.ticks),
+        stop_at=plan.stop_at if horizon.stop_at is None else horizon.stop_at,
+        stop_after=plan.stop_after if horizon.stop_after is None else horizon.stop_after,
+    )
+
+
+def _counted_phase(phase: PlannedPhase, first: int | None) -> PlannedPhase:
+    return phase if phase.first is not None or first is None else evolve(phase, first=first)
+
+
+def _counted_tick(tick: PlannedTick, found: HorizonTick) -> PlannedTick:
+    steps, tokens = found.steps, found.tokens
+    if tick.steps is not None or tick.tokens is not None or (steps is None and tokens is None):
+        return tick
+    return evolve(tick, steps=steps, tokens=None if tokens is None else int(tokens) if tokens.is_integer() else tokens)
 
 
 def whole(value: object) -> int | None:
@@ -161,128 +250,51 @@ def _texts(value: object) -> tuple[str, ...]:
     return tuple(map(text, value)) if isinstance(value, list) else ()
 
 
+def _numbers(value: object) -> dict[str, float]:
+    return {name: known for name, item in _object(value).items() if (known := number(item)) is not None}
+
+
 def _axes(mesh: Json, key: str) -> tuple[PlannedAxis, ...]:
-    strides, crossing = _object(mesh.get("strides")), _texts(mesh.get("crosses_nodes"))
+    sizes, strides = _object(mesh.get(key)), _object(mesh.get("strides"))
+    names = sorted(sizes, key=lambda name: AXES.index(name) if name in AXES else len(AXES))
     return tuple(
-        PlannedAxis(
-            name=name,
-            size=max(1, whole(size) or 1),
-            stride=max(1, whole(strides.get(name)) or 1),
-            crosses_nodes=name in crossing,
-        )
-        for name, size in _ordered(_object(mesh.get(key)), AXES)
+        PlannedAxis(name=name, size=max(1, whole(sizes[name]) or 1), stride=max(1, whole(strides.get(name)) or 1))
+        for name in names
     )
 
 
-def _ordered(found: Json, names: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """The items of an object, those with known names first and in their order."""
-    return sorted(found.items(), key=lambda item: names.index(item[0]) if item[0] in names else len(names))
+# What a JSON value reads as, by the type of its field.
+_READERS: dict[Any, Callable[[Any], Any]] = {
+    str: text,
+    bool: lambda value: value is True,
+    int: lambda value: whole(value) or 0,
+    int | None: whole,
+    int | float | None: whole,
+    float: number,
+    float | None: number,
+    Json: _object,
+    tuple[str, ...]: _texts,
+    Mapping[str, float]: _numbers,
+    PlannedTimes | None: lambda value: _part(PlannedTimes, value) if isinstance(value, dict) else None,
+}
 
 
-def _node(found: Json) -> PlannedNode:
-    return PlannedNode(
-        id=text(found.get("id")),
-        kind=text(found.get("kind")),
-        op=text(found.get("op")),
-        args=_object(found.get("args")),
-        axes=_texts(found.get("axes")),
-        does=text(found.get("does")),
+def _part(kind: type[PartT], found: Json) -> PartT:
+    """An object of the file as a class; a field with a default has that where nothing of its type was found."""
+    values = {name: read(found.get(name)) for name, read, _ in _layout(kind)}
+    return kind(**{name: values[name] for name, _, default in _layout(kind) if not default or values[name] is not None})
+
+
+@cache
+def _layout(kind: type) -> tuple[tuple[str, Callable[[Any], Any], bool], ...]:
+    """Name, how its value is read, and whether it has a default, of every field."""
+    types = get_type_hints(kind)
+    return tuple(
+        (each.name, _READERS.get(types[each.name]) or _parts(types[each.name]), each.default is not NOTHING)
+        for each in fields(kind)
     )
 
 
-def _edge(found: Json) -> PlannedEdge:
-    return PlannedEdge(before=text(found.get("before")), after=text(found.get("after")), data=text(found.get("data")))
-
-
-def _phase(found: Json) -> PlannedPhase:
-    scale = number(found.get("lr_scale"))
-    return PlannedPhase(
-        name=text(found.get("name")),
-        first=whole(found.get("first")),
-        fraction=number(found.get("fraction")),
-        shares=_numbers(found.get("shares")),
-        lr_scale=1.0 if scale is None else scale,
-        passes=_numbers(found.get("passes")),
-    )
-
-
-def _numbers(found: object) -> dict[str, float]:
-    return {name: known for name, value in _object(found).items() if (known := number(value)) is not None}
-
-
-def _tick(found: Json) -> PlannedTick:
-    return PlannedTick(
-        nodes=_texts(found.get("nodes")),
-        steps=whole(found.get("steps")),
-        tokens=whole(found.get("tokens")),
-        seconds=number(found.get("seconds")),
-        count=whole(found.get("count")),
-        stop=found.get("stop") is True,
-        epochs=number(found.get("epochs")),
-        fraction=number(found.get("fraction")),
-    )
-
-
-def _reaction(found: Json) -> PlannedTrigger:
-    return PlannedTrigger(
-        event=text(found.get("event")),
-        nodes=_texts(found.get("nodes")),
-        stop=found.get("stop") is True,
-        count=whole(found.get("count")),
-    )
-
-
-def _command(found: Json) -> PlannedCommand:
-    return PlannedCommand(
-        name=text(found.get("name")),
-        nodes=_texts(found.get("nodes")),
-        stop=found.get("stop") is True,
-        counts=text(found.get("counts")),
-    )
-
-
-def _check(found: Json) -> PlannedCheck:
-    keys = ("id", "status", "evidence", "code", "place")
-    return PlannedCheck(**{key: text(found.get(key)) for key in keys})
-
-
-def _times(found: Any) -> PlannedTimes | None:
-    if not isinstance(found, dict):
-        return None
-    keys = ("computing", "exposed", "step", "fast", "slow", "tokens_per_second", "mfu")
-    return PlannedTimes(**{key: number(found.get(key)) for key in keys})
-
-
-def _classes(content: Json, estimates: Json) -> tuple[PlannedClass, ...]:
-    ranks: dict[int | None, Json] = {}
-    for entry in _objects(_object(content.get("memory")).get("per_rank")):
-        ranks.setdefault(whole(entry.get("pp")), entry)
-    return tuple(_class(found, ranks) for found in _objects(estimates.get("classes")))
-
-
-def _class(found: Json, ranks: Mapping[int | None, Json]) -> PlannedClass:
-    memory, pp = _object(found.get("memory")), whole(found.get("pp")) or 0
-    rank = ranks.get(pp, {})
-    return PlannedClass(
-        pp=pp,
-        ranks=whole(found.get("ranks")) or 0,
-        memory={name: size for name, value in _ordered(memory, MEMORY) if (size := whole(value)) is not None},
-        total_bytes=whole(rank.get("total_bytes")),
-        allocated_bytes=whole(rank.get("allocated_bytes")),
-        offloaded=memory.get("offloaded") is True,
-        flops=whole(found.get("flops")) or 0,
-        hardware_flops=whole(found.get("hardware_flops")) or 0,
-        traffic=tuple(map(_traffic, _objects(found.get("traffic")))),
-    )
-
-
-def _traffic(found: Json) -> PlannedTraffic:
-    return PlannedTraffic(
-        axis=text(found.get("axis")),
-        op=text(found.get("op")),
-        node=text(found.get("node")),
-        count=whole(found.get("count")) or 0,
-        bytes=whole(found.get("bytes")) or 0,
-        exposed=found.get("exposed") is True,
-        seconds=number(found.get("seconds")),
-    )
+def _parts(type_: Any) -> Callable[[Any], Any]:
+    kind = get_args(type_)[0]
+    return lambda value: tuple(_part(kind, each) for each in _objects(value))

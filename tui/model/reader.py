@@ -17,11 +17,10 @@ from ..tail import Tail
 from .alerts import AlertTracker
 from .batches import Values
 from .board import BUDGET_SECONDS, Board
-from .counted import counted
 from .event_log import EventReader
 from .life import LifeReader
 from .metrics import Metrics
-from .planned import Planned, planned
+from .planned import Planned, counted, planned
 from .rank_reader import RankReader
 from .series import LIMIT_BYTES, Series
 

@@ -105,7 +105,7 @@ def lay_out(axes: tuple[PlannedAxis, ...], world: int, width: int, height: int) 
     then the widest cells, then rows and columns alike. Without axes, ranks are counted through."""
     real = tuple(axis for axis in axes if axis.size > 1)
     if prod(axis.size for axis in real) != world:  # no plan, or that of another world
-        real = (PlannedAxis(name="rank", size=world, stride=1, crosses_nodes=False),) if world > 1 else ()
+        real = (PlannedAxis(name="rank", size=world, stride=1),) if world > 1 else ()
     best: tuple[tuple[float, ...], Grid] | None = None
     for rows, columns in _splits(real):
         for cell_width in CELL_WIDTHS[world > FEW :]:

@@ -5,8 +5,7 @@ from read_records import reduce_all
 from xtrain.records.lines import read
 from xtrain.records.start_events import HorizonEvent
 from xtrain.tui.model.ahead import next_step, num_times
-from xtrain.tui.model.counted import counted
-from xtrain.tui.model.planned import planned
+from xtrain.tui.model.planned import counted, planned
 from xtrain.tui.state import RunState
 
 CONTENT = {
