@@ -132,9 +132,7 @@ class ComparePane(Pane):
         curves = lines(runs, self._key, self._axis)
         common = common_place(curves)
         markers = terminal_glyphs().markers
-        rows = standing_rows(
-            standings(runs, self._key, curves), self._key, self._axis, common, width, markers=markers, marks=table.marks
-        )
+        rows = standing_rows(standings(runs, self._key, curves), self._key, self._axis, common, width, markers=markers)
         if len(runs) == 1:
             rows.append(((" r: choose runs to compare with", "dim"),))
         table.styles.height = len(rows)
@@ -146,11 +144,7 @@ class ComparePane(Pane):
         room = height - len(rows) if only else _SETTINGS_ROWS
         settings.styles.height = max(1, room)
         if settings.display:
-            settings.draw(
-                difference_rows(
-                    differences(runs), width, max(1, room), top=self._scroll, markers=markers, marks=settings.marks
-                )
-            )
+            settings.draw(difference_rows(differences(runs), width, max(1, room), top=self._scroll, markers=markers))
 
     def _draw_list(self, runs: list[Compared], width: int, height: int) -> None:
         sheet = self.query_one("#compare-list", Sheet)
@@ -161,7 +155,7 @@ class ComparePane(Pane):
             items = None if found is None else run_items(found, chosen, time.time())
         else:
             items = [Item(key=key, text=key) for key in metric_keys(runs)]
-        rows, self._items, self._choosing = list_page(self._choosing, items, width, height, marks=sheet.marks)
+        rows, self._items, self._choosing = list_page(self._choosing, items, width, height)
         sheet.draw(rows)
 
     # Keys

@@ -89,7 +89,7 @@ class DatasetsPane(RowsPane[DatasetsView, DatasetsPage]):
         only_plot = self._only_plot and not self._beside
         sheet.display, self.query_one(Plot).display = not only_plot, self._beside or only_plot
         most = height - _PLOT_ROWS if self._beside else height
-        self._page = page(self._mixture, self._view, width, most, step=self._step, marks=sheet.marks)
+        self._page = page(self._mixture, self._view, width, most, step=self._step)
         self._view = self._page.view
         sheet.styles.height = len(self._page.rows)
         sheet.draw(self._page.rows)

@@ -68,7 +68,7 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
         width, height = sheet.content_size
         if not width or not height:
             return
-        self._page = page(self._log, self._view, width, height, directory=str(self._directory), marks=sheet.marks)
+        self._page = page(self._log, self._view, width, height, directory=str(self._directory))
         self._view = self._page.view
         sheet.draw(self._page.rows)
 

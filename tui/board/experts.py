@@ -85,7 +85,7 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         plot.display = self._only_plot or beside
         plot.styles.height = "1fr" if self._only_plot else rows
         room = height - (rows if beside else 0)
-        self._page = page(self._loads, self._view, width, max(1, room), facts=self._facts, marks=sheet.marks)
+        self._page = page(self._loads, self._view, width, max(1, room), facts=self._facts)
         self._view = self._page.view
         sheet.draw(self._page.rows)
 

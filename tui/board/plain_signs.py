@@ -6,9 +6,9 @@ from textual.color import Color
 from textual.filter import LineFilter
 
 _SIGNS = {
-    "█▉▊▋▌▍▓▒": "#", "░": ".", "▎▏▐": "|", "▀▔": "-", "▁▂▃▄▅▆▇": "_", "▶▸›→": ">", "◀◂‹←": "<", "▾▼↓": "v", "▴▲↑": "^",
-    "─━═–—−": "-", "│┃║": "|", "╭╮╰╯┌┐└┘├┤┬┴┼╔╗╚╝": "+", "·•": "-", "…": "~", "×✗": "x", "✓": "+",
-    "“”": '"', "‘’": "'", "µ": "u", "●○■□◆◇": "o",
+    "█▉▊▋▌▍": "#", "░": ":", "▒": "=", "▓": "%", "▎▏▐": "|", "▀▔": "-", "▁▂▃▄▅▆▇": "_", "▶": "*", "▸›→": ">",
+    "◀◂‹←": "<", "▾▼↓": "v", "▴▲↑": "^", "─━═–—−": "-", "│┃║": "|", "╭╮╰╯┌┐└┘├┤┬┴┼╔╗╚╝": "+", "·": ".", "•": "-",
+    "…": "~", "×✗": "x", "✓": "+", "“”": '"', "‘’": "'", "µ": "u", "●○■□◆◇": "o",
 }  # fmt: skip
 _TABLE = str.maketrans({sign: plain for signs, plain in _SIGNS.items() for sign in signs})
 
@@ -23,5 +23,5 @@ class PlainSigns(LineFilter):
 def in_ascii(text: str) -> str:
     if text.isascii():
         return text
-    text = text.translate(_TABLE)
+    text = text.replace(" · ", " - ").translate(_TABLE)
     return text if text.isascii() else "".join(sign if sign.isascii() else "?" * cell_len(sign) for sign in text)

@@ -76,7 +76,7 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
         if self._known is None:
             sheet.draw([(("The run has no plan yet.", "dim"),)])
             return
-        self._page = page(self._known, self._view, width, height, sheet.marks)
+        self._page = page(self._known, self._view, width, height)
         self._view = self._page.view
         sheet.draw(self._page.rows)
 

@@ -80,7 +80,7 @@ class RanksPane(RowsPane[RankView, RankPage]):
             self._page = None
             sheet.draw([(("No rank has sent a heartbeat yet.", "dim"),)])
             return
-        self._page = page(self._known, self._view, width, height, sheet.marks)
+        self._page = page(self._known, self._view, width, height)
         self._view = self._page.view
         sheet.draw(self._page.rows)
 

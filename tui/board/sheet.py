@@ -9,9 +9,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ..curves import canvas
-from ..pages.sheet import ASCII, UNICODE, Marks, Row, cells
-from .plot import terminal_glyphs
+from ..pages.sheet import Row, cells
 
 
 class Sheet(Widget, can_focus=True):
@@ -35,11 +33,6 @@ class Sheet(Widget, can_focus=True):
         super().__init__(id=id)
         self._rows: Sequence[Row] = ()
         self._styles_of: dict[str, Style] = {}
-
-    @property
-    def marks(self) -> Marks:
-        """The signs that the terminal can show."""
-        return UNICODE if terminal_glyphs() is canvas.UNICODE else ASCII
 
     def draw(self, rows: Sequence[Row]) -> None:
         """Show these rows from now on; only those that are others than before are drawn again."""

@@ -9,7 +9,7 @@ from ..curves.plot_head import exact
 from ..model.found_runs import FoundRun
 from ..words import count, decimal, plural, printable
 from .comparison import Axis, Difference, Standing
-from .sheet import UNICODE, Marks, Row, block, cells, cut, fit, joined, left, restyled, right, row, rule, window
+from .sheet import Row, block, cells, cut, fit, joined, left, restyled, right, row, rule, window
 
 
 @frozen(kw_only=True)
@@ -39,30 +39,29 @@ def standing_rows(
     width: int,
     *,
     markers: str,
-    marks: Marks = UNICODE,
 ) -> list[Row]:
     """The table: a heading, then a row for each run."""
-    facts = joined([printable(key), f"by {by}", plural(len(standings), "run")], marks)
+    facts = joined([printable(key), f"by {by}", plural(len(standings), "run")])
     at = "" if common is None else f"at {count(common) if by == 'tokens' else exact(common)}"
     wide = width >= 100
     names = max(8, min(30 if wide else 14, max((len(one.run.label) for one in standings), default=8)))
     place = max(9, len(at))
-    head = [f"  {left('run', names, marks)}", right("step", 9, marks), right("last", 9, marks)]
-    head += [right("best", 9, marks), right("at", 9, marks)] if wide else []
-    head += [right(at, place, marks), right("difference", 10, marks)]
-    head += [left(" state", 12, marks)] if width >= 76 else []
-    rows = [rule("Compare", width, marks, facts), fit(row((" ".join(head), "dim")), width, marks)]
+    head = [f"  {left('run', names)}", right("step", 9), right("last", 9)]
+    head += [right("best", 9), right("at", 9)] if wide else []
+    head += [right(at, place), right("difference", 10)]
+    head += [left(" state", 12)] if width >= 76 else []
+    rows = [rule("Compare", width, facts), fit(row((" ".join(head), "dim")), width)]
     for number, one in enumerate(standings):
         sign = markers[number % MOST_LINES]
-        parts = [right("–" if one.step is None else f"{one.step:,}", 9, marks), right(decimal(one.last, 4), 9, marks)]
+        parts = [right("–" if one.step is None else f"{one.step:,}", 9), right(decimal(one.last, 4), 9)]
         if wide:
             best_at = "–" if one.best_at is None else count(one.best_at) if by == "tokens" else exact(one.best_at)
-            parts += [right(decimal(one.best, 4), 9, marks), right(best_at, 9, marks)]
-        parts.append(right(decimal(one.common, 4), place, marks))
-        parts.append(right("this run" if number == 0 else _signed(one.difference), 10, marks))
+            parts += [right(decimal(one.best, 4), 9), right(best_at, 9)]
+        parts.append(right(decimal(one.common, 4), place))
+        parts.append(right("this run" if number == 0 else _signed(one.difference), 10))
         state = f" {one.run.state}" if width >= 76 else ""
-        drawn = row((f"{sign} ", "mark"), left(one.run.label, names, marks) + " ", " ".join(parts), (state, "dim"))
-        rows.append(fit(drawn, width, marks))
+        drawn = row((f"{sign} ", "mark"), left(one.run.label, names) + " ", " ".join(parts), (state, "dim"))
+        rows.append(fit(drawn, width))
     return rows
 
 
@@ -74,34 +73,32 @@ def _signed(difference: float | None) -> str:
 
 
 def difference_rows(
-    found: Sequence[Difference] | None, width: int, height: int, *, top: int = 0, markers: str, marks: Marks = UNICODE
+    found: Sequence[Difference] | None, width: int, height: int, *, top: int = 0, markers: str
 ) -> list[Row]:
     """`optimizer.lr  ● ■ 0.003   ○ 0.001`: a setting, and its values with the signs of the runs that have them."""
     if found is None:
-        return block(
-            [rule("Settings", width, marks), row((" not all plans can be read yet", "dim"))], width, height, marks
-        )
+        return block([rule("Settings", width), row((" not all plans can be read yet", "dim"))], width, height)
     title = plural(len(found), "difference") if found else "no differences"
     lines: list[Row] = []
     broad = max(8, min(34, width // 2 - 4, max((len(each.key) for each in found), default=8)))
     for each in found:
-        lines += _difference(each, width, broad, markers, marks)
+        lines += _difference(each, width, broad, markers)
     room = max(1, height - 1)
     top = max(0, min(top, len(lines) - room))
     more = f"{len(lines) - room - top} more below" if len(lines) > room + top else ""
-    heading = rule("Settings that differ", width, marks, joined([title, more], marks))
-    return block([heading, *lines[top : top + room]], width, height, marks)
+    heading = rule("Settings that differ", width, joined([title, more]))
+    return block([heading, *lines[top : top + room]], width, height)
 
 
-def _difference(each: Difference, width: int, broad: int, markers: str, marks: Marks) -> list[Row]:
+def _difference(each: Difference, width: int, broad: int, markers: str) -> list[Row]:
     groups: dict[str | None, str] = {}
     for number, value in enumerate(each.values):
         groups[value] = groups.get(value, "") + markers[number % MOST_LINES]
     rows: list[Row] = []
-    line: list[tuple[str, str]] = [(left(each.key, broad, marks), "dim")]
+    line: list[tuple[str, str]] = [(left(each.key, broad), "dim")]
     for value, signs in groups.items():
         room = max(6, width - broad - len(signs) - 4)
-        said = cut(printable("not set" if value is None else value).replace("\n", " "), room, marks)
+        said = cut(printable("not set" if value is None else value).replace("\n", " "), room)
         piece = [("  ", ""), (f"{signs} ", "mark"), (said, "")]
         if len(line) > 1 and cells(tuple(line)) + cells(tuple(piece)) > width:
             rows.append(tuple(line))
@@ -122,7 +119,7 @@ def run_items(found: Sequence[FoundRun], chosen: Sequence[str], now: float) -> l
 
 
 def list_page(
-    choosing: Choosing, items: Sequence[Item] | None, width: int, height: int, *, marks: Marks = UNICODE
+    choosing: Choosing, items: Sequence[Item] | None, width: int, height: int
 ) -> tuple[list[Row], list[Item], Choosing]:
     """The rows of a list, the items that its filter leaves, and the list as it stands then. items: None while they are
     looked for."""
@@ -134,13 +131,13 @@ def list_page(
     query = f"“{choosing.query}”" if choosing.query else ""
     several = any(item.chosen is not None for item in items or ())
     keys = "enter: add or remove" if several else "enter: choose"
-    rows = [rule(choosing.what, width, marks, joined([query, f"{len(shown):,}", keys, "esc: back"], marks))]
+    rows = [rule(choosing.what, width, joined([query, f"{len(shown):,}", keys, "esc: back"]))]
     for number, item in enumerate(shown[top : top + room], start=top):
         sign = "" if item.chosen is None else f"[{'x' if item.chosen else ' '}] "
-        drawn = fit(row(f" {sign}{item.text}"), width, marks)
+        drawn = fit(row(f" {sign}{item.text}"), width)
         rows.append(restyled(drawn, "cursor") if number == place else drawn)
     if not shown:
         words = "looking for runs" if items is None else "none with this text" if wanted else "no other runs"
         rows.append(row((f" {words}", "dim")))
     state = Choosing(what=choosing.what, query=choosing.query, place=place, top=top)
-    return block(rows, width, height, marks), shown, state
+    return block(rows, width, height), shown, state

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ..words import brief, count, decimal, plural
 from .mixture import DatasetFacts, MixtureTable
-from .sheet import UNICODE, Marks, Row, bar, block, fit, joined, left, restyled, right, row, rule, window, wrapped
+from .sheet import Row, bar, block, fit, joined, left, restyled, right, row, rule, window, wrapped
 
 # By how much the rows of a phase may stray from its shares before it is said; they are dealt by turns, not drawn.
 _NEAR = 0.02
@@ -52,9 +52,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def page(
-    mixture: MixtureTable, view: DatasetsView, width: int, most_rows: int, *, step: int = 0, marks: Marks = UNICODE
-) -> DatasetsPage:
+def page(mixture: MixtureTable, view: DatasetsView, width: int, most_rows: int, *, step: int = 0) -> DatasetsPage:
     """At most `most_rows` rows of `width` cells; the words give way before the table does."""
     facts = joined(
         [
@@ -62,9 +60,8 @@ def page(
             f"phase {mixture.phase.name}" if mixture.phase and mixture.num_phases > 1 else "",
             f"step {step:,}",
         ],
-        marks,
     )
-    title = rule("Datasets", width, marks, facts)
+    title = rule("Datasets", width, facts)
     words = [row((line, style)) for text, style in in_words(mixture) for line in wrapped(text, width, "  ")]
     room = len(mixture.datasets)
     if least_rows(mixture) > most_rows:  # one row says how many more there are
@@ -72,20 +69,20 @@ def page(
     place = max(0, min(len(mixture.datasets) - 1, view.place))
     top = window(len(mixture.datasets), room, view.top, place)
     names, columns, broad = _layout(mixture, width)
-    head = [left("", names, marks), *(right(column.title, column.width, marks) for column in columns)]
+    head = [left("", names), *(right(column.title, column.width) for column in columns)]
     if broad:
         head.append(next((words for words in _BAR_TITLES if len(words) <= broad), ""))
-    rows = [title, fit(row((" ".join(head), "dim")), width, marks)]
+    rows = [title, fit(row((" ".join(head), "dim")), width)]
     for number, one in enumerate(mixture.datasets[top : top + room], start=top):
-        line = [left(one.name, names, marks), *(right(column.value(one), column.width, marks) for column in columns)]
-        share = (" " + bar(one.share, broad, marks), "bar") if broad else ""
-        drawn = fit(row(" ".join(line), share), width, marks)
+        line = [left(one.name, names), *(right(column.value(one), column.width) for column in columns)]
+        share = (" " + bar(one.share, broad), "bar") if broad else ""
+        drawn = fit(row(" ".join(line), share), width)
         rows.append(restyled(drawn, "cursor") if number == place and len(mixture.datasets) > room else drawn)
     if hidden := len(mixture.datasets) - room:
         words = [row((f"{hidden} more: up and down", "dim")), *words]
     rows += words[: max(0, most_rows - len(rows))]
     return DatasetsPage(
-        rows=tuple(block(rows, width, len(rows), marks)),
+        rows=tuple(block(rows, width, len(rows))),
         view=DatasetsView(place=place, top=top),
         count=len(mixture.datasets),
         height=room,

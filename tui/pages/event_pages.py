@@ -12,7 +12,7 @@ from ..model.event_log import EventLog, LogEntry
 from ..model.log_tails import LogTail
 from ..words import plural, printable
 from .event_detail import PROBLEMS, clock, date, detail, head, style_of
-from .sheet import UNICODE, Marks, Row, block, cut, fit, joined, left, restyled, right, row, rule, window
+from .sheet import DEAD, STUCK_SIGN, Row, block, cut, fit, joined, left, restyled, right, row, rule, window
 
 _GAPS = re.compile(r"\s{2,}")
 # From this many rows on the chosen event is shown below the list as well.
@@ -47,9 +47,7 @@ class EventsPage:
     lines: int = 0
 
 
-def page(
-    log: EventLog, view: EventsView, width: int, height: int, *, directory: str = "", marks: Marks = UNICODE
-) -> EventsPage:
+def page(log: EventLog, view: EventsView, width: int, height: int, *, directory: str = "") -> EventsPage:
     """The rows for `width` x `height` cells. directory: of the run, which the list leaves out of
     paths."""
     view = _still_there(log, view)
@@ -57,10 +55,10 @@ def page(
     numbers = [entry.number for entry in entries]
     place = numbers.index(view.chosen) if view.chosen in numbers else len(entries) - 1
     if view.log:
-        return _log_page(log, entries, view, width, height, marks)
+        return _log_page(log, entries, view, width, height)
     if view.shows == "detail" and entries:
-        return _detail_page(log, entries, place, view, width, height, marks)
-    return _list_page(log, entries, place, view, width, height, directory, marks)
+        return _detail_page(log, entries, place, view, width, height)
+    return _list_page(log, entries, place, view, width, height, directory)
 
 
 def _still_there(log: EventLog, view: EventsView) -> EventsView:
@@ -83,47 +81,44 @@ def _list_page(
     width: int,
     height: int,
     directory: str,
-    marks: Marks,
 ) -> EventsPage:
-    above = [_title(log, entries, view, width, marks), *_last_failure(log, view, width, marks)]
+    above = [_title(log, entries, view, width), *_last_failure(log, view, width)]
     below = max(6, height // 3) if height >= _ROOM_FOR_DETAIL and entries else 0
     room = max(1, height - len(above) - below)
     top = window(len(entries), room, view.top if view.chosen is not None else len(entries), max(place, 0))
     columns = _columns(entries, width)
     rows = [*above]
     for index in range(top, min(len(entries), top + room)):
-        drawn = fit(_entry_row(entries[index], columns, directory, marks), width, marks)
+        drawn = fit(_entry_row(entries[index], columns, directory), width)
         rows.append(restyled(drawn, "cursor") if index == place else drawn)
     if not entries:
         rows.append(row((" nothing yet" if not log.entries else " no event of this kind with this text", "dim")))
     rows += [()] * (len(above) + room - len(rows))
     if below:
-        rows.append(rule(_heading(entries[place], marks), width, marks, "enter: in full"))
-        rows += [fit(line, width, marks) for line in detail(entries[place], width)[: below - 1]]
-    shown = tuple(block(rows, width, height, marks))
+        rows.append(rule(_heading(entries[place]), width, "enter: in full"))
+        rows += [fit(line, width) for line in detail(entries[place], width)[: below - 1]]
+    shown = tuple(block(rows, width, height))
     return EventsPage(rows=shown, view=evolve(view, top=top), entries=tuple(entries), log=log, place=place, height=room)
 
 
-def _title(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: int, marks: Marks) -> Row:
+def _title(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: int) -> Row:
     total = len(_chosen_entries(log, EventsView())) if view.kinds == "all" else len(log.entries)
     whole = view.kinds == "all" and not view.query
     shown = plural(total, "event") if whole else f"{len(entries):,} of {total:,}"
     parts = [view.kinds if view.kinds != "all" else "", f"“{view.query}”" if view.query else "", shown]
     parts.append(f"{log.forgotten:,} older ones in events.jsonl" if log.forgotten and width >= 80 else "")
     parts.append("newest" if view.chosen is None else "not following")
-    return rule("Events", width, marks, joined(parts, marks))
+    return rule("Events", width, joined(parts))
 
 
-def _last_failure(log: EventLog, view: EventsView, width: int, marks: Marks) -> list[Row]:
+def _last_failure(log: EventLog, view: EventsView, width: int) -> list[Row]:
     """The newest failure that no later attempt has left behind, above everything: it must not scroll away."""
     for entry in reversed(log.entries):
         if isinstance(entry.event, RunStartEvent):
             break
         if isinstance(entry.event, FailureEvent):
-            said = (
-                f"{marks.dead} failure at step {entry.step}: " if entry.step is not None else f"{marks.dead} failure: "
-            )
-            return [fit(row((cut(said + entry.text, width, marks), "bad")), width, marks, "bad")]
+            said = f"{DEAD} failure at step {entry.step}: " if entry.step is not None else f"{DEAD} failure: "
+            return [fit(row((cut(said + entry.text, width), "bad")), width, "bad")]
     return []
 
 
@@ -135,16 +130,16 @@ def _columns(entries: Sequence[LogEntry], width: int) -> tuple[int, int, int]:
     return (8 if width >= 50 else 5), max(4, steps), 11
 
 
-def _entry_row(entry: LogEntry, columns: tuple[int, int, int], directory: str, marks: Marks) -> Row:
+def _entry_row(entry: LogEntry, columns: tuple[int, int, int], directory: str) -> Row:
     when, steps, kind = columns
     style = style_of(entry)
-    sign = marks.dead if style == "bad" else marks.stuck if style == "warn" else " "
+    sign = DEAD if style == "bad" else STUCK_SIGN if style == "warn" else " "
     step = "" if entry.step is None else f"{entry.step:,}"
     return row(
         (f"{sign} ", style),
         (clock(entry.time)[:when].ljust(when) + " ", "dim"),
-        (right(step, steps, marks) + " ", ""),
-        (left(entry.kind, kind, marks) + " ", style),
+        (right(step, steps) + " ", ""),
+        (left(entry.kind, kind) + " ", style),
         (
             _GAPS.sub("  ", _below(entry.text, directory)),
             "bad" if style == "bad" else "",
@@ -158,22 +153,22 @@ def _below(text: str, directory: str) -> str:
     return re.sub(rf"(?<!\S)\S*/{re.escape(name)}/", "", text) if name else text
 
 
-def _heading(entry: LogEntry, marks: Marks) -> str:
+def _heading(entry: LogEntry) -> str:
     step = f"step {entry.step:,}" if entry.step is not None else ""
-    return joined([entry.kind, step, date(entry.time)], marks)
+    return joined([entry.kind, step, date(entry.time)])
 
 
 def _detail_page(
-    log: EventLog, entries: Sequence[LogEntry], place: int, view: EventsView, width: int, height: int, marks: Marks
+    log: EventLog, entries: Sequence[LogEntry], place: int, view: EventsView, width: int, height: int
 ) -> EventsPage:
     entry = entries[place]
     lines = detail(entry, width)
     room = max(1, height - 1)
     scroll = max(0, min(view.scroll or 0, len(lines) - room))
     part = f"{scroll + 1}–{min(len(lines), scroll + room)} of {len(lines)} lines" if len(lines) > room else "esc: back"
-    rows = [rule(_heading(entry, marks), width, marks, part), *lines[scroll : scroll + room]]
+    rows = [rule(_heading(entry), width, part), *lines[scroll : scroll + room]]
     return EventsPage(
-        rows=tuple(block(rows, width, height, marks)),
+        rows=tuple(block(rows, width, height)),
         view=evolve(view, chosen=view.chosen, scroll=scroll),
         entries=tuple(entries),
         log=log,
@@ -183,9 +178,7 @@ def _detail_page(
     )
 
 
-def _log_page(
-    log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: int, height: int, marks: Marks
-) -> EventsPage:
+def _log_page(log: EventLog, entries: Sequence[LogEntry], view: EventsView, width: int, height: int) -> EventsPage:
     tail = next(tail for tail in log.logs if tail.name == view.log)
     lines = _log_lines(tail, view.query, width)
     room = max(1, height - 1)
@@ -194,11 +187,11 @@ def _log_page(
     number = [known.name for known in log.logs].index(tail.name) + 1
     notes = [f"“{view.query}”" if view.query else "", f"log {number} of {len(log.logs)}"]
     notes += ["its end only" if tail.cut else "", "newest" if scroll == last else "not following"]
-    rows = [rule(printable(tail.name), width, marks, joined(notes, marks)), *lines[scroll : scroll + room]]
+    rows = [rule(printable(tail.name), width, joined(notes)), *lines[scroll : scroll + room]]
     if not lines:
         rows.append(row((" no line with this text" if view.query else " empty", "dim")))
     return EventsPage(
-        rows=tuple(block(rows, width, height, marks)),
+        rows=tuple(block(rows, width, height)),
         view=evolve(view, scroll=None if scroll == last else scroll),
         entries=tuple(entries),
         log=log,

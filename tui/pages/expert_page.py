@@ -8,7 +8,7 @@ from numpy import ndarray
 
 from ..words import plural
 from .expert_loads import LayerLoad, in_words, of_layer
-from .sheet import BLANK, UNICODE, Marks, Row, block, fit, joined, restyled, right, row, rule, window, wrapped
+from .sheet import BLANK, DEAD, SHADES, Row, block, fit, joined, restyled, right, row, rule, window, wrapped
 
 # Where the ten levels of a map begin, in even shares. Two levels share a shade: the middle one is an even load.
 _EDGES = np.array([0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.6, 2.0, 3.0])
@@ -45,13 +45,12 @@ def page(
     height: int,
     *,
     facts: Sequence[str] = (),
-    marks: Marks = UNICODE,
 ) -> ExpertsPage:
     """The rows for `width` x `height` cells. facts: what the heading says, such as the step."""
-    title = rule("Experts", width, marks, joined(facts, marks))
+    title = rule("Experts", width, joined(facts))
     if not loads:
         words = row((" No step has been logged yet.", "dim"))
-        return ExpertsPage(rows=tuple(block([title, words], width, height, marks)), view=view)
+        return ExpertsPage(rows=tuple(block([title, words], width, height)), view=view)
     sentences = [[row((line, style)) for line in wrapped(text, width, "  ")] for text, style in in_words(loads)]
     layers = sorted(loads, key=lambda load: -load.imbalance) if view.worst_first else list(loads)
     numbers = [load.layer for load in layers]
@@ -65,15 +64,15 @@ def page(
     room = max(1, height - 3 - len(said) - len(chosen))
     top = window(len(layers), room, view.top, place)
     shown = layers[top : top + room]
-    grid = _Grid.of(loads, width, marks)
+    grid = _Grid.of(loads, width)
     rows = [title, *said, grid.head(width)]
     for number, load in enumerate(shown, start=top):
-        drawn = fit(grid.line(load), width, marks)
+        drawn = fit(grid.line(load), width)
         rows.append(restyled(drawn, "cursor") if number == place else drawn)
     rows += [*chosen, grid.legend(width, len(layers) - len(shown))]
     rows = [*rows, *[BLANK] * (height - len(rows))]
     return ExpertsPage(
-        rows=tuple(block(rows, width, height, marks)),
+        rows=tuple(block(rows, width, height)),
         view=evolve(view, top=top),
         layers=tuple(numbers),
         place=place,
@@ -103,10 +102,9 @@ class _Grid:
     together: int
     experts: int
     figures: bool
-    marks: Marks
 
     @classmethod
-    def of(cls, loads: Sequence[LayerLoad], width: int, marks: Marks) -> "_Grid":
+    def of(cls, loads: Sequence[LayerLoad], width: int) -> "_Grid":
         experts = max(load.num_experts for load in loads)
         label = max(5, len(str(loads[-1].layer)))
         figures = width >= 72
@@ -114,7 +112,6 @@ class _Grid:
         cell = next((size for size in (_NUMBERED, _BROAD, 1) if experts * size <= room), 1)
         return cls(
             label=label, cell=cell, together=-(-experts // room) if cell == 1 else 1, experts=experts, figures=figures,
-            marks=marks,
         )  # fmt: skip
 
     @property
@@ -133,7 +130,7 @@ class _Grid:
                 ruler[start:end] = name
                 free = end + 1
         figures = f"{'max':>7} {'entropy':>8} {'dead':>6}" if self.figures else f"{'max':>6}"
-        return fit(row((f"{'layer':>{self.label}} {''.join(ruler)} {figures}", "dim")), width, self.marks)
+        return fit(row((f"{'layer':>{self.label}} {''.join(ruler)} {figures}", "dim")), width)
 
     def line(self, load: LayerLoad) -> Row:
         """One layer: its cells, then the greatest load, the evenness and the number of dead experts."""
@@ -152,34 +149,32 @@ class _Grid:
             figures.append((f" {len(load.dead):>6}" if load.dead else " " * 7, "bad"))
         else:
             figures = [(f" {load.imbalance:>5.2f}×", largest)]
-            figures += [(f"{self.marks.dead}", "bad")] if load.dead else []
-        return row((right(str(load.layer), self.label, self.marks) + " ", "dim"), *spans, *figures)
+            figures += [(f"{DEAD}", "bad")] if load.dead else []
+        return row((right(str(load.layer), self.label) + " ", "dim"), *spans, *figures)
 
     def _cell(self, times: float, dead: bool) -> tuple[str, str]:
         if np.isnan(times):
             return " " * self.cell, ""
         level = int(level_of(np.array([times]))[0])
         if dead and self.cell < _NUMBERED:
-            return (self.marks.dead + " ")[: self.cell], "bad"
+            return (DEAD + " ")[: self.cell], "bad"
         if self.cell == _NUMBERED:
-            return f"{min(times, 99.9):>5.2f}"[
-                :5
-            ] if not dead else f"{self.marks.dead:>5}", "bad" if dead else f"heat{level}"
-        return self.marks.shades[level // 2] * self.cell, f"heat{level}"
+            return f"{min(times, 99.9):>5.2f}"[:5] if not dead else f"{DEAD:>5}", "bad" if dead else f"heat{level}"
+        return SHADES[level // 2] * self.cell, f"heat{level}"
 
     def legend(self, width: int, hidden: int) -> Row:
         """What the signs mean, and how much of the map is not on the screen."""
         more = plural(hidden, "more layer") if hidden > 0 else ""
         each = f"each cell the most loaded of {self.together}" if self.together > 1 else ""
-        _, low, even, high, most = self.marks.shades
+        _, low, even, high, most = SHADES
         said = short = "cells: times an even share"
         if self.cell != _NUMBERED:
             said = f"{low} from 0.25  {even} even  {high} from 1.25  {most} from 2"
             short = f"{low} 0.25+ {even} even {high} 1.25+ {most} 2+"
-        sign = f"{self.marks.dead} dead"
+        sign = f"{DEAD} dead"
         wordings = ([more, said, each, sign], [more, short, each, sign], [more, short, sign], [more, short], [short])
-        lines = [joined(parts, self.marks) for parts in wordings]
-        return fit(row((next((line for line in lines if len(line) <= width), lines[-1]), "dim")), width, self.marks)
+        lines = [joined(parts) for parts in wordings]
+        return fit(row((next((line for line in lines if len(line) <= width), lines[-1]), "dim")), width)
 
 
 def _whole(sentences: Sequence[Sequence[Row]], most: int) -> list[Row]:

@@ -9,24 +9,24 @@ from ..words import brief, duration, number, plural, size
 from .node_times import due
 from .plan_facts import PlanFacts
 from .plan_rows import SHARE, TIME, due_words, percent
-from .sheet import Marks, Row, bar, fit, left, right, row, rule, wrapped
+from .sheet import Row, bar, fit, left, right, row, rule, wrapped
 
 LABEL = 9
 
 
-def node_rows(node: PlannedNode, facts: PlanFacts, width: int, marks: Marks) -> list[Row]:
+def node_rows(node: PlannedNode, facts: PlanFacts, width: int) -> list[Row]:
     """All that is known of a node, in as many rows as it takes."""
-    rows = [rule(node.id, width, marks, node.kind)]
+    rows = [rule(node.id, width, node.kind)]
     rows += [row((line, "")) for line in wrapped(node.does, width)]
     for label, text, style in _facts(node, facts):
         rows += _labelled(label, text, width, style)
     for label, text in _plan(node, facts):
         rows += _labelled(label, text, width)
     if node.args:
-        rows.append(rule("arguments", width, marks))
+        rows.append(rule("arguments", width))
         for name, text in arguments(node.args):
             rows += [row((line, "")) for line in wrapped(f"{name} = {text}", width, "  ")]
-    return [fit(each, width, marks) for each in rows]
+    return [fit(each, width) for each in rows]
 
 
 def _labelled(label: str, text: str, width: int, style: str = "") -> Iterator[Row]:
@@ -98,12 +98,12 @@ def arguments(args: Any) -> Iterator[tuple[str, str]]:
         yield name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def breakdown_rows(facts: PlanFacts, width: int, height: int, marks: Marks) -> list[Row]:
+def breakdown_rows(facts: PlanFacts, width: int, height: int) -> list[Row]:
     """Where a step's time goes: nodes by their share, the longest first, with waiting for data and communication called
     out, against what was planned; in at most `height` rows, of which the last says what is left out."""
     cost = facts.cost
     over = max((each.ranks for each in facts.step.values()), default=0)
-    rows = [rule("step time by node", width, marks, f"mean of {over:,} ranks" if over > 1 else "")]
+    rows = [rule("step time by node", width, f"mean of {over:,} ranks" if over > 1 else "")]
     if cost.actual is None and not facts.step:
         return [*rows, row(("no step has been logged yet", "dim"))][:height]
     rows += _against_plan(facts, width)
@@ -114,13 +114,13 @@ def breakdown_rows(facts: PlanFacts, width: int, height: int, marks: Marks) -> l
     nodes = sorted(facts.step.values(), key=lambda each: -each.mean)
     name_width = min(max([len(each.node) for each in nodes] + [13]), max(13, width - TIME - SHARE - 8))
     called = [
-        _bar_row(name, seconds, share, name_width, width, "warn" if (share or 0) >= 0.3 else "", marks)
+        _bar_row(name, seconds, share, name_width, width, "warn" if (share or 0) >= 0.3 else "")
         for name, seconds, share in named
         if seconds is not None
     ]
     room = height - len(rows) - len(called) - (1 if called else 0)
     kept = nodes if len(nodes) <= room else nodes[: max(0, room - 1)]
-    rows += [_bar_row(each.node, each.mean, each.share, name_width, width, "", marks) for each in kept]
+    rows += [_bar_row(each.node, each.mean, each.share, name_width, width, "") for each in kept]
     if len(kept) < len(nodes):
         rest = nodes[len(kept) :]
         rows.append(
@@ -131,13 +131,12 @@ def breakdown_rows(facts: PlanFacts, width: int, height: int, marks: Marks) -> l
                 name_width,
                 width,
                 "dim",
-                marks,
             )
         )
     if called:
         rows.append(row(("of this on the rank with the most:", "dim")))
         rows += called
-    return [fit(each, width, marks) for each in rows[:height]]
+    return [fit(each, width) for each in rows[:height]]
 
 
 def _against_plan(facts: PlanFacts, width: int) -> list[Row]:
@@ -161,12 +160,10 @@ def _against_plan(facts: PlanFacts, width: int) -> list[Row]:
     return rows
 
 
-def _bar_row(
-    name: str, seconds: float | None, share: float | None, name_width: int, width: int, style: str, marks: Marks
-) -> Row:
+def _bar_row(name: str, seconds: float | None, share: float | None, name_width: int, width: int, style: str) -> Row:
     bar_width = width - name_width - TIME - SHARE - 3
-    spans = [(left(name, name_width, marks), style), " ", (right(brief(seconds), TIME, marks), style), " "]
+    spans = [(left(name, name_width), style), " ", (right(brief(seconds), TIME), style), " "]
     spans.append((right("–" if number(share) is None else percent(share or 0.0), SHARE), style))
     if bar_width >= 4:
-        spans.append((f" {bar(share, bar_width, marks)}", "bar"))
+        spans.append((f" {bar(share, bar_width)}", "bar"))
     return row(*spans)

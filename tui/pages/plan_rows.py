@@ -6,7 +6,7 @@ from ..model.planned import PlannedNode
 from ..words import brief, duration
 from .plan_facts import PlanFacts
 from .plan_list import Line, ListSection
-from .sheet import Marks, Row, bar, cells, cut, fit, joined, left, restyled, right, row
+from .sheet import CURSOR, DONE, FOLDED, OPEN, UNDER_WAY, Row, bar, cells, cut, fit, joined, left, restyled, right, row
 
 TIME = 8
 SHARE = 5
@@ -52,20 +52,16 @@ def columns(facts: PlanFacts, width: int) -> PlanColumns:
 _LABELS = {"step": ("slowest", "median"), "tick": ("took", "next"), "event": ("took", "when")}
 
 
-def line_row(line: Line, facts: PlanFacts, room: PlanColumns, width: int, *, chosen: bool, marks: Marks) -> Row:
+def line_row(line: Line, facts: PlanFacts, room: PlanColumns, width: int, *, chosen: bool) -> Row:
     """One line of the list in exactly `width` cells. chosen: the cursor is on it."""
-    made = (
-        _heading(line, room, marks, alone=facts.ranks == 1)
-        if isinstance(line, ListSection)
-        else _node(line, facts, room, marks)
-    )
-    pointer = marks.cursor if chosen else " "
-    whole = fit(((pointer, "mark"), *made), width, marks)
+    made = _heading(line, room, alone=facts.ranks == 1) if isinstance(line, ListSection) else _node(line, facts, room)
+    pointer = CURSOR if chosen else " "
+    whole = fit(((pointer, "mark"), *made), width)
     return restyled(whole, "cursor") if chosen else whole
 
 
-def _heading(line: ListSection, room: PlanColumns, marks: Marks, *, alone: bool) -> Row:
-    sign = marks.folded if line.folded else marks.open
+def _heading(line: ListSection, room: PlanColumns, *, alone: bool) -> Row:
+    sign = FOLDED if line.folded else OPEN
     number = f"{line.nodes:,}" if line.shown == line.nodes else f"{line.shown:,} of {line.nodes:,}"
     title = row((f"{sign} {line.title}", "title"), (f"  {number}", "dim"))
     first, second = _LABELS.get(line.kind, ("took", ""))
@@ -80,24 +76,24 @@ def _heading(line: ListSection, room: PlanColumns, marks: Marks, *, alone: bool)
     return (*title, (labels + right("share", SHARE), "dim"))
 
 
-def _node(node: PlannedNode, facts: PlanFacts, room: PlanColumns, marks: Marks) -> Row:
-    mark, style = _mark(node, facts, marks)
+def _node(node: PlannedNode, facts: PlanFacts, room: PlanColumns) -> Row:
+    mark, style = _mark(node, facts)
     first, second = _times(node, facts)
-    spans = [(f"{mark} ", style), (left(node.id, room.id, marks), style), " ", (right(first, TIME, marks), "")]
-    spans.append((f" {left(_middle(node, facts, room, second, marks), room.middle, marks)}", "bar"))
+    spans = [(f"{mark} ", style), (left(node.id, room.id), style), " ", (right(first, TIME), "")]
+    spans.append((f" {left(_middle(node, facts, room, second), room.middle)}", "bar"))
     if room.axes:
-        spans.append((f" {left(' '.join(node.axes), room.axes, marks)}", "dim"))
+        spans.append((f" {left(' '.join(node.axes), room.axes)}", "dim"))
     if room.does:
-        spans.append((f" {cut(node.does, room.does, marks)}", "dim"))
+        spans.append((f" {cut(node.does, room.does)}", "dim"))
     return row(*spans)
 
 
-def _mark(node: PlannedNode, facts: PlanFacts, marks: Marks) -> tuple[str, str]:
+def _mark(node: PlannedNode, facts: PlanFacts) -> tuple[str, str]:
     if node.id in facts.now_in:
-        return marks.under_way, "mark bold"
+        return UNDER_WAY, "mark bold"
     took = facts.setup.get(node.id)
     if took is not None:
-        return (marks.done, "good") if took.seconds is not None else (marks.under_way, "mark bold")
+        return (DONE, "good") if took.seconds is not None else (UNDER_WAY, "mark bold")
     return " ", ""
 
 
@@ -114,16 +110,16 @@ def _times(node: PlannedNode, facts: PlanFacts) -> tuple[str, str]:
     return brief(took.seconds), ""
 
 
-def _middle(node: PlannedNode, facts: PlanFacts, room: PlanColumns, second: str, marks: Marks) -> str:
+def _middle(node: PlannedNode, facts: PlanFacts, room: PlanColumns, second: str) -> str:
     if node.id in facts.arranged.ticks:
         ways = due_words(node.id, facts)
-        return cut(next((way for way in ways if len(way) <= room.middle), ways[-1]), room.middle, marks)
+        return cut(next((way for way in ways if len(way) <= room.middle), ways[-1]), room.middle)
     if when := facts.arranged.when.get(node.id):
-        return cut(", ".join(when), room.middle, marks)
+        return cut(", ".join(when), room.middle)
     share = facts.share(node.id)
     text = f"{right(second, room.second)} " if room.second else ""
     text += right("" if share is None else percent(share), SHARE)
-    return f"{text} {bar(share, room.bar, marks)}" if room.bar else text
+    return f"{text} {bar(share, room.bar)}" if room.bar else text
 
 
 def due_words(node: str, facts: PlanFacts) -> tuple[str, ...]:
@@ -145,7 +141,7 @@ def percent(share: float) -> str:
     return "<0.1%" if 0 < share < 0.0005 else f"{share:.1%}" if share < 0.9995 else "100%"
 
 
-def headline(facts: PlanFacts, shown: int, query: str, width: int, marks: Marks) -> Row:
+def headline(facts: PlanFacts, shown: int, query: str, width: int) -> Row:
     """What is to be known of the whole: how many nodes, how long set-up and a step take, and what goes on now."""
     whole = len(facts.plan.nodes)
     parts = [f"{shown:,} of {whole:,} nodes have “{query}”" if query else f"{whole:,} nodes"]
@@ -160,6 +156,6 @@ def headline(facts: PlanFacts, shown: int, query: str, width: int, marks: Marks)
             parts.append(f"planned {brief(facts.cost.planned)}")
     if facts.setup_seconds is not None:
         parts.append(f"set-up {brief(facts.setup_seconds)}")
-    while len(parts) > 1 and len(joined(parts, marks)) > width:
+    while len(parts) > 1 and len(joined(parts)) > width:
         parts.pop()
-    return fit(row((joined(parts, marks), "bold")), width, marks)
+    return fit(row((joined(parts), "bold")), width)

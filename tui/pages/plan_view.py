@@ -9,7 +9,7 @@ from .plan_facts import PlanFacts
 from .plan_list import Line, ListSection, lines
 from .plan_parts import breakdown_rows, node_rows
 from .plan_rows import columns, headline, line_row
-from .sheet import UNICODE, Marks, Row, beside, block, fit, row, window
+from .sheet import CUT, DOT, Row, beside, block, fit, row, window
 
 # From this width the list and the details stand side by side; below, from this height, one above the other.
 SIDE_BY_SIDE = 112
@@ -56,7 +56,7 @@ def key_of(line: Line) -> str:
     return f"#{line.kind}" if isinstance(line, ListSection) else line.id
 
 
-def page(facts: PlanFacts, view: PlanView, width: int, height: int, marks: Marks = UNICODE) -> PlanPage:
+def page(facts: PlanFacts, view: PlanView, width: int, height: int) -> PlanPage:
     """The screen in exactly `height` rows of `width` cells. The view that comes back has its cursor on a line."""
     shown = tuple(lines(facts.arranged, query=view.query, folded=view.folded))
     chosen = next((place for place, line in enumerate(shown) if key_of(line) == view.cursor), None)
@@ -66,71 +66,71 @@ def page(facts: PlanFacts, view: PlanView, width: int, height: int, marks: Marks
     line = shown[chosen] if shown else None
     node = line if isinstance(line, PlannedNode) else None
     if view.shows != "list":
-        return _full(facts, view, shown, chosen, node, width, height, marks)
-    head = headline(facts, sum(not isinstance(each, ListSection) for each in shown), view.query, width, marks)
+        return _full(facts, view, shown, chosen, node, width, height)
+    head = headline(facts, sum(not isinstance(each, ListSection) for each in shown), view.query, width)
     body = height - 1
     if width >= SIDE_BY_SIDE:
         list_width = max(66, width * 58 // 100)
-        rows, view = _list(facts, view, shown, chosen, list_width, body, marks)
-        side = _side(facts, view, line, width - list_width - 3, body, marks)
+        rows, view = _list(facts, view, shown, chosen, list_width, body)
+        side = _side(facts, view, line, width - list_width - 3, body)
         return PlanPage(
-            rows=[head, *beside(rows, side, marks)], view=view, lines=shown, chosen=chosen,
+            rows=[head, *beside(rows, side)], view=view, lines=shown, chosen=chosen,
             height=body, list_width=list_width, beside=body < BOTH,
         )  # fmt: skip
     if height >= STACKED:
         below = max(7, height * 42 // 100)
-        rows, view = _list(facts, view, shown, chosen, width, body - below, marks)
-        side = _beside(facts, line, width, below, marks, timing=view.timing)
+        rows, view = _list(facts, view, shown, chosen, width, body - below)
+        side = _beside(facts, line, width, below, timing=view.timing)
         return PlanPage(
             rows=[head, *rows, *side], view=view, lines=shown, chosen=chosen,
             height=body - below, list_width=width, beside=True,
         )  # fmt: skip
-    rows, view = _list(facts, view, shown, chosen, width, body - 1, marks)
+    rows, view = _list(facts, view, shown, chosen, width, body - 1)
     does = node.does if node else ""
-    foot = fit(row((does, "dim")), width, marks)
+    foot = fit(row((does, "dim")), width)
     return PlanPage(
         rows=[head, *rows, foot], view=view, lines=shown, chosen=chosen, height=max(1, body - 1), list_width=width
     )
 
 
 def _list(
-    facts: PlanFacts, view: PlanView, shown: tuple[Line, ...], chosen: int, width: int, height: int, marks: Marks
+    facts: PlanFacts, view: PlanView, shown: tuple[Line, ...], chosen: int, width: int, height: int
 ) -> tuple[list[Row], PlanView]:
     top = window(len(shown), height, view.top, chosen)
     room = columns(facts, width)
     rows = [
-        line_row(shown[place], facts, room, width, chosen=place == chosen, marks=marks)
+        line_row(shown[place], facts, room, width, chosen=place == chosen)
         for place in range(top, min(len(shown), top + height))
     ]
     if not shown:
         rows = [row((f"no node has “{view.query}”", "dim"))]
-    return block(rows, width, height, marks), evolve(view, top=top)
+    return block(rows, width, height), evolve(view, top=top)
 
 
-def _side(facts: PlanFacts, view: PlanView, line: Line | None, width: int, height: int, marks: Marks) -> list[Row]:
+def _side(facts: PlanFacts, view: PlanView, line: Line | None, width: int, height: int) -> list[Row]:
     if height < BOTH:
-        return _beside(facts, line, width, height, marks, timing=view.timing)
+        return _beside(facts, line, width, height, timing=view.timing)
     needed = len(facts.step) + 8
     below = min(max(8, needed), height // 2)
     return [
-        *_beside(facts, line, width, height - below, marks, timing=False),
-        *block(breakdown_rows(facts, width, below, marks), width, below, marks),
+        *_beside(facts, line, width, height - below, timing=False),
+        *block(breakdown_rows(facts, width, below), width, below),
     ]
 
 
-def _beside(facts: PlanFacts, line: Line | None, width: int, height: int, marks: Marks, *, timing: bool) -> list[Row]:
+def _beside(facts: PlanFacts, line: Line | None, width: int, height: int, *, timing: bool) -> list[Row]:
     if timing:
-        return block(breakdown_rows(facts, width, height, marks), width, height, marks)
-    rows = _about(facts, line, width, marks)
+        return block(breakdown_rows(facts, width, height), width, height)
+    rows = _about(facts, line, width)
     if len(rows) > height:
         more = len(rows) - height + 1
-        rows = [*rows[: height - 1], row((f"{marks.cut} {more} more: enter", "dim"))]
-    return block(rows, width, height, marks)
+        rows = [*rows[: height - 1], row((f"{CUT} {more} more: enter", "dim"))]
+    return block(rows, width, height)
 
 
-def _about(facts: PlanFacts, line: Line | None, width: int, marks: Marks) -> list[Row]:
+def _about(facts: PlanFacts, line: Line | None, width: int) -> list[Row]:
     if isinstance(line, PlannedNode):
-        return node_rows(line, facts, width, marks)
+        return node_rows(line, facts, width)
     return []
 
 
@@ -142,18 +142,17 @@ def _full(
     node: PlannedNode | None,
     width: int,
     height: int,
-    marks: Marks,
 ) -> PlanPage:
     """A node or the breakdown alone, on the whole screen."""
     if view.shows == "time":
-        rows = breakdown_rows(facts, width, max(height - 1, len(facts.step) + 12), marks)
+        rows = breakdown_rows(facts, width, max(height - 1, len(facts.step) + 12))
     else:
-        rows = node_rows(node, facts, width, marks) if node else []
+        rows = node_rows(node, facts, width) if node else []
     most = max(0, len(rows) - (height - 1))
     view = evolve(view, scroll=min(view.scroll, most))
     more = len(rows) - view.scroll - (height - 1)
-    foot = "esc: back" + (f"  {marks.dot} {more} more below" if more > 0 else "")
-    drawn = [*block(rows[view.scroll :], width, height - 1, marks), fit(row((foot, "dim")), width, marks)]
+    foot = "esc: back" + (f"  {DOT} {more} more below" if more > 0 else "")
+    drawn = [*block(rows[view.scroll :], width, height - 1), fit(row((foot, "dim")), width)]
     return PlanPage(rows=drawn, view=view, lines=shown, chosen=chosen, height=height - 1, most_scroll=most)
 
 

@@ -8,30 +8,30 @@ from ..words import brief, size
 from .rank_facts import RankFacts
 from .rank_figures import COMMUNICATION, DATA, PROGRESS, STEP, WORK, expected, seconds_ago
 from .rank_states import WORDS
-from .sheet import Marks, Row, fit, joined, left, right, row, rule, wrapped
+from .sheet import Row, fit, joined, left, right, row, rule, wrapped
 
 LABEL = 9
 # Nodes that take less than this share of a rank's step say nothing of why it is slow.
 SMALL = 0.001
 
 
-def rank_rows(rank: OneRank, facts: RankFacts, width: int, marks: Marks) -> list[Row]:
+def rank_rows(rank: OneRank, facts: RankFacts, width: int) -> list[Row]:
     """All that is known of a rank, in as many rows as it takes."""
     state = int(facts.states.of[rank.rank])
-    rows = [rule(f"rank {rank.rank:,}", width, marks, WORDS[state])]
+    rows = [rule(f"rank {rank.rank:,}", width, WORDS[state])]
     for label, text, style in (
-        *_where(rank, facts, marks),
+        *_where(rank, facts),
         *_now(rank, facts),
         *_figures(rank, facts),
         *_stuck(rank, facts),
     ):
         for line_number, line in enumerate(wrapped(text, max(1, width - LABEL))):
             rows.append(row((left("" if line_number else label, LABEL), "dim"), (line, style)))
-    rows += _nodes(rank, facts, width, marks)
-    return [fit(each, width, marks) for each in rows]
+    rows += _nodes(rank, facts, width)
+    return [fit(each, width) for each in rows]
 
 
-def _where(rank: OneRank, facts: RankFacts, marks: Marks) -> Iterator[tuple[str, str, str]]:
+def _where(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
     places = [f"{name} {rank.coordinates[name]}" for name in facts.real if name in rank.coordinates]
     if facts.experts:
         expert = [
@@ -41,11 +41,11 @@ def _where(rank: OneRank, facts: RankFacts, marks: Marks) -> Iterator[tuple[str,
         ]
         places += [f"({', '.join(expert)})"] if expert else []
     if places:
-        yield "place", joined(places, marks), ""
+        yield "place", joined(places), ""
     host = [f"host {rank.beat.host}", f"process {rank.beat.pid}"] if rank.beat else []
     if host or rank.machine is not None:
         machine = f"machine {rank.machine}" if rank.machine is not None else ""
-        yield "runs on", joined([*host, machine], marks), ""
+        yield "runs on", joined([*host, machine]), ""
 
 
 def _now(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
@@ -108,7 +108,7 @@ def _stuck(rank: OneRank, facts: RankFacts) -> Iterator[tuple[str, str, str]]:
         yield "blamed", f"{blame.state or 'stuck'} in {blame.node}{at}{since}", "bad"
 
 
-def _nodes(rank: OneRank, facts: RankFacts, width: int, marks: Marks) -> Iterator[Row]:
+def _nodes(rank: OneRank, facts: RankFacts, width: int) -> Iterator[Row]:
     """Nodes of a step: this rank against the median one, the longest first."""
     whole = sum(rank.node_seconds.values())
     shown = sorted(rank.node_seconds.items(), key=lambda pair: -pair[1])
@@ -116,15 +116,15 @@ def _nodes(rank: OneRank, facts: RankFacts, width: int, marks: Marks) -> Iterato
     if not shown:
         return
     alone = len(facts.ranks) == 1
-    yield rule("nodes of a step" if alone else "nodes of a step, against the median rank", width, marks)
+    yield rule("nodes of a step" if alone else "nodes of a step, against the median rank", width)
     name = min(max(len(node) for node, _ in shown), max(10, width - 26))
     for node, seconds in shown:
-        spans = [left(node, name, marks), " ", right(brief(seconds), 8, marks)]
+        spans = [left(node, name), " ", right(brief(seconds), 8)]
         times = facts.times.get(node)
         if times is not None and not alone:
             more = seconds / times.median - 1 if times.median else 0.0
             sure = abs(more) >= 0.1 and abs(seconds - times.median) >= 0.02 * whole
-            spans += [f" {right(brief(times.median), 8, marks)}"]
-            yield row(*spans, (f" {right(signed(more), 6, marks)}", "warn" if sure and more > 0 else "dim"))
+            spans += [f" {right(brief(times.median), 8)}"]
+            yield row(*spans, (f" {right(signed(more), 6)}", "warn" if sure and more > 0 else "dim"))
         else:
             yield row(*spans)

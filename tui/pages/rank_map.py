@@ -4,63 +4,78 @@ from .heat import Heat
 from .mesh_grid import GAP, Grid, GridPart, corner, places
 from .rank_figures import Measured
 from .rank_states import GONE, OVER, SILENT, STUCK, UNKNOWN
-from .sheet import Marks, Row, Span, fit, joined, left, restyled, right, row, wrapped
+from .sheet import (
+    DEAD,
+    OVER_SIGN,
+    SHADES,
+    SILENT_SIGN,
+    STUCK_SIGN,
+    Row,
+    Span,
+    fit,
+    joined,
+    left,
+    restyled,
+    right,
+    row,
+    wrapped,
+)  # fmt: skip
 
 
-def map_rows(grid: Grid, found: Heat, measured: Measured, chosen: int, width: int, marks: Marks) -> list[Row]:
+def map_rows(grid: Grid, found: Heat, measured: Measured, chosen: int, width: int) -> list[Row]:
     """The headings of the columns, then a row of cells each. chosen: the cell under the cursor."""
-    rows = _headings(grid, width, marks)
+    rows = _headings(grid, width)
     for number in range(grid.num_rows):
-        spans: list[Span] = [(right(grid.row_label(number), grid.label_width, marks), "dim"), (" " * GAP, "")]
+        spans: list[Span] = [(right(grid.row_label(number), grid.label_width), "dim"), (" " * GAP, "")]
         first = number * grid.num_columns
         for index in range(first, first + grid.num_columns):
-            cell = cell_spans(found, index, measured, grid.cell_width, marks)
+            cell = cell_spans(found, index, measured, grid.cell_width)
             spans += restyled(cell, "cursor") if index == chosen else cell
-        rows.append(fit(tuple(spans), width, marks))
+        rows.append(fit(tuple(spans), width))
     return rows
 
 
-def sign(state: int, level: int, marks: Marks) -> tuple[str, str]:
+def sign(state: int, level: int) -> tuple[str, str]:
     """What a cell is drawn with, and in which style: the mark of a state that is no level, else a shade."""
-    of_state = {GONE: (marks.dead, "bad"), STUCK: (marks.stuck, "bad"), SILENT: (marks.silent, "warn")}
+    of_state = {GONE: (DEAD, "bad"), STUCK: (STUCK_SIGN, "bad"), SILENT: (SILENT_SIGN, "warn")}
     if state in of_state:
         return of_state[state]
     if level < 0 or state == UNKNOWN:
-        return marks.unknown, "dim"
+        return " ", "dim"
     if state == OVER:
-        return marks.over, "bad"
-    return marks.shades[level * len(marks.shades) // 10], f"heat{level}"
+        return OVER_SIGN, "bad"
+    return SHADES[level * len(SHADES) // 10], f"heat{level}"
 
 
-def cell_spans(found: Heat, index: int, measured: Measured, width: int, marks: Marks) -> Row:
+def cell_spans(found: Heat, index: int, measured: Measured, width: int) -> Row:
     """One cell in `width` cells of the terminal."""
     if found.rank[index] < 0:
         return ((" " * width, ""),)
     level = int(found.level[index])
-    mark = sign(int(found.state[index]), level, marks)
+    mark = sign(int(found.state[index]), level)
     if width == 1:
         return (mark,)
     if width == 3:
         return (mark, (f"{level if level >= 0 else '-'} ", ""))
     value = measured.words(float(found.value[index]))
     if width < 20:
-        return (mark, (f" {left(value, width - 3, marks)} ", ""))
+        return (mark, (f" {left(value, width - 3)} ", ""))
     shade, style = mark
-    name = left(f"rank {int(found.rank[index]):,}", 9, marks)
-    return ((shade * 3, style), (f" {name}{right(value, width - 15, marks)}  ", ""))
+    name = left(f"rank {int(found.rank[index]):,}", 9)
+    return ((shade * 3, style), (f" {name}{right(value, width - 15)}  ", ""))
 
 
-def _headings(grid: Grid, width: int, marks: Marks) -> list[Row]:
+def _headings(grid: Grid, width: int) -> list[Row]:
     """A line for each axis along the columns, its places above the columns where they begin."""
     shown = [place for place, part in enumerate(grid.columns) if part.cells > 1]
-    rows = [_heading(grid, place, width, marks) for place in shown]
+    rows = [_heading(grid, place, width) for place in shown]
     # The names of the axes along the rows stand above their labels, in the last line.
-    head = (right(corner(grid.rows, grid.columns), grid.label_width, marks), "dim")
+    head = (right(corner(grid.rows, grid.columns), grid.label_width), "dim")
     rows[-1:] = [(head, *rows[-1][1:])] if rows else [(head,)]
-    return [fit(each, width, marks) for each in rows]
+    return [fit(each, width) for each in rows]
 
 
-def _heading(grid: Grid, place: int, width: int, marks: Marks) -> Row:
+def _heading(grid: Grid, place: int, width: int) -> Row:
     part: GridPart = grid.columns[place]
     text, free = "", 0
     for column in range(grid.num_columns):
@@ -71,29 +86,29 @@ def _heading(grid: Grid, place: int, width: int, marks: Marks) -> Row:
         if at >= free:
             text = text.ljust(at) + label
             free = len(text) + 1
-    return row((right(part.name, grid.label_width, marks), "dim"), " " * GAP, (text, "dim"))
+    return row((right(part.name, grid.label_width), "dim"), " " * GAP, (text, "dim"))
 
 
-def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, most: int, marks: Marks) -> list[Row]:
+def legend_rows(measured: Measured, grid: Grid, found: Heat, width: int, most: int) -> list[Row]:
     """What the signs mean, in words and numbers: where each shade begins, and the marks that are on the map; in at most
     `most` rows."""
-    bounds = measured.scale.bounds(len(marks.shades))
-    parts: list[Span] = [(marks.shades[0], "heat1"), (f" under {bounds[0]}", "dim")]
+    bounds = measured.scale.bounds(len(SHADES))
+    parts: list[Span] = [(SHADES[0], "heat1"), (f" under {bounds[0]}", "dim")]
     for number, bound in enumerate(bounds, start=1):
-        parts += [("  ", ""), (marks.shades[number], f"heat{2 * number + 1}"), (f" {bound}", "dim")]
-    words = [f"{mark} {said}" for mark, said in _marked(found, marks)]
+        parts += [("  ", ""), (SHADES[number], f"heat{2 * number + 1}"), (f" {bound}", "dim")]
+    words = [f"{mark} {said}" for mark, said in _marked(found)]
     rows = [row(*parts, ("+" if bounds else "", "dim"))]
     of = f"each cell is the worst of {grid.most:,} ranks" if grid.most > 1 else ""
     digits = "digits 0–9: ten levels, least to most" if grid.cell_width == 3 else ""
-    said = joined([of, *words, digits], marks)
+    said = joined([of, *words, digits])
     rows += [row((line, "bold" if words or of else "dim")) for line in wrapped(said, width) if line]
-    return [fit(each, width, marks) for each in rows[:most]]
+    return [fit(each, width) for each in rows[:most]]
 
 
-def _marked(found: Heat, marks: Marks) -> list[tuple[str, str]]:
+def _marked(found: Heat) -> list[tuple[str, str]]:
     """The marks that are on the map."""
-    words = {GONE: (marks.dead, "gone"), STUCK: (marks.stuck, "stuck"), SILENT: (marks.silent, "silent")}
-    words |= {OVER: (marks.over, "over plan"), UNKNOWN: ("blank", "no data yet")}
+    words = {GONE: (DEAD, "gone"), STUCK: (STUCK_SIGN, "stuck"), SILENT: (SILENT_SIGN, "silent")}
+    words |= {OVER: (OVER_SIGN, "over plan"), UNKNOWN: ("blank", "no data yet")}
     there = {int(state) for state in found.state}
     if (found.level[(found.rank >= 0) & (found.state < SILENT)] < 0).any():
         there.add(UNKNOWN)

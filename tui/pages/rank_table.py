@@ -10,7 +10,7 @@ from .rank_facts import RankFacts
 from .rank_figures import COMMUNICATION, DATA, MEMORY, PROGRESS, STEP, WORK, Figure, expected
 from .rank_map import sign
 from .rank_states import FINE, WORDS, told_step
-from .sheet import Marks, Row, fit, left, restyled, right, row
+from .sheet import CURSOR, DOWN, UP, Row, fit, left, restyled, right, row
 
 
 @frozen(kw_only=True)
@@ -83,28 +83,26 @@ def ordered(facts: RankFacts, ranks: Sequence[int], key: str, *, most_first: boo
     return sorted(ranks, reverse=most_first)
 
 
-def table_head(shown: Sequence[TableColumn], key: str, width: int, marks: Marks, *, most_first: bool) -> Row:
+def table_head(shown: Sequence[TableColumn], key: str, width: int, *, most_first: bool) -> Row:
     """The titles, with a sign at the column that the table is sorted by."""
     spans: list[tuple[str, str] | str] = [" "]
     for column in shown:
-        arrow = (marks.down if most_first else marks.up) if column.key == key else ""
+        arrow = (DOWN if most_first else UP) if column.key == key else ""
         title = column.title if len(column.title) + len(arrow) <= column.wide else column.title[: column.wide - 1]
         put = right if column.figure or column.key in ("rank", "planned") else left
-        spans.append((put(f"{title}{arrow}", column.wide, marks) + " ", "title" if arrow else "dim"))
-    return fit(row(*spans), width, marks)
+        spans.append((put(f"{title}{arrow}", column.wide) + " ", "title" if arrow else "dim"))
+    return fit(row(*spans), width)
 
 
-def table_row(
-    rank: OneRank, facts: RankFacts, shown: Sequence[TableColumn], width: int, marks: Marks, *, chosen: bool
-) -> Row:
+def table_row(rank: OneRank, facts: RankFacts, shown: Sequence[TableColumn], width: int, *, chosen: bool) -> Row:
     """One rank."""
     state = int(facts.states.of[rank.rank])
-    mark, style = sign(state, 0, marks)
-    spans: list[tuple[str, str] | str] = [(marks.cursor if chosen else " ", "mark")]
+    mark, style = sign(state, 0)
+    spans: list[tuple[str, str] | str] = [(CURSOR if chosen else " ", "mark")]
     for column in shown:
         if column.figure is not None:
             value = None if facts.over and column.figure is PROGRESS else column.figure.of(rank)
-            text = right("–" if value is None else column.figure.words(value), column.wide, marks)
+            text = right("–" if value is None else column.figure.words(value), column.wide)
             slow = column.figure is WORK and rank.rank in facts.states.slow
             plan = expected(rank, facts.memory) if column.figure is MEMORY else None
             over = plan is not None and value is not None and value > plan
@@ -112,19 +110,19 @@ def table_row(
         elif column.key == "state":
             words = WORDS[state] or ("ended" if facts.over else "ok" if rank.beat else "–")
             text = f"{mark} {words}" if state > FINE and style in ("bad", "warn") else words
-            spans.append((f"{left(text, column.wide, marks)} ", style if style in ("bad", "warn") else ""))
+            spans.append((f"{left(text, column.wide)} ", style if style in ("bad", "warn") else ""))
         else:
-            spans.append(f"{_cell(rank, facts, column, marks)} ")
-    whole = fit(row(*spans), width, marks)
+            spans.append(f"{_cell(rank, facts, column)} ")
+    whole = fit(row(*spans), width)
     return restyled(whole, "cursor") if chosen else whole
 
 
-def _cell(rank: OneRank, facts: RankFacts, column: TableColumn, marks: Marks) -> str:
+def _cell(rank: OneRank, facts: RankFacts, column: TableColumn) -> str:
     if column.key == "rank":
-        return right(f"{rank.rank:,}", column.wide, marks)
+        return right(f"{rank.rank:,}", column.wide)
     if column.key == "planned":
         plan = expected(rank, facts.memory)
-        return right("–" if plan is None else size(plan), column.wide, marks)
+        return right("–" if plan is None else size(plan), column.wide)
     if column.key == "place":
         text = " ".join(f"{name} {rank.coordinates.get(name, '–')}" for name in facts.real)
     elif column.key == "node":
@@ -134,4 +132,4 @@ def _cell(rank: OneRank, facts: RankFacts, column: TableColumn, marks: Marks) ->
     step = told_step(rank)
     if column.key == "node" and text and step is not None:
         text = f"{step:,} {text.removeprefix('step.')}" if step else text
-    return left(text, column.wide, marks)
+    return left(text, column.wide)

@@ -13,7 +13,7 @@ from .rank_figures import FIGURES, MEMORY
 from .rank_map import legend_rows, map_rows
 from .rank_states import FINE, OVER, SILENT, SLOW
 from .rank_table import COLUMNS, columns, ordered, table_head, table_row
-from .sheet import UNICODE, Marks, Row, beside, block, cut, fit, joined, row, window, wrapped
+from .sheet import CUT, DOT, Row, beside, block, cut, fit, joined, row, window, wrapped
 
 # From this width map and details stand side by side; below, from this height, one above the other.
 SIDE_BY_SIDE = 104
@@ -56,18 +56,18 @@ class RankPage:
     most_scroll: int = 0
 
 
-def page(facts: RankFacts, view: RankView, width: int, height: int, marks: Marks = UNICODE) -> RankPage:
+def page(facts: RankFacts, view: RankView, width: int, height: int) -> RankPage:
     """The screen in exactly `height` rows of `width` cells."""
     view = evolve(view, rank=min(view.rank, len(facts.ranks) - 1), experts=view.experts and facts.experts)
     if view.shows == "rank":
-        return _full(facts, view, width, height, marks)
-    head = _head(facts, view, width, height, marks)
+        return _full(facts, view, width, height)
+    head = _head(facts, view, width, height)
     if view.shows == "table":
-        return _table(facts, view, head, width, height, marks)
-    return _map(facts, view, head, width, height, marks)
+        return _table(facts, view, head, width, height)
+    return _map(facts, view, head, width, height)
 
 
-def _head(facts: RankFacts, view: RankView, width: int, height: int, marks: Marks) -> list[Row]:
+def _head(facts: RankFacts, view: RankView, width: int, height: int) -> list[Row]:
     """What is shown, and what there is to say of ranks: more of it where the screen is high."""
     ranks = len(facts.ranks)
     measured = facts.figure(FIGURES[view.figure])
@@ -86,16 +86,16 @@ def _head(facts: RankFacts, view: RankView, width: int, height: int, marks: Mark
             parts.append(f"most {measured.words(value)} on rank {worst:,}")
     if facts.machines > 1:
         parts.append(f"{facts.machines:,} machines")
-    while len(parts) > 1 and len(joined(parts, marks)) > width:
+    while len(parts) > 1 and len(joined(parts)) > width:
         parts.pop()
-    rows = [fit(row((joined(parts, marks), "bold")), width, marks)]
+    rows = [fit(row((joined(parts), "bold")), width)]
     most = 1 if height < 14 else 2 if height < 26 else 4
     styles = {FINE: "good", SLOW: "warn", SILENT: "warn"}
     lines = [(line, styles.get(state, "bad")) for text, state in facts.said for line in wrapped(text, width)]
     if len(lines) > most:
         text, style = lines[most - 1]
-        lines = [*lines[: most - 1], (cut(f"{text} {marks.cut}", width, marks), style)]
-    return rows + [fit(row(pair), width, marks) for pair in lines]
+        lines = [*lines[: most - 1], (cut(f"{text} {CUT}", width), style)]
+    return rows + [fit(row(pair), width) for pair in lines]
 
 
 def _worst(facts: RankFacts, view: RankView) -> int | None:
@@ -103,7 +103,7 @@ def _worst(facts: RankFacts, view: RankView) -> int | None:
     return None if np.isnan(values).all() else int(np.nanargmax(values))
 
 
-def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: int, marks: Marks) -> RankPage:
+def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: int) -> RankPage:
     measured = facts.figure(FIGURES[view.figure])
     wide = width >= SIDE_BY_SIDE
     map_width = width * 60 // 100 if wide else width
@@ -115,34 +115,34 @@ def _map(facts: RankFacts, view: RankView, head: list[Row], width: int, height: 
     while True:
         grid = lay_out(axes, len(facts.ranks), map_width, max(2, body - len(legend)))
         found = heat(grid.cell_of, grid.num_rows * grid.num_columns, measured.values, states, measured.scale)
-        before, legend = len(legend), legend_rows(measured, grid, found, map_width, most, marks)
+        before, legend = len(legend), legend_rows(measured, grid, found, map_width, most)
         if len(legend) <= before:
             break
     cell = int(grid.cell_of[view.rank])
     rank = int(found.rank[cell])
-    drawn = map_rows(grid, found, measured, cell, map_width, marks)
+    drawn = map_rows(grid, found, measured, cell, map_width)
     gap = [row("")] if len(drawn) + len(legend) < body else []
     drawn = [*drawn[: max(1, body - len(legend))], *gap, *legend]
     says = [row((line, "dim")) for line in wrapped(measured.figure.says, map_width)]
     if len(drawn) + len(says) <= body:
         drawn += says
     if len(drawn) + len(facts.ranks) + 2 <= body:  # few ranks: there is room for all their numbers
-        drawn += [row(""), *_all(facts, rank, map_width, marks)]
-    drawn = block(drawn, map_width, body, marks)
+        drawn += [row(""), *_all(facts, rank, map_width)]
+    drawn = block(drawn, map_width, body)
     side = _side(facts, rank, int((grid.cell_of == cell).sum()), width - map_width - 3 if wide else width,
-                 body if wide else below, marks)  # fmt: skip
-    rows = [*head, *(beside(drawn, side, marks) if wide else [*drawn, *side])]
+                 body if wide else below)  # fmt: skip
+    rows = [*head, *(beside(drawn, side) if wide else [*drawn, *side])]
     return RankPage(
         rows=rows, view=view, rank=rank, grid=grid, heat=found,
         first_row=len(head) + grid.heading, height=grid.num_rows,
     )  # fmt: skip
 
 
-def _all(facts: RankFacts, chosen: int, width: int, marks: Marks) -> list[Row]:
+def _all(facts: RankFacts, chosen: int, width: int) -> list[Row]:
     """A table of all ranks below the map."""
     shown = columns(facts, width)
-    rows = [table_head(shown, "", width, marks, most_first=False)]
-    return rows + [table_row(rank, facts, shown, width, marks, chosen=rank.rank == chosen) for rank in facts.ranks]
+    rows = [table_head(shown, "", width, most_first=False)]
+    return rows + [table_row(rank, facts, shown, width, chosen=rank.rank == chosen) for rank in facts.ranks]
 
 
 def _states(facts: RankFacts, view: RankView) -> np.ndarray:
@@ -154,16 +154,16 @@ def _states(facts: RankFacts, view: RankView) -> np.ndarray:
     return states
 
 
-def _side(facts: RankFacts, rank: int, of: int, width: int, height: int, marks: Marks) -> list[Row]:
-    rows = rank_rows(facts.ranks[rank], facts, width, marks)
+def _side(facts: RankFacts, rank: int, of: int, width: int, height: int) -> list[Row]:
+    rows = rank_rows(facts.ranks[rank], facts, width)
     if of > 1:
-        rows.insert(1, fit(row((f"the worst of the {of:,} ranks of this cell", "dim")), width, marks))
+        rows.insert(1, fit(row((f"the worst of the {of:,} ranks of this cell", "dim")), width))
     if height == 1:  # no room for more than a line: what it is in, and how much of the figure
-        return [fit(row(*_line(facts, rank)), width, marks)]
+        return [fit(row(*_line(facts, rank)), width)]
     if len(rows) > height:
         more = len(rows) - height + 1
-        rows = [*rows[: height - 1], row((f"{marks.cut} {more} more lines: enter", "dim"))]
-    return block(rows, width, height, marks)
+        rows = [*rows[: height - 1], row((f"{CUT} {more} more lines: enter", "dim"))]
+    return block(rows, width, height)
 
 
 def _line(facts: RankFacts, rank: int) -> list[tuple[str, str]]:
@@ -173,7 +173,7 @@ def _line(facts: RankFacts, rank: int) -> list[tuple[str, str]]:
     return [(f"rank {rank:,}", "title"), ("  " + "  ".join([*places, *node]), "")]
 
 
-def _table(facts: RankFacts, view: RankView, head: list[Row], width: int, height: int, marks: Marks) -> RankPage:
+def _table(facts: RankFacts, view: RankView, head: list[Row], width: int, height: int) -> RankPage:
     shown = columns(facts, width)
     order = ordered(facts, view.only or range(len(facts.ranks)), view.sort, most_first=view.most_first)
     place = order.index(view.rank) if view.rank in order else 0
@@ -181,7 +181,7 @@ def _table(facts: RankFacts, view: RankView, head: list[Row], width: int, height
     body = height - len(head) - 2
     view = evolve(view, top=window(len(order), body, view.top, place))
     rows = [
-        table_row(facts.ranks[order[at]], facts, shown, width, marks, chosen=at == place)
+        table_row(facts.ranks[order[at]], facts, shown, width, chosen=at == place)
         for at in range(view.top, min(len(order), view.top + body))
     ]
     last = view.top + len(rows)
@@ -189,18 +189,18 @@ def _table(facts: RankFacts, view: RankView, head: list[Row], width: int, height
     note = f"{view.top + 1:,} to {last:,} of {len(order):,}, by {by}, {'most' if view.most_first else 'least'} first"
     drawn = [
         *head,
-        table_head(shown, view.sort, width, marks, most_first=view.most_first),
-        *block(rows, width, body, marks),
-        fit(row((note, "dim")), width, marks),
+        table_head(shown, view.sort, width, most_first=view.most_first),
+        *block(rows, width, body),
+        fit(row((note, "dim")), width),
     ]
     return RankPage(rows=drawn, view=view, rank=view.rank, order=tuple(order), first_row=len(head) + 1, height=body)
 
 
-def _full(facts: RankFacts, view: RankView, width: int, height: int, marks: Marks) -> RankPage:
-    rows = rank_rows(facts.ranks[view.rank], facts, width, marks)
+def _full(facts: RankFacts, view: RankView, width: int, height: int) -> RankPage:
+    rows = rank_rows(facts.ranks[view.rank], facts, width)
     most = max(0, len(rows) - (height - 1))
     view = evolve(view, scroll=min(view.scroll, most))
     more = len(rows) - view.scroll - (height - 1)
-    foot = "esc: back" + (f"  {marks.dot} {more} more below" if more > 0 else "")
-    drawn = [*block(rows[view.scroll :], width, height - 1, marks), fit(row((foot, "dim")), width, marks)]
+    foot = "esc: back" + (f"  {DOT} {more} more below" if more > 0 else "")
+    drawn = [*block(rows[view.scroll :], width, height - 1), fit(row((foot, "dim")), width)]
     return RankPage(rows=drawn, view=view, rank=view.rank, height=height - 1, most_scroll=most)

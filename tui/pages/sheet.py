@@ -6,7 +6,6 @@ A span is a text and the name of its style, a row is spans side by side. Names: 
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from attrs import frozen
 from rich.cells import cell_len, set_cell_size
 
 from ..words import printable
@@ -17,42 +16,17 @@ Row = tuple[Span, ...]
 BLANK: Row = ()
 
 
-@frozen(kw_only=True)
-class Marks:
-    """The signs that a screen is drawn with; each says by its shape what it means, in every colour and in none."""
-
-    cut: str
-    under_way: str
-    done: str
-    dead: str
-    stuck: str
-    silent: str
-    over: str
-    unknown: str
-    down: str
-    up: str
-    open: str
-    folded: str
-    cursor: str
-    line: str
-    wall: str
-    dot: str
-    shades: str
-    """From least to most, five."""
-    eighths: str
-    """Parts of a cell of a bar, ascending, the last of them whole."""
-
-
-UNICODE = Marks(
-    cut="…", under_way="▶", done="✓", dead="✗", stuck="!", silent="?", over="+", unknown=" ", down="▾", up="▴",
-    open="▾", folded="▸", cursor="›",
-    line="─", wall="│", dot="·", shades="·░▒▓█", eighths="▏▎▍▌▋▊▉█",
-)  # fmt: skip
-ASCII = Marks(
-    cut="~", under_way="*", done="+", dead="x", stuck="!", silent="?", over="+", unknown=" ", down="v", up="^",
-    open="-", folded="+", cursor=">",
-    line="-", wall="|", dot="-", shades=".:=%#", eighths="#",
-)  # fmt: skip
+# The signs that screens are drawn with; each says by its shape what it means, in every colour and in none. What a
+# terminal without UTF-8 shows instead stands in `board/plain_signs.py`.
+CUT = "…"
+UNDER_WAY, DONE, DEAD = "▶", "✓", "✗"
+STUCK_SIGN, SILENT_SIGN, OVER_SIGN = "!", "?", "+"
+DOWN, UP, OPEN, FOLDED, CURSOR = "▾", "▴", "▾", "▸", "›"
+LINE, WALL, DOT = "─", "│", "·"
+SHADES = "·░▒▓█"
+"""From least to most."""
+EIGHTHS = "▏▎▍▌▋▊▉█"
+"""Parts of a cell of a bar, ascending, the last of them whole."""
 
 
 def row(*spans: Span | str) -> Row:
@@ -71,36 +45,36 @@ def plain(spans: Row) -> str:
     return "".join(text for text, _ in spans)
 
 
-def cut(text: str, width: int, marks: Marks = UNICODE) -> str:
+def cut(text: str, width: int) -> str:
     """`text` in at most `width` cells; where something is left out, the last cell says so."""
     if cell_len(text) <= width:
         return text
-    return set_cell_size(text, width - 1) + marks.cut if width > 0 else ""
+    return set_cell_size(text, width - 1) + CUT if width > 0 else ""
 
 
-def fit(spans: Row, width: int, marks: Marks = UNICODE, fill: str = "") -> Row:
+def fit(spans: Row, width: int, fill: str = "") -> Row:
     """A row in exactly `width` cells: padded in style `fill`, or cut with a sign that it was."""
     spare = width - cells(spans)
     if spare >= 0:
         return (*spans, (" " * spare, fill)) if spare else spans
-    room, kept = width - cell_len(marks.cut), []
+    room, kept = width - cell_len(CUT), []
     for text, style in spans:
         if cell_len(text) >= room:
-            kept.append((set_cell_size(text, max(0, room)) + marks.cut, style))
+            kept.append((set_cell_size(text, max(0, room)) + CUT, style))
             break
         kept.append((text, style))
         room -= cell_len(text)
     return tuple(kept) if width > 0 else BLANK
 
 
-def left(text: str, width: int, marks: Marks = UNICODE) -> str:
+def left(text: str, width: int) -> str:
     """Exactly `width` cells, the text at the left."""
-    return set_cell_size(cut(text, width, marks), width)
+    return set_cell_size(cut(text, width), width)
 
 
-def right(text: str, width: int, marks: Marks = UNICODE) -> str:
+def right(text: str, width: int) -> str:
     """Exactly `width` cells, the text at the right."""
-    shown = cut(text, width, marks)
+    shown = cut(text, width)
     return " " * (width - cell_len(shown)) + shown
 
 
@@ -109,14 +83,14 @@ def restyled(spans: Row, style: str) -> Row:
     return tuple((text, f"{own} {style}".strip()) for text, own in spans)
 
 
-def block(rows: Sequence[Row], width: int, height: int, marks: Marks = UNICODE) -> list[Row]:
+def block(rows: Sequence[Row], width: int, height: int) -> list[Row]:
     """Exactly `height` rows of exactly `width` cells; rows that are too many are left out."""
-    return [fit(rows[index] if index < len(rows) else BLANK, width, marks) for index in range(height)]
+    return [fit(rows[index] if index < len(rows) else BLANK, width) for index in range(height)]
 
 
-def beside(first: Sequence[Row], second: Sequence[Row], marks: Marks = UNICODE) -> list[Row]:
+def beside(first: Sequence[Row], second: Sequence[Row]) -> list[Row]:
     """Two blocks of the same height with a wall between them: three cells more than both."""
-    wall: Span = (f" {marks.wall} ", "dim")
+    wall: Span = (f" {WALL} ", "dim")
     return [(*a, wall, *b) for a, b in zip(first, second, strict=True)]
 
 
@@ -145,22 +119,22 @@ def _words(text: str, width: int) -> Iterator[str]:
         yield word
 
 
-def bar(share: float | None, width: int, marks: Marks = UNICODE) -> str:
+def bar(share: float | None, width: int) -> str:
     """A bar of exactly `width` cells, `share` of it full; something that is there at all is seen."""
     if share is None or not share > 0:
         return " " * width
-    parts = len(marks.eighths)
+    parts = len(EIGHTHS)
     full, rest = divmod(max(1, round(min(share, 1.0) * width * parts)), parts)
-    return (marks.eighths[-1] * full + (marks.eighths[rest - 1] if rest else "")).ljust(width)
+    return (EIGHTHS[-1] * full + (EIGHTHS[rest - 1] if rest else "")).ljust(width)
 
 
-def rule(title: str, width: int, marks: Marks = UNICODE, note: str = "") -> Row:
+def rule(title: str, width: int, note: str = "") -> Row:
     """A heading with a line to the end of the row, and a note at its right."""
     room = width - cell_len(title) - 1 - (cell_len(note) + 1 if note else 0)
     if room < 1 and note:
-        return rule(title, width, marks)
-    line = marks.line * max(0, room)
-    return fit(row((title, "title"), " ", (line, "dim"), *((" ", (note, "dim")) if note else ())), width, marks)
+        return rule(title, width)
+    line = LINE * max(0, room)
+    return fit(row((title, "title"), " ", (line, "dim"), *((" ", (note, "dim")) if note else ())), width)
 
 
 def window(count: int, height: int, top: int, cursor: int) -> int:
@@ -170,6 +144,6 @@ def window(count: int, height: int, top: int, cursor: int) -> int:
     return max(0, min(top, count - height))
 
 
-def joined(parts: Iterable[str], marks: Marks = UNICODE) -> str:
+def joined(parts: Iterable[str]) -> str:
     """`a · b · c`, without what is empty."""
-    return f" {marks.dot} ".join(filter(None, parts))
+    return f" {DOT} ".join(filter(None, parts))

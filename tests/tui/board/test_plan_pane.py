@@ -3,16 +3,13 @@
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import pytest
 from attrs import evolve
 from made_boards import a_beat, a_board, small_plan, some_ranks
 from panes import alone, piloted, text
 from textual.pilot import Pilot
 
-from xtrain.tui.board import sheet
 from xtrain.tui.board.plan import PlanPane
 from xtrain.tui.board.sheet import Sheet
-from xtrain.tui.curves import canvas
 from xtrain.tui.model.board import Board
 from xtrain.tui.pages.sheet import plain
 
@@ -149,11 +146,3 @@ async def test_another_size_is_drawn_anew() -> None:
             rows = pane._page.rows if pane._page else []
             assert len(rows) == height and all(len(plain(row)) <= width for row in rows)
             assert cursor(pane).startswith("step.forward_backward")
-
-
-@piloted
-async def test_a_terminal_without_utf_8_has_other_marks() -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sheet, "terminal_glyphs", lambda: canvas.ASCII)
-        async with shown(BOARD, (120, 40)) as (_, pane):
-            assert ">* step.forward_backward" in text(pane)

@@ -16,7 +16,7 @@ from xtrain.tui.model.log_tails import LogTail
 from xtrain.tui.pages.event_detail import clock, detail
 from xtrain.tui.pages.event_keys import back, entered, moved, newest, other_kinds, other_log, searched, turned
 from xtrain.tui.pages.event_pages import EventsPage, EventsView, page
-from xtrain.tui.pages.sheet import ASCII, plain
+from xtrain.tui.pages.sheet import plain
 
 START = 1_795_000_000.0
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 3, in go\n    raise RuntimeError("boom")'
@@ -90,7 +90,7 @@ def test_paths_of_the_run_are_told_from_the_run_on() -> None:
 def test_a_failure_stays_above_everything_until_another_attempt() -> None:
     failed = log()
     assert rows(page(failed, EventsView(chosen=0), 80, 6))[1] == "✗ failure at step 58: rank 1  RuntimeError: boom"
-    assert "x failure at step 58" in text(page(failed, EventsView(), 80, 6, marks=ASCII))
+    assert "✗ failure at step 58" in text(page(failed, EventsView(), 80, 6))
     again = log([*RECORDS, {"event": "run_start", "step": 50, "name": "moe", "attempt": 2}])
     assert "failure at" not in text(page(again, EventsView(), 80, 20))
 

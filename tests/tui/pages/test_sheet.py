@@ -5,9 +5,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from xtrain.tui.board.plain_signs import in_ascii
 from xtrain.tui.pages.sheet import (
-    ASCII,
-    UNICODE,
+    CURSOR,
+    CUT,
+    DEAD,
+    DONE,
+    DOWN,
+    EIGHTHS,
+    FOLDED,
+    LINE,
+    OPEN,
+    OVER_SIGN,
+    SHADES,
+    SILENT_SIGN,
+    STUCK_SIGN,
+    UNDER_WAY,
+    UP,
+    WALL,
     bar,
     beside,
     block,
@@ -38,7 +53,7 @@ def test_what_is_cut_says_so() -> None:
     assert plain(fit(row("abc", ("def", "dim")), 6)) == "abcdef"
     assert fit(row("abc", ("def", "dim")), 4) == (("abc…", ""),)
     assert cut("猫猫猫", 4) == "猫 …" and cell_len(cut("猫猫猫", 4)) == 4
-    assert cut("abc", 0) == "" and cut("abcdef", 3, ASCII) == "ab~"
+    assert cut("abc", 0) == "" and in_ascii(cut("abcdef", 3)) == "ab~"
 
 
 def test_texts_of_others_cannot_steer_the_terminal() -> None:
@@ -72,7 +87,6 @@ def test_wrapped_lines_are_indented() -> None:
 )
 def test_bars(share: float | None, shown: str) -> None:
     assert bar(share, 4) == shown
-    assert cell_len(bar(share, 4, ASCII)) == 4
 
 
 def test_a_rule_leaves_out_the_note_before_the_title() -> None:
@@ -91,7 +105,7 @@ def test_the_window_follows_the_cursor(count: int, height: int, top: int, cursor
 
 def test_empty_parts_leave_no_dot() -> None:
     assert joined(["a", "", "b"]) == "a · b"
-    assert joined(["a", "b"], ASCII) == "a - b"
+    assert in_ascii(joined(["a", "b"])) == "a - b"
 
 
 def test_the_cursor_keeps_the_style_below_it() -> None:
@@ -99,11 +113,8 @@ def test_the_cursor_keeps_the_style_below_it() -> None:
 
 
 def test_signs_differ_in_shape() -> None:
-    for marks in (UNICODE, ASCII):
-        states = [marks.dead, marks.stuck, marks.silent, marks.over, marks.unknown, *marks.shades]
-        assert len(set(states)) == len(states) and all(cell_len(sign) == 1 for sign in states)
-    assert "".join(vars_of(ASCII)).isascii()
-
-
-def vars_of(marks: object) -> list[str]:
-    return [getattr(marks, name) for name in type(marks).__slots__ if name != "__weakref__"]
+    states = [DEAD, STUCK_SIGN, SILENT_SIGN, OVER_SIGN, " ", *SHADES]
+    for signs in (states, [in_ascii(sign) for sign in states], [in_ascii(sign) for sign in (UNDER_WAY, DONE, CURSOR)]):
+        assert len(set(signs)) == len(signs) and all(cell_len(sign) == 1 for sign in signs)
+    for sign in (DOWN, UP, OPEN, FOLDED, CUT, LINE, WALL, *EIGHTHS):
+        assert in_ascii(sign).isascii() and in_ascii(sign) != "?"
