@@ -31,8 +31,10 @@ def figures(board: "Board") -> list[tuple[str, str]]:
     """What is looked at first, by name."""
     last = board.series.last
     cost = step_cost(last, None)
+    minimised = [("objective", decimal(last.objective, 4))] if last.objective not in (None, last.loss) else []
     return [
         ("loss", decimal(last.loss, 4)),
+        *minimised,
         _evaluation(board),
         ("grad norm", decimal(last.grad_norm, 4)),
         ("lr", _rate(last.lr)),

@@ -99,14 +99,20 @@ class OverviewPane(Pane):
 
     def _plot(self, board: "Board", width: int) -> None:
         series = board.series
-        lines = [Line("loss", *series.xy("loss"))]
+        lines = [Line(key, *series.xy(key)) for key in _minimised(board)]
         evaluations = [key for key in series.keys if key.startswith("eval/") and key.endswith("/loss")]
         for key in evaluations[:EVAL_LINES]:
             name = "eval" if len(evaluations) == 1 else f"eval {key.split('/')[1]}"
             lines.append(Line(name, *series.xy(key)))
-        self._lines = ("loss", *evaluations[:EVAL_LINES])
+        self._lines = (*_minimised(board), *evaluations[:EVAL_LINES])
         self.query_one("#loss-plot", Plot).show(lines, title="loss")
         second = self.query_one("#norm-plot", Plot)
         second.display = width >= TWO_PLOTS_COLUMNS
         if second.display:
             second.show([Line("grad norm", *series.xy("grad_norm"))], title="gradient norm")
+
+
+def _minimised(board: "Board") -> tuple[str, ...]:
+    """The keys of the loss, and of what is minimised where that is something else."""
+    last = board.series.last
+    return ("loss", "objective") if last.objective not in (None, last.loss) else ("loss",)

@@ -55,6 +55,21 @@ def test_figures_are_those_of_the_last_record(tmp_path, last):
     assert made.datasets == ["library"] and agrees(said["eval libr…"], event["loss"])
 
 
+def test_an_objective_that_is_not_the_loss_has_a_figure_and_a_curve(tmp_path):
+    made = made_run(tmp_path / "run", end="running", logged=0, steps=90)
+    made.append("metrics.jsonl", *(made.metrics(step, objective=3.25 - step / 100) for step in range(1, 9)))
+    made.step = 8
+    assert dict(figures(board_of(made)))["objective"] == "3.1700"
+
+    async def play():
+        async with opened(made.directory, (80, 30)) as (app, _):
+            assert "objective 3.1700" in shown(app) and re.search("^loss .*objective 3.17", shown(app), re.MULTILINE)
+            made.append("metrics.jsonl", made.metrics(9, objective=made.metrics(9)["loss"]))
+            assert "objective" not in dict(figures(board_of(made)))
+
+    played(play())
+
+
 def test_of_several_evaluations_none_stands_for_the_others(tmp_path):
     board = board_of(made_run(tmp_path / "run", "datasets", end="running", logged=20))
     assert len(board.run.evaluations) > 1 and dict(figures(board))["eval loss"] == "3 sets"
