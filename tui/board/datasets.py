@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.binding import Binding
 
-from ..pages.dataset_page import DatasetsPage, DatasetsView, least_rows, moved, page
+from ..pages import dataset_page
+from ..pages.dataset_page import DatasetsPage, DatasetsView, least_rows, page
 from ..pages.mixture import MixtureTable, mixture, several
 from .plot import Line, Plot
 from .rows_pane import RowsPane
@@ -29,13 +30,14 @@ class DatasetsPane(RowsPane[DatasetsView, DatasetsPage]):
 
     title = "Datasets"
     short = "Data"
+    keys = dataset_page
 
     DEFAULT_CSS = """
     DatasetsPane { layout: vertical; }
     """
     BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "move(1)", "next dataset", show=False),
-        Binding("up,k", "move(-1)", "previous dataset", show=False),
+        Binding("down,j", "do('moved', 1)", "next dataset", show=False),
+        Binding("up,k", "do('moved', -1)", "previous dataset", show=False),
         Binding("pagedown", "turn(1)", "page down", show=False),
         Binding("pageup", "turn(-1)", "page up", show=False),
         Binding("v", "curves", "curves", tooltip="losses, held-out losses, data wait"),
@@ -93,16 +95,6 @@ class DatasetsPane(RowsPane[DatasetsView, DatasetsPage]):
         self._view = self._page.view
         sheet.styles.height = len(self._page.rows)
         sheet.draw(self._page.rows)
-
-    def action_move(self, by: int) -> None:
-        """The cursor by some datasets."""
-        if self._page:
-            self._go(moved(self._page, by))
-
-    def action_turn(self, by: int) -> None:
-        """By a page."""
-        if self._page:
-            self._go(moved(self._page, by * max(1, self._page.height - 1)))
 
     def action_curves(self) -> None:
         """The next of: losses, losses on what was held out, the wait for rows."""

@@ -9,7 +9,8 @@ from textual.binding import Binding
 from textual.widgets import Input
 
 from ..model.event_log import EventLog
-from ..pages.event_keys import back, entered, moved, newest, other_kinds, other_log, searched, turned
+from ..pages import event_keys
+from ..pages.event_keys import back, searched
 from ..pages.event_pages import EventsPage, EventsView, page
 from .rows_pane import SearchedPane
 from .sheet import Sheet
@@ -27,25 +28,26 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
 
     title = "Events"
     short = "Event"
+    keys = event_keys
 
     BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "move(1)", "later event", show=False),
-        Binding("up,k", "move(-1)", "earlier event", show=False),
+        Binding("down,j", "do('moved', 1)", "later event", show=False),
+        Binding("up,k", "do('moved', -1)", "earlier event", show=False),
         Binding("pagedown", "turn(1)", "page down", show=False),
         Binding("pageup", "turn(-1)", "page up", show=False),
-        Binding("home", "move(-1000000)", "oldest", show=False),
-        Binding("f,end", "newest", "follow", key_display="f", tooltip="to the newest, and follow"),
-        Binding("enter", "enter", "in full", tooltip="the event in full, and back"),
+        Binding("home", "do('moved', -1000000)", "oldest", show=False),
+        Binding("f,end", "do('newest')", "follow", key_display="f", tooltip="to the newest, and follow"),
+        Binding("enter", "do('entered')", "in full", tooltip="the event in full, and back"),
         Binding("slash", "search", "filter", tooltip="filter by a text"),
         Binding(
             "right_square_bracket,right",
-            "kinds(1)",
+            "do('other_kinds', 1)",
             "kind",
             key_display="]",
             tooltip="all events, problems, or one kind",
         ),
-        Binding("left_square_bracket,left", "kinds(-1)", "previous kind", show=False),
-        Binding("l", "log", "logs", tooltip="the ends of the logs, one after the other"),
+        Binding("left_square_bracket,left", "do('other_kinds', -1)", "previous kind", show=False),
+        Binding("l", "do('other_log')", "logs", tooltip="the ends of the logs, one after the other"),
         Binding("escape", "back", "back", show=False),
     ]
 
@@ -72,36 +74,6 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
         self._view = self._page.view
         sheet.draw(self._page.rows)
 
-    def action_move(self, by: int) -> None:
-        """The cursor, or a long text, by some lines."""
-        if self._page:
-            self._go(moved(self._page, by))
-
-    def action_turn(self, by: int) -> None:
-        """By a page."""
-        if self._page:
-            self._go(turned(self._page, by))
-
-    def action_newest(self) -> None:
-        """To the newest, and on with it."""
-        if self._page:
-            self._go(newest(self._page))
-
-    def action_enter(self) -> None:
-        """The chosen event in full, and back."""
-        if self._page:
-            self._go(entered(self._page))
-
-    def action_kinds(self, by: int) -> None:
-        """Only events of the next kind."""
-        if self._page:
-            self._go(other_kinds(self._page, by))
-
-    def action_log(self) -> None:
-        """The next log, after the last the events again."""
-        if self._page:
-            self._go(other_log(self._page))
-
     def action_back(self) -> None:
         """Out of what was opened last."""
         if self.has_class("searching"):
@@ -116,7 +88,7 @@ class EventsPane(SearchedPane[EventsView, EventsPage]):
             self._go(searched(self._page, event.value.strip()))
 
     def on_mouse_scroll_down(self, event: events.MouseScrollDown) -> None:
-        self.action_move(3)
+        self.action_do("moved", 3)
 
     def on_mouse_scroll_up(self, event: events.MouseScrollUp) -> None:
-        self.action_move(-3)
+        self.action_do("moved", -3)

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 from textual.app import ComposeResult
 from textual.binding import Binding
 
+from ..pages import expert_page
 from ..pages.expert_loads import LayerLoad, layer_loads
-from ..pages.expert_page import ExpertsPage, ExpertsView, moved, page, reordered
+from ..pages.expert_page import ExpertsPage, ExpertsView, page
 from ..words import whole
 from .plot import Line, Plot
 from .rows_pane import RowsPane
@@ -29,18 +30,19 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
 
     title = "Experts"
     short = "MoE"
+    keys = expert_page
 
     DEFAULT_CSS = """
     ExpertsPane { layout: vertical; }
     """
     BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "move(1)", "next layer", show=False),
-        Binding("up,k", "move(-1)", "previous layer", show=False),
+        Binding("down,j", "do('moved', 1)", "next layer", show=False),
+        Binding("up,k", "do('moved', -1)", "previous layer", show=False),
         Binding("pagedown", "turn(1)", "page down", show=False),
         Binding("pageup", "turn(-1)", "page up", show=False),
-        Binding("home", "move(-1000000)", "first layer", show=False),
-        Binding("end", "move(1000000)", "last layer", show=False),
-        Binding("o", "order", "order", tooltip="the most uneven layer first, or by number"),
+        Binding("home", "do('moved', -1000000)", "first layer", show=False),
+        Binding("end", "do('moved', 1000000)", "last layer", show=False),
+        Binding("o", "do('reordered')", "order", tooltip="the most uneven layer first, or by number"),
         Binding("a", "plot", "aux loss", tooltip="only the load-balancing loss, and back"),
     ]
 
@@ -88,21 +90,6 @@ class ExpertsPane(RowsPane[ExpertsView, ExpertsPage]):
         self._page = page(self._loads, self._view, width, max(1, room), facts=self._facts)
         self._view = self._page.view
         sheet.draw(self._page.rows)
-
-    def action_move(self, by: int) -> None:
-        """The cursor by some layers."""
-        if self._page:
-            self._go(moved(self._page, by))
-
-    def action_turn(self, by: int) -> None:
-        """By a page."""
-        if self._page:
-            self._go(moved(self._page, by * max(1, self._page.height - 1)))
-
-    def action_order(self) -> None:
-        """The most uneven layer first, or by number."""
-        if self._page:
-            self._go(reordered(self._page))
 
     def action_plot(self) -> None:
         """The balance loss alone, and back."""

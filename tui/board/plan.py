@@ -8,8 +8,9 @@ from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.widgets import Input
 
+from ..pages import plan_view
 from ..pages.plan_facts import PlanFactRows, PlanFacts
-from ..pages.plan_view import PlanPage, PlanView, entered, fold, followed, moved, page, to_section
+from ..pages.plan_view import PlanPage, PlanView, followed, moved, page
 from .refresh_limiter import RefreshLimiter
 from .rows_pane import SearchedPane
 from .sheet import Sheet
@@ -28,19 +29,20 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
 
     title = "Plan"
     short = "Plan"
+    keys = plan_view
 
     BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "move(1)", "next node", show=False),
-        Binding("up,k", "move(-1)", "previous node", show=False),
+        Binding("down,j", "do('moved', 1)", "next node", show=False),
+        Binding("up,k", "do('moved', -1)", "previous node", show=False),
         Binding("pagedown", "turn(1)", "page down", show=False),
         Binding("pageup", "turn(-1)", "page up", show=False),
-        Binding("home", "move(-1000000)", "first node", show=False),
-        Binding("end", "move(1000000)", "last node", show=False),
-        Binding("right_square_bracket", "section(1)", "next section", show=False, key_display="]"),
-        Binding("left_square_bracket", "section(-1)", "previous section", show=False, key_display="["),
-        Binding("left", "fold(True)", "fold the section", show=False),
-        Binding("right", "fold(False)", "open the section", show=False),
-        Binding("enter", "enter", "in full", tooltip="the node in full: times, neighbours, arguments; and back"),
+        Binding("home", "do('moved', -1000000)", "first node", show=False),
+        Binding("end", "do('moved', 1000000)", "last node", show=False),
+        Binding("right_square_bracket", "do('to_section', 1)", "next section", show=False, key_display="]"),
+        Binding("left_square_bracket", "do('to_section', -1)", "previous section", show=False, key_display="["),
+        Binding("left", "do('fold', True)", "fold the section", show=False),
+        Binding("right", "do('fold', False)", "open the section", show=False),
+        Binding("enter", "do('entered')", "in full", tooltip="the node in full, with its arguments; and back"),
         Binding("b", "timing", "time", tooltip="step time by node"),
         Binding("f", "follow", "now", tooltip="to the current node"),
         Binding("slash", "search", "search", tooltip="search nodes by words in their id or description"),
@@ -79,31 +81,6 @@ class PlanPane(SearchedPane[PlanView, PlanPage]):
         self._page = page(self._known, self._view, width, height)
         self._view = self._page.view
         sheet.draw(self._page.rows)
-
-    def action_move(self, by: int) -> None:
-        """The cursor, or the full page, by some lines."""
-        if self._page:
-            self._go(moved(self._page, by))
-
-    def action_turn(self, by: int) -> None:
-        """By a page."""
-        if self._page:
-            self._go(moved(self._page, by * max(1, self._page.height - 1)))
-
-    def action_section(self, by: int) -> None:
-        """To the next heading."""
-        if self._page:
-            self._go(to_section(self._page, by))
-
-    def action_fold(self, folded: bool) -> None:
-        """Fold the section of the cursor, or open it."""
-        if self._page:
-            self._go(fold(self._page, folded=folded))
-
-    def action_enter(self) -> None:
-        """The node in full, and back."""
-        if self._page:
-            self._go(entered(self._page))
 
     def action_timing(self) -> None:
         """Where a step's time goes: beside the list where there is room, else as a page."""

@@ -7,19 +7,9 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding
 
+from ..pages import rank_keys
 from ..pages.rank_facts import RankFactRows, RankFacts
-from ..pages.rank_keys import (
-    at_cell,
-    back,
-    entered,
-    moved,
-    next_figure,
-    reversed_order,
-    sorted_by_next,
-    table,
-    to_trouble,
-    to_worst,
-)
+from ..pages.rank_keys import at_cell, next_figure, reversed_order, sorted_by_next, to_trouble, to_worst
 from ..pages.rank_view import RankPage, RankView, page
 from .refresh_limiter import RefreshLimiter
 from .rows_pane import RowsPane
@@ -34,26 +24,27 @@ class RanksPane(RowsPane[RankView, RankPage]):
 
     title = "Ranks"
     short = "Ranks"
+    keys = rank_keys
 
     BINDINGS = [  # noqa: RUF012
-        Binding("down,j", "move(1, 0)", "down", show=False),
-        Binding("up,k", "move(-1, 0)", "up", show=False),
-        Binding("left,h", "move(0, -1)", "left", show=False),
-        Binding("right,l", "move(0, 1)", "right", show=False),
+        Binding("down,j", "do('moved', 1, 0)", "down", show=False),
+        Binding("up,k", "do('moved', -1, 0)", "up", show=False),
+        Binding("left,h", "do('moved', 0, -1)", "left", show=False),
+        Binding("right,l", "do('moved', 0, 1)", "right", show=False),
         Binding("pagedown", "turn(1)", "page down", show=False),
         Binding("pageup", "turn(-1)", "page up", show=False),
-        Binding("home", "move(-1000000, -1000000)", "first", show=False),
-        Binding("end", "move(1000000, 1000000)", "last", show=False),
+        Binding("home", "do('moved', -1000000, -1000000)", "first", show=False),
+        Binding("end", "do('moved', 1000000, 1000000)", "last", show=False),
         Binding("m", "figure(1)", "metric", tooltip="next metric: step time, own work, data wait, …"),
         Binding("M", "figure(-1)", "previous metric", show=False),
-        Binding("v", "table", "table", tooltip="all ranks as a table, or the map again"),
+        Binding("v", "do('table')", "table", tooltip="all ranks as a table, or the map again"),
         Binding("o", "sort", "sort", tooltip="sort the table by its next column"),
         Binding("r", "reverse", "other way round", show=False, tooltip="sort the other way round"),
         Binding("e", "experts", "experts", tooltip="the mesh of experts, and back"),
         Binding("w", "worst", "worst", tooltip="to the rank with the highest value"),
         Binding("g", "trouble", "trouble", tooltip="to the next rank with a problem"),
-        Binding("enter", "enter", "in full", tooltip="the ranks of a cell, or a rank in full; and back"),
-        Binding("escape", "back", "back", show=False),
+        Binding("enter", "do('entered')", "in full", tooltip="the ranks of a cell, or a rank in full; and back"),
+        Binding("escape", "do('back')", "back", show=False),
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
@@ -84,25 +75,10 @@ class RanksPane(RowsPane[RankView, RankPage]):
         self._view = self._page.view
         sheet.draw(self._page.rows)
 
-    def action_move(self, down: int, right: int) -> None:
-        """The cursor by some cells."""
-        if self._page:
-            self._go(moved(self._page, down, right))
-
-    def action_turn(self, by: int) -> None:
-        """By a page."""
-        if self._page:
-            self._go(moved(self._page, by * max(1, self._page.height - 1), 0))
-
     def action_figure(self, by: int) -> None:
         """Another number in the map."""
         if self._known:
             self._go(next_figure(self._view, self._known, by))
-
-    def action_table(self) -> None:
-        """Table or map."""
-        if self._page:
-            self._go(table(self._page))
 
     def action_sort(self) -> None:
         """The table by its next column."""
@@ -127,16 +103,6 @@ class RanksPane(RowsPane[RankView, RankPage]):
         """To the next rank that something is wrong with."""
         if self._page and self._known:
             self._go(to_trouble(self._page, self._known))
-
-    def action_enter(self) -> None:
-        """A cell's ranks, or a rank in full, and back."""
-        if self._page:
-            self._go(entered(self._page))
-
-    def action_back(self) -> None:
-        """Where this was opened from."""
-        if self._page:
-            self._go(back(self._page))
 
     def on_click(self, event: events.Click) -> None:
         """The cursor where the mouse is."""

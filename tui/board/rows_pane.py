@@ -1,6 +1,7 @@
 """What screens made of rows have in common: a view that keys turn into another one, and a text that is asked for."""
 
-from typing import Generic, TypeVar
+from types import ModuleType
+from typing import ClassVar, Generic, TypeVar
 
 from textual import events
 from textual.widgets import Input
@@ -18,6 +19,8 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
     _view: what was chosen. _page: what was drawn last, None before.
     """
 
+    keys: ClassVar[ModuleType]
+    """What keys do: functions of the page that was drawn, which return the view that they lead to."""
     _view: ViewT
     _page: PageT | None
 
@@ -34,6 +37,17 @@ class RowsPane(Pane, Generic[ViewT, PageT]):
         """Draw what is chosen now."""
         self._view = view
         self._draw()
+
+    def action_do(self, name: str, first: object = None, second: object = None) -> None:
+        """What a function of `keys` does with these arguments. (Textual gives an action no more arguments than it has
+        names for.)"""
+        if self._page is not None:
+            given = (each for each in (first, second) if each is not None)
+            self._go(getattr(self.keys, name)(self._page, *given))
+
+    def action_turn(self, by: int) -> None:
+        """By so many pages."""
+        self.action_do("moved", by * max(1, getattr(self._page, "height", 1) - 1))
 
     def on_resize(self, event: events.Resize) -> None:
         self.call_after_refresh(self._draw)

@@ -21,11 +21,6 @@ def moved(page: EventsPage, by: int) -> EventsView:
     return evolve(view, chosen=None if newest else page.entries[place].number)
 
 
-def turned(page: EventsPage, by: int) -> EventsView:
-    """By so many pages."""
-    return moved(page, by * max(1, page.height - 1))
-
-
 def entered(page: EventsPage) -> EventsView:
     """The chosen event in full, which then stays the chosen one; or back to the list."""
     view = page.view

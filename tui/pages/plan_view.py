@@ -174,7 +174,7 @@ def to_section(page: PlanPage, by: int) -> PlanView:
     return moved(page, ahead[0] - page.chosen) if ahead else moved(page, len(page.lines) * by)
 
 
-def fold(page: PlanPage, *, folded: bool) -> PlanView:
+def fold(page: PlanPage, folded: bool) -> PlanView:
     """The section of the cursor folded up or opened; the cursor is on its heading then."""
     if not page.lines or page.view.query or page.view.shows != "list":
         return page.view

@@ -9,7 +9,7 @@ from .rank_table import columns, ordered
 from .rank_view import RankPage, RankView
 
 
-def moved(page: RankPage, down: int, right: int) -> RankView:
+def moved(page: RankPage, down: int, right: int = 0) -> RankView:
     """The cursor some cells further, or some lines of the table, or the rank in full scrolled."""
     view = page.view
     if view.shows == "rank":

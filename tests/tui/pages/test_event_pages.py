@@ -14,7 +14,7 @@ from xtrain.tui.event_text import in_one_line
 from xtrain.tui.model.event_log import EventLog, LogEntry
 from xtrain.tui.model.log_tails import LogTail
 from xtrain.tui.pages.event_detail import clock, detail
-from xtrain.tui.pages.event_keys import back, entered, moved, newest, other_kinds, other_log, searched, turned
+from xtrain.tui.pages.event_keys import back, entered, moved, newest, other_kinds, other_log, searched
 from xtrain.tui.pages.event_pages import EventsPage, EventsView, page
 from xtrain.tui.pages.sheet import plain
 
@@ -111,7 +111,7 @@ def test_the_newest_is_followed_until_another_is_chosen() -> None:
     assert more.entries[more.place].step == 48 and "number 50" not in text(more)
     assert moved(page(log(many), held.view, 60, 10), 1).chosen is None
     assert newest(more).chosen is None
-    up = page(log(many), turned(found, -1), 60, 10)
+    up = page(log(many), moved(found, 1 - found.height), 60, 10)
     assert up.entries[up.place].step == 49 - 8
     first = page(log(many), moved(found, -1000), 60, 10)
     assert first.place == 0 and "number 0" in rows(first)[1]
@@ -169,7 +169,7 @@ def test_a_long_event_is_scrolled() -> None:
     record = {"event": "failure", "step": 1, "rank": 0, "error": "e", "traceback": "\n".join(map(str, range(100)))}
     found = page(log([record]), EventsView(shows="detail"), 60, 11)
     assert "1–10 of" in rows(found)[0] and rows(found)[2] == "0"
-    found = page(log([record]), turned(found, 1), 60, 11)
+    found = page(log([record]), moved(found, found.height - 1), 60, 11)
     assert rows(found)[1] == "8"
     assert page(log([record]), moved(found, -100), 60, 11).view.scroll == 0
     end = page(log([record]), moved(found, 1000), 60, 11)
