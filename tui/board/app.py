@@ -23,7 +23,7 @@ from . import fault
 from .actions import datasets, is_starting, refusal, word_of
 from .asking import answers, command_line
 from .block import TextBlock
-from .head import head, unread
+from .head import head, tabs, unread
 from .help import HelpScreen, all_groups
 from .keys import Key, app_keys, footer, keys_of
 from .pane import Pane
@@ -33,7 +33,6 @@ from .plot import terminal_glyphs
 from .questions import LeaveQuestion, confirm, which_dataset
 from .reading import BackgroundReader
 from .screens import SCREENS, pane_classes
-from .tabs import tabs
 from .themes import THEMES, after
 
 if TYPE_CHECKING:

@@ -5,19 +5,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve
-from textual import events, work
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding
 from textual.message import Message
 from textual.widgets import Input
 
 from ..curves.canvas import MOST_LINES
-from ..model.found_runs import FoundRun, found_runs
+from ..model.find import FoundRun, found_runs
 from ..pages.compare_page import Choosing, Item, difference_rows, list_page, run_items, standing_rows
 from ..pages.comparison import Axis, Compared, common_place, differences, labels, lines, metric_keys, standings
-from .pane import Pane
 from .plot import Plot, terminal_glyphs
-from .reading_others import ReadingOthers
+from .reading import ReadingOthers
+from .rows_pane import SearchedPane
 from .sheet import Sheet
 
 if TYPE_CHECKING:
@@ -33,22 +33,19 @@ class OtherRead(Message):
     """Another run has been read on."""
 
 
-class ComparePane(Pane):
+class ComparePane(SearchedPane[None, None]):
     """Curves of several runs over the same steps or tokens, how they stand, and which settings differ."""
 
     title = "Compare"
     short = "Comp"
 
     DEFAULT_CSS = """
-    ComparePane { layout: vertical; }
     ComparePane #compare-settings { display: none; }
     ComparePane #compare-list { display: none; }
     ComparePane.choosing #compare-list { display: block; }
     ComparePane.choosing Plot, ComparePane.choosing #compare-table { display: none; }
     ComparePane.choosing #compare-settings { display: none; }
     ComparePane.settings Plot { display: none; }
-    ComparePane Input { height: 1; border: none; padding: 0 1; display: none; }
-    ComparePane.searching Input { display: block; }
     """
     BINDINGS = [  # noqa: RUF012
         Binding("r", "choose('runs')", "runs", tooltip="choose the runs to compare with"),
@@ -65,7 +62,7 @@ class ComparePane(Pane):
     ]
 
     def __init__(self, *, id: str | None = None) -> None:
-        super().__init__(id=id)
+        super().__init__(None, id=id)
         self._board: Board | None = None
         self._others: list[Path] | None = None
         self._reading = ReadingOthers(lambda: self.post_message(OtherRead()))
@@ -105,9 +102,6 @@ class ComparePane(Pane):
     def on_other_read(self) -> None:
         if self.display and self._board is not None and not getattr(self.app, "frozen_at", ""):
             self._draw()
-
-    def on_resize(self, event: events.Resize) -> None:
-        self.call_after_refresh(self._draw)
 
     # What is drawn
 
@@ -251,21 +245,9 @@ class ComparePane(Pane):
         """Ask for a text, of the runs or the metrics."""
         if self._choosing is None:
             self.action_choose("runs")
-        self.add_class("searching")
-        self.query_one(Input).focus()
+        super().action_search()
 
     def on_input_changed(self, event: Input.Changed) -> None:
         if self._choosing is not None:
             self._choosing = evolve(self._choosing, query=event.value.strip(), place=0)
             self._draw()
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        event.stop()
-        self._end_search(clear=False)
-
-    def _end_search(self, *, clear: bool) -> None:
-        if clear:
-            self.query_one(Input).value = ""
-        self.remove_class("searching")
-        self.query_one("#compare-list", Sheet).focus()
-        self.call_after_refresh(self._draw)

@@ -1,12 +1,15 @@
-"""The top line: which run, what it is doing, how far it is and when it ends."""
+"""The lines above the screens: which run, what it is doing and when it ends; and the screens there are."""
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from textual.content import Content
 
 from ..model.ahead import last_step, seconds_left
+from ..pages.sheet import left
 from ..words import duration, plural, printable
-from .pieces import Piece, cell, line
+from .pane import Pane
+from .pieces import Piece, line
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -37,7 +40,7 @@ def name_of(board: "Board") -> str:
 
 def shortened(text: str, columns: int) -> str:
     """`text` in at most so many columns."""
-    return cell(text, columns).rstrip()
+    return left(text, columns).rstrip()
 
 
 def steps_of(board: "Board") -> int | None:
@@ -80,3 +83,24 @@ def head(board: "Board", width: int, *, frozen_at: str = "", old: Piece | None =
         Piece(folder if folder != name else "", "$text-muted", 0),
     )
     return line(pieces, width)
+
+
+@lru_cache(maxsize=16)
+def tabs(screens: tuple[tuple[int, str, type[Pane]], ...], visited: str, width: int) -> Content:
+    """`screens` as (number, name, class); the visited one stands in brackets, so that it shows without colour."""
+    for words in ("title", "short"):
+        pieces = []
+        for number, name, cls in screens:
+            label = f"{number} {getattr(cls, words)}"
+            here = name == visited
+            pieces.append(
+                Piece(
+                    f"[{label}]" if here else f" {label} ",
+                    "bold reverse" if here else "$text-muted",
+                    weight=2 if here else 1,
+                    action=f"app.visit('{name}')",
+                )
+            )
+        if sum(len(piece.text) for piece in pieces) <= width:
+            break
+    return line(pieces, width, gap="", margin="")

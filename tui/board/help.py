@@ -12,10 +12,11 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from ...records.control_words import ControlWord
+from ..pages.sheet import left, wrapped
 from .actions import refusal
 from .keys import sign
 from .pane import Pane
-from .pieces import cell, folded, stack
+from .pieces import stack
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -70,10 +71,10 @@ def help_text(groups: Sequence[Group], width: int) -> Content:
         reasons = [why for _, _, why in each.keys]
         for (key, said, why), after in zip(each.keys, [*reasons[1:], ""], strict=True):
             style = "$text-muted" if why else ""
-            for place, text in enumerate(folded(said, rest)):
-                lines.append(Content.assemble((cell("" if place else key, widest), "bold"), "  ", (text, style)))
+            for place, text in enumerate(wrapped(said, rest)):
+                lines.append(Content.assemble((left("" if place else key, widest), "bold"), "  ", (text, style)))
             # Of keys that do nothing for one reason, it stands below the last.
-            for text in folded(f"not now: {why}", rest) if why and why != after else ():
+            for text in wrapped(f"not now: {why}", rest) if why and why != after else ():
                 lines.append(Content.styled(f"{' ' * widest}  {text}", "$warning"))
     return stack(each.truncate(width, ellipsis=True) for each in lines)
 

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 
 from textual.content import Content
 
-from ..words import decimal, duration, printable, size
+from ..event_text import cause, failed
+from ..lines.next_steps import generate_command, going_on, more_of_it, outcome, short_path, succeeded
+from ..pages.sheet import left, wrapped
+from ..words import decimal, duration, plural, printable, size
 from .figures import comparison, evaluated, figures
 from .head import steps_of
-from .pieces import cell, folded
 from .schedule import stretches, upcoming, when
-from .verdict import advice, headline
 
 if TYPE_CHECKING:
     from ..model.board import Board
@@ -29,9 +30,9 @@ def verdict(board: "Board", width: int, *, tall: bool) -> list[Content]:
     if not board.life.over:
         return []
     style = f"bold reverse {_BAND.get(board.life.in_words, '$error')}"
-    band = [Content.styled(cell(f" {text}", width), style) for text in folded(headline(board), width - 2)]
+    band = [Content.styled(left(f" {text}", width), style) for text in wrapped(headline(board), width - 2)]
     empty = [Content.styled(" " * width, style)] if tall else []
-    said = [Content(f" {text}") for told in advice(board) for text in folded(told, width - 2)]
+    said = [Content(f" {text}") for told in advice(board) for text in wrapped(told, width - 2)]
     return [*empty, *band, *empty, *said]
 
 
@@ -43,7 +44,7 @@ def alerts(board: "Board", width: int, *, most: int) -> list[Content]:
     for alert in newest[:most]:
         ago = f"  {duration(board.now - alert.since)} ago" if alert.since else ""
         text = f" ! {alert.kind.replace('_', ' ')}: {printable(alert.message)}{ago}"
-        lines.append(Content.styled(cell(text, width).rstrip(), "bold $error"))
+        lines.append(Content.styled(left(text, width).rstrip(), "bold $error"))
     if len(newest) > most > 0:
         lines[-1] = Content.styled(f" ! and {len(newest) - most + 1} more alerts: see Events", "bold $error")
     return lines
@@ -54,7 +55,7 @@ def figure_lines(board: "Board", width: int) -> list[Content]:
     cells = []
     for name, value in figures(board):
         cells.append(
-            Content.assemble((f" {name} ", "$text-muted"), (cell(value, FIGURE_COLUMNS - len(name) - 2), "bold"))
+            Content.assemble((f" {name} ", "$text-muted"), (left(value, FIGURE_COLUMNS - len(name) - 2), "bold"))
         )
     columns = max(1, width // FIGURE_COLUMNS)
     # As even as it gets: eight of them stand as four and four, not as seven and one.
@@ -156,3 +157,38 @@ def _phases(found: Sequence) -> Content:
         name = printable(stretch.name)
         parts.append(Content.styled(f"[{name}]", "bold") if stretch.now else Content.styled(name, "$text-muted"))
     return Content.assemble((" phase ", "$text-muted")) + Content(" › ").join(parts)
+
+
+def headline(board: "Board") -> str:
+    """How it ended, in one line."""
+    run, life = board.run, board.life
+    if life.state == "lost":
+        return f"LOST at step {board.step:,}: {life.why or 'its processes are gone'}"
+    why = outcome(run)
+    parts = [f"{life.in_words.upper()} after {plural(board.step, 'step')}{_time_taken(board)}"]
+    parts += [f"loss {decimal(run.loss, 4)}"] if run.loss is not None else []
+    parts += [why] if why else []
+    return printable(", ".join(parts))
+
+
+def _time_taken(board: "Board") -> str:
+    """` in 4m02s`; of a run that was stopped before, and of which this start is a part, how large a part."""
+    run = board.run
+    if run.end is None or run.end.seconds is None:
+        return ""
+    own = f", the last {board.step - run.first_step:,} of them" if 0 < run.first_step < board.step else ""
+    return f"{own} in {duration(run.end.seconds)}"
+
+
+def advice(board: "Board") -> list[str]:
+    """What to do next, the most helpful first."""
+    run, directory = board.run, board.directory
+    if succeeded(run):
+        command = " ".join(generate_command(directory))
+        more = more_of_it(run)
+        return [f"generate text: {command}", *([more] if more else [])]
+    lines = [f"{failed(failure)}: {cause(failure)}" for failure in run.failures[:1]]
+    lines.append(going_on(run))
+    if run.status == "failed" or board.life.state == "lost":
+        lines.append(f"logs: {short_path(directory / 'logs')}")
+    return [printable(text) for text in lines]

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from attrs import frozen
-from rich.cells import cell_len, set_cell_size
+from rich.cells import cell_len
 from textual.content import Content
 
 
@@ -37,35 +37,6 @@ def _columns(pieces: Sequence[Piece], gap: str, margin: str) -> int:
     return cell_len(margin) + sum(cell_len(piece.text) for piece in pieces) + cell_len(gap) * (len(pieces) - 1)
 
 
-def cell(text: str, width: int, *, right: bool = False) -> str:
-    """`text` in exactly `width` columns; what is too long ends in `…`."""
-    length = cell_len(text)
-    if length > width:
-        return set_cell_size(text, max(0, width - 1)) + "…" if width > 0 else ""
-    return " " * (width - length) + text if right else text + " " * (width - length)
-
-
 def stack(lines: Iterable[Content]) -> Content:
     """Lines below one another."""
     return Content("\n").join(lines)
-
-
-def folded(text: str, width: int) -> list[str]:
-    """`text` over as many lines of `width` columns as it needs, broken at blanks where there are any."""
-    lines: list[str] = []
-    for paragraph in text.splitlines():
-        current = ""
-        for word in paragraph.split(" "):
-            longer = f"{current} {word}" if current else word
-            if cell_len(longer) <= width:
-                current = longer
-                continue
-            if current:
-                lines.append(current)
-            while cell_len(word) > width:
-                head = set_cell_size(word, width)
-                lines.append(head)
-                word = word[len(head.rstrip()) :]
-            current = word
-        lines.append(current)
-    return lines

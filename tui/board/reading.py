@@ -1,8 +1,8 @@
-"""The thread that reads the run's files, so that drawing and keys never wait for a file system."""
+"""The threads that read the files of runs, so that drawing and keys never wait for a file system."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from . import fault
 
 if TYPE_CHECKING:
     from ..model.board import Board
+    from ..model.reader import RunReader
 
 POLL_SECONDS = 0.25
 # While a long run is being opened: most of a core, and still room to draw.
@@ -19,6 +20,15 @@ OPENING_PAUSE_SECONDS = 0.01
 FAULT_PAUSE_SECONDS = 1.0
 MOST_FAULT_PAUSE_SECONDS = 60.0
 FORGIVEN_SECONDS = 600.0
+# Runs that this one is compared with.
+OTHERS_POLL_SECONDS = 1.0
+OTHERS_OPENING_SECONDS = 0.05
+# Of each second at most so much is spent reading: all runs together.
+OTHERS_BUDGET_SECONDS = 0.05
+# Without a look for so long nothing is read.
+UNSEEN_SECONDS = 3.0
+# Bytes of columns that are kept of each run.
+LIMIT_BYTES = 16 << 20
 
 
 class BackgroundReader(Thread):
@@ -81,3 +91,63 @@ class BackgroundReader(Thread):
         self._pause = doubled if now - self._fault_at < FORGIVEN_SECONDS else FAULT_PAUSE_SECONDS
         self._fault_at = now
         return self._pause
+
+
+class ReadingOthers(Thread):
+    """Reads the runs in `wanted` on, a bit at a time, and calls `tell` (in this thread) when one of them is new."""
+
+    def __init__(self, tell: Callable[[], object]) -> None:
+        super().__init__(name="reading others", daemon=True)
+        self._tell = tell
+        self._closed, self._woken = Event(), Event()
+        self._lock = Lock()
+        self._wanted: tuple[Path, ...] = ()
+        self._boards: dict[Path, Board] = {}
+        self._looked = 0.0
+
+    def want(self, directories: Sequence[Path]) -> None:
+        """Read these from now on, and let go of others; to be called whenever somebody looks."""
+        self._looked = monotonic()
+        if tuple(directories) != self._wanted:
+            self._wanted = tuple(directories)
+            self._woken.set()
+
+    def board(self, directory: Path) -> "Board | None":
+        """What was read last; None at first."""
+        with self._lock:
+            return self._boards.get(directory)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._closed.set()
+        self._woken.set()
+
+    def run(self) -> None:
+        from ..model.reader import RunReader
+
+        readers: dict[Path, RunReader] = {}
+        while not self._closed.is_set():
+            known = self._wanted
+            wanted = known if monotonic() - self._looked < UNSEEN_SECONDS else ()
+            readers = {path: readers.get(path) or RunReader(path, LIMIT_BYTES) for path in known}
+            opening = False
+            for path in wanted:
+                opening |= self._read(path, readers[path], len(wanted))
+            with self._lock:
+                self._boards = {path: board for path, board in self._boards.items() if path in readers}
+            self._woken.wait(OTHERS_OPENING_SECONDS if opening else OTHERS_POLL_SECONDS)
+            self._woken.clear()
+
+    def _read(self, path: Path, reader: "RunReader", among: int) -> bool:
+        """Read on in one run; whether there is more to be read at once."""
+        before = self.board(path)
+        try:
+            board = reader.poll(OTHERS_BUDGET_SECONDS / among)
+        except Exception as error:  # a run that cannot be read leaves the others
+            fault.write(error)
+            return False
+        with self._lock:
+            self._boards[path] = board
+        if before is None or before.version != board.version:
+            self._tell()
+        return board.loading is not None

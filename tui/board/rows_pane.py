@@ -76,5 +76,5 @@ class SearchedPane(RowsPane[ViewT, PageT]):
         if clear:
             self.query_one(Input).value = ""
         self.remove_class("searching")
-        self.query_one(Sheet).focus()
+        self.query(Sheet).last().focus()
         self.call_after_refresh(self._draw)

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from ...records.event import Event
 from ...records.record import Record
@@ -12,7 +13,6 @@ from ..state import RunState
 from .drawer import Drawer
 from .lasting import PermanentLines
 from .progress_line import ASCII, UNICODE, progress_line
-from .status_line import StatusLine
 from .summary import summary
 
 
@@ -58,3 +58,58 @@ class ConsoleView(Drawer):
     def leave(self) -> None:
         """Give the terminal back without a word, as when following is interrupted."""
         self._line.clear()
+
+
+_ERASE_BELOW = "\x1b[J"
+# While the line is written the terminal must not wrap: it may have become narrower than it last said.
+_NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
+
+
+class StatusLine:
+    """Draws on `console`; shows nothing of the moving line where there is no terminal to move it on.
+
+    The cursor rests at the start of the line, on a blank. So whatever a resize did to the line (a terminal folds one
+    that no longer fits), erasing from the cursor downwards removes all of it; and a `^C` echoed by the terminal, or
+    the end of this process at any moment, leaves nothing behind that a prompt cannot follow.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = ""
+        self._size = console.size
+
+    def show(self, line: Text) -> None:
+        """Draw `line`, cut to the width, in place of the one before."""
+        if not self._console.is_terminal:
+            return
+        # The last column stays empty: a terminal may wrap as soon as it is written to.
+        line.truncate(self._console.width - 1, overflow="ellipsis")
+        drawn = f"{_NO_WRAP}{self._rendered(line, end='')}{_WRAP}"
+        if drawn == self._shown and self._console.size == self._size:
+            return
+        self._shown, self._size = drawn, self._console.size
+        self._write(f"\r{drawn}{_ERASE_BELOW}\r")
+
+    def print(self, *lasting: RenderableType) -> None:
+        """Write what stays, above the line."""
+        drawn = "".join(self._rendered(renderable) for renderable in lasting)
+        if not self._shown:
+            self._write(drawn)
+        else:
+            # One write for both, or the line would flicker.
+            self._write(f"\r{_ERASE_BELOW}{drawn}{self._shown}\r")
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            self._shown = ""
+            self._write(f"\r{_ERASE_BELOW}")
+
+    def _rendered(self, renderable: RenderableType, *, end: str = "\n") -> str:
+        with self._console.capture() as captured:
+            self._console.print(renderable, end=end, highlight=False)
+        return captured.get()
+
+    def _write(self, drawn: str) -> None:
+        self._console.file.write(drawn)
+        self._console.file.flush()

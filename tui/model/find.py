@@ -1,7 +1,21 @@
-"""Which run a user means: the same rule as that of `xtrain control`, for runs that have ended as well."""
+"""Which run a user means, by the same rule as `xtrain control`, for runs that have ended as well; and the runs that a
+run can be compared with."""
 
+import os
+import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from attrs import frozen
+
+from ...records.events import event_of
+from ...records.lines import object_of, read
+from ...records.metrics import StepMetrics
+from ...records.paths import EVENTS_FILE, METRICS_FILE
+from ...records.run_events import RunEndEvent
+from ..words import duration
 from .processes import is_folder
 
 # Where runs lie unless a spec says otherwise.
@@ -54,3 +68,87 @@ def _newest(runs: list[Path]) -> Path:
             return 0.0
 
     return max(runs, key=started)
+
+
+# Seconds that a search may take, and the most runs it finds.
+_PATIENCE_SECONDS, _MOST = 3.0, 500
+_END_BYTES = 16 << 10
+
+
+@frozen(kw_only=True)
+class FoundRun:
+    """A run as its files say at a glance. name: its path below the folder that was searched; time: of its newest
+    record, seconds since 1970; status: how it ended, empty where it has not said so."""
+
+    directory: Path
+    name: str
+    step: int | None
+    loss: float | None
+    status: str
+    time: float | None
+
+    def age(self, now: float) -> str:
+        """`6m48s ago`."""
+        return "" if self.time is None else f"{duration(max(0.0, now - self.time))} ago"
+
+
+def found_runs(directory: Path) -> list[FoundRun]:
+    """Other runs below the folder of a run and of its lineage, the newest first; what cannot be read is left out."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    root = _root(directory.absolute(), deadline)
+    others = (run for run in _directories(root, deadline) if run != directory.absolute())
+    found = [_glance(run, root) for run in islice(others, _MOST)]
+    return sorted(found, key=lambda run: -(run.time or 0.0))
+
+
+def _root(directory: Path, deadline: float) -> Path:
+    """`runs` of `runs/LINEAGE/RUN`: the folder above, if a second run or lineage lies there; else the one around."""
+    around = directory.parent
+    above = around.parent
+    return above if above != around and any(run != directory for run in _directories(above, deadline)) else around
+
+
+def _directories(root: Path, deadline: float, depth: int = 2) -> Iterator[Path]:
+    """Runs in a folder and in the folders in it, as far as there is time: it may be a home on another machine."""
+    try:
+        with os.scandir(root) as entries:
+            folders = [Path(entry.path) for entry in entries if entry.is_dir()]
+    except OSError:
+        return
+    for folder in sorted(folders):
+        if time.monotonic() > deadline:
+            return
+        if (folder / "plan.json").is_file():
+            yield folder
+        elif depth > 1:
+            yield from _directories(folder, deadline, depth - 1)
+
+
+def _glance(run: Path, root: Path) -> FoundRun:
+    logged = read(StepMetrics, _last_object(run / METRICS_FILE, "loss"))
+    said = event_of(_last_object(run / EVENTS_FILE, "event"))
+    end = said if isinstance(said, RunEndEvent) else None
+    times = [record.time for record in (logged, said) if record.time is not None]
+    return FoundRun(
+        directory=run,
+        name=str(run.relative_to(root)),
+        step=end.step if end else logged.step,
+        loss=logged.loss,
+        status=end.status if end else "",
+        time=max(times, default=None),
+    )
+
+
+def _last_object(path: Path, key: str) -> dict[str, Any]:
+    """The last whole line of a file that holds an object with `key`."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _END_BYTES))
+            block = file.read(_END_BYTES)
+    except OSError:
+        return {}
+    for line in reversed(block.split(b"\n")[:-1]):
+        if (found := object_of(line)) is not None and key in found:
+            return found
+    return {}

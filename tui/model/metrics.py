@@ -15,7 +15,7 @@ from attrs import frozen
 
 from ...records.lines import objects
 from ..words import number
-from .batches import Values
+from .columns import Values
 from .series import Series
 
 CHUNK = 512 << 10

@@ -15,8 +15,8 @@ from ...records.start_events import HorizonEvent
 from ..state import RunState, begun_again, reduce_all
 from ..tail import Tail
 from .alerts import AlertTracker
-from .batches import Values
 from .board import BUDGET_SECONDS, Board
+from .columns import Values
 from .event_log import EventReader
 from .life import LifeReader
 from .metrics import Metrics

@@ -16,8 +16,7 @@ from numpy import ndarray
 
 from ...records.lines import read
 from ...records.metrics import StepMetrics
-from .batches import Values, by_key, is_evaluation, last_own, seconds_after
-from .columns import Column, Growing, Sketch, floats
+from .columns import Column, Growing, Sketch, Values, by_key, floats, is_evaluation, last_own, seconds_after
 
 By = Literal["step", "tokens", "time"]
 

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ..curves.canvas import MOST_LINES
 from ..curves.plot_head import exact
-from ..model.found_runs import FoundRun
+from ..model.find import FoundRun
 from ..words import count, decimal, plural, printable
 from .comparison import Axis, Difference, Standing
 from .sheet import Row, block, cells, cut, fit, joined, left, restyled, right, row, rule, window

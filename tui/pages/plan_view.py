@@ -9,7 +9,7 @@ from .plan_facts import PlanFacts
 from .plan_list import Line, ListSection, lines
 from .plan_parts import breakdown_rows, node_rows
 from .plan_rows import columns, headline, line_row
-from .sheet import CUT, DOT, Row, beside, block, fit, row, window
+from .sheet import Row, beside, block, clipped, fit, row, scrolled, window
 
 # From this width the list and the details stand side by side; below, from this height, one above the other.
 SIDE_BY_SIDE = 112
@@ -121,17 +121,7 @@ def _side(facts: PlanFacts, view: PlanView, line: Line | None, width: int, heigh
 def _beside(facts: PlanFacts, line: Line | None, width: int, height: int, *, timing: bool) -> list[Row]:
     if timing:
         return block(breakdown_rows(facts, width, height), width, height)
-    rows = _about(facts, line, width)
-    if len(rows) > height:
-        more = len(rows) - height + 1
-        rows = [*rows[: height - 1], row((f"{CUT} {more} more: enter", "dim"))]
-    return block(rows, width, height)
-
-
-def _about(facts: PlanFacts, line: Line | None, width: int) -> list[Row]:
-    if isinstance(line, PlannedNode):
-        return node_rows(line, facts, width)
-    return []
+    return clipped(node_rows(line, facts, width) if isinstance(line, PlannedNode) else [], width, height)
 
 
 def _full(
@@ -148,11 +138,8 @@ def _full(
         rows = breakdown_rows(facts, width, max(height - 1, len(facts.step) + 12))
     else:
         rows = node_rows(node, facts, width) if node else []
-    most = max(0, len(rows) - (height - 1))
-    view = evolve(view, scroll=min(view.scroll, most))
-    more = len(rows) - view.scroll - (height - 1)
-    foot = "esc: back" + (f"  {DOT} {more} more below" if more > 0 else "")
-    drawn = [*block(rows[view.scroll :], width, height - 1), fit(row((foot, "dim")), width)]
+    drawn, scroll, most = scrolled(rows, view.scroll, width, height)
+    view = evolve(view, scroll=scroll)
     return PlanPage(rows=drawn, view=view, lines=shown, chosen=chosen, height=height - 1, most_scroll=most)
 
 

@@ -13,7 +13,7 @@ from .rank_figures import FIGURES, MEMORY
 from .rank_map import legend_rows, map_rows
 from .rank_states import FINE, OVER, SILENT, SLOW
 from .rank_table import COLUMNS, columns, ordered, table_head, table_row
-from .sheet import CUT, DOT, Row, beside, block, cut, fit, joined, row, window, wrapped
+from .sheet import CUT, Row, beside, block, clipped, cut, fit, joined, row, scrolled, window, wrapped
 
 # From this width map and details stand side by side; below, from this height, one above the other.
 SIDE_BY_SIDE = 104
@@ -160,10 +160,7 @@ def _side(facts: RankFacts, rank: int, of: int, width: int, height: int) -> list
         rows.insert(1, fit(row((f"the worst of the {of:,} ranks of this cell", "dim")), width))
     if height == 1:  # no room for more than a line: what it is in, and how much of the figure
         return [fit(row(*_line(facts, rank)), width)]
-    if len(rows) > height:
-        more = len(rows) - height + 1
-        rows = [*rows[: height - 1], row((f"{CUT} {more} more lines: enter", "dim"))]
-    return block(rows, width, height)
+    return clipped(rows, width, height)
 
 
 def _line(facts: RankFacts, rank: int) -> list[tuple[str, str]]:
@@ -198,9 +195,6 @@ def _table(facts: RankFacts, view: RankView, head: list[Row], width: int, height
 
 def _full(facts: RankFacts, view: RankView, width: int, height: int) -> RankPage:
     rows = rank_rows(facts.ranks[view.rank], facts, width)
-    most = max(0, len(rows) - (height - 1))
-    view = evolve(view, scroll=min(view.scroll, most))
-    more = len(rows) - view.scroll - (height - 1)
-    foot = "esc: back" + (f"  {DOT} {more} more below" if more > 0 else "")
-    drawn = [*block(rows[view.scroll :], width, height - 1), fit(row((foot, "dim")), width)]
+    drawn, scroll, most = scrolled(rows, view.scroll, width, height)
+    view = evolve(view, scroll=scroll)
     return RankPage(rows=drawn, view=view, rank=view.rank, height=height - 1, most_scroll=most)

@@ -147,3 +147,19 @@ def window(count: int, height: int, top: int, cursor: int) -> int:
 def joined(parts: Iterable[str]) -> str:
     """`a · b · c`, without what is empty."""
     return f" {DOT} ".join(filter(None, parts))
+
+
+def clipped(rows: Sequence[Row], width: int, height: int) -> list[Row]:
+    """A block of the first rows; if that is not all of them, the last one says how many more `enter` shows."""
+    if len(rows) > height:
+        rows = [*rows[: height - 1], row((f"{CUT} {len(rows) - height + 1} more lines: enter", "dim"))]
+    return block(rows, width, height)
+
+
+def scrolled(rows: Sequence[Row], scroll: int, width: int, height: int) -> tuple[list[Row], int, int]:
+    """A page of rows from row `scroll` on, above a line that says how many are below; where it begins, as rows may be
+    fewer now, and where it can begin at most."""
+    most = max(0, len(rows) - (height - 1))
+    scroll = min(scroll, most)
+    foot = "esc: back" + (f"  {DOT} {most - scroll} more below" if scroll < most else "")
+    return [*block(rows[scroll:], width, height - 1), fit(row((foot, "dim")), width)], scroll, most

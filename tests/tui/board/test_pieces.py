@@ -6,11 +6,10 @@ import pytest
 from rich.cells import cell_len
 
 from xtrain.records.start_events import RunStartEvent
-from xtrain.tui.board.head import head
+from xtrain.tui.board.head import head, tabs
 from xtrain.tui.board.keys import Key, app_keys, footer
-from xtrain.tui.board.pieces import Piece, cell, folded, line
+from xtrain.tui.board.pieces import Piece, line
 from xtrain.tui.board.screens import SCREENS, pane_classes
-from xtrain.tui.board.tabs import tabs
 from xtrain.tui.model.alerts import Alert
 from xtrain.tui.model.board import Board
 from xtrain.tui.model.life import Life
@@ -27,21 +26,6 @@ def test_of_pieces_that_do_not_fit_the_lightest_are_left_out():
 
 def test_of_equal_pieces_the_last_goes_first():
     assert line([Piece("one"), Piece("two")], 6).plain == " one"
-
-
-@pytest.mark.parametrize("text", ["short", "猫が好き", "a much longer text", "", "e\u0301te\u0301"])
-@pytest.mark.parametrize("width", [0, 1, 2, 5, 9])
-def test_a_cell_has_its_width(text, width):
-    assert cell_len(cell(text, width)) == width
-    assert cell_len(cell(text, width, right=True)) == width
-
-
-@pytest.mark.parametrize("width", [8, 20, 60])
-def test_folded_text_fits_and_is_whole(width):
-    text = "the loss of a step 猫が好き is averylongwordthatfitsnowhere.\nand another line"
-    lines = folded(text, width)
-    assert all(cell_len(one) <= width for one in lines)
-    assert "".join(lines).replace(" ", "") == text.replace(" ", "").replace("\n", "")
 
 
 @pytest.mark.parametrize("visited", SCREENS)

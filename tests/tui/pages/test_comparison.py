@@ -9,7 +9,7 @@ from made_runs import made_run
 from rich.cells import cell_len
 
 from xtrain.tui.curves.canvas import UNICODE
-from xtrain.tui.model.found_runs import found_runs
+from xtrain.tui.model.find import found_runs
 from xtrain.tui.model.reader import RunReader
 from xtrain.tui.pages.compare_page import Choosing, Item, difference_rows, list_page, run_items, standing_rows
 from xtrain.tui.pages.comparison import (
@@ -152,7 +152,7 @@ def test_runs_below_the_same_folder_are_found(root: Path, tmp_path: Path) -> Non
 
 
 def test_a_search_ends_with_its_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("xtrain.tui.model.found_runs._PATIENCE_SECONDS", -1.0)
+    monkeypatch.setattr("xtrain.tui.model.find._PATIENCE_SECONDS", -1.0)
     assert found_runs(root / "curriculum" / "aaaa") == []
 
 
