@@ -78,7 +78,7 @@ class RunState:
     horizon: HorizonEvent | None = None
     """What the run has said of what was planned in epochs."""
     history: History = field(factory=History)
-    told_step: int = 0
+    event_step: int = 0
     """The last step that an evaluation, a checkpoint and the like came after: logging may be sparse."""
     first_step: int = 0
     """The step with which this start began, whatever restarts and rollbacks there have been since."""
@@ -152,7 +152,7 @@ class RunState:
         """Completed optimizer steps."""
         resumed = self.start.resumed_step if self.start else None
         ended = self.end.step if self.end else None
-        return max(self.history.step or 0, self.told_step, resumed or 0, ended or 0)
+        return max(self.history.step or 0, self.event_step, resumed or 0, ended or 0)
 
     @property
     def progress(self) -> float | None:
@@ -209,16 +209,18 @@ def reduce_all(state: RunState, records: Iterable[Record]) -> RunState:
 def _on_event(state: RunState, event: Event) -> RunState:
     if isinstance(event, _TICKS):
         state = evolve(state, ticks=(*state.ticks, event)[-MAX_TICKS:])
-    if isinstance(event, _AFTER_STEPS) and (event.step or 0) > state.told_step:
-        state = evolve(state, told_step=event.step or 0)
-    if isinstance(event, _HOLD_UP) and (seconds := _held_up(event)) is not None:
+    if isinstance(event, _AFTER_STEPS) and (event.step or 0) > state.event_step:
+        state = evolve(state, event_step=event.step or 0)
+    if isinstance(event, _PAUSE_TRAINING) and (seconds := _blocked_seconds(event)) is not None:
         state = evolve(state, took=MappingProxyType({**state.took, event.node: seconds}))
     change = _CHANGES.get(type(event))
     # An event this version does not know changes nothing; a view may still print it.
     return change(state, event) if change else state
 
 
-def _held_up(event: "GenerateEvent | EvalEvent | CheckpointEvent | ProfileEvent | MemorySnapshotEvent") -> float | None:
+def _blocked_seconds(
+    event: "GenerateEvent | EvalEvent | CheckpointEvent | ProfileEvent | MemorySnapshotEvent",
+) -> float | None:
     """For how many seconds training stood still."""
     beside = event.blocked_seconds if isinstance(event, CheckpointEvent) else None
     return event.seconds if beside is None else beside
@@ -250,7 +252,7 @@ def _rollback(state: RunState, event: RollbackEvent) -> RunState:
         state,
         start=replace(state.start, resumed_step=step) if state.start else None,
         history=state.history.rewound(step),
-        told_step=min(step, state.told_step),
+        event_step=min(step, state.event_step),
         evaluations=MappingProxyType(kept),
         checkpoint=checkpoint,
         num_rollbacks=state.num_rollbacks + 1,
@@ -350,7 +352,7 @@ def _run_end(state: RunState, end: RunEndEvent) -> RunState:
     gone on from is undone by then."""
     state = _of_another_start(state)
     if end.step is not None and end.step < (state.history.step or 0):
-        state = evolve(state, history=state.history.rewound(end.step), told_step=min(end.step, state.told_step))
+        state = evolve(state, history=state.history.rewound(end.step), event_step=min(end.step, state.event_step))
     return evolve(state, end=end)
 
 
@@ -365,7 +367,7 @@ _TICKS = (
     MemorySnapshotEvent,
 )  # fmt: skip
 # Events of what happens between steps, and of a step that has ended.
-_HOLD_UP = (EvalEvent, GenerateEvent, CheckpointEvent, ProfileEvent, MemorySnapshotEvent)
+_PAUSE_TRAINING = (EvalEvent, GenerateEvent, CheckpointEvent, ProfileEvent, MemorySnapshotEvent)
 _AFTER_STEPS = (EvalEvent, GenerateEvent, CheckpointEvent, SkippedEvent, EstimateEvent)
 _CHANGES: dict[type[Event], Callable[[RunState, Any], RunState]] = {
     RunStartEvent: _run_start,

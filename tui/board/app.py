@@ -126,7 +126,7 @@ class BoardApp(App[int]):
         self._drawn_at = 0.0
         self._toasted: set[str] = set()
         self._faulty: set[str] = set()
-        self._read_fault_told = False
+        self._read_fault_shown = False
         self._head, self._tabs, self._keys_line, self._tiny = (
             TextBlock(id=id) for id in ("head", "tabs", "keys", "tiny")
         )
@@ -180,8 +180,8 @@ class BoardApp(App[int]):
         shown then grows old, and nobody else would say so."""
         if self.has_no_screen:
             return
-        if self._reading.faults and not self._read_fault_told:
-            self._read_fault_told = True
+        if self._reading.faults and not self._read_fault_shown:
+            self._read_fault_shown = True
             self.fault = self._reading.fault
             told = f"reading the run failed and is tried again; details are in {self.fault}"
             self.notify(told, title="dashboard error", severity="error", timeout=20, markup=False)

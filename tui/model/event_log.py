@@ -64,17 +64,17 @@ class EventReader:
         self._entries: deque[LogEntry] = deque(maxlen=MAX_ENTRIES)
         self._count = 0
         self._logs = LogReader(directory)
-        self._made = EventLog()
+        self._log = EventLog()
 
     def log(self) -> EventLog:
         """Everything so far, as a value; the same one while nothing is new."""
-        return self._made
+        return self._log
 
     def forget(self) -> None:
         """The run in the directory is another one."""
         self._entries.clear()
         self._count = 0
-        self._make()
+        self._renew()
 
     def take(self, events: Iterable[Event]) -> None:
         """Take in events, in their order."""
@@ -83,19 +83,19 @@ class EventReader:
             self._entries.append(_entry(self._count, event))
             self._count += 1
         if self._count > before:
-            self._make()
+            self._renew()
 
     def look(self, failed: Collection[int] = ()) -> None:
         """Look at the logs, if that was not done just now. failed: ranks whose logs come first."""
         if self._logs.look(failed):
-            self._make()
+            self._renew()
 
-    def _make(self) -> None:
-        self._made = EventLog(
+    def _renew(self) -> None:
+        self._log = EventLog(
             entries=tuple(self._entries),
             logs=self._logs.tails,
             forgotten=self._count - len(self._entries),
-            version=self._made.version + 1,
+            version=self._log.version + 1,
         )
 
 

@@ -76,14 +76,14 @@ class RankReader:
         self._files: list[_RankFile] = []
         self._busy: list[tuple[float, ...]] = []
         self._lines: list[_RankLine | None] = []
-        self._made = Ranks()
+        self._known = Ranks()
         self._passes = {"files": (0, -LOOK_SECONDS), "beats": (0, -LOOK_SECONDS)}
         self._changed = False
         self._old = 0.0
 
     def ranks(self) -> Ranks:
         """What is known, as a value; the same one while nothing is new."""
-        return self._made
+        return self._known
 
     def poll(self, world_size: int, planned: Planned | None, attempt: int, deadline: float) -> None:
         """Look on. attempt: lines of another start are no news of this one. Never raises because of the files."""
@@ -95,7 +95,7 @@ class RankReader:
             self._old = old
         self._go_on("files", self._read_file, deadline)
         if self._changed:
-            self._made = Ranks(world_size=world_size, all=tuple(self._ranks), seconds_old=self._old)
+            self._known = Ranks(world_size=world_size, all=tuple(self._ranks), seconds_old=self._old)
             self._changed = False
 
     def _lay_out(self, world_size: int, planned: Planned | None, attempt: int) -> None:

@@ -103,10 +103,6 @@ class Ranks:
         """Whether it can be told who is slow: not where ranks do not know how long they wait for each other."""
         return any(each.busy_seconds is not None for each in self.all)
 
-    def not_heard_of(self) -> tuple[int, ...]:
-        """The ranks whose line stands still or whose process is gone."""
-        return tuple(each.rank for each in self.all if each.pulse in ("silent", "gone"))
-
 
 def _slow(group: list[OneRank]) -> Iterator[Straggler]:
     if len(group) < 2:

@@ -55,7 +55,7 @@ class RunReader:
         self._waiting: list[tuple[float, Event]] = []
         self._first = True
         self._board = Board(directory=directory, now=time.time(), series=self._series)
-        self._drawn: tuple[object, ...] = ()
+        self._parts: tuple[object, ...] = ()
 
     def poll(self, budget_seconds: float = BUDGET_SECONDS) -> Board:
         """What is known now. Never raises because of the files."""
@@ -68,9 +68,9 @@ class RunReader:
         world_size = (start and start.world_size) or (self._planned.world_size if self._planned else 0)
         self._ranks.poll(world_size, self._planned, self._state.attempt, deadline)
         self._log.look({each.rank for each in self._state.failures if each.rank is not None and not each.lost})
-        return self._made()
+        return self._new_board()
 
-    def _made(self) -> Board:
+    def _new_board(self) -> Board:
         now, ranks = time.time(), self._ranks.ranks()
         life = self._life.look(self._state, ranks, self._newest)
         run = self._begun_again() if life.again else self._state
@@ -88,8 +88,8 @@ class RunReader:
         # The parts are values, the same ones while nothing is new; the series is not.
         drawn = (*map(id, (run, ranks, plan, self._log.log())), self._series.version)
         drawn += (parts["alerts"], life, parts["loading"], parts["damaged"])
-        version = self._board.version + (drawn != self._drawn)
-        self._drawn = drawn
+        version = self._board.version + (drawn != self._parts)
+        self._parts = drawn
         self._board = Board(directory=self.directory, now=now, version=version, series=self._series, **parts)
         return self._board
 

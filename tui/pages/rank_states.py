@@ -229,6 +229,6 @@ def listed(numbers: Sequence[int], most: int = 6) -> str:
     return ", ".join(shown) + (f" and {left:,} more" if left else "")
 
 
-def told_step(rank: OneRank) -> int | None:
+def current_step(rank: OneRank) -> int | None:
     """The step under way on a rank, counted from 1; else the last one it has told numbers of."""
     return rank.beat.step if rank.beat else rank.step

@@ -9,7 +9,7 @@ from ..words import size
 from .rank_facts import RankFacts
 from .rank_figures import COMMUNICATION, DATA, MEMORY, PROGRESS, STEP, WORK, Figure, expected
 from .rank_map import sign
-from .rank_states import FINE, WORDS, told_step
+from .rank_states import FINE, WORDS, current_step
 from .sheet import CURSOR, DOWN, UP, Row, fit, left, restyled, right, row
 
 
@@ -129,7 +129,7 @@ def _cell(rank: OneRank, facts: RankFacts, column: TableColumn) -> str:
         text = rank.beat.node if rank.beat else ""
     else:
         text = rank.beat.host if rank.beat else ""
-    step = told_step(rank)
+    step = current_step(rank)
     if column.key == "node" and text and step is not None:
         text = f"{step:,} {text.removeprefix('step.')}" if step else text
     return left(text, column.wide)
